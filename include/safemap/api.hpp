@@ -1,0 +1,12 @@
+// What every public header needs: the export macro, the version, and the platform the library is for.
+#pragma once
+
+#include <bit>
+#include <climits>
+
+#define SAFEMAP_API __attribute__((visibility("default")))
+
+#define SAFEMAP_VERSION "0.1.0"
+
+static_assert(std::endian::native == std::endian::little && sizeof(void*) == 8 && CHAR_BIT == 8,
+              "safemap is for little-endian 64-bit Linux");

@@ -1,0 +1,116 @@
+// One open for every format: names and lazy tensors.
+#pragma once
+
+#include <safemap/error.hpp>
+#include <safemap/lazy_tensor.hpp>
+#include <safemap/selection.hpp>
+#include <safemap/source.hpp>
+#include <safemap/state_tree.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace safemap {
+
+/// How strictly safetensors headers are read. `compatible` accepts and refuses exactly what the reference
+/// implementation (safetensors 0.8) does. The other two come with the next release and are refused until then.
+enum class Policy : std::uint8_t { compatible, strict, lenient };
+
+/// How view() gets at bytes. `automatic` and `mapped` map files; `copied` never maps: view() throws no_view and
+/// load() reads.
+enum class Access : std::uint8_t { automatic, mapped, copied };
+
+enum class Format : std::uint8_t { safetensors, torch };
+SAFEMAP_API std::string_view name(Format format) noexcept;
+
+struct OpenOptions {
+    // What is allowed.
+    Policy policy = Policy::compatible;
+    Access access = Access::automatic;
+    /// A longer safetensors header is refused; the reference implementation stops here too.
+    std::uint64_t max_header_bytes = 100'000'000;
+
+    // How fast.
+    /// For the headers of many shards; 0: one per core.
+    unsigned threads = 0;
+};
+
+/// A checkpoint that has been opened: every tensor described, none read. Cheap to copy; copies share. All members
+/// are const and may be called from several threads at once. Tensors and views taken from it may outlive it.
+class SAFEMAP_API Checkpoint {
+public:
+    /// Opens a file, a folder, or an index (`*.index.json`). Formats are told by content. In a folder an index goes
+    /// over `model.safetensors` over `pytorch_model.bin`. Reads headers only. Throws the first fault found: see the
+    /// "data is wrong" codes; path_not_found, several_models.
+    static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
+    /// The same over a source of any kind; the format is told by its content.
+    static Checkpoint open(std::shared_ptr<const Source> source, const OpenOptions& options = {});
+
+    Format format() const noexcept;
+    /// The files it consists of, as an index or the file system names them.
+    const std::vector<std::string>& files() const& noexcept;
+    const std::vector<std::string>& files() const&& = delete;
+    /// `__metadata__`: of a single file, its own; of an index, the strings in the index's `metadata`, and what all
+    /// shards agree on. Sorted by key.
+    const std::vector<std::pair<std::string, std::string>>& metadata() const& noexcept;
+    const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;
+    /// Human sentences about what was allowed, skipped or is opaque.
+    const std::vector<std::string>& notes() const& noexcept;
+    const std::vector<std::string>& notes() const&& = delete;
+    /// What a `.pt` holds that is no tensor, or a tensor that safetensors cannot hold.
+    const std::vector<SkippedObject>& skipped() const& noexcept;
+    const std::vector<SkippedObject>& skipped() const&& = delete;
+    /// Tensors with several names: the stored name first. The other names can be looked up too.
+    const std::vector<AliasGroup>& aliases() const& noexcept;
+    const std::vector<AliasGroup>& aliases() const&& = delete;
+
+    /// How many tensors there are, each stored tensor once.
+    std::size_t size() const noexcept;
+    bool empty() const noexcept { return size() == 0; }
+    /// Bytes of all their values.
+    std::uint64_t total_bytes() const noexcept;
+    /// The i-th tensor in the order of the source: safetensors by offset, `.pt` in dictionary order, an index by
+    /// shard file name, then offset.
+    const LazyTensor& tensor(std::size_t i) const& noexcept;
+    const LazyTensor& tensor(std::size_t i) const&& = delete;
+    /// The tensor of that name or alias. Throws tensor_not_found, and names near ones.
+    LazyTensor operator[](std::string_view name) const;
+    LazyTensor operator[](const char* name) const { return (*this)[std::string_view(name)]; }
+    /// The same for a name that may be absent. Constant time.
+    std::optional<LazyTensor> find(std::string_view name) const;
+    /// The tensors that `selection` names, in order.
+    std::vector<LazyTensor> select(const Selection& selection) const;
+
+    /// In the order of tensor(i).
+    const LazyTensor* begin() const& noexcept;
+    const LazyTensor* end() const& noexcept;
+    const LazyTensor* begin() const&& = delete;
+    const LazyTensor* end() const&& = delete;
+
+    /// The nested tree of a `.pt`; null for safetensors.
+    const StateTree* tree() const noexcept;
+
+    /// For verify: what is known of the bytes besides the tensors.
+    struct StoredChecksum {
+        std::shared_ptr<const Source> source;
+        Extent extent;
+        std::uint32_t crc32;
+        std::string record;  ///< "archive/data/0"
+    };
+    const std::vector<StoredChecksum>& checksums() const& noexcept;
+
+private:
+    struct State;
+    explicit Checkpoint(std::shared_ptr<const State> state);
+    std::shared_ptr<const State> state_;
+};
+
+}  // namespace safemap

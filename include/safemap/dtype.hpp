@@ -1,0 +1,89 @@
+// Element types: the 22 of safetensors, and those of PyTorch that safetensors has no name for.
+// The table of names and sizes is lib/tensor/dtype.cpp.
+#pragma once
+
+#include <safemap/api.hpp>
+
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <string_view>
+
+namespace safemap {
+
+/// In the order of the reference implementation's enum (safetensors 0.8, tensor.rs): files are laid out in
+/// this order, descending.
+enum class Dtype : std::uint8_t {
+    boolean,
+    f4,
+    f6_e2m3,
+    f6_e3m2,
+    u8,
+    i8,
+    f8_e5m2,
+    f8_e4m3,
+    f8_e8m0,
+    f8_e4m3fnuz,
+    f8_e5m2fnuz,
+    i16,
+    u16,
+    f16,
+    bf16,
+    i32,
+    u32,
+    f32,
+    c64,
+    f64,
+    i64,
+    u64,
+    // PyTorch's, without a safetensors name: they can be inspected and loaded, not saved.
+    c32,
+    c128,
+    qint8,
+    quint8,
+    qint32,
+    quint4x2,
+    quint2x4,
+    bits8,
+    bits16,
+    bits1x8,
+    bits2x4,
+    bits4x2,
+};
+
+/// How many of the enumerators safetensors has a name for; they come first.
+inline constexpr int safetensors_dtypes = 22;
+
+/// What the bits of an element mean.
+enum class DtypeKind : std::uint8_t { boolean, integer, real, complex, opaque };
+
+/// "BF16"; torch's lower-case name ("complex128") where safetensors has none.
+SAFEMAP_API std::string_view name(Dtype dtype) noexcept;
+/// torch's name, "bfloat16"; the safetensors name where torch has none (F6_E2M3, F6_E3M2).
+SAFEMAP_API std::string_view torch_name(Dtype dtype) noexcept;
+/// Whether safetensors has a name for it.
+constexpr bool in_safetensors(Dtype dtype) noexcept { return static_cast<int>(dtype) < safetensors_dtypes; }
+/// Bits of one element: 4, 6, 8, 16, 32, 64 or 128. F4 and F6 are packed; the packed dtypes of torch
+/// (quint4x2, bits1x8, …) count one stored byte as one element.
+SAFEMAP_API unsigned bits(Dtype dtype) noexcept;
+SAFEMAP_API DtypeKind kind(Dtype dtype) noexcept;
+/// Whether elements are whole bytes.
+inline bool whole_bytes(Dtype dtype) noexcept { return bits(dtype) % 8 == 0; }
+/// Bytes of one element; 0 for F4, F6_E2M3 and F6_E3M2.
+inline unsigned element_size(Dtype dtype) noexcept { return whole_bytes(dtype) ? bits(dtype) / 8 : 0; }
+/// Bytes of what is swapped between byte orders: an element, or half of a complex one. 1 for sub-byte dtypes.
+SAFEMAP_API unsigned swap_size(Dtype dtype) noexcept;
+/// Bytes of `elements`, or nothing where that overflows or does not fill whole bytes.
+SAFEMAP_API std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elements) noexcept;
+
+/// Exactly the names of safetensors headers: "F32". Nothing for anything else.
+SAFEMAP_API std::optional<Dtype> dtype_from_safetensors(std::string_view name) noexcept;
+/// torch's names, with or without "torch.": "bfloat16".
+SAFEMAP_API std::optional<Dtype> dtype_from_torch(std::string_view name) noexcept;
+/// What a person may type: "bf16", "BF16" or "bfloat16".
+SAFEMAP_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
+
+/// Writes name(dtype).
+SAFEMAP_API std::ostream& operator<<(std::ostream& out, Dtype dtype);
+
+}  // namespace safemap

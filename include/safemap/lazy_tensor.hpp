@@ -1,0 +1,144 @@
+// A tensor is a list of pieces of sources, looked at through one strided view. Nothing is read until a value is
+// asked for, and then only the bytes of that value.
+#pragma once
+
+#include <safemap/dtype.hpp>
+#include <safemap/shape.hpp>
+#include <safemap/source.hpp>
+#include <safemap/tensor_view.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace safemap {
+
+/// A region of a tensor: element `start`, and `extent` elements from there along each dimension.
+struct Box {
+    Shape start = {};
+    Shape extent = {};
+};
+
+/// Elements [first, first + count) of the flattened base value, one after the other from byte `offset` of
+/// `source` on.
+struct RunPiece {
+    std::shared_ptr<const Source> source = {};
+    std::uint64_t offset = 0;
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+};
+
+/// The region `place` of the base value. Its first element stands at byte `offset` of `source`; `strides` are
+/// the distances in the source, in elements.
+struct BoxPiece {
+    std::shared_ptr<const Source> source = {};
+    std::uint64_t offset = 0;
+    Box place = {};
+    Strides strides = {};
+};
+
+/// What is stored: a dtype, a shape, and the pieces that hold every element exactly once. Immutable and shared.
+class StoredTensor;
+
+/// Pieces that are all runs, in any order. Throws bad_tensor where they leave elements out or hold one twice,
+/// shape_overflow, partial_byte, and storage_too_short where one reaches past its source.
+SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs);
+/// The commonest case: everything in one run from `offset` on.
+SAFEMAP_API std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape,
+                                                           std::shared_ptr<const Source> source, std::uint64_t offset);
+/// Pieces that are all boxes, in any order, of a dtype of whole bytes. Throws as stored_runs does.
+SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
+
+/// How stored elements become values: what PyTorch's big-endian files and lazy bits ask for, applied in this order.
+struct Decoding {
+    bool byte_swap = false;  ///< elements are stored big-endian
+    bool conj = false;       ///< complex values are stored unconjugated
+    bool neg = false;        ///< values are stored with the other sign
+
+    friend bool operator==(const Decoding&, const Decoding&) = default;
+};
+
+/// What a cast did to the values it passed.
+struct CastCounts {
+    std::uint64_t values = 0;      ///< cast in all
+    std::uint64_t overflowed = 0;  ///< finite before, and beyond the range of the new dtype
+    std::uint64_t non_finite = 0;  ///< NaN or infinite before the cast
+
+    CastCounts& operator+=(const CastCounts& other) noexcept;
+};
+
+/// A named tensor of which nothing has been read. Cheap to copy; copies share the pieces and keep the sources
+/// open. Const members may be called from several threads at once.
+class SAFEMAP_API LazyTensor {
+public:
+    /// The whole of `stored`, row-major.
+    LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding = {});
+    /// `stored` through `view`, whose offset and strides count elements of the flattened base. Throws bad_tensor
+    /// where the view reaches outside the base.
+    LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, StridedView view, Decoding decoding = {});
+
+    const std::string& name() const& noexcept { return name_; }
+    std::string name() && noexcept { return std::move(name_); }
+    /// Of the value: after a cast, the dtype cast to.
+    Dtype dtype() const noexcept { return dtype_; }
+    const Shape& shape() const& noexcept { return view_->shape; }
+    Shape shape() const&& noexcept { return view_->shape; }
+    std::uint64_t element_count() const noexcept;
+    /// Bytes of the value.
+    std::uint64_t nbytes() const noexcept;
+
+    /// The same tensor under another name.
+    LazyTensor renamed(std::string name) const;
+    /// The value cast to `dtype` when it is read: between F64, F32, F16, BF16 and the F8 dtypes, to the nearest,
+    /// ties to even; NaN stays NaN. Throws unsupported_cast for anything else but the dtype it has.
+    LazyTensor cast(Dtype dtype) const;
+    /// A part of it, with Python's meaning of every index. Reads nothing and copies nothing; reading the part
+    /// reads only its bytes. Throws as safemap::slice does, and partial_byte_slice.
+    LazyTensor slice(std::span<const Slice> slices) const;
+    LazyTensor slice(std::initializer_list<Slice> slices) const {
+        return slice(std::span<const Slice>(slices.begin(), slices.size()));
+    }
+
+    /// The value without a copy. The view shares the mapping and may outlive this tensor and its checkpoint.
+    /// A program that truncates the file under a view turns the next touch into SIGBUS, and what it writes shows:
+    /// use load() where files are not your own. Throws no_view where the value is cast, swapped, in several
+    /// pieces, or in a source without addresses; as read() does where mapping fails.
+    TensorView view() const;
+    /// The value, contiguous, in memory of its own aligned to 64 bytes. Throws as read() does.
+    TensorView load() const;
+
+    /// Fills `into` with the bytes [offset, offset + into.size()) of the row-major value. Throws
+    /// index_out_of_range for a range outside the value, invalid_argument for one that cuts an element, and what
+    /// the sources throw.
+    void read(std::uint64_t offset, std::span<std::byte> into) const;
+    /// Fills `into` with the region `box` of the value, row-major; `into` has just its size.
+    void read(const Box& box, std::span<std::byte> into) const;
+
+    /// Where the value stands as it is: row-major, one run, no cast, no decoding.
+    struct Placement {
+        std::shared_ptr<const Source> source;
+        Extent extent;
+    };
+    std::optional<Placement> placement() const;
+    /// How many pieces the value is in.
+    std::size_t piece_count() const noexcept;
+
+    /// For those who build on it: what is stored, and how it is looked at.
+    const std::shared_ptr<const StoredTensor>& stored() const noexcept { return stored_; }
+    const StridedView& strided_view() const noexcept { return *view_; }
+    const Decoding& decoding() const noexcept { return decoding_; }
+
+private:
+    std::string name_;
+    std::shared_ptr<const StoredTensor> stored_;
+    std::shared_ptr<const StridedView> view_;
+    Decoding decoding_;
+    Dtype dtype_;
+};
+
+}  // namespace safemap

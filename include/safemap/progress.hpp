@@ -1,0 +1,27 @@
+// How long work says how far it is, and how it is stopped.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <stop_token>
+#include <string_view>
+
+namespace safemap {
+
+/// A moment of a bulk operation.
+struct Progress {
+    std::string_view stage;           ///< "converting", "loading", "verifying"; valid during the call
+    std::uint64_t bytes_done = 0;     ///< bytes of tensor data finished
+    std::uint64_t bytes_total = 0;    ///< bytes of tensor data in all
+};
+
+/// How a bulk operation is watched and stopped. Both parts may be left out.
+struct Monitor {
+    /// Called on the thread that called the operation, at most ten times a second and once at the end.
+    /// Returning false cancels: the operation undoes what it began and throws Errc::cancelled.
+    std::function<bool(const Progress&)> on_progress = {};
+    /// A stop request cancels likewise, within one block of work.
+    std::stop_token stop = {};
+};
+
+}  // namespace safemap

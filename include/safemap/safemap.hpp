@@ -1,0 +1,21 @@
+// All of safemap.
+#pragma once
+
+#include <safemap/api.hpp>
+#include <safemap/bytes.hpp>
+#include <safemap/checkpoint.hpp>
+#include <safemap/device.hpp>
+#include <safemap/dtype.hpp>
+#include <safemap/error.hpp>
+#include <safemap/file.hpp>
+#include <safemap/float_types.hpp>
+#include <safemap/lazy_tensor.hpp>
+#include <safemap/progress.hpp>
+#include <safemap/save.hpp>
+#include <safemap/selection.hpp>
+#include <safemap/shape.hpp>
+#include <safemap/source.hpp>
+#include <safemap/state_tree.hpp>
+#include <safemap/tensor_view.hpp>
+#include <safemap/uploader.hpp>
+#include <safemap/verify.hpp>

@@ -1,0 +1,68 @@
+// Writes checkpoints: laid out first, written in parallel, visible all at once.
+#pragma once
+
+#include <safemap/checkpoint.hpp>
+#include <safemap/progress.hpp>
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace safemap {
+
+struct SaveOptions {
+    // What is written.
+    /// Casts every F64, F32, F16, BF16 and F8 tensor; others stay. Nothing: dtypes stay.
+    std::optional<Dtype> dtype = std::nullopt;
+    /// Tensors that `dtype` leaves alone.
+    std::optional<Selection> keep_dtype = std::nullopt;
+    /// Bytes of tensors in one shard at most; a larger tensor has a shard of its own. huggingface_hub's default.
+    std::uint64_t max_shard_size = 5'000'000'000;
+    /// Written to `__metadata__` of a single file, or to the index's `metadata`; "format": "pt" is added to each
+    /// file.
+    std::map<std::string, std::string> metadata = {};
+    /// The data of each file begins at a multiple of this: 8, 64, 256 or 4096.
+    std::uint32_t alignment = 8;
+
+    // How.
+    Monitor monitor = {};
+    unsigned threads = 0;    ///< workers; 0: two, which is where writing stops gaining
+    bool plan_only = false;  ///< lays out and reports; touches no file
+};
+
+struct CastReport {
+    Dtype from = {};
+    Dtype to = {};
+    std::uint64_t tensors = 0;
+    CastCounts counts = {};
+};
+
+struct SaveReport {
+    std::vector<std::string> files;  ///< as OUT names them; the index last
+    std::uint64_t tensors = 0;       ///< written
+    std::uint64_t bytes_read = 0;    ///< tensor bytes read from the sources
+    std::uint64_t bytes_written = 0; ///< bytes of all files
+    std::vector<CastReport> casts;
+    std::vector<SkippedObject> skipped;  ///< tensors of dtypes that safetensors has no name for
+};
+
+/// Writes `tensors` to `out`: one file where `out` ends in ".safetensors", else a folder of shards named and split
+/// as huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index).
+/// Tensors are split in the order given and ordered inside each file as the reference implementation sorts them, so
+/// the same input gives the same bytes.
+///
+/// All or nothing: files are filled in a hidden sibling, fsynced, and appear by one rename. Space is allocated
+/// first. Memory is a few fixed buffers whatever the size of a tensor. `out` must not exist yet.
+///
+/// Throws already_exists, name_collision, no_space, permission_denied, busy (another process is saving to `out`),
+/// cancelled, and what reading throws; after any of these nothing is left of it.
+SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
+                            const SaveOptions& options = {});
+/// The tensors of a checkpoint, its metadata, and `__metadata__[alias] = stored name` for tied tensors.
+SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint,
+                            const SaveOptions& options = {});
+
+}  // namespace safemap

@@ -1,0 +1,142 @@
+// Shapes, strides and slices.
+#pragma once
+
+#include <safemap/api.hpp>
+
+#include <algorithm>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <iosfwd>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace safemap {
+
+/// A short list of numbers, one for each dimension: up to eight in place, more on the heap.
+template <class T>
+class Dims {
+public:
+    static constexpr std::size_t in_place = 8;
+
+    Dims() noexcept = default;
+    Dims(std::initializer_list<T> values) : Dims(std::span<const T>(values.begin(), values.size())) {}
+    explicit Dims(std::span<const T> values) { assign(values); }
+    /// `count` times `value`.
+    Dims(std::size_t count, T value) {
+        resize(count);
+        std::fill(begin(), end(), value);
+    }
+    Dims(const Dims& other) { assign(other); }
+    Dims(Dims&& other) noexcept { swap(other); }
+    Dims& operator=(const Dims& other) {
+        if (this != &other) assign(other);
+        return *this;
+    }
+    Dims& operator=(Dims&& other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Dims() = default;
+
+    std::size_t size() const noexcept { return size_; }
+    bool empty() const noexcept { return size_ == 0; }
+    T* data() noexcept { return heap_ ? heap_.get() : in_place_; }
+    const T* data() const noexcept { return heap_ ? heap_.get() : in_place_; }
+    T* begin() noexcept { return data(); }
+    T* end() noexcept { return data() + size_; }
+    const T* begin() const noexcept { return data(); }
+    const T* end() const noexcept { return data() + size_; }
+    T& operator[](std::size_t i) noexcept { return data()[i]; }
+    const T& operator[](std::size_t i) const noexcept { return data()[i]; }
+    T& back() noexcept { return data()[size_ - 1]; }
+    const T& back() const noexcept { return data()[size_ - 1]; }
+    operator std::span<const T>() const noexcept { return {data(), size_}; }
+
+    void push_back(T value) {
+        resize(size_ + 1);
+        data()[size_ - 1] = value;
+    }
+
+    friend bool operator==(const Dims& a, const Dims& b) noexcept {
+        return std::equal(a.begin(), a.end(), b.begin(), b.end());
+    }
+
+private:
+    void assign(std::span<const T> values) {
+        resize(values.size());
+        std::copy(values.begin(), values.end(), data());
+    }
+    void resize(std::size_t count) {
+        if (count > capacity_) {
+            const std::size_t capacity = std::max(count, capacity_ * 2);
+            auto grown = std::make_unique<T[]>(capacity);
+            std::copy(begin(), end(), grown.get());
+            heap_ = std::move(grown);
+            capacity_ = capacity;
+        }
+        size_ = count;
+    }
+    void swap(Dims& other) noexcept {
+        std::swap_ranges(in_place_, in_place_ + in_place, other.in_place_);
+        std::swap(heap_, other.heap_);
+        std::swap(size_, other.size_);
+        std::swap(capacity_, other.capacity_);
+    }
+
+    T in_place_[in_place] = {};
+    std::unique_ptr<T[]> heap_;
+    std::size_t size_ = 0;
+    std::size_t capacity_ = in_place;
+};
+
+/// Elements along each dimension; empty for a 0-d tensor.
+using Shape = Dims<std::uint64_t>;
+/// Elements from one index to the next along each dimension; may be zero or negative.
+using Strides = Dims<std::int64_t>;
+
+/// The product of the dimensions, 1 for a 0-d shape; nothing where it overflows 64 bits. Multiplies from the
+/// first dimension on, as the reference does: [2^40, 2^40, 0] overflows, [0, 2^40, 2^40] is 0.
+SAFEMAP_API std::optional<std::uint64_t> element_count(const Shape& shape) noexcept;
+/// Strides of a contiguous row-major tensor. The shape's element_count must exist.
+SAFEMAP_API Strides row_major(const Shape& shape);
+/// Whether the elements stand one after the other in row-major order; dimensions of one element do not matter,
+/// and a tensor without elements is contiguous.
+SAFEMAP_API bool is_contiguous(const Shape& shape, const Strides& strides) noexcept;
+
+/// One index of a slice, with Python's meaning: `start:stop:step`, an integer that removes the dimension, or
+/// `...`. Negative numbers count from the end; a range is clipped to the dimension, an integer is not.
+struct Slice {
+    enum class Kind : std::uint8_t { range, index, ellipsis };
+
+    std::optional<std::int64_t> start = std::nullopt;
+    std::optional<std::int64_t> stop = std::nullopt;
+    std::int64_t step = 1;  ///< not 0; negative walks backwards
+    Kind kind = Kind::range;
+
+    /// The integer index i.
+    static Slice at(std::int64_t i) noexcept { return {.start = i, .kind = Kind::index}; }
+    /// As many full ranges as are missing; at most once.
+    static Slice ellipsis() noexcept { return {.kind = Kind::ellipsis}; }
+};
+
+/// A strided look at a sequence of elements: element (i, j, …) is number offset + i·strides[0] + j·strides[1] + …
+struct StridedView {
+    Shape shape = {};
+    Strides strides = {};
+    std::int64_t offset = 0;
+};
+
+/// The view that `slices` cut out of `view`; dimensions without a slice are whole.
+/// Throws too_many_indices, index_out_of_range, invalid_argument (step 0).
+SAFEMAP_API StridedView slice(const StridedView& view, std::span<const Slice> slices);
+
+/// "[2, 3]".
+SAFEMAP_API std::string to_string(const Shape& shape);
+SAFEMAP_API std::ostream& operator<<(std::ostream& out, const Shape& shape);
+
+}  // namespace safemap

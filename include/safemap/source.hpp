@@ -1,0 +1,76 @@
+// Where bytes come from. A Source is a range of bytes that can be read at any place; a Folder is a set of
+// named Sources. Readers work through these two and open nothing themselves, so a checkpoint can lie in files,
+// in memory, or wherever a caller's callback finds it.
+#pragma once
+
+#include <safemap/api.hpp>
+#include <safemap/bytes.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace safemap {
+
+/// Bytes, and whatever keeps them alive. Copying shares.
+struct SharedBytes {
+    std::span<const std::byte> bytes = {};
+    std::shared_ptr<const void> owner = {};
+};
+
+/// A sequence of bytes of fixed size. All members may be called from several threads at once.
+class SAFEMAP_API Source {
+public:
+    virtual ~Source() = default;
+    Source() = default;
+    Source(const Source&) = delete;
+    Source& operator=(const Source&) = delete;
+
+    /// What an error message calls it: the path of a file.
+    virtual const std::string& name() const noexcept = 0;
+    /// In bytes.
+    virtual std::uint64_t size() const noexcept = 0;
+    /// Fills `into` with the bytes from `offset` on, all of it or an Error: file_truncated where the range is
+    /// not inside size(), file_changed where the file shrank since, io_error where reading fails.
+    virtual void read_at(std::uint64_t offset, std::span<std::byte> into) const = 0;
+    /// The bytes of `extent` without copying them, or nothing where this kind of source has no addresses.
+    /// Throws as read_at does. What another process does to a mapped file shows in these bytes, and
+    /// truncating it under them is a SIGBUS: bulk work reads, it does not map.
+    virtual std::optional<SharedBytes> map(Extent extent) const;
+    /// For files: a descriptor that pread accepts, with this source's byte 0 at the file's byte 0; else -1.
+    /// Borrowed. Lets a device read straight into its own memory.
+    virtual int descriptor() const noexcept { return -1; }
+};
+
+/// A set of files. All members may be called from several threads at once.
+class SAFEMAP_API Folder {
+public:
+    virtual ~Folder() = default;
+    Folder() = default;
+    Folder(const Folder&) = delete;
+    Folder& operator=(const Folder&) = delete;
+
+    /// What an error message calls it.
+    virtual const std::string& name() const noexcept = 0;
+    /// The names of the files in it, sorted, without those in folders below it.
+    virtual std::vector<std::string> list() const = 0;
+    /// Opens a file by its name in the folder; relative paths below it are allowed. Nothing where there is no
+    /// such file; throws shard_outside_folder for absolute names and for names with a `..` in them.
+    virtual std::shared_ptr<const Source> open(std::string_view file) const = 0;
+};
+
+/// A source over memory that somebody owns; `owner` is kept as long as the source or a view lives.
+SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes);
+/// A source that owns a copy-free vector.
+SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::byte> bytes);
+/// A source that asks `read(offset, into)` for its bytes. The function must fill all of `into` or throw, and
+/// may be called from several threads at once; ranges are checked before it is called.
+SAFEMAP_API std::shared_ptr<const Source> callback_source(
+    std::string name, std::uint64_t size, std::function<void(std::uint64_t, std::span<std::byte>)> read);
+
+}  // namespace safemap

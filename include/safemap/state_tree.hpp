@@ -1,0 +1,91 @@
+// The nested state dict: what torch.save saved, as data. Leaves are tensors of which nothing has been read.
+#pragma once
+
+#include <safemap/lazy_tensor.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace safemap {
+
+/// A tree (with sharing: two places may hold the same node, and cycles are possible) of Python's values.
+/// Nodes live in one array and refer to each other by number. Building is for one thread; reading for many.
+class SAFEMAP_API StateTree {
+public:
+    using NodeId = std::uint32_t;
+
+    struct None {};
+    struct BigInt { std::string decimal; };                         ///< an integer beyond 64 bits
+    struct Bytes { std::string bytes; bool mutable_array = false; };
+    struct Complex { double real; double imag; };
+    struct Sequence {
+        enum class Kind : std::uint8_t { list, tuple, set, frozenset, size } kind;  ///< size: torch.Size
+        std::vector<NodeId> items = {};
+    };
+    struct Dict {
+        bool ordered = false;                                        ///< collections.OrderedDict
+        std::vector<std::pair<NodeId, NodeId>> items = {};           ///< in insertion order; keys are nodes
+        std::vector<std::pair<std::string, NodeId>> attributes = {}; ///< `_metadata` of a module's state dict
+    };
+    struct Constant {
+        enum class Kind : std::uint8_t { dtype, device, layout, other } kind;
+        std::string text;                                            ///< "float32", "cuda:0"
+    };
+    struct Tensor {
+        LazyTensor tensor;
+        bool parameter = false;
+        bool requires_grad = false;
+    };
+    /// An object of a class that safemap does not know, or a tensor that safetensors cannot hold. Never built,
+    /// never called.
+    struct Opaque {
+        std::string type;   ///< "argparse.Namespace"
+        std::string why;    ///< a sentence for the report
+        std::vector<std::pair<std::string, NodeId>> children = {};  ///< what was found inside, by attribute or place
+    };
+    using Node = std::variant<None, bool, std::int64_t, BigInt, double, Complex, std::string, Bytes, Sequence, Dict,
+                              Constant, Tensor, Opaque>;
+
+    NodeId add(Node node);
+    const Node& operator[](NodeId id) const { return nodes_[id]; }
+    Node& operator[](NodeId id) { return nodes_[id]; }
+    std::size_t size() const noexcept { return nodes_.size(); }
+
+    NodeId root() const noexcept { return root_; }
+    void set_root(NodeId id) noexcept { root_ = id; }
+
+private:
+    std::vector<Node> nodes_;
+    NodeId root_ = 0;
+};
+
+/// A tensor's other names: the stored name first.
+using AliasGroup = std::vector<std::string>;
+
+/// What flatten found that is no tensor.
+struct SkippedObject {
+    std::string name;  ///< its path
+    std::string type;  ///< its class
+    std::string why;
+};
+
+/// A tree as names and tensors.
+struct FlatState {
+    std::vector<LazyTensor> tensors;       ///< in the order of the tree, each stored tensor once
+    std::vector<AliasGroup> aliases;       ///< tied tensors: same object, or equal storage, offset, shape, strides
+    std::vector<SkippedObject> skipped;    ///< opaque objects
+    std::vector<std::string> notes;        ///< human sentences: what is not kept
+    bool verbatim = false;                 ///< the root was a flat dict of tensors, and names are its keys
+};
+
+/// Names for the tensors of a tree. A flat dict or OrderedDict of tensors (string keys, none empty or
+/// `__metadata__`) keeps its keys as they are. Otherwise a name is the path, RFC 6901-escaped, without the leading
+/// slash: `optimizer/state/0/exp_avg`; docs/format.md has the grammar. Linear in the size of the tree, however deep;
+/// a container that occurs again is not walked again but noted.
+SAFEMAP_API FlatState flatten(const StateTree& tree);
+
+}  // namespace safemap

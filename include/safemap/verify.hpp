@@ -1,0 +1,30 @@
+// Every fault of a checkpoint, not only the first.
+#pragma once
+
+#include <safemap/checkpoint.hpp>
+#include <safemap/progress.hpp>
+
+namespace safemap {
+
+struct VerifyReport {
+    std::uint64_t tensors = 0;
+    std::uint64_t bytes = 0;          ///< of tensor values
+    std::uint64_t checked_bytes = 0;  ///< compared with a stored checksum
+    std::vector<Error> faults;        ///< in the order found; empty when all is well
+    std::vector<std::string> notes;
+
+    bool ok() const noexcept { return faults.empty(); }
+};
+
+struct VerifyOptions {
+    OpenOptions open = {};
+    Monitor monitor = {};
+    unsigned threads = 0;  ///< 0: one per core
+};
+
+/// Checks everything there is to check: headers, indexes and directories as open() does, but collecting; that every
+/// byte of every file can be read; stored checksums (CRC-32 of zip records). Throws only for calls that are wrong
+/// and for faults of the system.
+SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
+
+}  // namespace safemap

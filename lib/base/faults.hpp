@@ -1,0 +1,33 @@
+// Where validators put what they find: open() throws at the first fault, verify() collects them all.
+#pragma once
+
+#include <safemap/error.hpp>
+
+#include <utility>
+#include <vector>
+
+namespace safemap {
+
+class FaultSink {
+public:
+    virtual ~FaultSink() = default;
+    /// May throw `error`; where it returns, the validator goes on with what still makes sense.
+    virtual void fault(Error error) = 0;
+};
+
+class ThrowFirst final : public FaultSink {
+public:
+    [[noreturn]] void fault(Error error) override { throw std::move(error); }
+};
+
+class CollectFaults final : public FaultSink {
+public:
+    void fault(Error error) override { faults_.push_back(std::move(error)); }
+    const std::vector<Error>& faults() const& noexcept { return faults_; }
+    std::vector<Error> take() { return std::move(faults_); }
+
+private:
+    std::vector<Error> faults_;
+};
+
+}  // namespace safemap

@@ -1,0 +1,19 @@
+// Small things about text that several layers need.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace safemap {
+
+/// Whether `text` is UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+bool is_utf8(std::string_view text) noexcept;
+/// For messages: control characters and bytes that are no UTF-8 escaped, at most `limit` bytes and then "…".
+std::string printable(std::string_view text, std::size_t limit = 200);
+/// "'name'", printable.
+std::string quoted(std::string_view text);
+/// "1234 bytes", "1 byte".
+std::string bytes_text(std::uint64_t count);
+
+}  // namespace safemap

@@ -1,0 +1,35 @@
+// Answers the one question asked of a tensor: fill this box of your value into this buffer.
+#pragma once
+
+#include <safemap/lazy_tensor.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace safemap {
+
+/// Reads values of any LazyTensor through fixed buffers (at most 2 MiB, allocated when first needed). One for each
+/// worker thread; it may be used for one tensor after another.
+class Gatherer {
+public:
+    Gatherer();
+    ~Gatherer();
+    Gatherer(Gatherer&&) noexcept;
+    Gatherer& operator=(Gatherer&&) noexcept;
+
+    /// Fills `out` with the region, row-major. `out` has exactly the region's size.
+    void fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out);
+    /// Fills `out` with the bytes [offset, offset + out.size()) of the row-major value.
+    void fill(const LazyTensor& tensor, std::uint64_t offset, std::span<std::byte> out);
+
+    /// What casts did since the last call.
+    CastCounts take_counts() noexcept;
+
+private:
+    class Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace safemap

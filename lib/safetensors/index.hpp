@@ -1,0 +1,33 @@
+// `model.safetensors.index.json`, both ways. PyTorch's `pytorch_model.bin.index.json` has the same form.
+#pragma once
+
+#include "base/faults.hpp"
+
+#include <safemap/source.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace safemap::safetensors {
+
+struct Index {
+    std::optional<std::uint64_t> total_size;
+    std::vector<std::pair<std::string, std::string>> metadata;    ///< the string members of `metadata`, sorted
+    std::vector<std::pair<std::string, std::string>> weight_map;  ///< tensor → shard, in file order
+};
+
+/// Reads an index. index_not_json, index_bad_field; shard_outside_folder for a shard name that is absolute, has a
+/// `..` or a drive or backslash in it.
+Index read_index(const Source& source, FaultSink& faults);
+
+/// The index as huggingface_hub 2.x writes it: two spaces, `metadata` (total_size, then the caller's in order),
+/// `weight_map` in the order given, non-ASCII as \uXXXX, no newline at the end.
+std::string write_index(std::uint64_t total_size, std::span<const std::pair<std::string, std::string>> metadata,
+                        std::span<const std::pair<std::string_view, std::string_view>> weight_map);
+
+}  // namespace safemap::safetensors

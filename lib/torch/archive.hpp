@@ -1,0 +1,35 @@
+// A file of torch.save (zip, torch 1.6 and later) as a StateTree. Reads the zip directory, the local headers and
+// data.pkl; reads no tensor byte, executes nothing.
+#pragma once
+
+#include "base/faults.hpp"
+
+#include <safemap/source.hpp>
+#include <safemap/state_tree.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace safemap::torch {
+
+struct Archive {
+    StateTree tree;
+    std::vector<std::string> notes;  ///< human sentences: opaque classes, calls that were not made, trailing bytes
+
+    /// For verify: the CRC-32 of each record.
+    struct Record {
+        std::string name;
+        std::shared_ptr<const Source> source;  ///< uncompressed
+        Extent extent;                         ///< in `source`
+        std::uint32_t crc32 = 0;
+    };
+    std::vector<Record> records;
+};
+
+/// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults. A tensor with a
+/// fault is left out where `faults` returns.
+Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults);
+
+}  // namespace safemap::torch
