@@ -280,7 +280,7 @@ TEST_CASE("blocks cover every element once, within their size, whatever the tens
         CAPTURE(round);
         const Described t = random_tensor(random, 12);
         const LazyTensor tensor = lazy(t);
-        const std::uint64_t most = 64 + below(random, 400);
+        const std::uint64_t most = 64 + below(random, 100);
         const Blocks blocks(tensor, most);
         std::vector<int> covered(tensor.nbytes());
         tiled += blocks.ranges() ? 0 : 1;
