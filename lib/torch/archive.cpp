@@ -1,4 +1,4 @@
-// The zip of torch.save: which record is what. Tested by tests/torch/archive_test.cpp.
+// The zip of torch.save: which record is what. Tested by tests/torch/rebuild_test.cpp and fixtures_test.cpp.
 #include "torch/archive.hpp"
 
 #include "base/text.hpp"
