@@ -114,8 +114,7 @@ constexpr bool special(unsigned char byte, Charset charset) {
 
 Value parse(std::string_view text, Errc code) {
     dom::parser parser;
-    // simdjson counts one level more than there are containers.
-    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth + 1);
+    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth);
     dom::element root;
     if (!error) error = parser.parse(text.data(), text.size()).get(root);
     if (error) throw Error(code, "not JSON: " + std::string(simdjson::error_message(error)));
