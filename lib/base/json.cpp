@@ -45,7 +45,10 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-Value copy(const dom::element& element) {
+/// `depth` counts the containers that the element stands in.
+Value copy(const dom::element& element, unsigned depth, Errc code) {
+    if (depth == max_depth && (element.is_array() || element.is_object()))
+        throw Error(code, "not JSON: more than 127 arrays and objects within each other");
     switch (element.type()) {
         case dom::element_type::NULL_VALUE: return Value(std::monostate{});
         case dom::element_type::BOOL: return Value(element.get_bool().value_unsafe());
@@ -61,14 +64,14 @@ Value copy(const dom::element& element) {
         case dom::element_type::ARRAY: {
             Value::Array items;
             const dom::array array = element.get_array().value_unsafe();
-            for (const dom::element item : array) items.push_back(copy(item));
+            for (const dom::element item : array) items.push_back(copy(item, depth + 1, code));
             return Value(std::move(items));
         }
         case dom::element_type::OBJECT: {
             Value::Object members;
             const dom::object object = element.get_object().value_unsafe();
             for (const dom::key_value_pair member : object)
-                members.push_back({std::string(member.key), copy(member.value)});
+                members.push_back({std::string(member.key), copy(member.value, depth + 1, code)});
             return Value(std::move(members));
         }
     }
@@ -114,11 +117,12 @@ constexpr bool special(unsigned char byte, Charset charset) {
 
 Value parse(std::string_view text, Errc code) {
     dom::parser parser;
-    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth);
+    // simdjson does not count empty containers, so copy() does.
+    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth + 2);
     dom::element root;
     if (!error) error = parser.parse(text.data(), text.size()).get(root);
     if (error) throw Error(code, "not JSON: " + std::string(simdjson::error_message(error)));
-    return copy(root);
+    return copy(root, 0, code);
 }
 
 void append_string(std::string& out, std::string_view text, Charset charset) {
