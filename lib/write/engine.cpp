@@ -29,6 +29,9 @@ constexpr unsigned most_workers = 8;  // which leaves each a block of 2 MiB
 // A strided tensor above this is never cut by the end of a block: each part would read most of the whole.
 constexpr std::uint64_t small_strided = 64_KiB;
 
+// Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes and more.
+constexpr std::uint64_t page = 4_KiB;
+
 constexpr std::chrono::milliseconds progress_interval{100};
 
 /// Tells the caller how far the work is, and hears from it that it should stop.
@@ -89,7 +92,7 @@ public:
         : tensors_(tensors),
           layout_(layout),
           workers_(std::min(threads == 0 ? default_workers : threads, most_workers)),
-          block_(std::min(largest_block, all_buffers / workers_.size() - gatherer_buffers)),
+          block_(std::min(largest_block, (all_buffers / workers_.size() - gatherer_buffers) / page * page)),
           files_(layout.files.size()),
           watch_(monitor, layout.data_bytes) {
         for (std::uint32_t i = 0; i < files_.size(); ++i) plan(i);
