@@ -83,15 +83,6 @@ constexpr Signature signatures[] = {
     {0, "PK\x05\x06"sv, "a zip without records", ""},
 };
 
-/// The names in the directory of a zip stand at its end; constants.pkl is among the last of them.
-bool is_torchscript(const Source& source) {
-    constexpr std::uint64_t tail = 256 << 10;
-    const std::uint64_t begin = source.size() > tail ? source.size() - tail : 0;
-    const std::string bytes = read_range(source, begin, tail);
-    const std::size_t directory = bytes.find("PK\x01\x02");
-    return directory != std::string::npos && bytes.find("/constants.pkl", directory) != std::string::npos;
-}
-
 /// The name in the first local header.
 std::string_view first_record(std::string_view head) {
     std::uint16_t size = 0;
@@ -100,11 +91,8 @@ std::string_view first_record(std::string_view head) {
     return head.substr(30, size);
 }
 
-Sniffed sniff_zip(const Source& source, std::string_view head) {
+Sniffed sniff_zip(std::string_view head) {
     if (first_record(head).ends_with(".npy")) return {Content::unknown, "a NumPy archive (.npz)"};
-    if (is_torchscript(source))
-        return {Content::unknown, "a TorchScript archive",
-                "torch.save(torch.jit.load(FILE).state_dict(), NEW) writes a file that can be read"};
     return {Content::zip};
 }
 
@@ -133,7 +121,7 @@ Sniffed sniff(const Source& source) {
     const std::string head = read_range(source, 0, 512);
     if (head.empty()) return {Content::unknown, "an empty file", "a download or a copy may not have finished"};
     if (is_safetensors(source, head)) return {Content::safetensors};
-    if (head.starts_with("PK\x03\x04")) return sniff_zip(source, head);
+    if (head.starts_with("PK\x03\x04")) return sniff_zip(head);
     for (const Signature& signature : signatures)
         if (std::string_view(head).substr(std::min(signature.offset, head.size())).starts_with(signature.bytes))
             return {Content::unknown, std::string(signature.looks_like), std::string(signature.hint)};

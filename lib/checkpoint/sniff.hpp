@@ -17,7 +17,7 @@ struct Sniffed {
     std::string hint = {};
 };
 
-/// Looks at the first bytes, and at the last of a zip. A header length inside the file and a `{` behind it (after
+/// Looks at the first bytes only. A header length inside the file and a `{` behind it (after
 /// whitespace) are safetensors before anything else is tried.
 Sniffed sniff(const Source& source);
 

@@ -95,7 +95,6 @@ public:
         // In the order of the file, whichever worker was first.
         for (Finding& finding : found_) {
             if (finding.fault) report_.faults.push_back(std::move(*finding.fault));
-            if (!finding.note.empty()) report_.notes.push_back(std::move(finding.note));
             report_.checked_bytes += finding.checked;
         }
     }
@@ -103,7 +102,6 @@ public:
 private:
     struct Finding {
         std::optional<Error> fault = {};
-        std::string note = {};
         std::uint64_t checked = 0;
     };
 
@@ -137,11 +135,6 @@ private:
 
     static void compare(const Stretch& stretch, std::uint32_t crc, Finding& finding) {
         const Checkpoint::StoredChecksum& stored = *stretch.checksum;
-        if (crc != 0 && stored.crc32 == 0) {
-            // torch.serialization.set_crc32_options(False) leaves it out.
-            finding.note = stored.record + " has no checksum";
-            return;
-        }
         finding.checked = stretch.extent.size;
         if (crc == stored.crc32) return;
         finding.fault = Error(Errc::checksum_mismatch, "record " + safemap::quoted(stored.record) + ": the data has CRC-32 " + hex(crc) +

@@ -98,6 +98,7 @@ TEST_CASE("checksums of records are compared, and one that was left out is noted
         records[3].zero_crc = true;
         const auto report = verify(dir.write("m.pt", forge::zip(records)));
         CHECK(report.ok());
-        CHECK(std::find(report.notes.begin(), report.notes.end(), "archive/data/1 has no checksum") != report.notes.end());
+        REQUIRE(report.notes.size() == 1);
+        CHECK(report.notes[0].find("1 record has no checksum") == 0);
     }
 }
