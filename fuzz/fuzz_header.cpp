@@ -1,0 +1,70 @@
+// Headers: what is read lies inside the file, and what is written from it is read as the same again.
+#include "safetensors/header.hpp"
+
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace safemap;
+
+constexpr std::uint64_t limit = 100'000'000;
+
+void require(bool holds) {
+    if (!holds) std::abort();
+}
+
+safetensors::Header read(std::vector<std::byte> file, FaultSink& faults) {
+    return safetensors::read_header(*memory_source("fuzzed", std::move(file)), safetensors::Rules::compatible, limit, faults);
+}
+
+/// The file of `header` with data of zeros.
+std::vector<std::byte> written(const safetensors::Header& header) {
+    std::vector<safetensors::TensorSpec> specs;
+    std::uint64_t data = 0;
+    for (const auto& tensor : header.tensors) {
+        specs.push_back({tensor.name, tensor.dtype, &tensor.shape});
+        data += tensor.data.size;
+    }
+    const std::string text = safetensors::write_header(specs, header.metadata, header.has_metadata, 8);
+    const auto bytes = std::as_bytes(std::span(text));
+    std::vector<std::byte> file(bytes.begin(), bytes.end());
+    file.resize(file.size() + data);
+    return file;
+}
+
+void require_same(const safetensors::Header& a, const safetensors::Header& b) {
+    require(a.has_metadata == b.has_metadata && a.metadata == b.metadata && a.tensors.size() == b.tensors.size());
+    for (std::size_t i = 0; i < a.tensors.size(); ++i) {
+        const auto& [name, dtype, shape, data] = a.tensors[i];
+        require(name == b.tensors[i].name && dtype == b.tensors[i].dtype && shape == b.tensors[i].shape);
+        require(data.offset - a.data_offset == b.tensors[i].data.offset - b.data_offset && data.size == b.tensors[i].data.size);
+    }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+    const auto input = std::as_bytes(std::span(bytes, size));
+    const std::vector<std::byte> file(input.begin(), input.end());
+
+    // A validator that collects keeps only what is sound.
+    CollectFaults collected;
+    const auto loose = read(file, collected);
+    for (const auto& tensor : loose.tensors) require(tensor.data.inside(size));
+
+    ThrowFirst throwing;
+    try {
+        const auto header = read(file, throwing);
+        require(collected.faults().empty());
+        require_same(header, loose);
+        require_same(header, read(written(header), throwing));
+    } catch (const Error& error) {
+        require(exit_code(error.code()) == 1);
+        require(!collected.faults().empty());
+    }
+    return 0;
+}

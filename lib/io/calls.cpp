@@ -1,0 +1,37 @@
+// The table of system calls as the system provides them.
+#include "io/calls.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace safemap::io {
+
+namespace {
+
+// Variadic in C, so these need signatures of their own.
+int open_with_mode(int folder, const char* name, int flags, mode_t mode) { return ::openat(folder, name, flags, mode); }
+int duplicate_closed_on_exec(int descriptor) { return ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0); }
+
+}  // namespace
+
+Calls calls = {
+    .openat = open_with_mode,
+    .duplicate = duplicate_closed_on_exec,
+    .fstat = ::fstat,
+    .fstatat = ::fstatat,
+    .pread = ::pread,
+    .pwrite = ::pwrite,
+    .fallocate = ::fallocate,
+    .ftruncate = ::ftruncate,
+    .fsync = ::fsync,
+    .flock = ::flock,
+    .mkdirat = ::mkdirat,
+    .unlinkat = ::unlinkat,
+    .linkat = ::linkat,
+    .renameat2 = ::renameat2,
+};
+
+}  // namespace safemap::io
