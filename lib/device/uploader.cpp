@@ -1,0 +1,53 @@
+// Uploader and Lease: names of a checkpoint, brought by the engine.
+
+#include "base/text.hpp"
+#include "device/engine.hpp"
+
+#include <safemap/error.hpp>
+#include <safemap/uploader.hpp>
+
+#include <utility>
+
+namespace safemap {
+
+struct Lease::Held {
+    std::shared_ptr<device::Held> tensors;
+};
+
+struct Uploader::Engine {
+    Engine(std::shared_ptr<Device> device, Checkpoint opened, const UploadOptions& options)
+        : checkpoint(std::move(opened)), device(std::make_shared<device::Engine>(std::move(device), options)) {}
+    ~Engine() { device->stop(); }
+
+    Checkpoint checkpoint;
+    std::shared_ptr<device::Engine> device;
+};
+
+Lease::Lease() noexcept = default;
+Lease::Lease(Lease&&) noexcept = default;
+Lease& Lease::operator=(Lease&&) noexcept = default;
+Lease::~Lease() = default;
+
+std::span<const DeviceTensor> Lease::tensors() const& noexcept {
+    if (!held_) return {};
+    return held_->tensors->tensors();
+}
+
+const DeviceTensor& Lease::operator[](std::string_view name) const& {
+    const DeviceTensor* const tensor = held_ ? held_->tensors->find(name) : nullptr;
+    if (tensor != nullptr) return *tensor;
+    throw Error(Errc::tensor_not_found, "no tensor " + quoted(name) + " in this lease");
+}
+
+void Lease::release() noexcept { held_.reset(); }
+
+Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options)
+    : engine_(std::make_shared<Engine>(std::move(device), std::move(checkpoint), options)) {}
+
+Uploader::~Uploader() = default;
+
+Lease Uploader::acquire(std::string_view name) {
+    // A tied tensor is found under its own name or the stored one; the lease has it under the name asked for.
+    const LazyTensor tensor = engine_->checkpoint[name].renamed(std::string(name));
+    return lease(std::span(&tensor, 1), device::Keep::yes);
+}
