@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
+#include "lazy/stored_tensor.hpp"
 
 #include <safemap/error.hpp>
 
@@ -35,8 +36,14 @@ constexpr unsigned most_readers = 4;
 
 std::uint64_t box_bytes(const LazyTensor& tensor, const Box& box) {
     std::uint64_t elements = 1;
-    for (const std::uint64_t extent : box.extent) elements *= extent;
+    for (const std::uint64_t extent : box.extent) elements *= extent;  // inside a shape whose product fits
     return elements * bits(tensor.dtype()) / 8;
+}
+
+/// What has to be read for `bytes` of a value: more or less where it is cast.
+std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
+    if (tensor.dtype() == tensor.stored()->dtype()) return bytes;
+    return bytes / element_size(tensor.dtype()) * element_size(tensor.stored()->dtype());
 }
 
 /// Each thread gets an Error of its own, to add context to.
@@ -157,23 +164,20 @@ struct Engine::Want {
     std::shared_ptr<Upload> upload = {};
 };
 
-bool operator==(const Engine::Identity& a, const Engine::Identity& b) noexcept {
-    const StridedView& left = a.tensor.strided_view();
-    const StridedView& right = b.tensor.strided_view();
+bool operator==(const Identity& a, const Identity& b) noexcept {
     return a.tensor.stored() == b.tensor.stored() && a.tensor.dtype() == b.tensor.dtype() &&
-           a.tensor.decoding() == b.tensor.decoding() && left.offset == right.offset && left.shape == right.shape &&
-           left.strides == right.strides;
+           a.tensor.decoding() == b.tensor.decoding() && a.view.offset == b.view.offset &&
+           a.view.shape == b.view.shape && a.view.strides == b.view.strides;
 }
 
-std::size_t Engine::IdentityHash::operator()(const Identity& identity) const noexcept {
+std::size_t IdentityHash::operator()(const Identity& identity) const noexcept {
     // Slices of one tensor differ in offset or shape; 2^64 / golden ratio spreads both.
     constexpr std::size_t spread = 0x9E37'79B9'7F4A'7C15;
-    const StridedView& view = identity.tensor.strided_view();
     std::size_t hash = std::hash<const void*>()(identity.tensor.stored().get());
     const auto mix = [&](std::uint64_t value) { hash = (hash ^ value) * spread; };
-    mix(static_cast<std::uint64_t>(view.offset));
+    mix(static_cast<std::uint64_t>(identity.view.offset));
     mix(static_cast<std::uint64_t>(identity.tensor.dtype()));
-    for (const std::uint64_t extent : view.shape) mix(extent);
+    for (const std::uint64_t extent : identity.view.shape) mix(extent);
     return hash;
 }
 
@@ -371,7 +375,7 @@ bool Engine::bring(Lock& lock, std::span<const Id> ids) {
 
 bool Engine::arrived(const Want& want) const {
     if (residency_.state(want.id) == Residency::State::resident) return true;
-    if (want.upload && want.upload->fault && want.upload->phase == Upload::Phase::finished)
+    if (want.upload && want.upload->phase == Upload::Phase::finished && want.upload->fault)
         throw_copy(want.upload->fault);
     return false;
 }
@@ -557,61 +561,77 @@ void Engine::allocate(Upload& upload) {
     if (bytes == 0) return;
     const bool direct = !upload.memory->host_bytes().empty();
     upload.blocks.emplace(upload.tensor, direct ? block_bytes : staging_->buffer_bytes());
-    if (direct && !upload.blocks->contiguous()) upload.blocks.emplace(upload.tensor, tile_bytes);
+    if (direct && !upload.blocks->ranges()) upload.blocks.emplace(upload.tensor, tile_bytes);
     upload.block_count = upload.blocks->count();
 }
 
 /// Into memory that this process can write.
 void Engine::read_direct(Upload& upload, std::uint64_t block, Reader& reader) {
     const LazyTensor& tensor = upload.tensor;
-    const Box box = upload.blocks->box(block);
-    const std::uint64_t bytes = box_bytes(tensor, box);
     const auto to = upload.memory->host_bytes();
-    const auto for_ranges = [&](auto&& range) { for_each_range(tensor.shape(), bits(tensor.dtype()), box, range); };
-
-    if (upload.blocks->contiguous()) {
-        for_ranges([&](std::uint64_t at, std::uint64_t, std::uint64_t size) {
-            reader.gatherer.fill(tensor, at, to.subspan(at, size));
-        });
+    std::uint64_t bytes = 0;
+    if (upload.blocks->ranges()) {
+        const Extent range = upload.blocks->range(block);
+        bytes = range.size;
+        reader.gatherer.fill(tensor, range.offset, to.subspan(range.offset, range.size));
     } else {
+        const Box box = upload.blocks->box(block);
+        bytes = box_bytes(tensor, box);
         const auto tile = reader.scratch(bytes);
         reader.gatherer.fill(tensor, box, tile);
-        for_ranges([&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
-            std::memcpy(to.data() + at, tile.data() + from, size);
-        });
+        for_each_range(tensor.shape(), bits(tensor.dtype()), box,
+                       [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
+                           std::memcpy(to.data() + at, tile.data() + from, size);
+                       });
     }
     const std::lock_guard lock(mutex_);
-    stats_.bytes_pread += bytes;
+    stats_.bytes_pread += stored_bytes(tensor, bytes);
 }
 
 /// Through a staging buffer. The copies may be under way still when this returns.
 void Engine::read_staged(Upload& upload, std::uint64_t block, Reader& reader) {
     const LazyTensor& tensor = upload.tensor;
-    const Box box = upload.blocks->box(block);
-    const std::uint64_t bytes = box_bytes(tensor, box);
     StagingRing::Loan loan = staging_->take();
-    reader.gatherer.fill(tensor, box, loan.buffer()->bytes().first(bytes));
-
-    // Copies of a device happen in order: the last stands for all.
+    const auto buffer = loan.buffer()->bytes();
+    // Copies of a device happen in order: the last stands for all of this block.
     std::shared_ptr<DeviceEvent> last;
-    const auto remember = [&] {
-        if (!last) return;
+    const auto copy = [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
+        last = device_->copy_to_device(upload.memory, at, loan.buffer(), {from, size});
         loan.fence(last);
-        const std::lock_guard lock(mutex_);
-        stats_.bytes_pread += bytes;
-        std::erase_if(upload.copies, [](const auto& copy) { return copy->done(); });
-        upload.copies.push_back(last);
     };
+    std::uint64_t bytes = 0;
     try {
-        for_each_range(tensor.shape(), bits(tensor.dtype()), box,
-                       [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
-                           last = device_->copy_to_device(upload.memory, at, loan.buffer(), {from, size});
-                       });
+        if (upload.blocks->ranges()) {
+            const Extent range = upload.blocks->range(block);
+            bytes = range.size;
+            reader.gatherer.fill(tensor, range.offset, buffer.first(bytes));
+            copy(range.offset, 0, range.size);
+        } else {
+            const Box box = upload.blocks->box(block);
+            bytes = box_bytes(tensor, box);
+            reader.gatherer.fill(tensor, box, buffer.first(bytes));
+            for_each_range(tensor.shape(), bits(tensor.dtype()), box, copy);
+        }
     } catch (...) {
-        remember();
+        track(upload, std::move(last), 0);
         throw;
     }
-    remember();
+    track(upload, std::move(last), stored_bytes(tensor, bytes));
+}
+
+/// Remembers a copy that finish() has to wait for, and lets go of those that are done.
+void Engine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint64_t bytes_read) {
+    std::vector<std::shared_ptr<DeviceEvent>> done;
+    {
+        const std::lock_guard lock(mutex_);
+        stats_.bytes_pread += bytes_read;
+        const auto pending = std::partition(upload.copies.begin(), upload.copies.end(),
+                                            [](const auto& earlier) { return earlier->done(); });
+        done.assign(upload.copies.begin(), pending);
+        upload.copies.erase(upload.copies.begin(), pending);
+        if (copy) upload.copies.push_back(std::move(copy));
+    }
+    for (const auto& earlier : done) earlier->wait();  // which does not block, but tells of failure
 }
 
 // ---- Threads

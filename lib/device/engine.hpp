@@ -50,8 +50,19 @@ private:
 /// Whether a tensor stays on the device after its last lease, until its room is needed.
 enum class Keep : std::uint8_t { no, yes };
 
-/// Tensors are told apart by what they are (what is stored, the view, the decoding, the dtype), not by name: tied
-/// tensors share memory. One mutex guards all bookkeeping and is never held while memory is allocated or freed,
+/// What makes two tensors the same, whatever they are called: what is stored, the view, the decoding, the dtype.
+struct Identity {
+    explicit Identity(LazyTensor of) : tensor(std::move(of)), view(tensor.strided_view()) {}
+    LazyTensor tensor;  // also keeps the address that is compared from being reused
+    StridedView view;
+    friend bool operator==(const Identity& a, const Identity& b) noexcept;
+};
+
+struct IdentityHash {
+    std::size_t operator()(const Identity& identity) const noexcept;
+};
+
+/// Tensors are told apart by what they are, not by name: tied tensors share memory. One mutex guards all bookkeeping and is never held while memory is allocated or freed,
 /// while anything is read, or while a copy is waited for.
 class Engine : public std::enable_shared_from_this<Engine> {
 public:
@@ -75,16 +86,6 @@ private:
     friend class Held;
     using Id = Residency::Id;
     using Lock = std::unique_lock<std::mutex>;
-
-    /// What makes two tensors the same.
-    struct Identity {
-        explicit Identity(LazyTensor of) : tensor(std::move(of)) {}
-        LazyTensor tensor;  // also keeps the addresses that are compared from being reused
-        friend bool operator==(const Identity& a, const Identity& b) noexcept;
-    };
-    struct IdentityHash {
-        std::size_t operator()(const Identity& identity) const noexcept;
-    };
 
     struct Upload;
     struct Step;
@@ -125,6 +126,7 @@ private:
     void allocate(Upload& upload);
     void read_direct(Upload& upload, std::uint64_t block, Reader& reader);
     void read_staged(Upload& upload, std::uint64_t block, Reader& reader);
+    void track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint64_t bytes_read);
 
     // Threads.
     void wake_readers();

@@ -15,12 +15,19 @@ struct Lease::Held {
 };
 
 struct Uploader::Engine {
-    Engine(std::shared_ptr<Device> device, Checkpoint opened, const UploadOptions& options)
-        : checkpoint(std::move(opened)), device(std::make_shared<device::Engine>(std::move(device), options)) {}
+    Engine(std::shared_ptr<Device> to, Checkpoint opened, const UploadOptions& options)
+        : checkpoint(std::move(opened)), device(std::make_shared<device::Engine>(std::move(to), options)) {}
     ~Engine() { device->stop(); }
 
+    Lease lease(std::span<const LazyTensor> tensors, device::Keep keep) {
+        Lease lease;
+        lease.held_ = std::make_shared<Lease::Held>();
+        lease.held_->tensors = device->acquire(tensors, keep);
+        return lease;
+    }
+
     Checkpoint checkpoint;
-    std::shared_ptr<device::Engine> device;
+    std::shared_ptr<device::Engine> device;  // leases share it
 };
 
 Lease::Lease() noexcept = default;
@@ -47,7 +54,27 @@ Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const 
 Uploader::~Uploader() = default;
 
 Lease Uploader::acquire(std::string_view name) {
-    // A tied tensor is found under its own name or the stored one; the lease has it under the name asked for.
+    // A tied tensor is one tensor under several names; the lease has it under the one asked for.
     const LazyTensor tensor = engine_->checkpoint[name].renamed(std::string(name));
-    return lease(std::span(&tensor, 1), device::Keep::yes);
+    return engine_->lease(std::span(&tensor, 1), device::Keep::yes);
 }
+
+Lease Uploader::acquire(const Selection& selection) {
+    return engine_->lease(engine_->checkpoint.select(selection), device::Keep::yes);
+}
+
+Lease Uploader::acquire(const LazyTensor& tensor) {
+    const auto stored = engine_->checkpoint.find(tensor.name());
+    const bool whole = stored && device::Identity(*stored) == device::Identity(tensor);
+    return engine_->lease(std::span(&tensor, 1), whole ? device::Keep::yes : device::Keep::no);
+}
+
+void Uploader::prefetch(const Selection& selection) {
+    engine_->device->prefetch(engine_->checkpoint.select(selection));
+}
+
+void Uploader::evict(const Selection& selection) { engine_->device->evict(engine_->checkpoint.select(selection)); }
+
+UploadStats Uploader::stats() const { return engine_->device->stats(); }
+
+}  // namespace safemap
