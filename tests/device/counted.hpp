@@ -29,7 +29,7 @@ public:
         source_ = safemap::callback_source("counted", size, [state](std::uint64_t offset, std::span<std::byte> into) {
             ++state->reads;
             if (state->fail.fetch_sub(1) == 0) throw safemap::Error(safemap::Errc::io_error, "the disk is gone");
-            std::this_thread::sleep_for(std::chrono::microseconds(state->microseconds));
+            if (state->microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(state->microseconds));
             state->bytes += into.size();
             for (std::size_t i = 0; i < into.size(); ++i) into[i] = pattern(state->seed, offset + i);
         });

@@ -25,6 +25,7 @@ public:
         {
             const std::lock_guard lock(mutex_);
             stopping_ = true;
+            paused_ = false;
         }
         changed_.notify_all();
         thread_.join();
@@ -35,6 +36,15 @@ public:
     std::atomic<std::int64_t> fail_allocation = -1;  ///< this many more succeed, then one fails
     std::atomic<std::int64_t> fail_copy = -1;
     std::atomic<std::int64_t> fail_staging = -1;
+
+    /// No copy begins while it is paused.
+    void pause(bool paused) {
+        {
+            const std::lock_guard lock(mutex_);
+            paused_ = paused;
+        }
+        changed_.notify_all();
+    }
 
     // What it saw.
     std::atomic<bool> staging_was_touched = false;  ///< a buffer was written before its copy was done
@@ -126,7 +136,7 @@ private:
     void copy_until_stopped() {
         std::unique_lock lock(mutex_);
         for (;;) {
-            changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+            changed_.wait(lock, [&] { return stopping_ || (!queue_.empty() && !paused_); });
             if (queue_.empty()) return;
             Copy copy = std::move(queue_.front());
             queue_.pop_front();
@@ -137,7 +147,7 @@ private:
         }
     }
     void perform(Copy& copy) {
-        std::this_thread::sleep_for(std::chrono::microseconds(copy_microseconds));
+        if (copy_microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(copy_microseconds));
         const auto now = copy.from->bytes().subspan(copy.part.offset, copy.part.size);
         if (!std::equal(now.begin(), now.end(), copy.expected.begin())) staging_was_touched = true;
         {
@@ -155,5 +165,6 @@ private:
     std::condition_variable changed_;
     std::deque<Copy> queue_;
     bool stopping_ = false;
+    bool paused_ = false;
     std::thread thread_;
 };

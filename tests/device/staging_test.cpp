@@ -11,11 +11,13 @@ using safemap::device::StagingRing;
 
 TEST_CASE("the fake device sees a staging buffer that is written too soon") {
     const auto device = std::make_shared<FakeDevice>();
-    device->copy_microseconds = 20'000;
+    device->pause(true);
     const auto memory = device->allocate(4);
     const auto staging = device->allocate_staging(4);
     const auto copy = device->copy_to_device(memory, 0, staging, {0, 4});
+    CHECK_FALSE(copy->done());
     staging->bytes()[1] = std::byte{1};
+    device->pause(false);
     copy->wait();
     CHECK(device->staging_was_touched);
 }
