@@ -44,7 +44,8 @@ struct World {
         if (staged) device = fake = std::make_shared<FakeDevice>();
         engine = std::make_shared<Engine>(
             device, UploadOptions{.device_budget = budget, .staging_bytes = 12'288, .readers = readers});
-        for (const std::uint64_t size : {0, 1, 100, 4096, 5000, 8192, 9000, 12'000, 20'000, 40'000, 40'001}) {
+        constexpr std::uint64_t sizes[] = {0, 1, 100, 4096, 5000, 8192, 9000, 12'000, 20'000, 40'000, 40'001};
+        for (const std::uint64_t size : sizes) {
             stored.emplace_back("t" + std::to_string(stored.size()), size);
             tensors.push_back(stored.back().tensor);
         }
