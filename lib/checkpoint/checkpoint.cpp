@@ -1,0 +1,154 @@
+// The public face of an opened checkpoint.
+#include <safemap/checkpoint.hpp>
+
+#include "base/name_index.hpp"
+#include "base/text.hpp"
+#include "checkpoint/contents.hpp"
+#include "checkpoint/near_names.hpp"
+
+#include <utility>
+
+namespace safemap {
+
+using checkpoint::Contents;
+
+std::string_view name(Format format) noexcept {
+    switch (format) {
+        case Format::safetensors: return "safetensors";
+        case Format::torch: return "torch";
+    }
+    return "unknown";
+}
+
+namespace {
+
+/// Another name of a tensor.
+struct Alias {
+    std::string_view name;
+    std::uint32_t tensor;
+};
+
+}  // namespace
+
+/// Immutable once it is made. Names are found by number: tensors first, then aliases.
+struct Checkpoint::State {
+private:
+    auto name_of() const {
+        return [this](std::uint32_t i) -> std::string_view {
+            const std::size_t tensors = contents.tensors.size();
+            return i < tensors ? std::string_view(contents.tensors[i].name()) : aliases[i - tensors].name;
+        };
+    }
+
+public:
+    explicit State(Contents read) : contents(std::move(read)) {
+        names.reserve(contents.tensors.size());
+        for (std::uint32_t i = 0; i < contents.tensors.size(); ++i) {
+            total_bytes += contents.tensors[i].nbytes();
+            names.add(contents.tensors[i].name(), i, name_of());
+        }
+        if (contents.format == Format::safetensors) alias_by_metadata();
+        for (const AliasGroup& group : contents.aliases) add_aliases(group);
+    }
+
+    std::optional<std::uint32_t> number(std::string_view name) const { return names.find(name, name_of()); }
+
+    LazyTensor named(std::uint32_t number) const {
+        if (number < contents.tensors.size()) return contents.tensors[number];
+        const Alias& alias = aliases[number - contents.tensors.size()];
+        return contents.tensors[alias.tensor].renamed(std::string(alias.name));
+    }
+
+    Contents contents;
+    std::vector<Alias> aliases;
+    NameIndex names;
+    std::uint64_t total_bytes = 0;
+
+private:
+    /// save_model of the safetensors package drops tied tensors and leaves metadata[dropped] = kept.
+    void alias_by_metadata() {
+        std::vector<AliasGroup> groups;
+        std::vector<std::uint32_t> group_of(contents.metadata.empty() ? 0 : contents.tensors.size(), UINT32_MAX);
+        for (const auto& [dropped, kept] : contents.metadata) {
+            const auto tensor = number(kept);
+            if (!tensor || dropped == "format" || number(dropped)) continue;
+            if (group_of[*tensor] == UINT32_MAX) {
+                group_of[*tensor] = static_cast<std::uint32_t>(groups.size());
+                groups.push_back({kept});
+            }
+            groups[group_of[*tensor]].push_back(dropped);
+        }
+        for (AliasGroup& group : groups) contents.aliases.push_back(std::move(group));
+    }
+
+    void add_aliases(const AliasGroup& group) {
+        const auto tensor = number(group.front());
+        if (!tensor || *tensor >= contents.tensors.size()) return;
+        for (std::size_t i = 1; i < group.size(); ++i) {
+            const auto next = static_cast<std::uint32_t>(contents.tensors.size() + aliases.size());
+            aliases.push_back({group[i], *tensor});
+            if (names.add(group[i], next, name_of()) != next) aliases.pop_back();
+        }
+    }
+};
+
+Checkpoint::Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+Checkpoint Checkpoint::open(const std::filesystem::path& path, const OpenOptions& options) {
+    ThrowFirst faults;
+    return Checkpoint(std::make_shared<const State>(checkpoint::read_path(path, options, faults)));
+}
+
+Checkpoint Checkpoint::open(std::shared_ptr<const Source> source, const OpenOptions& options) {
+    if (!source) throw Error(Errc::invalid_argument, "no source to open");
+    ThrowFirst faults;
+    return Checkpoint(std::make_shared<const State>(checkpoint::read_file(source, options, faults)));
+}
+
+Format Checkpoint::format() const noexcept { return state_->contents.format; }
+const std::vector<std::string>& Checkpoint::files() const& noexcept { return state_->contents.files; }
+const std::vector<std::pair<std::string, std::string>>& Checkpoint::metadata() const& noexcept {
+    return state_->contents.metadata;
+}
+const std::vector<std::string>& Checkpoint::notes() const& noexcept { return state_->contents.notes; }
+const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return state_->contents.skipped; }
+const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return state_->contents.aliases; }
+const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& noexcept { return state_->contents.checksums; }
+const StateTree* Checkpoint::tree() const noexcept { return state_->contents.tree.get(); }
+
+std::size_t Checkpoint::size() const noexcept { return state_->contents.tensors.size(); }
+std::uint64_t Checkpoint::total_bytes() const noexcept { return state_->total_bytes; }
+const LazyTensor& Checkpoint::tensor(std::size_t i) const& noexcept { return state_->contents.tensors[i]; }
+const LazyTensor* Checkpoint::begin() const& noexcept { return state_->contents.tensors.data(); }
+const LazyTensor* Checkpoint::end() const& noexcept { return begin() + size(); }
+
+std::optional<LazyTensor> Checkpoint::find(std::string_view name) const {
+    const auto number = state_->number(name);
+    if (!number) return std::nullopt;
+    return state_->named(*number);
+}
+
+LazyTensor Checkpoint::operator[](std::string_view name) const {
+    if (auto tensor = find(name)) return std::move(*tensor);
+
+    Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(name));
+    constexpr std::size_t most = 4096;  // a suggestion must not take longer than the rest
+    if (size() <= most) {
+        checkpoint::NearNames near(name);
+        for (const LazyTensor& tensor : *this) near.consider(tensor.name());
+        for (const Alias& alias : state_->aliases) near.consider(alias.name);
+        std::string hint;
+        for (const std::string& other : near.names()) hint += (hint.empty() ? "did you mean " : " or ") + safemap::quoted(other);
+        if (!hint.empty()) error.with_hint(hint + '?');
+    }
+    throw error;
+}
+
+std::vector<LazyTensor> Checkpoint::select(const Selection& selection) const {
+    std::vector<LazyTensor> selected;
+    for (const LazyTensor& tensor : *this)
+        if (selection.matches(tensor.name())) selected.push_back(tensor);
+    return selected;
+}
+
+}  // namespace safemap

@@ -1,0 +1,64 @@
+// What an opened checkpoint consists of, before it becomes a Checkpoint; and the readers that fill it in. open()
+// gives them a sink that throws, verify() one that collects.
+#pragma once
+
+#include "base/faults.hpp"
+
+#include <safemap/checkpoint.hpp>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace safemap::checkpoint {
+
+struct Contents {
+    Format format = Format::safetensors;
+    std::vector<std::string> files = {};
+    std::vector<std::pair<std::string, std::string>> metadata = {};
+    std::vector<std::string> notes = {};
+    std::vector<SkippedObject> skipped = {};
+    std::vector<AliasGroup> aliases = {};
+    std::vector<LazyTensor> tensors = {};
+    std::shared_ptr<const StateTree> tree = {};
+    std::vector<Checkpoint::StoredChecksum> checksums = {};
+    /// Everything that tensors stand in, for those who want to read all of it.
+    std::vector<std::shared_ptr<const Source>> sources = {};
+};
+
+/// One file, told by its content, or by a name in ".safetensors".
+Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
+/// The shards of an index, which lie in `folder`.
+Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
+                     FaultSink& faults);
+/// What a folder holds: an index over model.safetensors over pytorch_model.bin.index.json over pytorch_model.bin over
+/// the only file of weights there is.
+Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink& faults);
+/// A file, an index or a folder of the file system.
+Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
+
+/// Adds the path to every fault on its way.
+class PathSink final : public FaultSink {
+public:
+    PathSink(FaultSink& next, std::string_view path) : next_(next), path_(path) {}
+    void fault(Error error) override { next_.fault(std::move(error.with_path(path_))); }
+
+private:
+    FaultSink& next_;
+    std::string path_;
+};
+
+/// Runs `read`; faults of the data that it throws go to `faults`, others pass.
+template <class Read>
+void reporting(FaultSink& faults, Read&& read) {
+    try {
+        read();
+    } catch (Error& error) {
+        if (exit_code(error.code()) != 1) throw;
+        faults.fault(std::move(error));
+    }
+}
+
+}  // namespace safemap::checkpoint

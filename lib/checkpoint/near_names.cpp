@@ -1,0 +1,50 @@
+// Edit distance, cut off where it is too large to matter.
+#include "checkpoint/near_names.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace safemap::checkpoint {
+
+namespace {
+
+constexpr std::size_t most_names = 3;
+constexpr std::size_t longest_name = 256;  // the distance takes the product of the lengths
+
+/// A third of the name may differ, and something always may.
+std::size_t near(std::string_view wanted) { return std::max<std::size_t>(2, wanted.size() / 3); }
+
+}  // namespace
+
+void NearNames::consider(std::string_view name) {
+    const std::size_t longer = std::max(name.size(), wanted_.size());
+    const std::size_t shorter = std::min(name.size(), wanted_.size());
+    const std::size_t worst = names_.size() == most_names ? distances_.back() : near(wanted_) + 1;
+    if (longer > longest_name || longer - shorter >= worst) return;
+    const std::size_t edits = distance(name);
+    if (edits >= worst) return;
+    const auto place = std::upper_bound(distances_.begin(), distances_.end(), edits) - distances_.begin();
+    distances_.insert(distances_.begin() + place, edits);
+    names_.insert(names_.begin() + place, std::string(name));
+    if (names_.size() > most_names) {
+        names_.pop_back();
+        distances_.pop_back();
+    }
+}
+
+std::size_t NearNames::distance(std::string_view name) const {
+    std::vector<std::size_t> row(wanted_.size() + 1);  // of the prefix of `name` so far to every prefix of wanted_
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 0; i < name.size(); ++i) {
+        std::size_t diagonal = row[0];
+        row[0] = i + 1;
+        for (std::size_t j = 0; j < wanted_.size(); ++j) {
+            const std::size_t replaced = diagonal + (name[i] == wanted_[j] ? 0 : 1);
+            diagonal = row[j + 1];
+            row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+        }
+    }
+    return row.back();
+}
+
+}  // namespace safemap::checkpoint

@@ -1,0 +1,95 @@
+// Finds the checkpoint in a folder.
+#include "base/text.hpp"
+#include "checkpoint/contents.hpp"
+
+#include <algorithm>
+#include <functional>
+
+namespace safemap::checkpoint {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+bool is_weights(std::string_view name) {
+    for (const std::string_view ending : {".safetensors", ".pt", ".pth", ".bin"})
+        if (name.size() > ending.size() && name.ends_with(ending)) return true;
+    return false;
+}
+
+Names ending_in(const Names& names, std::string_view ending) {
+    Names found;
+    std::copy_if(names.begin(), names.end(), std::back_inserter(found), [&](const auto& name) { return name.ends_with(ending); });
+    return found;
+}
+
+/// "a, b and 3 more".
+std::string listed(const Names& names) {
+    constexpr std::size_t most = 8;
+    std::string text;
+    for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + printable(names[i]);
+    if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
+    return text;
+}
+
+[[noreturn]] void several(const Names& names, std::string_view what) {
+    Error error(Errc::several_models, std::to_string(names.size()) + ' ' + std::string(what) + ": " + listed(names));
+    error.with_hint("name one of them");
+    throw error;
+}
+
+struct Choice {
+    std::string name;
+    bool index = false;
+};
+
+/// Throws several_models and not_a_checkpoint.
+Choice choose(const Names& names) {
+    const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    const Names all_indexes = ending_in(names, ".index.json");
+    const Names pickle_indexes = ending_in(names, ".bin.index.json");
+    Names indexes;
+    std::set_difference(all_indexes.begin(), all_indexes.end(), pickle_indexes.begin(), pickle_indexes.end(),
+                        std::back_inserter(indexes));
+    if (indexes.size() > 1) several(indexes, "indexes");
+    if (indexes.size() == 1) return {indexes.front(), true};
+    if (has("model.safetensors")) return {"model.safetensors"};
+    if (pickle_indexes.size() > 1) several(pickle_indexes, "indexes");
+    if (pickle_indexes.size() == 1) return {pickle_indexes.front(), true};
+    if (has("pytorch_model.bin")) return {"pytorch_model.bin"};
+
+    Names weights;
+    std::copy_if(names.begin(), names.end(), std::back_inserter(weights), is_weights);
+    if (weights.size() > 1) several(weights, "files of weights and no index");
+    if (weights.size() == 1) return {weights.front()};
+    throw Error(Errc::not_a_checkpoint,
+                names.empty() ? "the folder holds no files"
+                              : "the folder holds neither an index nor a file of weights, but " + listed(names));
+}
+
+}  // namespace
+
+Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink& faults) {
+    try {
+        Names names = folder.list();
+        std::sort(names.begin(), names.end());
+        const Choice choice = choose(names);
+        const auto source = folder.open(choice.name);
+        if (!source) throw Error(Errc::not_a_checkpoint, printable(choice.name) + " cannot be opened as a file");
+        Contents contents =
+            choice.index ? read_shards(folder, source, options, faults) : read_file(source, options, faults);
+
+        Names others;
+        for (const std::string& name : names) {
+            const bool used = name == choice.name ||
+                              std::find(contents.files.begin(), contents.files.end(), name) != contents.files.end();
+            if (!used && (is_weights(name) || name.ends_with(".index.json"))) others.push_back(name);
+        }
+        if (!others.empty()) contents.notes.push_back("read " + choice.name + "; not read: " + listed(others));
+        return contents;
+    } catch (Error& error) {
+        throw std::move(error.with_path(folder.name()));
+    }
+}
+
+}  // namespace safemap::checkpoint

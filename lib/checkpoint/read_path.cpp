@@ -1,0 +1,33 @@
+// Opens paths of the file system.
+#include "checkpoint/contents.hpp"
+#include "checkpoint/sniff.hpp"
+
+#include <safemap/file.hpp>
+
+#include <string_view>
+
+namespace safemap::checkpoint {
+
+namespace {
+
+/// `model.safetensors.index.json`, and the variants that put something before `.json`. Other JSON is no index.
+bool is_index(const Source& source) {
+    const std::string_view name = source.name();
+    if (name.ends_with(".index.json")) return true;
+    return name.ends_with(".json") && name.find(".index.") != std::string_view::npos && sniff(source).content == Content::json;
+}
+
+}  // namespace
+
+Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {
+    const Mapping mapping = options.access == Access::copied ? Mapping::never : Mapping::allowed;
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) return read_folder(*open_folder(path, mapping), options, faults);
+
+    const auto source = open_file(path, mapping);
+    if (!is_index(*source)) return read_file(source, options, faults);
+    const auto parent = path.parent_path();
+    return read_shards(*open_folder(parent.empty() ? "." : parent, mapping), source, options, faults);
+}
+
+}  // namespace safemap::checkpoint

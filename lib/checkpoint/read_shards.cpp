@@ -1,0 +1,174 @@
+// Reads the shards that an index names, headers in parallel, and checks that index and shards agree.
+#include "base/name_index.hpp"
+#include "base/pool.hpp"
+#include "base/text.hpp"
+#include "checkpoint/contents.hpp"
+#include "safetensors/index.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+
+namespace safemap::checkpoint {
+
+namespace {
+
+using safetensors::Index;
+
+/// A shard, the tensors that the index places in it (numbers in weight_map), and what was found.
+struct Shard {
+    std::string name;
+    std::vector<std::uint32_t> wanted = {};
+    Contents contents = {};
+    std::vector<Error> faults = {};
+    std::string path = {};
+    bool missing = false;
+};
+
+std::vector<Shard> shards_of(const Index& index) {
+    std::map<std::string_view, std::vector<std::uint32_t>> by_name;
+    for (std::uint32_t i = 0; i < index.weight_map.size(); ++i) by_name[index.weight_map[i].second].push_back(i);
+    std::vector<Shard> shards;
+    for (auto& [name, wanted] : by_name) shards.push_back({std::string(name), std::move(wanted)});
+    return shards;
+}
+
+void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) {
+    CollectFaults faults;
+    reporting(faults, [&] {
+        const auto source = folder.open(shard.name);
+        shard.missing = source == nullptr;
+        shard.path = source ? source->name() : folder.name() + "/" + shard.name;
+        if (source) shard.contents = read_file(source, options, faults);
+    });
+    shard.faults = faults.take();
+}
+
+/// Takes what the index names out of the shards, in order.
+class Merge {
+    auto name_of() const {
+        return [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].first); };
+    }
+
+public:
+    Merge(const Index& index, FaultSink& faults) : index_(index), faults_(faults), found_(index.weight_map.size()) {
+        names_.reserve(index.weight_map.size());
+        for (std::uint32_t i = 0; i < index.weight_map.size(); ++i) names_.add(index.weight_map[i].first, i, name_of());
+    }
+
+    void add(Shard& shard) {
+        if (shard.missing) {
+            faults_.fault(std::move(Error(Errc::shard_missing, "the index places " + std::to_string(shard.wanted.size()) +
+                                                                   " tensors in it, and there is no such file")
+                                        .with_path(shard.path)));
+            return;
+        }
+        const bool sound = shard.faults.empty();
+        for (Error& fault : shard.faults) faults_.fault(std::move(fault));
+        take_tensors(shard);
+        // What a faulty shard lacks is a consequence of its faults.
+        if (sound) require_wanted(shard);
+        move_to_end(shard.contents.notes, contents.notes);
+        move_to_end(shard.contents.skipped, contents.skipped);
+        move_to_end(shard.contents.checksums, contents.checksums);
+        move_to_end(shard.contents.sources, contents.sources);
+        contents.files.push_back(shard.name);
+        if (shard.contents.format == Format::torch) contents.format = Format::torch;
+        agree_on_metadata(shard.contents.metadata);
+    }
+
+    Contents contents;
+
+private:
+    template <class T>
+    static void move_to_end(std::vector<T>& from, std::vector<T>& to) {
+        to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+    }
+
+    /// Whether the index places that name in this shard.
+    bool claim(const std::string& name, const Shard& shard) {
+        const auto number = names_.find(name, name_of());
+        if (!number || index_.weight_map[*number].second != shard.name) return false;
+        found_[*number] = true;
+        return true;
+    }
+
+    void take_tensors(Shard& shard) {
+        std::map<std::string_view, const AliasGroup*> groups;
+        for (const AliasGroup& group : shard.contents.aliases) groups.emplace(group.front(), &group);
+        std::size_t unnamed = 0;
+        std::string first_unnamed;
+        for (LazyTensor& tensor : shard.contents.tensors) {
+            const auto group = groups.find(tensor.name());
+            AliasGroup claimed;
+            for (const std::string& name : group == groups.end() ? AliasGroup{tensor.name()} : *group->second)
+                if (claim(name, shard)) claimed.push_back(name);
+            if (claimed.empty()) {
+                if (unnamed++ == 0) first_unnamed = tensor.name();
+                continue;
+            }
+            contents.tensors.push_back(claimed.front() == tensor.name() ? std::move(tensor) : tensor.renamed(claimed.front()));
+            if (claimed.size() > 1) contents.aliases.push_back(std::move(claimed));
+        }
+        if (unnamed > 0)
+            contents.notes.push_back(shard.name + " holds " + std::to_string(unnamed) +
+                                     " tensors that the index does not name, " + safemap::quoted(first_unnamed) + " first");
+    }
+
+    void require_wanted(const Shard& shard) {
+        for (const std::uint32_t number : shard.wanted) {
+            if (found_[number]) continue;
+            faults_.fault(std::move(Error(Errc::shard_lacks_tensor, "the index places it in this shard, which does not hold it")
+                                        .with_path(shard.path)
+                                        .with_tensor(index_.weight_map[number].first)));
+        }
+    }
+
+    /// What the first shard says stays while the others say the same.
+    void agree_on_metadata(const std::vector<std::pair<std::string, std::string>>& metadata) {
+        if (std::exchange(seen_metadata_, true))
+            std::erase_if(contents.metadata, [&](const auto& pair) {
+                return !std::binary_search(metadata.begin(), metadata.end(), pair);
+            });
+        else contents.metadata = metadata;
+    }
+
+    const Index& index_;
+    FaultSink& faults_;
+    NameIndex names_;
+    std::vector<bool> found_;
+    bool seen_metadata_ = false;
+};
+
+/// The index's own strings, and of the shards' those with other keys.
+void merge_metadata(const Index& index, Contents& contents) {
+    std::map<std::string, std::string> merged(index.metadata.begin(), index.metadata.end());
+    merged.insert(contents.metadata.begin(), contents.metadata.end());
+    contents.metadata.assign(merged.begin(), merged.end());
+}
+
+void compare_total_size(const Index& index, Contents& contents) {
+    std::uint64_t total = 0;
+    for (const LazyTensor& tensor : contents.tensors) total += tensor.nbytes();
+    if (index.total_size && *index.total_size != total)
+        contents.notes.push_back("the index says total_size " + std::to_string(*index.total_size) + ", its tensors have " +
+                                 bytes_text(total));
+}
+
+}  // namespace
+
+Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index_source, const OpenOptions& options,
+                     FaultSink& faults) {
+    PathSink with_path(faults, index_source->name());
+    const Index index = safetensors::read_index(*index_source, with_path);
+    std::vector<Shard> shards = shards_of(index);
+    parallel_for(shards.size(), options.threads, [&](std::size_t i, unsigned) { read_shard(folder, options, shards[i]); });
+
+    Merge merge(index, faults);
+    for (Shard& shard : shards) merge.add(shard);
+    merge_metadata(index, merge.contents);
+    compare_total_size(index, merge.contents);
+    return std::move(merge.contents);
+}
+
+}  // namespace safemap::checkpoint

@@ -1,0 +1,125 @@
+// Which names a selection means.
+#include <safemap/selection.hpp>
+
+#include <algorithm>
+#include <utility>
+
+namespace safemap {
+
+namespace {
+
+/// Whether `c` is in the set whose text stands between the brackets: "a-z", "!a-z". A '-' at either end is itself.
+bool in_set(std::string_view set, char c) {
+    const bool negated = !set.empty() && (set.front() == '!' || set.front() == '^');
+    if (negated) set.remove_prefix(1);
+    bool found = false;
+    for (std::size_t i = 0; i < set.size(); ++i) {
+        if (i + 2 < set.size() && set[i + 1] == '-') {
+            found = found || (static_cast<unsigned char>(set[i]) <= static_cast<unsigned char>(c) &&
+                              static_cast<unsigned char>(c) <= static_cast<unsigned char>(set[i + 2]));
+            i += 2;
+        } else {
+            found = found || set[i] == c;
+        }
+    }
+    return found != negated;
+}
+
+/// Where the set that begins at pattern[at] == '[' ends; npos where it never does, and the bracket is itself. A ']'
+/// that comes first belongs to the set.
+std::size_t set_end(std::string_view pattern, std::size_t at) {
+    std::size_t first = at + 1;
+    if (first < pattern.size() && (pattern[first] == '!' || pattern[first] == '^')) ++first;
+    return pattern.find(']', first + 1);
+}
+
+/// Matches one character of `name` with the piece of `pattern` at `at`, which is then behind the piece.
+bool match_one(std::string_view pattern, std::size_t& at, char c) {
+    if (pattern[at] == '?') return ++at, true;
+    if (pattern[at] == '[') {
+        if (const std::size_t end = set_end(pattern, at); end != std::string_view::npos) {
+            const std::string_view set = pattern.substr(at + 1, end - at - 1);
+            at = end + 1;
+            return in_set(set, c);
+        }
+    }
+    return pattern[at++] == c;
+}
+
+/// Goes back to the last star only, which is enough: an earlier one has nothing to gain. So at most pattern × name.
+bool glob_matches(std::string_view pattern, std::string_view name) {
+    std::size_t p = 0;
+    std::size_t n = 0;
+    std::size_t star = std::string_view::npos;  // behind the last one
+    std::size_t star_name = 0;                  // where what it swallowed ends
+    while (n < name.size()) {
+        if (p < pattern.size() && pattern[p] == '*') {
+            star = ++p;
+            star_name = n;
+            continue;
+        }
+        if (p < pattern.size() && match_one(pattern, p, name[n])) {
+            ++n;
+            continue;
+        }
+        if (star == std::string_view::npos) return false;
+        p = star;
+        n = ++star_name;
+    }
+    return pattern.find_first_not_of('*', p) == std::string_view::npos;
+}
+
+bool prefix_matches(std::string_view prefix, std::string_view name) {
+    if (!name.starts_with(prefix)) return false;
+    if (prefix.empty() || prefix.back() == '.' || prefix.back() == '/') return true;
+    return name.size() == prefix.size() || name[prefix.size()] == '.' || name[prefix.size()] == '/';
+}
+
+}  // namespace
+
+Selection Selection::glob(std::string pattern) {
+    Selection selection;
+    selection.include(std::move(pattern));
+    return selection;
+}
+
+Selection Selection::prefix(std::string prefix) {
+    Selection selection;
+    selection.includes_.push_back({Rule::Kind::prefix, std::move(prefix)});
+    return selection;
+}
+
+Selection Selection::names(std::vector<std::string> names) {
+    Selection selection;
+    for (std::string& name : names) selection.includes_.push_back({Rule::Kind::name, std::move(name)});
+    // A list without names means none of them, and no includes would mean all.
+    if (names.empty()) selection.exclude("*");
+    return selection;
+}
+
+Selection& Selection::include(std::string glob) {
+    includes_.push_back({Rule::Kind::glob, std::move(glob)});
+    return *this;
+}
+
+Selection& Selection::exclude(std::string glob) {
+    excludes_.push_back({Rule::Kind::glob, std::move(glob)});
+    return *this;
+}
+
+bool Selection::matches(const Rule& rule, std::string_view name) {
+    switch (rule.kind) {
+        case Rule::Kind::glob: return glob_matches(rule.text, name);
+        case Rule::Kind::prefix: return prefix_matches(rule.text, name);
+        case Rule::Kind::name: return rule.text == name;
+    }
+    return false;
+}
+
+bool Selection::matches(std::string_view name) const {
+    const auto hit = [&](const Rule& rule) { return matches(rule, name); };
+    if (!includes_.empty() && std::none_of(includes_.begin(), includes_.end(), hit)) return false;
+    return std::none_of(excludes_.begin(), excludes_.end(), hit);
+}
+
+}  // namespace safemap

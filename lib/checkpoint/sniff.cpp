@@ -1,0 +1,153 @@
+// Tells formats by content: what we read, and what people hand us by mistake.
+#include "checkpoint/sniff.hpp"
+
+#include "base/text.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+namespace safemap::checkpoint {
+
+namespace {
+
+using namespace std::string_view_literals;
+
+constexpr std::string_view json_space = " \t\n\r";
+
+std::string read_range(const Source& source, std::uint64_t offset, std::uint64_t size) {
+    if (offset >= source.size()) return {};
+    std::string bytes(std::min(size, source.size() - offset), '\0');
+    source.read_at(offset, std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
+    return bytes;
+}
+
+/// The first byte at or behind `offset` that is no JSON whitespace. The reference pads headers with up to a page of it.
+std::optional<char> first_text(const Source& source, std::uint64_t offset) {
+    constexpr std::uint64_t block = 4096;
+    constexpr std::uint64_t most = 1 << 20;
+    for (std::uint64_t done = 0; done < most; done += block) {
+        const std::string bytes = read_range(source, offset + done, block);
+        const std::size_t found = bytes.find_first_not_of(json_space);
+        if (found != std::string::npos) return bytes[found];
+        if (bytes.size() < block) break;
+    }
+    return std::nullopt;
+}
+
+std::uint64_t header_length(std::string_view head) {
+    std::uint64_t length = 0;
+    std::memcpy(&length, head.data(), sizeof length);
+    return length;
+}
+
+bool is_safetensors(const Source& source, std::string_view head) {
+    if (head.size() < 9) return false;
+    return header_length(head) <= source.size() - 8 && header_length(head) > 0 && first_text(source, 8) == '{';
+}
+
+/// Case does not matter; `lower` is in lower case.
+bool starts_with_text(std::string_view text, std::string_view lower) {
+    return text.size() >= lower.size() && std::equal(lower.begin(), lower.end(), text.begin(), [](char a, char b) {
+               return a == (b >= 'A' && b <= 'Z' ? static_cast<char>(b - 'A' + 'a') : b);
+           });
+}
+
+std::string_view without_space(std::string_view text) {
+    const std::size_t begin = text.find_first_not_of(json_space);
+    return begin == std::string_view::npos ? std::string_view() : text.substr(begin);
+}
+
+struct Signature {
+    std::size_t offset;
+    std::string_view bytes;
+    std::string_view looks_like;
+    std::string_view hint;
+};
+
+constexpr std::string_view resave = "torch.save(torch.load(FILE, weights_only=True), NEW) with torch 1.6 or later writes a file that can be read";
+
+// In the order of trying: what is more special comes first.
+constexpr Signature signatures[] = {
+    {0, "version https://git-lfs.github.com/spec/"sv, "a git-lfs pointer, not the file itself", "git lfs pull fetches the file"},
+    {0, "GGUF"sv, "a GGUF file of llama.cpp", ""},
+    {0, "\x89HDF\r\n\x1a\n"sv, "an HDF5 file (Keras saves such)", ""},
+    {0, "\x1f\x8b"sv, "a gzip file", "gunzip it first"},
+    {0, "\x28\xb5\x2f\xfd"sv, "a zstd file", "unzstd it first"},
+    {0, "\xfd" "7zXZ\0"sv, "an xz file", "unxz it first"},
+    {0, "\x93NUMPY"sv, "a NumPy array", ""},
+    {0, "PYTORCH1"sv, "a PyTorch 1.0 stream file", resave},
+    // The magic number of torch.save before 1.6, as a pickle of its own: 0x1950a86a20f9469cfc6c.
+    {0, "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv, "a file of torch.save before 1.6 (legacy format)", resave},
+    {0, "PK\x05\x06"sv, "a zip without records", ""},
+};
+
+/// The names in the directory of a zip stand at its end; constants.pkl is among the last of them.
+bool is_torchscript(const Source& source) {
+    constexpr std::uint64_t tail = 256 << 10;
+    const std::uint64_t begin = source.size() > tail ? source.size() - tail : 0;
+    const std::string bytes = read_range(source, begin, tail);
+    const std::size_t directory = bytes.find("PK\x01\x02");
+    return directory != std::string::npos && bytes.find("/constants.pkl", directory) != std::string::npos;
+}
+
+/// The name in the first local header.
+std::string_view first_record(std::string_view head) {
+    std::uint16_t size = 0;
+    if (head.size() < 30) return {};
+    std::memcpy(&size, head.data() + 26, sizeof size);
+    return head.substr(30, size);
+}
+
+Sniffed sniff_zip(const Source& source, std::string_view head) {
+    if (first_record(head).ends_with(".npy")) return {Content::unknown, "a NumPy archive (.npz)"};
+    if (is_torchscript(source))
+        return {Content::unknown, "a TorchScript archive",
+                "torch.save(torch.jit.load(FILE).state_dict(), NEW) writes a file that can be read"};
+    return {Content::zip};
+}
+
+/// Pickle protocols 2 to 5 begin with a byte 0x80 and their number; protocol 0 and 1 cannot be told.
+bool is_pickle(std::string_view head) { return head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5; }
+
+std::optional<Sniffed> sniff_tar(std::string_view head) {
+    if (head.size() < 262 || head.substr(257, 5) != "ustar") return std::nullopt;
+    const std::string_view first = head.substr(0, std::min<std::size_t>(head.find('\0'), 100));
+    for (const std::string_view member : {"sys_info"sv, "pickle"sv, "storages"sv, "tensors"sv})
+        if (first == member) return Sniffed{Content::unknown, "a tar archive of torch 0.1", std::string(resave)};
+    return Sniffed{Content::unknown, "a tar archive", "unpack it first"};
+}
+
+Sniffed sniff_text(std::string_view head) {
+    const std::string_view text = without_space(head);
+    if (starts_with_text(text, "<!doctype html") || starts_with_text(text, "<html"))
+        return {Content::unknown, "a web page", "a download gave an error page or asked for a login: download the file again"};
+    if (!text.empty() && (text.front() == '{' || text.front() == '[')) return {Content::json, "JSON text"};
+    return {Content::unknown, ""};
+}
+
+}  // namespace
+
+Sniffed sniff(const Source& source) {
+    const std::string head = read_range(source, 0, 512);
+    if (head.empty()) return {Content::unknown, "an empty file", "a download or a copy may not have finished"};
+    if (is_safetensors(source, head)) return {Content::safetensors};
+    if (head.starts_with("PK\x03\x04")) return sniff_zip(source, head);
+    for (const Signature& signature : signatures)
+        if (std::string_view(head).substr(std::min(signature.offset, head.size())).starts_with(signature.bytes))
+            return {Content::unknown, std::string(signature.looks_like), std::string(signature.hint)};
+    if (is_pickle(head))
+        return {Content::unknown, "a plain pickle, not a file of torch.save", "torch.save its tensors to a new file"};
+    if (auto tar = sniff_tar(head)) return std::move(*tar);
+    if (head.find_first_not_of('\0') == std::string::npos)
+        return {Content::unknown, head.size() == source.size() ? "zeros" : "zeros at its beginning",
+                "a download or a copy may not have finished"};
+    if (head.size() > 8 && header_length(head) < 100'000'000 && head[8] == '{')
+        return {Content::unknown, "a safetensors file that ends inside its header", "a download or a copy may not have finished"};
+    if (Sniffed text = sniff_text(head); !text.looks_like.empty()) return text;
+    if (source.size() < 8) return {Content::unknown, "a file of " + bytes_text(source.size())};
+    return {Content::unknown, ""};
+}
+
+}  // namespace safemap::checkpoint

@@ -1,0 +1,295 @@
+// From a tree to names and tensors: one walk, in order, without recursion. Its slow twin is
+// tests/reference/slow_flatten.hpp.
+#include "state/names.hpp"
+
+#include <safemap/state_tree.hpp>
+
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+namespace safemap {
+
+namespace {
+
+using NodeId = StateTree::NodeId;
+constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+
+/// All names together: no header of safetensors is longer. Without a limit, lists nested n deep with a tensor on
+/// each level would take n² bytes of names.
+constexpr std::size_t max_name_bytes = 100'000'000;
+/// All segments that the walk spells: one long key object may stand in millions of dictionaries.
+constexpr std::size_t max_segment_bytes = 10 * max_name_bytes;
+/// Of a path that is only an example.
+constexpr std::size_t example_bytes = 200;
+
+/// What makes two tensors one: the same elements of the same store, seen the same way.
+struct Tie {
+    const LazyTensor* tensor;
+
+    friend bool operator==(const Tie& a, const Tie& b) {
+        const StridedView& x = a.tensor->strided_view();
+        const StridedView& y = b.tensor->strided_view();
+        return a.tensor->stored() == b.tensor->stored() && a.tensor->dtype() == b.tensor->dtype() &&
+               a.tensor->decoding() == b.tensor->decoding() && x.offset == y.offset && x.shape == y.shape &&
+               x.strides == y.strides;
+    }
+};
+
+struct TieHash {
+    std::size_t operator()(const Tie& tie) const noexcept {
+        const StridedView& view = tie.tensor->strided_view();
+        std::size_t hash = std::hash<const void*>{}(tie.tensor->stored().get());
+        const auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15U; };
+        mix(static_cast<std::uint64_t>(view.offset));
+        for (const std::uint64_t size : view.shape) mix(size);
+        for (const std::int64_t stride : view.strides) mix(static_cast<std::uint64_t>(stride));
+        return hash;
+    }
+};
+
+std::string counted(std::size_t count, std::string_view one, std::string_view many) {
+    return std::to_string(count) + " " + std::string(count == 1 ? one : many);
+}
+
+/// A count and the first path it stands for.
+struct Tally {
+    std::size_t count = 0;
+    std::string example = {};
+
+    void add(const std::string& path) {
+        if (count++ == 0) example = path.empty() ? std::string(state::root_name) : path.substr(0, example_bytes);
+    }
+};
+
+class Flattener {
+public:
+    explicit Flattener(const StateTree& tree) : tree_(tree), seen_(tree.size()) {}
+
+    FlatState run() {
+        if (tree_.size() == 0) return std::move(out_);
+        if (flat_root()) take_verbatim();
+        else walk();
+        finish();
+        return std::move(out_);
+    }
+
+private:
+    /// A container that is being walked.
+    struct Frame {
+        NodeId node;
+        std::size_t path_size;         ///< of the container's own path
+        std::size_t next = 0;          ///< the child to visit
+        std::size_t tensors_before;    ///< tensors met when the walk entered
+    };
+    /// What is known of a node that may occur again.
+    struct Seen {
+        std::uint32_t group = none;    ///< of a tensor
+        bool entered = false;          ///< of a container
+        bool holds_tensors = false;
+        bool repeated = false;
+    };
+
+    bool flat_root() const {
+        const auto* dict = std::get_if<StateTree::Dict>(&tree_[tree_.root()]);
+        if (dict == nullptr) return false;
+        for (const auto& [key, value] : dict->items) {
+            const auto* text = std::get_if<std::string>(&tree_[key]);
+            if (text == nullptr || !state::verbatim_name(*text)) return false;
+            if (!std::holds_alternative<StateTree::Tensor>(tree_[value])) return false;
+        }
+        return true;
+    }
+
+    void take_verbatim() {
+        out_.verbatim = true;
+        const auto& dict = std::get<StateTree::Dict>(tree_[tree_.root()]);
+        note_attributes(dict);
+        for (const auto& [key, value] : dict.items) {
+            path_ = std::get<std::string>(tree_[key]);
+            visit_tensor(value, std::get<StateTree::Tensor>(tree_[value]).tensor);
+        }
+    }
+
+    void walk() {
+        visit(tree_.root());
+        while (!frames_.empty()) {
+            Frame& frame = frames_.back();
+            path_.resize(frame.path_size);
+            if (const auto child = next_child(frame)) visit(*child);
+            else leave();
+        }
+    }
+
+    void visit(NodeId id) {
+        const StateTree::Node& node = tree_[id];
+        if (const auto* tensor = std::get_if<StateTree::Tensor>(&node)) return visit_tensor(id, tensor->tensor);
+        if (is_container(node)) return enter(id, node);
+        plain_.add(path_);
+    }
+
+    static bool is_container(const StateTree::Node& node) {
+        return std::holds_alternative<StateTree::Sequence>(node) || std::holds_alternative<StateTree::Dict>(node) ||
+               std::holds_alternative<StateTree::Opaque>(node);
+    }
+
+    void enter(NodeId id, const StateTree::Node& node) {
+        Seen& seen = seen_[id];
+        if (seen.entered) {
+            if (!seen.repeated) repeats_.emplace_back(id, path_.substr(0, example_bytes));
+            seen.repeated = true;
+            return;
+        }
+        seen.entered = true;
+        if (!within_budget()) return unnamed_.add({});
+        if (const auto* dict = std::get_if<StateTree::Dict>(&node)) note_attributes(*dict);
+        if (const auto* opaque = std::get_if<StateTree::Opaque>(&node)) skip(*opaque);
+        frames_.push_back({.node = id, .path_size = path_.size(), .tensors_before = tensors_met_});
+    }
+
+    void leave() {
+        const Frame& frame = frames_.back();
+        seen_[frame.node].holds_tensors = tensors_met_ > frame.tensors_before;
+        frames_.pop_back();
+    }
+
+    /// The next child of a container, with its segment put on the path.
+    std::optional<NodeId> next_child(Frame& frame) {
+        const StateTree::Node& node = tree_[frame.node];
+        const std::size_t i = frame.next++;
+        if (const auto* sequence = std::get_if<StateTree::Sequence>(&node)) return item(*sequence, i);
+        if (const auto* dict = std::get_if<StateTree::Dict>(&node)) return entry(*dict, i);
+        return part(std::get<StateTree::Opaque>(node), i);
+    }
+
+    std::optional<NodeId> item(const StateTree::Sequence& sequence, std::size_t i) {
+        if (i >= sequence.items.size()) return std::nullopt;
+        using Kind = StateTree::Sequence::Kind;
+        const bool set = sequence.kind == Kind::set || sequence.kind == Kind::frozenset;
+        descend(set ? state::ordinal_segment(i) : std::to_string(i));
+        return sequence.items[i];
+    }
+
+    /// Each entry is visited twice: its key, where that may hold tensors, and its value.
+    std::optional<NodeId> entry(const StateTree::Dict& dict, std::size_t i) {
+        const std::size_t place = i / 2;
+        if (place >= dict.items.size()) return std::nullopt;
+        const auto& [key, value] = dict.items[place];
+        const bool value_turn = i % 2 == 1;
+        if (value_turn) {
+            descend(state::key_segment(tree_[key], place));
+            return value;
+        }
+        const bool walkable = is_container(tree_[key]) || std::holds_alternative<StateTree::Tensor>(tree_[key]);
+        if (!walkable) return entry(dict, frames_.back().next++);
+        descend(state::ordinal_segment(place));
+        descend(state::key_segment_below);
+        return key;
+    }
+
+    /// A child without a name is the tensor that the object is around: it has the object's own path.
+    std::optional<NodeId> part(const StateTree::Opaque& opaque, std::size_t i) {
+        if (i >= opaque.children.size()) return std::nullopt;
+        const auto& [name, child] = opaque.children[i];
+        const bool itself = name.empty() && std::holds_alternative<StateTree::Tensor>(tree_[child]);
+        if (!itself) descend(state::child_segment(name));
+        return child;
+    }
+
+    void descend(std::string_view segment) {
+        segment_bytes_ += segment.size();
+        state::append_segment(path_, segment);
+    }
+
+    void visit_tensor(NodeId id, const LazyTensor& tensor) {
+        ++tensors_met_;
+        if (!take_name()) return unnamed_.add({});
+        std::uint32_t& group = seen_[id].group;
+        if (group == none) group = group_of(tensor);
+        if (group != none) return out_.aliases[group].push_back(name());
+        group = static_cast<std::uint32_t>(out_.aliases.size());
+        out_.aliases.push_back({name()});
+        out_.tensors.push_back(tensor.renamed(name()));
+        if (tensor.element_count() > 0) ties_.emplace(Tie{&tensor}, group);
+    }
+
+    /// The group that a tensor object not met before belongs to; nothing of no elements is tied to anything.
+    std::uint32_t group_of(const LazyTensor& tensor) const {
+        if (tensor.element_count() == 0) return none;
+        const auto found = ties_.find(Tie{&tensor});
+        return found == ties_.end() ? none : found->second;
+    }
+
+    void skip(const StateTree::Opaque& opaque) {
+        if (take_name()) out_.skipped.push_back({.name = name(), .type = opaque.type, .why = opaque.why});
+        else unnamed_.add({});
+    }
+
+    void note_attributes(const StateTree::Dict& dict) {
+        if (!dict.attributes.empty()) attributes_.add(path_);
+    }
+
+    std::string name() const { return path_.empty() && !out_.verbatim ? std::string(state::root_name) : path_; }
+
+    bool within_budget() const {
+        return path_.size() <= max_name_bytes - name_bytes_ && segment_bytes_ <= max_segment_bytes;
+    }
+    bool take_name() {
+        if (!within_budget()) return false;
+        name_bytes_ += path_.size();
+        return true;
+    }
+
+    void finish() {
+        std::erase_if(out_.aliases, [](const AliasGroup& group) { return group.size() < 2; });
+        note_repeats();
+        if (plain_.count > 0) {
+            note(counted(plain_.count, "plain value is", "plain values are") + " not kept, for example " +
+                 plain_.example + ": only tensors are, until the structure document comes");
+        }
+        if (attributes_.count > 0) {
+            note("the attributes (such as _metadata) of " + counted(attributes_.count, "dictionary", "dictionaries") +
+                 " are not kept, for example of " + attributes_.example);
+        }
+        if (unnamed_.count > 0) {
+            note(counted(unnamed_.count, "object has", "objects have") + " no name and " +
+                 (unnamed_.count == 1 ? "is" : "are") + " left out: all names together would be longer than " +
+                 std::to_string(max_name_bytes) + " bytes, which no safetensors header can hold");
+        }
+    }
+
+    void note_repeats() {
+        Tally tally;
+        for (const auto& [id, path] : repeats_) {
+            if (seen_[id].holds_tensors) tally.add(path);
+        }
+        if (tally.count == 0) return;
+        note(counted(tally.count, "container with tensors occurs", "containers with tensors occur") +
+             " more than once, for example again at " + tally.example +
+             ": the tensors have the names of the first place only");
+    }
+
+    void note(std::string text) { out_.notes.push_back(std::move(text)); }
+
+    const StateTree& tree_;
+    FlatState out_;
+    std::string path_;
+    std::vector<Frame> frames_;
+    std::vector<Seen> seen_;
+    std::unordered_map<Tie, std::uint32_t, TieHash> ties_;
+    std::vector<std::pair<NodeId, std::string>> repeats_;
+    std::size_t tensors_met_ = 0;
+    std::size_t name_bytes_ = 0;
+    std::size_t segment_bytes_ = 0;
+    Tally plain_;
+    Tally attributes_;
+    Tally unnamed_;
+};
+
+}  // namespace
+
+FlatState flatten(const StateTree& tree) { return Flattener(tree).run(); }
+
+}  // namespace safemap

@@ -1,0 +1,75 @@
+// The grammar of names, one way: keys and places to segments. Tested by tests/state/names_test.cpp.
+#include "state/names.hpp"
+
+#include "base/text.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <variant>
+
+namespace safemap::state {
+
+namespace {
+
+constexpr std::string_view reserved = "__metadata__";
+
+bool looks_like_integer(std::string_view text) {
+    if (text.starts_with('-')) text.remove_prefix(1);
+    return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+std::string escaped(std::string_view text) {
+    std::string out;
+    out.reserve(text.size());
+    for (const char c : text) {
+        if (c == '~') out += "~0";
+        else if (c == '/') out += "~1";
+        else out += c;
+    }
+    return out;
+}
+
+std::string string_segment(std::string_view key) {
+    const bool marked = key.empty() || key == reserved || looks_like_integer(key);
+    return marked ? "~s" + escaped(key) : escaped(key);
+}
+
+/// Whether a string can be spelled in a name at all.
+bool nameable(std::string_view key) { return key.find('\0') == key.npos && is_utf8(key); }
+
+struct KeySegment {
+    std::size_t place;
+
+    std::string operator()(StateTree::None) const { return "~none"; }
+    std::string operator()(bool value) const { return value ? "~true" : "~false"; }
+    std::string operator()(std::int64_t value) const { return std::to_string(value); }
+    std::string operator()(const StateTree::BigInt& value) const {
+        return looks_like_integer(value.decimal) ? value.decimal : ordinal_segment(place);
+    }
+    std::string operator()(const std::string& value) const {
+        return nameable(value) ? string_segment(value) : ordinal_segment(place);
+    }
+    template <class Other>
+    std::string operator()(const Other&) const {
+        return ordinal_segment(place);
+    }
+};
+
+}  // namespace
+
+std::string ordinal_segment(std::size_t place) { return "~k" + std::to_string(place); }
+
+std::string key_segment(const StateTree::Node& key, std::size_t place) { return std::visit(KeySegment{place}, key); }
+
+std::string child_segment(std::string_view child) {
+    return looks_like_integer(child) ? std::string(child) : string_segment(child);
+}
+
+bool verbatim_name(std::string_view key) { return !key.empty() && key != reserved && is_utf8(key); }
+
+void append_segment(std::string& path, std::string_view segment) {
+    if (!path.empty()) path += '/';
+    path += segment;
+}
+
+}  // namespace safemap::state

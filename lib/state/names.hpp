@@ -1,0 +1,37 @@
+// Names of tensors: the path from the root, RFC 6901-escaped, with "~" and a letter for what strings cannot say.
+// The grammar:
+//
+//     name     := segment ( "/" segment )*            the root itself: "~root"
+//     string   := '~' as "~0", '/' as "~1"; "~s" before it where it is empty, looks like an integer, or is
+//                 "__metadata__"
+//     integer, place in a list or tuple := decimal    bool: "~true", "~false"    None: "~none"
+//     any other key, also a string that is no UTF-8 or holds a NUL := "~k" and the place of the entry
+//     member of a set := "~k" and its place           tensor in a key := ".../~kN/~key"
+#pragma once
+
+#include <safemap/state_tree.hpp>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace safemap::state {
+
+/// What a tensor at the root is called.
+inline constexpr std::string_view root_name = "~root";
+/// The segment below the segment of a key that holds tensors itself.
+inline constexpr std::string_view key_segment_below = "~key";
+
+/// The segment of the `place`-th entry of a dictionary, whose key is `key`.
+std::string key_segment(const StateTree::Node& key, std::size_t place);
+/// The segment of the `place`-th entry whose key is no name.
+std::string ordinal_segment(std::size_t place);
+/// The segment of a child of an opaque object: an attribute by the rule of strings, a place as it is.
+std::string child_segment(std::string_view child);
+/// Whether `key` can be a name as it stands: not empty, UTF-8, not "__metadata__".
+bool verbatim_name(std::string_view key);
+
+/// Puts `segment` below `path`; "" is the root.
+void append_segment(std::string& path, std::string_view segment);
+
+}  // namespace safemap::state

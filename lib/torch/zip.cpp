@@ -1,0 +1,381 @@
+// Reads zip directories: the numbers are PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 and 4.5. Nothing of the file is
+// believed before it is compared with the file. Tested by tests/torch/zip_test.cpp.
+#include "torch/zip.hpp"
+
+#include "base/inflate.hpp"
+#include "base/text.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_set>
+
+namespace safemap::torch {
+
+namespace {
+
+constexpr std::uint32_t local_signature = 0x04034b50;
+constexpr std::uint32_t central_signature = 0x02014b50;
+constexpr std::uint32_t end_signature = 0x06054b50;
+constexpr std::uint32_t end64_signature = 0x06064b50;
+constexpr std::uint32_t locator_signature = 0x07064b50;
+constexpr std::size_t local_size = 30;
+constexpr std::size_t central_size = 46;
+constexpr std::size_t end_size = 22;
+constexpr std::size_t end64_size = 56;
+constexpr std::size_t locator_size = 20;
+constexpr std::uint16_t flag_encrypted = 0x2041;  ///< bits 0, 6 and 13: encryption, strong, masked headers
+constexpr std::uint16_t flag_descriptor = 0x0008; ///< sizes follow the data; the local header may say 0
+constexpr std::uint16_t method_stored = 0;
+constexpr std::uint16_t method_deflated = 8;
+constexpr std::uint16_t extra_zip64 = 0x0001;
+constexpr std::uint32_t see_zip64 = 0xFFFF'FFFF;
+/// The directory is held in memory. A torch checkpoint takes about 70 bytes for each storage.
+constexpr std::uint64_t max_directory_size = 256_MiB;
+/// zlib's technical notes: deflate never packs tighter than 1032 to 1.
+constexpr std::uint64_t max_deflate_ratio = 1032;
+
+template <class T>
+T little(const char* bytes) noexcept {
+    T value;
+    std::memcpy(&value, bytes, sizeof(value));
+    return value;
+}
+
+void read_into(const Source& source, std::uint64_t offset, std::span<char> into) {
+    source.read_at(offset, std::as_writable_bytes(into));
+}
+
+Error bad_directory(const std::string& what) { return {Errc::zip_bad_directory, what}; }
+
+Error bad_record(std::string_view name, const std::string& what) {
+    return {Errc::zip_bad_record, "record " + quoted(name) + ": " + what};
+}
+
+/// What the end records say of the central directory.
+struct Directory {
+    Extent place;             ///< in the source
+    std::uint64_t count = 0;  ///< of entries
+    std::uint64_t prefix = 0; ///< bytes before the zip: all offsets in it are that much too small
+};
+
+/// The end record stands before a comment of at most 64 KiB, so it is looked for from the end backwards.
+class EndRecords {
+public:
+    explicit EndRecords(const Source& source) : source_(source) {}
+
+    Directory find() {
+        read_tail();
+        const auto end = end_record();
+        if (!end) throw bad_directory("no end record of a zip: the file is cut short, or is none");
+        const char* record = tail_.data() + *end;
+        Directory found{.place = {.offset = little<std::uint32_t>(record + 16), .size = little<std::uint32_t>(record + 12)},
+                        .count = little<std::uint16_t>(record + 10)};
+        const bool split = little<std::uint16_t>(record + 4) != little<std::uint16_t>(record + 6);
+        const std::uint64_t end_at = tail_at_ + *end;
+        const std::uint64_t directory_end = read_zip64(end_at, found).value_or(end_at);
+        if (split) throw bad_directory("the zip is split over several disks");
+        return checked(found, directory_end);
+    }
+
+private:
+    void read_tail() {
+        constexpr std::uint64_t longest = end_size + 0xFFFF + locator_size + end64_size;
+        const std::uint64_t size = std::min(source_.size(), longest);
+        tail_at_ = source_.size() - size;
+        tail_.resize(size);
+        read_into(source_, tail_at_, tail_);
+    }
+
+    /// The last one whose comment ends where the file does.
+    std::optional<std::size_t> end_record() const {
+        if (tail_.size() < end_size) return std::nullopt;
+        for (std::size_t at = tail_.size() - end_size + 1; at-- > 0;) {
+            if (little<std::uint32_t>(tail_.data() + at) != end_signature) continue;
+            if (at + end_size + little<std::uint16_t>(tail_.data() + at + 20) == tail_.size()) return at;
+        }
+        return std::nullopt;
+    }
+
+    /// Where there is a zip64 end record, it says more; returns where it begins.
+    std::optional<std::uint64_t> read_zip64(std::uint64_t end_at, Directory& found) const {
+        std::array<char, locator_size> locator;
+        if (end_at < locator_size) return std::nullopt;
+        read_into(source_, end_at - locator_size, locator);
+        if (little<std::uint32_t>(locator.data()) != locator_signature) return std::nullopt;
+        const std::uint64_t locator_at = end_at - locator_size;
+        std::array<char, end64_size> record;
+        const auto holds_record = [&](std::uint64_t at) {
+            if (!Extent{at, end64_size}.inside(locator_at)) return false;
+            read_into(source_, at, record);
+            return little<std::uint32_t>(record.data()) == end64_signature;
+        };
+        // Where something stands before the zip, the locator points too low, and the record is just before it.
+        std::uint64_t at = little<std::uint64_t>(locator.data() + 8);
+        if (!holds_record(at)) {
+            if (locator_at < end64_size || !holds_record(locator_at - end64_size)) {
+                throw bad_directory("no zip64 end record where its locator says");
+            }
+            at = locator_at - end64_size;
+        }
+        found = {.place = {.offset = little<std::uint64_t>(record.data() + 48), .size = little<std::uint64_t>(record.data() + 40)},
+                 .count = little<std::uint64_t>(record.data() + 32)};
+        return at;
+    }
+
+    Directory checked(Directory found, std::uint64_t directory_end) const {
+        if (!found.place.inside(directory_end)) {
+            throw bad_directory("a directory of " + bytes_text(found.place.size) + " at " +
+                                std::to_string(found.place.offset) + ", but its end record is at " +
+                                std::to_string(directory_end));
+        }
+        if (found.count > found.place.size / central_size) {
+            throw bad_directory(std::to_string(found.count) + " records in a directory of " +
+                                bytes_text(found.place.size));
+        }
+        if (found.place.size > max_directory_size) {
+            throw bad_directory("a directory of " + bytes_text(found.place.size) + ", more than " +
+                                bytes_text(max_directory_size));
+        }
+        found.prefix = directory_end - found.place.end();
+        found.place.offset += found.prefix;
+        return found;
+    }
+
+    const Source& source_;
+    std::vector<char> tail_;
+    std::uint64_t tail_at_ = 0;
+};
+
+/// An entry of the central directory.
+struct Entry {
+    std::string_view name;
+    std::uint16_t flags = 0;
+    std::uint16_t method = 0;
+    std::uint32_t crc32 = 0;
+    std::uint64_t packed = 0;
+    std::uint64_t size = 0;
+    std::uint64_t header_at = 0;
+};
+
+/// The zip64 field holds what did not fit, in this order. False where something did not fit and no field says more.
+bool read_zip64_extra(Entry& entry, std::string_view extra) {
+    std::array<std::uint64_t*, 3> overflowing{};
+    std::size_t wanted = 0;
+    for (std::uint64_t* value : {&entry.size, &entry.packed, &entry.header_at}) {
+        if (*value == see_zip64) overflowing[wanted++] = value;
+    }
+    while (wanted > 0 && extra.size() >= 4) {
+        const auto id = little<std::uint16_t>(extra.data());
+        const std::size_t size = little<std::uint16_t>(extra.data() + 2);
+        extra.remove_prefix(4);
+        if (size > extra.size()) return false;
+        if (id == extra_zip64 && size >= 8 * wanted) {
+            for (std::size_t i = 0; i < wanted; ++i) *overflowing[i] = little<std::uint64_t>(extra.data() + 8 * i);
+            return true;
+        }
+        extra.remove_prefix(size);
+    }
+    return wanted == 0;
+}
+
+/// Takes the next entry off `rest`; nothing where it is wrong in itself. Where the next one would begin is lost when
+/// this one is cut short: that is thrown.
+std::optional<Entry> next_entry(std::string_view& rest, FaultSink& faults) {
+    if (rest.size() < central_size || little<std::uint32_t>(rest.data()) != central_signature) {
+        throw bad_directory("a directory entry does not begin where the one before ends");
+    }
+    const char* fixed = rest.data();
+    const std::size_t name_size = little<std::uint16_t>(fixed + 28);
+    const std::size_t extra_size = little<std::uint16_t>(fixed + 30);
+    const std::size_t comment_size = little<std::uint16_t>(fixed + 32);
+    rest.remove_prefix(central_size);
+    if (name_size + extra_size + comment_size > rest.size()) throw bad_directory("a directory entry is cut short");
+    Entry entry{.name = rest.substr(0, name_size),
+                .flags = little<std::uint16_t>(fixed + 8),
+                .method = little<std::uint16_t>(fixed + 10),
+                .crc32 = little<std::uint32_t>(fixed + 16),
+                .packed = little<std::uint32_t>(fixed + 20),
+                .size = little<std::uint32_t>(fixed + 24),
+                .header_at = little<std::uint32_t>(fixed + 42)};
+    const std::string_view extra = rest.substr(name_size, extra_size);
+    rest.remove_prefix(name_size + extra_size + comment_size);
+    if (read_zip64_extra(entry, extra)) return entry;
+    faults.fault(bad_record(entry.name, "a size or place that needs a zip64 field, and no such field"));
+    return std::nullopt;
+}
+
+bool has_parent_component(std::string_view name) {
+    for (std::size_t at = 0; at <= name.size();) {
+        const std::size_t end = std::min(name.find('/', at), name.size());
+        if (name.substr(at, end - at) == "..") return true;
+        at = end + 1;
+    }
+    return false;
+}
+
+std::optional<Error> name_fault(std::string_view name) {
+    if (name.empty()) return bad_record(name, "an empty name");
+    const bool relative = name.front() != '/' && name.find('\\') == name.npos && name.find('\0') == name.npos;
+    if (relative && !has_parent_component(name)) return std::nullopt;
+    return bad_record(name, "a name that is absolute, or leads out of its folder");
+}
+
+std::optional<Error> method_fault(const Entry& entry) {
+    if ((entry.flags & flag_encrypted) != 0) {
+        return Error(Errc::zip_unsupported, "record " + quoted(entry.name) + " is encrypted");
+    }
+    if (entry.method == method_stored) {
+        if (entry.packed == entry.size) return std::nullopt;
+        return bad_record(entry.name, "stored as it is in " + bytes_text(entry.packed) + ", but said to be " +
+                                          bytes_text(entry.size));
+    }
+    if (entry.method != method_deflated) {
+        return Error(Errc::zip_unsupported, "record " + quoted(entry.name) + " is compressed by method " +
+                                                std::to_string(entry.method) + "; 0 (stored) and 8 (deflate) are known");
+    }
+    if (entry.size / max_deflate_ratio <= entry.packed) return std::nullopt;
+    return bad_record(entry.name, bytes_text(entry.packed) + " of deflate cannot hold " + bytes_text(entry.size));
+}
+
+/// A record that has passed, and its header's place.
+struct Placed {
+    ZipRecord record;
+    std::uint64_t header_at = 0;
+    bool dropped = false;
+};
+
+/// Reads and checks every entry of the directory at `place`, whose bytes are `rest`.
+class Entries {
+public:
+    Entries(const Source& source, const Directory& place, FaultSink& faults)
+        : source_(source), place_(place), faults_(faults) {}
+
+    std::vector<Placed> read(std::string_view rest) {
+        placed_.reserve(place_.count);
+        for (std::uint64_t i = 0; i < place_.count; ++i) take(next_entry(rest, faults_));
+        if (!rest.empty()) {
+            faults_.fault(bad_directory(bytes_text(rest.size()) + " after the last of " + std::to_string(place_.count) +
+                                        " directory entries"));
+        }
+        drop_overlaps();
+        return std::move(placed_);
+    }
+
+private:
+    void take(const std::optional<Entry>& entry) {
+        if (!entry) return;
+        if (const auto fault = fault_of(*entry)) faults_.fault(*fault);
+    }
+
+    /// Keeps a record that is in order; else says what is wrong with it.
+    std::optional<Error> fault_of(Entry entry) {
+        if (auto fault = name_fault(entry.name)) return fault;
+        if (auto fault = method_fault(entry)) return fault;
+        if (!names_.insert(entry.name).second) {
+            return Error(Errc::zip_duplicate, "two records named " + quoted(entry.name));
+        }
+        const auto header_at = checked_add(entry.header_at, place_.prefix);
+        if (!header_at) return bad_record(entry.name, "its header would be beyond 2^64");
+        entry.header_at = *header_at;
+        Extent payload;
+        if (auto fault = header_fault(entry, payload)) return fault;
+        const bool folder = entry.name.ends_with('/') && entry.size == 0;
+        if (folder) return std::nullopt;
+        placed_.push_back({.record = {.name = entry.name, .packed = payload, .size = entry.size, .crc32 = entry.crc32,
+                                      .deflated = entry.method == method_deflated},
+                           .header_at = entry.header_at});
+        return std::nullopt;
+    }
+
+    /// Compares the local header with the entry, and finds the payload behind it: only the local header knows how
+    /// much padding there is.
+    std::optional<Error> header_fault(const Entry& entry, Extent& payload) {
+        const std::uint64_t limit = place_.place.offset;
+        const std::size_t header_size = local_size + entry.name.size();
+        if (!Extent{entry.header_at, header_size}.inside(limit)) {
+            return bad_record(entry.name, "its header would be at " + std::to_string(entry.header_at) +
+                                              ", the directory is at " + std::to_string(limit));
+        }
+        buffer_.resize(header_size);
+        read_into(source_, entry.header_at, buffer_);
+        const char* header = buffer_.data();
+        if (little<std::uint32_t>(header) != local_signature) return bad_record(entry.name, "no header where it should be");
+        const std::size_t name_size = little<std::uint16_t>(header + 26);
+        if (name_size != entry.name.size() || std::string_view(header + local_size, name_size) != entry.name) {
+            return bad_record(entry.name, "the header where it should be is that of another record");
+        }
+        const auto flags = little<std::uint16_t>(header + 6);
+        if ((flags & flag_encrypted) != 0 || little<std::uint16_t>(header + 8) != entry.method) {
+            return bad_record(entry.name, "its header and the directory differ in how it is packed");
+        }
+        const auto packed = little<std::uint32_t>(header + 18);
+        if ((flags & flag_descriptor) == 0 && packed != see_zip64 && packed != entry.packed) {
+            return bad_record(entry.name, "its header says " + bytes_text(packed) + ", the directory " +
+                                              bytes_text(entry.packed));
+        }
+        payload = {.offset = entry.header_at + header_size + little<std::uint16_t>(header + 28), .size = entry.packed};
+        if (payload.inside(limit)) return std::nullopt;
+        return bad_record(entry.name, bytes_text(payload.size) + " at " + std::to_string(payload.offset) +
+                                          ", but the directory is at " + std::to_string(limit));
+    }
+
+    /// Reports every record whose header begins before the one ahead of it ends.
+    void drop_overlaps() {
+        std::vector<Placed*> order;
+        order.reserve(placed_.size());
+        for (Placed& each : placed_) order.push_back(&each);
+        std::sort(order.begin(), order.end(),
+                  [](const Placed* a, const Placed* b) { return a->header_at < b->header_at; });
+        const Placed* ahead = nullptr;
+        for (Placed* each : order) {
+            if (ahead != nullptr && each->header_at < ahead->record.packed.end()) {
+                each->dropped = true;
+                faults_.fault({Errc::zip_overlap, "records " + quoted(ahead->record.name) + " and " +
+                                                      quoted(each->record.name) + " share bytes"});
+                if (each->record.packed.end() <= ahead->record.packed.end()) continue;
+            }
+            ahead = each;
+        }
+        std::erase_if(placed_, [](const Placed& each) { return each.dropped; });
+    }
+
+    const Source& source_;
+    const Directory& place_;
+    FaultSink& faults_;
+    std::vector<Placed> placed_;
+    std::unordered_set<std::string_view> names_;
+    std::vector<char> buffer_;
+};
+
+}  // namespace
+
+ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink& faults) {
+    ZipDirectory zip;
+    zip.source_ = std::move(source);
+    const Directory place = EndRecords(*zip.source_).find();
+    zip.directory_.resize(place.place.size);
+    read_into(*zip.source_, place.place.offset, zip.directory_);
+    const std::string_view directory(zip.directory_.data(), zip.directory_.size());
+    for (const Placed& placed : Entries(*zip.source_, place, faults).read(directory)) {
+        zip.by_name_.emplace(placed.record.name, zip.records_.size());
+        zip.records_.push_back(placed.record);
+    }
+    return zip;
+}
+
+const ZipRecord* ZipDirectory::find(std::string_view name) const noexcept {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &records_[found->second];
+}
+
+RecordData ZipDirectory::open(const ZipRecord& record) const {
+    if (!record.deflated) return {source_, record.packed};
+    return {inflated_source(source_->name() + ": " + printable(record.name), source_, record.packed, record.size),
+            {.offset = 0, .size = record.size}};
+}
+
+}  // namespace safemap::torch

@@ -1,0 +1,61 @@
+// The directory of a zip file, as torch.save and re-packers write them: which record stands where. Reads the end
+// record, the central directory and each local header; no payload.
+#pragma once
+
+#include "base/faults.hpp"
+
+#include <safemap/source.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace safemap::torch {
+
+struct ZipRecord {
+    std::string_view name;  ///< lives as long as its directory
+    Extent packed;          ///< the payload, in the zip's source
+    std::uint64_t size = 0; ///< of the data, uncompressed
+    std::uint32_t crc32 = 0;
+    bool deflated = false;
+};
+
+/// Bytes of a record, uncompressed.
+struct RecordData {
+    std::shared_ptr<const Source> source;
+    Extent extent;  ///< in `source`
+};
+
+/// Immutable once read.
+class ZipDirectory {
+public:
+    /// Throws or reports zip_bad_directory, zip_bad_record, zip_overlap, zip_duplicate, zip_unsupported. Without a
+    /// readable directory it throws whatever the sink does; a record with a fault is left out where the sink returns.
+    /// Bytes before the zip are allowed.
+    static ZipDirectory read(std::shared_ptr<const Source> source, FaultSink& faults);
+
+    /// In the order of the directory, without entries for folders.
+    const std::vector<ZipRecord>& records() const& noexcept { return records_; }
+    const std::vector<ZipRecord>& records() const&& = delete;
+    /// Null where there is none of that name.
+    const ZipRecord* find(std::string_view name) const noexcept;
+    /// Where the data of a record is read. Reads nothing; a deflated record gives a stream with the directory's
+    /// size.
+    RecordData open(const ZipRecord& record) const;
+
+    // The records' names are views into the directory, which may move but not be copied.
+    ZipDirectory(ZipDirectory&&) noexcept = default;
+    ZipDirectory& operator=(ZipDirectory&&) noexcept = default;
+
+private:
+    ZipDirectory() = default;
+
+    std::shared_ptr<const Source> source_;
+    std::vector<char> directory_;  ///< the central directory: names are views into it
+    std::vector<ZipRecord> records_;
+    std::unordered_map<std::string_view, std::size_t> by_name_;
+};
+
+}  // namespace safemap::torch
