@@ -1,4 +1,4 @@
-// The grammar of names, one way: keys and places to segments. Tested by tests/state/names_test.cpp.
+// The grammar of names, one way: keys and places to segments. Tested by tests/state/flatten_test.cpp.
 #include "state/names.hpp"
 
 #include "base/text.hpp"

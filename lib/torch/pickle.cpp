@@ -735,6 +735,13 @@ std::span<const PickleGraph::Id> PickleGraph::items(Id id) const {
     return growing_[node.count];
 }
 
+std::span<const PickleGraph::Id> PickleGraph::items_or_nothing(Id id) const {
+    switch (nodes_[id].kind) {
+        case Kind::list: case Kind::tuple: case Kind::dict: case Kind::set: case Kind::frozenset: return items(id);
+        default: return {};
+    }
+}
+
 PickleGraph::Call PickleGraph::call(Id id) const {
     const Node& node = nodes_[id];
     Call call{.callee = calls_[node.word], .arguments = calls_[node.word + 1]};

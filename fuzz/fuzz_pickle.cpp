@@ -1,0 +1,34 @@
+// The pickle machine and what is made of its graph: any bytes give a tree or an Error, in time and memory that the
+// input pays for.
+#include "torch/pickle.hpp"
+#include "torch/rebuild.hpp"
+
+#include <safemap/state_tree.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+using namespace safemap;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    static const auto storage = memory_source("storage", std::vector<std::byte>(4096));
+    const std::span<const char> bytes(reinterpret_cast<const char*>(data), size);
+    const torch::Storages storages{.find = [](std::string_view) { return torch::RecordData{storage, {0, 4096}}; },
+                                   .big_endian = size % 2 == 1};
+    try {
+        const torch::PickleGraph pickle = torch::read_pickle(bytes);
+        if (pickle.consumed() > size) std::abort();
+        CollectFaults faults;
+        const auto rebuilt = torch::rebuild(pickle, storages, faults);
+        const FlatState flat = flatten(rebuilt.tree);
+        for (const LazyTensor& tensor : flat.tensors) {
+            if (tensor.nbytes() <= 65536) static_cast<void>(tensor.load());
+        }
+    } catch (const Error& error) {
+        if (remedy(error.code()) != Remedy::reject_data) std::abort();
+    }
+    return 0;
+}

@@ -1,0 +1,137 @@
+// The zip of torch.save: which record is what. Tested by tests/torch/rebuild_test.cpp and fixtures_test.cpp.
+#include "torch/archive.hpp"
+
+#include "base/text.hpp"
+#include "torch/pickle.hpp"
+#include "torch/rebuild.hpp"
+#include "torch/zip.hpp"
+
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+namespace safemap::torch {
+
+namespace {
+
+/// A record's data, in memory.
+std::vector<char> read_all(const RecordData& data) {
+    std::vector<char> bytes(data.extent.size);
+    data.source->read_at(data.extent.offset, std::as_writable_bytes(std::span(bytes)));
+    return bytes;
+}
+
+class ArchiveReader {
+public:
+    ArchiveReader(const std::shared_ptr<const Source>& source, FaultSink& faults)
+        : zip_(ZipDirectory::read(source, faults)), faults_(faults), root_(root_of(zip_)) {}
+
+    Archive read() {
+        const ZipRecord* pickle = find("data.pkl");
+        if (find("constants.pkl") != nullptr) {
+            faults_.fault({Errc::unknown_format, "a TorchScript archive; a file of torch.save was wanted"});
+        } else if (pickle == nullptr) {
+            faults_.fault({Errc::zip_missing_record, "no record data.pkl in the folder that the first record is in"});
+        } else {
+            check_root();
+            list_records();
+            read_pickle_record(*pickle);
+        }
+        return std::move(out_);
+    }
+
+private:
+    /// Names begin with the name that the file was saved under, which need not be the name it has now.
+    static std::string root_of(const ZipDirectory& zip) {
+        if (zip.records().empty()) return {};
+        const std::string_view first = zip.records().front().name;
+        const std::size_t end = first.find('/');
+        return end == first.npos ? std::string() : std::string(first.substr(0, end + 1));
+    }
+
+    const ZipRecord* find(std::string_view name) const { return zip_.find(root_ + std::string(name)); }
+
+    void check_root() {
+        for (const ZipRecord& record : zip_.records()) {
+            if (record.name.starts_with(root_)) continue;
+            faults_.fault({Errc::zip_bad_record, "record " + quoted(record.name) + " is not in " + quoted(root_) +
+                                                     " as the others are"});
+        }
+    }
+
+    /// torch writes checksum 0 when it is told to compute none, and for holes.
+    void list_records() {
+        std::size_t unchecked = 0;
+        for (const ZipRecord& record : zip_.records()) {
+            if (record.crc32 == 0 && record.size > 0) {
+                ++unchecked;
+                continue;
+            }
+            RecordData data = zip_.open(record);
+            out_.records.push_back({.name = std::string(record.name), .source = std::move(data.source),
+                                    .extent = data.extent, .crc32 = record.crc32});
+        }
+        if (unchecked == 0) return;
+        out_.notes.push_back(std::to_string(unchecked) + (unchecked == 1 ? " record has" : " records have") +
+                             " no checksum; a file saved under skip_data() has holes in their places, which read as zeros");
+    }
+
+    void read_pickle_record(const ZipRecord& record) {
+        try {
+            const Storages storages{.find = [this](std::string_view key) { return storage(key); },
+                                    .big_endian = big_endian()};
+            const PickleLimits limits;
+            if (record.size > limits.max_bytes) {
+                throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + "; at most " +
+                                                        bytes_text(limits.max_bytes) + " are read");
+            }
+            const std::vector<char> bytes = read_all(zip_.open(record));
+            const PickleGraph pickle = read_pickle(bytes, limits);
+            note_trailing(bytes.size() - pickle.consumed());
+            Rebuilt rebuilt = rebuild(pickle, storages, faults_);
+            out_.tree = std::move(rebuilt.tree);
+            out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
+        } catch (Error& error) {
+            if (remedy(error.code()) != Remedy::reject_data) throw;
+            faults_.fault(std::move(error));
+        }
+    }
+
+    void note_trailing(std::size_t count) {
+        if (count > 0) out_.notes.push_back(bytes_text(count) + " after the end of the pickle in data.pkl are ignored");
+    }
+
+    bool big_endian() const {
+        const ZipRecord* record = find("byteorder");
+        if (record == nullptr) return false;
+        constexpr std::uint64_t longest = 16;
+        const std::vector<char> bytes = record->size <= longest ? read_all(zip_.open(*record)) : std::vector<char>();
+        const std::string_view order(bytes.data(), bytes.size());
+        if (order == "big") return true;
+        if (order == "little") return false;
+        throw Error(Errc::zip_bad_record, "record byteorder says " + quoted(order) + "; \"little\" or \"big\" was wanted");
+    }
+
+    RecordData storage(std::string_view key) const {
+        if (key.empty() || key.find('/') != key.npos || key.find("..") != key.npos) {
+            throw Error(Errc::zip_bad_record, "storage key " + quoted(key) + " is no record's name");
+        }
+        const ZipRecord* record = find("data/" + std::string(key));
+        if (record == nullptr) throw Error(Errc::zip_missing_record, "no record data/" + printable(key) + " for a storage");
+        return zip_.open(*record);
+    }
+
+    ZipDirectory zip_;
+    FaultSink& faults_;
+    std::string root_;  ///< with the slash
+    Archive out_;
+};
+
+}  // namespace
+
+Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults) {
+    return ArchiveReader(source, faults).read();
+}
+
+}  // namespace safemap::torch

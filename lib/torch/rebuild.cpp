@@ -1,0 +1,747 @@
+// The closed table: what each known function of a PyTorch pickle means. Tested by tests/torch/rebuild_test.cpp.
+#include "torch/rebuild.hpp"
+
+#include "base/text.hpp"
+#include "state/names.hpp"
+#include "torch/storage_types.hpp"
+#include "torch/tensors.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <variant>
+
+namespace safemap::torch {
+
+namespace {
+
+using Id = PickleGraph::Id;
+using Kind = PickleGraph::Kind;
+using NodeId = StateTree::NodeId;
+using Node = StateTree::Node;
+using Opaque = StateTree::Opaque;
+using Sequence = StateTree::Sequence;
+using Constant = StateTree::Constant;
+
+constexpr NodeId no_node = std::numeric_limits<NodeId>::max();
+/// Parameter of Parameter of …; torch writes two, and each costs a C++ call here.
+constexpr int max_wrappers = 16;
+/// Longer integers cost the square of their length to print, and nobody counts that far.
+constexpr std::size_t max_printed_integer = 4096;
+/// Levels of a tensor's path in an error.
+constexpr std::size_t max_path_levels = 64;
+
+std::string dotted(const PickleGraph::Global& global) {
+    std::string name(global.module);
+    name += '.';
+    name += global.name;
+    return name;
+}
+
+/// The elements of a UTF-8 text as Latin-1 bytes; nothing where one is beyond.
+std::optional<std::string> latin1(std::string_view text) {
+    std::string bytes;
+    bytes.reserve(text.size());
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const auto first = static_cast<unsigned char>(text[i]);
+        if (first < 0x80) {
+            bytes += text[i];
+        } else if ((first == 0xC2 || first == 0xC3) && i + 1 < text.size()) {
+            const auto second = static_cast<unsigned char>(text[++i]);
+            bytes += static_cast<char>(static_cast<unsigned char>((first & 0x03) << 6 | (second & 0x3F)));
+        } else {
+            return std::nullopt;
+        }
+    }
+    return bytes;
+}
+
+/// Keys that Python takes for the same: 1, 1.0 and True are.
+class SeenKeys {
+public:
+    /// Where the key was put before, or `place`, which it has from now on.
+    std::size_t place_of(const PickleGraph& pickle, Id key, std::size_t place) {
+        switch (pickle.kind(key)) {
+            case Kind::text: return texts_.try_emplace(pickle.text(key), place).first->second;
+            case Kind::bytes: return bytes_.try_emplace(pickle.text(key), place).first->second;
+            case Kind::boolean: return integers_.try_emplace(pickle.boolean(key) ? 1 : 0, place).first->second;
+            case Kind::integer: return integers_.try_emplace(pickle.integer(key), place).first->second;
+            case Kind::real: return real(pickle.real(key), place);
+            case Kind::none: return none_ == unset ? none_ = place : none_;
+            default: return place;
+        }
+    }
+
+private:
+    static constexpr std::size_t unset = std::numeric_limits<std::size_t>::max();
+
+    std::size_t real(double value, std::size_t place) {
+        constexpr double limit = 9223372036854775808.0;  // 2^63
+        if (value >= -limit && value < limit && std::trunc(value) == value) {
+            return integers_.try_emplace(static_cast<std::int64_t>(value), place).first->second;
+        }
+        return place;
+    }
+
+    std::unordered_map<std::string_view, std::size_t> texts_;
+    std::unordered_map<std::string_view, std::size_t> bytes_;
+    std::unordered_map<std::int64_t, std::size_t> integers_;
+    std::size_t none_ = unset;
+};
+
+/// A class whose instances are tensors and nothing more.
+bool is_plain_tensor_class(std::string_view type) {
+    constexpr std::array known{
+        std::string_view("torch.Tensor"),
+        std::string_view("torch._tensor.Tensor"),
+        std::string_view("torch.nn.parameter.Parameter"),
+        std::string_view("torch.nn.parameter.Buffer"),
+    };
+    return std::find(known.begin(), known.end(), type) != known.end();
+}
+
+constexpr std::string_view unknown_class = "an object of a class that safemap does not know";
+
+class Rebuilder {
+public:
+    Rebuilder(const PickleGraph& pickle, const Storages& storages, FaultSink& faults)
+        : pickle_(pickle), faults_(faults), tensors_(pickle, storages), nodes_(pickle.size(), no_node) {}
+
+    /// Breadth first: a node is numbered when it is first referred to, and filled when its turn comes.
+    Rebuilt run() {
+        out_.tree.set_root(refer(pickle_.root(), {}));
+        for (NodeId id = 0; id < sources_.size(); ++id) {
+            if (sources_[id] == PickleGraph::nothing) continue;
+            Node node = interpret(sources_[id], id);
+            out_.tree[id] = std::move(node);
+        }
+        note_calls();
+        note_attributes();
+        return std::move(out_);
+    }
+
+private:
+    /// Where a node was first found, for its path.
+    struct Place {
+        NodeId parent = no_node;
+        std::size_t child = 0;
+    };
+
+    NodeId add(Node node, Id source, Place place) {
+        sources_.push_back(source);
+        places_.push_back(place);
+        return out_.tree.add(std::move(node));
+    }
+    NodeId refer(Id id, Place place) {
+        if (nodes_[id] == no_node) nodes_[id] = add(StateTree::None{}, id, place);
+        return nodes_[id];
+    }
+
+    // Plain values and containers.
+
+    Node interpret(Id id, NodeId self) {
+        switch (pickle_.kind(id)) {
+            case Kind::none: return StateTree::None{};
+            case Kind::boolean: return pickle_.boolean(id);
+            case Kind::integer: return pickle_.integer(id);
+            case Kind::big_integer: return big_integer(id);
+            case Kind::real: return pickle_.real(id);
+            case Kind::text: return std::string(pickle_.text(id));
+            case Kind::bytes: return StateTree::Bytes{.bytes = std::string(pickle_.text(id))};
+            case Kind::bytearray: return StateTree::Bytes{.bytes = std::string(pickle_.text(id)), .mutable_array = true};
+            case Kind::list: return sequence(Sequence::Kind::list, pickle_.items(id), self);
+            case Kind::tuple: return sequence(Sequence::Kind::tuple, pickle_.items(id), self);
+            case Kind::set: return sequence(Sequence::Kind::set, pickle_.items(id), self);
+            case Kind::frozenset: return sequence(Sequence::Kind::frozenset, pickle_.items(id), self);
+            case Kind::dict: return dict(pickle_.items(id), self);
+            case Kind::global: return constant(id);
+            case Kind::persistent: return storage_object(id);
+            case Kind::call: break;
+        }
+        if (!names_.empty()) names_ = {};  // clear() would cost the most names ever there were
+        repeated_names_ = 0;
+        return call(id, self);
+    }
+
+    Node big_integer(Id id) const {
+        if (pickle_.text(id).size() <= max_printed_integer) return StateTree::BigInt{pickle_.decimal(id)};
+        return Opaque{.type = "builtins.int", .why = "an integer of " + bytes_text(pickle_.text(id).size())};
+    }
+
+    Sequence sequence(Sequence::Kind kind, std::span<const Id> items, NodeId self) {
+        Sequence out{.kind = kind};
+        out.items.reserve(items.size());
+        for (const Id item : items) out.items.push_back(refer(item, {.parent = self, .child = out.items.size()}));
+        return out;
+    }
+
+    StateTree::Dict dict(std::span<const Id> items, NodeId self) {
+        StateTree::Dict out;
+        put_items(out, items, self);
+        return out;
+    }
+
+    /// As Python does it: a key that is there already keeps its place and gets the new value.
+    void put_items(StateTree::Dict& out, std::span<const Id> items, NodeId self) {
+        SeenKeys seen;
+        out.items.reserve(items.size() / 2);
+        for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+            const std::size_t place = seen.place_of(pickle_, items[i], out.items.size());
+            // The key before the value: the path of a value that is wrong is made of keys.
+            if (place == out.items.size()) out.items.emplace_back(refer(items[i], {.parent = self, .child = place}), no_node);
+            out.items[place].second = refer(items[i + 1], {.parent = self, .child = place});
+        }
+    }
+
+    Node constant(Id id) const {
+        const auto global = pickle_.global(id);
+        if (const auto dtype = tensors_.dtype(id)) {
+            return Constant{.kind = Constant::Kind::dtype, .text = std::string(torch_name(*dtype))};
+        }
+        return Constant{.kind = Constant::Kind::other, .text = dotted(global)};
+    }
+
+    Node storage_object(Id id) const {
+        const auto class_name = tensors_.storage_class(id);
+        return Opaque{.type = class_name ? "torch." + std::string(*class_name) : "a persistent id",
+                      .why = class_name ? "a storage, which is no tensor" : "an object that is stored elsewhere"};
+    }
+
+    // Calls.
+
+    Node call(Id id, NodeId self) {
+        const auto said = pickle_.call(id);
+        if (pickle_.kind(said.callee) != Kind::global) {
+            return opaque_call("the result of a call", std::string(unknown_class), said, self);
+        }
+        const auto global = pickle_.global(said.callee);
+        if (runs_code(global.module, global.name)) {
+            return opaque_call(dotted(global), "a call of " + dotted(global) + ", which was not made", said, self);
+        }
+        const std::string function = dotted(global);
+        const auto arguments = pickle_.items(said.arguments);
+        const bool made_of_nothing = arguments.empty() && is_plain_tensor_class(function);
+        if (is_tensor_function(function) && !made_of_nothing) {
+            return guarded(self, [&] { return tensor_call(function, arguments, self, 0); });
+        }
+        if (auto node = old_tensor(global, said, self)) return std::move(*node);
+        if (auto node = plain_call(function, arguments, said, self)) return std::move(*node);
+        return opaque_call(function, std::string(unknown_class), said, self);
+    }
+
+    /// Values that Python's own classes have; nothing where the call is of none of them, or has other arguments.
+    std::optional<Node> plain_call(std::string_view function, std::span<const Id> arguments,
+                                   const PickleGraph::Call& said, NodeId self) {
+        if (function == "collections.OrderedDict") return mapping(true, arguments, said, self);
+        if (function == "collections.Counter") return mapping(false, arguments, said, self);
+        if (function == "collections.defaultdict") return default_dict(arguments, said, self);
+        if (function == "builtins.dict") return mapping(false, arguments, said, self);
+        if (!said.states.empty() || !said.items.empty() || !said.appends.empty()) return std::nullopt;
+        if (function == "torch.Size") return members(Sequence::Kind::size, arguments, self);
+        if (function == "builtins.set") return members(Sequence::Kind::set, arguments, self);
+        if (function == "builtins.frozenset") return members(Sequence::Kind::frozenset, arguments, self);
+        if (function == "builtins.list") return members(Sequence::Kind::list, arguments, self);
+        if (function == "builtins.tuple") return members(Sequence::Kind::tuple, arguments, self);
+        if (function == "builtins.complex") return complex(arguments);
+        if (function == "torch.device") return device(arguments);
+        if (function == "torch.serialization._get_layout") return layout(arguments);
+        if (function == "_codecs.encode") return encoded(arguments);
+        if (function == "builtins.bytes") return bytes(arguments, false);
+        if (function == "builtins.bytearray") return bytes(arguments, true);
+        return std::nullopt;
+    }
+
+    /// A dictionary class, made of nothing, a dictionary or a list of pairs; then its items; then its attributes.
+    std::optional<Node> mapping(bool ordered, std::span<const Id> arguments, const PickleGraph::Call& said, NodeId self) {
+        std::vector<Id> items;
+        if (arguments.size() > 1 || (arguments.size() == 1 && !take_pairs(arguments[0], items))) return std::nullopt;
+        items.insert(items.end(), said.items.begin(), said.items.end());
+        StateTree::Dict out{.ordered = ordered};
+        put_items(out, items, self);
+        for (const Id state : said.states) {
+            if (pickle_.kind(state) != Kind::dict) continue;
+            const auto attributes = pickle_.items(state);
+            for (std::size_t i = 0; i + 1 < attributes.size(); i += 2) {
+                if (pickle_.kind(attributes[i]) != Kind::text) continue;
+                out.attributes.emplace_back(pickle_.text(attributes[i]), refer(attributes[i + 1], {.parent = self}));
+            }
+        }
+        return out;
+    }
+    bool take_pairs(Id id, std::vector<Id>& items) const {
+        const auto members = pickle_.items_or_nothing(id);
+        if (pickle_.kind(id) == Kind::dict) {
+            items.assign(members.begin(), members.end());
+            return true;
+        }
+        if (pickle_.kind(id) != Kind::list) return false;
+        for (const Id member : members) {
+            const auto pair = pickle_.items_or_nothing(member);
+            const Kind kind = pickle_.kind(member);
+            if ((kind != Kind::list && kind != Kind::tuple) || pair.size() != 2) return false;
+            items.insert(items.end(), pair.begin(), pair.end());
+        }
+        return true;
+    }
+    std::optional<Node> default_dict(std::span<const Id> arguments, const PickleGraph::Call& said, NodeId self) {
+        if (arguments.size() > 1) return std::nullopt;
+        auto out = mapping(false, {}, said, self);
+        if (!arguments.empty()) {
+            std::get<StateTree::Dict>(*out).attributes.emplace_back("default_factory", refer(arguments[0], {.parent = self}));
+        }
+        return out;
+    }
+
+    std::optional<Node> members(Sequence::Kind kind, std::span<const Id> arguments, NodeId self) {
+        if (arguments.empty()) return Sequence{.kind = kind};
+        if (arguments.size() > 1) return std::nullopt;
+        const Kind given = pickle_.kind(arguments[0]);
+        if (given != Kind::list && given != Kind::tuple && given != Kind::set) return std::nullopt;
+        return sequence(kind, pickle_.items(arguments[0]), self);
+    }
+
+    std::optional<double> number(Id id) const {
+        if (pickle_.kind(id) == Kind::real) return pickle_.real(id);
+        if (pickle_.kind(id) == Kind::integer) return static_cast<double>(pickle_.integer(id));
+        return std::nullopt;
+    }
+    std::optional<Node> complex(std::span<const Id> arguments) const {
+        if (arguments.size() != 2) return std::nullopt;
+        const auto real = number(arguments[0]);
+        const auto imaginary = number(arguments[1]);
+        if (!real || !imaginary) return std::nullopt;
+        return StateTree::Complex{*real, *imaginary};
+    }
+
+    std::optional<Node> device(std::span<const Id> arguments) const {
+        if (arguments.empty() || arguments.size() > 2 || pickle_.kind(arguments[0]) != Kind::text) return std::nullopt;
+        std::string text(pickle_.text(arguments[0]));
+        if (arguments.size() == 2) {
+            if (pickle_.kind(arguments[1]) != Kind::integer) return std::nullopt;
+            text += ':' + std::to_string(pickle_.integer(arguments[1]));
+        }
+        return Constant{.kind = Constant::Kind::device, .text = std::move(text)};
+    }
+
+    std::optional<Node> layout(std::span<const Id> arguments) const {
+        if (arguments.size() != 1 || pickle_.kind(arguments[0]) != Kind::text) return std::nullopt;
+        std::string_view text = pickle_.text(arguments[0]);
+        if (text.starts_with("torch.")) text.remove_prefix(6);
+        return Constant{.kind = Constant::Kind::layout, .text = std::string(text)};
+    }
+
+    /// How protocol 2 spells bytes: text in which each character is one byte.
+    std::optional<std::string> encoded_text(std::span<const Id> arguments) const {
+        if (arguments.size() != 2 || pickle_.kind(arguments[0]) != Kind::text) return std::nullopt;
+        if (pickle_.kind(arguments[1]) != Kind::text) return std::nullopt;
+        const std::string_view encoding = pickle_.text(arguments[1]);
+        if (encoding != "latin1" && encoding != "latin-1") return std::nullopt;
+        return latin1(pickle_.text(arguments[0]));
+    }
+    std::optional<Node> encoded(std::span<const Id> arguments) const {
+        auto bytes = encoded_text(arguments);
+        if (!bytes) return std::nullopt;
+        return StateTree::Bytes{.bytes = std::move(*bytes)};
+    }
+    /// bytes() and bytearray() of nothing, of bytes, or of text in either spelling.
+    std::optional<Node> bytes(std::span<const Id> arguments, bool mutable_array) const {
+        std::optional<std::string> content;
+        if (arguments.empty()) content.emplace();
+        else if (arguments.size() == 2) content = encoded_text(arguments);
+        else if (arguments.size() == 1) content = content_of(arguments[0]);
+        if (!content) return std::nullopt;
+        return StateTree::Bytes{.bytes = std::move(*content), .mutable_array = mutable_array};
+    }
+    std::optional<std::string> content_of(Id id) const {
+        if (pickle_.kind(id) == Kind::bytes) return std::string(pickle_.text(id));
+        if (pickle_.kind(id) != Kind::call) return std::nullopt;
+        const auto inner = pickle_.call(id);
+        const bool encode = pickle_.kind(inner.callee) == Kind::global &&
+                            dotted(pickle_.global(inner.callee)) == "_codecs.encode";
+        return encode ? encoded_text(pickle_.items(inner.arguments)) : std::nullopt;
+    }
+
+    // Tensors.
+
+    static bool is_tensor_function(std::string_view function) {
+        constexpr std::string_view utils = "torch._utils._rebuild_";
+        constexpr std::array others{
+            std::string_view("torch._tensor._rebuild_from_type"),
+            std::string_view("torch._tensor._rebuild_from_type_v2"),
+            std::string_view("torch.nn.parameter.Parameter"),
+            std::string_view("torch.nn.parameter.Buffer"),
+        };
+        return function.starts_with(utils) || std::find(others.begin(), others.end(), function) != others.end();
+    }
+
+    /// A tensor with a fault is reported under its name, and an opaque object stands in its place.
+    template <class Make>
+    Node guarded(NodeId self, Make&& make) {
+        try {
+            return make();
+        } catch (Error& error) {
+            std::string why = error.message();
+            faults_.fault(std::move(error.with_tensor(path_of(self))));
+            return Opaque{.type = "torch.Tensor", .why = std::move(why)};
+        }
+    }
+
+    static void require(bool formed, std::string_view function, std::size_t given) {
+        if (formed) return;
+        throw Error(Errc::bad_tensor, std::string(function) + " with " + std::to_string(given) +
+                                          " arguments, or with arguments that make no tensor");
+    }
+
+    /// What a function that gives a tensor would give: a tensor, or an opaque object.
+    Node tensor_call(std::string_view function, std::span<const Id> arguments, NodeId self, int wrappers) {
+        const std::size_t given = arguments.size();
+        if (wrappers > max_wrappers) throw Error(Errc::bad_tensor, "wrappers around wrappers around a tensor");
+        constexpr std::string_view utils = "torch._utils._rebuild_";
+        const std::string_view short_name = function.starts_with(utils) ? function.substr(utils.size()) : function;
+        if (short_name == "tensor") {
+            require(given == 4, function, given);
+            return strided(arguments, {}, PickleGraph::nothing, false);
+        }
+        if (short_name == "tensor_v2") {
+            require(given == 6 || given == 7, function, given);
+            return strided(arguments, {}, given == 7 ? arguments[6] : PickleGraph::nothing, truth(arguments[4]));
+        }
+        if (short_name == "tensor_v3") {
+            require((given == 7 || given == 8) && tensors_.dtype(arguments[6]), function, given);
+            return strided(arguments, tensors_.dtype(arguments[6]), given == 8 ? arguments[7] : PickleGraph::nothing,
+                           truth(arguments[4]));
+        }
+        if (short_name == "parameter" || short_name == "parameter_with_state" || short_name == "torch.nn.parameter.Parameter") {
+            require(given >= 1, function, given);
+            if (short_name == "parameter_with_state" && given > 3) count_attributes(arguments[3], self);
+            return parameter(arguments[0], given < 2 || truth(arguments[1]), self, wrappers);
+        }
+        if (short_name == "torch.nn.parameter.Buffer") {
+            require(given >= 1, function, given);
+            return tensor_at(arguments[0], self, wrappers);
+        }
+        if (short_name == "device_tensor_from_cpu_tensor") {
+            require(given == 4, function, given);
+            return device_tensor(arguments, self, wrappers);
+        }
+        if (short_name == "torch._tensor._rebuild_from_type" || short_name == "torch._tensor._rebuild_from_type_v2") {
+            require(given == 4, function, given);
+            return subclass(arguments, self, wrappers);
+        }
+        if (short_name == "meta_tensor_no_storage") return meta_tensor();
+        if (short_name == "qtensor") {
+            require(given >= 6, function, given);
+            return quantized(arguments, self);
+        }
+        if (short_name == "sparse_tensor" || short_name == "sparse_csr_tensor") {
+            require(given == 2, function, given);
+            return sparse(arguments, self);
+        }
+        if (short_name == "nested_tensor") {
+            require(given == 4, function, given);
+            return named_parts("a nested tensor; its parts are kept", {"buffer", "sizes", "strides", "offsets"}, arguments, self);
+        }
+        if (short_name == "wrapper_subclass") {
+            require(given >= 1, function, given);
+            return Opaque{.type = type_name(arguments[0]), .why = "a tensor subclass without data of its own; its parts are kept"};
+        }
+        Opaque out{.type = "torch.Tensor", .why = "a tensor made by " + std::string(function) + ", which safemap does not know"};
+        add_arguments(out, arguments, self);
+        return out;
+    }
+
+    static Node meta_tensor() {
+        return Opaque{.type = "torch.Tensor", .why = "a tensor on the meta device, which has no data"};
+    }
+
+    bool truth(Id id) const { return pickle_.kind(id) == Kind::boolean && pickle_.boolean(id); }
+
+    Node strided(std::span<const Id> arguments, std::optional<Dtype> dtype, Id metadata, bool requires_grad) {
+        auto tensor = tensors_.describe({.storage = arguments[0], .offset = arguments[1], .size = arguments[2],
+                                         .stride = arguments[3], .dtype = dtype, .metadata = metadata});
+        if (!tensor) return meta_tensor();
+        return StateTree::Tensor{.tensor = std::move(*tensor), .requires_grad = requires_grad};
+    }
+
+    /// The tensor that a node of the pickle is.
+    Node tensor_at(Id id, NodeId self, int wrappers) {
+        if (pickle_.kind(id) == Kind::call) {
+            const auto inner = pickle_.call(id);
+            if (pickle_.kind(inner.callee) == Kind::global) {
+                const std::string function = dotted(pickle_.global(inner.callee));
+                if (is_tensor_function(function)) {
+                    return tensor_call(function, pickle_.items(inner.arguments), self, wrappers + 1);
+                }
+                if (auto node = old_tensor(pickle_.global(inner.callee), inner, self)) return std::move(*node);
+            }
+        }
+        throw Error(Errc::bad_tensor, "no tensor where a tensor should be");
+    }
+
+    Node parameter(Id tensor, bool requires_grad, NodeId self, int wrappers) {
+        Node node = tensor_at(tensor, self, wrappers);
+        if (auto* made = std::get_if<StateTree::Tensor>(&node)) {
+            made->parameter = true;
+            made->requires_grad = requires_grad;
+        }
+        return node;
+    }
+
+    /// A tensor of a device that torch saves by way of the CPU; the device may hold another dtype.
+    Node device_tensor(std::span<const Id> arguments, NodeId self, int wrappers) {
+        Node node = tensor_at(arguments[0], self, wrappers);
+        const auto* made = std::get_if<StateTree::Tensor>(&node);
+        if (made == nullptr || tensors_.dtype(arguments[1]) == made->tensor.dtype()) return node;
+        Opaque out{.type = "torch.Tensor", .why = "a tensor of another device in the dtype that it has on the CPU"};
+        add_itself(out, std::move(node), self);
+        return out;
+    }
+
+    /// (function, class, arguments, state): a tensor with attributes, or of a class of its own.
+    Node subclass(std::span<const Id> arguments, NodeId self, int wrappers) {
+        const bool formed = pickle_.kind(arguments[0]) == Kind::global && pickle_.kind(arguments[2]) == Kind::tuple;
+        require(formed, "_rebuild_from_type_v2", arguments.size());
+        const std::string function = dotted(pickle_.global(arguments[0]));
+        require(is_tensor_function(function), "_rebuild_from_type_v2", arguments.size());
+        Node node = tensor_call(function, pickle_.items(arguments[2]), self, wrappers + 1);
+        const std::string type = type_name(arguments[1]);
+        if (auto* opaque = std::get_if<Opaque>(&node)) {
+            if (!is_plain_tensor_class(type)) opaque->type = type;
+            add_state(*opaque, arguments[3], self);
+            return node;
+        }
+        if (is_plain_tensor_class(type) && only_plain_values(arguments[3])) {
+            count_attributes(arguments[3], self);
+            return node;
+        }
+        Opaque out{.type = type, .why = "a tensor with attributes or of a class of its own; it is kept as a plain tensor"};
+        add_itself(out, std::move(node), self);
+        add_state(out, arguments[3], self);
+        return out;
+    }
+
+    /// (storage, offset, size, stride, quantizer, requires_grad, hooks)
+    Node quantized(std::span<const Id> arguments, NodeId self) {
+        const auto quantizer = pickle_.items_or_nothing(arguments[4]);
+        const bool formed = pickle_.kind(arguments[4]) == Kind::tuple && !quantizer.empty() && pickle_.kind(quantizer[0]) == Kind::global;
+        require(formed, "_rebuild_qtensor", arguments.size());
+        const std::string scheme(pickle_.global(quantizer[0]).name);
+        Opaque out{.type = "torch.Tensor", .why = "a quantized tensor (" + scheme + "): the numbers are kept as they are stored"};
+        const auto class_name = tensors_.storage_class(arguments[0]);
+        const auto type = class_name ? storage_type(*class_name) : std::nullopt;
+        if (type && (type->dtype == Dtype::quint4x2 || type->dtype == Dtype::quint2x4)) {
+            out.why = "a quantized tensor (" + scheme + ") of several elements in a byte";
+        } else {
+            add_itself(out, strided(arguments, {}, PickleGraph::nothing, truth(arguments[5])), self);
+        }
+        const bool per_tensor = scheme.starts_with("per_tensor");
+        for (std::size_t i = 1; i < quantizer.size(); ++i) {
+            constexpr std::array tensor_names{"scale", "zero_point"};
+            constexpr std::array channel_names{"scales", "zero_points", "axis"};
+            if (per_tensor && i <= tensor_names.size()) add_child(out, tensor_names[i - 1], quantizer[i], self);
+            if (!per_tensor && i <= channel_names.size()) add_child(out, channel_names[i - 1], quantizer[i], self);
+        }
+        return out;
+    }
+
+    /// (layout, data)
+    Node sparse(std::span<const Id> arguments, NodeId self) {
+        const auto data = pickle_.items_or_nothing(arguments[1]);
+        require(pickle_.kind(arguments[1]) == Kind::tuple && data.size() >= 3, "_rebuild_sparse_tensor", arguments.size());
+        std::string layout = "sparse";
+        if (pickle_.kind(arguments[0]) == Kind::call) {
+            const auto made = this->layout(pickle_.items(pickle_.call(arguments[0]).arguments));
+            if (made) layout = std::get<Constant>(*made).text;
+        }
+        const std::string why = "a sparse tensor (" + layout + "); its parts are kept";
+        if (layout == "sparse_coo") return named_parts(why, {"indices", "values"}, data, self);
+        return named_parts(why, {"compressed_indices", "plain_indices", "values"}, data, self);
+    }
+
+    Opaque named_parts(std::string why, std::initializer_list<std::string_view> names, std::span<const Id> parts, NodeId self) {
+        Opaque out{.type = "torch.Tensor", .why = std::move(why)};
+        std::size_t i = 0;
+        for (const std::string_view name : names) {
+            if (i < parts.size()) add_child(out, std::string(name), parts[i++], self);
+        }
+        return out;
+    }
+
+    /// Before torch 0.4: torch.FloatTensor and its kind, made of nothing, whose state is (storage, offset, size, stride).
+    std::optional<Node> old_tensor(const PickleGraph::Global& global, const PickleGraph::Call& said, NodeId self) {
+        if (global.module != "torch" && global.module != "torch.cuda") return std::nullopt;
+        if (!tensor_class_dtype(global.name) || said.states.size() != 1) return std::nullopt;
+        if (pickle_.kind(said.states[0]) != Kind::tuple || pickle_.items(said.states[0]).size() != 4) return std::nullopt;
+        return guarded(self, [&] { return strided(pickle_.items(said.states[0]), {}, PickleGraph::nothing, false); });
+    }
+
+    // Opaque objects, and what is in them.
+
+    std::string type_name(Id id) const {
+        return pickle_.kind(id) == Kind::global ? dotted(pickle_.global(id)) : "a class without a name";
+    }
+
+    Opaque opaque_call(std::string type, std::string why, const PickleGraph::Call& said, NodeId self) {
+        Opaque out{.type = std::move(type), .why = std::move(why)};
+        auto arguments = pickle_.items(said.arguments);
+        if (out.type == "copyreg._reconstructor" && !arguments.empty()) {
+            out.type = type_name(arguments[0]);
+            arguments = arguments.subspan(1);
+        }
+        add_arguments(out, arguments, self);
+        if (said.keywords != PickleGraph::nothing) add_state(out, said.keywords, self);
+        for (const Id state : said.states) add_state(out, state, self);
+        for (std::size_t i = 0; i + 1 < said.items.size(); i += 2) add_entry(out, said.items[i], said.items[i + 1], i / 2, self);
+        for (std::size_t i = 0; i < said.appends.size(); ++i) add_child(out, std::to_string(i), said.appends[i], self);
+        return out;
+    }
+
+    bool is_plain(Id id) const {
+        switch (pickle_.kind(id)) {
+            case Kind::call: case Kind::persistent: return false;
+            case Kind::list: case Kind::tuple: case Kind::dict: case Kind::set: case Kind::frozenset:
+                return pickle_.items(id).empty();
+            default: return true;
+        }
+    }
+
+    /// Only what may hold tensors: the rest says how the object is made, and it is not.
+    void add_arguments(Opaque& out, std::span<const Id> arguments, NodeId self) {
+        for (std::size_t i = 0; i < arguments.size(); ++i) {
+            if (!is_plain(arguments[i])) add_child(out, std::to_string(i), arguments[i], self);
+        }
+    }
+
+    /// A dictionary of attributes, (dictionary or None, dictionary of slots), or whatever the class understands.
+    void add_state(Opaque& out, Id state, NodeId self) {
+        const Kind kind = pickle_.kind(state);
+        const auto items = pickle_.items_or_nothing(state);
+        if (kind == Kind::dict) {
+            for (std::size_t i = 0; i + 1 < items.size(); i += 2) add_entry(out, items[i], items[i + 1], i / 2, self);
+            return;
+        }
+        const auto attributes = [this](Id id) { return pickle_.kind(id) == Kind::dict || pickle_.kind(id) == Kind::none; };
+        if (kind == Kind::tuple && items.size() == 2 && attributes(items[0]) && pickle_.kind(items[1]) == Kind::dict) {
+            for (const Id part : items) {
+                if (pickle_.kind(part) == Kind::dict) add_state(out, part, self);
+            }
+            return;
+        }
+        if (kind == Kind::tuple || kind == Kind::list) {
+            for (std::size_t i = 0; i < items.size(); ++i) add_child(out, std::to_string(i), items[i], self);
+            return;
+        }
+        if (kind != Kind::none) add_child(out, "state", state, self);
+    }
+
+    void add_entry(Opaque& out, Id key, Id value, std::size_t place, NodeId self) {
+        const bool text = pickle_.kind(key) == Kind::text && !pickle_.text(key).empty() && is_utf8(pickle_.text(key));
+        if (text) return add_child(out, std::string(pickle_.text(key)), value, self);
+        add_child(out, pickle_.kind(key) == Kind::integer ? std::to_string(pickle_.integer(key)) : "key" + std::to_string(place),
+                  value, self);
+    }
+
+    /// The tensor that an object is around: a child without a name.
+    void add_itself(Opaque& out, Node tensor, NodeId self) {
+        if (std::holds_alternative<StateTree::Tensor>(tensor)) {
+            out.children.emplace_back(std::string(),
+                                      add(std::move(tensor), PickleGraph::nothing, {.parent = self, .child = out.children.size()}));
+        }
+    }
+
+    void add_child(Opaque& out, std::string name, Id id, NodeId self) {
+        out.children.emplace_back(unique(std::move(name)), refer(id, {.parent = self, .child = out.children.size()}));
+    }
+
+    /// Arguments, states and items of one object may have the same names.
+    std::string unique(std::string name) {
+        std::string free = name;
+        while (!names_.insert(free).second) free = name + "~" + std::to_string(++repeated_names_);
+        return free;
+    }
+
+    bool only_plain_values(Id state) const {
+        if (pickle_.kind(state) == Kind::none) return true;
+        if (pickle_.kind(state) != Kind::dict) return false;
+        const auto items = pickle_.items(state);
+        return std::all_of(items.begin(), items.end(), [this](Id id) { return is_plain(id); });
+    }
+    void count_attributes(Id state, NodeId self) {
+        if (is_plain(state)) return;
+        if (with_attributes_++ == 0) attributes_example_ = self;
+    }
+
+    // Names and notes.
+
+    /// The name that flatten would give.
+    std::string path_of(NodeId id) const {
+        std::vector<std::string> segments;
+        while (places_[id].parent != no_node && segments.size() < max_path_levels) {
+            const Place place = places_[id];
+            segments.push_back(segment(place));
+            id = place.parent;
+        }
+        if (segments.empty()) return std::string(state::root_name);
+        std::string path = places_[id].parent == no_node ? "" : "...";
+        for (auto each = segments.rbegin(); each != segments.rend(); ++each) state::append_segment(path, *each);
+        return path;
+    }
+    std::string segment(const Place& place) const {
+        const Node& parent = out_.tree[place.parent];
+        if (const auto* dict = std::get_if<StateTree::Dict>(&parent); dict != nullptr && place.child < dict->items.size()) {
+            return state::key_segment(out_.tree[dict->items[place.child].first], place.child);
+        }
+        if (const auto* opaque = std::get_if<Opaque>(&parent); opaque != nullptr && place.child < opaque->children.size()) {
+            return state::child_segment(opaque->children[place.child].first);
+        }
+        return std::to_string(place.child);
+    }
+
+    /// Every call of the pickle, also of values that were dropped on the way.
+    void note_calls() {
+        std::map<std::string, std::size_t> calls;
+        for (Id id = 0; id < pickle_.size(); ++id) {
+            if (pickle_.kind(id) != Kind::call) continue;
+            const Id callee = pickle_.call(id).callee;
+            if (pickle_.kind(callee) != Kind::global) continue;
+            const auto global = pickle_.global(callee);
+            if (runs_code(global.module, global.name)) ++calls[dotted(global)];
+        }
+        for (const auto& [name, count] : calls) {
+            out_.notes.push_back("the pickle asks for a call of " + printable(name) +
+                                 (count == 1 ? "" : " (" + std::to_string(count) + " times)") +
+                                 ", which was not made: files that do so are made to run code on the machine that loads them");
+        }
+    }
+    void note_attributes() {
+        if (with_attributes_ == 0) return;
+        out_.notes.push_back(std::to_string(with_attributes_) + (with_attributes_ == 1 ? " tensor has" : " tensors have") +
+                             " attributes that are not kept, for example " + path_of(attributes_example_));
+    }
+
+    const PickleGraph& pickle_;
+    FaultSink& faults_;
+    TensorReader tensors_;
+    Rebuilt out_;
+    std::vector<NodeId> nodes_;    ///< of the tree, by node of the pickle
+    std::vector<Id> sources_;      ///< node of the pickle, by node of the tree; nothing where it is filled already
+    std::vector<Place> places_;
+    std::unordered_set<std::string> names_;  ///< of the children of the object at hand
+    std::size_t repeated_names_ = 0;         ///< among them; only rises, so that finding a free name stays cheap
+    std::size_t with_attributes_ = 0;
+    NodeId attributes_example_ = 0;
+};
+
+}  // namespace
+
+Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
+    return Rebuilder(pickle, storages, faults).run();
+}
+
+}  // namespace safemap::torch

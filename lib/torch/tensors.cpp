@@ -1,0 +1,202 @@
+// Checks what a pickle says of a tensor, in 64-bit integers as torch does, and describes it. Tested by
+// tests/torch/rebuild_test.cpp.
+#include "torch/tensors.hpp"
+
+#include "base/text.hpp"
+#include "torch/storage_types.hpp"
+
+#include <limits>
+#include <string>
+
+namespace safemap::torch {
+
+namespace {
+
+using Kind = PickleGraph::Kind;
+
+Error bad_tensor(const std::string& what) { return {Errc::bad_tensor, what}; }
+Error overflow(const std::string& what) { return {Errc::shape_overflow, what + " does not fit in 64 bits"}; }
+
+constexpr std::uint64_t max_int64 = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+
+/// One past the last element of the storage that the view reaches; the view has elements.
+std::uint64_t reach(const StridedView& view) {
+    std::uint64_t last = static_cast<std::uint64_t>(view.offset);
+    for (std::size_t i = 0; i < view.shape.size(); ++i) {
+        const auto span = checked_mul(view.shape[i] - 1, static_cast<std::uint64_t>(view.strides[i]));
+        const auto sum = span ? checked_add(last, *span) : std::nullopt;
+        if (!sum || *sum >= max_int64) throw overflow("the reach of shape " + to_string(view.shape));
+        last = *sum;
+    }
+    if (last >= max_int64) throw overflow("the offset " + std::to_string(last));
+    return last + 1;
+}
+
+/// How many elements of `dtype` are in a storage of so many bytes.
+std::uint64_t elements_in(std::uint64_t bytes, Dtype dtype) {
+    if (whole_bytes(dtype)) return bytes / element_size(dtype);
+    const auto pairs = checked_mul(bytes, 2);
+    if (dtype != Dtype::f4 || !pairs) throw bad_tensor("a storage of " + std::string(torch_name(dtype)));
+    return *pairs;
+}
+
+}  // namespace
+
+std::optional<Dtype> TensorReader::dtype(Id id) const {
+    if (id == PickleGraph::nothing || pickle_.kind(id) != Kind::global) return std::nullopt;
+    const auto global = pickle_.global(id);
+    return global.module == "torch" ? dtype_from_torch(global.name) : std::nullopt;
+}
+
+std::optional<std::string_view> TensorReader::storage_class(Id id) const {
+    if (pickle_.kind(id) != Kind::persistent) return std::nullopt;
+    const Id said = pickle_.persistent(id);
+    if (pickle_.kind(said) != Kind::tuple) return std::nullopt;
+    const auto parts = pickle_.items(said);
+    if (parts.size() < 2 || pickle_.kind(parts[1]) != Kind::global) return std::nullopt;
+    return pickle_.global(parts[1]).name;
+}
+
+/// ('storage', class, key, location, numel[, view]); texts are bytes where Python 2 wrote the file.
+TensorReader::Storage TensorReader::storage(Id id) const {
+    const auto is_text = [this](Id part) { return pickle_.kind(part) == Kind::text || pickle_.kind(part) == Kind::bytes; };
+    const auto class_name = storage_class(id);
+    if (!class_name) throw bad_tensor("no storage where the tensor's storage should be");
+    const auto parts = pickle_.items(pickle_.persistent(id));
+    const bool formed = (parts.size() == 5 || parts.size() == 6) && is_text(parts[0]) &&
+                        pickle_.text(parts[0]) == "storage" && is_text(parts[2]) && is_text(parts[3]);
+    if (!formed) throw bad_tensor("a persistent id that is no storage");
+    const auto type = storage_type(*class_name);
+    if (!type) throw bad_tensor("a storage of class " + quoted(*class_name) + ", which is not known");
+    const std::int64_t elements = integer(parts[4], "storage size");
+    if (elements < 0) throw bad_tensor("a storage of " + std::to_string(elements) + " elements");
+    const auto count = static_cast<std::uint64_t>(elements);
+    if (const auto size = byte_size(type->dtype, count); !size || *size > max_int64) {
+        throw overflow("the size of a storage of " + std::to_string(elements) + " elements");
+    }
+    return {.key = pickle_.text(parts[2]), .dtype = type->dtype, .elements = count, .untyped = type->untyped,
+            .meta = pickle_.text(parts[3]) == "meta"};
+}
+
+std::int64_t TensorReader::integer(Id id, std::string_view what) const {
+    if (pickle_.kind(id) == Kind::integer) return pickle_.integer(id);
+    if (pickle_.kind(id) == Kind::big_integer) throw overflow("the " + std::string(what));
+    throw bad_tensor("a " + std::string(what) + " that is no integer");
+}
+
+/// Of a tuple, a list, or torch.Size of one.
+Dims<std::int64_t> TensorReader::integers(Id id, std::string_view what) const {
+    if (pickle_.kind(id) == Kind::call) {
+        const auto arguments = pickle_.items(pickle_.call(id).arguments);
+        if (arguments.size() == 1) id = arguments[0];
+    }
+    if (pickle_.kind(id) != Kind::tuple && pickle_.kind(id) != Kind::list) {
+        throw bad_tensor("a " + std::string(what) + " that is no tuple of integers");
+    }
+    const auto items = pickle_.items(id);
+    if (items.size() > max_dimensions) {
+        throw bad_tensor(std::to_string(items.size()) + " dimensions; at most " + std::to_string(max_dimensions) +
+                         " are read");
+    }
+    Dims<std::int64_t> values;
+    for (const Id item : items) {
+        const std::int64_t value = integer(item, what);
+        if (value < 0) throw bad_tensor("a " + std::string(what) + " of " + std::to_string(value));
+        values.push_back(value);
+    }
+    return values;
+}
+
+TensorReader::Geometry TensorReader::geometry(const Parts& parts) const {
+    const auto sizes = integers(parts.size, "dimension");
+    Geometry geometry{.view = {.strides = integers(parts.stride, "stride"), .offset = integer(parts.offset, "offset")},
+                      .elements = 0};
+    StridedView& view = geometry.view;
+    if (view.offset < 0) throw bad_tensor("an offset of " + std::to_string(view.offset));
+    if (sizes.size() != view.strides.size()) {
+        throw bad_tensor(std::to_string(sizes.size()) + " dimensions, but " + std::to_string(view.strides.size()) +
+                         " strides");
+    }
+    for (const std::int64_t size : sizes) view.shape.push_back(static_cast<std::uint64_t>(size));
+    const auto elements = element_count(view.shape);
+    if (!elements || *elements > max_int64) throw overflow("the element count of shape " + to_string(view.shape));
+    geometry.elements = *elements;
+    return geometry;
+}
+
+/// torch counts pairs of float4, safetensors single ones: the last dimension has twice as many.
+void TensorReader::double_last(Geometry& geometry) const {
+    StridedView& view = geometry.view;
+    if (view.shape.empty()) throw bad_tensor("a float4 tensor without dimensions");
+    const bool adjacent = view.strides.back() == 1 || view.shape.back() <= 1;
+    if (geometry.elements > 0 && !adjacent) throw bad_tensor("a float4 tensor whose last dimension is strided");
+    for (std::int64_t& stride : view.strides) {
+        if (__builtin_mul_overflow(stride, std::int64_t{2}, &stride)) throw overflow("a stride");
+    }
+    view.strides.back() = 1;
+    if (__builtin_mul_overflow(view.offset, std::int64_t{2}, &view.offset)) throw overflow("an offset");
+    const auto last = checked_mul(view.shape.back(), 2);
+    const auto elements = checked_mul(geometry.elements, 2);
+    if (!last || !elements) throw overflow("a shape of float4");
+    view.shape.back() = *last;
+    geometry.elements = *elements;
+}
+
+Decoding TensorReader::decoding(Dtype dtype, Id metadata) const {
+    Decoding decoding{.byte_swap = storages_.big_endian && swap_size(dtype) > 1};
+    if (metadata == PickleGraph::nothing || pickle_.kind(metadata) != Kind::dict) return decoding;
+    const auto items = pickle_.items(metadata);
+    for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+        const Id value = items[i + 1];
+        if (pickle_.kind(items[i]) != Kind::text || pickle_.kind(value) != Kind::boolean) continue;
+        if (pickle_.text(items[i]) == "conj") decoding.conj = pickle_.boolean(value);
+        if (pickle_.text(items[i]) == "neg") decoding.neg = pickle_.boolean(value);
+    }
+    if (decoding.conj && kind(dtype) != DtypeKind::complex) throw bad_tensor("a conjugated tensor that is not complex");
+    if (decoding.neg && (kind(dtype) == DtypeKind::boolean || kind(dtype) == DtypeKind::opaque)) {
+        throw bad_tensor("a negated tensor of " + std::string(torch_name(dtype)));
+    }
+    return decoding;
+}
+
+std::shared_ptr<const StoredTensor> TensorReader::stored(const Storage& storage, Dtype dtype, std::uint64_t elements) {
+    auto& store = stores_[{storage.key, dtype, elements}];
+    if (store) return store;
+    const RecordData data = storages_.find(storage.key);
+    const auto wanted = byte_size(dtype, elements);
+    if (!wanted || *wanted > data.extent.size) {
+        throw Error(Errc::storage_too_short, "storage " + quoted(storage.key) + " has " + bytes_text(data.extent.size) +
+                                                 ", but " + std::to_string(elements) + " elements of " +
+                                                 std::string(torch_name(dtype)) + " are wanted");
+    }
+    store = stored_run(dtype, Shape{elements}, data.source, data.extent.offset);
+    return store;
+}
+
+std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
+    const Storage storage = this->storage(parts.storage);
+    Geometry geometry = this->geometry(parts);
+    const Dtype dtype = parts.dtype.value_or(storage.dtype);
+    if (!storage.untyped && dtype != storage.dtype) {
+        throw bad_tensor("elements of " + std::string(torch_name(dtype)) + " in a storage of " +
+                         std::string(torch_name(storage.dtype)));
+    }
+    if (dtype == Dtype::f4) double_last(geometry);
+    StridedView& view = geometry.view;
+    if (!byte_size(dtype, geometry.elements)) throw overflow("the size of shape " + to_string(view.shape));
+    const std::uint64_t elements = storage.untyped ? elements_in(storage.elements, dtype) : storage.elements;
+
+    if (geometry.elements == 0) {
+        // Where nothing is, strides and offset say nothing; torch writes any.
+        view.strides = row_major(view.shape);
+        view.offset = 0;
+    } else if (const std::uint64_t end = reach(view); end > elements) {
+        throw Error(Errc::storage_too_short, "shape " + to_string(view.shape) + " reaches element " + std::to_string(end) +
+                                                 " of a storage of " + std::to_string(elements));
+    }
+    const Decoding decoding = this->decoding(dtype, parts.metadata);
+    if (storage.meta) return std::nullopt;
+    return LazyTensor({}, stored(storage, dtype, elements), std::move(view), decoding);
+}
+
+}  // namespace safemap::torch

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Writes expected.tsv from the expected.json that make.py writes: `table.py FOLDER > expected.tsv`.
+
+One line for each fact, fields between tabs, names percent-encoded. Names are those of safemap's grammar
+(lib/state/names.hpp), made here from the trees in expected.json.
+
+    file    NAME
+    tensor  NAME DTYPE SHAPE SHA256     shape as 2x3, `-` for 0-d
+    alias   NAME NAME ...
+    error   WORD
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+# Formats that come later, and files that are no zip.
+SKIPPED = ("legacy", "plain_pickle", "tar_0_1", "torchscript", "sharded/")
+
+
+def string_segment(key: str) -> str:
+    escaped = key.replace("~", "~0").replace("/", "~1")
+    return "~s" + escaped if key in ("", "__metadata__") or re.fullmatch("-?[0-9]+", key) else escaped
+
+
+def key_segment(step, place: int) -> str:
+    if isinstance(step, dict) and "attr" in step:
+        return string_segment(step["attr"])
+    if isinstance(step, dict) and ("arg" in step or "state" in step):
+        return str(step.get("arg", step.get("state")))
+    if isinstance(step, dict) and step["k"] == "bool":
+        return "~" + step["v"].lower()
+    if isinstance(step, dict) and step["k"] == "NoneType":
+        return "~none"
+    if isinstance(step, dict) and step["k"] == "int":
+        return step["v"]
+    if isinstance(step, dict):
+        return f"~k{place}"
+    if isinstance(step, int):
+        return str(step)
+    return string_segment(step) if "\0" not in step else f"~k{place}"
+
+
+def is_attribute(step) -> bool:
+    return isinstance(step, dict) and "attr" in step
+
+
+class Names:
+    """Names of the tensors of one file, by their number."""
+
+    def __init__(self, entry: dict) -> None:
+        self.tensors, self.names = entry["tensors"], {}
+        tree = entry["tree"]
+        if self.is_flat(tree):
+            for step, node in tree["of"]:
+                if not is_attribute(step):
+                    self.names[int(node[1:])] = step
+        else:
+            self.walk(tree, "")
+
+    def is_flat(self, tree) -> bool:
+        if isinstance(tree, str) or tree["is"] not in ("dict", "OrderedDict"):
+            return False
+        return all(
+            isinstance(step, str) and step not in ("", "__metadata__") and isinstance(node, str) and self.is_plain(node)
+            for step, node in tree["of"] if not is_attribute(step)
+        )  # fmt: skip
+
+    def is_plain(self, node: str) -> bool:
+        if node[0] != "T":
+            return False
+        tensor = self.tensors[int(node[1:])]
+        return not any(tensor.get(field) for field in ("meta", "storage", "numpy", "quantized"))
+
+    def walk(self, node, path: str) -> None:
+        below = path + "/" if path else ""
+        if isinstance(node, str):
+            if node[0] == "T":
+                self.names[int(node[1:])] = path or "~root"
+        elif node["is"] == "tensor":
+            self.walk(node["at"], path)
+            self.walk({"is": "object", "of": node["of"]}, path)
+        elif node["is"] != "same":
+            for place, child in enumerate(node.get("of", [])):
+                if isinstance(child, list):
+                    self.walk(child[1], below + key_segment(child[0], place))
+                else:
+                    ordinal = node["is"] in ("set", "frozenset")
+                    self.walk(child, below + (f"~k{place}" if ordinal else str(place)))
+
+
+def encoded(name: str) -> str:
+    return "".join(chr(b) if 0x21 <= b < 0x7F and b != 0x25 else f"%{b:02X}" for b in name.encode())
+
+
+def lines(entry: dict):
+    yield ("file", encoded(entry["file"]))
+    if entry["error"]:
+        yield ("error", entry["error"])
+    if entry["tree"] is None:
+        return
+    names = Names(entry)
+    for number, tensor in enumerate(entry["tensors"]):
+        stored_otherwise = any(tensor.get(field) for field in ("meta", "storage", "numpy"))
+        if stored_otherwise or tensor["dtype"].startswith("quint4"):
+            continue
+        shape = "x".join(map(str, tensor.get("safetensors_shape", tensor["shape"]))) or "-"
+        yield ("tensor", encoded(names.names[number]), tensor["dtype"], shape, tensor["sha256"])
+    by_path = {json.dumps(t["path"]): number for number, t in enumerate(entry["tensors"])}
+    for group in entry["aliases"]:
+        yield ("alias", *(encoded(names.names[by_path[json.dumps(path)]]) for path in group))
+
+
+def main() -> None:
+    entries = json.loads((Path(sys.argv[1]) / "expected.json").read_text())["files"]
+    for entry in entries:
+        if entry["file"].startswith("broken/") or not any(word in entry["file"] for word in SKIPPED):
+            for line in lines(entry):
+                print("\t".join(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+// The files in tests/data/pt and what is known of them.
+#pragma once
+
+#include "sha256.hpp"
+#include "temp_dir.hpp"
+#include "torch/archive.hpp"
+
+#include <safemap/lazy_tensor.hpp>
+#include <safemap/state_tree.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fixtures {
+
+inline std::filesystem::path folder() { return std::filesystem::path(SAFEMAP_TEST_DATA) / "pt"; }
+
+/// In memory of exactly its size, so that a sanitizer sees one byte too far.
+inline std::shared_ptr<const safemap::Source> source(std::string_view bytes, std::string name = "test.pt") {
+    std::vector<std::byte> exact(bytes.size());
+    if (!bytes.empty()) std::memcpy(exact.data(), bytes.data(), bytes.size());
+    return safemap::memory_source(std::move(name), std::move(exact));
+}
+
+inline std::string content(const std::string& file) { return TempDir::read(folder() / file); }
+
+inline safemap::torch::Archive open(std::string_view bytes) {
+    safemap::ThrowFirst faults;
+    return safemap::torch::read_archive(source(bytes), faults);
+}
+
+struct Tensor {
+    std::string name, dtype, shape, sha256;
+    friend auto operator<=>(const Tensor&, const Tensor&) = default;
+};
+
+inline Tensor described(const safemap::LazyTensor& tensor) {
+    std::string shape;
+    for (const auto size : tensor.shape()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
+    if (shape.empty()) shape = "-";
+    const auto value = tensor.load();
+    return {tensor.name(), std::string(name(tensor.dtype())), shape, sha256(value.bytes())};
+}
+
+struct File {
+    std::string file, error;
+    std::vector<Tensor> tensors;
+    std::vector<std::vector<std::string>> aliases;
+};
+
+inline std::string decoded(const std::string& text) {
+    std::string out;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] == '%') {
+            out += static_cast<char>(std::stoi(text.substr(i + 1, 2), nullptr, 16));
+            i += 2;
+        } else {
+            out += text[i];
+        }
+    }
+    return out;
+}
+
+/// expected.tsv.
+inline std::vector<File> table() {
+    std::vector<File> files;
+    std::ifstream in(folder() / "expected.tsv");
+    for (std::string line; std::getline(in, line);) {
+        std::vector<std::string> fields;
+        std::istringstream parts(line);
+        for (std::string field; std::getline(parts, field, '\t');) fields.push_back(decoded(field));
+        if (fields[0] == "file") files.push_back({.file = fields[1], .error = {}, .tensors = {}, .aliases = {}});
+        if (fields[0] == "error") files.back().error = fields[1];
+        if (fields[0] == "tensor") files.back().tensors.push_back({fields[1], fields[2], fields[3], fields[4]});
+        if (fields[0] == "alias") files.back().aliases.emplace_back(fields.begin() + 1, fields.end());
+    }
+    return files;
+}
+
+}  // namespace fixtures

@@ -1,0 +1,223 @@
+// Zip directories, right and wrong, small and beyond 4 GiB.
+#include "torch/zip.hpp"
+
+#include "doctest_safemap.hpp"
+#include "fixtures.hpp"
+#include "forge.hpp"
+
+#include <algorithm>
+#include <map>
+
+using namespace safemap;
+using torch::ZipDirectory;
+
+namespace {
+
+ZipDirectory read(const std::string& bytes) {
+    ThrowFirst faults;
+    return ZipDirectory::read(fixtures::source(bytes), faults);
+}
+
+std::string data_of(const ZipDirectory& zip, std::string_view name) {
+    const auto* record = zip.find(name);
+    REQUIRE(record != nullptr);
+    const auto data = zip.open(*record);
+    std::string out(data.extent.size, '\0');
+    data.source->read_at(data.extent.offset, std::as_writable_bytes(std::span(out)));
+    return out;
+}
+
+forge::Zip two_records() {
+    forge::Zip zip;
+    zip.add("a/data.pkl", "pickle");
+    zip.add("a/data/0", "0123456789");
+    return zip;
+}
+
+}  // namespace
+
+TEST_CASE("records are found with and without zip64 end records, comments, and bytes before the zip") {
+    for (const bool zip64 : {false, true}) {
+        for (const std::size_t prefix : {0, 1, 5000}) {
+            for (const std::size_t comment : {0, 1, 1000, 65535}) {
+                CAPTURE(zip64);
+                CAPTURE(prefix);
+                CAPTURE(comment);
+                auto zip = two_records();
+                zip.zip64_end = zip64;
+                zip.prefix.assign(prefix, 'x');
+                zip.comment.assign(comment, 'c');
+                const auto directory = read(zip.join());
+                REQUIRE(directory.records().size() == 2);
+                CHECK(directory.records()[0].name == "a/data.pkl");
+                CHECK(data_of(directory, "a/data.pkl") == "pickle");
+                CHECK(data_of(directory, "a/data/0") == "0123456789");
+                CHECK(directory.find("a/data/1") == nullptr);
+            }
+        }
+    }
+}
+
+TEST_CASE("a comment may look like an end record") {
+    auto zip = two_records();
+    zip.comment = "PK\5\6 this is none";
+    const auto directory = read(zip.join());
+    CHECK(directory.records().size() == 2);
+}
+
+TEST_CASE("names that lead out of their folder are refused") {
+    for (const char* name : {"/a", "../a", "a/../b", "a/..", "..", "a\\b", ""}) {
+        CAPTURE(name);
+        auto zip = two_records();
+        zip.add(name, "x");
+        CHECK_FAULT(read(zip.join()), Errc::zip_bad_record);
+    }
+    for (const char* name : {"a/..b", "a/b..", "...", "a/.data/x", "a/."}) {
+        CAPTURE(name);
+        auto zip = two_records();
+        zip.add(name, "x");
+        CHECK_OK(read(zip.join()));
+    }
+}
+
+TEST_CASE("entries that contradict themselves or the file are refused") {
+    auto broken = two_records();
+    SUBCASE("another name") {
+        broken.records[1].local_name = "a/data/1";
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
+    }
+    SUBCASE("another length of the name") {
+        broken.records[1].local_name = "a/data/00";
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
+    }
+    SUBCASE("two sizes") {
+        broken.records[1].size = 11;
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
+    }
+    SUBCASE("encryption") {
+        broken.records[1].flags |= 1;
+        CHECK_FAULT(read(broken.join()), Errc::zip_unsupported);
+    }
+    SUBCASE("another method") {
+        broken.records[1].method = 12;
+        CHECK_FAULT(read(broken.join()), Errc::zip_unsupported);
+    }
+    SUBCASE("deflate that promises too much") {
+        broken.records[1].method = 8;
+        broken.records[1].size = 0x7FFF'FFFF;
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
+    }
+    SUBCASE("a size that runs into the directory") {
+        broken.records[1].packed = broken.records[1].size = 10 + 16 + 1;
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
+    }
+    SUBCASE("a size that runs into the next record") {
+        broken.records[0].packed = broken.records[0].size = 6 + 16 + 1;
+        CHECK_FAULT(read(broken.join()), Errc::zip_overlap);
+    }
+    SUBCASE("a zip64 field that is missing") {
+        broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
+    }
+    SUBCASE("a zip64 field that is too short") {
+        broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
+        broken.records[1].extra = forge::little(1, 2) + forge::little(8, 2) + forge::little(10, 8);
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
+    }
+    SUBCASE("a zip64 field behind others") {
+        broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
+        broken.records[1].extra = forge::little(0x5455, 2) + forge::little(3, 2) + "abc" + forge::little(1, 2) +
+                                  forge::little(16, 2) + forge::little(10, 8) + forge::little(10, 8);
+        CHECK(data_of(read(broken.join()), "a/data/0") == "0123456789");
+    }
+    SUBCASE("two records of one name") {
+        broken.add("a/data/0", "x");
+        CHECK_FAULT(read(broken.join()), Errc::zip_duplicate);
+    }
+    SUBCASE("more entries than there are") {
+        broken.count_error = 1;
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_directory);
+    }
+    SUBCASE("fewer entries than there are") {
+        broken.count_error = -1;
+        CHECK_FAULT(read(broken.join()), Errc::zip_bad_directory);
+    }
+}
+
+TEST_CASE("faults are collected, and the records without faults stay") {
+    auto zip = two_records();
+    zip.add("../out", "x");
+    zip.add("a/data/0", "again");
+    zip.add("a/data/1", "good");
+    zip.records[0].method = 99;
+    CollectFaults faults;
+    const auto directory = ZipDirectory::read(fixtures::source(zip.join()), faults);
+    CHECK(faults.faults().size() == 3);
+    REQUIRE(directory.records().size() == 2);
+    CHECK(directory.records()[1].name == "a/data/1");
+}
+
+TEST_CASE("folders are no records") {
+    auto zip = two_records();
+    zip.add("a/", "");
+    const auto directory = read(zip.join());
+    CHECK(directory.records().size() == 2);
+}
+
+TEST_CASE("records beyond 4 GiB are found by their zip64 fields") {
+    // A sparse file: bytes stand only where headers are, zeros elsewhere.
+    constexpr std::uint64_t big = 5'000'000'000;
+    std::map<std::uint64_t, std::string> parts;
+    const auto header = [](const std::string& name) {
+        return "PK\3\4" + forge::little(0, 2) + forge::little(0x0808, 2) + forge::little(0, 18) +
+               forge::little(name.size(), 2) + forge::little(0, 2) + name;
+    };
+    const auto entry = [](const std::string& name, std::uint64_t size, std::uint64_t at) {
+        std::string extra;
+        if (size >= 0xFFFF'FFFF) extra += forge::little(size, 8) + forge::little(size, 8);
+        if (at >= 0xFFFF'FFFF) extra += forge::little(at, 8);
+        if (!extra.empty()) extra = forge::little(1, 2) + forge::little(extra.size(), 2) + extra;
+        const auto short_size = forge::little(std::min<std::uint64_t>(size, 0xFFFF'FFFF), 4);
+        return "PK\1\2" + forge::little(0, 4) + forge::little(0x0808, 2) + forge::little(0, 10) + short_size + short_size +
+               forge::little(name.size(), 2) + forge::little(extra.size(), 2) + forge::little(0, 10) +
+               forge::little(std::min<std::uint64_t>(at, 0xFFFF'FFFF), 4) + name + extra;
+    };
+    parts[0] = header("a/data/0");
+    const std::uint64_t second = parts[0].size() + big;
+    parts[second] = header("a/data/1") + "tail";
+    const std::uint64_t directory_at = second + parts[second].size();
+    const std::string directory = entry("a/data/0", big, 0) + entry("a/data/1", 4, second);
+    std::string end = directory;
+    end += "PK\6\6" + forge::little(44, 8) + forge::little(0, 12) + forge::little(2, 8) + forge::little(2, 8) +
+           forge::little(directory.size(), 8) + forge::little(directory_at, 8);
+    end += "PK\6\7" + forge::little(0, 4) + forge::little(directory_at + directory.size(), 8) + forge::little(1, 4);
+    end += "PK\5\6" + forge::little(0, 4) + forge::little(0xFFFF, 2) + forge::little(0xFFFF, 2) +
+           forge::little(0xFFFF'FFFF, 4) + forge::little(0xFFFF'FFFF, 4) + forge::little(0, 2);
+    parts[directory_at] = end;
+
+    std::uint64_t bytes_read = 0;
+    const auto source = callback_source("sparse.pt", directory_at + end.size(), [&](std::uint64_t offset, std::span<std::byte> into) {
+        bytes_read += into.size();
+        std::fill(into.begin(), into.end(), std::byte{0});
+        for (const auto& [at, part] : parts) {
+            for (std::size_t i = 0; i < part.size(); ++i) {
+                if (at + i >= offset && at + i - offset < into.size()) into[at + i - offset] = static_cast<std::byte>(part[i]);
+            }
+        }
+    });
+    ThrowFirst faults;
+    const auto zip = ZipDirectory::read(source, faults);
+    REQUIRE(zip.records().size() == 2);
+    CHECK(zip.records()[0].packed == Extent{38, big});
+    CHECK(zip.records()[1].packed == Extent{second + 38, 4});
+    CHECK(data_of(zip, "a/data/1") == "tail");
+    CHECK(bytes_read < 100'000);
+}
+
+TEST_CASE("ten thousand records are read in one pass") {
+    forge::Zip zip;
+    for (int i = 0; i < 10'000; ++i) zip.add("a/data/" + std::to_string(i), std::to_string(i));
+    const auto directory = read(zip.join());
+    CHECK(directory.records().size() == 10'000);
+    CHECK(data_of(directory, "a/data/9999") == "9999");
+}
