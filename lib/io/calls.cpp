@@ -11,13 +11,15 @@ namespace safemap::io {
 
 namespace {
 
-// Variadic in C, so it needs a signature of its own.
+// Variadic in C, so these need signatures of their own.
 int open_with_mode(int folder, const char* name, int flags, mode_t mode) { return ::openat(folder, name, flags, mode); }
+int duplicate_closed_on_exec(int descriptor) { return ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0); }
 
 }  // namespace
 
 Calls calls = {
     .openat = open_with_mode,
+    .duplicate = duplicate_closed_on_exec,
     .fstat = ::fstat,
     .fstatat = ::fstatat,
     .pread = ::pread,

@@ -12,6 +12,7 @@ namespace safemap::io {
 /// Signatures and meaning as in the manual, section 2.
 struct Calls {
     int (*openat)(int folder, const char* name, int flags, mode_t mode);
+    int (*duplicate)(int descriptor);  ///< fcntl F_DUPFD_CLOEXEC
     int (*fstat)(int descriptor, struct stat* status);
     int (*fstatat)(int folder, const char* name, struct stat* status, int flags);
     ssize_t (*pread)(int descriptor, void* into, std::size_t size, off_t offset);

@@ -218,7 +218,7 @@ TEST_CASE("every system call of opening and reading may fail") {
         calls.fail_nth(nth, EIO);
         const auto error = error_of([&] {
             const auto folder = open_folder(dir.path());
-            CHECK(folder->list() == std::vector<std::string>{"a"});
+            folder->list();
             const auto source = folder->open("a");
             text_of(*source, {0, 3});
             source->map({0, 3});

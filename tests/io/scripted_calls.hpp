@@ -74,6 +74,9 @@ private:
         calls.openat = [](int folder, const char* name, int flags, mode_t mode) {
             return fails("openat") ? -1 : current_->system_.openat(folder, name, flags, mode);
         };
+        calls.duplicate = [](int descriptor) {
+            return fails("duplicate") ? -1 : current_->system_.duplicate(descriptor);
+        };
         calls.fstat = [](int descriptor, struct stat* status) {
             return fails("fstat") ? -1 : current_->system_.fstat(descriptor, status);
         };

@@ -302,5 +302,5 @@ TEST_CASE("blocks cover every element once, within their size, whatever the tens
         }
         CHECK(std::all_of(covered.begin(), covered.end(), [](int n) { return n == 1; }));
     }
-    CHECK(tiled > 50);
+    CHECK(tiled > 25);
 }

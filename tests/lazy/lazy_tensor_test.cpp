@@ -3,6 +3,7 @@
 
 #include <safemap/lazy_tensor.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -12,7 +13,7 @@ namespace {
 
 std::shared_ptr<const Source> floats(std::vector<float> values) {
     std::vector<std::byte> bytes(values.size() * 4);
-    std::memcpy(bytes.data(), values.data(), bytes.size());
+    std::ranges::copy(std::as_bytes(std::span(values)), bytes.begin());
     return memory_source("floats", std::move(bytes));
 }
 

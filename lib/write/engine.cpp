@@ -1,0 +1,315 @@
+// Files are cut into units of at most one block; workers take them in the order of the output, gather a unit into
+// their buffer and write it. What a unit is can be told from its number, so the plan is as short as the list of files.
+#include "write/engine.hpp"
+
+#include "base/pool.hpp"
+#include "lazy/blocks.hpp"
+#include "lazy/gatherer.hpp"
+#include "lazy/stored_tensor.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace safemap::write {
+
+namespace {
+
+using namespace literals;
+
+// Two workers with blocks of 8 MiB write as fast as the machine does; more gain nothing (measured on ext4).
+constexpr std::uint64_t largest_block = 8_MiB;
+constexpr std::uint64_t all_buffers = 32_MiB;
+constexpr std::uint64_t gatherer_buffers = 2_MiB;
+constexpr unsigned default_workers = 2;
+constexpr unsigned most_workers = 8;  // which leaves each a block of 2 MiB
+// A strided tensor above this is never cut by the end of a block: each part would read most of the whole.
+constexpr std::uint64_t small_strided = 64_KiB;
+
+// Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes and more.
+constexpr std::uint64_t page = 4_KiB;
+
+constexpr std::chrono::milliseconds progress_interval{100};
+
+/// Tells the caller how far the work is, and hears from it that it should stop.
+class Watch {
+public:
+    Watch(const Monitor& monitor, std::uint64_t total) : monitor_(monitor), total_(total) {}
+
+    /// From any thread.
+    void add(std::uint64_t bytes) noexcept { done_.fetch_add(bytes, std::memory_order_relaxed); }
+    void check_stop() const {
+        if (monitor_.stop.stop_requested()) throw Error(Errc::cancelled, "stopped on request");
+    }
+    /// On the caller's thread, as often as one likes.
+    void tick() {
+        check_stop();
+        const auto now = std::chrono::steady_clock::now();
+        if (now - last_ >= progress_interval) tell(now);
+    }
+    /// On the caller's thread.
+    void tell() {
+        check_stop();
+        tell(std::chrono::steady_clock::now());
+    }
+
+private:
+    void tell(std::chrono::steady_clock::time_point now) {
+        last_ = now;
+        if (!monitor_.on_progress) return;
+        const Progress progress{
+            .stage = "converting", .bytes_done = done_.load(std::memory_order_relaxed), .bytes_total = total_};
+        if (!monitor_.on_progress(progress)) throw Error(Errc::cancelled, "stopped by the progress function");
+    }
+
+    const Monitor& monitor_;
+    std::uint64_t total_;
+    std::atomic<std::uint64_t> done_ = 0;
+    std::chrono::steady_clock::time_point last_ = {};
+};
+
+/// A stretch of one file that is cut into units in one way.
+struct Stretch {
+    enum class Kind : std::uint8_t {
+        head,    ///< what stands before the data; one unit
+        stream,  ///< tensors side by side, cut wherever the file's offset is a multiple of a block
+        blocks,  ///< one tensor, cut as Blocks says
+    };
+    std::uint64_t first_unit = 0;
+    Extent bytes = {};
+    std::uint32_t file = 0;
+    std::uint32_t first = 0;  ///< tensors of the file
+    std::uint32_t count = 0;
+    Kind kind = Kind::head;
+};
+
+class Engine {
+public:
+    Engine(std::span<const LazyTensor> tensors, Layout& layout, const Monitor& monitor, unsigned threads)
+        : tensors_(tensors),
+          layout_(layout),
+          workers_(std::min(threads == 0 ? default_workers : threads, most_workers)),
+          block_(std::min(largest_block, (all_buffers / workers_.size() - gatherer_buffers) / page * page)),
+          files_(layout.files.size()),
+          watch_(monitor, layout.data_bytes) {
+        for (std::uint32_t i = 0; i < files_.size(); ++i) plan(i);
+    }
+
+    void run(io::Staging& staging) {
+        watch_.tell();
+        for (std::uint32_t i = 0; i < files_.size(); ++i) {
+            watch_.check_stop();
+            in_file(i, [&] {
+                files_[i].output = std::make_unique<io::OutputFile>(staging.add(layout_.files[i].name));
+                files_[i].output->allocate(layout_.files[i].size);
+            });
+        }
+        parallel_for(
+            static_cast<std::size_t>(units_), static_cast<unsigned>(workers_.size()),
+            [this](std::size_t unit, unsigned worker) { do_unit(unit, workers_[worker]); }, [this] { watch_.tick(); });
+        for (const Worker& worker : workers_)
+            for (std::size_t i = 0; i < worker.counts.size(); ++i) layout_.casts[i].counts += worker.counts[i];
+        watch_.tell();
+    }
+
+private:
+    struct Worker {
+        std::unique_ptr<std::byte[]> buffer;
+        Gatherer gatherer;
+        std::vector<CastCounts> counts;  // as in layout.casts
+    };
+    struct File {
+        std::unique_ptr<io::OutputFile> output;
+        std::uint64_t units = 0;
+        std::atomic<std::uint64_t> units_left = 0;
+    };
+
+    // ---- planning
+
+    void plan(std::uint32_t file) {
+        const PlannedFile& planned = layout_.files[file];
+        const std::uint64_t before = units_;
+        add({.bytes = {0, planned.head.size()}, .file = file}, 1);
+        const auto count = static_cast<std::uint32_t>(planned.tensors.size());
+        for (std::uint32_t first = 0; first < count;) {
+            std::uint32_t end = first;
+            while (end < count && !stands_apart(planned.tensors[end])) ++end;
+            if (end > first) plan_stream(file, first, end);
+            if (end < count) plan_blocks(file, end++);
+            first = end;
+        }
+        files_[file].units_left = units_ - before;
+    }
+
+    void plan_stream(std::uint32_t file, std::uint32_t first, std::uint32_t end) {
+        const std::uint64_t from = layout_.files[file].tensors[first].offset;
+        const std::uint64_t to = end_of(file, end - 1);
+        if (from == to) return;
+        add({.bytes = {from, to - from}, .file = file, .first = first, .count = end - first,
+             .kind = Stretch::Kind::stream},
+            (to - 1) / block_ - from / block_ + 1);
+    }
+
+    void plan_blocks(std::uint32_t file, std::uint32_t tensor) {
+        const PlannedTensor& planned = layout_.files[file].tensors[tensor];
+        add({.bytes = {planned.offset, end_of(file, tensor) - planned.offset}, .file = file, .first = tensor,
+             .count = 1, .kind = Stretch::Kind::blocks},
+            Blocks(value(planned), block_).count());
+    }
+
+    void add(Stretch stretch, std::uint64_t units) {
+        if (units == 0) return;
+        stretch.first_unit = units_;
+        stretches_.push_back(stretch);
+        units_ += units;
+    }
+
+    /// Whether a tensor is not to be cut at just any byte.
+    bool stands_apart(const PlannedTensor& planned) const {
+        if (!whole_bytes(planned.dtype)) return true;
+        const LazyTensor& tensor = tensors_[planned.number];
+        const StridedView& view = tensor.strided_view();
+        return tensor.nbytes() > small_strided && !is_contiguous(view.shape, view.strides);
+    }
+
+    std::uint64_t end_of(std::uint32_t file, std::uint32_t tensor) const {
+        const PlannedFile& planned = layout_.files[file];
+        return tensor + 1 < planned.tensors.size() ? planned.tensors[tensor + 1].offset : planned.size;
+    }
+
+    /// The tensor as it is written.
+    LazyTensor value(const PlannedTensor& planned) const {
+        const LazyTensor& tensor = tensors_[planned.number];
+        return tensor.dtype() == planned.dtype ? tensor : tensor.cast(planned.dtype);
+    }
+
+    // ---- copying, on any thread
+
+    void do_unit(std::uint64_t unit, Worker& worker) {
+        watch_.check_stop();
+        const auto after = std::upper_bound(stretches_.begin(), stretches_.end(), unit,
+                                            [](std::uint64_t u, const Stretch& s) { return u < s.first_unit; });
+        const Stretch& stretch = *std::prev(after);
+        const std::uint64_t number = unit - stretch.first_unit;
+        in_file(stretch.file, [&] {
+            switch (stretch.kind) {
+            case Stretch::Kind::head: write_head(stretch); break;
+            case Stretch::Kind::stream: copy_stream(stretch, number, worker); break;
+            case Stretch::Kind::blocks: copy_block(stretch, number, worker); break;
+            }
+            finish_unit(stretch.file);
+        });
+    }
+
+    void write_head(const Stretch& stretch) {
+        std::string& head = layout_.files[stretch.file].head;
+        output(stretch).write_at(0, std::as_bytes(std::span(head)));
+        std::string().swap(head);
+    }
+
+    void copy_stream(const Stretch& stretch, std::uint64_t number, Worker& worker) {
+        const std::uint64_t from = stretch.bytes.offset;
+        const std::uint64_t begin = std::max(from, (from / block_ + number) * block_);
+        const std::uint64_t end = std::min(stretch.bytes.end(), (from / block_ + number + 1) * block_);
+        const std::span<std::byte> whole = buffer(worker).first(static_cast<std::size_t>(end - begin));
+        const auto& planned = layout_.files[stretch.file].tensors;
+        const auto first = planned.begin() + stretch.first;
+        auto at = std::upper_bound(first, first + stretch.count, begin,
+                                   [](std::uint64_t offset, const PlannedTensor& t) { return offset < t.offset; });
+        std::uint64_t filled = begin;
+        for (--at; filled < end; ++at) {
+            const std::uint64_t tensor_end = end_of(stretch.file, static_cast<std::uint32_t>(at - planned.begin()));
+            const std::uint64_t stop = std::min(end, tensor_end);
+            if (stop <= filled) continue;  // no elements
+            gather(*at, filled - at->offset, whole.subspan(filled - begin, stop - filled), worker);
+            filled = stop;
+        }
+        output(stretch).write_at(begin, whole);
+        watch_.add(whole.size());
+    }
+
+    void copy_block(const Stretch& stretch, std::uint64_t number, Worker& worker) {
+        const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
+        const LazyTensor tensor = value(planned);
+        const Blocks blocks(tensor, block_);
+        if (blocks.ranges()) {
+            const Extent range = blocks.range(number);
+            const auto bytes = buffer(worker).first(static_cast<std::size_t>(range.size));
+            gather(planned, range.offset, bytes, worker);
+            output(stretch).write_at(planned.offset + range.offset, bytes);
+            watch_.add(bytes.size());
+            return;
+        }
+        const Box box = blocks.box(number);
+        std::uint64_t size = element_size(tensor.dtype());
+        for (const std::uint64_t extent : box.extent) size *= extent;
+        const auto bytes = buffer(worker).first(static_cast<std::size_t>(size));
+        worker.gatherer.fill(tensor, box, bytes);
+        count_cast(planned, worker);
+        for_each_range(tensor.shape(), bits(tensor.dtype()), box,
+                       [&](std::uint64_t at, std::uint64_t in_box, std::uint64_t length) {
+                           output(stretch).write_at(planned.offset + at, bytes.subspan(in_box, length));
+                       });
+        watch_.add(size);
+    }
+
+    void gather(const PlannedTensor& planned, std::uint64_t offset, std::span<std::byte> into, Worker& worker) {
+        const LazyTensor& tensor = tensors_[planned.number];
+        if (tensor.dtype() == planned.dtype) worker.gatherer.fill(tensor, offset, into);
+        else worker.gatherer.fill(tensor.cast(planned.dtype), offset, into);
+        count_cast(planned, worker);
+    }
+
+    void count_cast(const PlannedTensor& planned, Worker& worker) {
+        const Dtype from = tensors_[planned.number].stored()->dtype();
+        if (from == planned.dtype) return;
+        worker.counts.resize(layout_.casts.size());
+        for (std::size_t i = 0; i < layout_.casts.size(); ++i)
+            if (layout_.casts[i].from == from && layout_.casts[i].to == planned.dtype)
+                worker.counts[i] += worker.gatherer.take_counts();
+    }
+
+    /// Whoever does a file's last unit brings it to the disk, while the others write on.
+    void finish_unit(std::uint32_t file) {
+        if (files_[file].units_left.fetch_sub(1) == 1) files_[file].output->finish();
+    }
+
+    const io::OutputFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
+
+    std::span<std::byte> buffer(Worker& worker) const {
+        // Not make_unique: it would write zeros into pages that the next read fills anyway.
+        if (!worker.buffer) worker.buffer.reset(new std::byte[static_cast<std::size_t>(block_)]);
+        return {worker.buffer.get(), static_cast<std::size_t>(block_)};
+    }
+
+    template <class Work>
+    void in_file(std::uint32_t file, Work&& work) {
+        try {
+            work();
+        } catch (Error& error) {
+            error.with_path(layout_.files[file].name);
+            throw;
+        }
+    }
+
+    std::span<const LazyTensor> tensors_;
+    Layout& layout_;
+    std::vector<Worker> workers_;
+    std::uint64_t block_;
+    std::vector<File> files_;
+    std::vector<Stretch> stretches_;
+    std::uint64_t units_ = 0;
+    Watch watch_;
+};
+
+}  // namespace
+
+void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
+                 unsigned threads) {
+    Engine(tensors, layout, monitor, threads).run(staging);
+}
+
+}  // namespace safemap::write

@@ -1,0 +1,233 @@
+// Lays checkpoints out: dtypes, shards, order in the file, headers, the index.
+#include "write/layout.hpp"
+
+#include "base/text.hpp"
+#include "lazy/stored_tensor.hpp"
+#include "safetensors/header.hpp"
+#include "safetensors/index.hpp"
+#include "tensor/convert.hpp"
+#include "write/shards.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace safemap::write {
+
+namespace {
+
+using safetensors::TensorSpec;
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+// What hub's loader insists on wherever there is metadata at all.
+constexpr const char* format_key = "format";
+constexpr const char* format_default = "pt";
+
+std::uint64_t bytes_as(const LazyTensor& tensor, Dtype dtype) {
+    const auto bytes = byte_size(dtype, tensor.element_count());
+    if (!bytes) {
+        Error error(Errc::shape_overflow, to_string(tensor.shape()) + " of " + std::string(name(dtype)));
+        throw error.with_tensor(tensor.name());
+    }
+    return *bytes;
+}
+
+void require_text(std::string_view text, const char* what) {
+    if (!is_utf8(text)) throw Error(Errc::invalid_argument, std::string(what) + " that is not UTF-8: " + printable(text));
+}
+
+void require_distinct_names(std::span<const LazyTensor> tensors) {
+    std::unordered_set<std::string_view> names;
+    names.reserve(tensors.size());
+    for (const LazyTensor& tensor : tensors) {
+        const std::string_view name = tensor.name();
+        require_text(name, "a tensor's name");
+        if (name == "__metadata__")
+            throw Error(Errc::name_collision, "'__metadata__' is no name that a tensor can have");
+        if (!names.insert(name).second) throw Error(Errc::name_collision, "two tensors named " + quoted(name));
+    }
+}
+
+class Planner {
+public:
+    Planner(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options)
+        : tensors_(tensors), metadata_(metadata), options_(options) {
+        require_distinct_names(tensors);
+        for (const auto& [key, value] : metadata) {
+            require_text(key, "a metadata key");
+            require_text(value, "a metadata value");
+        }
+        for (std::uint32_t i = 0; i < tensors.size(); ++i) choose(i);
+    }
+
+    Layout one_file(const std::string& name) && {
+        std::vector<std::uint32_t> all(chosen_.size());
+        for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+        add_file(name, all, whole_metadata());
+        return std::move(layout_);
+    }
+
+    Layout shards() && {
+        Split split = write::split(sized(), options_.max_shard_size);
+        if (split.shards.empty()) split.shards.emplace_back();  // a file that says: no tensors
+        const std::size_t count = split.shards.size();
+        if (count == 1) {
+            add_file(shard_name(0, 1), split.shards.front(), whole_metadata());
+            return std::move(layout_);
+        }
+        for (std::size_t i = 0; i < count; ++i)
+            add_file(shard_name(i, count), split.shards[i], {{format_key, format()}});
+        add_index(split);
+        return std::move(layout_);
+    }
+
+private:
+    struct Chosen {
+        std::uint32_t number;
+        Dtype dtype;
+    };
+
+    const LazyTensor& tensor(const Chosen& chosen) const { return tensors_[chosen.number]; }
+
+    Dtype dtype_for(const LazyTensor& tensor) const {
+        if (!options_.dtype || !is_castable(tensor.dtype())) return tensor.dtype();
+        if (options_.keep_dtype && options_.keep_dtype->matches(tensor.name())) return tensor.dtype();
+        return *options_.dtype;
+    }
+
+    void choose(std::uint32_t number) {
+        const LazyTensor& tensor = tensors_[number];
+        const Dtype dtype = dtype_for(tensor);
+        if (!in_safetensors(dtype)) {
+            layout_.skipped.push_back({.name = tensor.name(),
+                                       .type = "torch." + std::string(torch_name(dtype)),
+                                       .why = "safetensors has no name for this dtype"});
+            return;
+        }
+        chosen_.push_back({number, dtype});
+        ++layout_.tensors;
+        layout_.data_bytes += bytes_as(tensor, dtype);
+        const Dtype stored = tensor.stored()->dtype();
+        layout_.read_bytes += bytes_as(tensor, stored);
+        if (stored != dtype) note_cast(stored, dtype);
+    }
+
+    void note_cast(Dtype from, Dtype to) {
+        auto& casts = layout_.casts;
+        auto known = std::find_if(casts.begin(), casts.end(),
+                                  [=](const CastReport& cast) { return cast.from == from && cast.to == to; });
+        if (known == casts.end()) known = casts.insert(casts.end(), {.from = from, .to = to});
+        ++known->tensors;
+    }
+
+    /// What splitting has to know. Contiguous views of one storage stay together, as in huggingface_hub, where that
+    /// leaves the shard within its maximum. What is counted is what is written: of a storage, the parts that are saved.
+    std::vector<Sized> sized() const {
+        std::vector<Sized> sized;
+        sized.reserve(chosen_.size());
+        struct Group {
+            std::uint32_t first;
+            std::uint32_t members;
+            std::uint64_t size;
+        };
+        std::unordered_map<const StoredTensor*, Group> groups;
+        const auto shares = [](const LazyTensor& t, Dtype dtype) {
+            const StridedView& view = t.strided_view();
+            return t.stored()->dtype() == dtype && is_contiguous(view.shape, view.strides);
+        };
+        for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
+            const LazyTensor& t = tensor(chosen_[i]);
+            sized.push_back({.size = bytes_as(t, chosen_[i].dtype)});
+            if (!shares(t, chosen_[i].dtype)) continue;
+            Group& group = groups.try_emplace(t.stored().get(), Group{i, 0, 0}).first->second;
+            ++group.members;
+            group.size += sized.back().size;
+        }
+        for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
+            const LazyTensor& t = tensor(chosen_[i]);
+            if (!shares(t, chosen_[i].dtype)) continue;
+            const Group& group = groups.at(t.stored().get());
+            if (group.members == 1 || group.size > options_.max_shard_size) continue;
+            sized[i].storage = std::uint64_t{group.first} + 1;
+            if (i == group.first) sized[i].size = group.size;
+        }
+        return sized;
+    }
+
+    std::string format() const {
+        const auto given = metadata_.find(format_key);
+        return given == metadata_.end() ? format_default : given->second;
+    }
+
+    Pairs whole_metadata() const {
+        Metadata whole = metadata_;
+        whole.try_emplace(format_key, format_default);
+        return {whole.begin(), whole.end()};
+    }
+
+    void add_file(const std::string& name, std::span<const std::uint32_t> members, const Pairs& metadata) {
+        std::vector<TensorSpec> specs;
+        specs.reserve(members.size());
+        for (const std::uint32_t member : members) specs.push_back(spec(chosen_[member]));
+        const std::vector<std::uint32_t> order = safetensors::file_order(specs);
+
+        std::vector<TensorSpec> ordered;
+        ordered.reserve(order.size());
+        for (const std::uint32_t i : order) ordered.push_back(specs[i]);
+        PlannedFile file{.name = name,
+                         .head = safetensors::write_header(ordered, metadata, true, options_.alignment),
+                         .tensors = {},
+                         .size = 0};
+        file.tensors.reserve(order.size());
+        std::uint64_t offset = file.head.size();
+        for (const std::uint32_t i : order) {
+            const Chosen& chosen = chosen_[members[i]];
+            file.tensors.push_back({.offset = offset, .number = chosen.number, .dtype = chosen.dtype});
+            const auto end = checked_add(offset, bytes_as(tensor(chosen), chosen.dtype));
+            if (!end) throw Error(Errc::shape_overflow, "a file of more than 2^64 bytes").with_path(name);
+            offset = *end;
+        }
+        file.size = offset;
+        layout_.files.push_back(std::move(file));
+    }
+
+    TensorSpec spec(const Chosen& chosen) const {
+        const LazyTensor& t = tensor(chosen);
+        return {.name = t.name(), .dtype = chosen.dtype, .shape = &t.shape()};
+    }
+
+    void add_index(const Split& split) {
+        // The shards say the format themselves, and the total is the index's own.
+        Pairs metadata;
+        for (const auto& entry : metadata_)
+            if (entry.first != format_key && entry.first != "total_size") metadata.push_back(entry);
+        std::vector<std::pair<std::string_view, std::string_view>> weight_map;
+        weight_map.reserve(chosen_.size());
+        for (std::size_t i = 0; i < split.shards.size(); ++i)
+            for (const std::uint32_t member : split.shards[i])
+                weight_map.emplace_back(tensor(chosen_[member]).name(), layout_.files[i].name);
+        PlannedFile file{.name = index_name,
+                         .head = safetensors::write_index(split.total_size, metadata, weight_map),
+                         .tensors = {},
+                         .size = 0};
+        file.size = file.head.size();
+        layout_.files.push_back(std::move(file));
+    }
+
+    std::span<const LazyTensor> tensors_;
+    const Metadata& metadata_;
+    const SaveOptions& options_;
+    std::vector<Chosen> chosen_;  // what is written, in the caller's order
+    Layout layout_;
+};
+
+}  // namespace
+
+Layout lay_out(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options,
+               const std::optional<std::string>& single_file) {
+    Planner planner(tensors, metadata, options);
+    return single_file ? std::move(planner).one_file(*single_file) : std::move(planner).shards();
+}
+
+}  // namespace safemap::write

@@ -1,0 +1,45 @@
+// Where every byte of a checkpoint goes, known before the first is written.
+#pragma once
+
+#include <safemap/save.hpp>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace safemap::write {
+
+/// A tensor in its file.
+struct PlannedTensor {
+    std::uint64_t offset = 0;  ///< of its first byte in the file
+    std::uint32_t number = 0;  ///< in the caller's list
+    Dtype dtype = {};          ///< written as
+};
+
+struct PlannedFile {
+    std::string name;
+    std::string head;                    ///< everything before the data; of an index, everything
+    std::vector<PlannedTensor> tensors;  ///< in the order of their bytes, which leave no gaps
+    std::uint64_t size = 0;
+};
+
+struct Layout {
+    std::vector<PlannedFile> files;  ///< the index last
+    std::uint64_t tensors = 0;
+    std::uint64_t data_bytes = 0;  ///< of values as they are written
+    std::uint64_t read_bytes = 0;  ///< of values as they are stored
+    std::vector<CastReport> casts;  ///< without counts
+    std::vector<SkippedObject> skipped;
+};
+
+using Metadata = std::map<std::string, std::string>;
+
+/// Lays out `tensors` in one file called `single_file`, or in shards and an index. Throws name_collision,
+/// unsupported_cast, and what safetensors::write_header refuses.
+Layout lay_out(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options,
+               const std::optional<std::string>& single_file);
+
+}  // namespace safemap::write

@@ -1,0 +1,100 @@
+// Formats by content, and words for what is no checkpoint.
+#include "checkpoint/sniff.hpp"
+
+#include <safemap/checkpoint.hpp>
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+
+using namespace safemap;
+using checkpoint::Content;
+using checkpoint::sniff;
+
+using namespace std::string_literals;
+
+namespace {
+
+std::string tar(std::string_view first) {
+    std::string block(1024, '\0');
+    block.replace(0, first.size(), first);
+    block.replace(257, 5, "ustar");
+    return block;
+}
+
+}  // namespace
+
+TEST_CASE("a header length inside the file and a brace behind it are safetensors, whatever else they look like") {
+    CHECK(sniff(*forge::source(forge::safetensors("{}"))).content == Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors(std::string(9000, ' ') + "\n\t\r{}"))).content == Content::safetensors);
+    // 0x8b1f and 0x4b50 are lengths whose bytes are the signatures of gzip and zip.
+    CHECK(sniff(*forge::source(forge::safetensors("{}" + std::string(0x8b1f - 2, ' ')))).content == Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors("{}" + std::string(0x04034b50 - 2, ' ')))).content == Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors("[]"))).content != Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors_claiming(3, "{}"))).content != Content::safetensors);
+}
+
+TEST_CASE("a zip is an archive of torch.save unless it says otherwise") {
+    CHECK(sniff(*forge::source(forge::pt({{"w", {1}, {1.0F}}}))).content == Content::zip);
+    const std::vector<forge::ZipRecord> numpy = {{"w.npy", "data"}};
+    CHECK(sniff(*forge::source(forge::zip(numpy))).looks_like == "a NumPy archive (.npz)");
+    const std::vector<forge::ZipRecord> script = {{"m/data.pkl", "x"}, {"m/code/m.py", "y"}, {"m/constants.pkl", "z"}};
+    CHECK(sniff(*forge::source(forge::zip(script))).looks_like == "a TorchScript archive");
+}
+
+TEST_CASE("what people hand us by mistake is named, with a hint where there is one") {
+    struct Row {
+        std::string content;
+        const char* words;
+        bool hint;
+    };
+    const Row rows[] = {
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-lfs pointer", true},
+        {"<!DOCTYPE html><html>", "web page", true},
+        {"\n <HTML><head>", "web page", true},
+        {"GGUF\x03" + std::string(40, '\0'), "GGUF", false},
+        {"\x89HDF\r\n\x1a\n" + std::string(40, '\0'), "HDF5", false},
+        {"\x1f\x8b\x08 and so on", "gzip", true},
+        {"\x28\xb5\x2f\xfd and so on", "zstd", true},
+        {"\xfd" "7zXZ"s + std::string(8, '\0'), "xz", true},
+        {"\x93NUMPY\x01"s, "NumPy array", false},
+        {"PYTORCH1"s + std::string(20, '\0'), "PyTorch 1.0 stream", true},
+        {"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.", "before 1.6", true},
+        {"\x80\x04\x95 a pickle", "plain pickle", true},
+        {tar("sys_info"), "torch 0.1", true},
+        {tar("README"), "a tar archive", true},
+        {"PK\x05\x06" + std::string(18, '\0'), "zip without records", false},
+        {"{\"a\": 1}", "JSON", false},
+        {" [1, 2, 3, 4]", "JSON", false},
+        {"", "empty file", true},
+        {"x", "1 byte", false},
+        {std::string(4, '\0'), "zeros", true},
+        {std::string(4096, '\0'), "zeros at its beginning", true},
+        {forge::u8_file({{"a", 100}}).substr(0, 40), "ends inside its header", true},
+        {"some text that is nothing in particular", "neither safetensors nor", false},
+    };
+    for (const Row& row : rows) {
+        CAPTURE(row.words);
+        const auto error = error_of([&] { static_cast<void>(Checkpoint::open(forge::source(row.content, "model.bin"))); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::unknown_format);
+        CHECK(error->path() == "model.bin");
+        CAPTURE(error->message());
+        CHECK(error->message().find(row.words) != std::string::npos);
+        CHECK(error->hint().empty() != row.hint);
+    }
+}
+
+TEST_CASE("a name in .safetensors is read as safetensors whatever it holds") {
+    CHECK_FAULT(Checkpoint::open(forge::source("", "a.safetensors")), Errc::header_too_short);
+    CHECK_FAULT(Checkpoint::open(forge::source("version https://git-lfs.github.com/spec/v1", "a.safetensors")), Errc::header_too_large);
+    CHECK_FAULT(Checkpoint::open(forge::source(forge::pt({}), "a.safetensors")), Errc::header_too_large);
+}
+
+TEST_CASE("no prefix of any of these files is more than refused") {
+    for (const std::string& whole : {forge::pt({{"w", {2}, {1, 2}}}), tar("pickle"), forge::u8_file({{"a", 3}})}) {
+        for (std::size_t n = 0; n < std::min<std::size_t>(whole.size(), 700); ++n) {
+            CAPTURE(n);
+            CHECK_NOTHROW(sniff(*forge::source(std::string_view(whole).substr(0, n))));
+        }
+    }
+}

@@ -1,0 +1,103 @@
+// Every fault, not the first; and every byte read.
+#include <safemap/verify.hpp>
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+#include "temp_dir.hpp"
+
+#include <algorithm>
+#include <thread>
+
+using namespace safemap;
+
+TEST_CASE("a sound file has no faults and all of it is read") {
+    const TempDir dir;
+    const std::string content = forge::u8_file({{"a", 20'000'000}, {"b", 7}});
+    const auto file = dir.write("m.safetensors", content);
+    std::vector<std::uint64_t> seen;
+    const auto caller = std::this_thread::get_id();
+    VerifyOptions options;
+    options.monitor.on_progress = [&](const Progress& progress) {
+        CHECK(std::this_thread::get_id() == caller);
+        CHECK(progress.stage == "verifying");
+        CHECK(progress.bytes_total == content.size());
+        seen.push_back(progress.bytes_done);
+        return true;
+    };
+    const auto report = verify(file, options);
+    CHECK(report.ok());
+    CHECK(report.tensors == 2);
+    CHECK(report.bytes == 20'000'007);
+    CHECK(report.checked_bytes == 0);
+    REQUIRE_FALSE(seen.empty());
+    CHECK(seen.back() == content.size());
+    CHECK(std::is_sorted(seen.begin(), seen.end()));
+}
+
+TEST_CASE("every fault of every shard is reported with its path") {
+    const TempDir dir;
+    dir.write("1", forge::u8_file({{"a", 1}}));
+    dir.write("2", forge::safetensors(R"({"b":{"dtype":"F32","shape":[2],"data_offsets":[0,4]},"c":null})", "dddd"));
+    const auto index = dir.write("m.index.json", R"({"weight_map":{"a":"1","b":"2","x":"1","d":"3"}})");
+    const auto report = verify(index);
+    REQUIRE(report.faults.size() == 4);
+    CHECK(report.faults[0].code() == Errc::shard_lacks_tensor);
+    CHECK(report.faults[0].tensor() == "x");
+    CHECK(report.faults[1].code() == Errc::header_bad_field);
+    CHECK(report.faults[1].path() == (dir / "2").native());
+    CHECK(report.faults[2].code() == Errc::size_mismatch);
+    CHECK(report.faults[2].tensor() == "b");
+    CHECK(report.faults[3].code() == Errc::shard_missing);
+    CHECK(report.tensors == 1);
+}
+
+TEST_CASE("what is no checkpoint is a fault, what is no path is an error") {
+    const TempDir dir;
+    const auto report = verify(dir.write("x.bin", "nothing in particular"));
+    REQUIRE(report.faults.size() == 1);
+    CHECK(report.faults[0].code() == Errc::unknown_format);
+    CHECK_FAULT(verify(dir / "nowhere"), Errc::path_not_found);
+    const TempDir two;
+    two.write("a.safetensors", forge::u8_file({}));
+    two.write("b.safetensors", forge::u8_file({}));
+    CHECK_FAULT(verify(two.path()), Errc::several_models);
+}
+
+TEST_CASE("the caller can cancel") {
+    const TempDir dir;
+    const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 100}}));
+    VerifyOptions options;
+    options.monitor.on_progress = [](const Progress&) { return false; };
+    CHECK_FAULT(verify(file, options), Errc::cancelled);
+    std::stop_source stop;
+    stop.request_stop();
+    VerifyOptions stopped;
+    stopped.monitor.stop = stop.get_token();
+    CHECK_FAULT(verify(file, stopped), Errc::cancelled);
+}
+
+TEST_CASE("checksums of records are compared, and one that was left out is noted") {
+    const TempDir dir;
+    const std::vector<forge::PtTensor> tensors = {{"w", {4}, {1, 2, 3, 4}}, {"b", {1}, {5}}};
+    auto records = forge::pt_records(tensors);
+    SUBCASE("all right") {
+        const auto report = verify(dir.write("m.pt", forge::zip(records)));
+        CHECK(report.ok());
+        CHECK(report.tensors == 2);
+        CHECK(report.checked_bytes >= 20);
+    }
+    SUBCASE("a wrong one") {
+        records[2].wrong_crc = true;
+        const auto report = verify(dir.write("m.pt", forge::zip(records)));
+        REQUIRE(report.faults.size() == 1);
+        CHECK(report.faults[0].code() == Errc::checksum_mismatch);
+        CHECK(report.faults[0].message().find("archive/data/0") != std::string::npos);
+        CHECK(report.faults[0].path() == (dir / "m.pt").native());
+    }
+    SUBCASE("one left out") {
+        records[3].zero_crc = true;
+        const auto report = verify(dir.write("m.pt", forge::zip(records)));
+        CHECK(report.ok());
+        CHECK(std::find(report.notes.begin(), report.notes.end(), "archive/data/1 has no checksum") != report.notes.end());
+    }
+}

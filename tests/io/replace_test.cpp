@@ -1,0 +1,421 @@
+// Tests of replace.hpp and output.hpp: files and folders that appear whole or not at all.
+#include "doctest_safemap.hpp"
+#include "io/replace.hpp"
+#include "io/scripted_calls.hpp"
+#include "temp_dir.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+using namespace safemap;
+using io::Staging;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+std::vector<std::string> names_in(const fs::path& folder) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().native());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+void add(Staging& staging, const std::string& name, const std::string& text) {
+    io::OutputFile file = staging.add(name);
+    file.allocate(text.size());
+    file.write_at(0, bytes_of(text));
+    file.finish();
+}
+
+void save_file(const fs::path& target, const std::string& text) {
+    Staging staging(target, Staging::Kind::file);
+    add(staging, "", text);
+    staging.commit();
+}
+
+void save_folder(const fs::path& target) {
+    Staging staging(target, Staging::Kind::folder);
+    add(staging, "a", "first");
+    add(staging, "b", "second");
+    staging.commit();
+}
+
+mode_t mode_of(const fs::path& path) {
+    struct stat status = {};
+    REQUIRE(::stat(path.c_str(), &status) == 0);
+    return status.st_mode & 07777;
+}
+
+struct Umask {
+    explicit Umask(mode_t mask) : before(::umask(mask)) {}
+    ~Umask() { ::umask(before); }
+    mode_t before;
+};
+
+/// Runs `work` in a child and returns how the child ended.
+template <class Work>
+int status_of_child(Work&& work) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        work();
+        ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return status;
+}
+
+}  // namespace
+
+TEST_CASE("nothing but the target is there after a commit") {
+    const TempDir dir;
+    save_file(dir / "one", "content");
+    CHECK(names_in(dir.path()) == std::vector<std::string>{"one"});
+    CHECK(TempDir::read(dir / "one") == "content");
+    save_folder(dir / "many");
+    CHECK(names_in(dir.path()) == std::vector<std::string>{"many", "one"});
+    CHECK(names_in(dir / "many") == std::vector<std::string>{"a", "b"});
+    CHECK(TempDir::read(dir / "many/b") == "second");
+}
+
+TEST_CASE("nothing is there before a commit, nor without one") {
+    const TempDir dir;
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        {
+            Staging staging(dir / "out", kind);
+            add(staging, "a", "text");
+            CHECK(names_in(dir.path()) == std::vector<std::string>{".out.safemap-tmp"});
+        }
+        CHECK(names_in(dir.path()).empty());
+    }
+}
+
+TEST_CASE("relative targets and trailing slashes mean what they say") {
+    const TempDir dir;
+    const fs::path before = fs::current_path();
+    fs::current_path(dir.path());
+    save_folder("out/");
+    save_file("file", "x");
+    save_folder("./other//");
+    fs::current_path(before);
+    CHECK(names_in(dir.path()) == std::vector<std::string>{"file", "other", "out"});
+}
+
+TEST_CASE("whatever stands at the target is left as it is") {
+    const TempDir dir;
+    dir.write("file", "old");
+    fs::create_directory(dir / "folder");
+    fs::create_symlink("nowhere", dir / "dangling");
+    REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
+    const auto before = names_in(dir.path());
+    for (const auto* name : {"file", "file/", "folder", "folder/", "dangling", "dangling/", "pipe", ".", "folder/.."}) {
+        CAPTURE(name);
+        for (const auto kind : {Staging::Kind::file, Staging::Kind::folder})
+            CHECK_FAULT(Staging(dir / name, kind), Errc::already_exists);
+        CHECK_FAULT(io::require_absent(dir / name), Errc::already_exists);
+    }
+    CHECK_FAULT(Staging("/", Staging::Kind::folder), Errc::already_exists);
+    CHECK(names_in(dir.path()) == before);
+    CHECK(TempDir::read(dir / "file") == "old");
+}
+
+TEST_CASE("what comes up at the target meanwhile is left as it is") {
+    const TempDir dir;
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        Staging staging(dir / "out", kind);
+        add(staging, "a", "new");
+        dir.write("out", "old");
+        CHECK_FAULT(staging.commit(), Errc::already_exists);
+        CHECK(TempDir::read(dir / "out") == "old");
+        fs::remove(dir / "out");
+    }
+    {
+        // rename(2) without flags would take an empty folder for free.
+        Staging staging(dir / "out", Staging::Kind::folder);
+        fs::create_directory(dir / "out");
+        CHECK_FAULT(staging.commit(), Errc::already_exists);
+    }
+    CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
+}
+
+TEST_CASE("a target that cannot be is refused with the reason") {
+    const TempDir dir;
+    const auto error = error_of([&] { Staging(dir / "no/such/out", Staging::Kind::folder); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::path_not_found);
+    CHECK(error->path() == (dir / "no/such").native());
+    dir.write("file", "x");
+    CHECK_FAULT(Staging(dir / "file/out", Staging::Kind::file), Errc::path_not_found);
+    CHECK_FAULT(Staging("", Staging::Kind::file), Errc::invalid_argument);
+    CHECK_FAULT(Staging(dir / std::string(250, 'x'), Staging::Kind::file), Errc::invalid_argument);
+    CHECK_FAULT(Staging(dir / std::string("a\0b", 3), Staging::Kind::file), Errc::path_not_found);
+    CHECK(names_in(dir.path()) == std::vector<std::string>{"file"});
+    CHECK_OK(save_file(dir / std::string(242, 'x'), "x"));
+}
+
+TEST_CASE("the umask says who may read") {
+    const TempDir dir;
+    for (const mode_t mask : {0022U, 0077U, 0002U}) {
+        CAPTURE(mask);
+        const Umask umask(mask);
+        save_file(dir / "file", "x");
+        save_folder(dir / "folder");
+        CHECK(mode_of(dir / "file") == (0666 & ~mask));
+        CHECK(mode_of(dir / "folder") == (0777 & ~mask));
+        CHECK(mode_of(dir / "folder/a") == (0666 & ~mask));
+        fs::remove(dir / "file");
+        fs::remove_all(dir / "folder");
+    }
+}
+
+TEST_CASE("a second writer is told that the place is busy, and spoils nothing") {
+    const TempDir dir;
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        Staging staging(dir / "out", kind);
+        add(staging, "a", "first");
+        CHECK_FAULT(Staging(dir / "out", kind), Errc::busy);
+        const int status = status_of_child([&] {
+            const auto error = error_of([&] { Staging(dir / "out", kind); });
+            ::_exit(error && error->code() == Errc::busy ? 0 : 1);
+        });
+        CHECK(status == 0);
+        CHECK_OK(staging.commit());
+        fs::remove_all(dir / "out");
+    }
+    CHECK(names_in(dir.path()).empty());
+}
+
+TEST_CASE("what a killed writer left is removed by the next") {
+    const TempDir dir;
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        const int status = status_of_child([&] {
+            Staging staging(dir / "out", kind);
+            add(staging, "a", "left");
+            ::raise(SIGKILL);
+        });
+        CHECK(WIFSIGNALED(status));
+        CHECK(names_in(dir.path()) == std::vector<std::string>{".out.safemap-tmp"});
+        if (kind == Staging::Kind::file) save_file(dir / "out", "new");
+        else save_folder(dir / "out");
+        CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
+        fs::remove_all(dir / "out");
+    }
+}
+
+TEST_CASE("litter of the other kind is removed too, but nobody else's folder") {
+    const TempDir dir;
+    dir.write(".out.safemap-tmp", "a file where a folder is wanted");
+    CHECK_OK(save_folder(dir / "out"));
+    fs::create_directory(dir / ".file.safemap-tmp");
+    CHECK_OK(save_file(dir / "file", "x"));
+    CHECK(names_in(dir.path()) == std::vector<std::string>{"file", "out"});
+
+    fs::create_directories(dir / ".new.safemap-tmp/deep");
+    CHECK(error_of([&] { save_folder(dir / "new"); }).has_value());
+    CHECK(fs::exists(dir / ".new.safemap-tmp/deep"));
+    fs::create_symlink("out", dir / ".link.safemap-tmp");
+    CHECK(error_of([&] { save_folder(dir / "link"); }).has_value());
+    CHECK(names_in(dir / "out").size() == 2);
+}
+
+TEST_CASE("of many writers at one place one wins, and nothing is mixed") {
+    const TempDir dir;
+    constexpr int writers = 8;
+    for (int round = 0; round < 10; ++round) {
+        CAPTURE(round);
+        dir.write(".out.safemap-tmp", "dead");
+        std::vector<pid_t> children;
+        for (int i = 0; i < writers; ++i) {
+            const pid_t child = ::fork();
+            REQUIRE(child >= 0);
+            if (child == 0) {
+                const auto error = error_of([&] { save_file(dir / "out", std::string(1'000, static_cast<char>('a' + i))); });
+                const bool lost = error && (error->code() == Errc::busy || error->code() == Errc::already_exists);
+                ::_exit(!error ? 0 : lost ? 1 : 2);
+            }
+            children.push_back(child);
+        }
+        int won = 0;
+        for (const pid_t child : children) {
+            int status = 0;
+            ::waitpid(child, &status, 0);
+            REQUIRE(WIFEXITED(status));
+            CHECK(WEXITSTATUS(status) != 2);
+            won += WEXITSTATUS(status) == 0 ? 1 : 0;
+        }
+        // All may find the place busy at the same moment; two must not win.
+        CHECK(won <= 1);
+        if (won == 1) {
+            const std::string content = TempDir::read(dir / "out");
+            CHECK(content == std::string(1'000, content[0]));
+        }
+        fs::remove(dir / "out");
+        fs::remove(dir / ".out.safemap-tmp");
+        CHECK(names_in(dir.path()).empty());
+    }
+}
+
+TEST_CASE("every system call of a save may fail: an error, and nothing left") {
+    const TempDir dir;
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        for (const int number : {EIO, ENOSPC}) {
+            int survived = 0;
+            for (int nth = 1; survived == 0; ++nth) {
+                CAPTURE(nth);
+                REQUIRE(nth < 60);
+                dir.write(".out.safemap-tmp", "dead");
+                std::optional<Error> error;
+                std::string which;
+                {
+                    ScriptedCalls calls;
+                    calls.fail_nth(nth, number);
+                    error = error_of([&] {
+                        if (kind == Staging::Kind::file) save_file(dir / "out", "text");
+                        else save_folder(dir / "out");
+                    });
+                    which = calls.which();
+                }
+                CAPTURE(which);
+                CHECK(error.has_value() == !which.empty());
+                if (error) {
+                    CHECK(exit_code(error->code()) == 3);
+                    CHECK(!fs::exists(fs::symlink_status(dir / "out")));
+                    // Litter that could not be removed stays; what this save made is gone.
+                    for (const auto& name : names_in(dir.path()))
+                        CHECK_MESSAGE(TempDir::read(dir / name) == "dead", name);
+                } else {
+                    survived = nth;
+                    CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
+                }
+                fs::remove_all(dir / "out");
+                fs::remove_all(dir / ".out.safemap-tmp");
+            }
+            CHECK(survived > 15);
+        }
+    }
+}
+
+TEST_CASE("when every later call fails too, there is an error and nothing at the target") {
+    const TempDir dir;
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        bool survived = false;
+        for (int nth = 1; !survived; ++nth) {
+            CAPTURE(nth);
+            REQUIRE(nth < 60);
+            bool last_sync = false;
+            {
+                ScriptedCalls calls;
+                calls.fail_nth(nth, EIO, true);
+                const auto error = error_of([&] {
+                    if (kind == Staging::Kind::file) save_file(dir / "out", "text");
+                    else save_folder(dir / "out");
+                });
+                survived = !calls.failed();
+                CHECK(error.has_value() != survived);
+                // The rename is done, and neither its sync nor its undoing works: nobody could do better.
+                last_sync = calls.which() == "fsync" && fs::exists(dir / "out");
+            }
+            CHECK((fs::exists(dir / "out") == (survived || last_sync)));
+            fs::remove_all(dir / "out");
+            fs::remove_all(dir / ".out.safemap-tmp");
+        }
+    }
+}
+
+TEST_CASE("a file system without rename flags is served by links, or by a second look") {
+    const TempDir dir;
+    // Fails only where there are flags, as NFS does.
+    static int (*plain)(int, const char*, int, const char*, unsigned) = nullptr;
+    for (const bool links : {true, false}) {
+        CAPTURE(links);
+        ScriptedCalls calls;
+        if (!links) calls.fail_all("linkat", EPERM);
+        plain = io::calls.renameat2;
+        io::calls.renameat2 = [](int from, const char* a, int to, const char* b, unsigned flags) {
+            if (flags == 0) return plain(from, a, to, b, flags);
+            errno = EINVAL;
+            return -1;
+        };
+        CHECK_OK(save_file(dir / "file", "text"));
+        CHECK_OK(save_folder(dir / "folder"));
+        CHECK(names_in(dir.path()) == std::vector<std::string>{"file", "folder"});
+        for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+            Staging staging(dir / "late", kind);
+            add(staging, "a", "new");
+            dir.write("late", "old");
+            CHECK_FAULT(staging.commit(), Errc::already_exists);
+            CHECK(TempDir::read(dir / "late") == "old");
+            fs::remove(dir / "late");
+        }
+        fs::remove(dir / "file");
+        fs::remove_all(dir / "folder");
+        CHECK(names_in(dir.path()).empty());
+    }
+}
+
+TEST_CASE("a file system without locks still saves, but cannot tell dead litter") {
+    const TempDir dir;
+    ScriptedCalls calls;
+    calls.fail_all("flock", ENOLCK);
+    CHECK_OK(save_folder(dir / "out"));
+    dir.write(".new.safemap-tmp", "whose?");
+    const auto error = error_of([&] { save_file(dir / "new", "x"); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::busy);
+    CHECK(!error->hint().empty());
+    CHECK(TempDir::read(dir / ".new.safemap-tmp") == "whose?");
+}
+
+TEST_CASE("a file system that cannot allocate gets its size set instead") {
+    const TempDir dir;
+    for (const int number : {EOPNOTSUPP, ENOSYS, EINVAL}) {
+        ScriptedCalls calls;
+        calls.fail_all("fallocate", number);
+        Staging staging(dir / "out", Staging::Kind::file);
+        io::OutputFile file = staging.add("");
+        file.allocate(10'000);
+        file.write_at(9'999, bytes_of("x"));
+        file.finish();
+        staging.commit();
+        CHECK(fs::file_size(dir / "out") == 10'000);
+        fs::remove(dir / "out");
+    }
+}
+
+TEST_CASE("a disk without directory fsync is taken as it is") {
+    const TempDir dir;
+    static int (*plain)(int) = nullptr;
+    ScriptedCalls calls;
+    plain = io::calls.fsync;
+    io::calls.fsync = [](int descriptor) {
+        struct stat status = {};
+        if (::fstat(descriptor, &status) == 0 && S_ISDIR(status.st_mode)) {
+            errno = EINVAL;
+            return -1;
+        }
+        return plain(descriptor);
+    };
+    CHECK_OK(save_folder(dir / "out"));
+}
+
+TEST_CASE("interrupted and short writes are carried on with") {
+    const TempDir dir;
+    std::string content(5'000, '\0');
+    for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 13);
+    ScriptedCalls calls;
+    calls.stutter(11);
+    CHECK_OK(save_file(dir / "out", content));
+    CHECK(TempDir::read(dir / "out") == content);
+}

@@ -1,0 +1,239 @@
+// Saves in a world where something goes wrong: the nth system call, the disk, the source, another writer.
+#include "doctest_safemap.hpp"
+#include "io/scripted_calls.hpp"
+#include "write/samples.hpp"
+
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <thread>
+
+using namespace safemap;
+using namespace samples;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+/// Tensors in files below `dir`, so that reading them takes system calls too.
+std::vector<LazyTensor> tensors_in_files(const TempDir& dir) {
+    fs::create_directory(dir / "in");
+    std::vector<LazyTensor> tensors;
+    for (std::uint64_t i = 0; i < 3; ++i) {
+        const std::string name = "t" + std::to_string(i);
+        const auto bytes = random_bytes(3'000, i);
+        const auto path =
+            dir.write("in/" + name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+        tensors.emplace_back(name, stored_run(Dtype::f32, {750}, open_file(path), 0));
+    }
+    return tensors;
+}
+
+/// A tmpfs of `bytes` at `path`; empty where mounting is not permitted.
+class SmallDisk {
+public:
+    SmallDisk(const fs::path& path, const char* options) : path_(path) {
+        fs::create_directory(path_);
+        mounted_ = ::mount("tmpfs", path_.c_str(), "tmpfs", 0, options) == 0;
+    }
+    ~SmallDisk() {
+        if (mounted_) ::umount2(path_.c_str(), MNT_DETACH);
+    }
+    SmallDisk(const SmallDisk&) = delete;
+    SmallDisk& operator=(const SmallDisk&) = delete;
+    explicit operator bool() const { return mounted_; }
+
+private:
+    fs::path path_;
+    bool mounted_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("every system call of a save may fail: exit code 3, no litter, nothing at the target, sources untouched") {
+    const TempDir dir;
+    const auto tensors = tensors_in_files(dir);
+    const auto sources = contents_of(dir / "in");
+    dir.write("neighbour", "mine");
+    struct Row {
+        const char* out;
+        std::uint64_t max_shard_size;
+        int at_least;  // calls that a save makes
+    };
+    for (const Row row : {Row{"out", 3'000, 25}, Row{"out.safetensors", 9'000, 15}}) {
+        for (const int number : {EIO, ENOSPC, EACCES, ENOMEM}) {
+            bool survived = false;
+            for (int nth = 1; !survived; ++nth) {
+                CAPTURE(nth);
+                REQUIRE(nth < 200);
+                std::optional<Error> error;
+                std::string which;
+                {
+                    ScriptedCalls calls;
+                    calls.fail_nth(nth, number);
+                    error = error_of([&] {
+                        save(dir / row.out, tensors, {.max_shard_size = row.max_shard_size, .threads = 1});
+                    });
+                    which = calls.which();
+                }
+                CAPTURE(which);
+                REQUIRE(error.has_value() == !which.empty());
+                if (error) {
+                    CHECK(exit_code(error->code()) == 3);
+                    CHECK(std::string(error->what()).starts_with("save "));
+                    CHECK(names_in(dir.path()) == Names{"in", "neighbour"});
+                    continue;
+                }
+                survived = true;
+                CHECK(nth > row.at_least);
+                CHECK(names_in(dir.path()) == Names{"in", "neighbour", row.out});
+                fs::remove_all(dir / row.out);
+            }
+        }
+    }
+    CHECK(contents_of(dir / "in") == sources);
+    CHECK(TempDir::read(dir / "neighbour") == "mine");
+}
+
+TEST_CASE("interrupted and short system calls make no difference") {
+    const TempDir dir;
+    const auto tensors = tensors_in_files(dir);
+    save(dir / "plain", tensors, {.max_shard_size = 6'000});
+    {
+        ScriptedCalls calls;
+        calls.stutter(101);
+        save(dir / "stuttered", tensors, {.max_shard_size = 6'000});
+    }
+    CHECK(contents_of(dir / "plain") == contents_of(dir / "stuttered"));
+}
+
+TEST_CASE("errors say which file and which tensor") {
+    const TempDir dir;
+    const auto tensors = tensors_in_files(dir);
+    fs::resize_file(dir / "in/t1", 100);
+    const auto error = error_of([&] { save(dir / "out", tensors, {.max_shard_size = 3'000}); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::file_changed);
+    CHECK(error->tensor() == "t1");
+    CHECK(error->path() == (dir / "in/t1").native());
+
+    ScriptedCalls calls;
+    calls.fail_all("fallocate", ENOSPC);
+    const auto full = error_of([&] { save(dir / "out", tensors, {.max_shard_size = 3'000}); });
+    REQUIRE(full);
+    CHECK(full->code() == Errc::no_space);
+    CHECK(full->path() == "model-00001-of-00003.safetensors");
+    CHECK(std::string(full->what()).starts_with("save " + (dir / "out").native() + "/: "));
+}
+
+TEST_CASE("a source that is truncated while it is saved is an error, never a signal") {
+    const TempDir dir;
+    constexpr std::uint64_t size = 32U << 20;
+    const fs::path path = dir / "big";
+    dir.write("big", "");
+    fs::resize_file(path, size);
+    const std::vector<LazyTensor> tensors = {{"w", stored_run(Dtype::u8, {size}, open_file(path), 0)}};
+    SaveOptions options{.threads = 1};
+    options.monitor.on_progress = [&](const Progress&) {
+        fs::resize_file(path, size / 2 + 5);
+        return true;
+    };
+    CHECK_FAULT(save(dir / "out", tensors, options), Errc::file_changed);
+    CHECK(names_in(dir.path()) == Names{"big"});
+}
+
+TEST_CASE("a disk that is too small is noticed before a byte is written, and left as it was") {
+    const TempDir dir;
+    const SmallDisk disk(dir / "disk", "size=1m");
+    if (!disk) {
+        MESSAGE("skipped: mounting is not permitted");
+        return;
+    }
+    const std::vector<LazyTensor> tensors = {tensor("a", Dtype::u8, {400'000}), tensor("b", Dtype::u8, {400'000}),
+                                             tensor("c", Dtype::u8, {400'000})};
+    std::uint64_t written = 0;
+    SaveOptions options{.max_shard_size = 400'000};
+    options.monitor.on_progress = [&](const Progress& progress) {
+        written = std::max(written, progress.bytes_done);
+        return true;
+    };
+    for (const auto* out : {"out", "out.safetensors"}) {
+        CHECK_FAULT(save(dir / "disk" / out, tensors, options), Errc::no_space);
+        CHECK(written == 0);
+        CHECK(names_in(dir / "disk").empty());
+    }
+    CHECK_OK(save(dir / "disk/two", std::span(tensors).first(2), options));
+}
+
+TEST_CASE("a file system that is read-only says so") {
+    const TempDir dir;
+    const SmallDisk disk(dir / "disk", "size=1m");
+    if (!disk || ::mount("tmpfs", (dir / "disk").c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=1m") != 0) {
+        MESSAGE("skipped: mounting is not permitted");
+        return;
+    }
+    CHECK_FAULT(save(dir / "disk/out", std::vector{tensor("a", Dtype::u8, {4})}), Errc::permission_denied);
+}
+
+TEST_CASE("two saves at one target: one is told that it is busy, the other is whole") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {1'000})};
+    int status = -1;
+    SaveOptions options;
+    options.monitor.on_progress = [&](const Progress& progress) {
+        if (progress.bytes_done == 0) return true;
+        // In the middle of the first save, another process begins a second.
+        const pid_t child = ::fork();
+        if (child == 0) {
+            const auto error = error_of([&] { save(dir / "out", tensors); });
+            ::_exit(error && error->code() == Errc::busy ? 0 : 1);
+        }
+        ::waitpid(child, &status, 0);
+        return true;
+    };
+    CHECK_OK(save(dir / "out", tensors, options));
+    CHECK(status == 0);
+    CHECK(names_in(dir.path()) == Names{"out"});
+    CHECK(read_file(dir / "out/model.safetensors").at("w").bytes == random_bytes(4'000, 1));
+}
+
+TEST_CASE("what a killed save left is gone after the next") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {1'000}), tensor("v", Dtype::f32, {1'000})};
+    const SaveOptions options{.max_shard_size = 4'000};
+    for (const auto* out : {"out", "out.safetensors"}) {
+        CAPTURE(out);
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            SaveOptions killing = options;
+            killing.monitor.on_progress = [](const Progress& progress) {
+                if (progress.bytes_done != 0) ::raise(SIGKILL);
+                return true;
+            };
+            save(dir / out, tensors, killing);
+            ::_exit(0);
+        }
+        int status = 0;
+        REQUIRE(::waitpid(child, &status, 0) == child);
+        CHECK(WIFSIGNALED(status));
+        CHECK(names_in(dir.path()) == Names{std::string(".") + out + ".safemap-tmp"});
+        CHECK_OK(save(dir / out, tensors, options));
+        CHECK(names_in(dir.path()) == Names{out});
+        fs::remove_all(dir / out);
+    }
+}
+
+TEST_CASE("three hundred shards and their sources need no more descriptors than there are") {
+    const TempDir dir;
+    const auto bytes = random_bytes(100, 1);
+    dir.write("in", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    std::vector<LazyTensor> tensors;
+    for (int i = 0; i < 300; ++i)
+        tensors.emplace_back("t" + std::to_string(i), stored_run(Dtype::u8, {100}, open_file(dir / "in"), 0));
+    const SaveReport report = save(dir / "out", tensors, {.max_shard_size = 100});
+    CHECK(report.files.size() == 301);
+    CHECK(read_file(dir / "out/model-00300-of-00300.safetensors").at("t299").bytes == bytes);
+}

@@ -1,0 +1,417 @@
+// Tests of save.hpp: what is written, byte for byte.
+#include "doctest_safemap.hpp"
+#include "write/samples.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+using namespace safemap;
+using namespace samples;
+using namespace safemap::literals;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+std::vector<LazyTensor> some_tensors() {
+    return {tensor("wte", Dtype::f32, {100, 3}, 1), tensor("b", Dtype::bf16, {7}, 2),
+            tensor("ids", Dtype::i64, {2, 2}, 3), tensor("mask", Dtype::boolean, {5}, 4),
+            tensor("empty", Dtype::f32, {0, 4}, 5), tensor("scalar", Dtype::f64, {}, 6)};
+}
+
+}  // namespace
+
+TEST_CASE("one file is what the reference writes") {
+    const TempDir dir;
+    auto bytes = random_bytes(16, 9);
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
+    const auto source = memory_source("m", bytes);
+    const std::vector<LazyTensor> tensors = {{"b", stored_run(Dtype::f16, {2}, source, 0)},
+                                             {"a", stored_run(Dtype::f32, {1, 2}, source, 4)},
+                                             {"c", stored_run(Dtype::f16, {1}, source, 12)}};
+    const SaveReport report = save(dir / "out.safetensors", tensors);
+    // safetensors 0.8: serialize_file(..., metadata={"format": "pt"})
+    const std::string header =
+        R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
+        R"("b":{"dtype":"F16","shape":[2],"data_offsets":[8,12]},"c":{"dtype":"F16","shape":[1],"data_offsets":[12,14]}})";
+    std::string expected(8, '\0');
+    const std::uint64_t length = (header.size() + 7) / 8 * 8;
+    std::memcpy(expected.data(), &length, 8);
+    expected += header + std::string(length - header.size(), ' ');
+    expected += std::string("\4\5\6\7\10\11\12\13\0\1\2\3\14\15", 14);
+    CHECK(TempDir::read(dir / "out.safetensors") == expected);
+    CHECK(report.files == Names{"out.safetensors"});
+    CHECK(report.tensors == 3);
+    CHECK(report.bytes_read == 14);
+    CHECK(report.bytes_written == expected.size());
+    CHECK(names_in(dir.path()) == Names{"out.safetensors"});
+}
+
+TEST_CASE("every tensor is read back as it was") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    save(dir / "out.safetensors", tensors);
+    const auto stored = read_file(dir / "out.safetensors");
+    REQUIRE(stored.size() == tensors.size());
+    for (const LazyTensor& t : tensors) {
+        CAPTURE(t.name());
+        const Stored& found = stored.at(t.name());
+        CHECK(found.dtype == t.dtype());
+        CHECK(found.shape == t.shape());
+        std::vector<std::byte> value(static_cast<std::size_t>(t.nbytes()));
+        t.read(0, value);
+        CHECK(found.bytes == value);
+    }
+}
+
+TEST_CASE("a folder with one shard has no index, one with several has") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    CHECK(save(dir / "one", tensors).files == Names{"model.safetensors"});
+    CHECK(names_in(dir / "one") == Names{"model.safetensors"});
+    save(dir / "file.safetensors", tensors);
+    CHECK(TempDir::read(dir / "one/model.safetensors") == TempDir::read(dir / "file.safetensors"));
+
+    // 1200 (too large: a shard before the open one) · 14 + 32 · 5 + 0 + 8
+    const SaveReport report = save(dir / "many", tensors, {.max_shard_size = 46, .metadata = {{"who", "me"}}});
+    CHECK(report.files == Names{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+                                "model-00003-of-00003.safetensors", "model.safetensors.index.json"});
+    CHECK(names_in(dir / "many") == report.files);
+    CHECK(TempDir::read(dir / "many/model.safetensors.index.json") == R"({
+  "metadata": {
+    "total_size": 1259,
+    "who": "me"
+  },
+  "weight_map": {
+    "wte": "model-00001-of-00003.safetensors",
+    "b": "model-00002-of-00003.safetensors",
+    "ids": "model-00002-of-00003.safetensors",
+    "mask": "model-00003-of-00003.safetensors",
+    "empty": "model-00003-of-00003.safetensors",
+    "scalar": "model-00003-of-00003.safetensors"
+  }
+})");
+    std::uint64_t written = 0;
+    for (const auto& name : report.files) written += fs::file_size(dir / "many" / name);
+    CHECK(report.bytes_written == written);
+    for (const auto* shard : {"model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"})
+        CHECK(metadata_of(dir / "many" / shard) == std::map<std::string, std::string>{{"format", "pt"}});
+}
+
+TEST_CASE("metadata goes into the only file, and the format is added where none is given") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    save(dir / "a", tensors, {.metadata = {{"step", "7"}}});
+    CHECK(metadata_of(dir / "a/model.safetensors") ==
+          std::map<std::string, std::string>{{"format", "pt"}, {"step", "7"}});
+    save(dir / "b.safetensors", tensors, {.metadata = {{"format", "mlx"}}});
+    CHECK(metadata_of(dir / "b.safetensors") == std::map<std::string, std::string>{{"format", "mlx"}});
+}
+
+TEST_CASE("a checkpoint without tensors is a file without tensors") {
+    const TempDir dir;
+    const std::vector<LazyTensor> none;
+    CHECK(save(dir / "out", none).files == Names{"model.safetensors"});
+    CHECK(read_file(dir / "out/model.safetensors").empty());
+    CHECK(save(dir / "out.safetensors", none).tensors == 0);
+    CHECK(read_file(dir / "out.safetensors").empty());
+}
+
+TEST_CASE("the data begins where it is asked to") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    for (const std::uint32_t alignment : {8U, 64U, 256U, 4096U}) {
+        const fs::path path = dir / ("out" + std::to_string(alignment) + ".safetensors");
+        save(path, tensors, {.alignment = alignment});
+        ThrowFirst faults;
+        const auto header =
+            safetensors::read_header(*open_file(path), safetensors::Rules::compatible, 100'000'000, faults);
+        CHECK(header.data_offset % alignment == 0);
+        CHECK(header.tensors.size() == tensors.size());
+    }
+    CHECK_FAULT(save(dir / "out", tensors, {.alignment = 16}), Errc::invalid_argument);
+    CHECK_FAULT(save(dir / "out", tensors, {.alignment = 0}), Errc::invalid_argument);
+}
+
+TEST_CASE("names that would collide are refused before a byte is written") {
+    const TempDir dir;
+    const auto one = tensor("w", Dtype::f32, {2});
+    const auto refused = [&](const std::vector<LazyTensor>& tensors, Errc code) {
+        // In different shards too.
+        for (const auto* out : {"out", "out.safetensors"})
+            CHECK_FAULT(save(dir / out, tensors, {.max_shard_size = 8}), code);
+        CHECK(names_in(dir.path()).empty());
+    };
+    refused({one, tensor("other", Dtype::f32, {2}), one}, Errc::name_collision);
+    refused({one, one.renamed("__metadata__")}, Errc::name_collision);
+    refused({one.renamed("\xff")}, Errc::invalid_argument);
+    CHECK_FAULT(save(dir / "out", std::vector{one}, {.metadata = {{"k", "\xc0\x80"}}}), Errc::invalid_argument);
+    CHECK(names_in(dir.path()).empty());
+}
+
+TEST_CASE("an existing target is refused, and what went wrong says what was being done") {
+    const TempDir dir;
+    fs::create_directory(dir / "out");
+    dir.write("f.safetensors", "old");
+    const auto tensors = some_tensors();
+    CHECK_FAULT(save(dir / "out", tensors), Errc::already_exists);
+    CHECK_FAULT(save(dir / "f.safetensors", tensors), Errc::already_exists);
+    CHECK(TempDir::read(dir / "f.safetensors") == "old");
+    const auto error = error_of([&] { save(dir / "no/out", tensors); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::path_not_found);
+    CHECK(error->path() == (dir / "no").native());
+    CHECK(std::string(error->what()).starts_with("save " + (dir / "no/out").native() + "/: "));
+    CHECK(names_in(dir.path()) == Names{"f.safetensors", "out"});
+}
+
+TEST_CASE("a plan touches nothing and says what a save would do") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    const SaveOptions options{.dtype = Dtype::bf16, .max_shard_size = 300};
+    SaveOptions plan = options;
+    plan.plan_only = true;
+    const SaveReport planned = save(dir / "no/such/out", tensors, plan);
+    CHECK(names_in(dir.path()).empty());
+    const SaveReport done = save(dir / "out", tensors, options);
+    CHECK(planned.files == done.files);
+    CHECK(planned.bytes_written == done.bytes_written);
+    CHECK(planned.bytes_read == done.bytes_read);
+    CHECK(planned.tensors == done.tensors);
+    CHECK(planned.casts.size() == done.casts.size());
+}
+
+TEST_CASE("only floating-point tensors are cast, and what casts did is counted") {
+    const TempDir dir;
+    const std::vector<float> values = {1.0F, -2.5F, 1e30F, std::numeric_limits<float>::quiet_NaN(), 65'504.0F};
+    std::vector<std::byte> bytes(values.size() * 4);
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    const std::vector<LazyTensor> tensors = {
+        {"x", stored_run(Dtype::f32, {5}, memory_source("m", bytes), 0)},
+        {"kept", stored_run(Dtype::f32, {5}, memory_source("m", bytes), 0)},
+        tensor("half", Dtype::f16, {3}), tensor("ids", Dtype::i64, {3}), tensor("mask", Dtype::boolean, {3}),
+        tensor("c", Dtype::c64, {3})};
+    const SaveReport report =
+        save(dir / "out.safetensors", tensors, {.dtype = Dtype::f16, .keep_dtype = Selection::names({"kept"})});
+    const auto stored = read_file(dir / "out.safetensors");
+    CHECK(stored.at("x").dtype == Dtype::f16);
+    CHECK(stored.at("kept").dtype == Dtype::f32);
+    CHECK(stored.at("half").dtype == Dtype::f16);
+    CHECK(stored.at("ids").dtype == Dtype::i64);
+    CHECK(stored.at("mask").dtype == Dtype::boolean);
+    CHECK(stored.at("c").dtype == Dtype::c64);
+    std::uint16_t halves[5];
+    std::memcpy(halves, stored.at("x").bytes.data(), sizeof halves);
+    CHECK(halves[0] == 0x3C00);
+    CHECK(halves[1] == 0xC100);
+    CHECK(halves[2] == 0x7C00);
+    CHECK((halves[3] & 0x7C00) == 0x7C00);
+    CHECK((halves[3] & 0x3FF) != 0);
+    CHECK(halves[4] == 0x7BFF);
+
+    REQUIRE(report.casts.size() == 1);
+    CHECK(report.casts[0].from == Dtype::f32);
+    CHECK(report.casts[0].to == Dtype::f16);
+    CHECK(report.casts[0].tensors == 1);
+    CHECK(report.casts[0].counts.values == 5);
+    CHECK(report.casts[0].counts.overflowed == 1);
+    CHECK(report.casts[0].counts.non_finite == 1);
+    CHECK_FAULT(save(dir / "out2", tensors, {.dtype = Dtype::i32}), Errc::unsupported_cast);
+}
+
+TEST_CASE("dtypes without a name in safetensors are skipped and listed") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("z", Dtype::c128, {2}), tensor("w", Dtype::f32, {2})};
+    const SaveReport report = save(dir / "out", tensors);
+    REQUIRE(report.skipped.size() == 1);
+    CHECK(report.skipped[0].name == "z");
+    CHECK(report.skipped[0].type == "torch.complex128");
+    CHECK(report.tensors == 1);
+    CHECK(read_file(dir / "out/model.safetensors").size() == 1);
+}
+
+TEST_CASE("views of one storage stay in one shard, unless that would be too large") {
+    const TempDir dir;
+    const auto whole = tensor("base", Dtype::u8, {8});
+    const auto low = whole.slice({{.start = 0, .stop = 4}}).renamed("low");
+    const auto high = whole.slice({{.start = 4, .stop = 8}}).renamed("high");
+    const std::vector<LazyTensor> tensors = {low, tensor("x", Dtype::u8, {6}), high};
+    save(dir / "together", tensors, {.max_shard_size = 8});
+    CHECK(read_file(dir / "together/model-00001-of-00002.safetensors").count("high") == 1);
+    save(dir / "apart", tensors, {.max_shard_size = 7});
+    CHECK(read_file(dir / "apart/model-00003-of-00003.safetensors").count("high") == 1);
+}
+
+TEST_CASE("random tensors of every dtype, shape and stride are read back equal from shards of any size") {
+    std::mt19937_64 random(20261121);
+    const auto up_to = [&](std::uint64_t n) { return std::uniform_int_distribution<std::uint64_t>(0, n)(random); };
+    for (int round = 0; round < 60; ++round) {
+        CAPTURE(round);
+        const TempDir dir;
+        std::vector<LazyTensor> tensors;
+        std::map<std::string, std::vector<std::byte>> values;
+        const std::size_t count = up_to(12);
+        for (std::size_t i = 0; i < count; ++i) {
+            const auto dtype = static_cast<Dtype>(up_to(safetensors_dtypes - 1));
+            Shape shape(up_to(4), 0);
+            for (auto& dimension : shape) dimension = up_to(9);
+            if (!whole_bytes(dtype)) shape.push_back(8);
+            const std::string name = "t" + std::to_string(i);
+            const std::uint64_t elements = element_count(shape).value();
+            const auto bytes = random_bytes(static_cast<std::size_t>(byte_size(dtype, elements).value()), random());
+            const auto stored = stored_run(dtype, shape, memory_source(name, bytes), 0);
+            if (!whole_bytes(dtype) || elements == 0) {
+                tensors.emplace_back(name, stored);
+                values[name] = bytes;
+                continue;
+            }
+            // Dimensions in any order, some reversed.
+            StridedView view{.shape = Shape(shape.size(), 0), .strides = Strides(shape.size(), 0), .offset = 0};
+            std::vector<std::size_t> order(shape.size());
+            for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
+            std::shuffle(order.begin(), order.end(), random);
+            const Strides strides = row_major(shape);
+            for (std::size_t d = 0; d < order.size(); ++d) {
+                view.shape[d] = shape[order[d]];
+                view.strides[d] = strides[order[d]];
+                if (up_to(3) != 0) continue;
+                view.offset += static_cast<std::int64_t>(view.shape[d] - 1) * view.strides[d];
+                view.strides[d] = -view.strides[d];
+            }
+            tensors.emplace_back(name, stored, view);
+            values[name] = value_of(tensors.back(), bytes);
+        }
+        const SaveReport report = save(dir / "out", tensors, {.max_shard_size = 1 + up_to(5'000),
+                                                              .threads = static_cast<unsigned>(up_to(4))});
+        std::map<std::string, Stored> found;
+        for (const auto& name : report.files)
+            if (name.ends_with(".safetensors")) found.merge(read_file(dir / "out" / name));
+        REQUIRE(found.size() == tensors.size());
+        for (const LazyTensor& t : tensors) {
+            CAPTURE(t.name());
+            CHECK(found.at(t.name()).dtype == t.dtype());
+            CHECK(found.at(t.name()).shape == t.shape());
+            CHECK(found.at(t.name()).bytes == values.at(t.name()));
+        }
+    }
+}
+
+TEST_CASE("tensors larger than a block, straight, transposed and cast, give the same bytes on any number of threads") {
+    const TempDir dir;
+    // 20 MiB across block boundaries, a tile-wise transpose of 18 MiB, a cast of 12 MiB, small ones around them.
+    const std::vector<LazyTensor> tensors = {
+        tensor("small", Dtype::f32, {1000}, 1),      tensor("large", Dtype::f32, {5'242'880}, 2),
+        transposed("turned", Dtype::f32, 2048, 2304, 3), tensor("wide", Dtype::f64, {1'572'864}, 4),
+        tensor("odd", Dtype::u8, {8'388'609}, 5),    transposed("little", Dtype::i16, 300, 200, 6),
+        tensor("six", Dtype::f6_e2m3, {12'000'000}, 7), tensor("last", Dtype::boolean, {3}, 8)};
+    std::map<unsigned, std::map<std::string, std::string>> contents;
+    for (const unsigned threads : {1U, 2U, 5U}) {
+        const fs::path out = dir / ("out" + std::to_string(threads));
+        save(out, tensors, {.dtype = Dtype::f32, .max_shard_size = 30'000'000, .threads = threads});
+        contents[threads] = contents_of(out);
+        fs::remove_all(out);
+    }
+    CHECK(contents[1].size() == 4);
+    CHECK(contents[1] == contents[2]);
+    CHECK(contents[1] == contents[5]);
+
+    save(dir / "out", tensors, {.keep_dtype = Selection()});
+    const auto stored = read_file(dir / "out/model.safetensors");
+    CHECK(stored.at("large").bytes == random_bytes(5'242'880 * 4, 2));
+    CHECK(stored.at("odd").bytes == random_bytes(8'388'609, 5));
+    CHECK(stored.at("six").bytes == random_bytes(9'000'000, 7));
+    CHECK(stored.at("turned").bytes == value_of(tensors[2], random_bytes(2048 * 2304 * 4, 3)));
+    CHECK(stored.at("little").bytes == value_of(tensors[5], random_bytes(300 * 200 * 2, 6)));
+}
+
+TEST_CASE("many small tensors fill shared blocks") {
+    const TempDir dir;
+    std::vector<LazyTensor> tensors;
+    const auto bytes = random_bytes(40'000'000, 3);
+    const auto source = memory_source("m", bytes);
+    std::uint64_t offset = 0;
+    std::mt19937_64 random(5);
+    for (int i = 0; i < 3'000; ++i) {
+        const std::uint64_t size = random() % 20'000;
+        if (offset + size > bytes.size()) break;
+        tensors.emplace_back("t" + std::to_string(i), stored_run(Dtype::u8, {size}, source, offset));
+        offset += size;
+    }
+    save(dir / "out.safetensors", tensors);
+    const auto stored = read_file(dir / "out.safetensors");
+    REQUIRE(stored.size() == tensors.size());
+    for (const LazyTensor& t : tensors) {
+        std::vector<std::byte> value(static_cast<std::size_t>(t.nbytes()));
+        t.read(0, value);
+        REQUIRE(stored.at(t.name()).bytes == value);
+    }
+}
+
+TEST_CASE("progress rises to the whole on the caller's thread, at most ten times a second") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {1'000'000}), tensor("v", Dtype::u8, {77})};
+    std::vector<std::uint64_t> seen;
+    const auto thread = std::this_thread::get_id();
+    SaveOptions options;
+    options.monitor.on_progress = [&](const Progress& progress) {
+        CHECK(std::this_thread::get_id() == thread);
+        CHECK(progress.bytes_total == 4'000'077);
+        CHECK(progress.stage == "converting");
+        seen.push_back(progress.bytes_done);
+        return true;
+    };
+    save(dir / "out", tensors, options);
+    REQUIRE(seen.size() >= 2);
+    CHECK(std::is_sorted(seen.begin(), seen.end()));
+    CHECK(seen.front() == 0);
+    CHECK(seen.back() == 4'000'077);
+}
+
+TEST_CASE("a cancelled save leaves nothing, whenever it is cancelled") {
+    const TempDir dir;
+    // A source slow enough for several progress calls.
+    const auto slow = callback_source("slow", 6'000'000, [](std::uint64_t, std::span<std::byte> into) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(60));
+        std::fill(into.begin(), into.end(), std::byte{1});
+    });
+    std::vector<LazyTensor> tensors;
+    for (std::uint64_t i = 0; i < 6; ++i)
+        tensors.emplace_back("t" + std::to_string(i), stored_run(Dtype::u8, {1'000'000}, slow, i * 1'000'000));
+    int longest = 0;
+    bool finished = false;
+    for (int nth = 1; !finished; ++nth) {
+        CAPTURE(nth);
+        REQUIRE(nth < 50);
+        int calls = 0;
+        SaveOptions options{.max_shard_size = 1'000'000};
+        options.monitor.on_progress = [&](const Progress&) { return ++calls != nth; };
+        const auto error = error_of([&] { save(dir / "out", tensors, options); });
+        longest = std::max(longest, calls);
+        finished = !error;
+        if (error) {
+            CHECK(error->code() == Errc::cancelled);
+            CHECK(calls == nth);
+            CHECK(names_in(dir.path()).empty());
+        }
+    }
+    CHECK(longest >= 3);
+    CHECK(names_in(dir / "out").size() == 7);
+
+    std::stop_source stop;
+    stop.request_stop();
+    CHECK_FAULT(save(dir / "stopped", tensors, {.monitor = {.stop = stop.get_token()}}), Errc::cancelled);
+    CHECK(names_in(dir.path()) == Names{"out"});
+}
+
+TEST_CASE("what the caller's functions throw comes out, and nothing is left") {
+    const TempDir dir;
+    SaveOptions options;
+    options.monitor.on_progress = [](const Progress&) -> bool { throw std::runtime_error("mine"); };
+    CHECK_THROWS_AS(save(dir / "out", some_tensors(), options), std::runtime_error);
+    const auto bad = callback_source("bad", 8, [](std::uint64_t, std::span<std::byte>) { throw std::logic_error("x"); });
+    const std::vector<LazyTensor> tensors = {{"w", stored_run(Dtype::f32, {2}, bad, 0)}};
+    CHECK_THROWS_AS(save(dir / "out", tensors), std::logic_error);
+    CHECK(names_in(dir.path()).empty());
+}
