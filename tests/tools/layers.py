@@ -40,7 +40,7 @@ THIRD_PARTY = {
     'simdjson.h': ['lib/base/json.cpp', 'lib/safetensors/*.cpp'],
     'boost/*': ['lib/io/mapping.cpp'],
     'xxhash.h': ['lib/base/checksum.cpp'],
-    'zlib.h': ['lib/base/checksum.cpp', 'lib/base/inflate.cpp'],
+    'zlib.h': ['lib/base/checksum.cpp', 'lib/base/inflate.cpp', 'tests/*'],
     'CLI/*': ['cli/*'],
     'fmt/*': ['cli/*'],
     'doctest/*': ['tests/*'],
