@@ -1,0 +1,151 @@
+// JSON both ways. Reading is simdjson's DOM, which validates everything; its tape is copied into our own tree so
+// that nobody else sees simdjson.
+#include "base/json.hpp"
+
+#include <simdjson.h>
+
+#include <charconv>
+#include <utility>
+
+namespace safemap::json {
+
+std::optional<bool> Value::boolean() const noexcept {
+    if (const auto* value = std::get_if<bool>(&content_)) return *value;
+    return std::nullopt;
+}
+
+std::optional<std::uint64_t> Value::unsigned_integer() const noexcept {
+    if (const auto* value = std::get_if<std::uint64_t>(&content_)) return *value;
+    return std::nullopt;
+}
+
+std::optional<std::int64_t> Value::integer() const noexcept {
+    if (const auto* value = std::get_if<std::int64_t>(&content_)) return *value;
+    if (const auto* value = std::get_if<std::uint64_t>(&content_); value != nullptr && std::in_range<std::int64_t>(*value))
+        return static_cast<std::int64_t>(*value);
+    return std::nullopt;
+}
+
+std::optional<double> Value::number() const noexcept {
+    if (const auto* value = std::get_if<double>(&content_)) return *value;
+    if (const auto* value = std::get_if<std::uint64_t>(&content_)) return static_cast<double>(*value);
+    if (const auto* value = std::get_if<std::int64_t>(&content_)) return static_cast<double>(*value);
+    return std::nullopt;
+}
+
+const Value* Value::find(std::string_view key) const noexcept {
+    const Object* members = object();
+    if (members == nullptr) return nullptr;
+    for (auto member = members->rbegin(); member != members->rend(); ++member)
+        if (member->key == key) return &member->value;
+    return nullptr;
+}
+
+namespace {
+
+namespace dom = simdjson::dom;
+
+Value copy(const dom::element& element) {
+    switch (element.type()) {
+        case dom::element_type::NULL_VALUE: return Value(std::monostate{});
+        case dom::element_type::BOOL: return Value(element.get_bool().value_unsafe());
+        case dom::element_type::DOUBLE: return Value(element.get_double().value_unsafe());
+        case dom::element_type::UINT64: return Value(element.get_uint64().value_unsafe());
+        case dom::element_type::INT64: {
+            const std::int64_t number = element.get_int64().value_unsafe();
+            // One kind for every integer that is not negative.
+            if (number >= 0) return Value(static_cast<std::uint64_t>(number));
+            return Value(number);
+        }
+        case dom::element_type::STRING: return Value(std::string(element.get_string().value_unsafe()));
+        case dom::element_type::ARRAY: {
+            Value::Array items;
+            const dom::array array = element.get_array().value_unsafe();
+            for (const dom::element item : array) items.push_back(copy(item));
+            return Value(std::move(items));
+        }
+        case dom::element_type::OBJECT: {
+            Value::Object members;
+            const dom::object object = element.get_object().value_unsafe();
+            for (const dom::key_value_pair member : object)
+                members.push_back({std::string(member.key), copy(member.value)});
+            return Value(std::move(members));
+        }
+    }
+    return Value(std::monostate{});
+}
+
+constexpr char hex[] = "0123456789abcdef";
+
+void append_unit(std::string& out, std::uint32_t unit) {
+    out += "\\u";
+    for (int shift = 12; shift >= 0; shift -= 4) out += hex[unit >> shift & 15];
+}
+
+void append_code_point(std::string& out, std::uint32_t code_point) {
+    if (code_point < 0x10000) return append_unit(out, code_point);
+    code_point -= 0x10000;
+    append_unit(out, 0xd800 + (code_point >> 10));
+    append_unit(out, 0xdc00 + (code_point & 0x3ff));
+}
+
+/// The code point at the front of `text`, which is taken off it. What is no UTF-8 gives U+FFFD for each byte.
+std::uint32_t take_code_point(std::string_view& text) {
+    constexpr std::uint32_t replacement = 0xfffd;
+    const auto lead = static_cast<unsigned char>(text.front());
+    const std::size_t length = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    const std::string_view whole = text.substr(0, length);
+    if (whole.size() != length || !simdjson::validate_utf8(whole)) {
+        text.remove_prefix(1);
+        return replacement;
+    }
+    std::uint32_t code_point = length == 1 ? lead : lead & (0x7fU >> length);
+    for (const char byte : whole.substr(1)) code_point = code_point << 6 | (static_cast<unsigned char>(byte) & 0x3fU);
+    text.remove_prefix(length);
+    return code_point;
+}
+
+/// Whether the byte needs more than copying.
+constexpr bool special(unsigned char byte, Charset charset) {
+    return byte < 0x20 || byte == '"' || byte == '\\' || (charset == Charset::ascii && byte >= 0x7f);
+}
+
+}  // namespace
+
+Value parse(std::string_view text, Errc code) {
+    dom::parser parser;
+    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth);
+    dom::element root;
+    if (!error) error = parser.parse(text.data(), text.size()).get(root);
+    if (error) throw Error(code, "not JSON: " + std::string(simdjson::error_message(error)));
+    return copy(root);
+}
+
+void append_string(std::string& out, std::string_view text, Charset charset) {
+    out += '"';
+    while (!text.empty()) {
+        std::size_t plain = 0;
+        while (plain < text.size() && !special(static_cast<unsigned char>(text[plain]), charset)) ++plain;
+        out += text.substr(0, plain);
+        text.remove_prefix(plain);
+        if (text.empty()) break;
+        switch (const std::uint32_t code_point = take_code_point(text)) {
+            case '"': out += "\\\""; break;
+            case '\\': out += "\\\\"; break;
+            case '\b': out += "\\b"; break;
+            case '\f': out += "\\f"; break;
+            case '\n': out += "\\n"; break;
+            case '\r': out += "\\r"; break;
+            case '\t': out += "\\t"; break;
+            default: append_code_point(out, code_point);
+        }
+    }
+    out += '"';
+}
+
+void append_number(std::string& out, std::uint64_t number) {
+    char digits[20];
+    out.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+}
+
+}  // namespace safemap::json

@@ -1,0 +1,70 @@
+// JSON both ways: small documents (indexes) as a tree of values, and strings as other writers escape them.
+// Headers, which can be large, are read without a tree: safetensors/header.cpp.
+#pragma once
+
+#include <safemap/error.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace safemap::json {
+
+/// Arrays and objects within each other; one more is refused. serde_json's limit.
+inline constexpr unsigned max_depth = 127;
+
+struct Member;
+
+/// One value of a parsed document. Immutable; owns what is below it.
+class Value {
+public:
+    using Array = std::vector<Value>;
+    /// In the order of the document, repeated keys included.
+    using Object = std::vector<Member>;
+    using Content =
+        std::variant<std::monostate, bool, std::uint64_t, std::int64_t, double, std::string, Array, Object>;
+
+    explicit Value(Content content) : content_(std::move(content)) {}
+
+    /// Each gives nothing where the value is of another kind. Integers are exact; a number written with a fraction
+    /// or an exponent is no integer.
+    bool is_null() const noexcept { return std::holds_alternative<std::monostate>(content_); }
+    std::optional<bool> boolean() const noexcept;
+    std::optional<std::uint64_t> unsigned_integer() const noexcept;
+    std::optional<std::int64_t> integer() const noexcept;
+    std::optional<double> number() const noexcept;
+    const std::string* string() const noexcept { return std::get_if<std::string>(&content_); }
+    const Array* array() const noexcept { return std::get_if<Array>(&content_); }
+    const Object* object() const noexcept { return std::get_if<Object>(&content_); }
+
+    /// The member of that name, the last where a key is repeated; null where there is none or this is no object.
+    const Value* find(std::string_view key) const noexcept;
+
+private:
+    Content content_;
+};
+
+struct Member {
+    std::string key;
+    Value value;
+};
+
+/// Parses and validates all of `text`: UTF-8, strings, numbers, depth, nothing behind the value. Throws Error(code)
+/// that says what is wrong.
+Value parse(std::string_view text, Errc code);
+
+/// How characters beyond ASCII are written.
+enum class Charset : std::uint8_t {
+    utf8,   ///< as they are, and DEL too: serde_json
+    ascii,  ///< as \uXXXX, in surrogate pairs where needed: Python's json.dump
+};
+
+/// Appends `text` (UTF-8) in quotes, escaped as that writer escapes it.
+void append_string(std::string& out, std::string_view text, Charset charset);
+/// Appends a decimal number.
+void append_number(std::string& out, std::uint64_t number);
+
+}  // namespace safemap::json

@@ -1,0 +1,79 @@
+// Finds the number of a name in constant time without holding the names.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace safemap {
+
+/// A hash with a seed of this process: names come from files, and nobody may choose them to collide.
+std::uint64_t name_hash(std::string_view name) noexcept;
+
+/// A hash table from names to numbers. The names stay with the caller, who says by `name_of(number)` what each is;
+/// so eight bytes an entry, and no allocation to look one up.
+class NameIndex {
+public:
+    void reserve(std::size_t names) {
+        const std::size_t wanted = std::bit_ceil(names * 2 + 2);
+        if (wanted > slots_.size()) grow(wanted);
+    }
+
+    /// The number that `name` was added with.
+    template <class NameOf>
+    std::optional<std::uint32_t> find(std::string_view name, NameOf&& name_of) const {
+        if (count_ == 0) return std::nullopt;
+        const Slot& slot = slots_[place(name, static_cast<std::uint32_t>(name_hash(name)), name_of)];
+        if (slot.number == empty) return std::nullopt;
+        return slot.number;
+    }
+
+    /// Adds `name` as `number` unless the name is there; gives the number that it has now.
+    template <class NameOf>
+    std::uint32_t add(std::string_view name, std::uint32_t number, NameOf&& name_of) {
+        reserve(count_ + 1);
+        const auto hash = static_cast<std::uint32_t>(name_hash(name));
+        Slot& slot = slots_[place(name, hash, name_of)];
+        if (slot.number != empty) return slot.number;
+        slot = {hash, number};
+        ++count_;
+        return number;
+    }
+
+private:
+    static constexpr std::uint32_t empty = UINT32_MAX;
+    struct Slot {
+        std::uint32_t hash = 0;
+        std::uint32_t number = empty;
+    };
+
+    /// Where `name` is, or the free slot where it would be. There always is one: at most half are taken.
+    template <class NameOf>
+    std::size_t place(std::string_view name, std::uint32_t hash, NameOf&& name_of) const {
+        const std::size_t mask = slots_.size() - 1;
+        for (std::size_t i = hash & mask;; i = (i + 1) & mask) {
+            const Slot& slot = slots_[i];
+            if (slot.number == empty || (slot.hash == hash && std::string_view(name_of(slot.number)) == name)) return i;
+        }
+    }
+
+    void grow(std::size_t size) {
+        std::vector<Slot> old(size);
+        old.swap(slots_);
+        const std::size_t mask = size - 1;
+        for (const Slot& slot : old) {
+            if (slot.number == empty) continue;
+            std::size_t i = slot.hash & mask;
+            while (slots_[i].number != empty) i = (i + 1) & mask;
+            slots_[i] = slot;
+        }
+    }
+
+    std::vector<Slot> slots_;
+    std::size_t count_ = 0;
+};
+
+}  // namespace safemap

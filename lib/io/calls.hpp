@@ -1,0 +1,32 @@
+// The system calls that io makes, in a table that a test can replace: so every one of them can be made to fail, to
+// be interrupted or to do half of what was asked.
+#pragma once
+
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <cstddef>
+
+namespace safemap::io {
+
+/// Signatures and meaning as in the manual, section 2.
+struct Calls {
+    int (*openat)(int folder, const char* name, int flags, mode_t mode);
+    int (*fstat)(int descriptor, struct stat* status);
+    int (*fstatat)(int folder, const char* name, struct stat* status, int flags);
+    ssize_t (*pread)(int descriptor, void* into, std::size_t size, off_t offset);
+    ssize_t (*pwrite)(int descriptor, const void* from, std::size_t size, off_t offset);
+    int (*fallocate)(int descriptor, int mode, off_t offset, off_t size);
+    int (*ftruncate)(int descriptor, off_t size);
+    int (*fsync)(int descriptor);
+    int (*flock)(int descriptor, int operation);
+    int (*mkdirat)(int folder, const char* name, mode_t mode);
+    int (*unlinkat)(int folder, const char* name, int flags);
+    int (*linkat)(int from_folder, const char* from, int to_folder, const char* to, int flags);
+    int (*renameat2)(int from_folder, const char* from, int to_folder, const char* to, unsigned flags);
+};
+
+/// The table in use: the system's own. Only tests assign to it, and only while nothing else runs.
+extern Calls calls;
+
+}  // namespace safemap::io

@@ -1,0 +1,62 @@
+// Reads directories.
+#include "io/listing.hpp"
+
+#include "io/calls.hpp"
+#include "io/system.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+
+#include <algorithm>
+#include <memory>
+#include <string_view>
+
+namespace safemap::io {
+
+namespace {
+
+struct CloseDirectory {
+    void operator()(DIR* directory) const noexcept { ::closedir(directory); }
+};
+
+bool is_file(int folder, const dirent& entry) {
+    if (entry.d_type == DT_REG) return true;
+    if (entry.d_type != DT_LNK && entry.d_type != DT_UNKNOWN) return false;
+    struct stat status = {};
+    return calls.fstatat(folder, entry.d_name, &status, 0) == 0 && S_ISREG(status.st_mode);
+}
+
+template <class Wanted>
+std::vector<std::string> list(int folder, const std::string& path, Wanted&& wanted) {
+    // Opened anew: a descriptor has one place in the directory, and several threads may be listing.
+    Descriptor own = open_at(folder, ".", O_RDONLY | O_DIRECTORY);
+    if (!own) throw system_error(errno, "list it").with_path(path);
+    const std::unique_ptr<DIR, CloseDirectory> directory(::fdopendir(own.number()));
+    if (!directory) throw system_error(errno, "list it").with_path(path);
+    own.release();
+
+    std::vector<std::string> names;
+    for (;;) {
+        errno = 0;
+        const dirent* entry = ::readdir(directory.get());
+        if (entry == nullptr) break;
+        const std::string_view name = entry->d_name;
+        if (name != "." && name != ".." && wanted(*entry)) names.emplace_back(name);
+    }
+    if (errno != 0) throw system_error(errno, "list it").with_path(path);
+    return names;
+}
+
+}  // namespace
+
+std::vector<std::string> list_files(int folder, const std::string& path) {
+    auto names = list(folder, path, [folder](const dirent& entry) { return is_file(folder, entry); });
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+std::vector<std::string> list_all(int folder, const std::string& path) {
+    return list(folder, path, [](const dirent&) { return true; });
+}
+
+}  // namespace safemap::io

@@ -1,0 +1,15 @@
+// What stands in a directory.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace safemap::io {
+
+/// The names of the regular files (and of links to such) in the directory open as `folder`, sorted; messages call
+/// it `path`.
+std::vector<std::string> list_files(int folder, const std::string& path);
+/// Every name but "." and "..", in no order.
+std::vector<std::string> list_all(int folder, const std::string& path);
+
+}  // namespace safemap::io

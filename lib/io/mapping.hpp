@@ -1,0 +1,20 @@
+// Files in the address space.
+#pragma once
+
+#include "io/file.hpp"
+
+#include <safemap/file.hpp>
+#include <safemap/source.hpp>
+
+#include <memory>
+
+namespace safemap::io {
+
+/// The whole of `file`, read-only and shared, as long as the owner lives. Nothing for an empty file, and no address.
+/// Needs the file no longer once it returns. Throws out_of_memory, io_error.
+SharedBytes map_whole(const File& file);
+
+/// A file as a Source.
+std::shared_ptr<const Source> file_source(File file, Mapping mapping);
+
+}  // namespace safemap::io

@@ -1,0 +1,72 @@
+// Descriptors, and the one place where error numbers become error codes.
+#include "io/system.hpp"
+
+#include "io/calls.hpp"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <system_error>
+
+namespace safemap::io {
+
+namespace {
+
+Errc code_of(int number) noexcept {
+    if (means_absent(number)) return Errc::path_not_found;
+    switch (number) {
+    case EACCES:
+    case EPERM:
+    case EROFS: return Errc::permission_denied;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return Errc::no_space;
+    case EMFILE:
+    case ENFILE: return Errc::too_many_open_files;
+    case ENOMEM: return Errc::out_of_memory;
+    default: return Errc::io_error;
+    }
+}
+
+bool raise_descriptor_limit() noexcept {
+    rlimit limit = {};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
+    limit.rlim_cur = limit.rlim_max;
+    return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
+}  // namespace
+
+bool means_absent(int number) noexcept {
+    return number == ENOENT || number == ENOTDIR || number == ENAMETOOLONG || number == ELOOP;
+}
+
+Error system_error(int number, std::string_view doing) {
+    return Error(code_of(number), "cannot " + std::string(doing) + ": " + std::generic_category().message(number));
+}
+
+void Descriptor::reset() noexcept {
+    // What could be lost by a failing close has been brought to the disk by fsync, or is not wanted.
+    if (number_ >= 0) ::close(std::exchange(number_, -1));
+}
+
+Descriptor open_at(int folder, const char* name, int flags, mode_t mode) noexcept {
+    const auto open = [&] {
+        return uninterrupted([&] { return calls.openat(folder, name, flags | O_CLOEXEC, mode); });
+    };
+    const int number = open();
+    if (number < 0 && errno == EMFILE) {
+        if (raise_descriptor_limit()) return Descriptor(open());
+        errno = EMFILE;
+    }
+    return Descriptor(number);
+}
+
+const std::string& without_nul(const std::string& path) {
+    if (path.find('\0') != std::string::npos)
+        throw Error(Errc::path_not_found, "a path with a NUL byte in it").with_path(path);
+    return path;
+}
+
+}  // namespace safemap::io

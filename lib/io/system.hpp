@@ -1,0 +1,62 @@
+// A file descriptor with an owner, and what the system's error numbers mean here.
+#pragma once
+
+#include <safemap/error.hpp>
+
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <cerrno>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace safemap::io {
+
+/// "cannot DOING: what the number means", with the Errc that a caller can act upon.
+Error system_error(int number, std::string_view doing);
+
+/// Whether the number says that no such file is there (nor could be: a name too long, a loop of links).
+bool means_absent(int number) noexcept;
+
+/// Calls `call` again as long as a signal interrupts it.
+template <class Call>
+auto uninterrupted(Call&& call) {
+    for (;;) {
+        const auto result = call();
+        if (result >= 0 || errno != EINTR) return result;
+    }
+}
+
+/// Closes its descriptor.
+class Descriptor {
+public:
+    Descriptor() = default;
+    explicit Descriptor(int number) noexcept : number_(number) {}
+    ~Descriptor() { reset(); }
+    Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+    Descriptor& operator=(Descriptor&& other) noexcept {
+        std::swap(number_, other.number_);
+        return *this;
+    }
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+
+    explicit operator bool() const noexcept { return number_ >= 0; }
+    int number() const noexcept { return number_; }
+    void reset() noexcept;
+    /// Gives the descriptor away.
+    int release() noexcept { return std::exchange(number_, -1); }
+
+private:
+    int number_ = -1;
+};
+
+/// Opens as openat does, O_CLOEXEC added; empty with errno set where that fails. A process that has used up its soft
+/// limit on descriptors gets the hard one, once: a checkpoint of a thousand shards is above the usual 1024.
+Descriptor open_at(int folder, const char* name, int flags, mode_t mode = 0) noexcept;
+
+/// A path that cannot be cut short by a NUL inside it on its way to the system. Throws path_not_found.
+const std::string& without_nul(const std::string& path);
+
+}  // namespace safemap::io

@@ -1,0 +1,168 @@
+// Reads and writes the index of a sharded checkpoint.
+#include "safetensors/index.hpp"
+
+#include "base/json.hpp"
+#include "base/name_index.hpp"
+#include "base/text.hpp"
+#include "safetensors/metadata.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace safemap::safetensors {
+
+namespace {
+
+/// Far above any index there is: a million tensors take 100 MB.
+constexpr std::uint64_t max_index_bytes = 1ULL << 30;
+
+std::string read_text(const Source& source) {
+    if (source.size() > max_index_bytes)
+        throw Error(Errc::index_not_json, bytes_text(source.size()) + " are too many for an index");
+    std::string text(source.size(), '\0');
+    source.read_at(0, std::as_writable_bytes(std::span(text.data(), text.size())));
+    return text;
+}
+
+/// Some writers give it as 13476835328.0.
+std::optional<std::uint64_t> read_total_size(const json::Value& value) {
+    if (const auto whole = value.unsigned_integer()) return whole;
+    const auto number = value.number();
+    constexpr double exact = 9007199254740992;  // 2^53: beyond it not every integer is a double
+    if (!number || *number < 0 || *number > exact || std::trunc(*number) != *number) return std::nullopt;
+    return static_cast<std::uint64_t>(*number);
+}
+
+void read_metadata(const json::Value& value, Index& index) {
+    const json::Value::Object* members = value.object();
+    if (members == nullptr) return;
+    if (const json::Value* total = value.find("total_size")) index.total_size = read_total_size(*total);
+    for (const json::Member& member : *members)
+        if (const std::string* text = member.value.string()) index.metadata.emplace_back(member.key, *text);
+    sort_metadata(index.metadata);
+}
+
+/// Names that would leave the folder on any system. A single dot is harmless.
+bool outside_folder(std::string_view shard) {
+    if (shard.empty() || shard.front() == '/') return true;
+    if (shard.find('\\') != std::string_view::npos || shard.find('\0') != std::string_view::npos) return true;
+    if (shard.size() >= 2 && shard[1] == ':') return true;  // C:model.safetensors
+    for (std::size_t begin = 0; begin <= shard.size();) {
+        const std::size_t end = std::min(shard.find('/', begin), shard.size());
+        if (shard.substr(begin, end - begin) == "..") return true;
+        begin = end + 1;
+    }
+    return false;
+}
+
+void read_weight_map(const json::Value::Object& members, Index& index, FaultSink& faults) {
+    NameIndex names;
+    names.reserve(members.size());
+    const auto name_of = [&](std::uint32_t i) { return std::string_view(index.weight_map[i].first); };
+    for (const json::Member& member : members) {
+        const std::string* shard = member.value.string();
+        if (shard == nullptr) {
+            faults.fault(std::move(
+                Error(Errc::index_bad_field, "its shard in weight_map is not a string").with_tensor(member.key)));
+            continue;
+        }
+        if (outside_folder(*shard)) {
+            faults.fault(std::move(Error(Errc::shard_outside_folder, "the shard " + safemap::quoted(*shard) +
+                                                                         " is not in the folder of the index")
+                                       .with_tensor(member.key)));
+            continue;
+        }
+        // As in Python, the last of a repeated name counts, in the place of the first.
+        const auto next = static_cast<std::uint32_t>(index.weight_map.size());
+        const std::uint32_t number = names.add(member.key, next, name_of);
+        if (number == next) index.weight_map.emplace_back(member.key, *shard);
+        else index.weight_map[number].second = *shard;
+    }
+}
+
+/// Python's json.dump(indent=2) of {"metadata": {…}, "weight_map": {…}}, one level at a time.
+class Writer {
+public:
+    void open(std::string_view key) {
+        member(key);
+        text_ += '{';
+        empty_ = true;
+        ++depth_;
+    }
+    void close() {
+        --depth_;
+        if (!empty_) line();
+        text_ += '}';
+        empty_ = false;
+    }
+    void member(std::string_view key) {
+        if (!empty_) text_ += ',';
+        line();
+        empty_ = false;
+        json::append_string(text_, key, json::Charset::ascii);
+        text_ += ": ";
+    }
+    void value(std::string_view text) { json::append_string(text_, text, json::Charset::ascii); }
+    void value(std::uint64_t number) { json::append_number(text_, number); }
+
+    std::string take() {
+        close();
+        return std::move(text_);
+    }
+
+private:
+    void line() {
+        text_ += '\n';
+        text_.append(2 * depth_, ' ');
+    }
+
+    std::string text_ = "{";
+    std::size_t depth_ = 1;
+    bool empty_ = true;
+};
+
+std::string_view checked_utf8(std::string_view text) {
+    if (!is_utf8(text)) throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which an index has to be");
+    return text;
+}
+
+}  // namespace
+
+Index read_index(const Source& source, FaultSink& faults) {
+    Index index;
+    try {
+        const json::Value root = json::parse(read_text(source), Errc::index_not_json);
+        const json::Value* map = root.find("weight_map");
+        if (map == nullptr) throw Error(Errc::index_bad_field, "there is no weight_map");
+        if (map->object() == nullptr) throw Error(Errc::index_bad_field, "weight_map is not an object");
+        if (const json::Value* metadata = root.find("metadata")) read_metadata(*metadata, index);
+        read_weight_map(*map->object(), index, faults);
+    } catch (Error& error) {
+        if (error.code() != Errc::index_not_json && error.code() != Errc::index_bad_field) throw;
+        faults.fault(std::move(error));
+    }
+    return index;
+}
+
+std::string write_index(std::uint64_t total_size, std::span<const std::pair<std::string, std::string>> metadata,
+                        std::span<const std::pair<std::string_view, std::string_view>> weight_map) {
+    Writer writer;
+    writer.open("metadata");
+    writer.member("total_size");
+    writer.value(total_size);
+    for (const auto& [key, text] : metadata) {
+        writer.member(checked_utf8(key));
+        writer.value(checked_utf8(text));
+    }
+    writer.close();
+    writer.open("weight_map");
+    for (const auto& [tensor, shard] : weight_map) {
+        writer.member(checked_utf8(tensor));
+        writer.value(checked_utf8(shard));
+    }
+    writer.close();
+    return writer.take();
+}
+
+}  // namespace safemap::safetensors

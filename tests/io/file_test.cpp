@@ -1,0 +1,302 @@
+// Tests of file.hpp: opening, reading, mapping and listing.
+#include "doctest_safemap.hpp"
+#include "io/scripted_calls.hpp"
+#include "temp_dir.hpp"
+
+#include <safemap/file.hpp>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+using namespace safemap;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string text_of(const Source& source, Extent extent) {
+    std::string text(extent.size, '?');
+    source.read_at(extent.offset, std::as_writable_bytes(std::span(text)));
+    return text;
+}
+
+std::string text_of(const SharedBytes& bytes) {
+    return {reinterpret_cast<const char*>(bytes.bytes.data()), bytes.bytes.size()};
+}
+
+std::size_t open_descriptors() {
+    const fs::directory_iterator all("/proc/self/fd");
+    return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+std::size_t mappings_of(const fs::path& file) {
+    const std::string maps = TempDir::read("/proc/self/maps");
+    std::size_t count = 0;
+    for (std::size_t at = maps.find(file.native()); at != std::string::npos; at = maps.find(file.native(), at + 1))
+        ++count;
+    return count;
+}
+
+}  // namespace
+
+TEST_CASE("a file is read at any place, and not beyond its end") {
+    const TempDir dir;
+    const auto source = open_file(dir.write("a", "0123456789"));
+    CHECK(source->size() == 10);
+    CHECK(source->name() == (dir / "a").native());
+    CHECK(text_of(*source, {0, 10}) == "0123456789");
+    CHECK(text_of(*source, {3, 4}) == "3456");
+    CHECK(text_of(*source, {10, 0}).empty());
+    CHECK_FAULT(text_of(*source, {3, 8}), Errc::file_truncated);
+    CHECK_FAULT(text_of(*source, {11, 0}), Errc::file_truncated);
+    CHECK_FAULT(source->map({UINT64_MAX, 2}), Errc::file_truncated);
+    CHECK_FAULT(source->map({2, UINT64_MAX}), Errc::file_truncated);
+}
+
+TEST_CASE("the descriptor reads the file, is closed with it, and is not inherited") {
+    const TempDir dir;
+    const std::size_t before = open_descriptors();
+    {
+        const auto source = open_file(dir.write("a", "abc"));
+        char byte = 0;
+        CHECK(::pread(source->descriptor(), &byte, 1, 1) == 1);
+        CHECK(byte == 'b');
+        CHECK((::fcntl(source->descriptor(), F_GETFD) & FD_CLOEXEC) != 0);
+    }
+    CHECK(open_descriptors() == before);
+}
+
+TEST_CASE("what cannot be opened says why") {
+    const TempDir dir;
+    dir.write("a", "abc");
+    CHECK_FAULT(open_file(dir / "none"), Errc::path_not_found);
+    CHECK_FAULT(open_file(dir / "a/b"), Errc::path_not_found);
+    CHECK_FAULT(open_file(dir.path() / std::string(300, 'x')), Errc::path_not_found);
+    CHECK_FAULT(open_file(dir / std::string("a\0b", 3)), Errc::path_not_found);
+    CHECK_FAULT(open_file(""), Errc::path_not_found);
+    fs::create_symlink("loop", dir / "loop");
+    CHECK_FAULT(open_file(dir / "loop"), Errc::path_not_found);
+    CHECK_FAULT(open_folder(dir / "none"), Errc::path_not_found);
+    CHECK_FAULT(open_folder(dir / "a"), Errc::path_not_found);
+    const auto error = error_of([&] { open_file(dir / "none"); });
+    REQUIRE(error);
+    CHECK(error->path() == (dir / "none").native());
+    CHECK(error->message() == "cannot open it: No such file or directory");
+}
+
+TEST_CASE("a file without read permission is refused as such") {
+    if (::geteuid() == 0) {
+        MESSAGE("skipped: root may read everything");
+        return;
+    }
+    const TempDir dir;
+    fs::permissions(dir.write("secret", "x"), fs::perms::none);
+    CHECK_FAULT(open_file(dir / "secret"), Errc::permission_denied);
+}
+
+TEST_CASE("folders, pipes and devices are not files, and asking does not wait") {
+    const TempDir dir;
+    CHECK_FAULT(open_file(dir.path()), Errc::invalid_argument);
+    CHECK_FAULT(open_file("/dev/null"), Errc::invalid_argument);
+    REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
+    const auto error = error_of([&] { open_file(dir / "pipe"); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::invalid_argument);
+    CHECK(error->message() == "a pipe, wanted a regular file");
+}
+
+TEST_CASE("a file is mapped once, whole, and unmapped by the last who holds it") {
+    const TempDir dir;
+    const auto path = dir.write("a", "0123456789");
+    auto source = open_file(path);
+    CHECK(mappings_of(path) == 0);
+    auto first = source->map({2, 3});
+    auto second = source->map({5, 5});
+    REQUIRE(first);
+    REQUIRE(second);
+    CHECK(mappings_of(path) == 1);
+    CHECK(text_of(*first) == "234");
+    CHECK(text_of(*second) == "56789");
+    CHECK(second->bytes.data() - first->bytes.data() == 3);
+    source.reset();
+    first.reset();
+    CHECK(mappings_of(path) == 1);
+    CHECK(text_of(*second) == "56789");
+    second.reset();
+    CHECK(mappings_of(path) == 0);
+}
+
+TEST_CASE("views may be taken from several threads at once") {
+    const TempDir dir;
+    const auto source = open_file(dir.write("a", std::string(100'000, 'x')));
+    std::vector<const std::byte*> starts(8);
+    {
+        std::vector<std::jthread> threads;
+        for (auto& start : starts) threads.emplace_back([&] { start = source->map({0, 1})->bytes.data(); });
+    }
+    for (const auto* start : starts) CHECK(start == starts.front());
+}
+
+TEST_CASE("an empty file maps to nothing") {
+    const TempDir dir;
+    const auto source = open_file(dir.write("empty", ""));
+    CHECK(source->size() == 0);
+    const auto bytes = source->map({0, 0});
+    REQUIRE(bytes);
+    CHECK(bytes->bytes.empty());
+    CHECK_FAULT(source->map({0, 1}), Errc::file_truncated);
+    CHECK_OK(source->read_at(0, {}));
+}
+
+TEST_CASE("a file that must not be mapped is only read") {
+    const TempDir dir;
+    const auto source = open_file(dir.write("a", "abc"), Mapping::never);
+    CHECK(!source->map({0, 3}));
+    CHECK(text_of(*source, {0, 3}) == "abc");
+    const auto in_folder = open_folder(dir.path(), Mapping::never)->open("a");
+    CHECK(!in_folder->map({0, 3}));
+}
+
+TEST_CASE("a file that shrinks after it was opened is an error that says by how much") {
+    const TempDir dir;
+    const auto path = dir.write("a", std::string(10'000, 'x'));
+    const auto source = open_file(path);
+    fs::resize_file(path, 4'000);
+    CHECK(text_of(*source, {0, 4'000}) == std::string(4'000, 'x'));
+    const auto error = error_of([&] { text_of(*source, {3'000, 2'000}); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::file_changed);
+    CHECK(error->message() == "ends after 4000 bytes, had 10000 bytes when it was opened");
+    CHECK(error->path() == path.native());
+    CHECK_FAULT(source->map({0, 1}), Errc::file_changed);
+}
+
+TEST_CASE("interrupted and short reads are carried on with") {
+    const TempDir dir;
+    std::string content(1'000, '\0');
+    for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7);
+    const auto source = open_file(dir.write("a", content));
+    ScriptedCalls calls;
+    calls.stutter(7);
+    CHECK(text_of(*source, {1, 999}) == content.substr(1));
+}
+
+TEST_CASE("error numbers become codes a caller can act upon") {
+    const TempDir dir;
+    dir.write("a", "abc");
+    struct Row {
+        int number;
+        Errc code;
+    };
+    ScriptedCalls calls;
+    for (const Row row : {Row{ENOENT, Errc::path_not_found}, Row{EACCES, Errc::permission_denied},
+                          Row{EPERM, Errc::permission_denied}, Row{EROFS, Errc::permission_denied},
+                          Row{ENOSPC, Errc::no_space}, Row{EDQUOT, Errc::no_space}, Row{EFBIG, Errc::no_space},
+                          Row{EMFILE, Errc::too_many_open_files}, Row{ENFILE, Errc::too_many_open_files},
+                          Row{ENOMEM, Errc::out_of_memory}, Row{EIO, Errc::io_error}, Row{ESTALE, Errc::io_error}}) {
+        CAPTURE(row.number);
+        calls.fail_all("openat", row.number);
+        CHECK_FAULT(open_file(dir / "a"), row.code);
+    }
+}
+
+TEST_CASE("every system call of opening and reading may fail") {
+    const TempDir dir;
+    dir.write("a", "abc");
+    const std::size_t before = open_descriptors();
+    int survived = 0;
+    for (int nth = 1; survived == 0; ++nth) {
+        CAPTURE(nth);
+        REQUIRE(nth < 20);
+        ScriptedCalls calls;
+        calls.fail_nth(nth, EIO);
+        const auto error = error_of([&] {
+            const auto folder = open_folder(dir.path());
+            CHECK(folder->list() == std::vector<std::string>{"a"});
+            const auto source = folder->open("a");
+            text_of(*source, {0, 3});
+            source->map({0, 3});
+        });
+        if (!calls.failed()) survived = nth;
+        CHECK(error.has_value() == calls.failed());
+        if (error) CHECK(error->code() == Errc::io_error);
+        CHECK(open_descriptors() == before);
+    }
+    CHECK(survived >= 6);  // two opens to list, one to open, two fstat, one pread
+}
+
+TEST_CASE("a folder lists its files, sorted, links to files among them") {
+    const TempDir dir;
+    for (const auto* name : {"b", "a", ".hidden", "c.safetensors"}) dir.write(name, name);
+    fs::create_directory(dir / "sub");
+    dir.write("sub/inner", "inner");
+    fs::create_symlink("a", dir / "link");
+    fs::create_symlink("sub", dir / "link to folder");
+    fs::create_symlink("nowhere", dir / "dangling");
+    const auto folder = open_folder(dir.path());
+    CHECK(folder->name() == dir.path().native());
+    CHECK(folder->list() == std::vector<std::string>{".hidden", "a", "b", "c.safetensors", "link"});
+}
+
+TEST_CASE("a folder opens what lies below it and nothing else") {
+    const TempDir dir;
+    dir.write("a", "outer");
+    fs::create_directories(dir / "models/sub");
+    dir.write("models/sub/b", "inner");
+    fs::create_symlink("../a", dir / "models/link");
+    fs::create_symlink("nowhere", dir / "models/dangling");
+    const auto folder = open_folder(dir / "models");
+
+    const auto inner = folder->open("sub/b");
+    REQUIRE(inner);
+    CHECK(text_of(*inner, {0, 5}) == "inner");
+    CHECK(inner->name() == (dir / "models/sub/b").native());
+    const auto link = folder->open("link");
+    REQUIRE(link);
+    CHECK(text_of(*link, {0, 5}) == "outer");
+
+    for (const auto* name : {"none", "sub", "dangling", "", "sub/b/c"}) {
+        CAPTURE(name);
+        CHECK(folder->open(name) == nullptr);
+    }
+    CHECK(folder->open(std::string_view("sub/b\0", 6)) == nullptr);
+    for (const auto* name : {"../a", "..", "sub/../sub/b", "sub/..", "/etc/passwd"}) {
+        CAPTURE(name);
+        CHECK_FAULT(folder->open(name), Errc::shard_outside_folder);
+    }
+    CHECK(folder->open("..a") == nullptr);
+}
+
+TEST_CASE("a checkpoint of more files than the soft limit allows is opened under the hard one") {
+    const TempDir dir;
+    dir.write("a", "abc");
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        rlimit limit = {};
+        ::getrlimit(RLIMIT_NOFILE, &limit);
+        limit.rlim_cur = 32;
+        ::setrlimit(RLIMIT_NOFILE, &limit);
+        std::vector<std::shared_ptr<const Source>> sources;
+        bool well = limit.rlim_max > 200;
+        try {
+            for (int i = 0; i < 100; ++i) sources.push_back(open_file(dir / "a"));
+            limit.rlim_cur = limit.rlim_max = 150;
+            ::setrlimit(RLIMIT_NOFILE, &limit);
+            for (int i = 0; i < 100; ++i) sources.push_back(open_file(dir / "a"));
+            well = false;
+        } catch (const Error& error) {
+            well = well && error.code() == Errc::too_many_open_files && sources.size() > 100;
+        }
+        ::_exit(well ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+}

@@ -1,0 +1,129 @@
+// System calls that fail, are interrupted or do half of what was asked, when a test says so.
+#pragma once
+
+#include "io/calls.hpp"
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+
+/// Counts the system calls of io and lets chosen ones fail. One at a time.
+class ScriptedCalls {
+public:
+    ScriptedCalls() : system_(safemap::io::calls) {
+        current_ = this;
+        install();
+    }
+    ~ScriptedCalls() {
+        safemap::io::calls = system_;
+        current_ = nullptr;
+    }
+    ScriptedCalls(const ScriptedCalls&) = delete;
+    ScriptedCalls& operator=(const ScriptedCalls&) = delete;
+
+    /// The nth call from now on fails with `error`, and with `and_later` all after it.
+    void fail_nth(int nth, int error, bool and_later = false) {
+        count_ = 0;
+        nth_ = nth;
+        error_ = error;
+        and_later_ = and_later;
+    }
+    /// Every call of that name fails.
+    void fail_all(std::string name, int error) {
+        named_ = std::move(name);
+        named_error_ = error;
+    }
+    /// Reads and writes are interrupted every second time, and move at most `bytes`.
+    void stutter(std::size_t bytes) { most_ = bytes; }
+
+    /// Calls since fail_nth.
+    int count() const { return count_; }
+    /// Whether the nth call came, and which it was.
+    bool failed() const { return !failed_.empty(); }
+    const std::string& which() const { return failed_; }
+
+private:
+    static bool fails(const char* name) {
+        ScriptedCalls& self = *current_;
+        const int number = ++self.count_;
+        if (self.nth_ > 0 && (number == self.nth_ || (self.and_later_ && number > self.nth_))) {
+            if (number == self.nth_) self.failed_ = name;
+            errno = self.error_;
+            return true;
+        }
+        if (self.named_ == name) {
+            errno = self.named_error_;
+            return true;
+        }
+        return false;
+    }
+    static bool interrupted() {
+        if (current_->most_ == 0 || current_->beat_++ % 2 != 0) return false;
+        errno = EINTR;
+        return true;
+    }
+    static std::size_t shortened(std::size_t size) {
+        const std::size_t most = current_->most_;
+        return most != 0 && most < size ? most : size;
+    }
+
+    static void install() {
+        auto& calls = safemap::io::calls;
+        calls.openat = [](int folder, const char* name, int flags, mode_t mode) {
+            return fails("openat") ? -1 : current_->system_.openat(folder, name, flags, mode);
+        };
+        calls.fstat = [](int descriptor, struct stat* status) {
+            return fails("fstat") ? -1 : current_->system_.fstat(descriptor, status);
+        };
+        calls.fstatat = [](int folder, const char* name, struct stat* status, int flags) {
+            return fails("fstatat") ? -1 : current_->system_.fstatat(folder, name, status, flags);
+        };
+        calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) -> ssize_t {
+            if (fails("pread") || interrupted()) return -1;
+            return current_->system_.pread(descriptor, into, shortened(size), offset);
+        };
+        calls.pwrite = [](int descriptor, const void* from, std::size_t size, off_t offset) -> ssize_t {
+            if (fails("pwrite") || interrupted()) return -1;
+            return current_->system_.pwrite(descriptor, from, shortened(size), offset);
+        };
+        calls.fallocate = [](int descriptor, int mode, off_t offset, off_t size) {
+            return fails("fallocate") || interrupted() ? -1
+                                                       : current_->system_.fallocate(descriptor, mode, offset, size);
+        };
+        calls.ftruncate = [](int descriptor, off_t size) {
+            return fails("ftruncate") || interrupted() ? -1 : current_->system_.ftruncate(descriptor, size);
+        };
+        calls.fsync = [](int descriptor) {
+            return fails("fsync") || interrupted() ? -1 : current_->system_.fsync(descriptor);
+        };
+        calls.flock = [](int descriptor, int operation) {
+            return fails("flock") || interrupted() ? -1 : current_->system_.flock(descriptor, operation);
+        };
+        calls.mkdirat = [](int folder, const char* name, mode_t mode) {
+            return fails("mkdirat") ? -1 : current_->system_.mkdirat(folder, name, mode);
+        };
+        calls.unlinkat = [](int folder, const char* name, int flags) {
+            return fails("unlinkat") ? -1 : current_->system_.unlinkat(folder, name, flags);
+        };
+        calls.linkat = [](int from_folder, const char* from, int to_folder, const char* to, int flags) {
+            return fails("linkat") ? -1 : current_->system_.linkat(from_folder, from, to_folder, to, flags);
+        };
+        calls.renameat2 = [](int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
+            return fails("renameat2") ? -1 : current_->system_.renameat2(from_folder, from, to_folder, to, flags);
+        };
+    }
+
+    static inline ScriptedCalls* current_ = nullptr;
+    safemap::io::Calls system_;
+    std::atomic<int> count_ = 0;
+    std::atomic<int> beat_ = 0;
+    int nth_ = 0;
+    int error_ = 0;
+    bool and_later_ = false;
+    std::size_t most_ = 0;
+    std::string failed_;
+    std::string named_;
+    int named_error_ = 0;
+};

@@ -1,0 +1,330 @@
+// Reading headers: what is accepted, and every way to be refused.
+#include "safetensors/header.hpp"
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+
+using namespace safemap;
+using safetensors::Header;
+using safetensors::Rules;
+
+namespace {
+
+constexpr std::uint64_t limit = 100'000'000;
+
+Header read(std::string_view file, std::uint64_t max_header_bytes = limit) {
+    ThrowFirst faults;
+    return safetensors::read_header(*forge::source(file), Rules::compatible, max_header_bytes, faults);
+}
+
+Header read(std::string_view header, std::string_view data) { return read(forge::safetensors(header, data)); }
+
+std::vector<Error> all_faults(std::string_view file) {
+    CollectFaults faults;
+    static_cast<void>(safetensors::read_header(*forge::source(file), Rules::compatible, limit, faults));
+    return faults.take();
+}
+
+/// A header of one tensor 'a' with these fields.
+std::string one(std::string_view dtype, std::string_view shape, std::string_view offsets) {
+    return R"({"a":{"dtype":")" + std::string(dtype) + R"(","shape":)" + std::string(shape) + R"(,"data_offsets":)" +
+           std::string(offsets) + "}}";
+}
+
+/// ~hh is one byte.
+std::string unescaped(std::string_view text) {
+    std::string bytes;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] != '~') {
+            bytes += text[i];
+            continue;
+        }
+        bytes += static_cast<char>(std::stoi(std::string(text.substr(i + 1, 2)), nullptr, 16));
+        i += 2;
+    }
+    return bytes;
+}
+
+struct Case {
+    std::string label;
+    std::size_t data_bytes = 0;
+    bool accepted = false;
+    std::string variant;
+    std::string header;
+};
+
+std::vector<Case> reference_cases() {
+    std::ifstream file(SAFEMAP_TEST_DATA "/safetensors/header_cases.tsv");
+    std::vector<Case> cases;
+    for (std::string line; std::getline(file, line);) {
+        if (line.empty() || line.front() == '#') continue;
+        std::vector<std::string> columns;
+        for (std::size_t begin = 0; begin <= line.size();) {
+            const std::size_t end = columns.size() == 4 ? line.size() : std::min(line.find('\t', begin), line.size());
+            columns.push_back(line.substr(begin, end - begin));
+            begin = end + 1;
+        }
+        columns.resize(5);
+        cases.push_back({columns[0], std::stoul(columns[1]), columns[2] == "accept", columns[3], unescaped(columns[4])});
+    }
+    return cases;
+}
+
+/// The reference's error variants and what they are here.
+const std::map<std::string, std::set<Errc>> families = {
+    {"InvalidHeader", {Errc::header_not_utf8}},
+    {"InvalidHeaderDeserialization",
+     {Errc::header_not_json, Errc::header_bad_field, Errc::header_bad_metadata, Errc::unknown_dtype}},
+    {"InvalidOffset", {Errc::offsets_reversed, Errc::offsets_overlap, Errc::offsets_leave_gap}},
+    {"ValidationOverflow", {Errc::shape_overflow}},
+    {"MisalignedSlice", {Errc::partial_byte}},
+    {"TensorInvalidInfo", {Errc::size_mismatch}},
+    {"MetadataIncompleteBuffer", {Errc::file_truncated, Errc::trailing_bytes}},
+};
+
+std::string with_depth(unsigned arrays) {
+    return R"({"a":{"dtype":"U8","shape":[],"data_offsets":[0,1],"x":)" + std::string(arrays, '[') +
+           std::string(arrays, ']') + "}}";
+}
+
+std::string with_unknown(std::string_view value) {
+    return R"({"a":{"dtype":"U8","shape":[],"data_offsets":[0,1],"x":)" + std::string(value) + "}}";
+}
+
+}  // namespace
+
+TEST_CASE("all labelled cases get the verdict of the reference") {
+    const auto cases = reference_cases();
+    REQUIRE(cases.size() == 86);
+    for (const Case& c : cases) {
+        CAPTURE(c.label);
+        const std::string file = forge::safetensors(c.header, std::string(c.data_bytes, 'd'));
+        const auto error = error_of([&] { static_cast<void>(read(file)); });
+        CHECK(c.accepted == !error.has_value());
+        if (!error || c.accepted) continue;
+        CAPTURE(error->what());
+        CHECK(families.at(c.variant).count(error->code()) == 1);
+    }
+}
+
+TEST_CASE("a header says what is where") {
+    const std::string json =
+        R"({"__metadata__":{"z":"1","a":"2"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[2,26]},)"
+        R"("b":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}})";
+    const Header header = read(json, std::string(26, 'd'));
+    REQUIRE(header.tensors.size() == 2);
+    CHECK(header.data_offset == 8 + json.size());
+    CHECK(header.tensors[0].name == "b");
+    CHECK(header.tensors[0].dtype == Dtype::bf16);
+    CHECK(header.tensors[0].shape == Shape{});
+    CHECK(header.tensors[0].data == Extent{header.data_offset, 2});
+    CHECK(header.tensors[1].name == "w");
+    CHECK(header.tensors[1].shape == Shape{2, 3});
+    CHECK(header.tensors[1].data == Extent{header.data_offset + 2, 24});
+    CHECK(header.has_metadata);
+    CHECK(header.metadata == std::vector<std::pair<std::string, std::string>>{{"a", "2"}, {"z", "1"}});
+}
+
+TEST_CASE("every dtype is known by its name") {
+    for (int i = 0; i < safetensors_dtypes; ++i) {
+        const auto dtype = static_cast<Dtype>(i);
+        CAPTURE(dtype);
+        const unsigned bytes = bits(dtype);  // eight elements
+        const Header header =
+            read(one(name(dtype), "[8]", "[0," + std::to_string(bytes) + "]"), std::string(bytes, 'd'));
+        CHECK(header.tensors.at(0).dtype == dtype);
+    }
+    CHECK_FAULT(read(one("C128", "[1]", "[0,16]"), std::string(16, 'd')), Errc::unknown_dtype);
+}
+
+TEST_CASE("the last of two tensors of one name counts") {
+    const Header header = read(R"({"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},)"
+                               R"("\u0061":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                               "dddd");
+    REQUIRE(header.tensors.size() == 1);
+    CHECK(header.tensors[0].dtype == Dtype::f32);
+}
+
+TEST_CASE("a fault in a tensor that a later one replaces is a fault") {
+    CHECK_FAULT(read(R"({"a":null,"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "dddd"),
+                Errc::header_bad_field);
+}
+
+TEST_CASE("metadata may be absent, null or empty, and its last value counts") {
+    CHECK_FALSE(read("{}", "").has_metadata);
+    CHECK_FALSE(read(R"({"__metadata__":null})", "").has_metadata);
+    const Header empty = read(R"({"__metadata__":{}})", "");
+    CHECK(empty.has_metadata);
+    CHECK(empty.metadata.empty());
+    const Header twice = read(R"({"__metadata__":{"a":"b","c":"d","a":"e"}})", "");
+    CHECK(twice.metadata == std::vector<std::pair<std::string, std::string>>{{"a", "e"}, {"c", "d"}});
+    CHECK_FAULT(read(R"({"__metadata__":null,"__metadata__":null})", ""), Errc::header_bad_metadata);
+    CHECK_FAULT(read(R"({"__metadata__":{"a":1}})", ""), Errc::header_bad_metadata);
+    CHECK_FAULT(read(R"({"__metadata__":"a"})", ""), Errc::header_bad_metadata);
+    CHECK(read(R"({"\u005f_metadata__":{"a":"b"}})", "").has_metadata);
+}
+
+TEST_CASE("each rule has its code") {
+    CHECK_FAULT(read(""), Errc::header_too_short);
+    CHECK_FAULT(read("1234567"), Errc::header_too_short);
+    CHECK_FAULT(read(forge::safetensors_claiming(100'000'001, "{}")), Errc::header_too_large);
+    CHECK_FAULT(read(forge::safetensors_claiming(UINT64_MAX, "{}")), Errc::header_too_large);
+    CHECK_FAULT(read(forge::safetensors_claiming(100'000'000, "{}")), Errc::header_past_end);
+    CHECK_FAULT(read(forge::safetensors_claiming(3, "{}")), Errc::header_past_end);
+    CHECK_FAULT(read("{\"\xff\":1}", ""), Errc::header_not_utf8);
+    CHECK_FAULT(read("[]", ""), Errc::header_not_json);
+    CHECK_FAULT(read("{}{}", ""), Errc::header_not_json);
+    CHECK_FAULT(read("", ""), Errc::header_not_json);
+    CHECK_FAULT(read(R"({"a":7})", ""), Errc::header_bad_field);
+    CHECK_FAULT(read(one("X", "[1]", "[0,4]"), "dddd"), Errc::unknown_dtype);
+    CHECK_FAULT(read(one("F32", "[1]", "[4,0]"), "dddd"), Errc::offsets_reversed);
+    CHECK_FAULT(read(one("F32", "[1]", "[4,8]"), "dddddddd"), Errc::offsets_leave_gap);
+    CHECK_FAULT(read(one("F32", "[4294967296,4294967296]", "[0,4]"), "dddd"), Errc::shape_overflow);
+    CHECK_FAULT(read(one("F32", "[1152921504606846976]", "[0,4]"), "dddd"), Errc::shape_overflow);
+    CHECK_FAULT(read(one("F4", "[3]", "[0,2]"), "dd"), Errc::partial_byte);
+    CHECK_FAULT(read(one("F32", "[2]", "[0,4]"), "dddd"), Errc::size_mismatch);
+    CHECK_FAULT(read(one("F32", "[1]", "[0,4]"), "ddd"), Errc::file_truncated);
+    CHECK_FAULT(read(one("F32", "[1]", "[0,4]"), "ddddd"), Errc::trailing_bytes);
+    CHECK_FAULT(read(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                     R"("b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
+                     "ddddddd"),
+                Errc::offsets_overlap);
+}
+
+TEST_CASE("a header of just the limit is read and one more is not") {
+    const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+    CHECK_OK(read(forge::safetensors(header, "d"), header.size()));
+    CHECK_FAULT(read(forge::safetensors(header, "d"), header.size() - 1), Errc::header_too_large);
+}
+
+TEST_CASE("only the compatible rules are there yet") {
+    ThrowFirst faults;
+    const auto source = forge::source(forge::safetensors("{}"));
+    for (const auto rules : {Rules::strict, Rules::lenient})
+        CHECK_FAULT(safetensors::read_header(*source, rules, limit, faults), Errc::invalid_argument);
+}
+
+TEST_CASE("faults say which tensor they are about") {
+    const auto error = error_of([] { static_cast<void>(read(one("F32", "[2]", "[0,4]"), "dddd")); });
+    REQUIRE(error.has_value());
+    CHECK(error->tensor() == "a");
+    CHECK(error->message() == "4 bytes, but shape [2] of F32 wants 8");
+}
+
+TEST_CASE("what stands in unknown fields is validated too") {
+    for (const char* good : {"null", "-1.5e-3", "1e-999", "[1,{\"b\":2}]", "\"\\ud83d\\ude00\"", "123456789012345678901234567890"})
+        CHECK_OK(read(with_unknown(good), "d"));
+    for (const char* bad : {"[1 2]", "tru", "nullx", "01", "1e999", "-", "\"\\ud800\"", "\"\\udc00\"", "\"\\q\"", "[1}", "{\"a\"}",
+                            "{\"a\":1,}", "\x0c 1"}) {
+        CAPTURE(bad);
+        CHECK_FAULT(read(with_unknown(bad), "d"), Errc::header_not_json);
+    }
+}
+
+TEST_CASE("125 arrays in an unknown field are read and 126 are not") {
+    CHECK_OK(read(with_depth(125), "d"));
+    CHECK_FAULT(read(with_depth(126), "d"), Errc::header_not_json);
+    CHECK_FAULT(read(with_depth(1'000'000), "d"), Errc::header_not_json);
+}
+
+TEST_CASE("every truncation of a valid file is refused") {
+    const std::string whole = forge::u8_file({{"a", 3}, {"weight", 5}});
+    CHECK_OK(read(whole));
+    for (std::size_t n = 0; n < whole.size(); ++n) {
+        CAPTURE(n);
+        const auto error = error_of([&] { static_cast<void>(read(std::string_view(whole).substr(0, n))); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == (n < 8 ? Errc::header_too_short
+                                : n < whole.size() - 8 ? Errc::header_past_end
+                                                       : Errc::file_truncated));
+    }
+}
+
+TEST_CASE("a validator that collects finds every fault of a file") {
+    const auto faults = all_faults(forge::safetensors(
+        R"({"__metadata__":[],"a":{"dtype":"U8","shape":[5],"data_offsets":[0,4]},"b":null,)"
+        R"("c":{"dtype":"Q","shape":[1],"data_offsets":[4,5]},"d":{"dtype":"U8","shape":[2],"data_offsets":[3,5]},)"
+        R"("e":{"dtype":"U8","shape":[95],"data_offsets":[5,100]}})",
+        "dddddd"));
+    std::vector<Errc> codes;
+    for (const Error& fault : faults) codes.push_back(fault.code());
+    CHECK(codes == std::vector<Errc>{Errc::header_bad_metadata, Errc::header_bad_field, Errc::unknown_dtype,
+                                     Errc::size_mismatch, Errc::offsets_overlap, Errc::file_truncated});
+}
+
+TEST_CASE("a validator that collects keeps what is sound") {
+    CollectFaults faults;
+    const auto file = forge::safetensors(R"({"a":{"dtype":"U8","shape":[5],"data_offsets":[0,4]},)"
+                                         R"("b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})",
+                                         "dddddd");
+    const Header header = safetensors::read_header(*forge::source(file), Rules::compatible, limit, faults);
+    CHECK(faults.faults().size() == 1);
+    REQUIRE(header.tensors.size() == 1);
+    CHECK(header.tensors[0].name == "b");
+}
+
+TEST_CASE("empty tensors share a place and stand in the order of the reference's sort") {
+    const Header header = read(R"({"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
+                               R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
+                               R"("c":{"dtype":"I64","shape":[0],"data_offsets":[0,0]}})",
+                               "");
+    REQUIRE(header.tensors.size() == 3);
+    CHECK(header.tensors[0].name == "c");
+    CHECK(header.tensors[1].name == "a");
+    CHECK(header.tensors[2].name == "b");
+}
+
+TEST_CASE("a source that fails is not mistaken for a wrong header") {
+    const auto source = callback_source("broken", 100, [](std::uint64_t, std::span<std::byte>) {
+        throw Error(Errc::io_error, "broken");
+    });
+    CollectFaults faults;
+    CHECK_FAULT(safetensors::read_header(*source, Rules::compatible, limit, faults), Errc::io_error);
+}
+
+TEST_CASE("thirty thousand tensors in reverse order are sorted, and found once each") {
+    std::string json = "{";
+    const unsigned count = 30'000;
+    for (unsigned i = count; i-- > 0;) {
+        if (json.size() > 1) json += ',';
+        json += "\"layer." + std::to_string(i) + R"(":{"dtype":"U8","shape":[2],"data_offsets":[)" + std::to_string(2 * i) +
+                ',' + std::to_string(2 * i + 2) + "]}";
+    }
+    const Header header = read(json + "}", std::string(2 * count, 'd'));
+    REQUIRE(header.tensors.size() == count);
+    for (unsigned i = 0; i < count; ++i) REQUIRE(header.tensors[i].name == "layer." + std::to_string(i));
+}
+
+TEST_CASE("a mutated header is read or refused, and what is read lies inside the file") {
+    std::mt19937 random(7);  // NOLINT: the same mutations every time
+    const std::string valid = forge::safetensors(
+        R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+        R"("b":{"dtype":"F4","shape":[8],"data_offsets":[24,28],"x":[1,{"y":null}]}})",
+        std::string(28, 'd'));
+    unsigned accepted = 0;
+    for (int round = 0; round < 20'000; ++round) {
+        std::string file = valid;
+        for (auto edits = 1 + random() % 3; edits > 0; --edits) {
+            const std::size_t at = random() % file.size();
+            switch (random() % 3) {
+                case 0: file[at] = static_cast<char>(random()); break;
+                case 1: file[at] = R"({}[]",:0129.-eE\u)"[random() % 17]; break;
+                default: file.erase(at, 1 + random() % 3); break;
+            }
+            if (file.empty()) file = "x";
+        }
+        const auto error = error_of([&] {
+            const Header header = read(file);
+            for (const auto& tensor : header.tensors) CHECK(tensor.data.inside(file.size()));
+            ++accepted;
+        });
+        if (error) CHECK(exit_code(error->code()) == 1);
+    }
+    CHECK(accepted > 100);  // else the mutations test nothing but the first bytes
+}
