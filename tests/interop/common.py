@@ -10,8 +10,8 @@ import unittest
 
 import torch
 
-# Set by run.py.
-TOOL = None
+# The folder that the tool and the test programs were built in; set by run.py.
+BUILD = None
 # A run that failed is repeated with SAFEMAP_SEED=...
 SEED = int(os.environ.get('SAFEMAP_SEED') or random.SystemRandom().randrange(2**32))
 
@@ -29,7 +29,7 @@ DTYPES = list(NAMES)
 
 def safemap(*arguments, status=0):
     """Runs the tool with --json; gives its object."""
-    run = subprocess.run([TOOL, *map(str, arguments), '--json'], capture_output=True, check=False, timeout=300)
+    run = subprocess.run([BUILD / 'cli/safemap', *map(str, arguments), '--json'], capture_output=True, check=False, timeout=300)
     if run.returncode != status:
         raise AssertionError(f'safemap {" ".join(map(str, arguments))}: exit {run.returncode}\n'
                              f'{run.stdout.decode()}{run.stderr.decode()}')
@@ -103,10 +103,10 @@ class Case(unittest.TestCase):
             self.assert_same(got[name], tensor, name)
 
 
-def main(tool, modules):
+def main(build, modules):
     """Runs the modules' tests; the last line on stdout says how many passed and failed."""
-    global TOOL
-    TOOL = os.path.abspath(tool)
+    global BUILD
+    BUILD = pathlib.Path(build).absolute()
     suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromName, modules))
     print(f'SAFEMAP_SEED={SEED}, torch {torch.__version__}', file=sys.stderr)
     result = unittest.TextTestRunner(stream=sys.stderr, verbosity=2).run(suite)

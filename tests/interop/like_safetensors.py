@@ -1,4 +1,7 @@
 """Files of the safetensors package open as it opens them, and digests are those of the bytes it wrote."""
+import pathlib
+import subprocess
+import sys
 import unittest
 
 import safetensors.torch
@@ -63,6 +66,12 @@ class LikeSafetensors(Case):
                 with self.assertRaises(Exception):
                     safetensors.torch.load_file(file)
                 self.assertIn('error', safemap('inspect', file, status=1))
+
+    def test_headers_get_its_verdict(self):
+        run = subprocess.run([sys.executable, pathlib.Path(__file__).with_name('headers.py'),
+                              common.BUILD / 'tests/interop/header_verdict', '20000', str(common.SEED)],
+                             stdout=subprocess.PIPE, text=True, check=False, timeout=600)
+        self.assertEqual(run.returncode, 0, run.stdout)
 
     @unittest.skipUnless(xxhash, 'no xxhash here')
     def test_digests_are_xxh3_of_the_bytes(self):

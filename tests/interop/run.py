@@ -1,4 +1,4 @@
-"""Compares safemap with PyTorch, safetensors and huggingface_hub: run.py path/to/safemap."""
+"""Compares safemap with PyTorch, safetensors and huggingface_hub: run.py BUILD_FOLDER."""
 import sys
 
 import common
