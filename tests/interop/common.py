@@ -110,6 +110,6 @@ def main(build, modules):
     suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromName, modules))
     print(f'SAFEMAP_SEED={SEED}, torch {torch.__version__}', file=sys.stderr)
     result = unittest.TextTestRunner(stream=sys.stderr, verbosity=2).run(suite)
-    failed = len({test.id() for test, _ in result.failures + result.errors})
+    failed = len({test.id().split()[0] for test, _ in result.failures + result.errors})
     print(f'{result.testsRun - len(result.skipped) - failed} passed, {failed} failed')
     return 1 if failed else 0
