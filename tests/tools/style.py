@@ -49,9 +49,10 @@ def faults_of(name, data):
             faults.append((number, f'{len(line)} columns, and 120 are the most'))
     if text and not text.endswith('\n') or text.endswith('\n\n'):
         faults.append((text.count('\n'), 'does not end in just one newline'))
-    # What belongs to a header begins with it, and the header says what both are for.
+    # What belongs to a header begins with it, and the header says what both are for; so does the name of a test.
     own = f'{pathlib.PurePath(name).stem}.hpp"'
-    if cpp and not text.startswith('//') and not text.split('\n')[0].endswith((f'"{own}', f'/{own}')):
+    told = text.startswith('//') or text.split('\n')[0].endswith((f'"{own}', f'/{own}')) or '_test.' in name
+    if cpp and not told:
         faults.append((1, 'does not begin by saying what the file is for'))
     if cpp:
         # Comments and strings become as many newlines as they had.
