@@ -63,6 +63,9 @@ struct Decoding {
     friend bool operator==(const Decoding&, const Decoding&) = default;
 };
 
+/// Whether LazyTensor::cast(to) is possible for a value of `from`.
+SAFEMAP_API bool can_cast(Dtype from, Dtype to) noexcept;
+
 /// What a cast did to the values it passed.
 struct CastCounts {
     std::uint64_t values = 0;      ///< cast in all
@@ -86,16 +89,17 @@ public:
     std::string name() && noexcept { return std::move(name_); }
     /// Of the value: after a cast, the dtype cast to.
     Dtype dtype() const noexcept { return dtype_; }
-    const Shape& shape() const& noexcept { return view_->shape; }
-    Shape shape() const&& noexcept { return view_->shape; }
+    const Shape& shape() const& noexcept;
+    Shape shape() const&& noexcept { return shape(); }
     std::uint64_t element_count() const noexcept;
     /// Bytes of the value.
     std::uint64_t nbytes() const noexcept;
 
     /// The same tensor under another name.
     LazyTensor renamed(std::string name) const;
-    /// The value cast to `dtype` when it is read: between F64, F32, F16, BF16 and the F8 dtypes, to the nearest,
-    /// ties to even; NaN stays NaN. Throws unsupported_cast for anything else but the dtype it has.
+    /// The value cast to `dtype` when it is read: between F64, F32, F16, BF16 and the F8 dtypes (not F8_E8M0, which
+    /// holds scales), to the nearest, ties to even; NaN stays NaN. Throws unsupported_cast for anything else but the
+    /// dtype it has.
     LazyTensor cast(Dtype dtype) const;
     /// A part of it, with Python's meaning of every index. Reads nothing and copies nothing; reading the part
     /// reads only its bytes. Throws as safemap::slice does, and partial_byte_slice.
@@ -130,13 +134,13 @@ public:
 
     /// For those who build on it: what is stored, and how it is looked at.
     const std::shared_ptr<const StoredTensor>& stored() const noexcept { return stored_; }
-    const StridedView& strided_view() const noexcept { return *view_; }
+    StridedView strided_view() const;
     const Decoding& decoding() const noexcept { return decoding_; }
 
 private:
     std::string name_;
     std::shared_ptr<const StoredTensor> stored_;
-    std::shared_ptr<const StridedView> view_;
+    std::shared_ptr<const StridedView> view_;  // null: all of stored_, row-major
     Decoding decoding_;
     Dtype dtype_;
 };

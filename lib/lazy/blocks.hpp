@@ -9,25 +9,29 @@
 
 namespace safemap {
 
-/// Boxes that cover a tensor's value, each element once. Takes no memory for them.
+/// Blocks that cover a tensor's value, each element once. Takes no memory for them.
 class Blocks {
 public:
-    /// `max_bytes` of value in one box at most (at least one element, or one whole byte group of a sub-byte dtype).
+    /// `max_bytes` (at least 64) of value in one block at most.
     Blocks(const LazyTensor& tensor, std::uint64_t max_bytes);
 
     std::uint64_t count() const noexcept { return count_; }
-    /// The i-th box. Boxes follow each other in row-major order of their corners.
+    /// Whether blocks are ranges of the row-major value, not boxes: always, except where the source stands transposed.
+    bool ranges() const noexcept { return ranges_; }
+    /// The i-th range, in bytes of the value; they follow each other. Only where ranges().
+    Extent range(std::uint64_t i) const noexcept;
+    /// The i-th box, in row-major order of their corners. Only where not ranges(). for_each_range says where its
+    /// bytes go.
     Box box(std::uint64_t i) const;
-    /// Whether each box is one contiguous range of the row-major value, and boxes follow without gaps: true except
-    /// for tiles.
-    bool contiguous() const noexcept { return contiguous_; }
 
 private:
-    Shape shape_;
-    Shape step_;   // of a box along each dimension
-    Shape grid_;   // boxes along each dimension
+    bool ranges_ = true;
     std::uint64_t count_ = 0;
-    bool contiguous_ = true;
+    std::uint64_t range_bytes_ = 0;
+    std::uint64_t total_bytes_ = 0;
+    Shape shape_;
+    Shape step_;  // extent of a box
+    Shape grid_;  // boxes along each dimension
 };
 
 /// The row-major ranges of a value that a box is made of: calls range(value_offset, box_offset, size), in bytes, in

@@ -10,7 +10,7 @@
 
 namespace safemap {
 
-/// Reads values of any LazyTensor through fixed buffers (at most 2 MiB, allocated when first needed). One for each
+/// Reads values of any LazyTensor through fixed buffers (at most 3 MiB, allocated when first needed). One for each
 /// worker thread; it may be used for one tensor after another.
 class Gatherer {
 public:
@@ -29,6 +29,7 @@ public:
 
 private:
     class Impl;
+    void fill_elements(const LazyTensor& tensor, std::uint64_t first, std::span<std::byte> out);
     std::unique_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,153 @@
+// The table of faults: for each code its name, what it means, and what a caller can do about it.
+#include <safemap/error.hpp>
+
+#include <array>
+#include <cstddef>
+#include <utility>
+
+namespace safemap {
+namespace {
+
+struct Row {
+    Errc code;
+    std::string_view name;
+    Remedy remedy;
+    std::string_view text;
+};
+
+using enum Remedy;
+
+constexpr std::array table{
+    Row{Errc::invalid_argument, "invalid_argument", fix_call, "an option or argument has no meaning"},
+    Row{Errc::path_not_found, "path_not_found", fix_call, "no such file or folder"},
+    Row{Errc::already_exists, "already_exists", fix_call, "the output exists already"},
+    Row{Errc::several_models, "several_models", fix_call, "the folder holds several models"},
+    Row{Errc::tensor_not_found, "tensor_not_found", fix_call, "no tensor of that name"},
+    Row{Errc::wrong_dtype, "wrong_dtype", fix_call, "the element type is not the tensor's dtype"},
+    Row{Errc::misaligned, "misaligned", fix_call, "the data is not aligned for the element type"},
+    Row{Errc::not_contiguous, "not_contiguous", fix_call, "the view is not contiguous"},
+    Row{Errc::no_view, "no_view", fix_call, "the value does not stand in one mapped place"},
+    Row{Errc::index_out_of_range, "index_out_of_range", fix_call, "an index is outside its dimension"},
+    Row{Errc::too_many_indices, "too_many_indices", fix_call, "more indices than dimensions"},
+    Row{Errc::partial_byte_slice, "partial_byte_slice", fix_call, "the slice cuts a byte of a sub-byte dtype"},
+    Row{Errc::unsupported_cast, "unsupported_cast", fix_call, "no cast between these dtypes"},
+    Row{Errc::unnamed_dtype, "unnamed_dtype", fix_call, "safetensors has no name for the dtype"},
+    Row{Errc::name_collision, "name_collision", fix_call, "two tensors would have one name"},
+    Row{Errc::budget_exceeded, "budget_exceeded", fix_call, "more memory is needed than the budget holds"},
+    Row{Errc::no_such_device, "no_such_device", fix_call, "no device of that name"},
+
+    Row{Errc::unknown_format, "unknown_format", reject_data, "not a checkpoint of a known format"},
+    Row{Errc::not_a_checkpoint, "not_a_checkpoint", reject_data, "no checkpoint in the folder"},
+    Row{Errc::file_truncated, "file_truncated", reject_data, "the file ends too early"},
+    Row{Errc::header_too_short, "header_too_short", reject_data, "fewer than eight bytes"},
+    Row{Errc::header_too_large, "header_too_large", reject_data, "the header is longer than allowed"},
+    Row{Errc::header_past_end, "header_past_end", reject_data, "the header reaches past the end of the file"},
+    Row{Errc::header_not_utf8, "header_not_utf8", reject_data, "the header is not UTF-8"},
+    Row{Errc::header_not_json, "header_not_json", reject_data, "the header is not a JSON object"},
+    Row{Errc::header_bad_field, "header_bad_field", reject_data, "a field of the header is missing or wrong"},
+    Row{Errc::header_bad_metadata, "header_bad_metadata", reject_data, "__metadata__ is not a map of strings"},
+    Row{Errc::unknown_dtype, "unknown_dtype", reject_data, "a dtype that the format does not have"},
+    Row{Errc::offsets_reversed, "offsets_reversed", reject_data, "data_offsets end before they begin"},
+    Row{Errc::offsets_overlap, "offsets_overlap", reject_data, "two tensors share bytes"},
+    Row{Errc::offsets_leave_gap, "offsets_leave_gap", reject_data, "bytes that belong to no tensor"},
+    Row{Errc::shape_overflow, "shape_overflow", reject_data, "a size that does not fit in 64 bits"},
+    Row{Errc::partial_byte, "partial_byte", reject_data, "a sub-byte tensor that does not fill whole bytes"},
+    Row{Errc::size_mismatch, "size_mismatch", reject_data, "data_offsets and shape disagree"},
+    Row{Errc::trailing_bytes, "trailing_bytes", reject_data, "bytes after the last tensor"},
+    Row{Errc::index_not_json, "index_not_json", reject_data, "the index is not JSON"},
+    Row{Errc::index_bad_field, "index_bad_field", reject_data, "a field of the index is missing or wrong"},
+    Row{Errc::shard_outside_folder, "shard_outside_folder", reject_data, "a shard name that leaves the folder"},
+    Row{Errc::shard_missing, "shard_missing", reject_data, "a shard is missing"},
+    Row{Errc::shard_lacks_tensor, "shard_lacks_tensor", reject_data, "a tensor is not in the shard the index names"},
+    Row{Errc::zip_bad_directory, "zip_bad_directory", reject_data, "the zip directory is missing or wrong"},
+    Row{Errc::zip_bad_record, "zip_bad_record", reject_data, "a zip record is wrong"},
+    Row{Errc::zip_overlap, "zip_overlap", reject_data, "two zip records share bytes"},
+    Row{Errc::zip_duplicate, "zip_duplicate", reject_data, "two zip records have one name"},
+    Row{Errc::zip_missing_record, "zip_missing_record", reject_data, "a zip record is missing"},
+    Row{Errc::zip_unsupported, "zip_unsupported", reject_data, "a zip feature that is not supported"},
+    Row{Errc::checksum_mismatch, "checksum_mismatch", reject_data, "stored checksum and data disagree"},
+    Row{Errc::inflate_failed, "inflate_failed", reject_data, "compressed data does not decompress"},
+    Row{Errc::pickle_truncated, "pickle_truncated", reject_data, "the pickle ends too early"},
+    Row{Errc::pickle_bad_opcode, "pickle_bad_opcode", reject_data, "a byte that is no pickle opcode"},
+    Row{Errc::pickle_bad_memo, "pickle_bad_memo", reject_data, "a wrong pickle memo entry"},
+    Row{Errc::pickle_bad_stack, "pickle_bad_stack", reject_data, "a pickle opcode without its operands"},
+    Row{Errc::pickle_bad_key, "pickle_bad_key", reject_data, "a dictionary key that cannot be one"},
+    Row{Errc::pickle_bad_count, "pickle_bad_count", reject_data, "a length beyond the pickle"},
+    Row{Errc::pickle_bad_text, "pickle_bad_text", reject_data, "text or a number that is none"},
+    Row{Errc::pickle_too_large, "pickle_too_large", reject_data, "a pickle beyond the limits"},
+    Row{Errc::pickle_unsupported, "pickle_unsupported", reject_data, "a pickle feature that is not supported"},
+    Row{Errc::bad_tensor, "bad_tensor", reject_data, "a description that no tensor can have"},
+    Row{Errc::storage_too_short, "storage_too_short", reject_data, "a tensor reaches past its storage"},
+
+    Row{Errc::permission_denied, "permission_denied", check_system, "permission denied"},
+    Row{Errc::no_space, "no_space", free_space, "no space left"},
+    Row{Errc::too_many_open_files, "too_many_open_files", check_system, "too many open files"},
+    Row{Errc::out_of_memory, "out_of_memory", free_space, "out of memory"},
+    Row{Errc::io_error, "io_error", check_system, "input or output failed"},
+    Row{Errc::file_changed, "file_changed", retry, "the file changed after it was opened"},
+    Row{Errc::busy, "busy", retry, "another process is writing there"},
+
+    Row{Errc::cancelled, "cancelled", none, "cancelled"},
+};
+
+constexpr bool complete() {
+    for (std::size_t i = 0; i < table.size(); ++i)
+        if (table[i].code != static_cast<Errc>(i)) return false;
+    return table.size() == static_cast<std::size_t>(Errc::cancelled) + 1;
+}
+static_assert(complete(), "every Errc has its row, in the order of the enum");
+
+const Row& row(Errc code) noexcept { return table[static_cast<std::size_t>(code)]; }
+
+}  // namespace
+
+std::string_view name(Errc code) noexcept { return row(code).name; }
+std::string_view describe(Errc code) noexcept { return row(code).text; }
+Remedy remedy(Errc code) noexcept { return row(code).remedy; }
+
+int exit_code(Errc code) noexcept {
+    switch (remedy(code)) {
+        case reject_data: return 1;
+        case fix_call: return 2;
+        case free_space:
+        case check_system:
+        case retry: return 3;
+        case none: break;
+    }
+    return 130;
+}
+
+Error::Error(Errc code, std::string message) : code_(code), message_(std::move(message)) { compose(); }
+
+Error& Error::with_path(std::string_view path) {
+    if (path_.empty()) path_ = path;
+    compose();
+    return *this;
+}
+
+Error& Error::with_tensor(std::string_view tensor) {
+    if (tensor_.empty()) tensor_ = tensor;
+    compose();
+    return *this;
+}
+
+Error& Error::with_hint(std::string_view hint) {
+    if (hint_.empty()) hint_ = hint;
+    return *this;
+}
+
+Error& Error::during(std::string_view operation) {
+    operation_ = operation_.empty() ? std::string(operation) : std::string(operation) + ": " + operation_;
+    compose();
+    return *this;
+}
+
+void Error::compose() {
+    text_.clear();
+    for (const auto* part : {&operation_, &path_})
+        if (!part->empty()) text_ += *part + ": ";
+    if (!tensor_.empty()) text_ += "tensor '" + tensor_ + "': ";
+    text_ += message_;
+}
+
+}  // namespace safemap

@@ -1,0 +1,123 @@
+// Inflates zip members as they are read.
+#include "base/inflate.hpp"
+
+#include "base/text.hpp"
+
+#include <safemap/error.hpp>
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace safemap {
+namespace {
+
+constexpr std::size_t input_block = 64 << 10;
+constexpr std::size_t skip_block = 64 << 10;
+
+class InflatedSource final : public Source {
+public:
+    InflatedSource(std::string name, std::shared_ptr<const Source> source, Extent packed, std::uint64_t size)
+        : name_(std::move(name)), source_(std::move(source)), packed_(packed), size_(size) {}
+
+    ~InflatedSource() override {
+        if (open_) ::inflateEnd(&stream_);
+    }
+
+    const std::string& name() const noexcept override { return name_; }
+    std::uint64_t size() const noexcept override { return size_; }
+
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
+        if (!Extent{offset, into.size()}.inside(size_))
+            throw Error(Errc::file_truncated, bytes_text(into.size()) + " wanted at offset " + std::to_string(offset) +
+                                                  ", but there are " + bytes_text(size_))
+                .with_path(name_);
+        const std::lock_guard lock(mutex_);
+        try {
+            if (!open_ || offset < position_) restart();
+            skip_to(offset);
+            produce(into);
+        } catch (...) {
+            close();
+            throw;
+        }
+    }
+
+private:
+    void restart() const {
+        close();
+        stream_ = {};
+        // Raw deflate, as zip stores it: a negative window size means no zlib header.
+        if (::inflateInit2(&stream_, -MAX_WBITS) != Z_OK) throw Error(Errc::out_of_memory, "inflate cannot start");
+        open_ = true;
+        position_ = 0;
+        consumed_ = 0;
+    }
+
+    void close() const noexcept {
+        if (open_) ::inflateEnd(&stream_);
+        open_ = false;
+    }
+
+    void skip_to(std::uint64_t offset) const {
+        std::vector<std::byte> discarded(
+            static_cast<std::size_t>(std::min<std::uint64_t>(skip_block, offset - position_)));
+        while (position_ < offset)
+            produce(std::span(discarded).first(
+                static_cast<std::size_t>(std::min<std::uint64_t>(discarded.size(), offset - position_))));
+    }
+
+    void produce(std::span<std::byte> into) const {
+        while (!into.empty()) {
+            if (stream_.avail_in == 0) refill();
+            const auto part = static_cast<uInt>(std::min<std::size_t>(into.size(), 1U << 30));
+            stream_.next_out = reinterpret_cast<Bytef*>(into.data());
+            stream_.avail_out = part;
+            const int status = ::inflate(&stream_, Z_NO_FLUSH);
+            const std::size_t made = part - stream_.avail_out;
+            into = into.subspan(made);
+            position_ += made;
+            if (into.empty()) return;
+            const bool starved = status == Z_BUF_ERROR && stream_.avail_in == 0 && consumed_ < packed_.size;
+            if (status == Z_OK || starved) continue;
+            throw Error(Errc::inflate_failed, "compressed data ends or breaks after " + bytes_text(position_) +
+                                                  ", " + bytes_text(size_) + " promised")
+                .with_path(name_);
+        }
+    }
+
+    void refill() const {
+        input_.resize(input_block);
+        const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(input_.size(), packed_.size - consumed_));
+        source_->read_at(packed_.offset + consumed_, std::span(input_).first(part));
+        consumed_ += part;
+        stream_.next_in = reinterpret_cast<Bytef*>(input_.data());
+        stream_.avail_in = static_cast<uInt>(part);
+    }
+
+    std::string name_;
+    std::shared_ptr<const Source> source_;
+    Extent packed_;
+    std::uint64_t size_;
+
+    mutable std::mutex mutex_;  // guards all below
+    mutable z_stream stream_{};
+    mutable bool open_ = false;
+    mutable std::uint64_t position_ = 0;  // in the inflated bytes
+    mutable std::uint64_t consumed_ = 0;  // of the packed bytes
+    mutable std::vector<std::byte> input_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Source> inflated_source(std::string name, std::shared_ptr<const Source> source, Extent packed,
+                                              std::uint64_t size) {
+    if (!packed.inside(source->size()))
+        throw Error(Errc::file_truncated, "compressed data reaches past the end of the file").with_path(source->name());
+    return std::make_shared<InflatedSource>(std::move(name), std::move(source), packed, size);
+}
+
+}  // namespace safemap

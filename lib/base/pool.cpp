@@ -1,0 +1,175 @@
+// The process-wide pool: workers sleep until a loop asks for help.
+#include "base/pool.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace safemap {
+namespace {
+
+constexpr std::chrono::milliseconds tick_interval{100};
+
+// One parallel_for. Whoever works on it holds a worker number; the loop is over when the numbers are all given back.
+struct Loop {
+    Loop(std::size_t count_, unsigned threads, const std::function<void(std::size_t, unsigned)>& work_)
+        : count(count_), limit(threads), work(work_) {}
+
+    void run(unsigned worker, const std::function<void()>& between) noexcept {
+        try {
+            for (;;) {
+                const std::size_t i = next.fetch_add(1);
+                if (i >= count) return;
+                work(i, worker);
+                if (between) between();
+            }
+        } catch (...) {
+            fail(std::current_exception());
+        }
+    }
+
+    void fail(std::exception_ptr error) noexcept {
+        next.store(count);
+        const std::lock_guard lock(mutex);
+        if (!first_error) first_error = std::move(error);
+    }
+
+    const std::size_t count;
+    const unsigned limit;
+    const std::function<void(std::size_t, unsigned)>& work;
+    std::atomic<std::size_t> next{0};  // may run past count by one for each worker
+
+    std::mutex mutex;  // guards all below
+    std::condition_variable idle;
+    unsigned joined = 1;  // worker numbers given out; the caller has 0
+    unsigned active = 0;  // helpers at work
+    bool closed = false;  // no helper may join any more
+    std::exception_ptr first_error;
+};
+
+class Pool {
+public:
+    ~Pool() {
+        {
+            const std::lock_guard lock(mutex_);
+            stopping_ = true;
+        }
+        wake_.notify_all();
+        for (auto& thread : threads_) thread.join();
+    }
+
+    // Offers a loop to `helpers` pool threads; starts threads that are still missing. A thread that cannot be
+    // started is not an error: the caller does the work.
+    void offer(const std::shared_ptr<Loop>& loop, unsigned helpers) {
+        const std::lock_guard lock(mutex_);
+        try {
+            while (threads_.size() < helpers) threads_.emplace_back([this] { serve(); });
+        } catch (const std::system_error&) {
+        }
+        for (unsigned i = 0; i < helpers; ++i) offers_.push_back(loop);
+        wake_.notify_all();
+    }
+
+    void withdraw(const std::shared_ptr<Loop>& loop) {
+        const std::lock_guard lock(mutex_);
+        std::erase(offers_, loop);
+    }
+
+private:
+    void serve() {
+        for (;;) {
+            std::shared_ptr<Loop> loop;
+            {
+                std::unique_lock lock(mutex_);
+                wake_.wait(lock, [&] { return stopping_ || !offers_.empty(); });
+                if (stopping_) return;
+                loop = std::move(offers_.front());
+                offers_.pop_front();
+            }
+            help(*loop);
+        }
+    }
+
+    static void help(Loop& loop) {
+        unsigned worker = 0;
+        {
+            const std::lock_guard lock(loop.mutex);
+            if (loop.closed || loop.joined >= loop.limit) return;
+            worker = loop.joined++;
+            ++loop.active;
+        }
+        loop.run(worker, {});
+        const std::lock_guard lock(loop.mutex);
+        --loop.active;
+        loop.idle.notify_all();
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::deque<std::shared_ptr<Loop>> offers_;
+    std::vector<std::thread> threads_;
+    bool stopping_ = false;
+};
+
+std::mutex pool_mutex;
+std::unique_ptr<Pool> pool_instance;
+
+// A forked child has none of the pool's threads: it forgets the pool (whose memory is lost) and makes its own.
+void forget_pool_in_child() {
+    static_cast<void>(pool_instance.release());
+    pool_mutex.unlock();
+}
+
+Pool& pool() {
+    static const bool registered = [] {
+        ::pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); }, forget_pool_in_child);
+        return true;
+    }();
+    static_cast<void>(registered);
+    const std::lock_guard lock(pool_mutex);
+    if (!pool_instance) pool_instance = std::make_unique<Pool>();
+    return *pool_instance;
+}
+
+}  // namespace
+
+unsigned thread_count(unsigned wanted) noexcept {
+    if (wanted != 0) return std::min(wanted, 256U);
+    return std::clamp(std::thread::hardware_concurrency(), 1U, 256U);
+}
+
+void parallel_for(std::size_t count, unsigned threads, const std::function<void(std::size_t, unsigned)>& work,
+                  const std::function<void()>& tick) {
+    const auto limit = static_cast<unsigned>(std::clamp<std::size_t>(count, 1, thread_count(threads)));
+    const auto loop = std::make_shared<Loop>(count, limit, work);
+    if (limit > 1) pool().offer(loop, limit - 1);
+
+    loop->run(0, tick);
+
+    if (limit > 1) pool().withdraw(loop);
+    std::unique_lock lock(loop->mutex);
+    loop->closed = true;
+    while (loop->active > 0) {
+        loop->idle.wait_for(lock, tick_interval);
+        if (!tick || loop->active == 0 || loop->first_error) continue;
+        lock.unlock();
+        try {
+            tick();
+        } catch (...) {
+            loop->fail(std::current_exception());
+        }
+        lock.lock();
+    }
+    if (loop->first_error) std::rethrow_exception(loop->first_error);
+}
+
+}  // namespace safemap

@@ -1,0 +1,80 @@
+// Sources that are no files: memory, and a caller's function.
+#include <safemap/error.hpp>
+#include <safemap/source.hpp>
+
+#include "base/text.hpp"
+
+#include <cstring>
+#include <utility>
+
+namespace safemap {
+namespace {
+
+void require_inside(Extent extent, std::uint64_t size, const std::string& name) {
+    if (extent.inside(size)) return;
+    throw Error(Errc::file_truncated, bytes_text(extent.size) + " wanted at offset " + std::to_string(extent.offset) +
+                                          ", but there are " + bytes_text(size))
+        .with_path(name);
+}
+
+class MemorySource final : public Source {
+public:
+    MemorySource(std::string name, SharedBytes bytes) : name_(std::move(name)), bytes_(std::move(bytes)) {}
+
+    const std::string& name() const noexcept override { return name_; }
+    std::uint64_t size() const noexcept override { return bytes_.bytes.size(); }
+
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
+        require_inside({offset, into.size()}, size(), name_);
+        if (!into.empty()) std::memcpy(into.data(), bytes_.bytes.data() + offset, into.size());
+    }
+
+    std::optional<SharedBytes> map(Extent extent) const override {
+        require_inside(extent, size(), name_);
+        return SharedBytes{bytes_.bytes.subspan(extent.offset, extent.size), bytes_.owner};
+    }
+
+private:
+    std::string name_;
+    SharedBytes bytes_;
+};
+
+class CallbackSource final : public Source {
+public:
+    using Read = std::function<void(std::uint64_t, std::span<std::byte>)>;
+    CallbackSource(std::string name, std::uint64_t size, Read read)
+        : name_(std::move(name)), size_(size), read_(std::move(read)) {}
+
+    const std::string& name() const noexcept override { return name_; }
+    std::uint64_t size() const noexcept override { return size_; }
+
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
+        require_inside({offset, into.size()}, size_, name_);
+        if (!into.empty()) read_(offset, into);
+    }
+
+private:
+    std::string name_;
+    std::uint64_t size_;
+    Read read_;
+};
+
+}  // namespace
+
+std::optional<SharedBytes> Source::map(Extent) const { return std::nullopt; }
+
+std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes) {
+    return std::make_shared<MemorySource>(std::move(name), std::move(bytes));
+}
+
+std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::byte> bytes) {
+    const auto owner = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+    return memory_source(std::move(name), SharedBytes{*owner, owner});
+}
+
+std::shared_ptr<const Source> callback_source(std::string name, std::uint64_t size,
+                                              std::function<void(std::uint64_t, std::span<std::byte>)> read) {
+    return std::make_shared<CallbackSource>(std::move(name), size, std::move(read));
+}
+
+}  // namespace safemap

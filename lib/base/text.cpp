@@ -1,0 +1,66 @@
+// UTF-8, and names made fit for messages.
+#include "base/text.hpp"
+
+#include <array>
+#include <cstddef>
+
+namespace safemap {
+namespace {
+
+// Length of the UTF-8 sequence that begins at text[0], or 0 where none does (RFC 3629, table of section 4).
+std::size_t sequence_length(std::string_view text) noexcept {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const auto continues = [&](std::size_t i, unsigned low = 0x80, unsigned high = 0xBF) {
+        return i < text.size() && byte(i) >= low && byte(i) <= high;
+    };
+    const unsigned first = byte(0);
+    if (first < 0x80) return 1;
+    if (first < 0xC2) return 0;
+    if (first < 0xE0) return continues(1) ? 2 : 0;
+    if (first < 0xF0) {
+        const unsigned low = first == 0xE0 ? 0xA0 : 0x80;
+        const unsigned high = first == 0xED ? 0x9F : 0xBF;
+        return continues(1, low, high) && continues(2) ? 3 : 0;
+    }
+    if (first > 0xF4) return 0;
+    const unsigned low = first == 0xF0 ? 0x90 : 0x80;
+    const unsigned high = first == 0xF4 ? 0x8F : 0xBF;
+    return continues(1, low, high) && continues(2) && continues(3) ? 4 : 0;
+}
+
+}  // namespace
+
+bool is_utf8(std::string_view text) noexcept {
+    while (!text.empty()) {
+        const std::size_t length = sequence_length(text);
+        if (length == 0) return false;
+        text.remove_prefix(length);
+    }
+    return true;
+}
+
+std::string printable(std::string_view text, std::size_t limit) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::string out;
+    while (!text.empty()) {
+        if (out.size() >= limit) return out + "…";
+        const std::size_t length = sequence_length(text);
+        const auto first = static_cast<unsigned char>(text[0]);
+        if (length == 0 || first < 0x20 || first == 0x7F) {
+            out += "\\x";
+            out += digits[first >> 4];
+            out += digits[first & 15];
+            text.remove_prefix(1);
+            continue;
+        }
+        out += text.substr(0, length);
+        text.remove_prefix(length);
+    }
+    return out;
+}
+
+std::string quoted(std::string_view text) { return "'" + printable(text) + "'"; }
+
+std::string bytes_text(std::uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
+
+}  // namespace safemap

@@ -1,0 +1,85 @@
+// How a tensor is cut for bulk work.
+#include "lazy/blocks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+namespace safemap {
+namespace {
+
+// Ranges are multiples of this: of every element size, and of the three bytes that four F6 elements fill.
+constexpr std::uint64_t range_grain = 48;
+
+// The last dimension of more than one element, and the one along which the source's elements are nearest.
+struct Inner {
+    std::size_t value = 0;
+    std::size_t source = 0;
+};
+
+Inner inner_dimensions(const StridedView& view) {
+    Inner inner;
+    std::uint64_t nearest = UINT64_MAX;
+    for (std::size_t d = 0; d < view.shape.size(); ++d) {
+        if (view.shape[d] <= 1) continue;
+        inner.value = d;
+        const auto distance = static_cast<std::uint64_t>(std::abs(view.strides[d]));
+        // Of equal distances the later one, so that a contiguous tensor has both the same. Repeated elements
+        // (distance 0) are near whichever way they are walked.
+        if (distance != 0 && distance <= nearest) {
+            nearest = distance;
+            inner.source = d;
+        }
+    }
+    if (nearest == UINT64_MAX) inner.source = inner.value;
+    return inner;
+}
+
+}  // namespace
+
+Blocks::Blocks(const LazyTensor& tensor, std::uint64_t max_bytes)
+    : range_bytes_(std::max(max_bytes / range_grain, std::uint64_t{1}) * range_grain),
+      total_bytes_(tensor.nbytes()),
+      shape_(tensor.shape()) {
+    count_ = total_bytes_ == 0 ? 0 : (total_bytes_ - 1) / range_bytes_ + 1;
+    if (count_ <= 1 || !whole_bytes(tensor.dtype())) return;
+    const StridedView view = tensor.strided_view();
+    const Inner inner = inner_dimensions(view);
+    if (inner.value == inner.source || view.strides[inner.value] == 0) return;
+
+    ranges_ = false;
+    const std::uint64_t budget = std::max<std::uint64_t>(max_bytes / element_size(tensor.dtype()), 1);
+    const auto side = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(budget)));
+    step_ = Shape(shape_.size(), 1);
+    step_[inner.value] = std::min(shape_[inner.value], std::max<std::uint64_t>(side, 1));
+    step_[inner.source] = std::min(shape_[inner.source], budget / step_[inner.value]);
+    std::uint64_t filled = step_[inner.value] * step_[inner.source];
+    for (std::size_t d = shape_.size(); d-- > 0;) {
+        filled /= step_[d];
+        step_[d] = std::min(shape_[d], std::max(step_[d], budget / filled));
+        filled *= step_[d];
+    }
+    grid_ = Shape(shape_.size(), 1);
+    count_ = 1;
+    for (std::size_t d = 0; d < shape_.size(); ++d) {
+        grid_[d] = (shape_[d] - 1) / step_[d] + 1;
+        count_ *= grid_[d];
+    }
+}
+
+Extent Blocks::range(std::uint64_t i) const noexcept {
+    const std::uint64_t offset = i * range_bytes_;
+    return {offset, std::min(range_bytes_, total_bytes_ - offset)};
+}
+
+Box Blocks::box(std::uint64_t i) const {
+    Box box{Shape(shape_.size(), 0), Shape(shape_.size(), 0)};
+    for (std::size_t d = shape_.size(); d-- > 0;) {
+        box.start[d] = i % grid_[d] * step_[d];
+        box.extent[d] = std::min(step_[d], shape_[d] - box.start[d]);
+        i /= grid_[d];
+    }
+    return box;
+}
+
+}  // namespace safemap

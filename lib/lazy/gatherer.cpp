@@ -1,0 +1,403 @@
+// From stored pieces to values. A box of a value becomes *parts*: rows of elements that stand at one distance from
+// each other in a source. Parts that are long and contiguous are read straight into the output; others are collected,
+// sorted by place, read together through a window, and scattered.
+#include "lazy/gatherer.hpp"
+
+#include "lazy/stored_tensor.hpp"
+#include "tensor/convert.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace safemap {
+namespace {
+
+constexpr std::size_t window_size = 1U << 20;     // bytes read at once for scattered parts
+constexpr std::size_t cast_size = 512U << 10;     // bytes of stored elements converted at once
+constexpr std::size_t max_parts = 8192;           // collected before they are read
+constexpr std::uint64_t direct_size = 16U << 10;  // a contiguous part of this size is read where it belongs
+// Bytes between two parts that are cheaper to read along than to skip: a warm pread costs about half a microsecond,
+// in which 8 KiB are copied.
+constexpr std::uint64_t worthwhile_gap = 8U << 10;
+
+// One dimension of the work: how many, how far apart in the base (in units), how far apart in the output (in bytes).
+struct Axis {
+    std::uint64_t extent;
+    std::int64_t in;
+    std::int64_t out;
+};
+
+// `count` units at distance `in_step` from byte `offset` of a source on go to distance `out_step` from byte `out` on.
+struct Part {
+    const Source* source;
+    std::uint64_t offset;
+    std::uint64_t out;
+    std::uint64_t count;
+    std::int64_t in_step;   // bytes
+    std::int64_t out_step;  // bytes
+
+    std::uint64_t low() const noexcept { return in_step < 0 ? offset - span() : offset; }
+    std::uint64_t high(unsigned unit) const noexcept { return low() + span() + unit; }
+
+private:
+    std::uint64_t span() const noexcept { return (count - 1) * static_cast<std::uint64_t>(std::abs(in_step)); }
+};
+
+template <class Unit>
+void copy_units(const std::byte* in, std::int64_t in_step, std::byte* out, std::int64_t out_step, std::uint64_t count) {
+    for (; count > 0; --count, in += in_step, out += out_step) std::memcpy(out, in, sizeof(Unit));
+}
+
+struct Unit16 {
+    std::byte bytes[16];
+};
+
+void copy_part(const Part& part, unsigned unit, const std::byte* in, std::byte* out) {
+    if (part.in_step == static_cast<std::int64_t>(unit) && part.out_step == part.in_step) {
+        std::memcpy(out, in, part.count * unit);
+        return;
+    }
+    switch (unit) {
+        case 1: return copy_units<std::uint8_t>(in, part.in_step, out, part.out_step, part.count);
+        case 2: return copy_units<std::uint16_t>(in, part.in_step, out, part.out_step, part.count);
+        case 4: return copy_units<std::uint32_t>(in, part.in_step, out, part.out_step, part.count);
+        case 8: return copy_units<std::uint64_t>(in, part.in_step, out, part.out_step, part.count);
+        default: return copy_units<Unit16>(in, part.in_step, out, part.out_step, part.count);
+    }
+}
+
+std::uint64_t units_of(const Box& box) {
+    std::uint64_t count = 1;
+    for (const std::uint64_t extent : box.extent) count *= extent;  // inside a shape whose product fits
+    return count;
+}
+
+void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_size) {
+    const Shape& shape = tensor.shape();
+    bool inside = box.start.size() == shape.size() && box.extent.size() == shape.size();
+    for (std::size_t d = 0; inside && d < shape.size(); ++d)
+        inside = Extent{box.start[d], box.extent[d]}.inside(shape[d]);
+    if (!inside)
+        throw Error(Errc::index_out_of_range, "the region at " + to_string(box.start) + " of " +
+                                                  to_string(box.extent) + " in shape " + to_string(shape));
+    const auto size = byte_size(tensor.dtype(), units_of(box));
+    if (!size) throw Error(Errc::partial_byte_slice, "a region that does not start and end at whole bytes");
+    if (*size != out_size)
+        throw Error(Errc::invalid_argument, "a buffer of " + std::to_string(out_size) + " bytes for a region of " +
+                                                std::to_string(*size));
+}
+
+}  // namespace
+
+class Gatherer::Impl {
+public:
+    void fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
+        if (out.empty()) return;
+        if (tensor.dtype() == tensor.stored()->dtype()) return fill_stored(tensor, box, out);
+        fill_cast(tensor, box, out);
+    }
+
+    // The region of stored elements that a byte range of an uncast, contiguous, undecoded view is.
+    void fill_contiguous(const LazyTensor& tensor, std::uint64_t first_byte, std::span<std::byte> out) {
+        const StoredTensor& stored = *tensor.stored();
+        const unsigned unit = stored.unit_size();
+        begin(stored, out);
+        emit(first_byte / unit, 0, {out.size() / unit, 1, unit});
+        flush();
+    }
+
+    CastCounts take_counts() noexcept { return std::exchange(counts_, {}); }
+
+private:
+    // Converts through a fixed buffer: halves the box until its stored elements fit. Boxes are cut along the first
+    // dimension that has more than one element, so that the halves are contiguous in `out`.
+    void fill_cast(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
+        const Dtype from = tensor.stored()->dtype();
+        const std::uint64_t count = units_of(box);
+        if (count * element_size(from) > cast_size) {
+            std::size_t d = 0;
+            while (box.extent[d] == 1) ++d;
+            Box low = box;
+            Box high = box;
+            low.extent[d] = box.extent[d] / 2;
+            high.start[d] += low.extent[d];
+            high.extent[d] -= low.extent[d];
+            const auto cut = static_cast<std::size_t>(units_of(low) * element_size(tensor.dtype()));
+            fill_cast(tensor, low, out.first(cut));
+            fill_cast(tensor, high, out.subspan(cut));
+            return;
+        }
+        raw_.resize(cast_size);
+        const auto raw = std::span(raw_).first(static_cast<std::size_t>(count * element_size(from)));
+        fill_stored(tensor, box, raw);
+        const ConvertCounts converted = convert(from, raw, tensor.dtype(), out);
+        counts_ += {count, converted.overflowed, converted.non_finite};
+    }
+
+    void fill_stored(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
+        const StoredTensor& stored = *tensor.stored();
+        begin(stored, out);
+        walk(tensor, box);
+        flush();
+
+        const Decoding& decoding = tensor.decoding();
+        if (decoding.byte_swap) byte_swap(out, swap_size(stored.dtype()));
+        if (decoding.conj) conjugate(stored.dtype(), out);
+        if (decoding.neg) negate(stored.dtype(), out);
+    }
+
+    void begin(const StoredTensor& stored, std::span<std::byte> out) {
+        stored_ = &stored;
+        out_ = out;
+        parts_.clear();
+    }
+
+    // Turns the box into axes, nearest source elements last, and emits a row for each step of the outer ones.
+    void walk(const LazyTensor& tensor, const Box& box) {
+        const StridedView view = tensor.strided_view();
+        std::vector<Axis> axes;
+        std::int64_t in = view.offset;
+        std::int64_t row = 1;  // elements of the output from one index to the next
+        for (std::size_t d = view.shape.size(); d-- > 0;) {
+            in += static_cast<std::int64_t>(box.start[d]) * view.strides[d];
+            if (box.extent[d] != 1) axes.insert(axes.begin(), {box.extent[d], view.strides[d], row});
+            row *= static_cast<std::int64_t>(box.extent[d]);
+        }
+        merge(axes);
+        std::int64_t out = 0;
+        to_units(axes, in);
+        flip_backward(axes, in, out);
+        std::stable_sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.in > b.in; });
+        merge(axes);
+        if (axes.empty()) axes.push_back({1, 1, stored_->unit_size()});
+        emit_rows(axes, static_cast<std::uint64_t>(in), static_cast<std::uint64_t>(out));
+    }
+
+    // Joins axes that continue each other in the base and in the output.
+    static void merge(std::vector<Axis>& axes) {
+        for (std::size_t i = axes.size(); i-- > 1;) {
+            Axis& outer = axes[i - 1];
+            const Axis& inner = axes[i];
+            const auto extent = static_cast<std::int64_t>(inner.extent);
+            if (outer.in != inner.in * extent || outer.out != inner.out * extent) continue;
+            outer = {outer.extent * inner.extent, inner.in, inner.out};
+            axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+    }
+
+    // From elements to units in the base and bytes in the output. Elements of a sub-byte dtype go in ranges of whole
+    // bytes, or not at all.
+    void to_units(std::vector<Axis>& axes, std::int64_t& in) const {
+        const Dtype dtype = stored_->dtype();
+        if (whole_bytes(dtype)) {
+            for (Axis& axis : axes) axis.out *= stored_->unit_size();
+            return;
+        }
+        const auto width = static_cast<std::int64_t>(bits(dtype));
+        const auto to_bytes = [&](std::int64_t elements) {
+            if (elements * width % 8 != 0)
+                throw Error(Errc::partial_byte_slice,
+                            "a region of " + std::string(name(dtype)) + " that does not start and end at whole bytes");
+            return elements * width / 8;
+        };
+        in = to_bytes(in);
+        if (axes.empty() || axes.back().in != 1 || axes.back().out != 1) axes.push_back({1, 1, 1});
+        const std::size_t last = axes.size() - 1;
+        for (std::size_t i = 0; i < last; ++i) {
+            axes[i].in = to_bytes(axes[i].in);
+            axes[i].out = to_bytes(axes[i].out);
+        }
+        axes[last].extent = static_cast<std::uint64_t>(to_bytes(static_cast<std::int64_t>(axes[last].extent)));
+    }
+
+    // Walks every axis upwards in the base.
+    static void flip_backward(std::vector<Axis>& axes, std::int64_t& in, std::int64_t& out) {
+        for (Axis& axis : axes) {
+            if (axis.in >= 0) continue;
+            const auto steps = static_cast<std::int64_t>(axis.extent) - 1;
+            in += steps * axis.in;
+            out += steps * axis.out;
+            axis.in = -axis.in;
+            axis.out = -axis.out;
+        }
+    }
+
+    void emit_rows(const std::vector<Axis>& axes, std::uint64_t in, std::uint64_t out) {
+        const std::size_t outer = axes.size() - 1;
+        std::vector<std::uint64_t> at(outer, 0);
+        for (;;) {
+            emit(in, out, axes.back());
+            std::size_t d = outer;
+            for (; d-- > 0;) {
+                // Unsigned arithmetic wraps, so a step back is a step of 2^64 less.
+                in += static_cast<std::uint64_t>(axes[d].in);
+                out += static_cast<std::uint64_t>(axes[d].out);
+                if (++at[d] < axes[d].extent) break;
+                in -= static_cast<std::uint64_t>(axes[d].in) * axes[d].extent;
+                out -= static_cast<std::uint64_t>(axes[d].out) * axes[d].extent;
+                at[d] = 0;
+            }
+            if (d == SIZE_MAX) return;
+        }
+    }
+
+    // One row: as many parts as pieces that it touches.
+    void emit(std::uint64_t in, std::uint64_t out, const Axis& row) {
+        const auto unit = static_cast<std::int64_t>(stored_->unit_size());
+        const auto step = static_cast<std::uint64_t>(row.in);
+        for (std::uint64_t left = row.extent; left > 0;) {
+            const StoredTensor::Place place = stored_->locate(in);
+            const std::uint64_t here = step == 0 ? left : std::min(left, (place.count - 1) / step + 1);
+            add({stored_->source(place.source).get(), place.offset, out, here, row.in * place.stride * unit, row.out});
+            in += here * step;
+            out += here * static_cast<std::uint64_t>(row.out);
+            left -= here;
+        }
+    }
+
+    bool contiguous(const Part& part) const noexcept {
+        const auto unit = static_cast<std::int64_t>(stored_->unit_size());
+        return part.count == 1 || (part.in_step == unit && part.out_step == unit);
+    }
+
+    // Cuts a part so that each fits into the window; far elements go one by one.
+    void add(Part part) {
+        if (contiguous(part) && part.count * stored_->unit_size() >= direct_size) {
+            part.source->read_at(part.offset, out_.subspan(part.out, part.count * stored_->unit_size()));
+            return;
+        }
+        const auto distance = static_cast<std::uint64_t>(std::abs(part.in_step));
+        const std::uint64_t most = distance == 0               ? part.count
+                                   : distance > worthwhile_gap ? 1
+                                                               : (window_size - stored_->unit_size()) / distance + 1;
+        while (part.count > 0) {
+            Part piece = part;
+            piece.count = std::min(part.count, most);
+            parts_.push_back(piece);
+            if (parts_.size() == max_parts) flush();
+            part.offset += piece.count * static_cast<std::uint64_t>(part.in_step);
+            part.out += piece.count * static_cast<std::uint64_t>(part.out_step);
+            part.count -= piece.count;
+        }
+    }
+
+    // Reads what was collected, neighbours together.
+    void flush() {
+        const unsigned unit = stored_->unit_size();
+        const auto before = [](const Part& a, const Part& b) {
+            return a.source != b.source ? std::less<>()(a.source, b.source) : a.low() < b.low();
+        };
+        if (!std::is_sorted(parts_.begin(), parts_.end(), before)) std::sort(parts_.begin(), parts_.end(), before);
+
+        for (std::size_t first = 0; first < parts_.size();) {
+            const std::uint64_t low = parts_[first].low();
+            std::uint64_t high = parts_[first].high(unit);
+            std::size_t end = first + 1;
+            for (; end < parts_.size(); ++end) {
+                const Part& next = parts_[end];
+                const std::uint64_t grown = std::max(high, next.high(unit));
+                if (next.source != parts_[first].source || grown - low > window_size) break;
+                if (next.low() > high && next.low() - high > worthwhile_gap) break;
+                high = grown;
+            }
+            read_window(std::span(parts_).subspan(first, end - first), {low, high - low});
+            first = end;
+        }
+        parts_.clear();
+    }
+
+    void read_window(std::span<const Part> parts, Extent extent) {
+        const unsigned unit = stored_->unit_size();
+        if (parts.size() == 1 && contiguous(parts[0])) {
+            parts[0].source->read_at(extent.offset, out_.subspan(parts[0].out, extent.size));
+            return;
+        }
+        window_.resize(window_size);
+        parts[0].source->read_at(extent.offset, std::span(window_).first(extent.size));
+        for (const Part& part : parts)
+            copy_part(part, unit, window_.data() + (part.offset - extent.offset), out_.data() + part.out);
+    }
+
+    const StoredTensor* stored_ = nullptr;
+    std::span<std::byte> out_;
+    std::vector<Part> parts_;
+    std::vector<std::byte> window_;
+    std::vector<std::byte> raw_;
+    CastCounts counts_;
+};
+
+Gatherer::Gatherer() : impl_(std::make_unique<Impl>()) {}
+Gatherer::~Gatherer() = default;
+Gatherer::Gatherer(Gatherer&&) noexcept = default;
+Gatherer& Gatherer::operator=(Gatherer&&) noexcept = default;
+
+void Gatherer::fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
+    try {
+        require_inside(tensor, box, out.size());
+        impl_->fill(tensor, box, out);
+    } catch (Error& error) {
+        error.with_tensor(tensor.name());
+        throw;
+    }
+}
+
+void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<std::byte> out) {
+    try {
+        if (!Extent{offset, out.size()}.inside(tensor.nbytes()))
+            throw Error(Errc::index_out_of_range, std::to_string(out.size()) + " bytes from byte " +
+                                                      std::to_string(offset) + " on, of " +
+                                                      std::to_string(tensor.nbytes()));
+        if (out.empty()) return;
+        const unsigned width = bits(tensor.dtype());
+        const std::uint64_t unit = tensor.stored()->unit_size();
+        const bool as_stored = tensor.dtype() == tensor.stored()->dtype() && tensor.decoding() == Decoding{};
+        const StridedView view = tensor.strided_view();
+        if (as_stored && offset % unit == 0 && out.size() % unit == 0 && is_contiguous(view.shape, view.strides))
+            return impl_->fill_contiguous(tensor, static_cast<std::uint64_t>(view.offset) * width / 8 + offset, out);
+
+        if (offset * 8 % width != 0 || out.size() * 8 % width != 0)
+            throw Error(Errc::invalid_argument, "a range of bytes that cuts an element of " +
+                                                    std::string(name(tensor.dtype())));
+        fill_elements(tensor, offset * 8 / width, out);
+    } catch (Error& error) {
+        error.with_tensor(tensor.name());
+        throw;
+    }
+}
+
+// A range of elements is a few boxes: each is as many whole rows, planes, … as begin at the next element.
+void Gatherer::fill_elements(const LazyTensor& tensor, std::uint64_t first, std::span<std::byte> out) {
+    const Shape& shape = tensor.shape();
+    const unsigned width = bits(tensor.dtype());
+    while (!out.empty()) {
+        const std::uint64_t left = out.size() * 8 / width;
+        Box box{Shape(shape.size(), 0), Shape(shape.size(), 1)};
+        std::uint64_t rest = first;
+        std::uint64_t inner = 1;  // elements of one index along dimension d
+        std::uint64_t taken = 1;
+        for (std::size_t d = shape.size(); d-- > 0;) {
+            box.start[d] = rest % shape[d];
+            rest /= shape[d];
+            if (first % inner == 0 && inner <= left) {
+                for (std::size_t e = d + 1; e < shape.size(); ++e) box.extent[e] = shape[e];
+                box.extent[d] = std::min(shape[d] - box.start[d], left / inner);
+                taken = box.extent[d] * inner;
+            }
+            inner *= shape[d];
+        }
+        const auto size = static_cast<std::size_t>(taken * width / 8);
+        impl_->fill(tensor, box, out.first(size));
+        out = out.subspan(size);
+        first += taken;
+    }
+}
+
+CastCounts Gatherer::take_counts() noexcept { return impl_->take_counts(); }
+
+}  // namespace safemap

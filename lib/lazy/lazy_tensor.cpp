@@ -1,0 +1,166 @@
+// Lazy tensors: names, views and casts over what is stored.
+#include <safemap/lazy_tensor.hpp>
+
+#include "lazy/gatherer.hpp"
+#include "lazy/stored_tensor.hpp"
+#include "tensor/convert.hpp"
+#include "tensor/reach.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace safemap {
+namespace {
+
+constexpr std::size_t load_alignment = 64;
+
+// A view must stay inside its base; a view without elements may say anything.
+void check_reach(const StoredTensor& stored, const StridedView& view) {
+    if (view.shape.size() != view.strides.size())
+        throw Error(Errc::bad_tensor, std::to_string(view.shape.size()) + " dimensions, but " +
+                                          std::to_string(view.strides.size()) + " strides");
+    const auto count = element_count(view.shape);
+    if (!count || !checked_mul(*count, bits(stored.dtype())))
+        throw Error(Errc::shape_overflow, "the size of shape " + to_string(view.shape) + " does not fit in 64 bits");
+    if (!byte_size(stored.dtype(), *count))
+        throw Error(Errc::partial_byte, "shape " + to_string(view.shape) + " of " + std::string(name(stored.dtype())) +
+                                            " does not fill whole bytes");
+    if (*count == 0) return;
+    const auto reach = reach_of(view);
+    if (!reach || reach->first < 0 || static_cast<std::uint64_t>(reach->last) >= stored.element_count())
+        throw Error(Errc::bad_tensor, "a view of shape " + to_string(view.shape) + " reaches outside its " +
+                                          std::to_string(stored.element_count()) + " elements");
+}
+
+}  // namespace
+
+CastCounts& CastCounts::operator+=(const CastCounts& other) noexcept {
+    values += other.values;
+    overflowed += other.overflowed;
+    non_finite += other.non_finite;
+    return *this;
+}
+
+bool can_cast(Dtype from, Dtype to) noexcept { return from == to || (is_castable(from) && is_castable(to)); }
+
+LazyTensor::LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding)
+    : name_(std::move(name)), stored_(std::move(stored)), decoding_(decoding), dtype_(stored_->dtype()) {}
+
+LazyTensor::LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, StridedView view,
+                       Decoding decoding)
+    : LazyTensor(std::move(name), std::move(stored), decoding) {
+    check_reach(*stored_, view);
+    if (!whole_bytes(dtype_) && !cuts_whole_bytes(dtype_, view))
+        throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype_)) + " that cuts bytes");
+    view_ = std::make_shared<const StridedView>(std::move(view));
+}
+
+const Shape& LazyTensor::shape() const& noexcept { return view_ ? view_->shape : stored_->shape(); }
+
+StridedView LazyTensor::strided_view() const {
+    return view_ ? *view_ : StridedView{stored_->shape(), row_major(stored_->shape()), 0};
+}
+
+std::uint64_t LazyTensor::element_count() const noexcept { return *safemap::element_count(shape()); }
+
+std::uint64_t LazyTensor::nbytes() const noexcept { return byte_size(dtype_, element_count()).value_or(0); }
+
+LazyTensor LazyTensor::renamed(std::string name) const {
+    LazyTensor out = *this;
+    out.name_ = std::move(name);
+    return out;
+}
+
+LazyTensor LazyTensor::cast(Dtype dtype) const {
+    if (!can_cast(dtype_, dtype))
+        throw Error(Errc::unsupported_cast, "no cast from " + std::string(safemap::name(dtype_)) + " to " +
+                                                std::string(safemap::name(dtype)))
+            .with_tensor(name_);
+    // A second cast would round a second time, which one conversion cannot repeat.
+    if (dtype_ != stored_->dtype() && dtype != dtype_)
+        throw Error(Errc::unsupported_cast, "cast already, from " + std::string(safemap::name(stored_->dtype())) +
+                                                " to " + std::string(safemap::name(dtype_)))
+            .with_tensor(name_);
+    if (!byte_size(dtype, element_count()))
+        throw Error(Errc::shape_overflow, "as " + std::string(safemap::name(dtype)) + " its size does not fit in 64 bits")
+            .with_tensor(name_);
+    LazyTensor out = *this;
+    out.dtype_ = dtype;
+    return out;
+}
+
+LazyTensor LazyTensor::slice(std::span<const Slice> slices) const {
+    try {
+        StridedView part = safemap::slice(strided_view(), slices);
+        if (!whole_bytes(stored_->dtype()) && !cuts_whole_bytes(stored_->dtype(), part))
+            throw Error(Errc::partial_byte_slice, "a slice of " + std::string(safemap::name(stored_->dtype())) +
+                                                      " that does not start and end at whole bytes");
+        LazyTensor out = *this;
+        out.view_ = std::make_shared<const StridedView>(std::move(part));
+        return out;
+    } catch (Error& error) {
+        error.with_tensor(name_);
+        throw;
+    }
+}
+
+TensorView LazyTensor::view() const {
+    const auto refuse = [&](const char* why) -> Error { return Error(Errc::no_view, why).with_tensor(name_); };
+    if (dtype_ != stored_->dtype()) throw refuse("the value is cast, and has to be loaded");
+    if (decoding_ != Decoding{}) throw refuse("the stored bytes are not the value, which has to be loaded");
+    StridedView view = strided_view();
+    if (element_count() == 0) return TensorView(dtype_, {}, std::move(view));
+
+    const Reach reach = *reach_of(view);
+    const auto first = *byte_size(dtype_, static_cast<std::uint64_t>(reach.first) / (whole_bytes(dtype_) ? 1 : 8) *
+                                              (whole_bytes(dtype_) ? 1 : 8));
+    const std::uint64_t last_bit = (static_cast<std::uint64_t>(reach.last) + 1) * bits(dtype_);
+    const Extent touched{first, (last_bit + 7) / 8 - first};
+    const StoredTensor::Place place = stored_->locate(touched.offset / stored_->unit_size());
+    if (place.stride != 1 || place.count * stored_->unit_size() < touched.size)
+        throw refuse("the value is in several pieces, and has to be loaded");
+    try {
+        auto bytes = stored_->source(place.source)->map({place.offset, touched.size});
+        if (!bytes) throw refuse("its source has no addresses; it has to be loaded");
+        view.offset -= static_cast<std::int64_t>(touched.offset * 8 / bits(dtype_));
+        return TensorView(dtype_, std::move(*bytes), std::move(view));
+    } catch (Error& error) {
+        error.with_tensor(name_);
+        throw;
+    }
+}
+
+TensorView LazyTensor::load() const {
+    const std::size_t size = nbytes();
+    // Freed with the alignment it was allocated with.
+    const auto free_aligned = [](std::byte* p) { ::operator delete(p, std::align_val_t{load_alignment}); };
+    const std::shared_ptr<std::byte> memory(
+        static_cast<std::byte*>(::operator new(std::max<std::size_t>(size, 1), std::align_val_t{load_alignment})),
+        free_aligned);
+    read(0, {memory.get(), size});
+    return TensorView(dtype_, {{memory.get(), size}, memory}, {shape(), row_major(shape()), 0});
+}
+
+void LazyTensor::read(std::uint64_t offset, std::span<std::byte> into) const { Gatherer().fill(*this, offset, into); }
+
+void LazyTensor::read(const Box& box, std::span<std::byte> into) const { Gatherer().fill(*this, box, into); }
+
+std::optional<LazyTensor::Placement> LazyTensor::placement() const {
+    if (dtype_ != stored_->dtype() || decoding_ != Decoding{}) return std::nullopt;
+    const StridedView view = strided_view();
+    if (!is_contiguous(view.shape, view.strides)) return std::nullopt;
+    const std::uint64_t size = nbytes();
+    if (size == 0 || stored_->piece_count() == 0) return std::nullopt;
+    const std::uint64_t first = static_cast<std::uint64_t>(view.offset) * bits(dtype_) / 8;
+    const StoredTensor::Place place = stored_->locate(first / stored_->unit_size());
+    if (place.count * stored_->unit_size() < size || (place.stride != 1 && size > stored_->unit_size()))
+        return std::nullopt;
+    return Placement{stored_->source(place.source), {place.offset, size}};
+}
+
+std::size_t LazyTensor::piece_count() const noexcept { return stored_->piece_count(); }
+
+}  // namespace safemap

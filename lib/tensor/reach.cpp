@@ -1,0 +1,37 @@
+// Reach of strided views.
+#include "tensor/reach.hpp"
+
+namespace safemap {
+
+std::optional<Reach> reach_of(const StridedView& view) noexcept {
+    Reach reach{view.offset, view.offset};
+    for (std::size_t d = 0; d < view.shape.size(); ++d) {
+        std::int64_t steps = 0;
+        std::int64_t distance = 0;
+        if (__builtin_sub_overflow(view.shape[d], std::uint64_t{1}, &steps)) return std::nullopt;
+        if (__builtin_mul_overflow(steps, view.strides[d], &distance)) return std::nullopt;
+        std::int64_t& end = distance < 0 ? reach.first : reach.last;
+        if (__builtin_add_overflow(end, distance, &end)) return std::nullopt;
+    }
+    return reach;
+}
+
+bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept {
+    const auto width = static_cast<std::int64_t>(bits(dtype));
+    // Trailing dimensions that follow each other without gaps make one range.
+    std::int64_t range = 1;
+    std::size_t outer = view.shape.size();
+    while (outer > 0 && (view.shape[outer - 1] == 1 || view.strides[outer - 1] == range)) {
+        --outer;
+        range *= static_cast<std::int64_t>(view.shape[outer]);
+    }
+    if (range == 0) return true;
+    if (range * width % 8 != 0 || view.offset * width % 8 != 0) return false;
+    for (std::size_t d = 0; d < outer; ++d) {
+        if (view.shape[d] == 0) return true;
+        if (view.shape[d] > 1 && view.strides[d] * width % 8 != 0) return false;
+    }
+    return true;
+}
+
+}  // namespace safemap

@@ -1,0 +1,74 @@
+// Tensors in memory.
+#include <safemap/tensor_view.hpp>
+
+#include "tensor/reach.hpp"
+
+#include <cstdint>
+#include <utility>
+
+namespace safemap {
+
+TensorView::TensorView(Dtype dtype, SharedBytes bytes, StridedView view)
+    : dtype_(dtype), bytes_(std::move(bytes)), view_(std::move(view)) {
+    const auto count = safemap::element_count(view_.shape);
+    if (!count) throw Error(Errc::shape_overflow, "the size of shape " + to_string(view_.shape) + " overflows");
+    elements_ = *count;
+    if (elements_ == 0) return;
+    const auto reach = reach_of(view_);
+    const auto needed = reach && reach->first >= 0
+                            ? checked_mul(static_cast<std::uint64_t>(reach->last) + 1, bits(dtype))
+                            : std::nullopt;
+    if (!needed || (*needed + 7) / 8 > bytes_.bytes.size())
+        throw Error(Errc::storage_too_short, "a view of shape " + to_string(view_.shape) + " reaches outside its " +
+                                                 std::to_string(bytes_.bytes.size()) + " bytes");
+    if (!whole_bytes(dtype) && !cuts_whole_bytes(dtype, view_))
+        throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype)) + " that cuts bytes");
+}
+
+std::uint64_t TensorView::nbytes() const noexcept { return byte_size(dtype_, elements_).value_or(0); }
+
+const std::byte* TensorView::data() const noexcept {
+    if (elements_ == 0) return bytes_.bytes.data();
+    return bytes_.bytes.data() + static_cast<std::uint64_t>(view_.offset) * bits(dtype_) / 8;
+}
+
+std::span<const std::byte> TensorView::bytes() const& {
+    if (!contiguous())
+        throw Error(Errc::not_contiguous, "a strided view of shape " + to_string(view_.shape) + " has no bytes in a row");
+    return {data(), nbytes()};
+}
+
+TensorView TensorView::slice(std::span<const Slice> slices) const {
+    StridedView part = safemap::slice(view_, slices);
+    if (!whole_bytes(dtype_) && !cuts_whole_bytes(dtype_, part))
+        throw Error(Errc::partial_byte_slice,
+                    "a slice of " + std::string(safemap::name(dtype_)) + " that does not start and end at whole bytes");
+    return TensorView(dtype_, bytes_, std::move(part));
+}
+
+void TensorView::require_dtype(Dtype wanted) const {
+    if (dtype_ == wanted) return;
+    throw Error(Errc::wrong_dtype, "elements of " + std::string(safemap::name(wanted)) + " asked of a tensor of " +
+                                       std::string(safemap::name(dtype_)));
+}
+
+const void* TensorView::aligned_data(std::size_t alignment) const {
+    const std::span<const std::byte> value = bytes();
+    if (elements_ > 0 && reinterpret_cast<std::uintptr_t>(value.data()) % alignment != 0)
+        throw Error(Errc::misaligned, "the data is not at a multiple of " + std::to_string(alignment) + " bytes");
+    return value.data();
+}
+
+const std::byte* TensorView::element(std::uint64_t i) const {
+    if (i >= elements_)
+        throw Error(Errc::index_out_of_range,
+                    "element " + std::to_string(i) + " of " + std::to_string(elements_));
+    std::int64_t at = view_.offset;
+    for (std::size_t d = view_.shape.size(); d-- > 0;) {
+        at += static_cast<std::int64_t>(i % view_.shape[d]) * view_.strides[d];
+        i /= view_.shape[d];
+    }
+    return bytes_.bytes.data() + static_cast<std::uint64_t>(at) * element_size(dtype_);
+}
+
+}  // namespace safemap

@@ -1,0 +1,43 @@
+// The fault table and the context that errors gather.
+#include "doctest_safemap.hpp"
+
+#include <set>
+
+using namespace safemap;
+
+TEST_CASE("every code has a name of its own, a sentence and an exit code") {
+    std::set<std::string_view> names;
+    for (int i = 0; i <= static_cast<int>(Errc::cancelled); ++i) {
+        const auto code = static_cast<Errc>(i);
+        CAPTURE(i);
+        CHECK(names.insert(name(code)).second);
+        CHECK_FALSE(describe(code).empty());
+        CHECK(name(code).find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string_view::npos);
+    }
+}
+
+TEST_CASE("exit codes follow the remedy") {
+    CHECK(exit_code(Errc::tensor_not_found) == 2);
+    CHECK(exit_code(Errc::already_exists) == 2);
+    CHECK(exit_code(Errc::header_too_large) == 1);
+    CHECK(exit_code(Errc::storage_too_short) == 1);
+    CHECK(exit_code(Errc::no_space) == 3);
+    CHECK(exit_code(Errc::io_error) == 3);
+    CHECK(exit_code(Errc::busy) == 3);
+    CHECK(exit_code(Errc::cancelled) == 130);
+    CHECK(remedy(Errc::no_space) == Remedy::free_space);
+    CHECK(remedy(Errc::file_changed) == Remedy::retry);
+}
+
+TEST_CASE("context is added from the inside out, and the innermost file and tensor stay") {
+    Error error(Errc::size_mismatch, "24 bytes, but shape [2, 2] of F32 wants 16");
+    error.with_tensor("wte").with_path("model-00002-of-00005.safetensors").during("save out/");
+    CHECK(std::string(error.what()) ==
+          "save out/: model-00002-of-00005.safetensors: tensor 'wte': 24 bytes, but shape [2, 2] of F32 wants 16");
+    error.with_tensor("other").with_path("elsewhere").during("convert");
+    CHECK(error.tensor() == "wte");
+    CHECK(error.path() == "model-00002-of-00005.safetensors");
+    CHECK(std::string(error.what()).substr(0, 18) == "convert: save out/");
+    CHECK(error.hint().empty());
+    CHECK(error.with_hint("look").hint() == "look");
+}

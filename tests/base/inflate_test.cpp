@@ -1,0 +1,72 @@
+// Deflated sources: any order of reads, damaged streams, promises not kept.
+#include "base/inflate.hpp"
+#include "doctest_safemap.hpp"
+
+#include <zlib.h>
+
+#include <random>
+#include <vector>
+
+using namespace safemap;
+
+namespace {
+
+std::vector<std::byte> deflate_raw(std::span<const std::byte> data) {
+    z_stream stream{};
+    REQUIRE(deflateInit2(&stream, 6, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+    std::vector<std::byte> out(deflateBound(&stream, data.size()));
+    stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(data.data()));
+    stream.avail_in = static_cast<uInt>(data.size());
+    stream.next_out = reinterpret_cast<Bytef*>(out.data());
+    stream.avail_out = static_cast<uInt>(out.size());
+    REQUIRE(deflate(&stream, Z_FINISH) == Z_STREAM_END);
+    out.resize(stream.total_out);
+    deflateEnd(&stream);
+    return out;
+}
+
+std::vector<std::byte> compressible(std::size_t n, unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<std::byte> out(n);
+    for (auto& b : out) b = static_cast<std::byte>(random() % 5);
+    return out;
+}
+
+}  // namespace
+
+TEST_CASE("an inflated source reads any range in any order") {
+    const auto data = compressible(300'000, 1);
+    auto packed = deflate_raw(data);
+    const std::uint64_t size = packed.size();
+    packed.insert(packed.begin(), 100, std::byte{0xAA});  // the stream stands in the middle of a file
+    packed.insert(packed.end(), 100, std::byte{0xBB});
+    const auto source = inflated_source("a/data/0", memory_source("zip", packed), {100, size}, data.size());
+    std::mt19937 random(2);
+    for (int i = 0; i < 60; ++i) {
+        const std::size_t offset = random() % data.size();
+        std::vector<std::byte> out(random() % (data.size() - offset + 1));
+        source->read_at(offset, out);
+        CHECK(std::equal(out.begin(), out.end(), data.begin() + static_cast<std::ptrdiff_t>(offset)));
+    }
+    CHECK_FALSE(source->map({0, 1}));
+}
+
+TEST_CASE("a stream that is cut, damaged or shorter than promised is a fault") {
+    const auto data = compressible(50'000, 3);
+    const auto packed = deflate_raw(data);
+    std::vector<std::byte> out(data.size());
+    for (std::size_t cut = 0; cut < packed.size(); cut += 1 + packed.size() / 97) {
+        CAPTURE(cut);
+        const auto source = inflated_source("r", memory_source("zip", packed), {0, cut}, data.size());
+        CHECK_FAULT(source->read_at(0, out), Errc::inflate_failed);
+        CHECK_FAULT(source->read_at(data.size() - 1, std::span(out).first(1)), Errc::inflate_failed);
+    }
+    const auto longer = inflated_source("r", memory_source("zip", packed), {0, packed.size()}, data.size() + 1);
+    out.resize(data.size() + 1);
+    CHECK_FAULT(longer->read_at(0, out), Errc::inflate_failed);
+    CHECK_FAULT(longer->read_at(data.size() + 1, out), Errc::file_truncated);
+    CHECK_FAULT(inflated_source("r", memory_source("zip", packed), {1, packed.size()}, 1), Errc::file_truncated);
+    std::vector<std::byte> garbage(1000, std::byte{0xFF});
+    CHECK_FAULT(inflated_source("r", memory_source("zip", garbage), {0, 1000}, 1000)->read_at(0, std::span(out).first(1000)),
+                Errc::inflate_failed);
+}

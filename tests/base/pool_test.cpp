@@ -1,0 +1,87 @@
+// Parallel loops.
+#include "base/pool.hpp"
+#include "doctest_safemap.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+using namespace safemap;
+
+TEST_CASE("every index is worked on once, and no worker number twice at a time") {
+    for (const unsigned threads : {1U, 2U, 3U, 8U})
+        for (const std::size_t count : {0U, 1U, 2U, 1000U}) {
+            std::vector<std::atomic<int>> done(count);
+            std::vector<std::atomic<int>> busy(threads);
+            std::atomic<bool> clash{false};
+            parallel_for(count, threads, [&](std::size_t i, unsigned worker) {
+                if (worker >= threads || busy[worker].fetch_add(1) != 0) clash = true;
+                done[i]++;
+                busy[worker]--;
+            });
+            CHECK_FALSE(clash);
+            for (auto& d : done) CHECK(d == 1);
+        }
+}
+
+TEST_CASE("loops nest without deadlock") {
+    std::atomic<int> total{0};
+    parallel_for(8, 4, [&](std::size_t, unsigned) {
+        parallel_for(8, 4, [&](std::size_t, unsigned) { parallel_for(4, 4, [&](std::size_t, unsigned) { total++; }); });
+    });
+    CHECK(total == 8 * 8 * 4);
+}
+
+TEST_CASE("the first exception reaches the caller and stops the rest") {
+    std::atomic<int> begun{0};
+    CHECK_THROWS_AS(parallel_for(1'000'000, 4,
+                                 [&](std::size_t i, unsigned) {
+                                     begun++;
+                                     if (i == 10) throw std::runtime_error("ten");
+                                 }),
+                    std::runtime_error);
+    CHECK(begun < 1'000'000);
+}
+
+TEST_CASE("ticks happen on the calling thread, also while it waits, and their exceptions stop the loop") {
+    const auto caller = std::this_thread::get_id();
+    int ticks = 0;
+    std::atomic<bool> elsewhere{false};
+    parallel_for(2, 2, [&](std::size_t, unsigned worker) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(worker == 0 ? 1 : 350));
+    }, [&] {
+        ++ticks;
+        if (std::this_thread::get_id() != caller) elsewhere = true;
+    });
+    CHECK(ticks >= 1);
+    CHECK_FALSE(elsewhere);
+
+    std::atomic<int> begun{0};
+    CHECK_THROWS_AS(parallel_for(100'000, 2, [&](std::size_t, unsigned) { begun++; }, [] { throw std::runtime_error("stop"); }),
+                    std::runtime_error);
+    CHECK(begun < 100'000);
+}
+
+TEST_CASE("a forked child has a pool of its own") {
+    parallel_for(8, 4, [](std::size_t, unsigned) {});
+    const pid_t child = ::fork();
+    if (child == 0) {
+        std::atomic<int> total{0};
+        parallel_for(100, 4, [&](std::size_t, unsigned) { total++; });
+        ::_exit(total == 100 ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("zero threads means one per core") {
+    CHECK(thread_count(0) >= 1);
+    CHECK(thread_count(3) == 3);
+}

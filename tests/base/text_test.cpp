@@ -1,0 +1,56 @@
+// UTF-8 and printable names.
+#include "base/text.hpp"
+#include "doctest_safemap.hpp"
+
+#include <cstdint>
+
+using namespace safemap;
+
+namespace {
+
+// By decoding, as RFC 3629 describes it: slow and obvious.
+bool is_utf8_twin(std::string_view text) {
+    std::size_t i = 0;
+    while (i < text.size()) {
+        const auto first = static_cast<unsigned char>(text[i]);
+        const std::size_t more = first < 0x80 ? 0 : first < 0xC0 ? 9 : first < 0xE0 ? 1 : first < 0xF0 ? 2 : first < 0xF8 ? 3 : 9;
+        if (more == 9 || i + more >= text.size()) return false;
+        std::uint32_t point = more == 0 ? first : first & (0x3FU >> more);
+        for (std::size_t k = 1; k <= more; ++k) {
+            const auto next = static_cast<unsigned char>(text[i + k]);
+            if ((next & 0xC0) != 0x80) return false;
+            point = (point << 6) | (next & 0x3F);
+        }
+        constexpr std::uint32_t least[] = {0, 0x80, 0x800, 0x10000};
+        if (point < least[more] || point > 0x10FFFF || (point >= 0xD800 && point < 0xE000)) return false;
+        i += more + 1;
+    }
+    return true;
+}
+
+}  // namespace
+
+TEST_CASE("is_utf8 agrees with decoding on all one, two and three byte texts, and on the edges of four") {
+    for (unsigned v = 0; v < 0x1000000; v += v < 0x10000 ? 1 : 7) {
+        const char bytes[] = {static_cast<char>(v), static_cast<char>(v >> 8), static_cast<char>(v >> 16)};
+        for (std::size_t n = v < 0x100 ? 1 : v < 0x10000 ? 2 : 3; n <= 3; ++n)
+            if (is_utf8({bytes, n}) != is_utf8_twin({bytes, n})) FAIL("bytes ", v, " length ", n);
+    }
+    for (unsigned first = 0xED; first < 0x100; ++first)
+        for (unsigned second = 0x7F; second < 0xC2; ++second)
+            for (const unsigned third : {0x7FU, 0x80U, 0xBFU, 0xC0U})
+                for (const unsigned fourth : {0x7FU, 0x80U, 0xBFU, 0xC0U}) {
+                    const char bytes[] = {static_cast<char>(first), static_cast<char>(second),
+                                          static_cast<char>(third), static_cast<char>(fourth)};
+                    if (is_utf8({bytes, 4}) != is_utf8_twin({bytes, 4})) FAIL("four bytes from ", first, " ", second);
+                }
+}
+
+TEST_CASE("names in messages are printable and bounded") {
+    CHECK(quoted("model.weight") == "'model.weight'");
+    CHECK(quoted("grün") == "'grün'");
+    CHECK(quoted(std::string("a\0b\n\x7F\xFF", 6)) == "'a\\x00b\\x0a\\x7f\\xff'");
+    CHECK(printable(std::string(1000, 'x'), 10) == "xxxxxxxxxx…");
+    CHECK(bytes_text(1) == "1 byte");
+    CHECK(bytes_text(24) == "24 bytes");
+}
