@@ -62,8 +62,11 @@ TEST_CASE("ticks happen on the calling thread, also while it waits, and their ex
     CHECK_FALSE(elsewhere);
 
     std::atomic<int> begun{0};
-    CHECK_THROWS_AS(parallel_for(100'000, 2, [&](std::size_t, unsigned) { begun++; }, [] { throw std::runtime_error("stop"); }),
-                    std::runtime_error);
+    const auto work = [&](std::size_t, unsigned) {
+        begun++;
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    };
+    CHECK_THROWS_AS(parallel_for(100'000, 2, work, [] { throw std::runtime_error("stop"); }), std::runtime_error);
     CHECK(begun < 100'000);
 }
 

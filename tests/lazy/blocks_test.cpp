@@ -1,0 +1,41 @@
+// When a tensor is cut into tiles, and how.
+#include "doctest_safemap.hpp"
+#include "lazy/blocks.hpp"
+
+using namespace safemap;
+
+namespace {
+LazyTensor floats(Shape shape, StridedView view) {
+    const auto nothing = callback_source("zeros", UINT64_MAX / 2, [](auto, auto) {});
+    return LazyTensor("t", stored_run(Dtype::f32, std::move(shape), nothing, 0), std::move(view));
+}
+}  // namespace
+
+TEST_CASE("contiguous tensors and slices of rows are cut into ranges") {
+    const Blocks blocks(floats({1000, 1000}, {{500, 1000}, {1000, 1}, 0}), 1'000'000);
+    CHECK(blocks.ranges());
+    CHECK(blocks.count() == 3);
+    CHECK(blocks.range(0).offset == 0);
+    CHECK(blocks.range(2).end() == 2'000'000);
+}
+
+TEST_CASE("a large transpose is cut into square tiles") {
+    const Blocks blocks(floats({16384, 16384}, {{16384, 16384}, {1, 16384}, 0}), 4U << 20);
+    CHECK_FALSE(blocks.ranges());
+    CHECK(blocks.box(0).extent == Shape{1024, 1024});
+    CHECK(blocks.count() == 256);
+}
+
+TEST_CASE("channels-last images are cut along both near dimensions") {
+    const Blocks blocks(floats({8, 224, 224, 64}, {{8, 64, 224, 224}, {224 * 224 * 64, 1, 224 * 64, 64}, 0}), 1U << 20);
+    CHECK_FALSE(blocks.ranges());
+    const Box box = blocks.box(0);
+    CHECK(box.extent[1] == 64);
+    CHECK(box.extent[3] == 224);
+}
+
+TEST_CASE("tensors without elements have no blocks, small ones have one") {
+    CHECK(Blocks(floats({0, 7}, {{0, 7}, {7, 1}, 0}), 64).count() == 0);
+    CHECK(Blocks(floats({2, 3}, {{3, 2}, {1, 3}, 0}), 64).ranges());
+    CHECK(Blocks(floats({2, 3}, {{3, 2}, {1, 3}, 0}), 64).count() == 1);
+}

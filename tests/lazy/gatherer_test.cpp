@@ -1,0 +1,306 @@
+// Random tensors of every make against the slow twin, and how much is read.
+#include "doctest_safemap.hpp"
+#include "lazy/blocks.hpp"
+#include "lazy/gatherer.hpp"
+#include "reference/slow_tensor.hpp"
+
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+
+using namespace safemap;
+using reference::Described;
+
+namespace {
+
+using Random = std::mt19937;
+
+std::size_t below(Random& random, std::size_t n) { return random() % n; }
+
+std::shared_ptr<const Source> random_source(Random& random, std::size_t size) {
+    std::vector<std::byte> bytes(size);
+    for (auto& b : bytes) b = static_cast<std::byte>(random());
+    if (below(random, 2) == 0) return memory_source("memory", std::move(bytes));
+    const auto shared = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+    return callback_source("callback", size, [shared](std::uint64_t offset, std::span<std::byte> into) {
+        std::memcpy(into.data(), shared->data() + offset, into.size());
+    });
+}
+
+Shape random_shape(Random& random, std::size_t most_dimensions, std::uint64_t most) {
+    Shape shape;
+    for (std::size_t d = below(random, most_dimensions + 1); d > 0; --d) shape.push_back(below(random, most + 1) + (below(random, 9) != 0 ? 1 : 0));
+    return shape;
+}
+
+// The base cut into runs at random places, in random order, in several sources.
+void cut_into_runs(Random& random, Described& t) {
+    const std::uint64_t count = *element_count(t.shape);
+    const unsigned size = element_size(t.dtype);
+    for (std::uint64_t first = 0; first < count;) {
+        const std::uint64_t n = below(random, 3) == 0 ? count - first : 1 + below(random, count - first);
+        const std::size_t before = below(random, 40);
+        t.runs.push_back({random_source(random, before + n * size + below(random, 20)), before, first, n});
+        first += n;
+    }
+    std::shuffle(t.runs.begin(), t.runs.end(), random);
+}
+
+// The base cut into a grid of boxes, each stored in an order of dimensions of its own, some backwards or with gaps.
+void cut_into_boxes(Random& random, Described& t) {
+    const std::size_t rank = t.shape.size();
+    std::vector<std::vector<std::uint64_t>> cuts(rank);
+    for (std::size_t d = 0; d < rank; ++d) {
+        cuts[d] = {0, t.shape[d]};
+        for (std::size_t i = below(random, 3); i > 0; --i) cuts[d].push_back(below(random, t.shape[d] + 1));
+        std::sort(cuts[d].begin(), cuts[d].end());
+    }
+    std::vector<std::size_t> at(rank, 0);
+    for (bool more = true; more;) {
+        BoxPiece box;
+        for (std::size_t d = 0; d < rank; ++d) {
+            box.place.start.push_back(cuts[d][at[d]]);
+            box.place.extent.push_back(cuts[d][at[d] + 1] - cuts[d][at[d]]);
+        }
+        std::vector<std::size_t> order(rank);
+        std::iota(order.begin(), order.end(), 0U);
+        if (below(random, 2) == 0) std::shuffle(order.begin(), order.end(), random);
+        box.strides = Strides(rank, 1);
+        std::int64_t stride = 1 + static_cast<std::int64_t>(below(random, 4) == 0 ? below(random, 3) : 0);
+        std::int64_t lowest = 0;
+        for (std::size_t k = rank; k-- > 0;) {
+            const std::size_t d = order[k];
+            const auto extent = static_cast<std::int64_t>(std::max<std::uint64_t>(box.place.extent[d], 1));
+            box.strides[d] = below(random, 6) == 0 ? -stride : stride;
+            if (box.strides[d] < 0) lowest += (extent - 1) * stride;
+            stride *= extent;
+        }
+        const auto size = static_cast<std::int64_t>(element_size(t.dtype));
+        const std::size_t before = below(random, 30);
+        box.offset = before + static_cast<std::uint64_t>(lowest * size);
+        box.source = random_source(random, before + static_cast<std::size_t>((stride + 3) * size));
+        t.boxes.push_back(box);
+
+        more = false;
+        for (std::size_t d = rank; d-- > 0;) {
+            if (++at[d] + 1 < cuts[d].size()) {
+                more = true;
+                break;
+            }
+            at[d] = 0;
+        }
+    }
+    std::shuffle(t.boxes.begin(), t.boxes.end(), random);
+}
+
+Slice random_slice(Random& random, std::uint64_t n) {
+    const auto bound = [&]() -> std::optional<std::int64_t> {
+        if (below(random, 2) == 0) return std::nullopt;
+        return static_cast<std::int64_t>(below(random, 2 * n + 3)) - static_cast<std::int64_t>(n) - 1;
+    };
+    if (n > 0 && below(random, 6) == 0) return Slice::at(static_cast<std::int64_t>(below(random, n)));
+    constexpr std::int64_t steps[] = {1, 1, 1, 2, 3, -1, -2, 7};
+    return {.start = bound(), .stop = bound(), .step = steps[below(random, 8)]};
+}
+
+// A view: dimensions permuted, then sliced; now and then any strides at all.
+StridedView random_view(Random& random, const Shape& shape) {
+    StridedView view{shape, row_major(shape), 0};
+    if (element_count(shape) != 0U && below(random, 8) == 0) {  // expanded, stepped, overlapping
+        const auto count = static_cast<std::int64_t>(*element_count(shape));
+        view = {};
+        std::int64_t room = count - 1;
+        view.offset = static_cast<std::int64_t>(below(random, static_cast<std::size_t>(count)));
+        room -= view.offset;
+        for (std::size_t d = below(random, 4); d > 0; --d) {
+            const auto extent = 1 + static_cast<std::int64_t>(below(random, 5));
+            const std::int64_t stride = extent == 1 ? 5 : static_cast<std::int64_t>(below(random, static_cast<std::size_t>(room / (extent - 1) + 1)));
+            if (extent > 1) room -= stride * (extent - 1);
+            view.shape.push_back(static_cast<std::uint64_t>(extent));
+            view.strides.push_back(stride);
+        }
+        return view;
+    }
+    for (std::size_t d = 1; d < shape.size() && below(random, 2) == 0; ++d) {
+        const std::size_t other = below(random, d + 1);
+        std::swap(view.shape[d], view.shape[other]);
+        std::swap(view.strides[d], view.strides[other]);
+    }
+    std::vector<Slice> slices;
+    for (std::size_t d = 0; d < shape.size() && below(random, 4) != 0; ++d) slices.push_back(random_slice(random, view.shape[d]));
+    return slice(view, slices);
+}
+
+constexpr Dtype dtypes[] = {Dtype::u8,  Dtype::f16,  Dtype::bf16, Dtype::f32,     Dtype::f64,  Dtype::i16, Dtype::i32,
+                            Dtype::i64, Dtype::c64, Dtype::c128, Dtype::f8_e4m3, Dtype::boolean};
+
+Described random_tensor(Random& random, std::uint64_t most) {
+    Described t;
+    t.dtype = dtypes[below(random, std::size(dtypes))];
+    t.shape = random_shape(random, 4, most);
+    if (below(random, 3) == 0) cut_into_boxes(random, t);
+    else cut_into_runs(random, t);
+    t.view = random_view(random, t.shape);
+    t.decoding = {below(random, 4) == 0, below(random, 4) == 0, below(random, 4) == 0};
+    t.wanted = t.dtype;
+    if (is_castable(t.dtype) && below(random, 2) == 0) {
+        constexpr Dtype targets[] = {Dtype::bf16, Dtype::f16, Dtype::f32, Dtype::f64, Dtype::f8_e5m2};
+        t.wanted = targets[below(random, std::size(targets))];
+    }
+    return t;
+}
+
+LazyTensor lazy(const Described& t) {
+    const auto stored = t.boxes.empty() ? stored_runs(t.dtype, t.shape, t.runs) : stored_boxes(t.dtype, t.shape, t.boxes);
+    return LazyTensor("t", stored, t.view, t.decoding).cast(t.wanted);
+}
+
+}  // namespace
+
+TEST_CASE("random tensors of runs and boxes, viewed, decoded and cast, have the values of the slow twin") {
+    Random random(20261121);
+    Gatherer gatherer;
+    for (int round = 0; round < 4000; ++round) {
+        CAPTURE(round);
+        const Described t = random_tensor(random, round % 10 == 0 ? 40 : 7);
+        const auto want = reference::value_of(t);
+        const LazyTensor tensor = lazy(t);
+        REQUIRE(tensor.nbytes() == want.size());
+        std::vector<std::byte> got(want.size(), std::byte{0x5A});
+        gatherer.fill(tensor, 0, got);
+        if (got != want) FAIL("round ", round, ": values differ, shape ", to_string(tensor.shape()));
+    }
+}
+
+TEST_CASE("any region and any range of bytes is the same part of the value") {
+    Random random(77);
+    Gatherer gatherer;
+    for (int round = 0; round < 1500; ++round) {
+        CAPTURE(round);
+        const Described t = random_tensor(random, 8);
+        const LazyTensor tensor = lazy(t);
+        std::vector<std::byte> whole(tensor.nbytes());
+        gatherer.fill(tensor, 0, whole);
+        const unsigned size = element_size(tensor.dtype());
+        const std::uint64_t count = tensor.element_count();
+
+        const std::uint64_t first = below(random, count + 1);
+        const std::uint64_t n = below(random, count - first + 1);
+        std::vector<std::byte> range(n * size);
+        gatherer.fill(tensor, first * size, range);
+        CHECK(std::equal(range.begin(), range.end(), whole.begin() + static_cast<std::ptrdiff_t>(first * size)));
+
+        if (count == 0) continue;
+        Box box;
+        for (const std::uint64_t extent : tensor.shape()) {
+            box.start.push_back(below(random, extent));
+            box.extent.push_back(1 + below(random, extent - box.start.back()));
+        }
+        std::vector<std::byte> region(*element_count(box.extent) * size);
+        gatherer.fill(tensor, box, region);
+        for_each_range(tensor.shape(), bits(tensor.dtype()), box, [&](std::uint64_t value, std::uint64_t at, std::uint64_t bytes) {
+            if (std::memcmp(region.data() + at, whole.data() + value, bytes) != 0) FAIL("region differs");
+        });
+    }
+}
+
+TEST_CASE("large transposes, steps and casts go through the windows in several turns") {
+    Random random(5);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::c128}) {
+        Described t;
+        t.dtype = dtype;
+        t.shape = {700, 900};
+        t.runs = {{random_source(random, 700 * 900 * element_size(dtype) + 3), 3, 0, 700 * 900}};
+        t.wanted = dtype == Dtype::f32 ? Dtype::bf16 : dtype;
+        for (const StridedView& view : {StridedView{{900, 700}, {1, 900}, 0}, StridedView{{350, 900}, {-1800, 1}, 699 * 900},
+                                        StridedView{{900, 50}, {1, 12600}, 0}, StridedView{{3, 630000}, {0, 1}, 0}}) {
+            t.view = view;
+            const LazyTensor tensor = lazy(t);
+            std::vector<std::byte> got(tensor.nbytes());
+            Gatherer().fill(tensor, 0, got);
+            CHECK(got == reference::value_of(t));
+        }
+    }
+}
+
+TEST_CASE("sub-byte tensors are gathered in whole bytes") {
+    Random random(6);
+    const auto source = random_source(random, 64);
+    std::vector<std::byte> bytes(64);
+    source->read_at(0, bytes);
+    for (const Dtype dtype : {Dtype::f4, Dtype::f6_e2m3}) {
+        const std::uint64_t row_bytes = bits(dtype);  // of eight elements
+        const LazyTensor tensor("t", stored_run(dtype, {6, 8}, source, 5));
+        const LazyTensor part = tensor.slice({{.start = 5, .stop = 0, .step = -2}});
+        std::vector<std::byte> got(part.nbytes());
+        part.read(0, got);
+        CHECK(got.size() == 3 * row_bytes);
+        for (std::size_t i = 0; i < 3; ++i)
+            CHECK(std::memcmp(&got[i * row_bytes], &bytes[5 + (5 - 2 * i) * row_bytes], row_bytes) == 0);
+        CHECK_FAULT(tensor.slice({Slice{}, {.start = 1}}), Errc::partial_byte_slice);
+        CHECK_FAULT(part.read(Box{{0, 1}, {1, 8 - 1}}, std::span(got).first(1)), Errc::partial_byte_slice);
+        std::vector<std::byte> odd(1);
+        tensor.read(1, odd);  // a byte of a contiguous value may stand anywhere
+        CHECK(odd[0] == bytes[6]);
+    }
+}
+
+TEST_CASE("a rank's rows are read as one range, and nothing else is") {
+    const auto log = std::make_shared<std::vector<Extent>>();
+    const auto source = callback_source("log", 4'000'100, [log](std::uint64_t offset, std::span<std::byte> into) {
+        log->push_back({offset, into.size()});
+        std::memset(into.data(), 0, into.size());
+    });
+    const LazyTensor tensor("w", stored_run(Dtype::f32, {1000, 1000}, source, 100));
+    std::vector<std::byte> out(4'000'000);
+
+    const LazyTensor rows = tensor.slice({{.start = 250, .stop = 500}});
+    rows.read(0, std::span(out).first(rows.nbytes()));
+    CHECK(*log == std::vector<Extent>{{100 + 1'000'000, 1'000'000}});
+
+    log->clear();
+    const LazyTensor column = tensor.slice({Slice{}, Slice::at(3)});
+    column.read(0, std::span(out).first(column.nbytes()));
+    std::uint64_t read = 0;
+    for (const Extent& extent : *log) read += extent.size;
+    CHECK(log->size() <= 4);  // a megabyte at a time, since the rows are near each other
+    CHECK(read <= 4'000'000);
+
+    log->clear();
+    const LazyTensor far("f", stored_run(Dtype::u8, {4'000'100}, source, 0), StridedView{{100}, {40'000}, 0});
+    far.read(0, std::span(out).first(100));
+    CHECK(log->size() == 100);  // one byte each, since what lies between would be thrown away
+}
+
+TEST_CASE("blocks cover every element once, within their size, whatever the tensor") {
+    Random random(8);
+    int tiled = 0;
+    for (int round = 0; round < 1500; ++round) {
+        CAPTURE(round);
+        const Described t = random_tensor(random, 12);
+        const LazyTensor tensor = lazy(t);
+        const std::uint64_t most = 64 + below(random, 100);
+        const Blocks blocks(tensor, most);
+        std::vector<int> covered(tensor.nbytes());
+        tiled += blocks.ranges() ? 0 : 1;
+        for (std::uint64_t i = 0; i < blocks.count(); ++i) {
+            if (blocks.ranges()) {
+                const Extent range = blocks.range(i);
+                CHECK(range.size <= most);
+                for (std::uint64_t k = 0; k < range.size; ++k) ++covered.at(range.offset + k);
+                continue;
+            }
+            const Box box = blocks.box(i);
+            CHECK(*byte_size(tensor.dtype(), *element_count(box.extent)) <= most);
+            std::uint64_t last = 0;
+            for_each_range(tensor.shape(), bits(tensor.dtype()), box, [&](std::uint64_t value, std::uint64_t at, std::uint64_t size) {
+                CHECK(at == last);
+                last = at + size;
+                for (std::uint64_t k = 0; k < size; ++k) ++covered.at(value + k);
+            });
+        }
+        CHECK(std::all_of(covered.begin(), covered.end(), [](int n) { return n == 1; }));
+    }
+    CHECK(tiled > 25);
+}

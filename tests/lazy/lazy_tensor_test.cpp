@@ -1,0 +1,132 @@
+// Names, views, casts and slices of tensors of which nothing is read.
+#include "doctest_safemap.hpp"
+
+#include <safemap/lazy_tensor.hpp>
+
+#include <cstring>
+#include <vector>
+
+using namespace safemap;
+
+namespace {
+
+std::shared_ptr<const Source> floats(std::vector<float> values) {
+    std::vector<std::byte> bytes(values.size() * 4);
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return memory_source("floats", std::move(bytes));
+}
+
+LazyTensor matrix() { return LazyTensor("w", stored_run(Dtype::f32, {2, 3}, floats({0, 1, 2, 3, 4, 5}), 0)); }
+
+}  // namespace
+
+TEST_CASE("view, load, slice and read show the same values") {
+    const LazyTensor w = matrix();
+    const TensorView view = w.view();
+    CHECK(view.as<float>()[4] == 4);
+    const TensorView part = w.slice({Slice{}, {.step = -2}}).load();
+    CHECK(part.shape() == Shape{2, 2});
+    CHECK(part.as<float>()[0] == 2);
+    CHECK(part.as<float>()[3] == 3);
+    CHECK(reinterpret_cast<std::uintptr_t>(part.data()) % 64 == 0);
+    const TensorView strided = w.slice({Slice{}, Slice::at(1)}).view();
+    CHECK(strided.unaligned<float>(1) == 4);
+    float one = 0;
+    w.read(20, std::as_writable_bytes(std::span(&one, 1)));
+    CHECK(one == 5);
+}
+
+TEST_CASE("views and loaded values outlive the tensor and its source") {
+    std::optional<LazyTensor> w = matrix();
+    const TensorView view = w->view();
+    const TensorView loaded = w->load();
+    w.reset();
+    CHECK(view.as<float>()[5] == 5);
+    CHECK(loaded.as<float>()[5] == 5);
+}
+
+TEST_CASE("a value that is cast, decoded, scattered or without addresses has no view, and can be loaded") {
+    CHECK_FAULT(matrix().cast(Dtype::bf16).view(), Errc::no_view);
+    const auto source = floats({1, 2, 3, 4});
+    const LazyTensor swapped("t", stored_run(Dtype::f32, {4}, source, 0), {.byte_swap = true});
+    CHECK_FAULT(swapped.view(), Errc::no_view);
+    const RunPiece runs[] = {{source, 0, 0, 2}, {source, 8, 2, 2}};
+    const LazyTensor scattered("t", stored_runs(Dtype::f32, {4}, runs));
+    CHECK_FAULT(scattered.view(), Errc::no_view);
+    CHECK(scattered.slice({{.start = 2}}).view().unaligned<float>(0) == 3);  // this part is in one piece
+    CHECK(scattered.piece_count() == 2);
+    const auto callback = callback_source("c", 16, [](auto, std::span<std::byte> into) { std::memset(into.data(), 0, into.size()); });
+    CHECK_FAULT(LazyTensor("t", stored_run(Dtype::f32, {4}, callback, 0)).view(), Errc::no_view);
+    CHECK(matrix().cast(Dtype::bf16).load().unaligned<bf16>(5) == 5.0F);
+    CHECK(scattered.load().unaligned<float>(3) == 4);
+}
+
+TEST_CASE("casts go between float dtypes once, and keep shape and name") {
+    const LazyTensor half = matrix().cast(Dtype::f16);
+    CHECK(half.dtype() == Dtype::f16);
+    CHECK(half.nbytes() == 12);
+    CHECK(half.name() == "w");
+    CHECK(half.slice({Slice::at(1)}).dtype() == Dtype::f16);
+    CHECK_OK(half.cast(Dtype::f16));
+    CHECK_FAULT(half.cast(Dtype::bf16), Errc::unsupported_cast);
+    CHECK_FAULT(matrix().cast(Dtype::i32), Errc::unsupported_cast);
+    CHECK_FAULT(matrix().cast(Dtype::f8_e8m0), Errc::unsupported_cast);
+    const LazyTensor ints("i", stored_run(Dtype::i32, {1}, floats({0}), 0));
+    CHECK_FAULT(ints.cast(Dtype::f32), Errc::unsupported_cast);
+    CHECK_OK(ints.cast(Dtype::i32));
+}
+
+TEST_CASE("errors name the tensor") {
+    const auto error = error_of([] { static_cast<void>(matrix().slice({Slice::at(9)})); });
+    REQUIRE(error);
+    CHECK(error->tensor() == "w");
+    CHECK(error->code() == Errc::index_out_of_range);
+}
+
+TEST_CASE("a view outside its storage is no tensor") {
+    const auto stored = stored_run(Dtype::f32, {6}, floats({0, 1, 2, 3, 4, 5}), 0);
+    const auto make = [&](Shape shape, Strides strides, std::int64_t offset) {
+        return LazyTensor("t", stored, StridedView{std::move(shape), std::move(strides), offset});
+    };
+    CHECK_OK(make({2, 3}, {3, 1}, 0));
+    CHECK_OK(make({6}, {-1}, 5));
+    CHECK_OK(make({0}, {1}, 100));
+    CHECK_FAULT(make({2, 3}, {3, 1}, 1), Errc::bad_tensor);
+    CHECK_FAULT(make({2}, {-1}, 0), Errc::bad_tensor);
+    CHECK_FAULT(make({2}, {INT64_MAX}, 1), Errc::bad_tensor);
+    CHECK_FAULT(make({2, 2}, {1}, 0), Errc::bad_tensor);
+    CHECK_FAULT(make({1ULL << 40, 1ULL << 40}, {0, 0}, 0), Errc::shape_overflow);
+}
+
+TEST_CASE("placement tells where a value stands as it is") {
+    const LazyTensor w("w", stored_run(Dtype::f32, {2, 3}, floats({9, 0, 1, 2, 3, 4, 5}), 4));
+    REQUIRE(w.placement());
+    CHECK(w.placement()->extent == Extent{4, 24});
+    CHECK(w.slice({Slice::at(1)}).placement()->extent == Extent{16, 12});
+    CHECK_FALSE(w.slice({Slice{}, Slice::at(1)}).placement());
+    CHECK_FALSE(w.cast(Dtype::f16).placement());
+}
+
+TEST_CASE("reads outside the value, of parts of elements, or into wrong buffers are refused") {
+    std::vector<std::byte> out(100);
+    CHECK_FAULT(matrix().read(24, std::span(out).first(1)), Errc::index_out_of_range);
+    CHECK_FAULT(matrix().read(UINT64_MAX, std::span(out).first(1)), Errc::index_out_of_range);
+    CHECK_FAULT(matrix().read(2, std::span(out).first(4)), Errc::invalid_argument);
+    CHECK_FAULT(matrix().read(Box{{0, 0}, {2, 4}}, std::span(out).first(32)), Errc::index_out_of_range);
+    CHECK_FAULT(matrix().read(Box{{0}, {2}}, std::span(out).first(8)), Errc::index_out_of_range);
+    CHECK_FAULT(matrix().read(Box{{0, 0}, {2, 2}}, std::span(out).first(15)), Errc::invalid_argument);
+    CHECK_OK(matrix().read(24, {}));
+}
+
+TEST_CASE("a scalar and an empty tensor are tensors") {
+    const LazyTensor scalar("s", stored_run(Dtype::f32, {}, floats({7}), 0));
+    CHECK(scalar.element_count() == 1);
+    CHECK(scalar.load().unaligned<float>(0) == 7);
+    CHECK(scalar.view().unaligned<float>(0) == 7);
+    const LazyTensor empty("e", stored_run(Dtype::f32, {0, 3}, floats({}), 0));
+    CHECK(empty.nbytes() == 0);
+    const TensorView nothing = empty.load();
+    CHECK(nothing.as<float>().empty());
+    CHECK(empty.view().nbytes() == 0);
+    CHECK_FALSE(empty.placement());
+}
