@@ -84,7 +84,7 @@ public:
         add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
                    "bytes of tensors in one file at most (default: 5GB)")
             ->type_name("SIZE");
-        app.add_option("--align", options_.alignment, "where data begins: at a multiple of 8 (default), 64, 256 or 4096")
+        app.add_option("--align", options_.alignment, "data begins at a multiple of 8 (default), 64, 256 or 4096")
             ->type_name("N");
         app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");
     }

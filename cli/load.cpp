@@ -76,7 +76,8 @@ LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
     return tensor.slice({{.start = as_index(rows.first), .stop = as_index(rows.last)}});
 }
 
-/// Keeps the uploader busy with the tensors that come next, as far as they fit into the budget beside the one in use.
+/// Keeps the uploader busy with the tensors that come next: while one batch is used, the next is on its way, and each
+/// takes half of the budget at most.
 class Ahead {
 public:
     Ahead(Uploader& uploader, const std::vector<Entry>& entries, std::uint64_t budget)
@@ -84,10 +85,12 @@ public:
 
     /// Tensor `i` is about to be used.
     void reach(std::size_t i) {
-        if (i + 1 < next_) return;
+        if (i < batch_) return;
+        next_ = std::max(next_, i + 1);
+        batch_ = next_;
         std::vector<std::string> names;
         std::uint64_t bytes = 0;
-        for (next_ = std::max(next_, i + 1); next_ < entries_.size() && names.size() < most; ++next_) {
+        for (; next_ < entries_.size() && names.size() < most; ++next_) {
             const std::uint64_t size = entries_[next_].tensor.nbytes();
             if (room_ != 0 && size > room_ - bytes) break;
             bytes += size;
@@ -97,12 +100,13 @@ public:
     }
 
 private:
-    static constexpr std::size_t most = 64;  // tensors on their way
+    static constexpr std::size_t most = 64;  // tensors in a batch
 
     Uploader& uploader_;
     const std::vector<Entry>& entries_;
     std::uint64_t room_;  // 0: the uploader's own budget decides
-    std::size_t next_ = 0;
+    std::size_t batch_ = 0;  // where the batch that is on its way begins
+    std::size_t next_ = 0;   // and ends
 };
 
 class Load final : public Command {

@@ -117,7 +117,7 @@ int run_and_report(Console& console, int argc, char** argv) {
 int main(int argc, char** argv) {
     using namespace safemap;
     // Known before anything is parsed: a call that is wrong is reported as it was asked for.
-    const bool json = std::any_of(argv, argv + argc, [](const char* word) { return std::string_view(word) == "--json"; });
+    const bool json = std::find(argv, argv + argc, std::string_view("--json")) != argv + argc;
     cli::Console console(json);
     try {
         cli::install_signals(json);

@@ -41,8 +41,8 @@ bool is_control(std::string_view character) {
 
 std::size_t columns_of(std::string_view text) {
     // Names are ASCII in practice: a character is a column.
-    return static_cast<std::size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80; }));
+    const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80; };
+    return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins));
 }
 
 void write_all(int descriptor, std::string_view text) {

@@ -1,7 +1,8 @@
-"""The documents say what the program does: docs.py SAFEMAP ROOT.
+"""The documents say what the program does: docs.py SAFEMAP ROOT COMPILER...
 
-The README quotes examples/tour.cpp to the letter, docs/errors.md has every error code with the words of error.hpp, and
-docs/cli.md has every option that --help has, and no other.
+The README quotes examples/tour.cpp to the letter, docs/errors.md has every error code with the words of error.hpp,
+docs/cli.md has every option that --help has and no other, and the tutorial's C++ compiles from its first line to its
+last.
 """
 import pathlib
 import re
@@ -51,7 +52,8 @@ def options_of(safemap, command):
 def cli_page(safemap, root):
     page = (root / 'docs/cli.md').read_text(encoding='utf-8')
     sections = dict(re.findall(r'^## (.*?)\n(.*?)(?=^## |\Z)', page, re.MULTILINE | re.DOTALL))
-    rows = {title.split()[0]: set(re.findall(r'^\| `(--[a-z-]+)', text, re.MULTILINE)) for title, text in sections.items()}
+    rows = {title.split()[0]: set(re.findall(r'^\| `(--[a-z-]+)', text, re.MULTILINE))
+            for title, text in sections.items()}
     common = rows['Every']
     faults = []
     for command in COMMANDS:
@@ -61,12 +63,35 @@ def cli_page(safemap, root):
     return faults
 
 
-def main(safemap, root):
+# What the tutorial leaves to its reader.
+TUTORIAL = """
+#include <safemap/safemap.hpp>
+#include <iostream>
+using namespace safemap::literals;
+void use(const safemap::LazyTensor&);
+void run(const safemap::DeviceTensor&);
+void fetch(std::uint64_t, std::span<std::byte>);
+void free_some_space_and_retry();
+void tutorial(bool& stop, std::uint64_t size) {
+%s
+}
+"""
+
+
+def tutorial(root, compiler):
+    blocks = re.findall(r'```cpp\n(.*?)```', (root / 'docs/tutorial.md').read_text(encoding='utf-8'), re.DOTALL)
+    text = '\n'.join(blocks).replace('using namespace safemap::literals;', '')
+    done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
+                          input=(TUTORIAL % text).encode(), stderr=subprocess.PIPE)
+    return [] if blocks and done.returncode == 0 else ['docs/tutorial.md: ' + done.stderr.decode()]
+
+
+def main(safemap, root, *compiler):
     root = pathlib.Path(root)
-    faults = quoted_example(root) + errors_page(root) + cli_page(safemap, root)
+    faults = quoted_example(root) + errors_page(root) + cli_page(safemap, root) + tutorial(root, compiler)
     print('\n'.join(faults))
     return bool(faults)
 
 
 if __name__ == '__main__':
-    sys.exit(main(*sys.argv[1:3]))
+    sys.exit(main(*sys.argv[1:]))

@@ -243,7 +243,8 @@ TEST_SUITE("progress") {
     }
 
     TEST_CASE("nothing to do is done, and no time has no rate") {
-        CHECK(progress_line({.stage = "loading"}, 0, 60) == "loading 100%  0 B of 0 B  0 B/s  [########################]");
+        CHECK(progress_line({.stage = "loading"}, 0, 60) ==
+              "loading 100%  0 B of 0 B  0 B/s  [########################]");
     }
 }
 

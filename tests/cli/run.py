@@ -280,7 +280,8 @@ class Inspect(Case):
             self.assertEqual(file[tensor['offset']:tensor['offset'] + len(data)], data)
 
     def test_selected_tensors_only(self):
-        told = self.done('inspect', 'small.safetensors', '--include', 'layers.*', '--include', 'n*', '--exclude', '*.1.*')
+        told = self.done('inspect', 'small.safetensors', '--include', 'layers.*', '--include', 'n*',
+                         '--exclude', '*.1.*')
         self.assertEqual([t['name'] for t in told['tensors']], ['layers.0.w', 'norm', 'none'])
         self.assertEqual(told['total_bytes'], 32)
         bracket = self.done('inspect', '--include', '[li]*', 'small.safetensors')
@@ -486,7 +487,8 @@ class Load(Case):
                 for r in range(2)]
         self.assertEqual([t['bytes'] for t in told], [12 + 12 + 8 + 4] * 2)
         # The same bytes as a file of their own.
-        parts = [(name, dtype, [shape[0] // 2, *shape[1:]], data[len(data) // 2:]) for name, dtype, shape, data in SMALL]
+        parts = [(name, dtype, [shape[0] // 2, *shape[1:]], data[len(data) // 2:])
+                 for name, dtype, shape, data in SMALL]
         (self.folder / 'second.safetensors').write_bytes(safetensors(parts))
         whole = self.done('load', 'second.safetensors', '--device', 'host', '--digest')
         self.assertEqual(told[1]['digests'], whole['digests'])

@@ -23,8 +23,8 @@ def main(tour, safemap):
         model.write_bytes(struct.pack('<Q', len(header)) + header + struct.pack('<8f3q', *range(11)))
         said = subprocess.run([tour, model, out], check=True, stdout=subprocess.PIPE).stdout.decode()
         assert said == EXPECTED, said
-        seen = json.loads(subprocess.run([safemap, 'inspect', out, '--json'], check=True, stdout=subprocess.PIPE).stdout)
-        dtypes = {t['name']: t['dtype'] for t in seen['tensors']}
+        seen = subprocess.run([safemap, 'inspect', out, '--json'], check=True, stdout=subprocess.PIPE).stdout
+        dtypes = {t['name']: t['dtype'] for t in json.loads(seen)['tensors']}
         assert dtypes == {'wte': 'BF16', 'ids': 'I64'}, dtypes
 
 
