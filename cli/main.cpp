@@ -6,7 +6,7 @@
 #include <safemap/api.hpp>
 #include <safemap/error.hpp>
 
-#include <CLI/App.hpp>
+#include <CLI/CLI.hpp>
 #include <fmt/core.h>
 
 #include <algorithm>
