@@ -87,7 +87,9 @@ int run(Console& console, int argc, char** argv) {
     const auto row = std::find_if(commands.begin(), commands.end(), [&](const Row& r) { return r.name == first; });
     if (row != commands.end()) return run_command(*row, console, argc - 1, argv + 1);
 
-    const std::string message = argc < 2 ? "no command" : fmt::format("'{}' is not a command", printable(first));
+    const bool none = first.empty() || first.front() == '-';
+    const std::string message =
+        none ? "a command comes first, before all options" : fmt::format("'{}' is not a command", printable(first));
     throw Error(Errc::invalid_argument, message).with_hint(command_list);
 }
 
