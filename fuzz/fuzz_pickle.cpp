@@ -16,7 +16,10 @@ using namespace safemap;
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     static const auto storage = memory_source("storage", std::vector<std::byte>(4096));
     const std::span<const char> bytes(reinterpret_cast<const char*>(data), size);
-    const torch::Storages storages{.find = [](std::string_view) { return torch::RecordData{storage, {0, 4096}}; },
+    const torch::Storages storages{.find =
+                                       [](std::string_view) {
+                                           return torch::RecordData{storage, {0, 4096}};
+                                       },
                                    .big_endian = size % 2 == 1};
     try {
         const torch::PickleGraph pickle = torch::read_pickle(bytes);

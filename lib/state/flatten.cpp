@@ -80,14 +80,14 @@ private:
     /// A container that is being walked.
     struct Frame {
         NodeId node;
-        std::size_t path_size;         ///< of the container's own path
-        std::size_t next = 0;          ///< the child to visit
-        std::size_t tensors_before;    ///< tensors met when the walk entered
+        std::size_t path_size;       ///< of the container's own path
+        std::size_t next = 0;        ///< the child to visit
+        std::size_t tensors_before;  ///< tensors met when the walk entered
     };
     /// What is known of a node that may occur again.
     struct Seen {
-        std::uint32_t group = none;    ///< of a tensor
-        bool entered = false;          ///< of a container
+        std::uint32_t group = none;  ///< of a tensor
+        bool entered = false;        ///< of a container
         bool holds_tensors = false;
         bool repeated = false;
     };

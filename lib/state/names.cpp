@@ -50,10 +50,7 @@ struct KeySegment {
     std::string operator()(const std::string& value) const {
         return nameable(value) ? string_segment(value) : ordinal_segment(place);
     }
-    template <class Other>
-    std::string operator()(const Other&) const {
-        return ordinal_segment(place);
-    }
+    template <class Other> std::string operator()(const Other&) const { return ordinal_segment(place); }
 };
 
 }  // namespace

@@ -55,8 +55,8 @@ private:
     void check_root() {
         for (const ZipRecord& record : zip_.records()) {
             if (record.name.starts_with(root_)) continue;
-            faults_.fault({Errc::zip_bad_record, "record " + quoted(record.name) + " is not in " + quoted(root_) +
-                                                     " as the others are"});
+            faults_.fault({Errc::zip_bad_record,
+                           "record " + quoted(record.name) + " is not in " + quoted(root_) + " as the others are"});
         }
     }
 
@@ -69,12 +69,15 @@ private:
                 continue;
             }
             RecordData data = zip_.open(record);
-            out_.records.push_back({.name = std::string(record.name), .source = std::move(data.source),
-                                    .extent = data.extent, .crc32 = record.crc32});
+            out_.records.push_back({.name = std::string(record.name),
+                                    .source = std::move(data.source),
+                                    .extent = data.extent,
+                                    .crc32 = record.crc32});
         }
         if (unchecked == 0) return;
-        out_.notes.push_back(std::to_string(unchecked) + (unchecked == 1 ? " record has" : " records have") +
-                             " no checksum; a file saved under skip_data() has holes in their places, which read as zeros");
+        out_.notes.push_back(
+            std::to_string(unchecked) + (unchecked == 1 ? " record has" : " records have") +
+            " no checksum; a file saved under skip_data() has holes in their places, which read as zeros");
     }
 
     void read_pickle_record(const ZipRecord& record) {
@@ -110,7 +113,8 @@ private:
         const std::string_view order(bytes.data(), bytes.size());
         if (order == "big") return true;
         if (order == "little") return false;
-        throw Error(Errc::zip_bad_record, "record byteorder says " + quoted(order) + "; \"little\" or \"big\" was wanted");
+        throw Error(Errc::zip_bad_record,
+                    "record byteorder says " + quoted(order) + "; \"little\" or \"big\" was wanted");
     }
 
     RecordData storage(std::string_view key) const {
@@ -118,7 +122,8 @@ private:
             throw Error(Errc::zip_bad_record, "storage key " + quoted(key) + " is no record's name");
         }
         const ZipRecord* record = find("data/" + std::string(key));
-        if (record == nullptr) throw Error(Errc::zip_missing_record, "no record data/" + printable(key) + " for a storage");
+        if (record == nullptr)
+            throw Error(Errc::zip_missing_record, "no record data/" + printable(key) + " for a storage");
         return zip_.open(*record);
     }
 

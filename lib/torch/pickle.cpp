@@ -17,24 +17,74 @@ namespace safemap::torch {
 namespace {
 
 enum Opcode : std::uint8_t {
-    op_mark = '(', op_stop = '.', op_pop = '0', op_pop_mark = '1', op_dup = '2',
-    op_none = 'N', op_newtrue = 0x88, op_newfalse = 0x89,
-    op_int = 'I', op_long = 'L', op_binint = 'J', op_binint1 = 'K', op_binint2 = 'M', op_long1 = 0x8a, op_long4 = 0x8b,
-    op_float = 'F', op_binfloat = 'G',
-    op_string = 'S', op_binstring = 'T', op_short_binstring = 'U',
-    op_unicode = 'V', op_binunicode = 'X', op_short_binunicode = 0x8c, op_binunicode8 = 0x8d,
-    op_binbytes = 'B', op_short_binbytes = 'C', op_binbytes8 = 0x8e, op_bytearray8 = 0x96,
-    op_empty_list = ']', op_list = 'l', op_append = 'a', op_appends = 'e',
-    op_empty_tuple = ')', op_tuple = 't', op_tuple1 = 0x85, op_tuple2 = 0x86, op_tuple3 = 0x87,
-    op_empty_dict = '}', op_dict = 'd', op_setitem = 's', op_setitems = 'u',
-    op_empty_set = 0x8f, op_additems = 0x90, op_frozenset = 0x91,
-    op_get = 'g', op_binget = 'h', op_long_binget = 'j',
-    op_put = 'p', op_binput = 'q', op_long_binput = 'r', op_memoize = 0x94,
-    op_global = 'c', op_stack_global = 0x93, op_reduce = 'R', op_build = 'b',
-    op_inst = 'i', op_obj = 'o', op_newobj = 0x81, op_newobj_ex = 0x92,
-    op_persid = 'P', op_binpersid = 'Q',
-    op_proto = 0x80, op_frame = 0x95,
-    op_ext1 = 0x82, op_ext2 = 0x83, op_ext4 = 0x84, op_next_buffer = 0x97, op_readonly_buffer = 0x98,
+    op_mark = '(',
+    op_stop = '.',
+    op_pop = '0',
+    op_pop_mark = '1',
+    op_dup = '2',
+    op_none = 'N',
+    op_newtrue = 0x88,
+    op_newfalse = 0x89,
+    op_int = 'I',
+    op_long = 'L',
+    op_binint = 'J',
+    op_binint1 = 'K',
+    op_binint2 = 'M',
+    op_long1 = 0x8a,
+    op_long4 = 0x8b,
+    op_float = 'F',
+    op_binfloat = 'G',
+    op_string = 'S',
+    op_binstring = 'T',
+    op_short_binstring = 'U',
+    op_unicode = 'V',
+    op_binunicode = 'X',
+    op_short_binunicode = 0x8c,
+    op_binunicode8 = 0x8d,
+    op_binbytes = 'B',
+    op_short_binbytes = 'C',
+    op_binbytes8 = 0x8e,
+    op_bytearray8 = 0x96,
+    op_empty_list = ']',
+    op_list = 'l',
+    op_append = 'a',
+    op_appends = 'e',
+    op_empty_tuple = ')',
+    op_tuple = 't',
+    op_tuple1 = 0x85,
+    op_tuple2 = 0x86,
+    op_tuple3 = 0x87,
+    op_empty_dict = '}',
+    op_dict = 'd',
+    op_setitem = 's',
+    op_setitems = 'u',
+    op_empty_set = 0x8f,
+    op_additems = 0x90,
+    op_frozenset = 0x91,
+    op_get = 'g',
+    op_binget = 'h',
+    op_long_binget = 'j',
+    op_put = 'p',
+    op_binput = 'q',
+    op_long_binput = 'r',
+    op_memoize = 0x94,
+    op_global = 'c',
+    op_stack_global = 0x93,
+    op_reduce = 'R',
+    op_build = 'b',
+    op_inst = 'i',
+    op_obj = 'o',
+    op_newobj = 0x81,
+    op_newobj_ex = 0x92,
+    op_persid = 'P',
+    op_binpersid = 'Q',
+    op_proto = 0x80,
+    op_frame = 0x95,
+    op_ext1 = 0x82,
+    op_ext2 = 0x83,
+    op_ext4 = 0x84,
+    op_next_buffer = 0x97,
+    op_readonly_buffer = 0x98,
 };
 
 constexpr std::uint8_t newest_protocol = 5;
@@ -279,8 +329,11 @@ private:
             case op_binpersid: push_node({.kind = Kind::persistent, .count = pop()}); break;
 
             case op_persid: throw unsupported("a persistent id as text");
-            case op_ext1: case op_ext2: case op_ext4: throw unsupported("a code of the extension registry");
-            case op_next_buffer: case op_readonly_buffer: throw unsupported("a buffer outside the pickle");
+            case op_ext1:
+            case op_ext2:
+            case op_ext4: throw unsupported("a code of the extension registry");
+            case op_next_buffer:
+            case op_readonly_buffer: throw unsupported("a buffer outside the pickle");
             default: throw fault(Errc::pickle_bad_opcode, "byte " + std::to_string(opcode) + " is no opcode");
         }
         return true;
@@ -296,8 +349,7 @@ private:
 
     // Input.
 
-    template <class T>
-    T number() {
+    template <class T> T number() {
         if (bytes_.size() - at_ < sizeof(T)) throw fault(Errc::pickle_truncated, "the pickle ends before STOP");
         T value;
         std::memcpy(&value, bytes_.data() + at_, sizeof(T));
@@ -307,8 +359,8 @@ private:
 
     std::string_view take(std::uint64_t count) {
         if (count > bytes_.size() - at_) {
-            throw fault(Errc::pickle_bad_count, bytes_text(count) + " wanted, " + bytes_text(bytes_.size() - at_) +
-                                                    " are left");
+            throw fault(Errc::pickle_bad_count,
+                        bytes_text(count) + " wanted, " + bytes_text(bytes_.size() - at_) + " are left");
         }
         const std::string_view taken = bytes_.substr(at_, count);
         at_ += count;
@@ -403,7 +455,8 @@ private:
 
     void push_view(Kind kind, std::string_view view) {
         if (view.size() > std::numeric_limits<std::uint32_t>::max()) throw fault(Errc::pickle_too_large, "a long text");
-        push_node({.kind = kind, .count = static_cast<std::uint32_t>(view.size()),
+        push_node({.kind = kind,
+                   .count = static_cast<std::uint32_t>(view.size()),
                    .word = std::bit_cast<std::uint64_t>(view.data())});
     }
     std::string_view keep(std::string text) { return graph_.owned_.emplace_back(std::move(text)); }
@@ -485,7 +538,9 @@ private:
 
     void push_fixed(Kind kind, std::size_t begin, bool unhashable) {
         const auto items = above(begin);
-        const Node node{.kind = kind, .unhashable = unhashable, .count = static_cast<std::uint32_t>(items.size()),
+        const Node node{.kind = kind,
+                        .unhashable = unhashable,
+                        .count = static_cast<std::uint32_t>(items.size()),
                         .word = graph_.fixed_.size()};
         graph_.fixed_.insert(graph_.fixed_.end(), items.begin(), items.end());
         stack_.resize(begin);
@@ -493,7 +548,8 @@ private:
     }
     void tuple(std::size_t begin) {
         const auto items = above(begin);
-        push_fixed(Kind::tuple, begin, !std::all_of(items.begin(), items.end(), [this](Id id) { return hashable(id); }));
+        push_fixed(Kind::tuple, begin,
+                   !std::all_of(items.begin(), items.end(), [this](Id id) { return hashable(id); }));
     }
     void frozenset(std::size_t begin) {
         for (const Id id : above(begin)) require_hashable(id);
@@ -576,7 +632,10 @@ private:
     }
     bool hashable(Id id) const {
         switch (graph_.kind(id)) {
-            case Kind::list: case Kind::dict: case Kind::set: case Kind::bytearray: return false;
+            case Kind::list:
+            case Kind::dict:
+            case Kind::set:
+            case Kind::bytearray: return false;
             case Kind::tuple: return !graph_.nodes_[id].unhashable;
             default: return true;
         }
@@ -590,7 +649,8 @@ private:
     void put(std::uint64_t index) {
         const Id id = top();
         if (index > bytes_.size()) throw fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index));
-        if (index >= memo_.size()) memo_.resize(std::max<std::size_t>(index + 1, memo_.size() * 2), PickleGraph::nothing);
+        if (index >= memo_.size())
+            memo_.resize(std::max<std::size_t>(index + 1, memo_.size() * 2), PickleGraph::nothing);
         if (memo_[index] == PickleGraph::nothing) ++memoized_;
         memo_[index] = id;
     }
@@ -656,7 +716,8 @@ private:
         const auto function = graph_.global(callee);
         if (function.module != "builtins" || function.name != "getattr") return false;
         const auto items = graph_.items(arguments);
-        if (items.size() != 2 || graph_.kind(items[0]) != Kind::global || graph_.kind(items[1]) != Kind::text) return false;
+        if (items.size() != 2 || graph_.kind(items[0]) != Kind::global || graph_.kind(items[1]) != Kind::text)
+            return false;
         const auto outer = graph_.global(items[0]);
         const std::string_view inner = graph_.text(items[1]);
         if (inner.starts_with("__") || outer.name.size() + inner.size() >= max_dotted_name) return false;
@@ -730,14 +791,19 @@ std::string_view PickleGraph::text(Id id) const {
 
 std::span<const PickleGraph::Id> PickleGraph::items(Id id) const {
     const Node& node = nodes_[id];
-    if (node.kind == Kind::tuple || node.kind == Kind::frozenset) return std::span(fixed_).subspan(node.word, node.count);
+    if (node.kind == Kind::tuple || node.kind == Kind::frozenset)
+        return std::span(fixed_).subspan(node.word, node.count);
     if (node.count == no_extra) return {};
     return growing_[node.count];
 }
 
 std::span<const PickleGraph::Id> PickleGraph::items_or_nothing(Id id) const {
     switch (nodes_[id].kind) {
-        case Kind::list: case Kind::tuple: case Kind::dict: case Kind::set: case Kind::frozenset: return items(id);
+        case Kind::list:
+        case Kind::tuple:
+        case Kind::dict:
+        case Kind::set:
+        case Kind::frozenset: return items(id);
         default: return {};
     }
 }

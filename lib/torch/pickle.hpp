@@ -35,7 +35,7 @@ public:
         integer,
         big_integer,
         real,
-        text,       ///< UTF-8, with lone surrogates as three bytes
+        text,  ///< UTF-8, with lone surrogates as three bytes
         bytes,
         bytearray,
         list,
@@ -44,8 +44,8 @@ public:
         set,
         frozenset,
         global,
-        call,       ///< REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, or BUILD on a class
-        persistent, ///< a persistent id
+        call,        ///< REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, or BUILD on a class
+        persistent,  ///< a persistent id
     };
 
     struct Global {
@@ -55,10 +55,10 @@ public:
     /// What would be called, and what was then done to the result.
     struct Call {
         Id callee;
-        Id arguments;                    ///< a tuple
-        Id keywords = nothing;           ///< a dict, or nothing
-        std::span<const Id> states = {}; ///< of BUILD
-        std::span<const Id> items = {};  ///< of SETITEM(S): key, value, key, value, …
+        Id arguments;                     ///< a tuple
+        Id keywords = nothing;            ///< a dict, or nothing
+        std::span<const Id> states = {};  ///< of BUILD
+        std::span<const Id> items = {};   ///< of SETITEM(S): key, value, key, value, …
         std::span<const Id> appends = {};
     };
 
@@ -90,8 +90,8 @@ private:
     /// Sixteen bytes; what `count` and `word` mean depends on the kind.
     struct Node {
         Kind kind = Kind::none;
-        bool unhashable = false;    ///< of a tuple: something in it is
-        bool spelled = false;       ///< of a big integer: decimal digits, not bytes
+        bool unhashable = false;  ///< of a tuple: something in it is
+        bool spelled = false;     ///< of a big integer: decimal digits, not bytes
         std::uint32_t count = 0;
         std::uint64_t word = 0;
     };
@@ -106,12 +106,12 @@ private:
     Id root_ = nothing;
     std::size_t consumed_ = 0;
     std::vector<Node> nodes_;
-    std::vector<Id> fixed_;                ///< members of tuples and frozensets
-    std::vector<std::vector<Id>> growing_; ///< members of lists, dicts and sets that have any
+    std::vector<Id> fixed_;                 ///< members of tuples and frozensets
+    std::vector<std::vector<Id>> growing_;  ///< members of lists, dicts and sets that have any
     std::vector<Global> globals_;
-    std::vector<Id> calls_;                ///< callee and arguments
+    std::vector<Id> calls_;  ///< callee and arguments
     std::vector<Extra> extras_;
-    std::deque<std::string> owned_;        ///< texts that do not stand in the pickle as they are
+    std::deque<std::string> owned_;  ///< texts that do not stand in the pickle as they are
 };
 
 /// Reads one pickle from the front of `bytes`; what follows STOP is left (see consumed()). Throws the pickle_* faults.

@@ -154,7 +154,8 @@ private:
             case Kind::real: return pickle_.real(id);
             case Kind::text: return std::string(pickle_.text(id));
             case Kind::bytes: return StateTree::Bytes{.bytes = std::string(pickle_.text(id))};
-            case Kind::bytearray: return StateTree::Bytes{.bytes = std::string(pickle_.text(id)), .mutable_array = true};
+            case Kind::bytearray:
+                return StateTree::Bytes{.bytes = std::string(pickle_.text(id)), .mutable_array = true};
             case Kind::list: return sequence(Sequence::Kind::list, pickle_.items(id), self);
             case Kind::tuple: return sequence(Sequence::Kind::tuple, pickle_.items(id), self);
             case Kind::set: return sequence(Sequence::Kind::set, pickle_.items(id), self);
@@ -194,7 +195,8 @@ private:
         for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
             const std::size_t place = seen.place_of(pickle_, items[i], out.items.size());
             // The key before the value: the path of a value that is wrong is made of keys.
-            if (place == out.items.size()) out.items.emplace_back(refer(items[i], {.parent = self, .child = place}), no_node);
+            if (place == out.items.size())
+                out.items.emplace_back(refer(items[i], {.parent = self, .child = place}), no_node);
             out.items[place].second = refer(items[i + 1], {.parent = self, .child = place});
         }
     }
@@ -258,7 +260,8 @@ private:
     }
 
     /// A dictionary class, made of nothing, a dictionary or a list of pairs; then its items; then its attributes.
-    std::optional<Node> mapping(bool ordered, std::span<const Id> arguments, const PickleGraph::Call& said, NodeId self) {
+    std::optional<Node> mapping(bool ordered, std::span<const Id> arguments, const PickleGraph::Call& said,
+                                NodeId self) {
         std::vector<Id> items;
         if (arguments.size() > 1 || (arguments.size() == 1 && !take_pairs(arguments[0], items))) return std::nullopt;
         items.insert(items.end(), said.items.begin(), said.items.end());
@@ -293,7 +296,8 @@ private:
         if (arguments.size() > 1) return std::nullopt;
         auto out = mapping(false, {}, said, self);
         if (!arguments.empty()) {
-            std::get<StateTree::Dict>(*out).attributes.emplace_back("default_factory", refer(arguments[0], {.parent = self}));
+            std::get<StateTree::Dict>(*out).attributes.emplace_back("default_factory",
+                                                                    refer(arguments[0], {.parent = self}));
         }
         return out;
     }
@@ -362,8 +366,8 @@ private:
         if (pickle_.kind(id) == Kind::bytes) return std::string(pickle_.text(id));
         if (pickle_.kind(id) != Kind::call) return std::nullopt;
         const auto inner = pickle_.call(id);
-        const bool encode = pickle_.kind(inner.callee) == Kind::global &&
-                            dotted(pickle_.global(inner.callee)) == "_codecs.encode";
+        const bool encode =
+            pickle_.kind(inner.callee) == Kind::global && dotted(pickle_.global(inner.callee)) == "_codecs.encode";
         return encode ? encoded_text(pickle_.items(inner.arguments)) : std::nullopt;
     }
 
@@ -381,8 +385,7 @@ private:
     }
 
     /// A tensor with a fault is reported under its name, and an opaque object stands in its place.
-    template <class Make>
-    Node guarded(NodeId self, Make&& make) {
+    template <class Make> Node guarded(NodeId self, Make&& make) {
         try {
             return make();
         } catch (Error& error) {
@@ -417,7 +420,8 @@ private:
             return strided(arguments, tensors_.dtype(arguments[6]), given == 8 ? arguments[7] : PickleGraph::nothing,
                            truth(arguments[4]));
         }
-        if (short_name == "parameter" || short_name == "parameter_with_state" || short_name == "torch.nn.parameter.Parameter") {
+        if (short_name == "parameter" || short_name == "parameter_with_state" ||
+            short_name == "torch.nn.parameter.Parameter") {
             require(given >= 1, function, given);
             if (short_name == "parameter_with_state" && given > 3) count_attributes(arguments[3], self);
             return parameter(arguments[0], given < 2 || truth(arguments[1]), self, wrappers);
@@ -445,13 +449,16 @@ private:
         }
         if (short_name == "nested_tensor") {
             require(given == 4, function, given);
-            return named_parts("a nested tensor; its parts are kept", {"buffer", "sizes", "strides", "offsets"}, arguments, self);
+            return named_parts("a nested tensor; its parts are kept", {"buffer", "sizes", "strides", "offsets"},
+                               arguments, self);
         }
         if (short_name == "wrapper_subclass") {
             require(given >= 1, function, given);
-            return Opaque{.type = type_name(arguments[0]), .why = "a tensor subclass without data of its own; its parts are kept"};
+            return Opaque{.type = type_name(arguments[0]),
+                          .why = "a tensor subclass without data of its own; its parts are kept"};
         }
-        Opaque out{.type = "torch.Tensor", .why = "a tensor made by " + std::string(function) + ", which safemap does not know"};
+        Opaque out{.type = "torch.Tensor",
+                   .why = "a tensor made by " + std::string(function) + ", which safemap does not know"};
         add_arguments(out, arguments, self);
         return out;
     }
@@ -463,8 +470,12 @@ private:
     bool truth(Id id) const { return pickle_.kind(id) == Kind::boolean && pickle_.boolean(id); }
 
     Node strided(std::span<const Id> arguments, std::optional<Dtype> dtype, Id metadata, bool requires_grad) {
-        auto tensor = tensors_.describe({.storage = arguments[0], .offset = arguments[1], .size = arguments[2],
-                                         .stride = arguments[3], .dtype = dtype, .metadata = metadata});
+        auto tensor = tensors_.describe({.storage = arguments[0],
+                                         .offset = arguments[1],
+                                         .size = arguments[2],
+                                         .stride = arguments[3],
+                                         .dtype = dtype,
+                                         .metadata = metadata});
         if (!tensor) return meta_tensor();
         return StateTree::Tensor{.tensor = std::move(*tensor), .requires_grad = requires_grad};
     }
@@ -520,7 +531,8 @@ private:
             count_attributes(arguments[3], self);
             return node;
         }
-        Opaque out{.type = type, .why = "a tensor with attributes or of a class of its own; it is kept as a plain tensor"};
+        Opaque out{.type = type,
+                   .why = "a tensor with attributes or of a class of its own; it is kept as a plain tensor"};
         add_itself(out, std::move(node), self);
         add_state(out, arguments[3], self);
         return out;
@@ -529,10 +541,12 @@ private:
     /// (storage, offset, size, stride, quantizer, requires_grad, hooks)
     Node quantized(std::span<const Id> arguments, NodeId self) {
         const auto quantizer = pickle_.items_or_nothing(arguments[4]);
-        const bool formed = pickle_.kind(arguments[4]) == Kind::tuple && !quantizer.empty() && pickle_.kind(quantizer[0]) == Kind::global;
+        const bool formed = pickle_.kind(arguments[4]) == Kind::tuple && !quantizer.empty() &&
+                            pickle_.kind(quantizer[0]) == Kind::global;
         require(formed, "_rebuild_qtensor", arguments.size());
         const std::string scheme(pickle_.global(quantizer[0]).name);
-        Opaque out{.type = "torch.Tensor", .why = "a quantized tensor (" + scheme + "): the numbers are kept as they are stored"};
+        Opaque out{.type = "torch.Tensor",
+                   .why = "a quantized tensor (" + scheme + "): the numbers are kept as they are stored"};
         const auto class_name = tensors_.storage_class(arguments[0]);
         const auto type = class_name ? storage_type(*class_name) : std::nullopt;
         if (type && (type->dtype == Dtype::quint4x2 || type->dtype == Dtype::quint2x4)) {
@@ -553,7 +567,8 @@ private:
     /// (layout, data)
     Node sparse(std::span<const Id> arguments, NodeId self) {
         const auto data = pickle_.items_or_nothing(arguments[1]);
-        require(pickle_.kind(arguments[1]) == Kind::tuple && data.size() >= 3, "_rebuild_sparse_tensor", arguments.size());
+        require(pickle_.kind(arguments[1]) == Kind::tuple && data.size() >= 3, "_rebuild_sparse_tensor",
+                arguments.size());
         std::string layout = "sparse";
         if (pickle_.kind(arguments[0]) == Kind::call) {
             const auto made = this->layout(pickle_.items(pickle_.call(arguments[0]).arguments));
@@ -564,7 +579,8 @@ private:
         return named_parts(why, {"compressed_indices", "plain_indices", "values"}, data, self);
     }
 
-    Opaque named_parts(std::string why, std::initializer_list<std::string_view> names, std::span<const Id> parts, NodeId self) {
+    Opaque named_parts(std::string why, std::initializer_list<std::string_view> names, std::span<const Id> parts,
+                       NodeId self) {
         Opaque out{.type = "torch.Tensor", .why = std::move(why)};
         std::size_t i = 0;
         for (const std::string_view name : names) {
@@ -573,11 +589,13 @@ private:
         return out;
     }
 
-    /// Before torch 0.4: torch.FloatTensor and its kind, made of nothing, whose state is (storage, offset, size, stride).
+    /// Before torch 0.4: torch.FloatTensor and its kind, made of nothing, whose state is (storage, offset, size,
+    /// stride).
     std::optional<Node> old_tensor(const PickleGraph::Global& global, const PickleGraph::Call& said, NodeId self) {
         if (global.module != "torch" && global.module != "torch.cuda") return std::nullopt;
         if (!tensor_class_dtype(global.name) || said.states.size() != 1) return std::nullopt;
-        if (pickle_.kind(said.states[0]) != Kind::tuple || pickle_.items(said.states[0]).size() != 4) return std::nullopt;
+        if (pickle_.kind(said.states[0]) != Kind::tuple || pickle_.items(said.states[0]).size() != 4)
+            return std::nullopt;
         return guarded(self, [&] { return strided(pickle_.items(said.states[0]), {}, PickleGraph::nothing, false); });
     }
 
@@ -597,16 +615,21 @@ private:
         add_arguments(out, arguments, self);
         if (said.keywords != PickleGraph::nothing) add_state(out, said.keywords, self);
         for (const Id state : said.states) add_state(out, state, self);
-        for (std::size_t i = 0; i + 1 < said.items.size(); i += 2) add_entry(out, said.items[i], said.items[i + 1], i / 2, self);
+        for (std::size_t i = 0; i + 1 < said.items.size(); i += 2)
+            add_entry(out, said.items[i], said.items[i + 1], i / 2, self);
         for (std::size_t i = 0; i < said.appends.size(); ++i) add_child(out, std::to_string(i), said.appends[i], self);
         return out;
     }
 
     bool is_plain(Id id) const {
         switch (pickle_.kind(id)) {
-            case Kind::call: case Kind::persistent: return false;
-            case Kind::list: case Kind::tuple: case Kind::dict: case Kind::set: case Kind::frozenset:
-                return pickle_.items(id).empty();
+            case Kind::call:
+            case Kind::persistent: return false;
+            case Kind::list:
+            case Kind::tuple:
+            case Kind::dict:
+            case Kind::set:
+            case Kind::frozenset: return pickle_.items(id).empty();
             default: return true;
         }
     }
@@ -626,7 +649,9 @@ private:
             for (std::size_t i = 0; i + 1 < items.size(); i += 2) add_entry(out, items[i], items[i + 1], i / 2, self);
             return;
         }
-        const auto attributes = [this](Id id) { return pickle_.kind(id) == Kind::dict || pickle_.kind(id) == Kind::none; };
+        const auto attributes = [this](Id id) {
+            return pickle_.kind(id) == Kind::dict || pickle_.kind(id) == Kind::none;
+        };
         if (kind == Kind::tuple && items.size() == 2 && attributes(items[0]) && pickle_.kind(items[1]) == Kind::dict) {
             for (const Id part : items) {
                 if (pickle_.kind(part) == Kind::dict) add_state(out, part, self);
@@ -643,15 +668,17 @@ private:
     void add_entry(Opaque& out, Id key, Id value, std::size_t place, NodeId self) {
         const bool text = pickle_.kind(key) == Kind::text && !pickle_.text(key).empty() && is_utf8(pickle_.text(key));
         if (text) return add_child(out, std::string(pickle_.text(key)), value, self);
-        add_child(out, pickle_.kind(key) == Kind::integer ? std::to_string(pickle_.integer(key)) : "key" + std::to_string(place),
-                  value, self);
+        add_child(
+            out,
+            pickle_.kind(key) == Kind::integer ? std::to_string(pickle_.integer(key)) : "key" + std::to_string(place),
+            value, self);
     }
 
     /// The tensor that an object is around: a child without a name.
     void add_itself(Opaque& out, Node tensor, NodeId self) {
         if (std::holds_alternative<StateTree::Tensor>(tensor)) {
-            out.children.emplace_back(std::string(),
-                                      add(std::move(tensor), PickleGraph::nothing, {.parent = self, .child = out.children.size()}));
+            out.children.emplace_back(std::string(), add(std::move(tensor), PickleGraph::nothing,
+                                                         {.parent = self, .child = out.children.size()}));
         }
     }
 
@@ -694,10 +721,12 @@ private:
     }
     std::string segment(const Place& place) const {
         const Node& parent = out_.tree[place.parent];
-        if (const auto* dict = std::get_if<StateTree::Dict>(&parent); dict != nullptr && place.child < dict->items.size()) {
+        if (const auto* dict = std::get_if<StateTree::Dict>(&parent);
+            dict != nullptr && place.child < dict->items.size()) {
             return state::key_segment(out_.tree[dict->items[place.child].first], place.child);
         }
-        if (const auto* opaque = std::get_if<Opaque>(&parent); opaque != nullptr && place.child < opaque->children.size()) {
+        if (const auto* opaque = std::get_if<Opaque>(&parent);
+            opaque != nullptr && place.child < opaque->children.size()) {
             return state::child_segment(opaque->children[place.child].first);
         }
         return std::to_string(place.child);
@@ -714,14 +743,16 @@ private:
             if (runs_code(global.module, global.name)) ++calls[dotted(global)];
         }
         for (const auto& [name, count] : calls) {
-            out_.notes.push_back("the pickle asks for a call of " + printable(name) +
-                                 (count == 1 ? "" : " (" + std::to_string(count) + " times)") +
-                                 ", which was not made: files that do so are made to run code on the machine that loads them");
+            out_.notes.push_back(
+                "the pickle asks for a call of " + printable(name) +
+                (count == 1 ? "" : " (" + std::to_string(count) + " times)") +
+                ", which was not made: files that do so are made to run code on the machine that loads them");
         }
     }
     void note_attributes() {
         if (with_attributes_ == 0) return;
-        out_.notes.push_back(std::to_string(with_attributes_) + (with_attributes_ == 1 ? " tensor has" : " tensors have") +
+        out_.notes.push_back(std::to_string(with_attributes_) +
+                             (with_attributes_ == 1 ? " tensor has" : " tensors have") +
                              " attributes that are not kept, for example " + path_of(attributes_example_));
     }
 
@@ -729,8 +760,8 @@ private:
     FaultSink& faults_;
     TensorReader tensors_;
     Rebuilt out_;
-    std::vector<NodeId> nodes_;    ///< of the tree, by node of the pickle
-    std::vector<Id> sources_;      ///< node of the pickle, by node of the tree; nothing where it is filled already
+    std::vector<NodeId> nodes_;  ///< of the tree, by node of the pickle
+    std::vector<Id> sources_;    ///< node of the pickle, by node of the tree; nothing where it is filled already
     std::vector<Place> places_;
     std::unordered_set<std::string> names_;  ///< of the children of the object at hand
     std::size_t repeated_names_ = 0;         ///< among them; only rises, so that finding a free name stays cheap

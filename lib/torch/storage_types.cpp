@@ -14,37 +14,29 @@ struct Named {
 };
 
 constexpr std::array storages{
-    Named{"FloatStorage", {Dtype::f32}},
-    Named{"HalfStorage", {Dtype::f16}},
-    Named{"BFloat16Storage", {Dtype::bf16}},
-    Named{"DoubleStorage", {Dtype::f64}},
-    Named{"LongStorage", {Dtype::i64}},
-    Named{"IntStorage", {Dtype::i32}},
-    Named{"ShortStorage", {Dtype::i16}},
-    Named{"CharStorage", {Dtype::i8}},
-    Named{"ByteStorage", {Dtype::u8}},
-    Named{"BoolStorage", {Dtype::boolean}},
-    Named{"ComplexFloatStorage", {Dtype::c64}},
-    Named{"ComplexDoubleStorage", {Dtype::c128}},
-    Named{"QInt8Storage", {Dtype::qint8}},
-    Named{"QUInt8Storage", {Dtype::quint8}},
-    Named{"QInt32Storage", {Dtype::qint32}},
-    Named{"QUInt4x2Storage", {Dtype::quint4x2}},
-    Named{"QUInt2x4Storage", {Dtype::quint2x4}},
-    Named{"UntypedStorage", {Dtype::u8, true}},
+    Named{"FloatStorage", {Dtype::f32}},         Named{"HalfStorage", {Dtype::f16}},
+    Named{"BFloat16Storage", {Dtype::bf16}},     Named{"DoubleStorage", {Dtype::f64}},
+    Named{"LongStorage", {Dtype::i64}},          Named{"IntStorage", {Dtype::i32}},
+    Named{"ShortStorage", {Dtype::i16}},         Named{"CharStorage", {Dtype::i8}},
+    Named{"ByteStorage", {Dtype::u8}},           Named{"BoolStorage", {Dtype::boolean}},
+    Named{"ComplexFloatStorage", {Dtype::c64}},  Named{"ComplexDoubleStorage", {Dtype::c128}},
+    Named{"QInt8Storage", {Dtype::qint8}},       Named{"QUInt8Storage", {Dtype::quint8}},
+    Named{"QInt32Storage", {Dtype::qint32}},     Named{"QUInt4x2Storage", {Dtype::quint4x2}},
+    Named{"QUInt2x4Storage", {Dtype::quint2x4}}, Named{"UntypedStorage", {Dtype::u8, true}},
     Named{"_UntypedStorage", {Dtype::u8, true}},
 };
 
 constexpr std::array unsafe_modules{
-    std::string_view("os"),        std::string_view("posix"),   std::string_view("nt"),
+    std::string_view("os"),         std::string_view("posix"),  std::string_view("nt"),
     std::string_view("subprocess"), std::string_view("sys"),    std::string_view("runpy"),
-    std::string_view("importlib"), std::string_view("pty"),     std::string_view("shutil"),
-    std::string_view("socket"),    std::string_view("ctypes"),  std::string_view("webbrowser"),
+    std::string_view("importlib"),  std::string_view("pty"),    std::string_view("shutil"),
+    std::string_view("socket"),     std::string_view("ctypes"), std::string_view("webbrowser"),
 };
 constexpr std::array unsafe_builtins{
-    std::string_view("eval"),    std::string_view("exec"),    std::string_view("compile"), std::string_view("__import__"),
-    std::string_view("getattr"), std::string_view("setattr"), std::string_view("open"),    std::string_view("execfile"),
-    std::string_view("globals"), std::string_view("breakpoint"),
+    std::string_view("eval"),       std::string_view("exec"),     std::string_view("compile"),
+    std::string_view("__import__"), std::string_view("getattr"),  std::string_view("setattr"),
+    std::string_view("open"),       std::string_view("execfile"), std::string_view("globals"),
+    std::string_view("breakpoint"),
 };
 
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
@@ -52,8 +44,8 @@ std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, d
 }  // namespace
 
 std::optional<StorageType> storage_type(std::string_view class_name) noexcept {
-    const auto found = std::find_if(storages.begin(), storages.end(),
-                                    [&](const Named& row) { return row.name == class_name; });
+    const auto found =
+        std::find_if(storages.begin(), storages.end(), [&](const Named& row) { return row.name == class_name; });
     if (found == storages.end()) return std::nullopt;
     return found->type;
 }

@@ -59,7 +59,9 @@ std::optional<std::string_view> TensorReader::storage_class(Id id) const {
 
 /// ('storage', class, key, location, numel[, view]); texts are bytes where Python 2 wrote the file.
 TensorReader::Storage TensorReader::storage(Id id) const {
-    const auto is_text = [this](Id part) { return pickle_.kind(part) == Kind::text || pickle_.kind(part) == Kind::bytes; };
+    const auto is_text = [this](Id part) {
+        return pickle_.kind(part) == Kind::text || pickle_.kind(part) == Kind::bytes;
+    };
     const auto class_name = storage_class(id);
     if (!class_name) throw bad_tensor("no storage where the tensor's storage should be");
     const auto parts = pickle_.items(pickle_.persistent(id));
@@ -74,7 +76,10 @@ TensorReader::Storage TensorReader::storage(Id id) const {
     if (const auto size = byte_size(type->dtype, count); !size || *size > max_int64) {
         throw overflow("the size of a storage of " + std::to_string(elements) + " elements");
     }
-    return {.key = pickle_.text(parts[2]), .dtype = type->dtype, .elements = count, .untyped = type->untyped,
+    return {.key = pickle_.text(parts[2]),
+            .dtype = type->dtype,
+            .elements = count,
+            .untyped = type->untyped,
             .meta = pickle_.text(parts[3]) == "meta"};
 }
 
@@ -191,8 +196,8 @@ std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
         view.strides = row_major(view.shape);
         view.offset = 0;
     } else if (const std::uint64_t end = reach(view); end > elements) {
-        throw Error(Errc::storage_too_short, "shape " + to_string(view.shape) + " reaches element " + std::to_string(end) +
-                                                 " of a storage of " + std::to_string(elements));
+        throw Error(Errc::storage_too_short, "shape " + to_string(view.shape) + " reaches element " +
+                                                 std::to_string(end) + " of a storage of " + std::to_string(elements));
     }
     const Decoding decoding = this->decoding(dtype, parts.metadata);
     if (storage.meta) return std::nullopt;

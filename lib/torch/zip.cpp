@@ -27,8 +27,8 @@ constexpr std::size_t central_size = 46;
 constexpr std::size_t end_size = 22;
 constexpr std::size_t end64_size = 56;
 constexpr std::size_t locator_size = 20;
-constexpr std::uint16_t flag_encrypted = 0x2041;  ///< bits 0, 6 and 13: encryption, strong, masked headers
-constexpr std::uint16_t flag_descriptor = 0x0008; ///< sizes follow the data; the local header may say 0
+constexpr std::uint16_t flag_encrypted = 0x2041;   ///< bits 0, 6 and 13: encryption, strong, masked headers
+constexpr std::uint16_t flag_descriptor = 0x0008;  ///< sizes follow the data; the local header may say 0
 constexpr std::uint16_t method_stored = 0;
 constexpr std::uint16_t method_deflated = 8;
 constexpr std::uint16_t extra_zip64 = 0x0001;
@@ -38,8 +38,7 @@ constexpr std::uint64_t max_directory_size = 256_MiB;
 /// zlib's technical notes: deflate never packs tighter than 1032 to 1.
 constexpr std::uint64_t max_deflate_ratio = 1032;
 
-template <class T>
-T little(const char* bytes) noexcept {
+template <class T> T little(const char* bytes) noexcept {
     T value;
     std::memcpy(&value, bytes, sizeof(value));
     return value;
@@ -57,9 +56,9 @@ Error bad_record(std::string_view name, const std::string& what) {
 
 /// What the end records say of the central directory.
 struct Directory {
-    Extent place;             ///< in the source
-    std::uint64_t count = 0;  ///< of entries
-    std::uint64_t prefix = 0; ///< bytes before the zip: all offsets in it are that much too small
+    Extent place;              ///< in the source
+    std::uint64_t count = 0;   ///< of entries
+    std::uint64_t prefix = 0;  ///< bytes before the zip: all offsets in it are that much too small
 };
 
 /// The end record stands before a comment of at most 64 KiB, so it is looked for from the end backwards.
@@ -72,8 +71,9 @@ public:
         const auto end = end_record();
         if (!end) throw bad_directory("no end record of a zip: the file is cut short, or is none");
         const char* record = tail_.data() + *end;
-        Directory found{.place = {.offset = little<std::uint32_t>(record + 16), .size = little<std::uint32_t>(record + 12)},
-                        .count = little<std::uint16_t>(record + 10)};
+        Directory found{
+            .place = {.offset = little<std::uint32_t>(record + 16), .size = little<std::uint32_t>(record + 12)},
+            .count = little<std::uint16_t>(record + 10)};
         const bool split = little<std::uint16_t>(record + 4) != little<std::uint16_t>(record + 6);
         const std::uint64_t end_at = tail_at_ + *end;
         const std::uint64_t directory_end = read_zip64(end_at, found).value_or(end_at);
@@ -121,7 +121,8 @@ private:
             }
             at = locator_at - end64_size;
         }
-        found = {.place = {.offset = little<std::uint64_t>(record.data() + 48), .size = little<std::uint64_t>(record.data() + 40)},
+        found = {.place = {.offset = little<std::uint64_t>(record.data() + 48),
+                           .size = little<std::uint64_t>(record.data() + 40)},
                  .count = little<std::uint64_t>(record.data() + 32)};
         return at;
     }
@@ -235,7 +236,8 @@ std::optional<Error> method_fault(const Entry& entry) {
     }
     if (entry.method != method_deflated) {
         return Error(Errc::zip_unsupported, "record " + quoted(entry.name) + " is compressed by method " +
-                                                std::to_string(entry.method) + "; 0 (stored) and 8 (deflate) are known");
+                                                std::to_string(entry.method) +
+                                                "; 0 (stored) and 8 (deflate) are known");
     }
     if (entry.size / max_deflate_ratio <= entry.packed) return std::nullopt;
     return bad_record(entry.name, bytes_text(entry.packed) + " of deflate cannot hold " + bytes_text(entry.size));
@@ -285,7 +287,10 @@ private:
         if (auto fault = header_fault(entry, payload)) return fault;
         const bool folder = entry.name.ends_with('/') && entry.size == 0;
         if (folder) return std::nullopt;
-        placed_.push_back({.record = {.name = entry.name, .packed = payload, .size = entry.size, .crc32 = entry.crc32,
+        placed_.push_back({.record = {.name = entry.name,
+                                      .packed = payload,
+                                      .size = entry.size,
+                                      .crc32 = entry.crc32,
                                       .deflated = entry.method == method_deflated},
                            .header_at = entry.header_at});
         return std::nullopt;
@@ -303,7 +308,8 @@ private:
         buffer_.resize(header_size);
         read_into(source_, entry.header_at, buffer_);
         const char* header = buffer_.data();
-        if (little<std::uint32_t>(header) != local_signature) return bad_record(entry.name, "no header where it should be");
+        if (little<std::uint32_t>(header) != local_signature)
+            return bad_record(entry.name, "no header where it should be");
         const std::size_t name_size = little<std::uint16_t>(header + 26);
         if (name_size != entry.name.size() || std::string_view(header + local_size, name_size) != entry.name) {
             return bad_record(entry.name, "the header where it should be is that of another record");
@@ -314,8 +320,8 @@ private:
         }
         const auto packed = little<std::uint32_t>(header + 18);
         if ((flags & flag_descriptor) == 0 && packed != see_zip64 && packed != entry.packed) {
-            return bad_record(entry.name, "its header says " + bytes_text(packed) + ", the directory " +
-                                              bytes_text(entry.packed));
+            return bad_record(entry.name,
+                              "its header says " + bytes_text(packed) + ", the directory " + bytes_text(entry.packed));
         }
         payload = {.offset = entry.header_at + header_size + little<std::uint16_t>(header + 28), .size = entry.packed};
         if (payload.inside(limit)) return std::nullopt;

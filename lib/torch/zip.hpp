@@ -15,9 +15,9 @@
 namespace safemap::torch {
 
 struct ZipRecord {
-    std::string_view name;  ///< lives as long as its directory
-    Extent packed;          ///< the payload, in the zip's source
-    std::uint64_t size = 0; ///< of the data, uncompressed
+    std::string_view name;   ///< lives as long as its directory
+    Extent packed;           ///< the payload, in the zip's source
+    std::uint64_t size = 0;  ///< of the data, uncompressed
     std::uint32_t crc32 = 0;
     bool deflated = false;
 };

@@ -48,7 +48,8 @@ private:
     }
 
     static std::string replaced(std::string text, const std::string& from, const std::string& to) {
-        for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) text.replace(at, from.size(), to);
+        for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size())
+            text.replace(at, from.size(), to);
         return text;
     }
     static bool integer_like(const std::string& text) {
@@ -66,7 +67,8 @@ private:
         if (const auto* value = std::get_if<std::int64_t>(&key)) return std::to_string(*value);
         if (const auto* value = std::get_if<Tree::BigInt>(&key)) return value->decimal;
         const auto* value = std::get_if<std::string>(&key);
-        const bool sayable = value != nullptr && value->find('\0') == value->npos && value->find("\xed\xa0\x80") == value->npos;
+        const bool sayable =
+            value != nullptr && value->find('\0') == value->npos && value->find("\xed\xa0\x80") == value->npos;
         return sayable ? of_string(*value) : "~k" + std::to_string(place);
     }
     static std::string below(const std::string& path, const std::string& segment) {
@@ -82,7 +84,8 @@ private:
         if (!sequence && !dict && !opaque) return;
         if (!walked_.insert(id).second) return;
         if (sequence) {
-            const bool set = sequence->kind == Tree::Sequence::Kind::set || sequence->kind == Tree::Sequence::Kind::frozenset;
+            const bool set =
+                sequence->kind == Tree::Sequence::Kind::set || sequence->kind == Tree::Sequence::Kind::frozenset;
             for (std::size_t i = 0; i < sequence->items.size(); ++i) {
                 walk(sequence->items[i], below(path, (set ? "~k" : "") + std::to_string(i)));
             }

@@ -18,8 +18,10 @@ std::shared_ptr<const StoredTensor> store(std::size_t elements = 8) {
     return stored_run(Dtype::f32, Shape{elements}, memory_source("memory", std::vector<std::byte>(4 * elements)), 0);
 }
 
-NodeId tensor(StateTree& tree, const std::shared_ptr<const StoredTensor>& stored, std::int64_t offset = 0, std::uint64_t size = 2) {
-    return tree.add(StateTree::Tensor{.tensor = LazyTensor({}, stored, {.shape = {size}, .strides = {1}, .offset = offset})});
+NodeId tensor(StateTree& tree, const std::shared_ptr<const StoredTensor>& stored, std::int64_t offset = 0,
+              std::uint64_t size = 2) {
+    return tree.add(
+        StateTree::Tensor{.tensor = LazyTensor({}, stored, {.shape = {size}, .strides = {1}, .offset = offset})});
 }
 NodeId tensor(StateTree& tree) { return tensor(tree, store()); }
 NodeId text(StateTree& tree, std::string value) { return tree.add(std::move(value)); }
@@ -47,9 +49,22 @@ std::string name_of_key(StateTree::Node key) {
 TEST_CASE("keys become segments by the grammar") {
     using namespace std::string_literals;
     const std::pair<std::string, std::string> strings[]{
-        {"weight", "0/weight"}, {"a.b", "0/a.b"}, {"a/b", "0/a~1b"}, {"a~b", "0/a~0b"}, {"", "0/~s"}, {"0", "0/~s0"},
-        {"-1", "0/~s-1"}, {"01", "0/~s01"}, {"-", "0/-"}, {"1a", "0/1a"}, {"__metadata__", "0/~s__metadata__"},
-        {"~0", "0/~00"}, {"~s", "0/~0s"}, {"nul\0"s, "0/~k0"}, {"\xed\xa0\x80", "0/~k0"}, {"\xc3\xa9", "0/\xc3\xa9"},
+        {"weight", "0/weight"},
+        {"a.b", "0/a.b"},
+        {"a/b", "0/a~1b"},
+        {"a~b", "0/a~0b"},
+        {"", "0/~s"},
+        {"0", "0/~s0"},
+        {"-1", "0/~s-1"},
+        {"01", "0/~s01"},
+        {"-", "0/-"},
+        {"1a", "0/1a"},
+        {"__metadata__", "0/~s__metadata__"},
+        {"~0", "0/~00"},
+        {"~s", "0/~0s"},
+        {"nul\0"s, "0/~k0"},
+        {"\xed\xa0\x80", "0/~k0"},
+        {"\xc3\xa9", "0/\xc3\xa9"},
     };
     for (const auto& [key, wanted] : strings) {
         CAPTURE(wanted);
@@ -72,7 +87,9 @@ TEST_CASE("a flat dictionary keeps its keys, and ties are aliases") {
         const auto stored = store();
         StateTree::Dict dict{.ordered = ordered};
         const NodeId shared = tensor(tree, stored);
-        dict.items = {{text(tree, "a/b"), shared}, {text(tree, "0"), shared}, {text(tree, "again"), tensor(tree, stored)},
+        dict.items = {{text(tree, "a/b"), shared},
+                      {text(tree, "0"), shared},
+                      {text(tree, "again"), tensor(tree, stored)},
                       {text(tree, "other"), tensor(tree, stored, 1)}};
         dict.attributes = {{"_metadata", tree.add(StateTree::Dict{})}};
         tree.set_root(tree.add(std::move(dict)));
@@ -117,7 +134,8 @@ TEST_CASE("tensors without elements are tied only to themselves") {
     StateTree tree;
     const auto stored = store();
     const NodeId nothing = tensor(tree, stored, 0, 0);
-    tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::tuple, .items = {nothing, tensor(tree, stored, 0, 0), nothing}}));
+    tree.set_root(
+        tree.add(StateTree::Sequence{.kind = Kind::tuple, .items = {nothing, tensor(tree, stored, 0, 0), nothing}}));
     const auto flat = flatten(tree);
     CHECK(names(flat) == std::vector<std::string>{"0", "1"});
     REQUIRE(flat.aliases.size() == 1);
@@ -127,7 +145,9 @@ TEST_CASE("tensors without elements are tied only to themselves") {
 TEST_CASE("plain values are counted in one note") {
     StateTree tree;
     StateTree::Dict dict;
-    dict.items = {{text(tree, "w"), tensor(tree)}, {text(tree, "lr"), tree.add(0.1)}, {text(tree, "steps"), tree.add(std::int64_t{3})}};
+    dict.items = {{text(tree, "w"), tensor(tree)},
+                  {text(tree, "lr"), tree.add(0.1)},
+                  {text(tree, "steps"), tree.add(std::int64_t{3})}};
     tree.set_root(tree.add(std::move(dict)));
     const auto flat = flatten(tree);
     REQUIRE(flat.notes.size() == 1);
@@ -138,7 +158,8 @@ TEST_CASE("plain values are counted in one note") {
 TEST_CASE("random trees have the names of the slow twin, and no name twice") {
     std::mt19937 random(42);
     using namespace std::string_literals;
-    const std::vector<std::string> keys{"", "a", "b", "a/b", "a~b", "~s", "0", "1", "-1", "__metadata__", "~true", "\xed\xa0\x80", "x\0"s};
+    const std::vector<std::string> keys{
+        "", "a", "b", "a/b", "a~b", "~s", "0", "1", "-1", "__metadata__", "~true", "\xed\xa0\x80", "x\0"s};
     for (int round = 0; round < 3000; ++round) {
         CAPTURE(round);
         StateTree tree;
@@ -148,11 +169,16 @@ TEST_CASE("random trees have the names of the slow twin, and no name twice") {
         const auto any = [&] { return static_cast<NodeId>(random() % size); };
         for (std::size_t i = 0; i < size; ++i) {
             switch (random() % 9) {
-                case 0: case 1: tensor(tree, random() % 2 ? stored : store(), static_cast<std::int64_t>(random() % 3), random() % 3); break;
+                case 0:
+                case 1:
+                    tensor(tree, random() % 2 ? stored : store(), static_cast<std::int64_t>(random() % 3),
+                           random() % 3);
+                    break;
                 case 2: tree.add(std::int64_t(random() % 3)); break;
                 case 3: tree.add(random() % 2 == 0); break;
                 case 4: text(tree, keys[random() % keys.size()]); break;
-                case 5: case 6: {
+                case 5:
+                case 6: {
                     StateTree::Sequence sequence{.kind = static_cast<Kind>(random() % 4)};
                     for (std::size_t n = random() % 4; n > 0; --n) sequence.items.push_back(any());
                     tree.add(std::move(sequence));
@@ -166,7 +192,8 @@ TEST_CASE("random trees have the names of the slow twin, and no name twice") {
                 }
                 default: {
                     StateTree::Opaque opaque{.type = "x.Y", .why = "unknown"};
-                    for (std::size_t n = random() % 3; n > 0; --n) opaque.children.emplace_back(keys[random() % keys.size()], any());
+                    for (std::size_t n = random() % 3; n > 0; --n)
+                        opaque.children.emplace_back(keys[random() % keys.size()], any());
                     tree.add(std::move(opaque));
                 }
             }
@@ -222,7 +249,8 @@ TEST_CASE("depth, doubling and long keys do not cost more than the tree is large
     SUBCASE("a tensor on each level of a deep list") {
         StateTree tree;
         NodeId id = tree.add(StateTree::None{});
-        for (int i = 0; i < 50'000; ++i) id = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {tensor(tree), id}});
+        for (int i = 0; i < 50'000; ++i)
+            id = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {tensor(tree), id}});
         tree.set_root(id);
         const auto flat = flatten(tree);
         std::size_t bytes = 0;

@@ -1,6 +1,6 @@
 // Every file that torch wrote reads as torch reads it, and every broken one is refused for what is wrong with it.
-#include "doctest_safemap.hpp"
 #include "fixtures.hpp"
+#include "doctest_safemap.hpp"
 
 #include "base/checksum.hpp"
 
@@ -146,8 +146,8 @@ TEST_CASE("a fault of a tensor names the tensor, and leaves its neighbours alone
 }
 
 TEST_CASE("calls that would run code are shown, noted and not made") {
-    for (const auto& [file, call] : {std::pair{"os_system", "posix.system"}, {"eval", "builtins.eval"},
-                                     {"getattr", "builtins.getattr"}}) {
+    for (const auto& [file, call] :
+         {std::pair{"os_system", "posix.system"}, {"eval", "builtins.eval"}, {"getattr", "builtins.getattr"}}) {
         CAPTURE(file);
         const auto archive = fixtures::open(fixtures::content(std::string("broken/") + file + ".pt"));
         REQUIRE(archive.notes.size() == 1);
@@ -206,7 +206,8 @@ TEST_CASE("every truncation of a valid file is refused") {
 
 TEST_CASE("files with random bytes changed are read or refused, and never more") {
     std::mt19937 random(20240607);
-    for (const char* file : {"aligned_1.pt", "deflated.pt", "containers.pt", "quantized.pt", "sparse.pt", "module_main.pt"}) {
+    for (const char* file :
+         {"aligned_1.pt", "deflated.pt", "containers.pt", "quantized.pt", "sparse.pt", "module_main.pt"}) {
         CAPTURE(file);
         const std::string whole = fixtures::content(file);
         for (int round = 0; round < 1500; ++round) {

@@ -31,7 +31,7 @@ struct Zip {
         std::uint16_t method = 0;
         std::uint64_t packed = data.size();
         std::uint64_t size = data.size();
-        std::string extra = {};         ///< of the central entry
+        std::string extra = {};  ///< of the central entry
     };
     std::vector<Record> records;
     std::string prefix = {};
@@ -39,7 +39,9 @@ struct Zip {
     bool zip64_end = true;
     int count_error = 0;
 
-    void add(std::string name, std::string data) { records.push_back({.name = std::move(name), .data = std::move(data)}); }
+    void add(std::string name, std::string data) {
+        records.push_back({.name = std::move(name), .data = std::move(data)});
+    }
 
     std::string join() const {
         std::string body, directory;
@@ -57,7 +59,8 @@ struct Zip {
         const std::uint64_t at = body.size(), size = directory.size();
         std::string end;
         if (zip64_end) {
-            end = "PK\6\6" + little(44, 8) + little(0, 12) + little(count, 8) + little(count, 8) + little(size, 8) + little(at, 8);
+            end = "PK\6\6" + little(44, 8) + little(0, 12) + little(count, 8) + little(count, 8) + little(size, 8) +
+                  little(at, 8);
             end += "PK\6\7" + little(0, 4) + little(at + size, 8) + little(1, 4);
         }
         end += "PK\5\6" + little(0, 4) + little(count, 2) + little(count, 2) + little(size, 4) + little(at, 4) +
@@ -81,13 +84,14 @@ inline std::string tuple(std::initializer_list<std::string> items) {
 inline std::string call(std::string_view module, std::string_view name, std::initializer_list<std::string> arguments) {
     return global(module, name) + tuple(arguments) + "R";
 }
-inline std::string storage(std::string_view type, std::string_view key, std::int64_t count, std::string_view location = "cpu") {
+inline std::string storage(std::string_view type, std::string_view key, std::int64_t count,
+                           std::string_view location = "cpu") {
     return tuple({text("storage"), global("torch", type), text(key), text(location), integer(count)}) + "Q";
 }
 inline std::string tensor(const std::string& storage, std::int64_t offset, std::initializer_list<std::string> size,
                           std::initializer_list<std::string> stride) {
-    return call("torch._utils", "_rebuild_tensor_v2", {storage, integer(offset), tuple(size), tuple(stride), "\x89",
-                                                       call("collections", "OrderedDict", {})});
+    return call("torch._utils", "_rebuild_tensor_v2",
+                {storage, integer(offset), tuple(size), tuple(stride), "\x89", call("collections", "OrderedDict", {})});
 }
 inline std::string dict(std::initializer_list<std::string> keys_and_values) {
     std::string out = "}(";
@@ -97,7 +101,8 @@ inline std::string dict(std::initializer_list<std::string> keys_and_values) {
 inline std::string pickle(const std::string& value) { return "\x80\x02" + value + "."; }
 
 /// A file of torch.save with that pickle and these storages.
-inline std::string archive(const std::string& value, const std::vector<std::pair<std::string, std::string>>& storages = {}) {
+inline std::string archive(const std::string& value,
+                           const std::vector<std::pair<std::string, std::string>>& storages = {}) {
     Zip zip;
     zip.add("a/data.pkl", pickle(value));
     zip.add("a/byteorder", "little");

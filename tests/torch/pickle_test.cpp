@@ -72,42 +72,119 @@ using namespace std::string_literals;
 
 TEST_CASE("every opcode makes what Python makes of it") {
     const std::pair<std::string, std::string> cases[]{
-        {"N.", "None"}, {"\x88.", "True"}, {"\x89.", "False"}, {"I00\n.", "False"}, {"I01\n.", "True"},
-        {"I0\n.", "0"}, {"I-12\n.", "-12"}, {"I+7\n.", "7"}, {"I99999999999999999999\n.", "99999999999999999999"},
-        {"L5L\n.", "5"}, {"L-5\n.", "-5"}, {"L-99999999999999999999L\n.", "-99999999999999999999"},
-        {"J\xff\xff\xff\xff.", "-1"}, {"K\xff.", "255"}, {"M\xff\xff.", "65535"},
-        {"\x8a\x00."s, "0"}, {"\x8a\x01\xff.", "-1"}, {"\x8a\x02\x00\x01."s, "256"}, {"\x8a\x01\x80.", "-128"},
+        {"N.", "None"},
+        {"\x88.", "True"},
+        {"\x89.", "False"},
+        {"I00\n.", "False"},
+        {"I01\n.", "True"},
+        {"I0\n.", "0"},
+        {"I-12\n.", "-12"},
+        {"I+7\n.", "7"},
+        {"I99999999999999999999\n.", "99999999999999999999"},
+        {"L5L\n.", "5"},
+        {"L-5\n.", "-5"},
+        {"L-99999999999999999999L\n.", "-99999999999999999999"},
+        {"J\xff\xff\xff\xff.", "-1"},
+        {"K\xff.", "255"},
+        {"M\xff\xff.", "65535"},
+        {"\x8a\x00."s, "0"},
+        {"\x8a\x01\xff.", "-1"},
+        {"\x8a\x02\x00\x01."s, "256"},
+        {"\x8a\x01\x80.", "-128"},
         {"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f.", "9223372036854775807"},
         {"\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x80."s, "-9223372036854775808"},
         {"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00."s, "9223372036854775808"},
         {"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\xff."s, "-18446744073709551616"},
         {"\x8a\x0d\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01."s, "79228162514264337593543950336"},
         {"\x8b\x02\x00\x00\x00\x39\x30."s, "12345"},
-        {"F1.5\n.", "f1.500000"}, {"F-2e3\n.", "f-2000.000000"}, {"G\x3f\xf8\x00\x00\x00\x00\x00\x00."s, "f1.500000"},
-        {"S'it\\x41\\n\\''\n.", "'itA\n''"}, {"S\"a\\101\\8\"\n.", "'aA\\8'"}, {"U\x03""abc.", "'abc'"},
-        {"U\x02\xff\xfe.", "b'\xff\xfe'"}, {"T\x02\x00\x00\x00hi."s, "'hi'"},
-        {"Vab\\u00e9\xe9\n.", "'ab\xc3\xa9\xc3\xa9'"}, {"V\\U0001F600\\\\u0041\n.", "'\xf0\x9f\x98\x80\\\\u0041'"},
-        {"X\x02\x00\x00\x00\xc3\xa9."s, "'\xc3\xa9'"}, {"\x8c\x01x.", "'x'"}, {"\x8d\x01\x00\x00\x00\x00\x00\x00\x00y."s, "'y'"},
+        {"F1.5\n.", "f1.500000"},
+        {"F-2e3\n.", "f-2000.000000"},
+        {"G\x3f\xf8\x00\x00\x00\x00\x00\x00."s, "f1.500000"},
+        {"S'it\\x41\\n\\''\n.", "'itA\n''"},
+        {"S\"a\\101\\8\"\n.", "'aA\\8'"},
+        {"U\x03"
+         "abc.",
+         "'abc'"},
+        {"U\x02\xff\xfe.", "b'\xff\xfe'"},
+        {"T\x02\x00\x00\x00hi."s, "'hi'"},
+        {"Vab\\u00e9\xe9\n.", "'ab\xc3\xa9\xc3\xa9'"},
+        {"V\\U0001F600\\\\u0041\n.", "'\xf0\x9f\x98\x80\\\\u0041'"},
+        {"X\x02\x00\x00\x00\xc3\xa9."s, "'\xc3\xa9'"},
+        {"\x8c\x01x.", "'x'"},
+        {"\x8d\x01\x00\x00\x00\x00\x00\x00\x00y."s, "'y'"},
         {"X\x03\x00\x00\x00\xed\xa0\x80."s, "'\xed\xa0\x80'"},
-        {"C\x01\xff.", "b'\xff'"}, {"B\x01\x00\x00\x00z."s, "b'z'"}, {"\x8e\x01\x00\x00\x00\x00\x00\x00\x00z."s, "b'z'"},
+        {"C\x01\xff.", "b'\xff'"},
+        {"B\x01\x00\x00\x00z."s, "b'z'"},
+        {"\x8e\x01\x00\x00\x00\x00\x00\x00\x00z."s, "b'z'"},
         {"\x96\x01\x00\x00\x00\x00\x00\x00\x00z."s, "bytearray('z')"},
-        {").", "()"}, {"(K\x01K\x02t.", "(1, 2)"}, {"K\x01\x85.", "(1)"}, {"K\x01K\x02\x86.", "(1, 2)"},
+        {").", "()"},
+        {"(K\x01K\x02t.", "(1, 2)"},
+        {"K\x01\x85.", "(1)"},
+        {"K\x01K\x02\x86.", "(1, 2)"},
         {"K\x01K\x02K\x03\x87.", "(1, 2, 3)"},
-        {"].", "[]"}, {"(K\x01K\x02l.", "[1, 2]"}, {"]K\x05""a.", "[5]"}, {"](K\x01K\x02""e.", "[1, 2]"},
-        {"](e.", "[]"}, {"}.", "{}"}, {"(K\x01K\x02""d.", "{1, 2}"}, {"}K\x01K\x02s.", "{1, 2}"},
-        {"}(K\x01K\x02K\x03K\x04u.", "{1, 2, 3, 4}"}, {"\x8f.", "set()"}, {"\x8f(K\x01K\x02\x90.", "set(1, 2)"},
+        {"].", "[]"},
+        {"(K\x01K\x02l.", "[1, 2]"},
+        {"]K\x05"
+         "a.",
+         "[5]"},
+        {"](K\x01K\x02"
+         "e.",
+         "[1, 2]"},
+        {"](e.", "[]"},
+        {"}.", "{}"},
+        {"(K\x01K\x02"
+         "d.",
+         "{1, 2}"},
+        {"}K\x01K\x02s.", "{1, 2}"},
+        {"}(K\x01K\x02K\x03K\x04u.", "{1, 2, 3, 4}"},
+        {"\x8f.", "set()"},
+        {"\x8f(K\x01K\x02\x90.", "set(1, 2)"},
         {"(K\x01\x91.", "frozenset(1)"},
-        {"K\x01K\x02""0.", "1"}, {"K\x01(K\x02K\x03""1.", "1"}, {"K\x01(0.", "1"}, {"K\x01""2\x86.", "(1, 1)"},
-        {"K\x07p0\n0g0\n.", "7"}, {"K\x07q\x05""0h\x05.", "7"}, {"K\x07r\x05\x00\x00\x00""0j\x05\x00\x00\x00."s, "7"},
-        {"K\x07\x94""0h\x00."s, "7"}, {"K\x07\x94K\x08\x94""00h\x01.", "8"},
-        {"cmod\nName\n.", "mod.Name"}, {"\x8c\x03mod\x8c\x03""A.B\x93.", "mod.A.B"},
-        {"c__builtin__\nxrange\n.", "builtins.range"}, {"c__builtin__\nset\n.", "builtins.set"},
-        {"ccopy_reg\n_reconstructor\n.", "copyreg._reconstructor"}, {"ctorch.tensor\nx\n.", "torch._tensor.x"},
-        {"cm\nf\nK\x01\x85R.", "m.f(1)"}, {"cm\nC\n)\x81.", "m.C()"}, {"cm\nC\n)}\x92.", "m.C()**{}"},
-        {"(K\x01im\nC\n.", "m.C(1)"}, {"(cm\nC\nK\x01o.", "m.C(1)"}, {"cm\nC\n)\x81}b.", "m.C() state {}"},
-        {"cm\nC\nNb.", "m.C() state None"}, {"cm\nC\n)\x81K\x01K\x02s.", "m.C() items 1, 2"},
-        {"cm\nC\n)\x81(K\x01""e.", "m.C() appends 1"}, {"K\x01Q.", "persistent 1"},
-        {"\x80\x05N.", "None"}, {"\x95\x02\x00\x00\x00\x00\x00\x00\x00N."s, "None"},
+        {"K\x01K\x02"
+         "0.",
+         "1"},
+        {"K\x01(K\x02K\x03"
+         "1.",
+         "1"},
+        {"K\x01(0.", "1"},
+        {"K\x01"
+         "2\x86.",
+         "(1, 1)"},
+        {"K\x07p0\n0g0\n.", "7"},
+        {"K\x07q\x05"
+         "0h\x05.",
+         "7"},
+        {"K\x07r\x05\x00\x00\x00"
+         "0j\x05\x00\x00\x00."s,
+         "7"},
+        {"K\x07\x94"
+         "0h\x00."s,
+         "7"},
+        {"K\x07\x94K\x08\x94"
+         "00h\x01.",
+         "8"},
+        {"cmod\nName\n.", "mod.Name"},
+        {"\x8c\x03mod\x8c\x03"
+         "A.B\x93.",
+         "mod.A.B"},
+        {"c__builtin__\nxrange\n.", "builtins.range"},
+        {"c__builtin__\nset\n.", "builtins.set"},
+        {"ccopy_reg\n_reconstructor\n.", "copyreg._reconstructor"},
+        {"ctorch.tensor\nx\n.", "torch._tensor.x"},
+        {"cm\nf\nK\x01\x85R.", "m.f(1)"},
+        {"cm\nC\n)\x81.", "m.C()"},
+        {"cm\nC\n)}\x92.", "m.C()**{}"},
+        {"(K\x01im\nC\n.", "m.C(1)"},
+        {"(cm\nC\nK\x01o.", "m.C(1)"},
+        {"cm\nC\n)\x81}b.", "m.C() state {}"},
+        {"cm\nC\nNb.", "m.C() state None"},
+        {"cm\nC\n)\x81K\x01K\x02s.", "m.C() items 1, 2"},
+        {"cm\nC\n)\x81(K\x01"
+         "e.",
+         "m.C() appends 1"},
+        {"K\x01Q.", "persistent 1"},
+        {"\x80\x05N.", "None"},
+        {"\x95\x02\x00\x00\x00\x00\x00\x00\x00N."s, "None"},
         {"c__builtin__\ngetattr\ncm\nOuter\nX\x05\x00\x00\x00Inner\x86R."s, "m.Outer.Inner"},
         {"cbuiltins\ngetattr\ncm\nC\nX\x08\x00\x00\x00__init__\x86R."s, "builtins.getattr(m.C, '__init__')"},
     };
@@ -122,8 +199,8 @@ TEST_CASE("every opcode makes what Python makes of it") {
 TEST_CASE("every opcode is refused without its operands") {
     // Opcodes that need n values on the stack.
     const std::pair<std::string, int> needs[]{
-        {"0", 1}, {"2", 1}, {"\x85", 1}, {"\x86", 2}, {"\x87", 3}, {"a", 2}, {"s", 3}, {"R", 2}, {"\x81", 2}, {"\x92", 3},
-        {"b", 2}, {"Q", 1}, {"\x93", 2}, {"q\x01", 1}, {"p1\n", 1}, {"\x94", 1}, {".", 1},
+        {"0", 1},    {"2", 1}, {"\x85", 1}, {"\x86", 2}, {"\x87", 3},  {"a", 2},    {"s", 3},    {"R", 2}, {"\x81", 2},
+        {"\x92", 3}, {"b", 2}, {"Q", 1},    {"\x93", 2}, {"q\x01", 1}, {"p1\n", 1}, {"\x94", 1}, {".", 1},
     };
     for (const auto& [opcode, count] : needs) {
         for (int have = 0; have < count; ++have) {
@@ -145,13 +222,16 @@ TEST_CASE("every opcode is refused without its operands") {
 }
 
 TEST_CASE("operands of the wrong kind are refused") {
-    for (const char* pickle : {"NNa.", "N(Ne.", "NNNs.", "N(NNu.", "](NNu.", "}(Ne.", "N(N\x90.", "}(NNN" "u.", "(Nd.",
-                               "N)R.", "cm\nf\nNR.", "cm\nf\n]R.", "cm\nC\nN\x81.", "cm\nC\n)N\x92.", "]}b.", "K\x01}b.",
-                               "NN\x93.", "NQ}b.", "(NNo."}) {
+    for (const char* pickle : {"NNa.", "N(Ne.", "NNNs.", "N(NNu.", "](NNu.", "}(Ne.", "N(N\x90.",
+                               "}(NNN"
+                               "u.",
+                               "(Nd.", "N)R.", "cm\nf\nNR.", "cm\nf\n]R.", "cm\nC\nN\x81.", "cm\nC\n)N\x92.", "]}b.",
+                               "K\x01}b.", "NN\x93.", "NQ}b.", "(NNo."}) {
         CAPTURE(pickle);
         CHECK_FAULT(Read(pickle), Errc::pickle_bad_stack);
     }
-    for (const char* pickle : {"}]Ns.", "}}Ns.", "}\x8fNs.", "\x8f(]\x90.", "(]\x91.", "(]Nd.", "}]\x85Ns.", "}]\x85\x85Ns."}) {
+    for (const char* pickle :
+         {"}]Ns.", "}}Ns.", "}\x8fNs.", "\x8f(]\x90.", "(]\x91.", "(]Nd.", "}]\x85Ns.", "}]\x85\x85Ns."}) {
         CAPTURE(pickle);
         CHECK_FAULT(Read(pickle), Errc::pickle_bad_key);
     }
@@ -163,24 +243,51 @@ TEST_CASE("operands of the wrong kind are refused") {
 
 TEST_CASE("lengths, texts and numbers are checked") {
     const std::pair<std::string, Errc> cases[]{
-        {"", Errc::pickle_truncated}, {"N", Errc::pickle_truncated}, {"J\x01", Errc::pickle_truncated},
-        {"I12", Errc::pickle_truncated}, {"cm\nf", Errc::pickle_truncated}, {"G\x01", Errc::pickle_truncated},
-        {"X\xff\xff\xff\xff", Errc::pickle_bad_count}, {"U\x05""abc.", Errc::pickle_bad_count},
-        {"\x8b\xff\xff\xff\xff.", Errc::pickle_bad_count}, {"T\xff\xff\xff\xff.", Errc::pickle_bad_count},
-        {"\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", Errc::pickle_bad_count}, {"\x95\xff\xff\xff\xff\xff\xff\xff\xffN.", Errc::pickle_bad_count},
-        {"I1 2\n.", Errc::pickle_bad_text}, {"I\n.", Errc::pickle_bad_text}, {"I-\n.", Errc::pickle_bad_text},
-        {"Lx\n.", Errc::pickle_bad_text}, {"Fx\n.", Errc::pickle_bad_text}, {"F\n.", Errc::pickle_bad_text},
-        {"F1.5x\n.", Errc::pickle_bad_text}, {"Sabc\n.", Errc::pickle_bad_text}, {"S'\n.", Errc::pickle_bad_text},
-        {"S'a\\'\n.", Errc::pickle_bad_text}, {"S'\\xZ1'\n.", Errc::pickle_bad_text},
-        {"V\\u12\n.", Errc::pickle_bad_text}, {"V\\U00110000\n.", Errc::pickle_bad_text},
-        {"X\x01\x00\x00\x00\xff."s, Errc::pickle_bad_text}, {"c\xff\nf\n.", Errc::pickle_bad_text},
+        {"", Errc::pickle_truncated},
+        {"N", Errc::pickle_truncated},
+        {"J\x01", Errc::pickle_truncated},
+        {"I12", Errc::pickle_truncated},
+        {"cm\nf", Errc::pickle_truncated},
+        {"G\x01", Errc::pickle_truncated},
+        {"X\xff\xff\xff\xff", Errc::pickle_bad_count},
+        {"U\x05"
+         "abc.",
+         Errc::pickle_bad_count},
+        {"\x8b\xff\xff\xff\xff.", Errc::pickle_bad_count},
+        {"T\xff\xff\xff\xff.", Errc::pickle_bad_count},
+        {"\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", Errc::pickle_bad_count},
+        {"\x95\xff\xff\xff\xff\xff\xff\xff\xffN.", Errc::pickle_bad_count},
+        {"I1 2\n.", Errc::pickle_bad_text},
+        {"I\n.", Errc::pickle_bad_text},
+        {"I-\n.", Errc::pickle_bad_text},
+        {"Lx\n.", Errc::pickle_bad_text},
+        {"Fx\n.", Errc::pickle_bad_text},
+        {"F\n.", Errc::pickle_bad_text},
+        {"F1.5x\n.", Errc::pickle_bad_text},
+        {"Sabc\n.", Errc::pickle_bad_text},
+        {"S'\n.", Errc::pickle_bad_text},
+        {"S'a\\'\n.", Errc::pickle_bad_text},
+        {"S'\\xZ1'\n.", Errc::pickle_bad_text},
+        {"V\\u12\n.", Errc::pickle_bad_text},
+        {"V\\U00110000\n.", Errc::pickle_bad_text},
+        {"X\x01\x00\x00\x00\xff."s, Errc::pickle_bad_text},
+        {"c\xff\nf\n.", Errc::pickle_bad_text},
         {"X\x02\x00\x00\x00\xed\xa0."s, Errc::pickle_bad_text},
-        {"g1\n.", Errc::pickle_bad_memo}, {"gx\n.", Errc::pickle_bad_memo}, {"g-1\n.", Errc::pickle_bad_memo},
-        {"h\x01.", Errc::pickle_bad_memo}, {"Nr\xff\xff\xff\xff.", Errc::pickle_bad_memo},
+        {"g1\n.", Errc::pickle_bad_memo},
+        {"gx\n.", Errc::pickle_bad_memo},
+        {"g-1\n.", Errc::pickle_bad_memo},
+        {"h\x01.", Errc::pickle_bad_memo},
+        {"Nr\xff\xff\xff\xff.", Errc::pickle_bad_memo},
         {"Np99999999999999999999\n.", Errc::pickle_bad_memo},
-        {"\x80\x06N.", Errc::pickle_bad_opcode}, {"\xffN.", Errc::pickle_bad_opcode}, {"\x00N."s, Errc::pickle_bad_opcode},
-        {"Pid\n.", Errc::pickle_unsupported}, {"\x82\x01.", Errc::pickle_unsupported}, {"\x83\x01\x00."s, Errc::pickle_unsupported},
-        {"\x84\x01\x00\x00\x00."s, Errc::pickle_unsupported}, {"\x97.", Errc::pickle_unsupported}, {"\x98.", Errc::pickle_unsupported},
+        {"\x80\x06N.", Errc::pickle_bad_opcode},
+        {"\xffN.", Errc::pickle_bad_opcode},
+        {"\x00N."s, Errc::pickle_bad_opcode},
+        {"Pid\n.", Errc::pickle_unsupported},
+        {"\x82\x01.", Errc::pickle_unsupported},
+        {"\x83\x01\x00."s, Errc::pickle_unsupported},
+        {"\x84\x01\x00\x00\x00."s, Errc::pickle_unsupported},
+        {"\x97.", Errc::pickle_unsupported},
+        {"\x98.", Errc::pickle_unsupported},
     };
     for (const auto& [pickle, code] : cases) {
         CAPTURE(pickle);
@@ -189,7 +296,8 @@ TEST_CASE("lengths, texts and numbers are checked") {
 }
 
 TEST_CASE("every byte is an opcode that is known or refused") {
-    const std::string known = "(.0123]NIJKMLFGSTUVXBC)tldaesu}pqrghjcRbioPQ"s + "\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f"s +
+    const std::string known = "(.0123]NIJKMLFGSTUVXBC)tldaesu}pqrghjcRbioPQ"s +
+                              "\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f"s +
                               "\x90\x91\x92\x93\x94\x95\x96\x97\x98"s;
     for (int byte = 0; byte < 256; ++byte) {
         CAPTURE(byte);
@@ -213,7 +321,10 @@ TEST_CASE("nesting, marks and sharing cost what they take in the pickle") {
     // A chain of getattr: names that would take the square of its length stay calls.
     std::string chain = "cm\nC\n";
     std::string folds;
-    for (int i = 0; i < 5000; ++i) folds += "X\x0a\x00\x00\x00""abcdefghij\x86R"s;
+    for (int i = 0; i < 5000; ++i)
+        folds +=
+            "X\x0a\x00\x00\x00"
+            "abcdefghij\x86R"s;
     std::string gets;
     for (int i = 0; i < 5000; ++i) gets += "cbuiltins\ngetattr\n";
     CHECK_OK(Read(gets + chain + folds + "."));
@@ -232,7 +343,8 @@ TEST_CASE("what follows STOP is left") {
 
 TEST_CASE("random opcodes are read or refused, and never more") {
     std::mt19937 random(7);
-    const std::string opcodes = "(.012NKUX)tldaesu]}qhcRbiogpQ\x85\x86\x87\x88\x8f\x90\x91\x92\x93\x94\x81\x8a\x8c\n\x01m";
+    const std::string opcodes =
+        "(.012NKUX)tldaesu]}qhcRbiogpQ\x85\x86\x87\x88\x8f\x90\x91\x92\x93\x94\x81\x8a\x8c\n\x01m";
     for (int round = 0; round < 20'000; ++round) {
         std::string pickle;
         for (std::size_t i = random() % 40; i > 0; --i) pickle += opcodes[random() % opcodes.size()];

@@ -29,8 +29,7 @@ std::string one(const std::string& storage, std::int64_t offset, std::initialize
 }
 std::string number(std::int64_t value) { return forge::integer(value); }
 
-template <class T>
-T root_as(const std::string& value) {
+template <class T> T root_as(const std::string& value) {
     const StateTree tree = tree_of(value);
     const T* found = std::get_if<T>(&tree[tree.root()]);
     REQUIRE(found != nullptr);
@@ -50,14 +49,16 @@ TEST_CASE("bounds are exact to the element, and no sum wraps") {
     CHECK_FAULT(flat_of(one(floats(), 0, {number(3)}, {number(int64_max)})), Errc::shape_overflow);
     CHECK_FAULT(flat_of(one(floats(), int64_max, {number(1)}, {number(1)})), Errc::shape_overflow);
     CHECK_FAULT(flat_of(one(floats(), 1, {number(2)}, {number(int64_max - 1)})), Errc::shape_overflow);
-    CHECK_FAULT(flat_of(one(floats(), 0, {number(std::int64_t{1} << 32), number(std::int64_t{1} << 32)}, {number(0), number(0)})),
+    CHECK_FAULT(flat_of(one(floats(), 0, {number(std::int64_t{1} << 32), number(std::int64_t{1} << 32)},
+                            {number(0), number(0)})),
                 Errc::shape_overflow);
     CHECK_FAULT(flat_of(one(floats(), 0, {number(int64_max)}, {number(0)})), Errc::shape_overflow);
     CHECK_FAULT(flat_of(one(floats(), -1, {number(1)}, {number(1)})), Errc::bad_tensor);
     CHECK_FAULT(flat_of(one(floats(), 0, {number(-1)}, {number(1)})), Errc::bad_tensor);
     CHECK_FAULT(flat_of(one(floats(), 0, {number(1)}, {number(-1)})), Errc::bad_tensor);
     CHECK_FAULT(flat_of(one(floats(), 0, {"\x88"}, {number(1)})), Errc::bad_tensor);
-    CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", "0", 17), 0, {number(17)}, {number(1)})), Errc::storage_too_short);
+    CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", "0", 17), 0, {number(17)}, {number(1)})),
+                Errc::storage_too_short);
     CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", "0", -1), 0, {}, {})), Errc::bad_tensor);
     CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", "0", int64_max), 0, {}, {})), Errc::shape_overflow);
     CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", "7", 1), 0, {}, {})), Errc::zip_missing_record);
@@ -80,11 +81,12 @@ TEST_CASE("sixty-four dimensions are read, one more is refused") {
 
 TEST_CASE("every storage class has its dtype") {
     const std::pair<const char*, Dtype> classes[]{
-        {"FloatStorage", Dtype::f32}, {"HalfStorage", Dtype::f16}, {"BFloat16Storage", Dtype::bf16}, {"DoubleStorage", Dtype::f64},
-        {"LongStorage", Dtype::i64}, {"IntStorage", Dtype::i32}, {"ShortStorage", Dtype::i16}, {"CharStorage", Dtype::i8},
-        {"ByteStorage", Dtype::u8}, {"BoolStorage", Dtype::boolean}, {"ComplexFloatStorage", Dtype::c64},
-        {"ComplexDoubleStorage", Dtype::c128}, {"QInt8Storage", Dtype::qint8}, {"QUInt8Storage", Dtype::quint8},
-        {"QInt32Storage", Dtype::qint32}, {"UntypedStorage", Dtype::u8}};
+        {"FloatStorage", Dtype::f32},    {"HalfStorage", Dtype::f16},         {"BFloat16Storage", Dtype::bf16},
+        {"DoubleStorage", Dtype::f64},   {"LongStorage", Dtype::i64},         {"IntStorage", Dtype::i32},
+        {"ShortStorage", Dtype::i16},    {"CharStorage", Dtype::i8},          {"ByteStorage", Dtype::u8},
+        {"BoolStorage", Dtype::boolean}, {"ComplexFloatStorage", Dtype::c64}, {"ComplexDoubleStorage", Dtype::c128},
+        {"QInt8Storage", Dtype::qint8},  {"QUInt8Storage", Dtype::quint8},    {"QInt32Storage", Dtype::qint32},
+        {"UntypedStorage", Dtype::u8}};
     for (const auto& [name, dtype] : classes) {
         CAPTURE(name);
         const auto flat = flat_of(one(forge::storage(name, "1", 1), 0, {number(1)}, {number(1)}));
@@ -95,9 +97,12 @@ TEST_CASE("every storage class has its dtype") {
 
 TEST_CASE("views of one storage share it, and equal ones are ties") {
     const auto flat = flat_of(forge::dict({
-        forge::text("a"), forge::tensor(floats(), 0, {number(4)}, {number(1)}),
-        forge::text("b"), forge::tensor(floats(), 0, {number(4)}, {number(1)}),
-        forge::text("c"), forge::tensor(floats(), 4, {number(4)}, {number(1)}),
+        forge::text("a"),
+        forge::tensor(floats(), 0, {number(4)}, {number(1)}),
+        forge::text("b"),
+        forge::tensor(floats(), 0, {number(4)}, {number(1)}),
+        forge::text("c"),
+        forge::tensor(floats(), 4, {number(4)}, {number(1)}),
     }));
     REQUIRE(flat.tensors.size() == 2);
     CHECK(flat.tensors[0].stored() == flat.tensors[1].stored());
@@ -109,8 +114,8 @@ TEST_CASE("bytes of an untyped storage are what the tensor says they are") {
     const auto v3 = [](const char* dtype, std::int64_t count, std::int64_t stride = 1) {
         return in_dict(forge::call("torch._utils", "_rebuild_tensor_v3",
                                    {forge::storage("UntypedStorage", "1", 16), number(0), forge::tuple({number(count)}),
-                                    forge::tuple({number(stride)}), "\x89", forge::call("collections", "OrderedDict", {}),
-                                    forge::global("torch", dtype)}));
+                                    forge::tuple({number(stride)}), "\x89",
+                                    forge::call("collections", "OrderedDict", {}), forge::global("torch", dtype)}));
     };
     CHECK(flat_of(v3("uint16", 8)).tensors[0].dtype() == Dtype::u16);
     CHECK_FAULT(flat_of(v3("uint16", 9)), Errc::storage_too_short);
@@ -123,8 +128,9 @@ TEST_CASE("bytes of an untyped storage are what the tensor says they are") {
 }
 
 TEST_CASE("tensors before torch 0.4 are classes with a state") {
-    const std::string value = in_dict(forge::global("torch", "FloatTensor") + ")\x81" +
-                                      forge::tuple({floats(), number(2), forge::tuple({number(3)}), forge::tuple({number(1)})}) + "b");
+    const std::string value =
+        in_dict(forge::global("torch", "FloatTensor") + ")\x81" +
+                forge::tuple({floats(), number(2), forge::tuple({number(3)}), forge::tuple({number(1)})}) + "b");
     const auto flat = flat_of(value);
     REQUIRE(flat.tensors.size() == 1);
     CHECK(flat.tensors[0].shape() == Shape{3});
@@ -133,7 +139,8 @@ TEST_CASE("tensors before torch 0.4 are classes with a state") {
 TEST_CASE("parameters in parameters end") {
     std::string value = forge::tensor(floats(), 0, {}, {});
     const auto wrap = [](const std::string& inner) {
-        return forge::call("torch._utils", "_rebuild_parameter", {inner, "\x88", forge::call("collections", "OrderedDict", {})});
+        return forge::call("torch._utils", "_rebuild_parameter",
+                           {inner, "\x88", forge::call("collections", "OrderedDict", {})});
     };
     const StateTree tree = tree_of(wrap(value));
     const auto& tensor = std::get<StateTree::Tensor>(tree[tree.root()]);
@@ -159,23 +166,35 @@ TEST_CASE("Python's own values are what they are") {
     using Sequence = StateTree::Sequence;
     CHECK(root_as<Sequence>(forge::call("torch", "Size", {forge::tuple({number(2)})})).kind == Sequence::Kind::size);
     CHECK(root_as<Sequence>(forge::call("__builtin__", "set", {"]"})).kind == Sequence::Kind::set);
-    CHECK(root_as<StateTree::Complex>(forge::call("__builtin__", "complex", {"G\x3f\xf0\0\0\0\0\0\0"s, "G\0\0\0\0\0\0\0\0"s})).real == 1.0);
-    CHECK(root_as<StateTree::Constant>(forge::call("torch", "device", {forge::text("cuda"), number(1)})).text == "cuda:1");
+    CHECK(root_as<StateTree::Complex>(
+              forge::call("__builtin__", "complex", {"G\x3f\xf0\0\0\0\0\0\0"s, "G\0\0\0\0\0\0\0\0"s}))
+              .real == 1.0);
+    CHECK(root_as<StateTree::Constant>(forge::call("torch", "device", {forge::text("cuda"), number(1)})).text ==
+          "cuda:1");
     CHECK(root_as<StateTree::Constant>(forge::global("torch", "float32")).text == "float32");
     CHECK(root_as<StateTree::Constant>(forge::global("my", "Class")).kind == StateTree::Constant::Kind::other);
-    const auto bytes = root_as<StateTree::Bytes>(forge::call("_codecs", "encode", {forge::text("a\xc3\xbf\xc2\x80"), forge::text("latin1")}));
+    const auto bytes = root_as<StateTree::Bytes>(
+        forge::call("_codecs", "encode", {forge::text("a\xc3\xbf\xc2\x80"), forge::text("latin1")}));
     CHECK(bytes.bytes == "a\xff\x80");
     CHECK(root_as<StateTree::Bytes>(forge::call("__builtin__", "bytes", {})).bytes.empty());
-    CHECK(root_as<StateTree::Bytes>(forge::call("__builtin__", "bytearray", {forge::call("_codecs", "encode", {forge::text("x"), forge::text("latin1")})})).mutable_array);
-    CHECK(root_as<StateTree::Opaque>(forge::call("_codecs", "encode", {forge::text("\xe6\xbc\xa2"), forge::text("latin1")})).type == "_codecs.encode");
-    CHECK(root_as<StateTree::Dict>(forge::call("collections", "OrderedDict", {"]]N\x88""ea"s.replace(2, 1, "(N")})).items.size() == 1);
+    CHECK(root_as<StateTree::Bytes>(
+              forge::call("__builtin__", "bytearray",
+                          {forge::call("_codecs", "encode", {forge::text("x"), forge::text("latin1")})}))
+              .mutable_array);
+    CHECK(root_as<StateTree::Opaque>(
+              forge::call("_codecs", "encode", {forge::text("\xe6\xbc\xa2"), forge::text("latin1")}))
+              .type == "_codecs.encode");
+    CHECK(root_as<StateTree::Dict>(forge::call("collections", "OrderedDict",
+                                               {"]]N\x88"
+                                                "ea"s.replace(2, 1, "(N")}))
+              .items.size() == 1);
 }
 
 TEST_CASE("keys that Python takes for the same are one entry") {
     const auto dict = root_as<StateTree::Dict>("}(K\1NK\2N\x88K\5U\1aNU\1aK\6u");
     CHECK(dict.items.size() == 3);
-    const auto flat = flat_of(forge::dict({forge::text("x"), forge::tensor(floats(), 0, {}, {}), forge::text("x"),
-                                           forge::tensor(floats(), 1, {}, {})}));
+    const auto flat = flat_of(forge::dict(
+        {forge::text("x"), forge::tensor(floats(), 0, {}, {}), forge::text("x"), forge::tensor(floats(), 1, {}, {})}));
     REQUIRE(flat.tensors.size() == 1);
     CHECK(flat.tensors[0].strided_view().offset == 1);
 }
@@ -183,7 +202,8 @@ TEST_CASE("keys that Python takes for the same are one entry") {
 TEST_CASE("tensors inside unknown objects are found, under attributes and places") {
     const std::string tensor = forge::tensor(floats(), 0, {}, {});
     const std::string object = forge::global("my", "Thing") + forge::tuple({tensor, "N"}) + "\x81" +
-                               forge::dict({forge::text("w"), forge::tensor(floats(), 1, {}, {}), forge::text("0"), forge::tensor(floats(), 2, {}, {})}) +
+                               forge::dict({forge::text("w"), forge::tensor(floats(), 1, {}, {}), forge::text("0"),
+                                            forge::tensor(floats(), 2, {}, {})}) +
                                "b" + "(" + forge::tensor(floats(), 3, {}, {}) + "e";
     const auto flat = flat_of(in_dict(object));
     REQUIRE(flat.tensors.size() == 4);
@@ -198,8 +218,8 @@ TEST_CASE("tensors inside unknown objects are found, under attributes and places
 TEST_CASE("a call that runs code is noted wherever it stands") {
     // As an argument of a tensor's hooks, which nothing else looks at; and popped off the stack.
     const std::string attack = forge::call("os", "system", {forge::text("true")});
-    const std::string tensor = forge::call("torch._utils", "_rebuild_tensor_v2",
-                                           {floats(), number(0), ")", ")", "\x89", attack});
+    const std::string tensor =
+        forge::call("torch._utils", "_rebuild_tensor_v2", {floats(), number(0), ")", ")", "\x89", attack});
     const auto archive = fixtures::open(forge::archive(attack + "0" + in_dict(tensor), {{"0", std::string(64, 'x')}}));
     REQUIRE(archive.notes.size() == 1);
     CHECK(archive.notes[0].find("os.system (2 times)") != std::string::npos);
@@ -219,5 +239,6 @@ TEST_CASE("archives must be what they say") {
     CHECK_FAULT(fixtures::open(with([](Zip& zip) { zip.add("a/byteorder", "Little"); })), Errc::zip_bad_record);
     CHECK_FAULT(fixtures::open(with([](Zip& zip) { zip.add("b/data/0", "x"); })), Errc::zip_bad_record);
     CHECK_FAULT(fixtures::open(with([](Zip& zip) { zip.add("a/constants.pkl", "x"); })), Errc::unknown_format);
-    CHECK_FAULT(fixtures::open(with([](Zip& zip) { zip.records[0].name = zip.records[0].local_name = "data.pkl"; })), Errc::zip_missing_record);
+    CHECK_FAULT(fixtures::open(with([](Zip& zip) { zip.records[0].name = zip.records[0].local_name = "data.pkl"; })),
+                Errc::zip_missing_record);
 }

@@ -178,8 +178,8 @@ TEST_CASE("records beyond 4 GiB are found by their zip64 fields") {
         if (at >= 0xFFFF'FFFF) extra += forge::little(at, 8);
         if (!extra.empty()) extra = forge::little(1, 2) + forge::little(extra.size(), 2) + extra;
         const auto short_size = forge::little(std::min<std::uint64_t>(size, 0xFFFF'FFFF), 4);
-        return "PK\1\2" + forge::little(0, 4) + forge::little(0x0808, 2) + forge::little(0, 10) + short_size + short_size +
-               forge::little(name.size(), 2) + forge::little(extra.size(), 2) + forge::little(0, 10) +
+        return "PK\1\2" + forge::little(0, 4) + forge::little(0x0808, 2) + forge::little(0, 10) + short_size +
+               short_size + forge::little(name.size(), 2) + forge::little(extra.size(), 2) + forge::little(0, 10) +
                forge::little(std::min<std::uint64_t>(at, 0xFFFF'FFFF), 4) + name + extra;
     };
     parts[0] = header("a/data/0");
@@ -196,15 +196,17 @@ TEST_CASE("records beyond 4 GiB are found by their zip64 fields") {
     parts[directory_at] = end;
 
     std::uint64_t bytes_read = 0;
-    const auto source = callback_source("sparse.pt", directory_at + end.size(), [&](std::uint64_t offset, std::span<std::byte> into) {
-        bytes_read += into.size();
-        std::fill(into.begin(), into.end(), std::byte{0});
-        for (const auto& [at, part] : parts) {
-            for (std::size_t i = 0; i < part.size(); ++i) {
-                if (at + i >= offset && at + i - offset < into.size()) into[at + i - offset] = static_cast<std::byte>(part[i]);
+    const auto source =
+        callback_source("sparse.pt", directory_at + end.size(), [&](std::uint64_t offset, std::span<std::byte> into) {
+            bytes_read += into.size();
+            std::fill(into.begin(), into.end(), std::byte{0});
+            for (const auto& [at, part] : parts) {
+                for (std::size_t i = 0; i < part.size(); ++i) {
+                    if (at + i >= offset && at + i - offset < into.size())
+                        into[at + i - offset] = static_cast<std::byte>(part[i]);
+                }
             }
-        }
-    });
+        });
     ThrowFirst faults;
     const auto zip = ZipDirectory::read(source, faults);
     REQUIRE(zip.records().size() == 2);
