@@ -21,7 +21,7 @@ constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 /// each level would take n² bytes of names.
 constexpr std::size_t max_name_bytes = 100'000'000;
 /// All segments that the walk spells: one long key object may stand in millions of dictionaries.
-constexpr std::size_t max_segment_bytes = 10 * max_name_bytes;
+constexpr std::size_t max_segment_bytes = 4 * max_name_bytes;
 /// Of a path that is only an example.
 constexpr std::size_t example_bytes = 200;
 

@@ -19,6 +19,7 @@ bool looks_like_integer(std::string_view text) {
 }
 
 std::string escaped(std::string_view text) {
+    if (text.find('~') == text.npos && text.find('/') == text.npos) return std::string(text);
     std::string out;
     out.reserve(text.size());
     for (const char c : text) {

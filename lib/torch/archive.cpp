@@ -42,12 +42,12 @@ public:
     }
 
 private:
-    /// Names begin with the name that the file was saved under, which need not be the name it has now.
+    /// Names begin with the name that the file was saved under, which need not be the name it has now. Where there is
+    /// no folder, a root that no name begins with.
     static std::string root_of(const ZipDirectory& zip) {
-        if (zip.records().empty()) return {};
-        const std::string_view first = zip.records().front().name;
+        const std::string_view first = zip.records().empty() ? std::string_view() : zip.records().front().name;
         const std::size_t end = first.find('/');
-        return end == first.npos ? std::string() : std::string(first.substr(0, end + 1));
+        return end == first.npos ? "/" : std::string(first.substr(0, end + 1));
     }
 
     const ZipRecord* find(std::string_view name) const { return zip_.find(root_ + std::string(name)); }

@@ -229,7 +229,8 @@ TEST_CASE("depth, doubling and long keys do not cost more than the tree is large
         for (const auto& each : flat.tensors) bytes += each.name().size();
         CHECK(bytes <= 100'000'000);
         CHECK(flat.tensors.size() > 5'000);
-        CHECK(flat.notes.size() == 2);
+        REQUIRE(flat.notes.size() == 1);
+        CHECK(flat.notes[0].find("no name") != std::string::npos);
     }
     SUBCASE("one long key in many dictionaries") {
         StateTree tree;

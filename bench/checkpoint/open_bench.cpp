@@ -1,0 +1,134 @@
+// Opening: only headers are read, whatever the tensors weigh.
+
+#include "counting_source.hpp"
+#include "safetensors/header.hpp"
+
+#include <safemap/checkpoint.hpp>
+
+#include <benchmark/benchmark.h>
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+using namespace safemap;
+
+namespace {
+
+/// The bytes before the data of a file with that many F32 tensors of [1024, 1024].
+std::string header_of(std::size_t first, std::size_t count) {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < count; ++i)
+        names.push_back("model.layers." + std::to_string((first + i) / 9) + ".mlp.proj_" +
+                        std::to_string((first + i) % 9) + ".weight");
+    const Shape shape = {1024, 1024};
+    std::vector<safetensors::TensorSpec> specs;
+    for (const std::string& name : names) specs.push_back({.name = name, .dtype = Dtype::f32, .shape = &shape});
+    const std::pair<std::string, std::string> metadata[] = {{"format", "pt"}};
+    return safetensors::write_header(specs, metadata, true, 8);
+}
+
+constexpr std::uint64_t tensor_bytes = 4_MiB;
+
+/// 1,000 tensors in 30 files of the file system, 4 GB in holes.
+class ShardedModel {
+public:
+    static constexpr std::size_t tensors = 1000;
+    static constexpr std::size_t shards = 30;
+
+    ShardedModel() {
+        std::string pattern = (std::filesystem::temp_directory_path() / "safemap-bench-XXXXXX").string();
+        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+        path_ = pattern;
+        for (std::size_t i = 0; i < shards; ++i) {
+            const std::size_t first = i * tensors / shards;
+            const std::size_t count = (i + 1) * tensors / shards - first;
+            const auto file = path_ / ("model-" + std::to_string(i) + ".safetensors");
+            const std::string header = header_of(first, count);
+            std::ofstream(file, std::ios::binary) << header;
+            std::filesystem::resize_file(file, header.size() + count * tensor_bytes);
+            header_bytes_ += header.size();
+            add_to_index(file.filename().string(), first, count);
+        }
+        std::ofstream(path_ / "model.safetensors.index.json")
+            << R"({"metadata":{},"weight_map":{)" << weight_map_ << "}}";
+    }
+    ~ShardedModel() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    const std::filesystem::path& path() const { return path_; }
+    std::uint64_t header_bytes() const { return header_bytes_; }
+
+private:
+    void add_to_index(const std::string& file, std::size_t first, std::size_t count) {
+        for (std::size_t i = first; i < first + count; ++i)
+            weight_map_ += (weight_map_.empty() ? "\"" : ",\"") + ("model.layers." + std::to_string(i / 9)) +
+                           ".mlp.proj_" + std::to_string(i % 9) + ".weight\":\"" + file + '"';
+    }
+
+    std::filesystem::path path_;
+    std::string weight_map_;
+    std::uint64_t header_bytes_ = 0;
+};
+
+/// Bytes that this process has asked the kernel for.
+std::uint64_t bytes_read_so_far() {
+    std::ifstream io("/proc/self/io");
+    std::string key;
+    std::uint64_t value = 0;
+    while (io >> key >> value)
+        if (key == "rchar:") return value;
+    return 0;
+}
+
+void open_shards(benchmark::State& state) {
+    const ShardedModel model;
+    std::uint64_t read = 0;
+    for (auto _ : state) {
+        const std::uint64_t before = bytes_read_so_far();
+        const Checkpoint checkpoint = Checkpoint::open(model.path());
+        read = bytes_read_so_far() - before;
+        if (checkpoint.size() != ShardedModel::tensors) return state.SkipWithError("tensors are missing");
+    }
+    // The index, and what /proc itself gives, come on top of the headers.
+    if (read > model.header_bytes() + 256_KiB) return state.SkipWithError("more than headers was read");
+    state.counters["bytes_read"] = static_cast<double>(read);
+    state.counters["header_bytes"] = static_cast<double>(model.header_bytes());
+    state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(ShardedModel::tensors));
+}
+
+void open_file(benchmark::State& state) {
+    const auto count = static_cast<std::size_t>(state.range(0));
+    const std::string header = header_of(0, count);
+    const auto read = std::make_shared<std::atomic<std::uint64_t>>(0);
+    const auto source = counting_source("model.safetensors", header, header.size() + count * tensor_bytes, read);
+    for (auto _ : state) {
+        *read = 0;
+        const Checkpoint checkpoint = Checkpoint::open(source);
+        if (checkpoint.size() != count) return state.SkipWithError("tensors are missing");
+    }
+    // Telling the format may look at the end of a file, where a zip has its directory.
+    if (*read > header.size() + 256_KiB) return state.SkipWithError("more than the header was read");
+    state.counters["bytes_read"] = static_cast<double>(*read);
+    state.counters["header_bytes"] = static_cast<double>(header.size());
+    state.SetItemsProcessed(state.iterations() * state.range(0));
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(header.size()));
+}
+
+}  // namespace
+
+BENCHMARK(open_shards)->Name("open/1000_tensors_in_30_files")->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(open_file)
+    ->Name("open/one_file")
+    ->ArgName("tensors")
+    ->Arg(300)
+    ->Arg(3'000)
+    ->Arg(30'000)
+    ->Unit(benchmark::kMicrosecond);
+
+BENCHMARK_MAIN();

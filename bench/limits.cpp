@@ -1,0 +1,153 @@
+// What this machine can do: the yardsticks that other numbers are divided by. One line of JSON.
+//
+//     bench_limits FILE SCRATCH        FILE: an existing large file; SCRATCH: a path to write the same size to
+//
+// Writing: allocate first, blocks of 8 MiB from a warm file, two writers, fsync at the end: the fastest durable way
+// known. Reading: pread in blocks of 8 MiB by one thread and by two. memcpy: from one buffer larger than the caches
+// to another.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr std::uint64_t block = 8U << 20;
+
+[[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
+
+class File {
+public:
+    File(const std::string& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {
+        if (fd_ < 0) fail(path);
+    }
+    ~File() { ::close(fd_); }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+
+    int fd() const noexcept { return fd_; }
+    std::uint64_t size() const {
+        struct stat status {};
+        if (::fstat(fd_, &status) != 0) fail("fstat");
+        return static_cast<std::uint64_t>(status.st_size);
+    }
+
+private:
+    int fd_;
+};
+
+/// All of a range by pread or pwrite.
+template <class Call>
+void transfer(Call&& call, char* bytes, std::uint64_t size, std::uint64_t offset) {
+    while (size > 0) {
+        const ssize_t done = call(bytes, size, static_cast<off_t>(offset));
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) fail("transfer");
+        bytes += done;
+        size -= static_cast<std::uint64_t>(done);
+        offset += static_cast<std::uint64_t>(done);
+    }
+}
+
+template <class Work>
+double seconds(Work&& work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Threads that claim blocks until there are none left: work(buffer, size, offset).
+template <class Work>
+void claim_blocks(std::uint64_t total, unsigned count, Work&& work) {
+    std::atomic<std::uint64_t> next{0};
+    std::exception_ptr fault;
+    std::atomic<bool> failed{false};
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < count; ++i)
+        threads.emplace_back([&] {
+            try {
+                std::vector<char> buffer(block, 1);
+                for (std::uint64_t at = next.fetch_add(block); at < total && !failed; at = next.fetch_add(block))
+                    work(buffer.data(), std::min(block, total - at), at);
+            } catch (...) {
+                if (!failed.exchange(true)) fault = std::current_exception();
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    if (fault) std::rethrow_exception(fault);
+}
+
+double write_limit(const File& from, const std::string& scratch) {
+    const std::uint64_t size = from.size();
+    const File to(scratch, O_RDWR | O_CREAT | O_EXCL);
+    const double taken = seconds([&] {
+        const int error = ::posix_fallocate(to.fd(), 0, static_cast<off_t>(size));
+        if (error != 0) throw std::system_error(error, std::generic_category(), "posix_fallocate");
+        claim_blocks(size, 2, [&](char* buffer, std::uint64_t bytes, std::uint64_t at) {
+            transfer([&](char* p, std::uint64_t n, off_t o) { return ::pread(from.fd(), p, n, o); }, buffer, bytes, at);
+            transfer([&](char* p, std::uint64_t n, off_t o) { return ::pwrite(to.fd(), p, n, o); }, buffer, bytes, at);
+        });
+        if (::fsync(to.fd()) != 0) fail("fsync");
+    });
+    ::unlink(scratch.c_str());
+    return static_cast<double>(size) / taken;
+}
+
+double read_limit(const File& from, unsigned threads) {
+    const std::uint64_t size = from.size();
+    const double taken = seconds([&] {
+        claim_blocks(size, threads, [&](char* buffer, std::uint64_t bytes, std::uint64_t at) {
+            transfer([&](char* p, std::uint64_t n, off_t o) { return ::pread(from.fd(), p, n, o); }, buffer, bytes, at);
+        });
+    });
+    return static_cast<double>(size) / taken;
+}
+
+double memcpy_limit() {
+    constexpr std::size_t size = 256U << 20;
+    std::vector<char> from(size, 1);
+    std::vector<char> to(size, 2);
+    double best = 0;
+    for (int i = 0; i < 5; ++i) {
+        const double taken = seconds([&] { std::memcpy(to.data(), from.data(), size); });
+        best = std::max(best, static_cast<double>(size) / taken);
+        if (to[static_cast<std::size_t>(i)] != 1) throw std::runtime_error("memcpy did not copy");
+    }
+    return best;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 3) {
+        std::fputs("usage: bench_limits FILE SCRATCH\n", stderr);
+        return 2;
+    }
+    try {
+        const File from(argv[1], O_RDONLY);
+        const double warm_up = read_limit(from, 2);
+        static_cast<void>(warm_up);
+        const double read_one = read_limit(from, 1);
+        const double read_two = read_limit(from, 2);
+        const double write = write_limit(from, argv[2]);
+        std::printf("{\"bytes\": %llu, \"write\": %.0f, \"read_1\": %.0f, \"read_2\": %.0f, \"memcpy\": %.0f}\n",
+                    static_cast<unsigned long long>(from.size()), write, read_one, read_two, memcpy_limit());
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "bench_limits: %s\n", error.what());
+        return 3;
+    }
+    return 0;
+}

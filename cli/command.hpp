@@ -1,0 +1,27 @@
+// A command: the options it declares and the work it does. One file for each.
+#pragma once
+
+#include "options.hpp"
+#include "output.hpp"
+
+#include <memory>
+
+namespace safemap::cli {
+
+class Command {
+public:
+    virtual ~Command() = default;
+    /// Its arguments and options besides the common ones; they are written into the command.
+    virtual void declare(CLI::App& app) = 0;
+    /// The exit code. Throws what goes wrong.
+    virtual int run(Console& console) = 0;
+
+    CommonOptions common;
+};
+
+std::unique_ptr<Command> make_inspect();
+std::unique_ptr<Command> make_convert();
+std::unique_ptr<Command> make_verify();
+std::unique_ptr<Command> make_load();
+
+}  // namespace safemap::cli

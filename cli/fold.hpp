@@ -1,0 +1,39 @@
+// Folds names that differ in numbers only, so that eighty layers read as one: model.layers.{0..79}.mlp.weight.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace safemap::cli {
+
+/// A name cut at its dots and slashes, into 64 parts at most; each keeps the separator before it: "a", ".b", "/c".
+using NameParts = std::vector<std::string>;
+NameParts name_parts(std::string_view name);
+
+/// What is folded: a name, and what has to be equal for two names to be folded.
+struct Foldable {
+    std::string name;
+    std::string kind;
+    std::uint64_t bytes = 0;
+};
+
+/// Names that differ only in the numbers in braces.
+struct Folded {
+    NameParts parts;  ///< "model", ".layers", ".{0..79}"
+    std::string kind;
+    std::uint64_t count = 0;
+    std::uint64_t bytes = 0;
+
+    std::string name() const;
+};
+
+/// In the order of the first name of each. The braces say exactly which names there are: what is folded together
+/// has every combination of the numbers.
+std::vector<Folded> fold(const std::vector<Foldable>& names);
+
+/// "{0..79}", "{0..3,7}"; "5" for a single number. `numbers` rises.
+std::string number_ranges(const std::vector<std::uint64_t>& numbers);
+
+}  // namespace safemap::cli

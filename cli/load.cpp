@@ -1,0 +1,189 @@
+// safemap load: every tensor to a device, under a budget, and how it went.
+#include "command.hpp"
+#include "entries.hpp"
+#include "memory.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+
+#include <safemap/uploader.hpp>
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+namespace safemap::cli {
+namespace {
+
+struct LoadReport {
+    std::uint64_t tensors = 0;
+    std::uint64_t bytes = 0;
+    double seconds = 0;
+    UploadStats stats = {};
+    std::uint64_t peak_anon_bytes = 0;
+    std::vector<std::pair<std::string, std::string>> digests = {};  // in the order of the checkpoint
+
+    double bytes_per_second() const {
+        return seconds > 0 ? static_cast<double>(stats.uploaded_bytes) / seconds : 0;
+    }
+    double stall_seconds() const { return std::chrono::duration<double>(stats.stalled).count(); }
+};
+
+JsonWriter as_json(const LoadReport& report, bool with_digests) {
+    JsonWriter json;
+    json.begin_object();
+    json.member("tensors", report.tensors).member("bytes", report.bytes).member("seconds", report.seconds);
+    json.member("bytes_per_second", report.bytes_per_second());
+    json.member("peak_device_bytes", report.stats.peak_device_bytes);
+    json.member("peak_staging_bytes", report.stats.peak_staging_bytes);
+    json.member("peak_anon_bytes", report.peak_anon_bytes);
+    json.member("uploaded_bytes", report.stats.uploaded_bytes);
+    json.member("stall_seconds", report.stall_seconds());
+    json.key("paths").begin_object();
+    json.member("pread", report.stats.bytes_pread).member("direct", report.stats.bytes_direct);
+    json.end_object();
+    if (with_digests) {
+        json.key("digests").begin_object();
+        for (const auto& [name, digest] : report.digests) json.member(name, digest);
+        json.end_object();
+    }
+    json.end_object();
+    return json;
+}
+
+std::string as_text(const LoadReport& report, const std::string& device) {
+    std::string text = fmt::format("{}: {}, {} in {}, {}/s\n", printable(device), count_text(report.tensors, "tensor"),
+                                   bytes_text(report.bytes), duration_text(report.seconds),
+                                   bytes_text(static_cast<std::uint64_t>(report.bytes_per_second())));
+    text += fmt::format("  uploaded  {}, of which {} past the page cache\n", bytes_text(report.stats.uploaded_bytes),
+                        bytes_text(report.stats.bytes_direct));
+    text += fmt::format("  at most   {} on the device, {} staged, {} of memory\n",
+                        bytes_text(report.stats.peak_device_bytes), bytes_text(report.stats.peak_staging_bytes),
+                        bytes_text(report.peak_anon_bytes));
+    text += fmt::format("  waited    {}\n", duration_text(report.stall_seconds()));
+    Table digests({Table::Align::left, Table::Align::left});
+    for (const auto& [name, digest] : report.digests) digests.row({digest, printable(name)});
+    return text + digests.text();
+}
+
+/// A rank's rows of a tensor; a 0-d tensor is everybody's.
+LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
+    if (tensor.shape().empty()) return tensor;
+    const Rows rows = rows_of(rank, tensor.shape()[0]);
+    const auto as_index = [](std::uint64_t row) { return static_cast<std::int64_t>(row); };
+    return tensor.slice({{.start = as_index(rows.first), .stop = as_index(rows.last)}});
+}
+
+/// Keeps the uploader busy with the tensors that come next: while one batch is used, the next is on its way, and each
+/// takes half of the budget at most.
+class Ahead {
+public:
+    Ahead(Uploader& uploader, const std::vector<Entry>& entries, std::uint64_t budget)
+        : uploader_(uploader), entries_(entries), room_(budget / 2) {}
+
+    /// Tensor `i` is about to be used.
+    void reach(std::size_t i) {
+        if (i < batch_) return;
+        next_ = std::max(next_, i + 1);
+        batch_ = next_;
+        std::vector<std::string> names;
+        std::uint64_t bytes = 0;
+        for (; next_ < entries_.size() && names.size() < most; ++next_) {
+            const std::uint64_t size = entries_[next_].tensor.nbytes();
+            if (room_ != 0 && size > room_ - bytes) break;
+            bytes += size;
+            names.push_back(entries_[next_].stored_name);
+        }
+        if (!names.empty()) uploader_.prefetch(Selection::names(std::move(names)));
+    }
+
+private:
+    static constexpr std::size_t most = 64;  // tensors in a batch
+
+    Uploader& uploader_;
+    const std::vector<Entry>& entries_;
+    std::uint64_t room_;  // 0: the uploader's own budget decides
+    std::size_t batch_ = 0;  // where the batch that is on its way begins
+    std::size_t next_ = 0;   // and ends
+};
+
+class Load final : public Command {
+public:
+    void declare(CLI::App& app) override {
+        app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
+        app.add_option("--device", device_, "host")->required()->type_name("DEVICE");
+        add_parsed(app, "--budget", upload_.device_budget, parse_size,
+                   "device memory it may take (default: nine tenths of what is free)")
+            ->type_name("SIZE");
+        app.add_flag("--digest", digest_, "read every tensor back and give its XXH3-128");
+        add_parsed(app, "--rank", rank_, parse_rank, "the rows of rank r of N, cut as torch.chunk cuts dimension 0")
+            ->type_name("r/N");
+        app.add_option("--repeat", repeat_, "how many passes (default: 1)")
+            ->type_name("N")
+            ->check(CLI::Range(1U, 1'000'000U).description(""));
+    }
+
+    int run(Console& console) override {
+        MemoryPeak memory;
+        const std::shared_ptr<Device> device = Device::open(device_);
+        const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
+        const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
+        LoadReport report = load(console, device, checkpoint, entries);
+        report.peak_anon_bytes = memory.bytes();
+        if (console.json()) console.result(as_json(report, digest_));
+        else console.result(as_text(report, device_));
+        return 0;
+    }
+
+private:
+    LoadReport load(const Console& console, const std::shared_ptr<Device>& device, const Checkpoint& checkpoint,
+                    const std::vector<Entry>& entries) const {
+        UploadOptions options = upload_;
+        options.readers = common.open.threads;
+        ProgressBar bar(console);
+        Uploader uploader(device, checkpoint, options);
+        LoadReport report{.tensors = entries.size()};
+        Progress progress{.stage = "loading", .bytes_total = total_bytes(entries) * repeat_};
+
+        for (unsigned pass = 0; pass < repeat_; ++pass) {
+            const bool last = pass + 1 == repeat_;
+            Ahead ahead(uploader, entries, options.device_budget);
+            for (std::size_t i = 0; i < entries.size(); ++i) {
+                const Lease lease = acquire(uploader, entries[i]);
+                if (!rank_) ahead.reach(i);
+                const DeviceTensor& tensor = lease.tensors().front();
+                if (last) report.bytes += tensor.nbytes;
+                if (last && digest_) add_digests(report, entries[i], digest(*device, tensor));
+                progress.bytes_done += entries[i].tensor.nbytes();
+                bar.show(progress);
+            }
+        }
+        report.stats = uploader.stats();
+        report.seconds = bar.seconds();
+        return report;
+    }
+
+    Lease acquire(Uploader& uploader, const Entry& entry) const {
+        if (rank_) return uploader.acquire(slice_of(entry.tensor, *rank_));
+        return uploader.acquire(entry.stored_name);
+    }
+
+    static void add_digests(LoadReport& report, const Entry& entry, const std::string& digest) {
+        for (const std::string& name : entry.names) report.digests.emplace_back(name, digest);
+    }
+
+    std::string path_;
+    std::string device_;
+    UploadOptions upload_;
+    std::optional<Rank> rank_;
+    bool digest_ = false;
+    unsigned repeat_ = 1;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_load() { return std::make_unique<Load>(); }
+
+}  // namespace safemap::cli

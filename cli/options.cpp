@@ -1,0 +1,39 @@
+#include "options.hpp"
+
+#include "parse.hpp"
+
+namespace safemap::cli {
+namespace {
+
+constexpr unsigned most_threads = 1024;
+
+}  // namespace
+
+void CommonOptions::declare(CLI::App& app) {
+    app.add_flag("--json", json, "one JSON object on stdout, errors too");
+    app.add_flag("--quiet", quiet, "say nothing but errors");
+    app.add_option("--threads", open.threads, "how many threads may work (default: as many as are of use)")
+        ->type_name("N")
+        ->check(CLI::Range(1U, most_threads).description(""));
+    add_parsed(app, "--policy", open.policy, parse_policy, "how strictly files are read: compatible")
+        ->type_name("POLICY");
+    add_parsed(app, "--access", open.access, parse_access, "how files are reached: auto, mapped or copied")
+        ->type_name("ACCESS");
+    add_repeatable(app, "--include", includes, "only tensors of such names (repeatable)")->type_name("GLOB");
+    add_repeatable(app, "--exclude", excludes, "no tensors of such names (repeatable)")->type_name("GLOB");
+}
+
+Selection CommonOptions::selection() const {
+    Selection selection;
+    for (const std::string& glob : includes) selection.include(glob);
+    for (const std::string& glob : excludes) selection.exclude(glob);
+    return selection;
+}
+
+CLI::Option* add_repeatable(CLI::App& app, const std::string& name, std::vector<std::string>& into,
+                            const std::string& help) {
+    // Without extra arguments, `--include a PATH` leaves PATH alone, and `[ab]*` is a pattern and not a list.
+    return app.add_option(name, into, help)->allow_extra_args(false);
+}
+
+}  // namespace safemap::cli

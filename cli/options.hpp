@@ -1,0 +1,39 @@
+// What every command takes, and the kinds of option that commands declare.
+#pragma once
+
+#include <safemap/checkpoint.hpp>
+#include <safemap/selection.hpp>
+
+#include <CLI/App.hpp>
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace safemap::cli {
+
+struct CommonOptions {
+    bool json = false;
+    bool quiet = false;
+    OpenOptions open = {};  ///< --policy, --access, --threads
+    std::vector<std::string> includes = {};
+    std::vector<std::string> excludes = {};
+
+    void declare(CLI::App& app);
+    bool selects_all() const noexcept { return includes.empty() && excludes.empty(); }
+    Selection selection() const;
+};
+
+/// An option whose text goes through `parse` and then into `into`.
+template <class T, class Parse>
+CLI::Option* add_parsed(CLI::App& app, const std::string& name, T& into, Parse parse, const std::string& help) {
+    return app.add_option_function<std::string>(
+        name, [&into, parse](const std::string& text) { into = parse(text); }, help);
+}
+
+/// An option that may be given several times, with one value each time.
+CLI::Option* add_repeatable(CLI::App& app, const std::string& name, std::vector<std::string>& into,
+                            const std::string& help);
+
+}  // namespace safemap::cli

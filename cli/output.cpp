@@ -1,0 +1,237 @@
+#include "output.hpp"
+
+#include "signals.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include <unistd.h>
+
+namespace safemap::cli {
+namespace {
+
+/// How many bytes the UTF-8 character at the front of `text` has; 0 where there is none (overlong forms, surrogates
+/// and numbers beyond U+10FFFF are none).
+std::size_t character_size(std::string_view text) {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const unsigned lead = byte(0);
+    if (lead < 0x80) return 1;
+    const std::size_t size = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+    if (lead < 0xC2 || lead > 0xF4 || size > text.size()) return 0;
+    for (std::size_t i = 1; i < size; ++i)
+        if ((byte(i) & 0xC0U) != 0x80) return 0;
+    const unsigned second = byte(1);
+    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return 0;
+    if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return 0;
+    return size;
+}
+
+/// C0, DEL, and C1 (U+0080 to U+009F), which some terminals obey too.
+bool is_control(std::string_view character) {
+    const auto lead = static_cast<unsigned char>(character[0]);
+    if (lead < 0x20 || lead == 0x7F) return true;
+    return lead == 0xC2 && static_cast<unsigned char>(character[1]) < 0xA0;
+}
+
+std::size_t columns_of(std::string_view text) {
+    // Names are ASCII in practice: a character is a column.
+    const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80; };
+    return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins));
+}
+
+void write_all(int descriptor, std::string_view text) {
+    while (!text.empty()) {
+        const ssize_t written = ::write(descriptor, text.data(), text.size());
+        if (written >= 0) {
+            text.remove_prefix(static_cast<std::size_t>(written));
+            continue;
+        }
+        if (errno == EINTR) continue;
+        if (errno == EPIPE) throw ReaderGone{};
+        const Errc code = errno == ENOSPC ? Errc::no_space : Errc::io_error;
+        throw Error(code, fmt::format("writing to stdout: {}", std::strerror(errno)));
+    }
+}
+
+void to_stdout(std::string_view text) {
+    output_begins();
+    write_all(STDOUT_FILENO, text);
+}
+
+/// Nothing can be done about a stderr that takes nothing.
+void to_stderr(std::string_view text) noexcept {
+    try {
+        write_all(STDERR_FILENO, text);
+    } catch (...) {
+    }
+}
+
+bool stderr_has_colours() {
+    const char* const no_color = std::getenv("NO_COLOR");
+    if (no_color != nullptr && *no_color != '\0') return false;
+    const char* const term = std::getenv("TERM");
+    return ::isatty(STDERR_FILENO) == 1 && term != nullptr && std::strcmp(term, "dumb") != 0;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+    std::string result;
+    while (!text.empty()) {
+        const std::size_t size = character_size(text);
+        const auto character = text.substr(0, std::max<std::size_t>(size, 1));
+        if (size == 0 || is_control(character)) {
+            for (const char c : character) result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+        } else {
+            result += character;
+        }
+        text.remove_prefix(character.size());
+    }
+    return result;
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+    if (bytes < 1000) return fmt::format("{} B", bytes);
+    constexpr std::array units{"kB", "MB", "GB", "TB", "PB", "EB"};
+    double value = static_cast<double>(bytes) / 1000;
+    std::size_t unit = 0;
+    while (value >= 999.95 && unit + 1 < units.size()) {
+        value /= 1000;
+        ++unit;
+    }
+    return fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string duration_text(double seconds) {
+    if (seconds < 9.995) return fmt::format("{:.2f} s", seconds);
+    const double whole = std::min(std::round(seconds), 3.2e9);  // a century will do
+    const auto total = static_cast<std::uint64_t>(whole);
+    if (total < 60) return fmt::format("{} s", total);
+    if (total < 3600) return fmt::format("{} min {} s", total / 60, total % 60);
+    return fmt::format("{} h {} min", total / 3600, total % 3600 / 60);
+}
+
+std::string count_text(std::uint64_t count, std::string_view noun) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+JsonWriter& JsonWriter::key(std::string_view name) {
+    value(name);
+    text_ += ": ";
+    after_key_ = true;
+    return *this;
+}
+
+JsonWriter& JsonWriter::value(std::string_view text) {
+    separate();
+    text_ += '"';
+    while (!text.empty()) {
+        const std::size_t size = character_size(text);
+        const char c = text.front();
+        if (size == 0) text_ += "\xEF\xBF\xBD";
+        else if (c == '"' || c == '\\') (text_ += '\\') += c;
+        else if (c == '\n') text_ += "\\n";
+        else if (c == '\t') text_ += "\\t";
+        else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
+            text_ += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
+        else text_ += text.substr(0, size);
+        text.remove_prefix(std::max<std::size_t>(size, 1));
+    }
+    text_ += '"';
+    return *this;
+}
+
+JsonWriter& JsonWriter::value(double number) {
+    return raw(std::isfinite(number) ? fmt::format("{}", number) : std::string("null"));
+}
+
+JsonWriter& JsonWriter::open(char bracket) {
+    separate();
+    text_ += bracket;
+    first_ = true;
+    return *this;
+}
+
+JsonWriter& JsonWriter::close(char bracket) {
+    text_ += bracket;
+    first_ = false;
+    return *this;
+}
+
+JsonWriter& JsonWriter::raw(std::string_view text) {
+    separate();
+    text_ += text;
+    return *this;
+}
+
+void JsonWriter::separate() {
+    if (!first_ && !after_key_) text_ += ", ";
+    first_ = false;
+    after_key_ = false;
+}
+
+void write_error_members(JsonWriter& json, const Error& error) {
+    json.member("code", name(error.code())).member("message", error.message());
+    if (!error.path().empty()) json.member("path", error.path());
+    if (!error.tensor().empty()) json.member("tensor", error.tensor());
+    if (!error.hint().empty()) json.member("hint", error.hint());
+}
+
+std::string Table::text() const {
+    std::vector<std::size_t> widths(columns_.size(), 0);
+    for (const auto& cells : rows_)
+        for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], columns_of(cells[i]));
+
+    std::string result;
+    for (const auto& cells : rows_) {
+        std::string line;
+        for (std::size_t i = 0; i < cells.size(); ++i) {
+            const std::string padding(widths[i] - columns_of(cells[i]), ' ');
+            line += "  ";
+            if (columns_[i] == Align::right) line += padding;
+            line += cells[i];
+            if (columns_[i] == Align::left) line += padding;
+        }
+        line.erase(line.find_last_not_of(' ') + 1);
+        result += line;
+        result += '\n';
+    }
+    return result;
+}
+
+bool Console::shows_progress() const { return !quiet_ && ::isatty(STDERR_FILENO) == 1; }
+
+void Console::result(std::string_view text) {
+    if (!quiet_) to_stdout(text);
+}
+
+void Console::result(const JsonWriter& object) { to_stdout(object.text() + '\n'); }
+
+void Console::print(std::string_view text) { to_stdout(text); }
+
+void Console::error(const Error& error) {
+    if (!json_) return complain(error);
+    JsonWriter json;
+    json.begin_object().key("error").begin_object();
+    write_error_members(json, error);
+    json.end_object().end_object();
+    result(json);
+}
+
+void Console::complain(const Error& error) {
+    const bool colours = stderr_has_colours();
+    const std::string_view red = colours ? "\x1b[1;31m" : "";
+    const std::string_view cyan = colours ? "\x1b[36m" : "";
+    const std::string_view plain = colours ? "\x1b[0m" : "";
+    std::string text = fmt::format("safemap: {}error:{} {}\n", red, plain, printable(error.what()));
+    if (!error.hint().empty()) text += fmt::format("{}hint:{} {}\n", cyan, plain, printable(error.hint()));
+    to_stderr(text);
+}
+
+}  // namespace safemap::cli

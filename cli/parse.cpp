@@ -1,0 +1,114 @@
+#include "parse.hpp"
+
+#include "output.hpp"
+
+#include <safemap/bytes.hpp>
+#include <safemap/error.hpp>
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <optional>
+#include <string>
+
+namespace safemap::cli {
+namespace {
+
+struct Unit {
+    std::string_view name;
+    std::uint64_t bytes;
+};
+
+constexpr std::array units{
+    Unit{"", 1},
+    Unit{"b", 1},
+    Unit{"kb", 1'000},
+    Unit{"mb", 1'000'000},
+    Unit{"gb", 1'000'000'000},
+    Unit{"tb", 1'000'000'000'000},
+    Unit{"kib", 1ULL << 10},
+    Unit{"mib", 1ULL << 20},
+    Unit{"gib", 1ULL << 30},
+    Unit{"tib", 1ULL << 40},
+};
+
+std::string lower(std::string_view text) {
+    std::string result(text);
+    std::transform(result.begin(), result.end(), result.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return result;
+}
+
+/// A number at the beginning of `text`, which is cut off; nothing where there is none or it is too large.
+std::optional<std::uint64_t> take_number(std::string_view& text) {
+    std::uint64_t number = 0;
+    const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (failed != std::errc()) return std::nullopt;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    return number;
+}
+
+[[noreturn]] void refuse(std::string_view text, std::string_view wanted) {
+    throw Error(Errc::invalid_argument, fmt::format("'{}' is not {}", printable(text), wanted));
+}
+
+}  // namespace
+
+std::uint64_t parse_size(std::string_view text) {
+    constexpr std::string_view wanted = "a size: 5GB (10^9), 5GiB (2^30) or a number of bytes, at least 1";
+    std::string_view rest = text;
+    const auto number = take_number(rest);
+    if (!number) refuse(text, wanted);
+    if (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
+    const std::string suffix = lower(rest);
+    const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) { return u.name == suffix; });
+    if (unit == units.end()) refuse(text, wanted);
+    const auto size = checked_mul(*number, unit->bytes);
+    if (!size || *size == 0) refuse(text, wanted);
+    return *size;
+}
+
+Dtype parse_dtype_name(std::string_view text) {
+    const auto dtype = parse_dtype(text);
+    if (!dtype) refuse(text, "a dtype: bf16, BF16 or bfloat16, and so on");
+    return *dtype;
+}
+
+Policy parse_policy(std::string_view text) {
+    if (text == "compatible") return Policy::compatible;
+    if (text == "strict" || text == "lenient")
+        throw Error(Errc::invalid_argument,
+                    fmt::format("--policy {} is not there yet; this version has compatible", text));
+    refuse(text, "a policy: compatible, strict or lenient");
+}
+
+Access parse_access(std::string_view text) {
+    if (text == "auto") return Access::automatic;
+    if (text == "mapped") return Access::mapped;
+    if (text == "copied") return Access::copied;
+    refuse(text, "a way of access: auto, mapped or copied");
+}
+
+Rank parse_rank(std::string_view text) {
+    constexpr std::string_view wanted = "a rank: r/N with r from 0 to N-1, such as 0/8";
+    std::string_view rest = text;
+    const auto rank = take_number(rest);
+    if (!rank || rest.empty() || rest.front() != '/') refuse(text, wanted);
+    rest.remove_prefix(1);
+    const auto of = take_number(rest);
+    if (!of || !rest.empty() || *rank >= *of) refuse(text, wanted);
+    return {*rank, *of};
+}
+
+Rows rows_of(Rank rank, std::uint64_t rows) {
+    const std::uint64_t chunk = rows / rank.of + (rows % rank.of != 0 ? 1 : 0);
+    // Written so that no product is larger than `rows`: ranks after the last chunk have nothing.
+    if (chunk == 0 || rank.rank > rows / chunk) return {rows, rows};
+    const std::uint64_t first = rank.rank * chunk;
+    return {first, first + std::min(chunk, rows - first)};
+}
+
+}  // namespace safemap::cli

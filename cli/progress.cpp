@@ -1,0 +1,66 @@
+#include "progress.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace safemap::cli {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t bar_width = 24;
+
+std::size_t terminal_columns() {
+    winsize size = {};
+    const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    return known ? size.ws_col : 80;
+}
+
+void draw(const std::string& text) {
+    [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+}  // namespace
+
+std::string progress_line(const Progress& progress, double seconds, std::size_t columns) {
+    const double done = static_cast<double>(progress.bytes_done);
+    const double total = static_cast<double>(progress.bytes_total);
+    const double share = total > 0 ? std::min(done / total, 1.0) : 1.0;
+    const double rate = seconds > 0 ? done / seconds : 0;
+    const auto filled = static_cast<std::size_t>(share * bar_width);
+
+    std::string line = fmt::format("{} {:3}%", progress.stage, static_cast<int>(share * 100));
+    // What is less important is left out first where the terminal is narrow.
+    const auto add = [&](const std::string& part) {
+        if (line.size() + part.size() <= columns) line += part;
+    };
+    add(fmt::format("  {} of {}", bytes_text(progress.bytes_done), bytes_text(progress.bytes_total)));
+    add(fmt::format("  {}/s", bytes_text(static_cast<std::uint64_t>(rate))));
+    if (rate > 0) add(fmt::format("  {} left", duration_text(std::max(total - done, 0.0) / rate)));
+    add(fmt::format("  [{}{}]", std::string(filled, '#'), std::string(bar_width - filled, ' ')));
+    return line.substr(0, columns);
+}
+
+ProgressBar::ProgressBar(const Console& console) : enabled_(console.shows_progress()) {}
+
+ProgressBar::~ProgressBar() {
+    if (width_ > 0) draw('\r' + std::string(width_, ' ') + '\r');
+}
+
+void ProgressBar::show(const Progress& progress) {
+    const auto now = Clock::now();
+    if (!enabled_ || now - start_ < 1s || now - drawn_ < 100ms) return;
+    drawn_ = now;
+    // The last column stays free: writing there would wrap the line on some terminals.
+    const std::string line = progress_line(progress, seconds(), terminal_columns() - 1);
+    draw('\r' + line + std::string(width_ - std::min(width_, line.size()), ' '));
+    width_ = line.size();
+}
+
+double ProgressBar::seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+}  // namespace safemap::cli

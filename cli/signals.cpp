@@ -1,0 +1,65 @@
+#include "signals.hpp"
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace safemap::cli {
+namespace {
+
+constexpr int cancelled_exit = 130;  // 128 + SIGINT, as shells count
+
+// A handler may touch lock-free atomics and nothing else.
+std::atomic<bool> deferred{false};
+std::atomic<bool> requested{false};
+std::atomic<bool> has_output{false};
+std::atomic<bool> says_json{false};
+std::atomic<bool> on_terminal{false};  // where the line begins with the terminal's ^C
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void say(int descriptor, const char* text) noexcept {
+    [[maybe_unused]] const ssize_t ignored = ::write(descriptor, text, std::strlen(text));
+}
+
+void on_signal(int) {
+    requested = true;
+    if (deferred) return;
+    if (!has_output && says_json)
+        say(STDOUT_FILENO, "{\"error\": {\"code\": \"cancelled\", \"message\": \"cancelled by a signal\"}}\n");
+    else if (!has_output)
+        say(STDERR_FILENO, on_terminal ? "\nsafemap: error: cancelled by a signal\n"
+                                       : "safemap: error: cancelled by a signal\n");
+    ::_exit(cancelled_exit);
+}
+
+/// A closed stdout or stderr must not become the number of a file that is opened later: what is meant for the
+/// terminal would be written into it. Opened for reading, writing to it still fails as it should.
+void occupy_standard_descriptors() {
+    for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+        if (::fcntl(descriptor, F_GETFD) == -1) [[maybe_unused]] const int opened = ::open("/dev/null", O_RDONLY);
+}
+
+}  // namespace
+
+void install_signals(bool json) {
+    says_json = json;
+    occupy_standard_descriptors();
+    on_terminal = ::isatty(STDERR_FILENO) == 1;
+    struct sigaction action = {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    ::sigaction(SIGINT, &action, nullptr);
+    ::sigaction(SIGTERM, &action, nullptr);
+    std::signal(SIGPIPE, SIG_IGN);
+}
+
+DeferSignals::DeferSignals() { deferred = true; }
+DeferSignals::~DeferSignals() { deferred = false; }
+bool DeferSignals::cancelled() noexcept { return requested; }
+
+void output_begins() noexcept { has_output = true; }
+
+}  // namespace safemap::cli

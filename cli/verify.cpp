@@ -1,0 +1,76 @@
+// safemap verify: every fault of a checkpoint.
+#include "command.hpp"
+#include "progress.hpp"
+
+#include <safemap/verify.hpp>
+
+#include <fmt/core.h>
+
+namespace safemap::cli {
+namespace {
+
+JsonWriter as_json(const VerifyReport& report) {
+    JsonWriter json;
+    json.begin_object();
+    json.member("ok", report.ok()).member("tensors", report.tensors).member("bytes", report.bytes);
+    json.member("checked_bytes", report.checked_bytes);
+    json.key("faults").begin_array();
+    for (const Error& fault : report.faults) {
+        json.begin_object();
+        write_error_members(json, fault);
+        json.end_object();
+    }
+    json.end_array();
+    json.member("notes", report.notes);
+    json.end_object();
+    return json;
+}
+
+std::string as_text(const VerifyReport& report, const std::string& path) {
+    std::string text;
+    for (const Error& fault : report.faults)
+        text += fmt::format("fault: {}: {}\n", name(fault.code()), printable(fault.what()));
+    for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
+    const std::string verdict = report.ok() ? "ok" : count_text(report.faults.size(), "fault");
+    text += fmt::format("{}: {}; {}, {}, {} of them against checksums\n", printable(path), verdict,
+                        count_text(report.tensors, "tensor"), bytes_text(report.bytes),
+                        bytes_text(report.checked_bytes));
+    return text;
+}
+
+class Verify final : public Command {
+public:
+    void declare(CLI::App& app) override {
+        app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
+    }
+
+    int run(Console& console) override {
+        if (!common.selects_all())
+            throw Error(Errc::invalid_argument, "verify checks everything: --include and --exclude have no place here");
+        const VerifyReport report = check(console);
+        if (console.json()) console.result(as_json(report));
+        else console.result(as_text(report, path_));
+        if (console.quiet() && !console.json())
+            for (const Error& fault : report.faults) console.complain(fault);
+        return report.ok() ? 0 : 1;
+    }
+
+private:
+    VerifyReport check(const Console& console) const {
+        ProgressBar bar(console);
+        VerifyOptions options{.open = common.open, .threads = common.open.threads};
+        options.monitor.on_progress = [&bar](const Progress& progress) {
+            bar.show(progress);
+            return true;
+        };
+        return verify(path_, options);
+    }
+
+    std::string path_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_verify() { return std::make_unique<Verify>(); }
+
+}  // namespace safemap::cli

@@ -1,0 +1,53 @@
+// The table of backends, and how a name finds its own.
+
+#include "base/text.hpp"
+#include "device/host_device.hpp"
+
+#include <safemap/device.hpp>
+#include <safemap/error.hpp>
+
+#include <string>
+
+namespace safemap {
+namespace {
+
+struct Backend {
+    std::string_view name;
+    /// Opens what "name" or "name:ordinal" means; nothing where there is no such device.
+    std::shared_ptr<Device> (*open)(std::string_view ordinal);
+    /// What there is of it, for messages.
+    std::string (*list)();
+};
+
+constexpr Backend backends[] = {
+    {"host", device::open_host, [] { return std::string("host"); }},
+};
+
+std::string what_there_is() {
+    std::string all;
+    for (const Backend& backend : backends) {
+        const std::string devices = backend.list();
+        if (devices.empty()) continue;
+        if (!all.empty()) all += ", ";
+        all += devices;
+    }
+    return all;
+}
+
+}  // namespace
+
+std::shared_ptr<Device> Device::open(std::string_view name) {
+    const std::size_t colon = name.find(':');
+    const std::string_view kind = name.substr(0, colon);
+    const bool has_ordinal = colon != std::string_view::npos && colon + 1 < name.size();
+    const std::string_view ordinal = has_ordinal ? name.substr(colon + 1) : std::string_view{};
+    const bool well_formed = has_ordinal || colon == std::string_view::npos;
+
+    for (const Backend& backend : backends) {
+        if (!well_formed || backend.name != kind) continue;
+        if (auto opened = backend.open(ordinal)) return opened;
+    }
+    throw Error(Errc::no_such_device, "no device " + quoted(name) + "; there is: " + what_there_is());
+}
+
+}  // namespace safemap

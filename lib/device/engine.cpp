@@ -1,0 +1,665 @@
+// Brings tensors to a device under a budget: who asks, who reads, who waits.
+//
+// An acquire first leases all it wants, which needs room for leases only: the bytes of everything leased stay within
+// the budget, so whatever is leased can be brought by waiting for nothing but what is already moving. Then it begins
+// what is absent as room comes free, reads blocks of its own tensors like any reader, and sleeps only when others
+// have the last of them in hand.
+
+#include "device/engine.hpp"
+
+#include "base/pool.hpp"
+#include "base/text.hpp"
+#include "lazy/blocks.hpp"
+#include "lazy/gatherer.hpp"
+#include "lazy/stored_tensor.hpp"
+
+#include <safemap/error.hpp>
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <system_error>
+#include <utility>
+
+namespace safemap::device {
+namespace {
+
+// Where two threads that claim blocks reach the disk's limit, and what loaders for GPUs converge on (4 to 16 MiB).
+constexpr std::uint64_t block_bytes = 8_MiB;
+// Tiles of transposed tensors pass through a buffer of each reader, so they are smaller.
+constexpr std::uint64_t tile_bytes = 2_MiB;
+constexpr std::uint64_t least_staging = 4_KiB;
+// More threads than this gain nothing on one disk.
+constexpr unsigned most_readers = 4;
+
+std::uint64_t box_bytes(const LazyTensor& tensor, const Box& box) {
+    std::uint64_t elements = 1;
+    for (const std::uint64_t extent : box.extent) elements *= extent;  // inside a shape whose product fits
+    return elements * bits(tensor.dtype()) / 8;
+}
+
+/// What has to be read for `bytes` of a value: more or less where it is cast.
+std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
+    if (tensor.dtype() == tensor.stored()->dtype()) return bytes;
+    return bytes / element_size(tensor.dtype()) * element_size(tensor.stored()->dtype());
+}
+
+/// Each thread gets an Error of its own, to add context to.
+[[noreturn]] void throw_copy(const std::exception_ptr& fault) {
+    try {
+        std::rethrow_exception(fault);
+    } catch (const Error& error) {
+        throw Error(error);
+    }
+}
+
+std::uint64_t choose_budget(const Device& device, const UploadOptions& options) {
+    if (options.device_budget > 0) return options.device_budget;
+    return device.free_memory() / 10 * 9;
+}
+
+std::uint64_t choose_staging(const UploadOptions& options) {
+    if (options.staging_bytes >= least_staging) return options.staging_bytes;
+    throw Error(Errc::invalid_argument, "staging_bytes is " + std::to_string(options.staging_bytes) +
+                                            ", and has to be at least " + std::to_string(least_staging));
+}
+
+unsigned choose_readers(const UploadOptions& options) {
+    return options.readers > 0 ? options.readers : std::min(thread_count(0), most_readers);
+}
+
+}  // namespace
+
+// ---- Held
+
+Held::Held(std::shared_ptr<Engine> engine, std::size_t count) : engine_(std::move(engine)) {
+    ids_.reserve(count);
+    tensors_.reserve(count);
+}
+
+Held::~Held() {
+    tensors_.clear();  // or evicting would not free it
+    engine_->release(ids_);
+}
+
+void Held::index_names() {
+    by_name_.resize(tensors_.size());
+    std::iota(by_name_.begin(), by_name_.end(), 0U);
+    std::ranges::sort(by_name_, {}, [&](std::uint32_t i) -> const std::string& { return tensors_[i].name; });
+}
+
+const DeviceTensor* Held::find(std::string_view name) const noexcept {
+    const auto name_of = [&](std::uint32_t i) { return std::string_view(tensors_[i].name); };
+    const auto at = std::ranges::lower_bound(by_name_, name, {}, name_of);
+    return at != by_name_.end() && name_of(*at) == name ? &tensors_[*at] : nullptr;
+}
+
+// ---- What the engine works with
+
+/// One thread's buffers.
+class Engine::Reader {
+public:
+    Gatherer gatherer;
+    std::span<std::byte> scratch(std::uint64_t size) {
+        if (scratch_.size() < size) scratch_.resize(size);
+        return std::span(scratch_).first(size);
+    }
+
+private:
+    std::vector<std::byte> scratch_;
+};
+
+/// One tensor on its way. All members are guarded by the engine's mutex, but those set by allocate(), which do not
+/// change afterwards.
+struct Engine::Upload {
+    enum class Phase : std::uint8_t { queued, allocating, reading, finished };
+
+    Upload(Id of, LazyTensor lazy) : id(of), tensor(std::move(lazy)) {}
+
+    const Id id;
+    const LazyTensor tensor;
+    std::shared_ptr<DeviceMemory> memory = {};
+    std::optional<Blocks> blocks = {};
+    std::uint64_t block_count = 0;
+
+    Phase phase = Phase::queued;
+    std::uint64_t next = 0;     // block
+    std::uint64_t running = 0;  // steps that threads are at
+    bool demanded = false;      // stands in demanded_
+    std::exception_ptr fault = {};
+    std::vector<std::shared_ptr<DeviceEvent>> copies = {};  // that may not be done
+
+    /// Whether there is nothing left to begin.
+    bool exhausted() const noexcept {
+        if (phase == Phase::reading) return next == block_count || fault;
+        return phase == Phase::finished;
+    }
+};
+
+/// What a thread does for an upload without holding the lock.
+struct Engine::Step {
+    std::shared_ptr<Upload> upload;
+    bool allocate;
+    std::uint64_t block;
+
+    static std::optional<Step> of(const std::shared_ptr<Upload>& upload) {
+        using Phase = Upload::Phase;
+        if (upload->phase == Phase::queued) {
+            upload->phase = Phase::allocating;
+            ++upload->running;
+            return Step{upload, true, 0};
+        }
+        if (upload->phase != Phase::reading || upload->exhausted()) return std::nullopt;
+        ++upload->running;
+        return Step{upload, false, upload->next++};
+    }
+};
+
+/// A tensor that an acquire waits for, and the upload that it waits for since it saw one.
+struct Engine::Want {
+    Id id;
+    bool alone;  ///< all that is wanted
+    std::shared_ptr<Upload> upload = {};
+};
+
+bool operator==(const Identity& a, const Identity& b) noexcept {
+    return a.tensor.stored() == b.tensor.stored() && a.tensor.dtype() == b.tensor.dtype() &&
+           a.tensor.decoding() == b.tensor.decoding() && a.view.offset == b.view.offset &&
+           a.view.shape == b.view.shape && a.view.strides == b.view.strides;
+}
+
+std::size_t IdentityHash::operator()(const Identity& identity) const noexcept {
+    // Slices of one tensor differ in offset or shape; 2^64 / golden ratio spreads both.
+    constexpr std::size_t spread = 0x9E37'79B9'7F4A'7C15;
+    std::size_t hash = std::hash<const void*>()(identity.tensor.stored().get());
+    const auto mix = [&](std::uint64_t value) { hash = (hash ^ value) * spread; };
+    mix(static_cast<std::uint64_t>(identity.view.offset));
+    mix(static_cast<std::uint64_t>(identity.tensor.dtype()));
+    for (const std::uint64_t extent : identity.view.shape) mix(extent);
+    return hash;
+}
+
+Engine::Engine(std::shared_ptr<Device> device, const UploadOptions& options)
+    : device_(std::move(device)), reader_count_(choose_readers(options)),
+      residency_(choose_budget(*device_, options)) {
+    const std::uint64_t staging = choose_staging(options);
+    const std::uint64_t buffer = std::min(block_bytes, staging);
+    staging_ = std::make_unique<StagingRing>(device_, buffer, staging / buffer);
+}
+
+Engine::~Engine() { stop(); }
+
+void Engine::stop() noexcept {
+    Lock lock(mutex_);
+    stopping_ = true;
+    work_.notify_all();
+    lock.unlock();
+    for (std::thread& thread : threads_) thread.join();
+
+    lock.lock();
+    threads_.clear();
+    demanded_.clear();
+    prefetched_.clear();
+    for (Id id = 0; id < entries_.size(); ++id) {
+        if (entries_[id].identity == nullptr) continue;
+        if (const auto upload = std::exchange(entries_[id].upload, nullptr)) {
+            for (const auto& copy : upload->copies) wait_until_done(*copy);
+            upload->memory.reset();
+            residency_.give_up(id);
+        }
+        settle(lock, id);
+    }
+}
+
+UploadStats Engine::stats() const {
+    const std::lock_guard lock(mutex_);
+    UploadStats stats = stats_;
+    stats.resident_bytes = residency_.resident();
+    stats.peak_device_bytes = residency_.peak();
+    stats.peak_staging_bytes = staging_->allocated();
+    return stats;
+}
+
+// ---- Entries
+
+Engine::Id Engine::entry_of(const LazyTensor& tensor, Keep keep) {
+    const auto [at, is_new] = known_.try_emplace(Identity(tensor), Id{});
+    if (is_new) {
+        try {
+            at->second = residency_.add(tensor.nbytes());
+            if (at->second >= entries_.size()) entries_.resize(std::size_t{at->second} + 1);
+        } catch (...) {
+            known_.erase(at);
+            throw;
+        }
+        entries_[at->second] = {.identity = &at->first};
+    }
+    Entry& entry = entries_[at->second];
+    entry.keep = entry.keep || keep == Keep::yes;
+    return at->second;
+}
+
+std::optional<Engine::Id> Engine::find(const LazyTensor& tensor) const {
+    const auto at = known_.find(Identity(tensor));
+    if (at == known_.end()) return std::nullopt;
+    return at->second;
+}
+
+void Engine::release(std::span<const Id> ids) noexcept {
+    Lock lock(mutex_);
+    for (const Id id : ids) residency_.release(id);
+    for (const Id id : ids) settle(lock, id);
+    changed_.notify_all();
+}
+
+/// Frees and forgets what nobody holds and nobody will come back for.
+void Engine::settle(Lock& lock, Id id) noexcept {
+    const Entry& entry = entries_[id];
+    if (entry.identity == nullptr || residency_.leased(id) || (entry.keep && !stopping_)) return;
+    const auto state = residency_.state(id);
+    if (state == Residency::State::resident) drop(lock, std::span(&id, 1));
+    else if (state == Residency::State::absent) forget(id);
+}
+
+/// Frees resident tensors. The lock is given up meanwhile; until a tensor's memory is free it counts.
+void Engine::drop(Lock& lock, std::span<const Id> victims) noexcept {
+    for (const Id id : victims) residency_.leave(id);
+    for (const Id id : victims) {
+        auto memory = std::move(entries_[id].memory);
+        lock.unlock();
+        memory.reset();
+        lock.lock();
+        residency_.gone(id);
+        if (!entries_[id].keep && !residency_.leased(id)) forget(id);
+    }
+    changed_.notify_all();
+}
+
+void Engine::forget(Id id) noexcept {
+    known_.erase(known_.find(*entries_[id].identity));
+    entries_[id] = {};
+    residency_.remove(id);
+}
+
+// ---- Acquiring
+
+std::shared_ptr<Held> Engine::acquire(std::span<const LazyTensor> tensors, Keep keep) {
+    const auto started = std::chrono::steady_clock::now();
+    // Before the lock, so that an exception gives up the lock before what is held.
+    const auto held = std::make_shared<Held>(shared_from_this(), tensors.size());
+    Lock lock(mutex_);
+    lease_all(lock, tensors, keep, *held);
+    const auto note_stall = [&] { stats_.stalled += std::chrono::steady_clock::now() - started; };
+    try {
+        if (bring(lock, held->ids_)) note_stall();
+    } catch (...) {
+        note_stall();
+        throw;
+    }
+
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+        held->tensors_.push_back({.name = tensors[i].name(),
+                                  .dtype = tensors[i].dtype(),
+                                  .shape = tensors[i].shape(),
+                                  .nbytes = tensors[i].nbytes(),
+                                  .memory = entries_[held->ids_[i]].memory});
+    lock.unlock();
+    held->index_names();
+    return held;
+}
+
+void Engine::lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep keep, Held& held) {
+    const std::uint64_t leased_before = residency_.leased_bytes();
+    for (const LazyTensor& tensor : tensors) {
+        const std::uint64_t bytes = tensor.nbytes();
+        if (bytes > residency_.budget())
+            throw Error(Errc::budget_exceeded, bytes_text(bytes) + " needed at once, and the budget is " +
+                                                   bytes_text(residency_.budget()))
+                .with_tensor(tensor.name());
+        const Id id = entry_of(tensor, keep);
+        if (!residency_.leased(id) && bytes > residency_.budget() - residency_.leased_bytes()) {
+            settle(lock, id);
+            refuse(tensors, leased_before);
+        }
+        residency_.lease(id);
+        held.ids_.push_back(id);
+    }
+}
+
+void Engine::refuse(std::span<const LazyTensor> tensors, std::uint64_t leased) const {
+    std::uint64_t needed = 0;
+    for (const LazyTensor& tensor : tensors)
+        needed = checked_add(needed, tensor.nbytes()).value_or(std::numeric_limits<std::uint64_t>::max());
+    throw Error(Errc::budget_exceeded, bytes_text(needed) + " needed at once, " + bytes_text(leased) +
+                                           " leased already, and the budget is " + bytes_text(residency_.budget()));
+}
+
+/// Returns when all of `ids`, which are leased, are resident: whether that took anything.
+bool Engine::bring(Lock& lock, std::span<const Id> ids) {
+    const auto resident = [&](Id id) { return residency_.state(id) == Residency::State::resident; };
+    if (std::ranges::all_of(ids, resident)) return false;
+
+    std::vector<Want> wants;
+    wants.reserve(ids.size());
+    for (const Id id : ids) wants.push_back({.id = id, .alone = ids.size() == 1});
+
+    // In order: those before `here` have arrived, those before `begun` have set off, and those before `spent`
+    // leave nothing to read.
+    std::size_t here = 0;
+    std::size_t begun = 0;
+    std::size_t spent = 0;
+    const auto own_step = [&]() -> std::optional<Step> {
+        while (spent < begun && (!wants[spent].upload || wants[spent].upload->exhausted())) ++spent;
+        for (std::size_t i = spent; i < begun; ++i)
+            if (wants[i].upload)
+                if (auto step = Step::of(wants[i].upload)) return step;
+        return std::nullopt;
+    };
+
+    std::unique_ptr<Reader> reader = borrow_reader();
+    for (;;) {
+        while (here < begun && arrived(wants[here])) ++here;
+        while (begun < wants.size() && set_off(lock, wants[begun])) ++begun;
+        if (here == wants.size()) break;
+        auto step = own_step();
+        // While there is no room, whoever is in the way is helped.
+        if (!step && begun < wants.size()) step = next_step();
+        if (step) run(lock, *step, *reader);
+        else if (here == begun || !arrived(wants[here])) changed_.wait(lock);
+    }
+    idle_.push_back(std::move(reader));
+    return true;
+}
+
+bool Engine::arrived(const Want& want) const {
+    if (residency_.state(want.id) == Residency::State::resident) return true;
+    if (want.upload && want.upload->phase == Upload::Phase::finished && want.upload->fault)
+        throw_copy(want.upload->fault);
+    return false;
+}
+
+/// Sees to it that a tensor is resident or arriving; false where that has to wait for room. May give up the lock
+/// meanwhile, but not after it has found that there is no room.
+bool Engine::set_off(Lock& lock, Want& want) {
+    using State = Residency::State;
+    for (;;) {
+        const State state = residency_.state(want.id);
+        if (state == State::resident) return true;
+        if (state == State::leaving) return false;
+        if (state == State::arriving) {
+            want.upload = entries_[want.id].upload;
+            if (want.upload->demanded) return true;
+            want.upload->demanded = true;
+            demanded_.push_back(want.upload);
+            wake_readers();
+            return true;
+        }
+
+        if (const auto fault = std::exchange(entries_[want.id].fault, nullptr)) throw_copy(fault);
+        const std::uint64_t bytes = residency_.bytes(want.id);
+        auto room = residency_.room_for(bytes);
+        if (!room.now && room.victims.empty()) {
+            take_back_queued(bytes);
+            room = residency_.room_for(bytes);
+        }
+        if (room.now) {
+            want.upload = begin(want.id, demanded_);
+            want.upload->demanded = true;
+            // One block is read sooner than others wake up.
+            if (!want.alone || bytes > block_bytes) wake_readers();
+            return true;
+        }
+        if (room.victims.empty()) return false;
+        stats_.evictions += room.victims.size();
+        drop(lock, room.victims);
+    }
+}
+
+/// Forgets prefetches that nobody has begun and nobody waits for, the latest first, until `bytes` get their room.
+void Engine::take_back_queued(std::uint64_t bytes) {
+    const auto needed = [&] {
+        const auto room = residency_.room_for(bytes);
+        return !room.now && room.victims.empty();
+    };
+    for (std::size_t i = prefetched_.size(); i-- > 0 && needed();) {
+        Upload& upload = *prefetched_[i];
+        if (upload.phase != Upload::Phase::queued || residency_.leased(upload.id)) continue;
+        upload.phase = Upload::Phase::finished;
+        residency_.give_up(upload.id);
+        entries_[upload.id].upload.reset();
+    }
+}
+
+void Engine::prefetch(std::span<const LazyTensor> tensors) {
+    Lock lock(mutex_);
+    // What this call asks for is not evicted for its own sake.
+    const auto since = residency_.now();
+    std::vector<Id> ids;
+    ids.reserve(tensors.size());
+    for (const LazyTensor& tensor : tensors) {
+        ids.push_back(entry_of(tensor, Keep::yes));
+        residency_.touch(ids.back());
+    }
+
+    for (const Id id : ids) {
+        const auto idle = [&] { return residency_.state(id) == Residency::State::absent && !entries_[id].fault; };
+        auto room = residency_.spare_room_for(residency_.bytes(id), since);
+        while (idle() && !room.now && !room.victims.empty()) {
+            stats_.evictions += room.victims.size();
+            drop(lock, room.victims);
+            room = residency_.spare_room_for(residency_.bytes(id), since);
+        }
+        if (!idle() || !room.now) continue;
+        begin(id, prefetched_);
+        wake_readers();
+    }
+}
+
+void Engine::evict(std::span<const LazyTensor> tensors) {
+    Lock lock(mutex_);
+    std::vector<Id> victims;
+    victims.reserve(tensors.size());
+    for (const LazyTensor& tensor : tensors) {
+        const auto id = find(tensor);
+        if (id && residency_.state(*id) == Residency::State::resident && !residency_.leased(*id)) victims.push_back(*id);
+    }
+    std::ranges::sort(victims);
+    victims.erase(std::unique(victims.begin(), victims.end()), victims.end());
+    stats_.evictions += victims.size();
+    drop(lock, victims);
+}
+
+// ---- Uploads
+
+std::shared_ptr<Engine::Upload> Engine::begin(Id id, std::deque<std::shared_ptr<Upload>>& queue) {
+    auto upload = std::make_shared<Upload>(id, entries_[id].identity->tensor);
+    while (!queue.empty() && queue.front()->exhausted()) queue.pop_front();
+    queue.push_back(upload);
+    entries_[id].upload = upload;
+    residency_.begin(id);
+    return upload;
+}
+
+std::optional<Engine::Step> Engine::next_step() {
+    for (auto* queue : {&demanded_, &prefetched_}) {
+        while (!queue->empty() && queue->front()->exhausted()) queue->pop_front();
+        for (const auto& upload : *queue)
+            if (auto step = Step::of(upload)) return step;
+    }
+    return std::nullopt;
+}
+
+void Engine::run(Lock& lock, const Step& step, Reader& reader) {
+    Upload& upload = *step.upload;
+    lock.unlock();
+    std::exception_ptr fault;
+    try {
+        perform(step, reader);
+    } catch (Error& error) {
+        fault = std::make_exception_ptr(error.with_tensor(upload.tensor.name()));
+    } catch (...) {
+        fault = std::current_exception();
+    }
+    lock.lock();
+
+    if (fault && !upload.fault) upload.fault = std::move(fault);
+    --upload.running;
+    if (step.allocate) {
+        upload.phase = Upload::Phase::reading;
+        if (upload.block_count > 1) {  // others can take part now
+            work_.notify_all();
+            changed_.notify_all();
+        }
+    }
+    if (upload.exhausted() && upload.running == 0) finish(lock, upload);
+}
+
+/// The last step is done: the tensor is there when its copies are.
+void Engine::finish(Lock& lock, Upload& upload) {
+    lock.unlock();
+    for (const auto& copy : upload.copies) {
+        try {
+            copy->wait();
+        } catch (Error& error) {
+            if (!upload.fault) upload.fault = std::make_exception_ptr(error.with_tensor(upload.tensor.name()));
+        } catch (...) {
+            if (!upload.fault) upload.fault = std::current_exception();
+        }
+    }
+    upload.copies.clear();
+    if (upload.fault) upload.memory.reset();
+    lock.lock();
+
+    Entry& entry = entries_[upload.id];
+    entry.upload.reset();
+    upload.phase = Upload::Phase::finished;
+    if (upload.fault) {
+        residency_.give_up(upload.id);
+        // Who waits for it sees the upload's fault; where nobody does, the next to ask is told.
+        if (!residency_.leased(upload.id)) entry.fault = upload.fault;
+    } else {
+        entry.memory = std::move(upload.memory);
+        residency_.arrive(upload.id);
+        stats_.uploaded_bytes += residency_.bytes(upload.id);
+    }
+    settle(lock, upload.id);
+    changed_.notify_all();
+}
+
+void Engine::perform(const Step& step, Reader& reader) {
+    Upload& upload = *step.upload;
+    if (step.allocate) allocate(upload);
+    else if (!upload.memory->host_bytes().empty()) read_direct(upload, step.block, reader);
+    else read_staged(upload, step.block, reader);
+}
+
+void Engine::allocate(Upload& upload) {
+    const std::uint64_t bytes = upload.tensor.nbytes();
+    upload.memory = device_->allocate(bytes);
+    if (bytes == 0) return;
+    const bool direct = !upload.memory->host_bytes().empty();
+    upload.blocks.emplace(upload.tensor, direct ? block_bytes : staging_->buffer_bytes());
+    if (direct && !upload.blocks->ranges()) upload.blocks.emplace(upload.tensor, tile_bytes);
+    upload.block_count = upload.blocks->count();
+}
+
+/// Into memory that this process can write.
+void Engine::read_direct(Upload& upload, std::uint64_t block, Reader& reader) {
+    const LazyTensor& tensor = upload.tensor;
+    const auto to = upload.memory->host_bytes();
+    std::uint64_t bytes = 0;
+    if (upload.blocks->ranges()) {
+        const Extent range = upload.blocks->range(block);
+        bytes = range.size;
+        reader.gatherer.fill(tensor, range.offset, to.subspan(range.offset, range.size));
+    } else {
+        const Box box = upload.blocks->box(block);
+        bytes = box_bytes(tensor, box);
+        const auto tile = reader.scratch(bytes);
+        reader.gatherer.fill(tensor, box, tile);
+        for_each_range(tensor.shape(), bits(tensor.dtype()), box,
+                       [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
+                           std::memcpy(to.data() + at, tile.data() + from, size);
+                       });
+    }
+    const std::lock_guard lock(mutex_);
+    stats_.bytes_pread += stored_bytes(tensor, bytes);
+}
+
+/// Through a staging buffer. The copies may be under way still when this returns.
+void Engine::read_staged(Upload& upload, std::uint64_t block, Reader& reader) {
+    const LazyTensor& tensor = upload.tensor;
+    StagingRing::Loan loan = staging_->take();
+    const auto buffer = loan.buffer()->bytes();
+    // Copies of a device happen in order: the last stands for all of this block.
+    std::shared_ptr<DeviceEvent> last;
+    const auto copy = [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
+        last = device_->copy_to_device(upload.memory, at, loan.buffer(), {from, size});
+        loan.fence(last);
+    };
+    std::uint64_t bytes = 0;
+    try {
+        if (upload.blocks->ranges()) {
+            const Extent range = upload.blocks->range(block);
+            bytes = range.size;
+            reader.gatherer.fill(tensor, range.offset, buffer.first(bytes));
+            copy(range.offset, 0, range.size);
+        } else {
+            const Box box = upload.blocks->box(block);
+            bytes = box_bytes(tensor, box);
+            reader.gatherer.fill(tensor, box, buffer.first(bytes));
+            for_each_range(tensor.shape(), bits(tensor.dtype()), box, copy);
+        }
+    } catch (...) {
+        track(upload, std::move(last), 0);
+        throw;
+    }
+    track(upload, std::move(last), stored_bytes(tensor, bytes));
+}
+
+/// Remembers a copy that finish() has to wait for, and lets go of those that are done.
+void Engine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint64_t bytes_read) {
+    std::vector<std::shared_ptr<DeviceEvent>> done;
+    {
+        const std::lock_guard lock(mutex_);
+        stats_.bytes_pread += bytes_read;
+        const auto pending = std::partition(upload.copies.begin(), upload.copies.end(),
+                                            [](const auto& earlier) { return earlier->done(); });
+        done.assign(upload.copies.begin(), pending);
+        upload.copies.erase(upload.copies.begin(), pending);
+        if (copy) upload.copies.push_back(std::move(copy));
+    }
+    for (const auto& earlier : done) earlier->wait();  // which does not block, but tells of failure
+}
+
+// ---- Threads
+
+std::unique_ptr<Engine::Reader> Engine::borrow_reader() {
+    if (idle_.empty()) return std::make_unique<Reader>();
+    auto reader = std::move(idle_.back());
+    idle_.pop_back();
+    return reader;
+}
+
+void Engine::wake_readers() {
+    try {
+        while (threads_.size() < reader_count_) threads_.emplace_back([this] { read_until_stopped(); });
+    } catch (const std::system_error&) {
+        // Without threads whoever acquires reads alone.
+    }
+    work_.notify_all();
+}
+
+void Engine::read_until_stopped() {
+    ::pthread_setname_np(::pthread_self(), "safemap-reader");
+    Reader reader;
+    Lock lock(mutex_);
+    while (!stopping_) {
+        if (const auto step = next_step()) run(lock, *step, reader);
+        else work_.wait(lock);
+    }
+}
+
+}  // namespace safemap::device

@@ -1,0 +1,155 @@
+// Main memory as a device: for servers without a GPU, and so that everything above can be tested anywhere.
+
+#include "device/host_device.hpp"
+
+#include "base/text.hpp"
+
+#include <safemap/error.hpp>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <string>
+#include <utility>
+
+namespace safemap::device {
+namespace {
+
+// A cache line, and the widest vector register.
+constexpr std::size_t cache_line = 64;
+// From here on memory comes straight from the kernel, and goes straight back when a tensor is evicted: the
+// allocator would keep some of it.
+constexpr std::uint64_t mapped_from = 1_MiB;
+
+[[noreturn]] void throw_out_of_memory(std::uint64_t size) {
+    throw Error(Errc::out_of_memory, "the host has no memory for " + bytes_text(size));
+}
+
+/// Memory aligned to a cache line.
+class Block {
+public:
+    explicit Block(std::uint64_t size) : size_(size) {
+        if (size == 0) return;
+        data_ = size < mapped_from ? allocate(size) : map(size);
+        if (data_ == nullptr) throw_out_of_memory(size);
+    }
+    ~Block() {
+        if (data_ == nullptr) return;
+        if (size_ < mapped_from) ::operator delete(data_, std::align_val_t{cache_line});
+        else ::munmap(data_, size_);
+    }
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+
+    std::span<std::byte> bytes() const noexcept { return {static_cast<std::byte*>(data_), size_}; }
+
+private:
+    static void* allocate(std::uint64_t size) noexcept {
+        return ::operator new(size, std::align_val_t{cache_line}, std::nothrow);
+    }
+    static void* map(std::uint64_t size) noexcept {
+        void* const at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return at == MAP_FAILED ? nullptr : at;
+    }
+
+    void* data_ = nullptr;
+    std::uint64_t size_;
+};
+
+class HostMemory final : public DeviceMemory {
+public:
+    explicit HostMemory(std::uint64_t size) : block_(size) {}
+    std::uint64_t size() const noexcept override { return block_.bytes().size(); }
+    void* handle() const noexcept override { return block_.bytes().data(); }
+    std::span<std::byte> host_bytes() const noexcept override { return block_.bytes(); }
+
+private:
+    Block block_;
+};
+
+class HostStaging final : public StagingBuffer {
+public:
+    explicit HostStaging(std::uint64_t size) : block_(size) {}
+    std::span<std::byte> bytes() const noexcept override { return block_.bytes(); }
+
+private:
+    Block block_;
+};
+
+/// Copies of the host are done when they return.
+class DoneEvent final : public DeviceEvent {
+public:
+    bool done() const override { return true; }
+    void wait() const override {}
+};
+
+void require_inside(Extent part, std::uint64_t size, const char* what) {
+    if (part.inside(size)) return;
+    throw Error(Errc::invalid_argument, "a copy of " + bytes_text(part.size) + " at " + std::to_string(part.offset) +
+                                            " reaches outside " + what + " of " + bytes_text(size));
+}
+
+/// What the kernel thinks can be had without swapping; nothing where there is no /proc.
+std::optional<std::uint64_t> available_memory() {
+    constexpr std::string_view key = "MemAvailable:";
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string line; std::getline(meminfo, line);) {
+        if (!line.starts_with(key)) continue;
+        const char* from = line.data() + line.find_first_not_of(' ', key.size());
+        std::uint64_t kib = 0;
+        if (std::from_chars(from, line.data() + line.size(), kib).ec != std::errc{}) return std::nullopt;
+        return checked_mul(kib, 1_KiB);
+    }
+    return std::nullopt;
+}
+
+class HostDevice final : public Device {
+public:
+    const std::string& name() const noexcept override { return name_; }
+
+    std::uint64_t free_memory() const override {
+        if (const auto available = available_memory()) return *available;
+        const long pages = ::sysconf(_SC_AVPHYS_PAGES);
+        const long page_size = ::sysconf(_SC_PAGESIZE);
+        return pages < 0 || page_size < 0 ? 0
+                                          : static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_size);
+    }
+
+    std::size_t alignment() const noexcept override { return cache_line; }
+
+    std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) override { return std::make_shared<HostMemory>(size); }
+    std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) override {
+        return std::make_shared<HostStaging>(size);
+    }
+
+    std::shared_ptr<DeviceEvent> copy_to_device(const std::shared_ptr<DeviceMemory>& to, std::uint64_t offset,
+                                                const std::shared_ptr<StagingBuffer>& from, Extent part) override {
+        require_inside(part, from->bytes().size(), "a staging buffer");
+        require_inside({offset, part.size}, to->size(), "device memory");
+        if (part.size > 0)
+            std::memcpy(to->host_bytes().data() + offset, from->bytes().data() + part.offset, part.size);
+        return done_;
+    }
+
+    void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override {
+        require_inside({offset, to.size()}, from.size(), "device memory");
+        if (!to.empty()) std::memcpy(to.data(), from.host_bytes().data() + offset, to.size());
+    }
+
+private:
+    std::string name_ = "host";
+    std::shared_ptr<DeviceEvent> done_ = std::make_shared<DoneEvent>();
+};
+
+}  // namespace
+
+std::shared_ptr<Device> open_host(std::string_view ordinal) {
+    if (!ordinal.empty()) return nullptr;
+    return std::make_shared<HostDevice>();
+}
+
+}  // namespace safemap::device

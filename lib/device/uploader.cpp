@@ -1,0 +1,80 @@
+// Uploader and Lease: names of a checkpoint, brought by the engine.
+
+#include "base/text.hpp"
+#include "device/engine.hpp"
+
+#include <safemap/error.hpp>
+#include <safemap/uploader.hpp>
+
+#include <utility>
+
+namespace safemap {
+
+struct Lease::Held {
+    std::shared_ptr<device::Held> tensors;
+};
+
+struct Uploader::Engine {
+    Engine(std::shared_ptr<Device> to, Checkpoint opened, const UploadOptions& options)
+        : checkpoint(std::move(opened)), device(std::make_shared<device::Engine>(std::move(to), options)) {}
+    ~Engine() { device->stop(); }
+
+    Lease lease(std::span<const LazyTensor> tensors, device::Keep keep) {
+        Lease lease;
+        lease.held_ = std::make_shared<Lease::Held>();
+        lease.held_->tensors = device->acquire(tensors, keep);
+        return lease;
+    }
+
+    Checkpoint checkpoint;
+    std::shared_ptr<device::Engine> device;  // leases share it
+};
+
+Lease::Lease() noexcept = default;
+Lease::Lease(Lease&&) noexcept = default;
+Lease& Lease::operator=(Lease&&) noexcept = default;
+Lease::~Lease() = default;
+
+std::span<const DeviceTensor> Lease::tensors() const& noexcept {
+    if (!held_) return {};
+    return held_->tensors->tensors();
+}
+
+const DeviceTensor& Lease::operator[](std::string_view name) const& {
+    const DeviceTensor* const tensor = held_ ? held_->tensors->find(name) : nullptr;
+    if (tensor != nullptr) return *tensor;
+    throw Error(Errc::tensor_not_found, "no tensor " + quoted(name) + " in this lease");
+}
+
+void Lease::release() noexcept { held_.reset(); }
+
+Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options)
+    : engine_(std::make_shared<Engine>(std::move(device), std::move(checkpoint), options)) {}
+
+Uploader::~Uploader() = default;
+
+Lease Uploader::acquire(std::string_view name) {
+    // A tied tensor is one tensor under several names; the lease has it under the one asked for.
+    const LazyTensor tensor = engine_->checkpoint[name].renamed(std::string(name));
+    return engine_->lease(std::span(&tensor, 1), device::Keep::yes);
+}
+
+Lease Uploader::acquire(const Selection& selection) {
+    return engine_->lease(engine_->checkpoint.select(selection), device::Keep::yes);
+}
+
+Lease Uploader::acquire(const LazyTensor& tensor) {
+    const auto stored = engine_->checkpoint.find(tensor.name());
+    const bool whole = stored && device::Identity(*stored) == device::Identity(tensor);
+    return engine_->lease(std::span(&tensor, 1), whole ? device::Keep::yes : device::Keep::no);
+}
+
+void Uploader::prefetch(const Selection& selection) {
+    engine_->device->prefetch(engine_->checkpoint.select(selection));
+}
+
+void Uploader::evict(const Selection& selection) { engine_->device->evict(engine_->checkpoint.select(selection)); }
+
+UploadStats Uploader::stats() const { return engine_->device->stats(); }
+
+}  // namespace safemap

@@ -1,0 +1,97 @@
+"""The documents say what the program does: docs.py SAFEMAP ROOT COMPILER...
+
+The README quotes examples/tour.cpp to the letter, docs/errors.md has every error code with the words of error.hpp,
+docs/cli.md has every option that --help has and no other, and the tutorial's C++ compiles from its first line to its
+last.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+COMMANDS = ('inspect', 'convert', 'verify', 'load')
+
+
+def quoted_example(root):
+    tour = (root / 'examples/tour.cpp').read_text(encoding='utf-8').split('\n\n', 1)[1]
+    readme = (root / 'README.md').read_text(encoding='utf-8')
+    blocks = re.findall(r'```cpp\n(.*?)```', readme, re.DOTALL)
+    return [] if tour in blocks else ['README.md: its C++ example is not examples/tour.cpp without the first comment']
+
+
+def codes(root):
+    """Enumerators with what their comments say, and the exit code of the group they stand in."""
+    header = (root / 'include/safemap/error.hpp').read_text(encoding='utf-8')
+    body = re.search(r'enum class Errc.*?\{(.*?)\n\};', header, re.DOTALL).group(1)
+    groups = {'The call is wrong.': 2, 'The data is wrong.': 1, 'The system failed while working.': 3}
+    exit_code = None
+    for line in body.split('\n'):
+        if line.strip().startswith('// '):
+            exit_code = groups[line.strip()[3:]]
+        found = re.match(r'\s*(\w+),\s*///< (.*)', line)
+        if found:
+            code, text = found.groups()
+            yield code, text, 130 if code == 'cancelled' else exit_code
+
+
+def errors_page(root):
+    page = (root / 'docs/errors.md').read_text(encoding='utf-8')
+    rows = re.findall(r'^\| `(\w+)` \| (\d+) \| (.*) \|$', page, re.MULTILINE)
+    wanted = [(code, str(exit_code), text.replace('|', '\\|')) for code, text, exit_code in codes(root)]
+    assert len(wanted) > 50, 'the codes of error.hpp were not found'
+    faults = [f'docs/errors.md: wants the row | `{c}` | {e} | {t} |' for c, e, t in wanted if (c, e, t) not in rows]
+    faults += [f'docs/errors.md: the row of {row[0]} is not from error.hpp' for row in rows if row not in wanted]
+    return faults or ([] if rows == wanted else ['docs/errors.md: the rows are not in the order of error.hpp'])
+
+
+def options_of(safemap, command):
+    text = subprocess.run([safemap, command, '--help'], check=True, stdout=subprocess.PIPE).stdout.decode()
+    return set(re.findall(r'--[a-z][a-z-]*', text.split('Example:')[0])) - {'--help'}
+
+
+def cli_page(safemap, root):
+    page = (root / 'docs/cli.md').read_text(encoding='utf-8')
+    sections = dict(re.findall(r'^## (.*?)\n(.*?)(?=^## |\Z)', page, re.MULTILINE | re.DOTALL))
+    rows = {title.split()[0]: set(re.findall(r'^\| `(--[a-z-]+)', text, re.MULTILINE))
+            for title, text in sections.items()}
+    common = rows['Every']
+    faults = []
+    for command in COMMANDS:
+        told, written = options_of(safemap, command), common | rows[command]
+        faults += [f'docs/cli.md: {command} has no {option}' for option in sorted(written - told)]
+        faults += [f'docs/cli.md: {option} of {command} is not there' for option in sorted(told - written)]
+    return faults
+
+
+# What the tutorial leaves to its reader.
+TUTORIAL = """
+#include <safemap/safemap.hpp>
+#include <iostream>
+using namespace safemap::literals;
+void use(const safemap::LazyTensor&);
+void run(const safemap::DeviceTensor&);
+void fetch(std::uint64_t, std::span<std::byte>);
+void free_some_space_and_retry();
+void tutorial(bool& stop, std::uint64_t size) {
+%s
+}
+"""
+
+
+def tutorial(root, compiler):
+    blocks = re.findall(r'```cpp\n(.*?)```', (root / 'docs/tutorial.md').read_text(encoding='utf-8'), re.DOTALL)
+    text = '\n'.join(blocks).replace('using namespace safemap::literals;', '')
+    done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
+                          input=(TUTORIAL % text).encode(), stderr=subprocess.PIPE)
+    return [] if blocks and done.returncode == 0 else ['docs/tutorial.md: ' + done.stderr.decode()]
+
+
+def main(safemap, root, *compiler):
+    root = pathlib.Path(root)
+    faults = quoted_example(root) + errors_page(root) + cli_page(safemap, root) + tutorial(root, compiler)
+    print('\n'.join(faults))
+    return bool(faults)
+
+
+if __name__ == '__main__':
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,263 @@
+// The parts of the command line that need no file: sizes, ranks, JSON, tables, folded names, the progress line.
+#include "fold.hpp"
+#include "memory.hpp"
+#include "output.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+
+#include "doctest_safemap.hpp"
+
+#include <cstring>
+#include <limits>
+#include <memory>
+
+using namespace safemap;
+using namespace safemap::cli;
+
+TEST_SUITE("parse") {
+    TEST_CASE("sizes count in powers of ten, of two with an i, or in bytes") {
+        CHECK(parse_size("5GB") == 5'000'000'000);
+        CHECK(parse_size("5GiB") == 5ULL << 30);
+        CHECK(parse_size("5gib") == 5ULL << 30);
+        CHECK(parse_size("12 MB") == 12'000'000);
+        CHECK(parse_size("1KiB") == 1024);
+        CHECK(parse_size("3kB") == 3000);
+        CHECK(parse_size("2TB") == 2'000'000'000'000);
+        CHECK(parse_size("2TiB") == 2ULL << 40);
+        CHECK(parse_size("17") == 17);
+        CHECK(parse_size("17B") == 17);
+        CHECK(parse_size("18446744073709551615") == std::numeric_limits<std::uint64_t>::max());
+    }
+
+    TEST_CASE("what is no size is refused") {
+        for (const char* text : {"", "GB", "-1", "+1", "0", "0GB", "1.5GB", "5XB", "5 GB ", " 5GB", "5  GB", "0x10",
+                                 "18446744073709551616", "18446744073709552KB", "5GBs"}) {
+            CAPTURE(text);
+            CHECK_FAULT(parse_size(text), Errc::invalid_argument);
+        }
+    }
+
+    TEST_CASE("dtypes are spelled as safetensors or as torch spells them") {
+        for (const char* text : {"bf16", "BF16", "bfloat16"}) CHECK(parse_dtype_name(text) == Dtype::bf16);
+        CHECK_FAULT(parse_dtype_name("half-ish"), Errc::invalid_argument);
+    }
+
+    TEST_CASE("policies that are not there yet are refused as such") {
+        CHECK(parse_policy("compatible") == Policy::compatible);
+        for (const char* text : {"strict", "lenient", "lax", ""})
+            CHECK_FAULT(parse_policy(text), Errc::invalid_argument);
+    }
+
+    TEST_CASE("access is auto, mapped or copied") {
+        CHECK(parse_access("auto") == Access::automatic);
+        CHECK(parse_access("mapped") == Access::mapped);
+        CHECK(parse_access("copied") == Access::copied);
+        CHECK_FAULT(parse_access("automatic"), Errc::invalid_argument);
+    }
+
+    TEST_CASE("a rank is below the number of ranks") {
+        CHECK(parse_rank("0/1").of == 1);
+        CHECK(parse_rank("7/8").rank == 7);
+        for (const char* text : {"", "1", "8/8", "0/0", "-1/8", "1/", "/8", "1/8/8", "1 /8"}) {
+            CAPTURE(text);
+            CHECK_FAULT(parse_rank(text), Errc::invalid_argument);
+        }
+    }
+
+    TEST_CASE("rows are cut as torch.chunk cuts them") {
+        const auto check = [](std::uint64_t rank, std::uint64_t of, std::uint64_t rows, std::uint64_t first,
+                              std::uint64_t last) {
+            CAPTURE(rank);
+            CAPTURE(rows);
+            const Rows cut = rows_of({rank, of}, rows);
+            CHECK(cut.first == first);
+            CHECK(cut.last == last);
+        };
+        // torch.arange(10).chunk(4): 3, 3, 3, 1
+        check(0, 4, 10, 0, 3);
+        check(2, 4, 10, 6, 9);
+        check(3, 4, 10, 9, 10);
+        // torch.arange(5).chunk(4): 2, 2, 1, and no fourth
+        check(2, 4, 5, 4, 5);
+        check(3, 4, 5, 5, 5);
+        check(7, 8, 2, 2, 2);
+        check(0, 3, 0, 0, 0);
+        constexpr auto most = std::numeric_limits<std::uint64_t>::max();
+        check(most - 1, most, 3, 3, 3);
+        check(1, 2, most, most / 2 + 1, most);
+    }
+}
+
+TEST_SUITE("json") {
+    TEST_CASE("commas, colons and brackets stand where they belong") {
+        JsonWriter json;
+        json.begin_object();
+        json.member("a", 1).member("b", std::vector<std::string>{"x", "y"}).key("c").begin_array();
+        json.begin_object().end_object().begin_object().member("d", true).end_object().end_array();
+        json.key("e").begin_array().end_array().member("f", std::vector<std::vector<int>>{{1}, {}, {2, 3}});
+        json.end_object();
+        CHECK(json.text() ==
+              R"({"a": 1, "b": ["x", "y"], "c": [{}, {"d": true}], "e": [], "f": [[1], [], [2, 3]]})");
+    }
+
+    TEST_CASE("integers are exact, and other numbers read back as they were") {
+        JsonWriter json;
+        json.begin_array();
+        json.value(std::numeric_limits<std::uint64_t>::max()).value(-7).value(0.1).value(1e300);
+        json.value(std::numeric_limits<double>::quiet_NaN()).value(std::numeric_limits<double>::infinity());
+        json.end_array();
+        CHECK(json.text() == "[18446744073709551615, -7, 0.1, 1e+300, null, null]");
+    }
+
+    TEST_CASE("any bytes become a string that is UTF-8") {
+        const auto text = [](std::string_view bytes) {
+            JsonWriter json;
+            json.value(bytes);
+            return json.text();
+        };
+        CHECK(text("a\"b\\c\n\t\x01\x7f") == R"("a\"b\\c\n\t\u0001\u007f")");
+        CHECK(text(std::string_view("a\0b", 3)) == R"("a\u0000b")");
+        CHECK(text("gr\xC3\xB6\xC3\x9F\x65 \xF0\x9F\xA6\x99") == "\"gr\xC3\xB6\xC3\x9F\x65 \xF0\x9F\xA6\x99\"");
+        // A stray byte, a cut character, an overlong slash, a surrogate, a number beyond the last.
+        CHECK(text("\xFFx") == "\"\xEF\xBF\xBDx\"");
+        CHECK(text("x\xC3") == "\"x\xEF\xBF\xBD\"");
+        CHECK(text("\xC0\xAF") == "\"\xEF\xBF\xBD\xEF\xBF\xBD\"");
+        CHECK(text("\xED\xA0\x80") == "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\"");
+        CHECK(text("\xF4\x90\x80\x80") == "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\"");
+    }
+
+    TEST_CASE("an error has the members that apply") {
+        const auto text = [](const Error& error) {
+            JsonWriter json;
+            json.begin_object();
+            write_error_members(json, error);
+            json.end_object();
+            return json.text();
+        };
+        CHECK(text(Error(Errc::no_space, "full")) == R"({"code": "no_space", "message": "full"})");
+        CHECK(text(Error(Errc::size_mismatch, "m").with_path("p").with_tensor("t").with_hint("h")) ==
+              R"({"code": "size_mismatch", "message": "m", "path": "p", "tensor": "t", "hint": "h"})");
+    }
+}
+
+TEST_SUITE("text") {
+    TEST_CASE("sizes are readable and never a thousand of a unit") {
+        CHECK(bytes_text(0) == "0 B");
+        CHECK(bytes_text(999) == "999 B");
+        CHECK(bytes_text(1000) == "1.0 kB");
+        CHECK(bytes_text(999'949) == "999.9 kB");
+        CHECK(bytes_text(999'950) == "1.0 MB");
+        CHECK(bytes_text(14'500'000'000) == "14.5 GB");
+        CHECK(bytes_text(std::numeric_limits<std::uint64_t>::max()) == "18.4 EB");
+    }
+
+    TEST_CASE("durations are as exact as they need to be") {
+        CHECK(duration_text(0.254) == "0.25 s");
+        CHECK(duration_text(9.999) == "10 s");
+        CHECK(duration_text(59.6) == "1 min 0 s");
+        CHECK(duration_text(200) == "3 min 20 s");
+        CHECK(duration_text(7500) == "2 h 5 min");
+    }
+
+    TEST_CASE("what would move a terminal's cursor is shown and not sent") {
+        CHECK(printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\x0a");
+        CHECK(printable("\xC2\x9B" "31m") == "\\xc2\\x9b31m");
+        CHECK(printable("mod\xC3\xA8le \xFF") == "mod\xC3\xA8le \\xff");
+    }
+
+    TEST_CASE("columns line up, by characters and not by bytes") {
+        Table table({Table::Align::left, Table::Align::right});
+        table.row({"mod\xC3\xA8le", "5"});
+        table.row({"w", "1234"});
+        table.row({"only", ""});
+        CHECK(table.text() == "  mod\xC3\xA8le     5\n  w       1234\n  only\n");
+    }
+}
+
+namespace {
+std::string folded(std::initializer_list<const char*> names) {
+    std::vector<Foldable> all;
+    for (const char* name : names) all.push_back({name, "F32 [2]", 8});
+    std::string text;
+    for (const Folded& item : fold(all)) text += item.name() + " x" + std::to_string(item.count) + '\n';
+    return text;
+}
+}  // namespace
+
+TEST_SUITE("fold") {
+    TEST_CASE("layers become one line") {
+        CHECK(folded({"h.0.w", "h.0.b", "h.1.w", "h.1.b", "h.2.w", "h.2.b", "ln.w"}) ==
+              "h.{0..2}.w x3\nh.{0..2}.b x3\nln.w x1\n");
+    }
+
+    TEST_CASE("experts fold within layers, and layers with different experts stay apart") {
+        CHECK(folded({"l.0.e.0.w", "l.0.e.1.w", "l.1.e.0.w", "l.1.e.1.w", "l.2.e.0.w"}) ==
+              "l.{0..1}.e.{0..1}.w x4\nl.2.e.0.w x1\n");
+    }
+
+    TEST_CASE("numbers that are missing are not claimed") {
+        CHECK(folded({"s.3", "s.0", "s.1", "s.9", "s.8"}) == "s.{0..1,3,8..9} x5\n");
+        CHECK(number_ranges({4}) == "4");
+        CHECK(number_ranges({4, 6}) == "{4,6}");
+    }
+
+    TEST_CASE("a number that would be written differently is no number") {
+        CHECK(folded({"a.01", "a.02", "a.99999999999999999999", "a.-1", "a.2x"}) ==
+              "a.01 x1\na.02 x1\na.99999999999999999999 x1\na.-1 x1\na.2x x1\n");
+    }
+
+    TEST_CASE("dots and slashes are different places") {
+        CHECK(folded({"a.0", "a/1", "0", "1"}) == "a.0 x1\na/1 x1\n{0..1} x2\n");
+        CHECK(name_parts("a/b.c") == NameParts{"a", "/b", ".c"});
+        CHECK(name_parts("..a.") == NameParts{".", ".a", "."});
+        CHECK(name_parts("").empty());
+    }
+
+    TEST_CASE("what has another dtype or shape is another line") {
+        const auto lines = fold({{"a.0", "F32 [2]", 8}, {"a.1", "BF16 [2]", 4}, {"a.2", "F32 [2]", 8}});
+        REQUIRE(lines.size() == 2);
+        CHECK(lines[0].name() == "a.{0,2}");
+        CHECK(lines[0].bytes == 16);
+        CHECK(lines[1].name() == "a.1");
+    }
+
+    TEST_CASE("a name of a hundred thousand dots costs no more than its length") {
+        const std::string dots(100'000, '.');
+        CHECK(name_parts(dots).size() == 64);
+        CHECK(folded({dots.c_str()}) == dots + " x1\n");
+    }
+}
+
+TEST_SUITE("progress") {
+    TEST_CASE("the line says bytes, rate and time left") {
+        const Progress half{.stage = "converting", .bytes_done = 500'000'000, .bytes_total = 1'000'000'000};
+        CHECK(progress_line(half, 2, 200) ==
+              "converting  50%  500.0 MB of 1.0 GB  250.0 MB/s  2.00 s left  [############            ]");
+    }
+
+    TEST_CASE("a narrow terminal gets what fits") {
+        const Progress half{.stage = "converting", .bytes_done = 500'000'000, .bytes_total = 1'000'000'000};
+        CHECK(progress_line(half, 2, 40) == "converting  50%  500.0 MB of 1.0 GB");
+        CHECK(progress_line(half, 2, 4) == "conv");
+        CHECK(progress_line(half, 2, 0).empty());
+    }
+
+    TEST_CASE("nothing to do is done, and no time has no rate") {
+        CHECK(progress_line({.stage = "loading"}, 0, 60) ==
+              "loading 100%  0 B of 0 B  0 B/s  [########################]");
+    }
+}
+
+TEST_CASE("memory that was taken and given back still counts in the peak") {
+    MemoryPeak peak;
+    const std::uint64_t before = anonymous_bytes();
+    CHECK(before > 0);
+    constexpr std::size_t size = 64ULL << 20;
+    {
+        auto block = std::make_unique<char[]>(size);
+        std::memset(block.get(), 1, size);
+        CHECK(block[size / 2] == 1);
+        CHECK(peak.bytes() >= before + size);
+    }
+    CHECK(peak.bytes() >= before + size);
+}

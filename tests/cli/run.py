@@ -1,0 +1,567 @@
+"""The command line from outside: run.py SAFEMAP DATA [--update] [unittest's own arguments].
+
+Text is compared with the files of expected/, to the byte; --update writes them anew. Everything runs in a fresh folder
+with small files made here, and with those of DATA that torch wrote.
+"""
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+SAFEMAP = DATA = None
+UPDATE = False
+
+COMMANDS = ('inspect', 'convert', 'verify', 'load')
+
+
+def safetensors(tensors, metadata=None):
+    """A file of tensors (name, dtype, shape, data) in this order."""
+    header, place = {}, 0
+    if metadata is not None:
+        header['__metadata__'] = metadata
+    for name, dtype, shape, data in tensors:
+        header[name] = {'dtype': dtype, 'shape': shape, 'data_offsets': [place, place + len(data)]}
+        place += len(data)
+    text = json.dumps(header).encode()
+    text += b' ' * (-len(text) % 8)
+    return struct.pack('<Q', len(text)) + text + b''.join(data for *_, data in tensors)
+
+
+def floats(*values):
+    return struct.pack(f'<{len(values)}f', *values)
+
+
+SMALL = [
+    ('layers.0.w', 'F32', [2, 3], floats(1, 2, 3, 4, 5, 6)),
+    ('layers.1.w', 'F32', [2, 3], floats(-1, -2, -3, -4, -5, 3.4e38)),
+    ('ids', 'I64', [2], struct.pack('<2q', 7, -7)),
+    ('norm', 'F32', [2], floats(float('nan'), 0.5)),
+    ('none', 'U8', [0], b''),
+]
+
+
+class Result:
+    def __init__(self, done):
+        self.code, self.out, self.err = done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    def json(self):
+        """The one object on stdout; nothing may stand before or after it."""
+        assert self.out.endswith('\n') and self.out.count('\n') == 1, repr(self.out)
+        return json.loads(self.out)
+
+
+def environment(**more):
+    kept = {k: v for k, v in os.environ.items() if k not in ('NO_COLOR', 'TERM')}
+    return {**kept, 'TERM': 'xterm', **more}
+
+
+class Case(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / 'small.safetensors').write_bytes(safetensors(SMALL, {'format': 'pt', 'who': 'a "b"'}))
+
+    def safemap(self, *words, **more):
+        return Result(subprocess.run([SAFEMAP, *words], cwd=self.folder, capture_output=True, env=environment(),
+                                     stdin=subprocess.DEVNULL, timeout=120, **more))
+
+    def done(self, *words):
+        """The object of a run that must succeed."""
+        result = self.safemap(*words, '--json')
+        self.assertEqual((result.code, result.err), (0, ''), result.out)
+        return result.json()
+
+    def refused(self, code, exit_code, *words):
+        """The error of a run that must fail, and fail the same way as text."""
+        result = self.safemap(*words, '--json')
+        found = result.json()
+        self.assertEqual(list(found), ['error'])
+        error = found['error']
+        self.assertEqual((error['code'], result.code, result.err), (code, exit_code, ''), error)
+        self.assertTrue(error['message'])
+        self.assertLessEqual(set(error), {'code', 'message', 'path', 'tensor', 'hint'})
+        self.assertTrue(all(error.values()), 'a key that does not apply is absent')
+
+        text = self.safemap(*words)
+        self.assertEqual((text.code, text.out), (exit_code, ''))
+        self.assertTrue(text.err.startswith('safemap: error: '), text.err)
+        self.assertIn(error['message'], text.err)
+        if 'hint' in error:
+            self.assertIn('\nhint: ' + error['hint'] + '\n', text.err)
+        return error
+
+    def expect(self, name, text):
+        """Compares with a file of expected/; times and measured memory are not the same twice."""
+        text = re.sub(r'took .*', 'took     TIME', text)
+        text = re.sub(r'(in|waited +) ?\d+\.\d\d s', r'\1 TIME', text)
+        text = re.sub(r'TIME, [\d.]+ .?B/s', 'TIME, RATE', text)
+        text = re.sub(r'[\d.]+ .?B of memory', 'MEMORY', text)
+        path = HERE / 'expected' / (name + '.txt')
+        if UPDATE:
+            path.write_text(text, encoding='utf-8')
+        self.assertEqual(text, path.read_text(encoding='utf-8'))
+
+    def leftovers(self):
+        return sorted(p.name for p in self.folder.iterdir())
+
+
+class EveryCommand(Case):
+    def test_version(self):
+        result = self.safemap('--version')
+        self.assertRegex(result.out, r'^safemap \d+\.\d+\.\d+\n$')
+        self.assertEqual((result.code, result.err), (0, ''))
+
+    def test_usage_and_help_are_what_stands_here(self):
+        for words in [('--help',), *[(c, '--help') for c in COMMANDS]]:
+            result = self.safemap(*words)
+            self.assertEqual((result.code, result.err), (0, ''))
+            self.expect('help' if len(words) == 1 else f'help_{words[0]}', result.out)
+
+    def test_the_example_of_every_help_works_as_pasted(self):
+        for command in COMMANDS:
+            example = self.safemap(command, '--help').out.split('Example:\n')[1]
+            path = os.path.dirname(SAFEMAP) + ':' + os.environ['PATH']
+            done = subprocess.run(['sh', '-e'], input=example.encode(), capture_output=True,
+                                  env=environment(PATH=path, TMPDIR=str(self.folder)))
+            self.assertEqual((done.returncode, done.stderr), (0, b''), example)
+            self.assertTrue(done.stdout)
+
+    def test_a_call_that_is_wrong_is_exit_2(self):
+        for words in [(), ('insect',), ('--insect',), ('inspect',), ('inspect', 'a', 'b'), ('convert', 'a'),
+                      ('inspect', 'small.safetensors', '--insect'), ('load', 'small.safetensors'),
+                      ('inspect', 'small.safetensors', '--threads', '0'),
+                      ('inspect', 'small.safetensors', '--threads', 'many'),
+                      ('inspect', 'small.safetensors', '--policy', 'lax'),
+                      ('inspect', 'small.safetensors', '--policy', 'strict'),
+                      ('inspect', 'small.safetensors', '--policy', 'lenient'),
+                      ('inspect', 'small.safetensors', '--access', 'telepathic'),
+                      ('verify', 'small.safetensors', '--include', '*'),
+                      ('convert', 'small.safetensors', 'out', '--dtype', 'bf17'),
+                      ('convert', 'small.safetensors', 'out', '--max-shard-size', '5XB'),
+                      ('convert', 'small.safetensors', 'out', '--max-shard-size', '0'),
+                      ('convert', 'small.safetensors', 'out', '--align', '7'),
+                      ('load', 'small.safetensors', '--device', 'host', '--rank', '2/2'),
+                      ('load', 'small.safetensors', '--device', 'host', '--budget', '-1'),
+                      ('load', 'small.safetensors', '--device', 'host', '--repeat', '0')]:
+            with self.subTest(words=words):
+                self.refused('invalid_argument', 2, *words)
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_json_is_believed_wherever_it_stands(self):
+        for words in [('--json',), ('--json', 'inspect', 'small.safetensors'), ('inspect', '--json', '--insect')]:
+            result = self.safemap(*words)
+            self.assertEqual(result.json()['error']['code'], 'invalid_argument')
+            self.assertEqual((result.code, result.err), (2, ''))
+
+    def test_a_path_that_is_not_there_is_exit_2(self):
+        for command, *more in [('inspect',), ('verify',), ('convert', 'out'), ('load', '--device', 'host')]:
+            error = self.refused('path_not_found', 2, command, 'nowhere.safetensors', *more)
+            self.assertIn('nowhere.safetensors', error['path'])
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_what_is_no_checkpoint_is_exit_1(self):
+        (self.folder / 'x.bin').write_bytes(b'GGUF and so on, at some length')
+        (self.folder / 'empty').mkdir()
+        for command, *more in [('inspect',), ('convert', 'out'), ('load', '--device', 'host')]:
+            self.refused('unknown_format', 1, command, 'x.bin', *more)
+            self.refused('not_a_checkpoint', 1, command, 'empty', *more)
+
+    def test_quiet_says_nothing_but_errors(self):
+        for words in [('inspect', 'small.safetensors'), ('verify', 'small.safetensors'),
+                      ('convert', 'small.safetensors', 'out'), ('load', 'small.safetensors', '--device', 'host')]:
+            result = self.safemap(*words, '--quiet')
+            self.assertEqual((result.code, result.out, result.err), (0, '', ''), words)
+        result = self.safemap('inspect', 'nowhere', '--quiet')
+        self.assertEqual((result.code, result.out), (2, ''))
+        self.assertTrue(result.err.startswith('safemap: error: '))
+
+    def test_every_way_of_access_gives_the_same(self):
+        told = [self.done('load', 'small.safetensors', '--device', 'host', '--digest', '--access', a, '--threads', '2',
+                          '--policy', 'compatible')['digests'] for a in ('auto', 'mapped', 'copied')]
+        self.assertEqual(told[0], told[1])
+        self.assertEqual(told[0], told[2])
+
+    def test_a_reader_that_goes_away_is_no_crash(self):
+        many = [(f'block.{i}.weight.{i * 7}', 'U8', [0], b'') for i in range(20000)]
+        (self.folder / 'many.safetensors').write_bytes(safetensors(many))
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run([SAFEMAP, 'inspect', 'many.safetensors', '--json'], cwd=self.folder, stdout=write,
+                              stderr=subprocess.PIPE)
+        os.close(write)
+        self.assertEqual((done.returncode, done.stderr), (3, b''))
+
+    def test_a_stdout_that_takes_nothing_is_exit_3(self):
+        with open('/dev/full', 'wb') as full:
+            for more in ((), ('--json',)):
+                done = subprocess.run([SAFEMAP, 'inspect', 'small.safetensors', *more], cwd=self.folder, stdout=full,
+                                      stderr=subprocess.PIPE)
+                self.assertEqual(done.returncode, 3)
+                self.assertIn(b'safemap: error: ', done.stderr)
+
+    def test_a_closed_stdout_never_becomes_the_output_file(self):
+        done = subprocess.run(['sh', '-c', '"$0" convert small.safetensors out.safetensors >&-', SAFEMAP],
+                              cwd=self.folder, stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 3)
+        self.assertEqual(self.safemap('verify', 'out.safetensors').code, 0)
+
+    def on_terminal(self, *words, **more):
+        """What a run writes to stderr when that is a terminal."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen([SAFEMAP, *words], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=theirs,
+                                   env=environment(**more))
+        os.close(theirs)
+        text = b''
+        while select.select([ours], [], [], 60)[0]:
+            try:
+                text += os.read(ours, 4096)
+            except OSError:  # the other side is closed
+                break
+        os.close(ours)
+        return process.wait(), text.decode()
+
+    def test_colours_only_on_a_terminal_that_has_them(self):
+        self.assertNotIn('\x1b', self.safemap('inspect', 'nowhere').err)
+        self.assertIn('\x1b[', self.on_terminal('inspect', 'nowhere')[1])
+        self.assertNotIn('\x1b', self.on_terminal('inspect', 'nowhere', NO_COLOR='1')[1])
+        self.assertNotIn('\x1b', self.on_terminal('inspect', 'nowhere', TERM='dumb')[1])
+
+    def test_no_progress_for_what_is_done_in_a_moment(self):
+        code, text = self.on_terminal('convert', 'small.safetensors', 'out')
+        self.assertEqual((code, text), (0, ''))
+
+    def test_names_cannot_move_the_cursor(self):
+        (self.folder / 'evil.safetensors').write_bytes(safetensors([('a\x1b[2J\n', 'U8', [1], b'x')]))
+        self.assertNotIn('\x1b', self.safemap('inspect', 'evil.safetensors').out)
+        self.assertEqual(self.done('inspect', 'evil.safetensors')['tensors'][0]['name'], 'a\x1b[2J\n')
+
+
+class Inspect(Case):
+    def test_text(self):
+        self.expect('inspect', self.safemap('inspect', 'small.safetensors').out)
+        self.expect('inspect_tree', self.safemap('inspect', 'small.safetensors', '--tree').out)
+
+    def test_eighty_layers_fold(self):
+        layers = [(f'model.layers.{i}.{part}', 'BF16', [2, 2], bytes(8))
+                  for i in range(80) for part in ('attn.q.weight', 'mlp.weight')]
+        (self.folder / 'deep.safetensors').write_bytes(safetensors(layers + [('model.norm', 'F32', [1], bytes(4))]))
+        self.expect('inspect_deep', self.safemap('inspect', 'deep.safetensors').out)
+        self.expect('inspect_deep_tree', self.safemap('inspect', 'deep.safetensors', '--tree').out)
+
+    def test_json(self):
+        told = self.done('inspect', 'small.safetensors')
+        self.assertEqual(list(told), ['format', 'files', 'metadata', 'total_bytes', 'tensors', 'objects', 'notes'])
+        self.assertEqual(told['format'], 'safetensors')
+        self.assertEqual(told['files'], ['small.safetensors'])
+        self.assertEqual(told['metadata'], {'format': 'pt', 'who': 'a "b"'})
+        self.assertEqual(told['total_bytes'], sum(len(data) for *_, data in SMALL))
+        self.assertEqual(told['objects'], [])
+        file = (self.folder / 'small.safetensors').read_bytes()
+        self.assertEqual([t['name'] for t in told['tensors']], [name for name, *_ in SMALL])
+        for tensor, (name, dtype, shape, data) in zip(told['tensors'], SMALL):
+            self.assertEqual((tensor['dtype'], tensor['shape'], tensor['nbytes']), (dtype, shape, len(data)))
+            self.assertNotIn('alias_of', tensor)
+            if not data:
+                continue
+            self.assertEqual((tensor['file'], tensor['pieces']), ('small.safetensors', 1))
+            self.assertEqual(file[tensor['offset']:tensor['offset'] + len(data)], data)
+
+    def test_selected_tensors_only(self):
+        told = self.done('inspect', 'small.safetensors', '--include', 'layers.*', '--include', 'n*',
+                         '--exclude', '*.1.*')
+        self.assertEqual([t['name'] for t in told['tensors']], ['layers.0.w', 'norm', 'none'])
+        self.assertEqual(told['total_bytes'], 32)
+        bracket = self.done('inspect', '--include', '[li]*', 'small.safetensors')
+        self.assertEqual([t['name'] for t in bracket['tensors']], ['layers.0.w', 'layers.1.w', 'ids'])
+
+    def test_shards_are_named_as_the_index_names_them(self):
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        told = self.done('inspect', 'out')
+        self.assertEqual({t['file'] for t in told['tensors'] if t['nbytes']}, set(told['files']) - {
+            'model.safetensors.index.json'})
+        for tensor in told['tensors']:
+            if tensor['nbytes']:
+                data = dict((name, data) for name, _, _, data in SMALL)[tensor['name']]
+                file = (self.folder / 'out' / tensor['file']).read_bytes()
+                self.assertEqual(file[tensor['offset']:tensor['offset'] + len(data)], data)
+
+    def test_a_damaged_header_is_exit_1(self):
+        (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
+        self.refused('header_past_end', 1, 'inspect', 'cut.safetensors')
+
+
+class Convert(Case):
+    KEYS = ['tensors', 'files', 'bytes_read', 'bytes_written', 'seconds', 'peak_anon_bytes', 'cast', 'aliases',
+            'skipped', 'notes']
+
+    def test_json(self):
+        told = self.done('convert', 'small.safetensors', 'out.safetensors')
+        self.assertEqual(list(told), self.KEYS)
+        self.assertEqual((told['tensors'], told['files']), (5, ['out.safetensors']))
+        self.assertEqual(told['bytes_written'], (self.folder / 'out.safetensors').stat().st_size)
+        self.assertEqual(told['bytes_read'], 72)
+        self.assertEqual((told['cast'], told['aliases'], told['skipped']), ({}, [], []))
+        self.assertGreater(told['seconds'], 0)
+        self.assertGreater(told['peak_anon_bytes'], 100_000)
+        self.assertLess(told['peak_anon_bytes'], 64 << 20)
+        inspected = self.done('inspect', 'out.safetensors')
+        self.assertEqual(inspected['metadata'], {'format': 'pt', 'who': 'a "b"'})
+
+    def test_values_stay_what_they_were(self):
+        digests = self.done('load', 'small.safetensors', '--device', 'host', '--digest')['digests']
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        self.assertEqual(self.done('load', 'out', '--device', 'host', '--digest')['digests'], digests)
+        self.assertGreater(len(list((self.folder / 'out').glob('model-0000?-of-0000?.safetensors'))), 1)
+
+    def test_casts_are_counted_by_dtype(self):
+        told = self.done('convert', 'small.safetensors', 'out', '--dtype', 'bfloat16')
+        self.assertEqual(told['cast'], {'F32->BF16': {'tensors': 3, 'values': 14, 'overflowed': 1, 'non_finite': 1}})
+        dtypes = {t['name']: t['dtype'] for t in self.done('inspect', 'out')['tensors']}
+        self.assertEqual(dtypes, {'layers.0.w': 'BF16', 'layers.1.w': 'BF16', 'ids': 'I64', 'norm': 'BF16',
+                                  'none': 'U8'})
+
+    def test_kept_dtypes_stay(self):
+        self.done('convert', 'small.safetensors', 'out', '--dtype', 'BF16', '--keep-dtype', 'norm',
+                  '--keep-dtype', '*.0.*')
+        dtypes = {t['name']: t['dtype'] for t in self.done('inspect', 'out')['tensors']}
+        self.assertEqual((dtypes['norm'], dtypes['layers.0.w'], dtypes['layers.1.w']), ('F32', 'F32', 'BF16'))
+
+    def test_text(self):
+        result = self.safemap('convert', 'small.safetensors', 'out', '--dtype', 'bf16')
+        self.assertEqual((result.code, result.err), (0, ''))
+        self.expect('convert', result.out)
+
+    def test_a_dry_run_writes_nothing_and_says_what_it_would(self):
+        result = self.safemap('convert', 'small.safetensors', 'out', '--max-shard-size', '30', '--dry-run')
+        self.assertEqual((result.code, result.err), (0, ''))
+        self.expect('convert_dry_run', result.out)
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_the_output_must_be_new(self):
+        (self.folder / 'out').mkdir()
+        self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out')
+        self.refused('already_exists', 2, 'convert', 'small.safetensors', 'small.safetensors')
+        self.assertEqual(self.done('inspect', 'small.safetensors')['total_bytes'], 72)
+
+    def test_data_is_aligned_as_asked(self):
+        for align in (64, 256, 4096):
+            self.done('convert', 'small.safetensors', f'{align}.safetensors', '--align', str(align))
+            begin = (self.folder / f'{align}.safetensors').read_bytes()[:8]
+            self.assertEqual((struct.unpack('<Q', begin)[0] + 8) % align, 0)
+
+    def test_a_selection_keeps_the_metadata(self):
+        self.done('convert', 'small.safetensors', 'out.safetensors', '--include', 'layers.*')
+        told = self.done('inspect', 'out.safetensors')
+        self.assertEqual([t['name'] for t in told['tensors']], ['layers.0.w', 'layers.1.w'])
+        self.assertEqual(told['metadata'], {'format': 'pt', 'who': 'a "b"'})
+
+    def test_ctrl_c_leaves_nothing(self):
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            # The file has no blocks on disk; the run that is stopped would write them all.
+            for size in (1 << 28, 1 << 30, 1 << 32):
+                if self.cancelled(size, signal_number):
+                    break
+            else:
+                self.skipTest('this machine writes 4 GiB before a signal arrives')
+
+    def cancelled(self, size, signal_number):
+        header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
+        with open(self.folder / 'big.safetensors', 'wb') as big:
+            big.write(struct.pack('<Q', len(header)) + header)
+            big.truncate(8 + len(header) + size)
+        before = self.leftovers()
+        process = subprocess.Popen([SAFEMAP, 'convert', 'big.safetensors', 'out', '--json'], cwd=self.folder,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while process.poll() is None and self.leftovers() == before:
+            time.sleep(0.001)
+        process.send_signal(signal_number)
+        out, err = process.communicate(timeout=120)
+        if process.returncode == 0:
+            subprocess.run(['rm', '-rf', self.folder / 'out'], check=True)
+            return False
+        self.assertEqual((process.returncode, err), (130, b''), out)
+        self.assertEqual(json.loads(out)['error']['code'], 'cancelled')
+        self.assertEqual(self.leftovers(), before)
+        return True
+
+
+class Verify(Case):
+    KEYS = ['ok', 'tensors', 'bytes', 'checked_bytes', 'faults', 'notes']
+
+    def test_what_is_right(self):
+        told = self.done('verify', 'small.safetensors')
+        self.assertEqual(list(told), self.KEYS)
+        self.assertEqual((told['ok'], told['tensors'], told['bytes'], told['faults']), (True, 5, 72, []))
+        self.expect('verify', self.safemap('verify', 'small.safetensors').out)
+
+    def test_every_fault_is_told(self):
+        header = {'a': {'dtype': 'F32', 'shape': [3], 'data_offsets': [0, 8]},
+                  'b': {'dtype': 'F32', 'shape': [2, 2], 'data_offsets': [8, 16]}}
+        text = json.dumps(header).encode()
+        (self.folder / 'bad.safetensors').write_bytes(struct.pack('<Q', len(text)) + text + bytes(16))
+        result = self.safemap('verify', 'bad.safetensors', '--json')
+        self.assertEqual((result.code, result.err), (1, ''))
+        told = result.json()
+        self.assertEqual(list(told), self.KEYS)
+        self.assertFalse(told['ok'])
+        self.assertEqual([(f['code'], f['tensor']) for f in told['faults']],
+                         [('size_mismatch', 'a'), ('size_mismatch', 'b')])
+        for fault in told['faults']:
+            self.assertIn('bad.safetensors', fault['path'])
+            self.assertTrue(fault['message'])
+
+        text = self.safemap('verify', 'bad.safetensors')
+        self.assertEqual((text.code, text.err), (1, ''))
+        self.expect('verify_faults', text.out)
+        quiet = self.safemap('verify', 'bad.safetensors', '--quiet')
+        self.assertEqual((quiet.code, quiet.out), (1, ''))
+        self.assertEqual(quiet.err.count('safemap: error: '), 2)
+
+    def test_an_unknown_format_is_a_fault(self):
+        (self.folder / 'x.bin').write_bytes(b'GGUF and so on, at some length')
+        result = self.safemap('verify', 'x.bin', '--json')
+        self.assertEqual(result.code, 1)
+        self.assertEqual(result.json()['faults'][0]['code'], 'unknown_format')
+
+    def test_a_truncated_file_is_a_fault(self):
+        (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:-1])
+        result = self.safemap('verify', 'cut.safetensors', '--json')
+        self.assertEqual(result.code, 1)
+        self.assertFalse(result.json()['ok'])
+
+
+class Load(Case):
+    KEYS = ['tensors', 'bytes', 'seconds', 'bytes_per_second', 'peak_device_bytes', 'peak_staging_bytes',
+            'peak_anon_bytes', 'uploaded_bytes', 'stall_seconds', 'paths']
+    NOTHING = '99aa06d3014798d86001c324468d497f'  # XXH3-128 of no bytes, from xxHash's own test vectors
+
+    def test_json(self):
+        told = self.done('load', 'small.safetensors', '--device', 'host')
+        self.assertEqual(list(told), self.KEYS)
+        self.assertEqual((told['tensors'], told['bytes'], told['uploaded_bytes']), (5, 72, 72))
+        self.assertEqual(list(told['paths']), ['pread', 'direct'])
+        self.assertEqual(sum(told['paths'].values()), 72)
+        self.assertLessEqual(told['peak_device_bytes'], 72)
+
+    def test_digests_only_when_asked(self):
+        told = self.done('load', 'small.safetensors', '--device', 'host', '--digest')
+        self.assertEqual(list(told), self.KEYS + ['digests'])
+        self.assertEqual(list(told['digests']), [name for name, *_ in SMALL])
+        self.assertEqual(told['digests']['none'], self.NOTHING)
+        self.assertTrue(all(re.fullmatch('[0-9a-f]{32}', d) for d in told['digests'].values()))
+        self.assertEqual(len(set(told['digests'].values())), 5)
+
+    def test_text(self):
+        result = self.safemap('load', 'small.safetensors', '--device', 'host', '--digest', '--budget', '1MB')
+        self.assertEqual((result.code, result.err), (0, ''))
+        self.expect('load', result.out)
+
+    def test_the_budget_holds(self):
+        told = self.done('load', 'small.safetensors', '--device', 'host', '--budget', '24', '--digest')
+        free = self.done('load', 'small.safetensors', '--device', 'host', '--digest')
+        self.assertEqual(told['digests'], free['digests'])
+        self.assertEqual(told['peak_device_bytes'], 24)
+        self.refused('budget_exceeded', 2, 'load', 'small.safetensors', '--device', 'host', '--budget', '23')
+
+    def test_a_pass_more_costs_nothing_where_everything_stays(self):
+        told = self.done('load', 'small.safetensors', '--device', 'host', '--repeat', '3')
+        self.assertEqual((told['tensors'], told['bytes'], told['uploaded_bytes']), (5, 72, 72))
+        tight = self.done('load', 'small.safetensors', '--device', 'host', '--repeat', '3', '--budget', '24')
+        self.assertGreater(tight['uploaded_bytes'], 72)
+
+    def test_ranks_share_the_rows(self):
+        told = [self.done('load', 'small.safetensors', '--device', 'host', '--rank', f'{r}/2', '--digest')
+                for r in range(2)]
+        self.assertEqual([t['bytes'] for t in told], [12 + 12 + 8 + 4] * 2)
+        # The same bytes as a file of their own.
+        parts = [(name, dtype, [shape[0] // 2, *shape[1:]], data[len(data) // 2:])
+                 for name, dtype, shape, data in SMALL]
+        (self.folder / 'second.safetensors').write_bytes(safetensors(parts))
+        whole = self.done('load', 'second.safetensors', '--device', 'host', '--digest')
+        self.assertEqual(told[1]['digests'], whole['digests'])
+
+    def test_a_rank_after_the_last_chunk_has_nothing(self):
+        told = self.done('load', 'small.safetensors', '--device', 'host', '--rank', '3/4', '--digest')
+        self.assertEqual((told['tensors'], told['bytes']), (5, 0))
+        self.assertEqual(set(told['digests'].values()), {self.NOTHING})
+
+    def test_other_devices_are_not_there(self):
+        for device in ('cuda:0', 'opencl:0', 'abacus', ''):
+            self.refused('no_such_device', 2, 'load', 'small.safetensors', '--device', device)
+
+    def test_selected_tensors_only(self):
+        told = self.done('load', 'small.safetensors', '--device', 'host', '--include', 'layers.1*', '--digest')
+        self.assertEqual((told['tensors'], told['bytes']), (1, 24))
+        self.assertEqual(list(told['digests']), ['layers.1.w'])
+
+
+class Torch(Case):
+    """What torch wrote."""
+
+    def pt(self, name):
+        return str(DATA / 'pt' / name)
+
+    def test_ties(self):
+        tied = self.done('inspect', self.pt('tied.pt'))
+        aliases = {t['name']: t['alias_of'] for t in tied['tensors'] if 'alias_of' in t}
+        self.assertTrue(aliases)
+        names = [t['name'] for t in tied['tensors']]
+        for alias, stored in aliases.items():
+            self.assertLess(names.index(stored), names.index(alias))
+        told = self.done('convert', self.pt('tied.pt'), 'out.safetensors')
+        self.assertEqual({name: group[0] for group in told['aliases'] for name in group[1:]}, aliases)
+        digests = self.done('load', self.pt('tied.pt'), '--device', 'host', '--digest')['digests']
+        self.assertEqual(set(digests), set(names))
+        for alias, stored in aliases.items():
+            self.assertEqual(digests[alias], digests[stored])
+        # Asked for by the other name alone, it is there by that name.
+        alias, stored = next(iter(aliases.items()))
+        self.done('convert', self.pt('tied.pt'), 'one.safetensors', '--include', alias)
+        one = self.done('load', 'one.safetensors', '--device', 'host', '--digest')
+        self.assertEqual(one['digests'], {alias: digests[stored]})
+
+    def test_offsets_are_places_in_the_file(self):
+        told = self.done('inspect', self.pt('flat.pt'))
+        self.assertEqual(told['format'], 'torch')
+        file = (DATA / 'pt' / 'flat.pt').read_bytes()
+        skipped = self.done('convert', self.pt('flat.pt'), 'out.safetensors')['skipped']
+        out = (self.folder / 'out.safetensors').read_bytes()
+        written = {t['name']: t for t in self.done('inspect', 'out.safetensors')['tensors']}
+        self.assertEqual({t['name'] for t in told['tensors'] if t['dtype'].islower()}, {s['name'] for s in skipped})
+        placed = [t for t in told['tensors'] if 'offset' in t and t['nbytes'] and t['name'] in written]
+        self.assertTrue(placed)
+        for tensor in placed:
+            self.assertEqual(tensor['file'], 'flat.pt')
+            place, other = tensor['offset'], written[tensor['name']]['offset']
+            self.assertEqual(file[place:place + tensor['nbytes']], out[other:other + tensor['nbytes']])
+
+    def test_a_training_checkpoint(self):
+        self.expect('inspect_train', self.safemap('inspect', self.pt('train_gpt.pt'), '--tree').out.replace(
+            str(DATA), 'DATA'))
+
+    def test_a_damaged_record_is_a_fault(self):
+        result = self.safemap('verify', self.pt('broken/bad_crc.pt'), '--json')
+        self.assertEqual(result.code, 1)
+        self.assertIn('checksum_mismatch', [f['code'] for f in result.json()['faults']])
+
+
+if __name__ == '__main__':
+    words = sys.argv[1:]
+    if '--update' in words:
+        UPDATE = True
+        words.remove('--update')
+    SAFEMAP, DATA = os.path.abspath(words[0]), pathlib.Path(words[1])
+    unittest.main(argv=[sys.argv[0], *words[2:]])

@@ -1,0 +1,32 @@
+"""The README's example does what its comments say: tour.py TOUR SAFEMAP."""
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+EXPECTED = """\
+wte F32 [4, 2]
+ids I64 [3]
+8 of 32 bytes
+2 tensors written
+1 on the device
+"""
+
+
+def main(tour, safemap):
+    header = json.dumps({'wte': {'dtype': 'F32', 'shape': [4, 2], 'data_offsets': [0, 32]},
+                         'ids': {'dtype': 'I64', 'shape': [3], 'data_offsets': [32, 56]}}).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        model, out = pathlib.Path(folder, 'model.safetensors'), pathlib.Path(folder, 'out')
+        model.write_bytes(struct.pack('<Q', len(header)) + header + struct.pack('<8f3q', *range(11)))
+        said = subprocess.run([tour, model, out], check=True, stdout=subprocess.PIPE).stdout.decode()
+        assert said == EXPECTED, said
+        seen = subprocess.run([safemap, 'inspect', out, '--json'], check=True, stdout=subprocess.PIPE).stdout
+        dtypes = {t['name']: t['dtype'] for t in json.loads(seen)['tensors']}
+        assert dtypes == {'wte': 'BF16', 'ids': 'I64'}, dtypes
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:3])

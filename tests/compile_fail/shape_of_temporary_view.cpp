@@ -1,0 +1,13 @@
+// The shape of a view that is gone would dangle.
+#include <safemap/lazy_tensor.hpp>
+
+const safemap::Shape& use(const safemap::Shape& shape);
+
+void shape(const safemap::LazyTensor& tensor) {
+#ifdef MUST_NOT_COMPILE
+    use(tensor.view().shape());
+#else
+    const auto view = tensor.view();
+    use(view.shape());
+#endif
+}

@@ -1,0 +1,11 @@
+// A span of a view that is gone would dangle: the view is kept, or this does not compile.
+#include <safemap/lazy_tensor.hpp>
+
+float first(const safemap::LazyTensor& tensor) {
+#ifdef MUST_NOT_COMPILE
+    return tensor.view().as<float>()[0];
+#else
+    const auto view = tensor.view();
+    return view.as<float>()[0];
+#endif
+}

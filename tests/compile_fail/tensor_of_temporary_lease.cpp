@@ -1,0 +1,11 @@
+// A tensor of a lease that is gone may be evicted at any time.
+#include <safemap/uploader.hpp>
+
+std::uint64_t size(safemap::Uploader& uploader) {
+#ifdef MUST_NOT_COMPILE
+    return uploader.acquire("w")["w"].nbytes;
+#else
+    const auto lease = uploader.acquire("w");
+    return lease["w"].nbytes;
+#endif
+}

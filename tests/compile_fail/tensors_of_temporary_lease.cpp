@@ -1,0 +1,11 @@
+// A lease that is gone leases nothing.
+#include <safemap/uploader.hpp>
+
+std::size_t count(safemap::Uploader& uploader) {
+#ifdef MUST_NOT_COMPILE
+    return uploader.acquire("w").tensors().size();
+#else
+    const auto lease = uploader.acquire("w");
+    return lease.tensors().size();
+#endif
+}

@@ -1,0 +1,63 @@
+// Links the shared library through its public headers alone, as a user does: what they promise is exported.
+#include <safemap/safemap.hpp>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace safemap;
+
+std::shared_ptr<const Source> four_floats() {
+    const float values[] = {1, 2, 3, 4};
+    std::vector<std::byte> bytes(sizeof(values));
+    std::memcpy(bytes.data(), values, sizeof(values));
+    return memory_source("four floats", std::move(bytes));
+}
+
+/// The road from a tensor to a file, and from the file to a device.
+bool there_and_back(const std::filesystem::path& file) {
+    const LazyTensor tensor("w", stored_run(Dtype::f32, {2, 2}, four_floats(), 0));
+    save(file, std::span<const LazyTensor>(&tensor, 1));
+
+    const auto checkpoint = Checkpoint::open(file);
+    const TensorView view = checkpoint["w"].slice({{.start = 1}}).load();
+    if (view.as<float>()[1] != 4 || !verify(file).ok()) return false;
+
+    Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 4096});
+    const Lease lease = uploader.acquire(Selection::glob("*"));
+    return lease["w"].nbytes == 16;
+}
+
+/// Errors cross the boundary of the library as what they are.
+bool errors_arrive() {
+    try {
+        Checkpoint::open("/nowhere/at/all");
+    } catch (const Error& error) {
+        return error.code() == Errc::path_not_found && exit_code(error.code()) == 2;
+    }
+    return false;
+}
+
+}  // namespace
+
+int main() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "safemap-consumer-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) return 2;
+    bool good = false;
+    try {
+        good = there_and_back(pattern + "/w.safetensors") && errors_arrive();
+    } catch (const Error& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+    }
+    std::filesystem::remove_all(pattern);
+    return good ? 0 : 1;
+}

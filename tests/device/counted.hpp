@@ -1,0 +1,69 @@
+// Tensors over a source that counts what is read of it, and fails when told to.
+#pragma once
+
+#include <safemap/error.hpp>
+#include <safemap/lazy_tensor.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+/// What stands at a place of the source with that seed.
+inline std::byte pattern(std::uint64_t seed, std::uint64_t at) {
+    std::uint64_t x = (at + 1) * 0x9E37'79B9'7F4A'7C15 ^ seed * 0xD6E8'FEB8'6659'FD93;
+    x ^= x >> 31;
+    return static_cast<std::byte>(x * 0x94D0'49BB'1331'11EB >> 56);
+}
+
+class Counted {
+public:
+    explicit Counted(std::uint64_t seed, std::uint64_t size) : state_(std::make_shared<State>()) {
+        state_->seed = seed;
+        const auto state = state_;
+        source_ = safemap::callback_source("counted", size, [state](std::uint64_t offset, std::span<std::byte> into) {
+            ++state->reads;
+            if (state->fail.fetch_sub(1) == 0) throw safemap::Error(safemap::Errc::io_error, "the disk is gone");
+            if (state->microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(state->microseconds));
+            state->bytes += into.size();
+            for (std::size_t i = 0; i < into.size(); ++i) into[i] = pattern(state->seed, offset + i);
+        });
+    }
+
+    const std::shared_ptr<const safemap::Source>& source() const { return source_; }
+    std::uint64_t bytes() const { return state_->bytes; }
+    std::uint64_t reads() const { return state_->reads; }
+    /// This many more reads succeed, then one fails.
+    void fail_after(std::int64_t reads) const { state_->fail = reads; }
+    void slow(int microseconds) const { state_->microseconds = microseconds; }
+
+    safemap::LazyTensor tensor(std::string name, safemap::Dtype dtype, safemap::Shape shape) const {
+        return {std::move(name), safemap::stored_run(dtype, std::move(shape), source_, 0)};
+    }
+
+private:
+    struct State {
+        std::uint64_t seed = 0;
+        std::atomic<std::uint64_t> bytes = 0;
+        std::atomic<std::uint64_t> reads = 0;
+        std::atomic<std::int64_t> fail = -1;
+        std::atomic<int> microseconds = 0;
+    };
+    std::shared_ptr<State> state_;
+    std::shared_ptr<const safemap::Source> source_;
+};
+
+/// A tensor of `size` bytes of its own source.
+struct Bytes {
+    Counted counted;
+    safemap::LazyTensor tensor;
+
+    Bytes(std::string name, std::uint64_t size)
+        : counted(std::hash<std::string>()(name), size),
+          tensor(counted.tensor(std::move(name), safemap::Dtype::u8, {size})) {}
+};

@@ -1,0 +1,90 @@
+#include "base/checksum.hpp"
+#include "doctest_safemap.hpp"
+
+#include <safemap/device.hpp>
+#include <safemap/uploader.hpp>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+using safemap::Device;
+using safemap::Errc;
+using namespace safemap::literals;
+
+TEST_CASE("the host opens, and nothing else does") {
+    CHECK(Device::open("host")->name() == "host");
+    for (const char* name : {"", "Host", "host ", "host:", "host:0", ":", "cuda:0", "opencl:1", "ho"}) {
+        CAPTURE(name);
+        CHECK_FAULT(Device::open(name), Errc::no_such_device);
+    }
+}
+
+TEST_CASE("an unknown device is named, and so is what there is") {
+    const auto error = error_of([] { Device::open("cuda:7\n"); });
+    REQUIRE(error);
+    CHECK(error->message() == "no device 'cuda:7\\x0a'; there is: host");
+}
+
+TEST_CASE("host memory is aligned, writable and as large as asked for") {
+    const auto host = Device::open("host");
+    CHECK(host->alignment() == 64);
+    CHECK(host->free_memory() > 1_MiB);
+    for (const std::uint64_t size : {0_MB, 1_KB, 1_MiB - 1, 1_MiB, 3_MiB + 5}) {
+        CAPTURE(size);
+        const auto memory = host->allocate(size);
+        CHECK(memory->size() == size);
+        CHECK(memory->host_bytes().size() == size);
+        CHECK(memory->handle() == memory->host_bytes().data());
+        CHECK(reinterpret_cast<std::uintptr_t>(memory->handle()) % 64 == 0);
+        if (size == 0) continue;
+        memory->host_bytes().front() = std::byte{1};
+        memory->host_bytes().back() = std::byte{2};
+        CHECK(memory->host_bytes().back() == std::byte{2});
+    }
+}
+
+TEST_CASE("more than there can be is out_of_memory") {
+    const auto host = Device::open("host");
+    for (const std::uint64_t size : {std::uint64_t{1} << 62, UINT64_MAX}) {
+        CHECK_FAULT(host->allocate(size), Errc::out_of_memory);
+        CHECK_FAULT(host->allocate_staging(size), Errc::out_of_memory);
+    }
+}
+
+TEST_CASE("copies to the host and back stay inside their memory") {
+    const auto host = Device::open("host");
+    const auto memory = host->allocate(10);
+    const auto staging = host->allocate_staging(6);
+    std::memcpy(staging->bytes().data(), "abcdef", 6);
+    const auto event = host->copy_to_device(memory, 4, staging, {1, 4});
+    CHECK(event->done());
+    CHECK_OK(event->wait());
+    std::array<char, 4> back{};
+    host->copy_to_host(std::as_writable_bytes(std::span(back)), *memory, 4);
+    CHECK(std::string_view(back.data(), 4) == "bcde");
+
+    CHECK_OK(host->copy_to_device(memory, 10, staging, {6, 0}));
+    CHECK_FAULT(host->copy_to_device(memory, 7, staging, {0, 4}), Errc::invalid_argument);
+    CHECK_FAULT(host->copy_to_device(memory, 0, staging, {3, 4}), Errc::invalid_argument);
+    CHECK_FAULT(host->copy_to_device(memory, UINT64_MAX, staging, {0, 2}), Errc::invalid_argument);
+    CHECK_FAULT(host->copy_to_host(std::as_writable_bytes(std::span(back)), *memory, 7), Errc::invalid_argument);
+}
+
+TEST_CASE("a digest is that of the bytes, across blocks") {
+    const auto host = Device::open("host");
+    for (const std::uint64_t size : {0_MB, 3_KB, 8_MiB, 8_MiB + 7, 17_MiB}) {
+        CAPTURE(size);
+        safemap::DeviceTensor tensor{.name = "t", .dtype = safemap::Dtype::u8, .shape = {size}, .nbytes = size,
+                                     .memory = host->allocate(size)};
+        std::uint32_t state = 1;
+        for (auto& byte : tensor.memory->host_bytes()) byte = static_cast<std::byte>((state = state * 69069 + 1) >> 24);
+        safemap::Xxh3 whole;
+        whole.update(tensor.memory->host_bytes());
+        CHECK(safemap::digest(*host, tensor) == whole.hex());
+    }
+    // XXH3-128 of nothing, as the reference implementation prints it.
+    CHECK(safemap::Xxh3().hex() == "99aa06d3014798d86001c324468d497f");
+}

@@ -1,0 +1,71 @@
+#include "device/staging.hpp"
+
+#include "device/fake_device.hpp"
+#include "doctest_safemap.hpp"
+
+#include <optional>
+#include <thread>
+
+using safemap::Errc;
+using safemap::device::StagingRing;
+
+TEST_CASE("the fake device sees a staging buffer that is written too soon") {
+    const auto device = std::make_shared<FakeDevice>();
+    device->pause(true);
+    const auto memory = device->allocate(4);
+    const auto staging = device->allocate_staging(4);
+    const auto copy = device->copy_to_device(memory, 0, staging, {0, 4});
+    CHECK_FALSE(copy->done());
+    staging->bytes()[1] = std::byte{1};
+    device->pause(false);
+    copy->wait();
+    CHECK(device->staging_was_touched);
+}
+
+TEST_CASE("a buffer comes back only when its copy is done") {
+    const auto device = std::make_shared<FakeDevice>();
+    device->copy_microseconds = 500;
+    const auto memory = device->allocate(100);
+    StagingRing ring(device, 100, 2);
+    for (int i = 0; i < 50; ++i) {
+        auto loan = ring.take();
+        std::fill(loan.buffer()->bytes().begin(), loan.buffer()->bytes().end(), static_cast<std::byte>(i));
+        loan.fence(device->copy_to_device(memory, 0, loan.buffer(), {0, 100}));
+    }
+    CHECK_FALSE(device->staging_was_touched);
+    CHECK(ring.allocated() <= 200);
+    CHECK(device->staging == ring.allocated());
+}
+
+TEST_CASE("a copy that failed gives its buffer back all the same") {
+    const auto device = std::make_shared<FakeDevice>();
+    const auto memory = device->allocate(4);
+    StagingRing ring(device, 4, 1);
+    device->fail_copy = 0;
+    {
+        auto loan = ring.take();
+        loan.fence(device->copy_to_device(memory, 0, loan.buffer(), {0, 4}));
+    }
+    CHECK_OK(ring.take());
+    CHECK_OK(ring.take());
+}
+
+TEST_CASE("with fewer buffers than wished for, work goes on") {
+    const auto device = std::make_shared<FakeDevice>();
+    StagingRing ring(device, 10, 3);
+    device->fail_staging = 1;
+    std::optional<StagingRing::Loan> first = ring.take();
+    std::thread waits([&] { CHECK_OK(ring.take()); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    first.reset();
+    waits.join();
+    CHECK(ring.allocated() == 10);
+}
+
+TEST_CASE("without any buffer taking one fails, and works when there is memory again") {
+    const auto device = std::make_shared<FakeDevice>();
+    StagingRing ring(device, 10, 2);
+    device->fail_staging = 0;
+    CHECK_FAULT(ring.take(), Errc::out_of_memory);
+    CHECK_OK(ring.take());
+}

@@ -1,0 +1,85 @@
+"""Files of the safetensors package open as it opens them, and digests are those of the bytes it wrote."""
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import safetensors.torch
+import torch
+
+import common
+from common import Case, raw, safemap, shape_of, tensor_of
+
+try:
+    import xxhash
+except ImportError:
+    xxhash = None
+
+
+class LikeSafetensors(Case):
+    def random_state(self):
+        return {f'{i}.{self.rng.choice("abc")}': tensor_of(self.rng, self.rng.choice(common.DTYPES), shape_of(self.rng))
+                for i in range(60)}
+
+    def save(self, state, metadata=None):
+        file = self.folder / 'model.safetensors'
+        safetensors.torch.save_file(state, file, metadata)
+        return file
+
+    def test_inspect_lists_what_was_written(self):
+        state = self.random_state()
+        metadata = {'format': 'pt', 'a "key"': 'é\n\\', 'b': ''}
+        file = self.save(state, metadata)
+        report = safemap('inspect', file)
+        self.assertEqual(report['format'], 'safetensors')
+        self.assertEqual(report['metadata'], metadata)
+        self.assertEqual(report['total_bytes'], sum(t.nbytes for t in state.values()))
+        with safetensors.safe_open(file, 'pt') as opened:
+            # Tensors without bytes share an offset with the one behind them.
+            order = [name for name in opened.offset_keys() if state[name].nbytes]
+        listed = {t['name']: t for t in report['tensors']}
+        self.assertEqual([name for name in listed if state[name].nbytes], order)
+        self.assertEqual(sorted(listed), sorted(state))
+        data = file.read_bytes()
+        for name, tensor in state.items():
+            entry = listed[name]
+            self.assertEqual((entry['dtype'], entry['shape'], entry['nbytes']),
+                             (common.NAMES[tensor.dtype], list(tensor.shape), tensor.nbytes), name)
+            self.assertEqual(data[entry['offset']:entry['offset'] + tensor.nbytes], raw(tensor), name)
+
+    def test_converting_its_file_gives_its_bytes(self):
+        file = self.save(self.random_state(), {'format': 'pt'})
+        out = self.folder / 'out.safetensors'
+        safemap('convert', file, out)
+        self.assertEqual(out.read_bytes(), file.read_bytes())
+
+    def test_an_empty_file(self):
+        file = self.save({})
+        self.assertEqual(safemap('inspect', file)['tensors'], [])
+
+    def test_a_broken_file_is_refused_as_it_refuses_it(self):
+        data = self.save({'w': torch.zeros(100)}).read_bytes()
+        for cut in (0, 4, 8, 40, len(data) - 1):
+            with self.subTest(cut=cut):
+                file = self.folder / 'cut.safetensors'
+                file.write_bytes(data[:cut])
+                with self.assertRaises(Exception):
+                    safetensors.torch.load_file(file)
+                self.assertIn('error', safemap('inspect', file, status=1))
+
+    def test_headers_get_its_verdict(self):
+        run = subprocess.run([sys.executable, pathlib.Path(__file__).with_name('headers.py'),
+                              common.BUILD / 'tests/interop/header_verdict', '20000', str(common.SEED)],
+                             stdout=subprocess.PIPE, text=True, check=False, timeout=600)
+        self.assertEqual(run.returncode, 0, run.stdout)
+
+    @unittest.skipUnless(xxhash, 'no xxhash here')
+    def test_digests_are_xxh3_of_the_bytes(self):
+        state = self.random_state()
+        wanted = {name: xxhash.xxh3_128_hexdigest(raw(t)) for name, t in state.items()}
+        torch.save(state, self.folder / 'model.pt')
+        for file in (self.save(state), self.folder / 'model.pt'):
+            with self.subTest(file=file.name):
+                report = safemap('load', file, '--device', 'host', '--budget', '1MiB', '--digest')
+                self.assertEqual(report['digests'], wanted)
+                self.assertEqual(report['bytes'], sum(t.nbytes for t in state.values()))

@@ -1,0 +1,69 @@
+"""codes.py, style.py and count.py: each finds what it is for."""
+import json
+import pathlib
+import tempfile
+import unittest
+
+import codes
+import count
+import style
+
+HEADER = '/// Codes.\nenum class Errc : std::uint8_t {\n    first,  ///< not a_comment\n    second,\n};\n'
+
+
+class Codes(unittest.TestCase):
+    def faults(self, table, test):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {'include/safemap/error.hpp': HEADER, 'lib/base/error.cpp': table,
+                               'tests/a/a_test.cpp': test}.items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            return codes.check(folder)
+
+    def test_comments_are_no_codes(self):
+        self.assertEqual(codes.enumerators(HEADER), ['first', 'second'])
+
+    def test_a_row_and_a_test_for_each_is_enough(self):
+        self.assertEqual(self.faults('Row{first}, Row{second}', 'CHECK_FAULT(f(), Errc::first); "second"'), [])
+
+    def test_a_code_without_a_row_is_found(self):
+        self.assertEqual(self.faults('Row{first}  // second', 'Errc::first Errc::second'),
+                         ['second: no row in lib/base/error.cpp'])
+
+    def test_a_code_without_a_test_is_found(self):
+        self.assertEqual(self.faults('first second', 'Errc::first // Errc::second'), ['second: no test names it'])
+
+
+class Style(unittest.TestCase):
+    def faults(self, text, name='lib/base/a.cpp'):
+        return [what for _, what in style.faults_of(name, text.encode())]
+
+    def test_a_clean_file_passes(self):
+        self.assertEqual(self.faults('// Adds: a \u00d7 b.\nconst char* s = "\u00d7";\n'), [])
+
+    def test_each_fault_is_found(self):
+        for text in ['// A.\n\tint a;\n', '// A.\nint a; \n', '// A.\nint a;', '// A.\nint a;\n\n', '// A.\r\n',
+                     '// A\u00a0B.\n', '// A.\nint \u00e4;\n', 'int a;\n', '// ' + 'a' * 118 + '\n']:
+            with self.subTest(text=text):
+                self.assertEqual(len(self.faults(text)), 1 + ('\r' in text))
+
+    def test_the_line_is_told_behind_comments_of_several_lines(self):
+        self.assertIn((4, 'a character beyond ASCII in code'),
+                      style.faults_of('a.cpp', '// A.\n/* \u00d7\n*/\nint \u00e4;\n'.encode()))
+
+
+class Count(unittest.TestCase):
+    def test_doctest_programs_count_their_cases_and_others_one(self):
+        summary = '[doctest] test cases: 12 | 11 passed |  1 failed | 0 skipped\n'
+        log = [{'result': result} for result in ('OK', 'EXPECTEDFAIL', 'FAIL', 'SKIP', 'TIMEOUT')]
+        log.append({'result': 'FAIL', 'stdout': summary})
+        self.assertEqual(count.count(map(json.dumps, log)), (13, 3))
+
+    def test_a_program_that_dies_after_its_summary_has_failed(self):
+        summary = '[doctest] test cases: 2 | 2 passed | 0 failed | 0 skipped'
+        self.assertEqual(count.count([json.dumps({'result': 'FAIL', 'stdout': summary})]), (2, 1))
+
+
+if __name__ == '__main__':
+    unittest.main()

@@ -1,0 +1,46 @@
+"""Fails where an error code has no test or no row: codes.py ROOT.
+
+Every enumerator of Errc is named by a test (as Errc::code, or as the "code" that --json prints) and has a row in the
+table of lib/base/error.cpp.
+"""
+import pathlib
+import re
+import sys
+
+
+def without_comments(text):
+    return re.sub(r'//[^\n]*|/\*.*?\*/', '', text, flags=re.DOTALL)
+
+
+def enumerators(header):
+    body = re.search(r'enum class Errc\b[^{]*\{(.*?)\};', without_comments(header), re.DOTALL).group(1)
+    return re.findall(r'\b([a-z_]+)\b', body)
+
+
+def named(text):
+    """The codes that a source names."""
+    return set(re.findall(r'\bErrc::([a-z_]+)', text)) | set(re.findall(r'[\'"]([a-z]+(?:_[a-z]+)*)[\'"]', text))
+
+
+def check(root):
+    root = pathlib.Path(root)
+    codes = enumerators((root / 'include/safemap/error.hpp').read_text(encoding='utf-8'))
+    rows = without_comments((root / 'lib/base/error.cpp').read_text(encoding='utf-8'))
+    table = set(re.findall(r'\b([a-z_]+)\b', rows))
+    tested = set()
+    for path in sorted((root / 'tests').rglob('*')):
+        # The tests of error.hpp itself walk the table; they show of no code that it is ever thrown.
+        if path.suffix in ('.cpp', '.py') and path.name not in ('error_test.cpp', 'codes.py'):
+            tested |= named(without_comments(path.read_text(encoding='utf-8')))
+    faults = [f'{code}: no row in lib/base/error.cpp' for code in codes if code not in table]
+    faults += [f'{code}: no test names it' for code in codes if code not in tested]
+    if len(codes) < 2:
+        faults.append('include/safemap/error.hpp: no codes found')
+    return faults
+
+
+if __name__ == '__main__':
+    found = check(sys.argv[1])
+    for line in found:
+        print(line)
+    sys.exit(bool(found))

@@ -1,0 +1,32 @@
+"""Sums up a meson test log (testlog.json): prints "PASSED FAILED".
+
+A doctest program counts its test cases, any other test is one. A skipped test is neither.
+"""
+import json
+import re
+import sys
+
+GOOD = {'OK', 'EXPECTEDFAIL'}
+CASES = re.compile(r'^\[doctest\] test cases:\s*\d+\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed', re.MULTILINE)
+
+
+def count(lines):
+    passed = failed = 0
+    for test in map(json.loads, lines):
+        if test['result'] == 'SKIP':
+            continue
+        good, bad = test['result'] in GOOD, 0
+        summary = CASES.search(test.get('stdout') or '')
+        if summary:
+            passed += int(summary.group(1))
+            bad = int(summary.group(2))
+        elif good:
+            passed += 1
+        # A program that says all is well and dies has failed all the same.
+        failed += bad if good or bad else 1
+    return passed, failed
+
+
+if __name__ == '__main__':
+    with open(sys.argv[1], encoding='utf-8') as log:
+        print(*count(log))

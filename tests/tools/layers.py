@@ -1,0 +1,153 @@
+"""Fails on an include that breaks the architecture: layers.py ROOT.
+
+The tables below are docs/architecture.md as data. A file of lib/ may include its own layer, the layers its row names,
+and the public headers that those own; public headers obey the same table and see nothing but the standard library;
+the command line sees public headers only; a third-party header is seen by the files that are named here.
+"""
+import fnmatch
+import pathlib
+import re
+import sys
+
+# Layer: what it may include besides itself.
+MAY_INCLUDE = {
+    'base': [],
+    'io': ['base'],
+    'tensor': ['base'],
+    'lazy': ['base', 'tensor'],
+    'safetensors': ['base', 'tensor'],
+    'state': ['base', 'tensor', 'lazy'],
+    'torch': ['base', 'tensor', 'lazy', 'state'],
+    'checkpoint': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'torch'],
+    'write': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'checkpoint'],
+    'device': ['base', 'io', 'tensor', 'lazy', 'checkpoint'],
+}
+
+# Public header: the layer that owns it. safemap.hpp is all of them, and nobody's to include.
+OWNER = {
+    'api': 'base', 'bytes': 'base', 'error': 'base', 'progress': 'base', 'source': 'base',
+    'file': 'io',
+    'dtype': 'tensor', 'float_types': 'tensor', 'shape': 'tensor', 'tensor_view': 'tensor',
+    'lazy_tensor': 'lazy',
+    'state_tree': 'state',
+    'checkpoint': 'checkpoint', 'selection': 'checkpoint', 'verify': 'checkpoint',
+    'save': 'write',
+    'device': 'device', 'uploader': 'device',
+}
+
+# Third-party header: the files that may see it.
+THIRD_PARTY = {
+    'simdjson.h': ['lib/base/json.cpp', 'lib/safetensors/header.cpp'],
+    'boost/*': ['lib/io/mapping.cpp'],
+    'xxhash.h': ['lib/base/checksum.cpp'],
+    'zlib.h': ['lib/base/checksum.cpp', 'lib/base/inflate.cpp', 'bench/make_pt.cpp', 'tests/*'],
+    'CLI/*': ['cli/*'],
+    'fmt/*': ['cli/*'],
+    'doctest/*': ['tests/*'],
+    'benchmark/*': ['bench/*'],
+}
+
+# What the system itself brings: C++ and C headers, POSIX and Linux.
+SYSTEM = re.compile(r'[a-z_]+|sys/[a-z_]+\.h|linux/[a-z_]+\.h|'
+                    r'(dirent|dlfcn|errno|fcntl|fnmatch|glob|poll|pthread|sched|signal|stdlib|string|time|unistd)\.h')
+STANDARD = re.compile(r'[a-z_]+')
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+FOLDERS = ['include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples']
+
+
+def includes(path):
+    """(line number, quoted, name) of each include of a file."""
+    for number, line in enumerate(path.read_text(encoding='utf-8', errors='replace').splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match:
+            yield number, match.group(1) == '"', match.group(2)
+
+
+def public_fault(name, layer):
+    """What is wrong with `layer` including the public header `name` ("safemap/x.hpp"), or nothing."""
+    stem = name[len('safemap/'):].removesuffix('.hpp')
+    if stem not in OWNER:
+        return 'safemap.hpp is for users' if stem == 'safemap' else 'no layer owns this header'
+    owner = OWNER[stem]
+    if owner == layer or owner in MAY_INCLUDE[layer]:
+        return None
+    return f'it belongs to {owner}, which {layer} may not include'
+
+
+def lib_fault(layer, quoted, name):
+    if name.startswith('safemap/'):
+        return 'public headers are included with <>' if quoted else public_fault(name, layer)
+    if not quoted:
+        return None
+    other = name.split('/')[0]
+    if '/' not in name or other not in MAY_INCLUDE:
+        return 'headers of lib/ are included as "layer/file.hpp"'
+    if other == layer or other in MAY_INCLUDE[layer]:
+        return None
+    return f'{layer} may not include {other}'
+
+
+def header_fault(stem, quoted, name):
+    if name.startswith('safemap/') and not quoted:
+        return None if stem == 'safemap' else public_fault(name, OWNER[stem])
+    if quoted or not STANDARD.fullmatch(name):
+        return 'a public header includes the standard library and <safemap/...> only'
+    return None
+
+
+def cli_fault(root, path, quoted, name):
+    if not quoted:
+        return None
+    if (path.parent / name).is_file() or (root / 'cli' / name).is_file():
+        return None
+    return 'the command line includes <safemap/...> and its own headers only'
+
+
+def third_party_fault(relative, name):
+    for pattern, allowed in THIRD_PARTY.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            if any(fnmatch.fnmatchcase(relative, place) for place in allowed):
+                return None
+            return 'only ' + ', '.join(allowed) + ' may see it'
+    if name.startswith('safemap/') or SYSTEM.fullmatch(name):
+        return None
+    return 'a header that tests/tools/layers.py does not know'
+
+
+def fault_of(root, path, quoted, name):
+    relative = path.relative_to(root).as_posix()
+    folder, layer = relative.split('/')[:2]
+    fault = None if quoted else third_party_fault(relative, name)
+    if fault:
+        return fault
+    if folder == 'lib':
+        return lib_fault(layer, quoted, name) if layer in MAY_INCLUDE else f'lib/{layer} is no layer'
+    if folder == 'include':
+        stem = path.stem
+        if stem != 'safemap' and stem not in OWNER:
+            return 'no layer owns this header'
+        return header_fault(stem, quoted, name)
+    if folder == 'cli':
+        return cli_fault(root, path, quoted, name)
+    return None
+
+
+def check(root):
+    """All faults of a tree, as "file:line: text"."""
+    root = pathlib.Path(root)
+    faults = []
+    sources = [p for f in FOLDERS for p in sorted((root / f).rglob('*')) if p.suffix in ('.hpp', '.cpp', '.h')]
+    for path in sources:
+        for number, quoted, name in includes(path):
+            fault = fault_of(root, path, quoted, name)
+            if fault:
+                faults.append(f'{path.relative_to(root)}:{number}: includes {name}: {fault}')
+    if not sources:
+        faults.append(f'{root}: no sources here')
+    return faults
+
+
+if __name__ == '__main__':
+    found = check(sys.argv[1])
+    print(*found, sep='\n')
+    sys.exit(bool(found))
