@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -27,18 +28,18 @@ public:
     using Content =
         std::variant<std::monostate, bool, std::uint64_t, std::int64_t, double, std::string, Array, Object>;
 
-    explicit Value(Content content) : content_(std::move(content)) {}
+    explicit Value(Content content);
 
     /// Each gives nothing where the value is of another kind. Integers are exact; a number written with a fraction
     /// or an exponent is no integer.
-    bool is_null() const noexcept { return std::holds_alternative<std::monostate>(content_); }
+    bool is_null() const noexcept;
     std::optional<bool> boolean() const noexcept;
     std::optional<std::uint64_t> unsigned_integer() const noexcept;
     std::optional<std::int64_t> integer() const noexcept;
     std::optional<double> number() const noexcept;
-    const std::string* string() const noexcept { return std::get_if<std::string>(&content_); }
-    const Array* array() const noexcept { return std::get_if<Array>(&content_); }
-    const Object* object() const noexcept { return std::get_if<Object>(&content_); }
+    const std::string* string() const noexcept;
+    const Array* array() const noexcept;
+    const Object* object() const noexcept;
 
     /// The member of that name, the last where a key is repeated; null where there is none or this is no object.
     const Value* find(std::string_view key) const noexcept;
@@ -51,6 +52,13 @@ struct Member {
     std::string key;
     Value value;
 };
+
+// Here, because Clang 14 wants Member complete wherever a Content is made or looked at.
+inline Value::Value(Content content) : content_(std::move(content)) {}
+inline bool Value::is_null() const noexcept { return std::holds_alternative<std::monostate>(content_); }
+inline const std::string* Value::string() const noexcept { return std::get_if<std::string>(&content_); }
+inline const Value::Array* Value::array() const noexcept { return std::get_if<Array>(&content_); }
+inline const Value::Object* Value::object() const noexcept { return std::get_if<Object>(&content_); }
 
 /// Parses and validates all of `text`: UTF-8, strings, numbers, depth, nothing behind the value. Throws Error(code)
 /// that says what is wrong.
