@@ -131,8 +131,8 @@ void Staging::remove_litter() const {
     case Lock::held: break;
     case Lock::taken: throw Error(Errc::busy, "another process is saving to it");
     case Lock::unsupported: {
-        Error error(Errc::busy, safemap::quoted(staged_) + " stands beside it, and this file system has no locks to tell "
-                                                  "whether its writer lives");
+        Error error(Errc::busy, safemap::quoted(staged_) + " stands beside it, and this file system has no locks to "
+                                                           "tell whether its writer lives");
         throw error.with_hint("remove it if no process is saving to this place");
     }
     }

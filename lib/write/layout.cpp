@@ -34,7 +34,8 @@ std::uint64_t bytes_as(const LazyTensor& tensor, Dtype dtype) {
 }
 
 void require_text(std::string_view text, const char* what) {
-    if (!is_utf8(text)) throw Error(Errc::invalid_argument, std::string(what) + " that is not UTF-8: " + printable(text));
+    if (is_utf8(text)) return;
+    throw Error(Errc::invalid_argument, std::string(what) + " that is not UTF-8: " + printable(text));
 }
 
 void require_distinct_names(std::span<const LazyTensor> tensors) {

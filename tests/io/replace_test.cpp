@@ -241,7 +241,8 @@ TEST_CASE("of many writers at one place one wins, and nothing is mixed") {
             const pid_t child = ::fork();
             REQUIRE(child >= 0);
             if (child == 0) {
-                const auto error = error_of([&] { save_file(dir / "out", std::string(1'000, static_cast<char>('a' + i))); });
+                const std::string content(1'000, static_cast<char>('a' + i));
+                const auto error = error_of([&] { save_file(dir / "out", content); });
                 const bool lost = error && (error->code() == Errc::busy || error->code() == Errc::already_exists);
                 ::_exit(!error ? 0 : lost ? 1 : 2);
             }

@@ -1,4 +1,4 @@
-// What huggingface_hub writes and what save() writes are the same bytes. The files were made by tests/data/write/make.py.
+// What huggingface_hub writes and what save() writes are the same bytes. tests/data/write/make.py made the files.
 #include "doctest_safemap.hpp"
 #include "write/samples.hpp"
 
@@ -48,9 +48,9 @@ TEST_CASE("shards and index are huggingface_hub's, byte for byte") {
     const TempDir dir;
     save(dir / "out", state_dict(), {.max_shard_size = 1'000, .metadata = {{"zz.tied", "wte.weight"}}});
     CHECK(names_in(dir / "out") == names_in(data / "shards"));
-    for (const auto& [name, content] : contents_of(data / "shards")) {
+    for (const auto& name : names_in(data / "shards")) {
         CAPTURE(name);
-        CHECK(TempDir::read(dir / "out" / name) == content);
+        CHECK(TempDir::read(dir / "out" / name) == TempDir::read(data / "shards" / name));
     }
 }
 

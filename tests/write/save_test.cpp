@@ -35,7 +35,8 @@ TEST_CASE("one file is what the reference writes") {
     // safetensors 0.8: serialize_file(..., metadata={"format": "pt"})
     const std::string header =
         R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
-        R"("b":{"dtype":"F16","shape":[2],"data_offsets":[8,12]},"c":{"dtype":"F16","shape":[1],"data_offsets":[12,14]}})";
+        R"("b":{"dtype":"F16","shape":[2],"data_offsets":[8,12]},)"
+        R"("c":{"dtype":"F16","shape":[1],"data_offsets":[12,14]}})";
     std::string expected(8, '\0');
     const std::uint64_t length = (header.size() + 7) / 8 * 8;
     std::memcpy(expected.data(), &length, 8);
@@ -410,7 +411,8 @@ TEST_CASE("what the caller's functions throw comes out, and nothing is left") {
     SaveOptions options;
     options.monitor.on_progress = [](const Progress&) -> bool { throw std::runtime_error("mine"); };
     CHECK_THROWS_AS(save(dir / "out", some_tensors(), options), std::runtime_error);
-    const auto bad = callback_source("bad", 8, [](std::uint64_t, std::span<std::byte>) { throw std::logic_error("x"); });
+    const auto bad =
+        callback_source("bad", 8, [](std::uint64_t, std::span<std::byte>) { throw std::logic_error("mine too"); });
     const std::vector<LazyTensor> tensors = {{"w", stored_run(Dtype::f32, {2}, bad, 0)}};
     CHECK_THROWS_AS(save(dir / "out", tensors), std::logic_error);
     CHECK(names_in(dir.path()).empty());

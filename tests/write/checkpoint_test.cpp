@@ -1,0 +1,64 @@
+// Saving an opened checkpoint: its tensors, its metadata, its tied tensors.
+#include "doctest_safemap.hpp"
+#include "write/samples.hpp"
+
+using namespace safemap;
+using namespace samples;
+
+namespace {
+
+const fs::path data = fs::path(SAFEMAP_TEST_DATA) / "write";
+
+void check_equal(const Checkpoint& a, const Checkpoint& b) {
+    REQUIRE(a.size() == b.size());
+    for (const LazyTensor& tensor : a) {
+        CAPTURE(tensor.name());
+        const auto other = b.find(tensor.name());
+        REQUIRE(other);
+        CHECK(other->dtype() == tensor.dtype());
+        CHECK(other->shape() == tensor.shape());
+        std::vector<std::byte> here(static_cast<std::size_t>(tensor.nbytes()));
+        std::vector<std::byte> there(here.size());
+        tensor.read(0, here);
+        REQUIRE(other->nbytes() == tensor.nbytes());
+        other->read(0, there);
+        CHECK(here == there);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint survives being made one file and being split again, tied tensors included") {
+    const TempDir dir;
+    const auto hub = Checkpoint::open(data / "shards");
+    REQUIRE(hub.find("zz.tied").has_value());
+
+    save(dir / "one.safetensors", hub);
+    const auto one = Checkpoint::open(dir / "one.safetensors");
+    check_equal(hub, one);
+    CHECK(metadata_of(dir / "one.safetensors") ==
+          std::map<std::string, std::string>{{"format", "pt"}, {"zz.tied", "wte.weight"}});
+    CHECK(one.find("zz.tied").has_value());
+
+    const SaveReport report = save(dir / "many", one, {.max_shard_size = 700});
+    CHECK(report.files.size() > 3);
+    const auto many = Checkpoint::open(dir / "many");
+    check_equal(hub, many);
+    CHECK(many.find("zz.tied").has_value());
+    CHECK(many.aliases() == hub.aliases());
+}
+
+TEST_CASE("a file saved again unchanged is the same file") {
+    const TempDir dir;
+    save(dir / "again.safetensors", Checkpoint::open(data / "whole/model.safetensors"));
+    CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(data / "whole/model.safetensors"));
+}
+
+TEST_CASE("what the caller says of metadata goes over what the checkpoint said") {
+    const TempDir dir;
+    const auto tensors = std::vector{tensor("w", Dtype::f32, {2})};
+    save(dir / "a.safetensors", tensors, {.metadata = {{"step", "1"}, {"who", "me"}}});
+    save(dir / "b.safetensors", Checkpoint::open(dir / "a.safetensors"), {.metadata = {{"step", "2"}}});
+    CHECK(metadata_of(dir / "b.safetensors") ==
+          std::map<std::string, std::string>{{"format", "pt"}, {"step", "2"}, {"who", "me"}});
+}
