@@ -37,7 +37,8 @@ struct UploadStats {
     std::uint64_t bytes_direct = 0;        ///< read past it
 };
 
-/// A tensor on a device, row-major. Memory that a lease holds is neither moved nor evicted.
+/// A tensor on a device, row-major. Memory that a lease holds is neither moved nor evicted. A copy of this that
+/// outlives its lease keeps the memory, which the budget then no longer counts.
 struct SAFEMAP_API DeviceTensor {
     std::string name;
     Dtype dtype = {};
@@ -85,8 +86,8 @@ public:
     Lease acquire(std::string_view name);
     Lease acquire(const char* name) { return acquire(std::string_view(name)); }
     Lease acquire(const Selection& selection);
-    /// A tensor that need not be in the checkpoint: a slice, a cast. Not kept after its lease unless the same
-    /// tensor object is asked for again.
+    /// A tensor that need not be in the checkpoint: a slice, a cast. What is not in the checkpoint is freed with the
+    /// last lease of it.
     Lease acquire(const LazyTensor& tensor);
 
     /// Starts to bring what fits without evicting anything leased or being brought; returns at once. Faults show
