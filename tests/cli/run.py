@@ -476,6 +476,16 @@ class Load(Case):
         self.assertEqual(told['peak_device_bytes'], 24)
         self.refused('budget_exceeded', 2, 'load', 'small.safetensors', '--device', 'host', '--budget', '23')
 
+    def test_tensors_on_their_way_stay_within_the_budget(self):
+        mib = 1 << 20
+        large = [(f'w.{i}', 'U8', [mib], bytes([i]) * mib) for i in range(12)]
+        (self.folder / 'large.safetensors').write_bytes(safetensors(large))
+        free = self.done('load', 'large.safetensors', '--device', 'host', '--digest')
+        told = self.done('load', 'large.safetensors', '--device', 'host', '--digest', '--budget', '5MiB')
+        self.assertEqual(told['digests'], free['digests'])
+        self.assertLessEqual(told['peak_device_bytes'], 5 * mib)
+        self.assertEqual((told['bytes'], told['uploaded_bytes'] >= 12 * mib), (12 * mib, True))
+
     def test_a_pass_more_costs_nothing_where_everything_stays(self):
         told = self.done('load', 'small.safetensors', '--device', 'host', '--repeat', '3')
         self.assertEqual((told['tensors'], told['bytes'], told['uploaded_bytes']), (5, 72, 72))
