@@ -17,7 +17,8 @@ inline std::shared_ptr<const safemap::Source> counting_source(std::string name, 
                                                               std::shared_ptr<std::atomic<std::uint64_t>> read) {
     auto fill = [head = std::move(head), read = std::move(read)](std::uint64_t offset, std::span<std::byte> into) {
         *read += into.size();
-        const std::uint64_t from_head = offset < head.size() ? std::min<std::uint64_t>(head.size() - offset, into.size()) : 0;
+        const std::uint64_t from_head =
+            offset < head.size() ? std::min<std::uint64_t>(head.size() - offset, into.size()) : 0;
         if (from_head > 0) std::memcpy(into.data(), head.data() + offset, from_head);
         if (from_head < into.size()) std::memset(into.data() + from_head, 0, into.size() - from_head);
     };

@@ -50,8 +50,7 @@ private:
 };
 
 /// All of a range by pread or pwrite.
-template <class Call>
-void transfer(Call&& call, char* bytes, std::uint64_t size, std::uint64_t offset) {
+template <class Call> void transfer(Call&& call, char* bytes, std::uint64_t size, std::uint64_t offset) {
     while (size > 0) {
         const ssize_t done = call(bytes, size, static_cast<off_t>(offset));
         if (done < 0 && errno == EINTR) continue;
@@ -62,16 +61,14 @@ void transfer(Call&& call, char* bytes, std::uint64_t size, std::uint64_t offset
     }
 }
 
-template <class Work>
-double seconds(Work&& work) {
+template <class Work> double seconds(Work&& work) {
     const auto start = std::chrono::steady_clock::now();
     work();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// Threads that claim blocks until there are none left: work(buffer, size, offset).
-template <class Work>
-void claim_blocks(std::uint64_t total, unsigned count, Work&& work) {
+template <class Work> void claim_blocks(std::uint64_t total, unsigned count, Work&& work) {
     std::atomic<std::uint64_t> next{0};
     std::exception_ptr fault;
     std::atomic<bool> failed{false};

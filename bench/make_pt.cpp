@@ -56,14 +56,10 @@ std::vector<Tensor> layer(std::uint64_t number, std::uint64_t hidden) {
     const std::string prefix = "model.layers." + std::to_string(number) + ".";
     const std::uint64_t inner = hidden * 11 / 4;  // llama's, rounded to what hardware likes
     return {
-        {prefix + "self_attn.q_proj.weight", {hidden, hidden}},
-        {prefix + "self_attn.k_proj.weight", {hidden, hidden}},
-        {prefix + "self_attn.v_proj.weight", {hidden, hidden}},
-        {prefix + "self_attn.o_proj.weight", {hidden, hidden}},
-        {prefix + "mlp.gate_proj.weight", {inner, hidden}},
-        {prefix + "mlp.up_proj.weight", {inner, hidden}},
-        {prefix + "mlp.down_proj.weight", {hidden, inner}},
-        {prefix + "input_layernorm.weight", {hidden}},
+        {prefix + "self_attn.q_proj.weight", {hidden, hidden}}, {prefix + "self_attn.k_proj.weight", {hidden, hidden}},
+        {prefix + "self_attn.v_proj.weight", {hidden, hidden}}, {prefix + "self_attn.o_proj.weight", {hidden, hidden}},
+        {prefix + "mlp.gate_proj.weight", {inner, hidden}},     {prefix + "mlp.up_proj.weight", {inner, hidden}},
+        {prefix + "mlp.down_proj.weight", {hidden, inner}},     {prefix + "input_layernorm.weight", {hidden}},
         {prefix + "post_attention_layernorm.weight", {hidden}},
     };
 }
@@ -126,11 +122,15 @@ void put_tensor(std::string& to, const Tensor& tensor, std::size_t storage, bool
     put_integer(to, 0);
     put_tuple(to, tensor.shape);
     put_tuple(to, strides);
-    to += "\x89" "ccollections\nOrderedDict\n)RtR";  // False, an empty OrderedDict; TUPLE, REDUCE
+    to +=
+        "\x89"
+        "ccollections\nOrderedDict\n)RtR";  // False, an empty OrderedDict; TUPLE, REDUCE
 }
 
 std::string pickle(const std::vector<Tensor>& tensors, bool transposed) {
-    std::string out = "\x80\x02" "ccollections\nOrderedDict\n)R(";
+    std::string out =
+        "\x80\x02"
+        "ccollections\nOrderedDict\n)R(";
     for (std::size_t i = 0; i < tensors.size(); ++i) {
         put_text(out, tensors[i].name);
         put_tensor(out, tensors[i], i, transposed);
@@ -155,8 +155,7 @@ public:
     Zip& operator=(const Zip&) = delete;
 
     /// A record of `size` bytes, which `fill` puts into one block after the other.
-    template <class Fill>
-    void add(std::string name, std::uint64_t size, Fill&& fill) {
+    template <class Fill> void add(std::string name, std::uint64_t size, Fill&& fill) {
         Record record{std::move(name), 0, size, at_};
         begin(record);
         std::uint64_t left = size;
@@ -319,7 +318,7 @@ private:
 
 std::optional<std::uint64_t> parse_size(std::string_view text) {
     constexpr std::pair<std::string_view, std::uint64_t> units[] = {
-        {"", 1},          {"KB", 1'000},     {"MB", 1'000'000}, {"GB", 1'000'000'000},
+        {"", 1},           {"KB", 1'000},     {"MB", 1'000'000}, {"GB", 1'000'000'000},
         {"KiB", 1U << 10}, {"MiB", 1U << 20}, {"GiB", 1U << 30},
     };
     std::uint64_t number = 0;

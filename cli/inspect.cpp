@@ -83,8 +83,8 @@ std::vector<Folded> fold_entries(const std::vector<Entry>& entries) {
     names.reserve(entries.size());
     for (const Entry& entry : entries) {
         const LazyTensor& tensor = entry.tensor;
-        names.push_back({tensor.name(), fmt::format("{} {}", name(tensor.dtype()), to_string(tensor.shape())),
-                         tensor.nbytes()});
+        names.push_back(
+            {tensor.name(), fmt::format("{} {}", name(tensor.dtype()), to_string(tensor.shape())), tensor.nbytes()});
     }
     return fold(names);
 }

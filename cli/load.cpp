@@ -25,9 +25,7 @@ struct LoadReport {
     std::uint64_t peak_anon_bytes = 0;
     std::vector<std::pair<std::string, std::string>> digests = {};  // in the order of the checkpoint
 
-    double bytes_per_second() const {
-        return seconds > 0 ? static_cast<double>(stats.uploaded_bytes) / seconds : 0;
-    }
+    double bytes_per_second() const { return seconds > 0 ? static_cast<double>(stats.uploaded_bytes) / seconds : 0; }
     double stall_seconds() const { return std::chrono::duration<double>(stats.stalled).count(); }
 };
 
@@ -108,7 +106,7 @@ private:
 
     Uploader& uploader_;
     const std::vector<Entry>& entries_;
-    std::uint64_t room_;  // 0: the uploader's own budget decides
+    std::uint64_t room_;     // 0: the uploader's own budget decides
     std::size_t batch_ = 0;  // where the batch that is on its way begins
     std::size_t next_ = 0;   // and ends
 };

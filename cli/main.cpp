@@ -6,8 +6,8 @@
 #include <safemap/api.hpp>
 #include <safemap/error.hpp>
 
-#include <CLI/CLI.hpp>
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>

@@ -53,7 +53,8 @@ void MemoryPeak::watch() {
 void MemoryPeak::look() {
     const std::uint64_t now = anonymous_bytes();
     std::uint64_t peak = peak_;
-    while (now > peak && !peak_.compare_exchange_weak(peak, now)) {}
+    while (now > peak && !peak_.compare_exchange_weak(peak, now)) {
+    }
 }
 
 }  // namespace safemap::cli

@@ -37,22 +37,17 @@ public:
     JsonWriter& value(const std::string& text) { return value(std::string_view(text)); }
     /// Shortest text that reads back as the same number; null where JSON has none.
     JsonWriter& value(double number);
-    template <std::integral T>
-    JsonWriter& value(T number) {
+    template <std::integral T> JsonWriter& value(T number) {
         if constexpr (std::is_same_v<T, bool>) return raw(number ? "true" : "false");
         else return raw(std::to_string(number));
     }
-    template <class T>
-    JsonWriter& value(const std::vector<T>& items) {
+    template <class T> JsonWriter& value(const std::vector<T>& items) {
         begin_array();
         for (const T& item : items) value(item);
         return end_array();
     }
 
-    template <class T>
-    JsonWriter& member(std::string_view name, const T& of) {
-        return key(name).value(of);
-    }
+    template <class T> JsonWriter& member(std::string_view name, const T& of) { return key(name).value(of); }
 
     const std::string& text() const& noexcept { return text_; }
     const std::string& text() const&& = delete;
@@ -64,7 +59,7 @@ private:
     void separate();
 
     std::string text_;
-    bool first_ = true;      // nothing yet in the innermost object or array
+    bool first_ = true;  // nothing yet in the innermost object or array
     bool after_key_ = false;
 };
 

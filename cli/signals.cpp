@@ -30,8 +30,8 @@ void on_signal(int) {
     if (!has_output && says_json)
         say(STDOUT_FILENO, "{\"error\": {\"code\": \"cancelled\", \"message\": \"cancelled by a signal\"}}\n");
     else if (!has_output)
-        say(STDERR_FILENO, on_terminal ? "\nsafemap: error: cancelled by a signal\n"
-                                       : "safemap: error: cancelled by a signal\n");
+        say(STDERR_FILENO,
+            on_terminal ? "\nsafemap: error: cancelled by a signal\n" : "safemap: error: cancelled by a signal\n");
     ::_exit(cancelled_exit);
 }
 
@@ -39,7 +39,8 @@ void on_signal(int) {
 /// terminal would be written into it. Opened for reading, writing to it still fails as it should.
 void occupy_standard_descriptors() {
     for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-        if (::fcntl(descriptor, F_GETFD) == -1) [[maybe_unused]] const int opened = ::open("/dev/null", O_RDONLY);
+        if (::fcntl(descriptor, F_GETFD) == -1) [[maybe_unused]]
+            const int opened = ::open("/dev/null", O_RDONLY);
 }
 
 }  // namespace

@@ -32,9 +32,9 @@ std::string as_text(const VerifyReport& report, const std::string& path) {
         text += fmt::format("fault: {}: {}\n", name(fault.code()), printable(fault.what()));
     for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
     const std::string verdict = report.ok() ? "ok" : count_text(report.faults.size(), "fault");
-    text += fmt::format("{}: {}; {}, {}, {} of them against checksums\n", printable(path), verdict,
-                        count_text(report.tensors, "tensor"), bytes_text(report.bytes),
-                        bytes_text(report.checked_bytes));
+    text +=
+        fmt::format("{}: {}; {}, {}, {} of them against checksums\n", printable(path), verdict,
+                    count_text(report.tensors, "tensor"), bytes_text(report.bytes), bytes_text(report.checked_bytes));
     return text;
 }
 

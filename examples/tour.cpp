@@ -7,17 +7,17 @@ using namespace safemap::literals;
 
 int main(int argc, char** argv) {
     if (argc < 3) return 2;
-    auto model = safemap::Checkpoint::open(argv[1]);           // a .pt, a .safetensors, a folder, an index
+    auto model = safemap::Checkpoint::open(argv[1]);  // a .pt, a .safetensors, a folder, an index
     for (const auto& t : model) std::cout << t.name() << ' ' << t.dtype() << ' ' << t.shape() << '\n';
 
-    auto w = model.tensor(0);                                  // a LazyTensor: nothing of it has been read
-    auto half = w.slice({{.start = 0, .stop = 1}}).load();     // reads these rows and no others
+    auto w = model.tensor(0);                               // a LazyTensor: nothing of it has been read
+    auto half = w.slice({{.start = 0, .stop = 1}}).load();  // reads these rows and no others
     std::cout << half.nbytes() << " of " << w.nbytes() << " bytes\n";
 
     auto report = safemap::save(argv[2], model, {.dtype = safemap::Dtype::bf16, .max_shard_size = 5_GB});
-    std::cout << report.tensors << " tensors written\n";       // all or nothing, whatever happens
+    std::cout << report.tensors << " tensors written\n";  // all or nothing, whatever happens
 
     safemap::Uploader uploader(safemap::Device::open("host"), model, {.device_budget = 1_GiB});
-    auto lease = uploader.acquire(w.name());                   // stays on the device until the lease ends
+    auto lease = uploader.acquire(w.name());  // stays on the device until the lease ends
     std::cout << lease.tensors().size() << " on the device\n";
 }

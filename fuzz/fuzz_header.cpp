@@ -18,7 +18,8 @@ void require(bool holds) {
 }
 
 safetensors::Header read(std::vector<std::byte> file, FaultSink& faults) {
-    return safetensors::read_header(*memory_source("fuzzed", std::move(file)), safetensors::Rules::compatible, limit, faults);
+    return safetensors::read_header(*memory_source("fuzzed", std::move(file)), safetensors::Rules::compatible, limit,
+                                    faults);
 }
 
 /// The file of `header` with data of zeros.
@@ -41,7 +42,8 @@ void require_same(const safetensors::Header& a, const safetensors::Header& b) {
     for (std::size_t i = 0; i < a.tensors.size(); ++i) {
         const auto& [name, dtype, shape, data] = a.tensors[i];
         require(name == b.tensors[i].name && dtype == b.tensors[i].dtype && shape == b.tensors[i].shape);
-        require(data.offset - a.data_offset == b.tensors[i].data.offset - b.data_offset && data.size == b.tensors[i].data.size);
+        require(data.offset - a.data_offset == b.tensors[i].data.offset - b.data_offset &&
+                data.size == b.tensors[i].data.size);
     }
 }
 

@@ -25,8 +25,7 @@ template <> struct StringMaker<safemap::Shape> {
 }  // namespace doctest
 
 /// The error that `run` throws, or nothing.
-template <class Run>
-std::optional<safemap::Error> error_of(Run&& run) {
+template <class Run> std::optional<safemap::Error> error_of(Run&& run) {
     try {
         run();
     } catch (const safemap::Error& error) {
@@ -36,20 +35,19 @@ std::optional<safemap::Error> error_of(Run&& run) {
 }
 
 /// The expression throws a safemap::Error with this code.
-#define CHECK_FAULT(expression, errc)                                                        \
-    do {                                                                                     \
-        const auto safemap_error = error_of([&] { static_cast<void>(expression); });         \
-        CHECK_MESSAGE(safemap_error.has_value(), "no error from " #expression);              \
-        if (safemap_error) {                                                                 \
-            INFO(std::string(safemap_error->what()));                                        \
-            CHECK(safemap_error->code() == errc);                                            \
-        }                                                                                    \
+#define CHECK_FAULT(expression, errc)                                                \
+    do {                                                                             \
+        const auto safemap_error = error_of([&] { static_cast<void>(expression); }); \
+        CHECK_MESSAGE(safemap_error.has_value(), "no error from " #expression);      \
+        if (safemap_error) {                                                         \
+            INFO(std::string(safemap_error->what()));                                \
+            CHECK(safemap_error->code() == errc);                                    \
+        }                                                                            \
     } while (false)
 
 /// The expression throws nothing; a failure shows the error's text.
-#define CHECK_OK(expression)                                                                 \
-    do {                                                                                     \
-        const auto safemap_error = error_of([&] { static_cast<void>(expression); });         \
-        CHECK_MESSAGE(!safemap_error.has_value(),                                            \
-                      std::string(safemap_error ? safemap_error->what() : "").c_str());      \
+#define CHECK_OK(expression)                                                                                        \
+    do {                                                                                                            \
+        const auto safemap_error = error_of([&] { static_cast<void>(expression); });                                \
+        CHECK_MESSAGE(!safemap_error.has_value(), std::string(safemap_error ? safemap_error->what() : "").c_str()); \
     } while (false)

@@ -20,8 +20,7 @@
 namespace forge {
 
 /// A number as little-endian bytes.
-template <class T>
-std::string little_endian(T number) {
+template <class T> std::string little_endian(T number) {
     std::string bytes(sizeof number, '\0');
     std::memcpy(bytes.data(), &number, sizeof number);
     return bytes;
@@ -94,9 +93,10 @@ inline std::string zip(std::span<const ZipRecord> records, std::size_t alignment
 
         const std::size_t before_data = file.size() + 30 + record.name.size() + 4;
         const auto padding = static_cast<std::uint16_t>((alignment - before_data % alignment) % alignment);
-        const std::string common = little_endian(std::uint16_t{0}) /* flags */ + little_endian(std::uint16_t{0}) /* stored */ +
-                                   little_endian(std::uint32_t{0}) /* time */ + little_endian(crc) + little_endian(size) +
-                                   little_endian(size) + little_endian(name_size);
+        const std::string common = little_endian(std::uint16_t{0}) /* flags */ +
+                                   little_endian(std::uint16_t{0}) /* stored */ +
+                                   little_endian(std::uint32_t{0}) /* time */ + little_endian(crc) +
+                                   little_endian(size) + little_endian(size) + little_endian(name_size);
         file += "PK\x03\x04" + little_endian(std::uint16_t{20}) + common +
                 little_endian(static_cast<std::uint16_t>(padding + 4)) + record.name + "FB" + little_endian(padding) +
                 std::string(padding, 'Z') + record.bytes;
@@ -137,10 +137,12 @@ inline std::string state_dict_pickle(std::span<const PtTensor> tensors) {
         std::vector<std::uint32_t> strides(tensor.shape.size(), 1);
         for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * tensor.shape[d];
         pickle += detail::pickle_text(tensor.name) + "ctorch._utils\n_rebuild_tensor_v2\n((" +
-                  detail::pickle_text("storage") + "ctorch\nFloatStorage\n" + detail::pickle_text(std::to_string(key++)) +
-                  detail::pickle_text("cpu") + detail::pickle_int(static_cast<std::uint32_t>(tensor.values.size())) +
-                  "tQ" + detail::pickle_int(0) + detail::pickle_tuple(tensor.shape) + detail::pickle_tuple(strides) +
-                  "\x89" "ccollections\nOrderedDict\n)RtR";
+                  detail::pickle_text("storage") + "ctorch\nFloatStorage\n" +
+                  detail::pickle_text(std::to_string(key++)) + detail::pickle_text("cpu") +
+                  detail::pickle_int(static_cast<std::uint32_t>(tensor.values.size())) + "tQ" + detail::pickle_int(0) +
+                  detail::pickle_tuple(tensor.shape) + detail::pickle_tuple(strides) +
+                  "\x89"
+                  "ccollections\nOrderedDict\n)RtR";
     }
     return pickle + "u.";
 }

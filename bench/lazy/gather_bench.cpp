@@ -84,8 +84,8 @@ void copy(benchmark::State& state, LazyTensor (*make)()) {
 }  // namespace
 
 // Pairs stand together, so that both meet the same machine.
-#define GATHER(kind)                                                                                     \
-    BENCHMARK_CAPTURE(gather, kind, kind)->Name("gather/" #kind)->Unit(benchmark::kMillisecond);          \
+#define GATHER(kind)                                                                             \
+    BENCHMARK_CAPTURE(gather, kind, kind)->Name("gather/" #kind)->Unit(benchmark::kMillisecond); \
     BENCHMARK_CAPTURE(copy, kind, kind)->Name("memcpy/" #kind)->Unit(benchmark::kMillisecond)
 
 GATHER(contiguous);

@@ -27,9 +27,7 @@ struct Extent {
     std::uint64_t size = 0;
 
     /// Whether the range lies within [0, length). Cannot wrap.
-    constexpr bool inside(std::uint64_t length) const noexcept {
-        return offset <= length && size <= length - offset;
-    }
+    constexpr bool inside(std::uint64_t length) const noexcept { return offset <= length && size <= length - offset; }
     /// One past the last byte. Only for an extent that is inside something.
     constexpr std::uint64_t end() const noexcept { return offset + size; }
 

@@ -10,9 +10,9 @@ namespace safemap {
 
 /// A moment of a bulk operation.
 struct Progress {
-    std::string_view stage;           ///< "converting", "loading", "verifying"; valid during the call
-    std::uint64_t bytes_done = 0;     ///< bytes of tensor data finished
-    std::uint64_t bytes_total = 0;    ///< bytes of tensor data in all
+    std::string_view stage;         ///< "converting", "loading", "verifying"; valid during the call
+    std::uint64_t bytes_done = 0;   ///< bytes of tensor data finished
+    std::uint64_t bytes_total = 0;  ///< bytes of tensor data in all
 };
 
 /// How a bulk operation is watched and stopped. Both parts may be left out.

@@ -41,10 +41,10 @@ struct CastReport {
 };
 
 struct SaveReport {
-    std::vector<std::string> files;  ///< as OUT names them; the index last
-    std::uint64_t tensors = 0;       ///< written
-    std::uint64_t bytes_read = 0;    ///< tensor bytes read from the sources
-    std::uint64_t bytes_written = 0; ///< bytes of all files
+    std::vector<std::string> files;   ///< as OUT names them; the index last
+    std::uint64_t tensors = 0;        ///< written
+    std::uint64_t bytes_read = 0;     ///< tensor bytes read from the sources
+    std::uint64_t bytes_written = 0;  ///< bytes of all files
     std::vector<CastReport> casts;
     std::vector<SkippedObject> skipped;  ///< tensors of dtypes that safetensors has no name for
 };

@@ -18,8 +18,7 @@
 namespace safemap {
 
 /// A short list of numbers, one for each dimension: up to eight in place, more on the heap.
-template <class T>
-class Dims {
+template <class T> class Dims {
 public:
     static constexpr std::size_t in_place = 8;
 

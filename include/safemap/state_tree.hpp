@@ -19,21 +19,29 @@ public:
     using NodeId = std::uint32_t;
 
     struct None {};
-    struct BigInt { std::string decimal; };                         ///< an integer beyond 64 bits
-    struct Bytes { std::string bytes; bool mutable_array = false; };
-    struct Complex { double real; double imag; };
+    struct BigInt {
+        std::string decimal;
+    };  ///< an integer beyond 64 bits
+    struct Bytes {
+        std::string bytes;
+        bool mutable_array = false;
+    };
+    struct Complex {
+        double real;
+        double imag;
+    };
     struct Sequence {
         enum class Kind : std::uint8_t { list, tuple, set, frozenset, size } kind;  ///< size: torch.Size
         std::vector<NodeId> items = {};
     };
     struct Dict {
-        bool ordered = false;                                        ///< collections.OrderedDict
-        std::vector<std::pair<NodeId, NodeId>> items = {};           ///< in insertion order; keys are nodes
-        std::vector<std::pair<std::string, NodeId>> attributes = {}; ///< `_metadata` of a module's state dict
+        bool ordered = false;                                         ///< collections.OrderedDict
+        std::vector<std::pair<NodeId, NodeId>> items = {};            ///< in insertion order; keys are nodes
+        std::vector<std::pair<std::string, NodeId>> attributes = {};  ///< `_metadata` of a module's state dict
     };
     struct Constant {
         enum class Kind : std::uint8_t { dtype, device, layout, other } kind;
-        std::string text;                                            ///< "float32", "cuda:0"
+        std::string text;  ///< "float32", "cuda:0"
     };
     struct Tensor {
         LazyTensor tensor;
@@ -43,8 +51,8 @@ public:
     /// An object of a class that safemap does not know, or a tensor that safetensors cannot hold. Never built,
     /// never called.
     struct Opaque {
-        std::string type;   ///< "argparse.Namespace"
-        std::string why;    ///< a sentence for the report
+        std::string type;                                           ///< "argparse.Namespace"
+        std::string why;                                            ///< a sentence for the report
         std::vector<std::pair<std::string, NodeId>> children = {};  ///< what was found inside, by attribute or place
     };
     using Node = std::variant<None, bool, std::int64_t, BigInt, double, Complex, std::string, Bytes, Sequence, Dict,
@@ -75,11 +83,11 @@ struct SkippedObject {
 
 /// A tree as names and tensors.
 struct FlatState {
-    std::vector<LazyTensor> tensors;       ///< in the order of the tree, each stored tensor once
-    std::vector<AliasGroup> aliases;       ///< tied tensors: same object, or equal storage, offset, shape, strides
-    std::vector<SkippedObject> skipped;    ///< opaque objects
-    std::vector<std::string> notes;        ///< human sentences: what is not kept
-    bool verbatim = false;                 ///< the root was a flat dict of tensors, and names are its keys
+    std::vector<LazyTensor> tensors;     ///< in the order of the tree, each stored tensor once
+    std::vector<AliasGroup> aliases;     ///< tied tensors: same object, or equal storage, offset, shape, strides
+    std::vector<SkippedObject> skipped;  ///< opaque objects
+    std::vector<std::string> notes;      ///< human sentences: what is not kept
+    bool verbatim = false;               ///< the root was a flat dict of tensors, and names are its keys
 };
 
 /// Names for the tensors of a tree. A flat dict or OrderedDict of tensors (string keys, none empty or

@@ -18,8 +18,7 @@ namespace detail {
 template <class T> inline constexpr bool always_false = false;
 
 /// The Dtype that as<T>() expects.
-template <class T>
-constexpr Dtype dtype_of() noexcept {
+template <class T> constexpr Dtype dtype_of() noexcept {
     using std::is_same_v;
     if constexpr (is_same_v<T, bool>) return Dtype::boolean;
     else if constexpr (is_same_v<T, std::uint8_t>) return Dtype::u8;
@@ -76,8 +75,7 @@ public:
     /// The elements in row-major order, without a copy. T is the C++ type of the dtype: float for F32, bf16 for
     /// BF16, std::complex<float> for C64. Throws wrong_dtype, not_contiguous, or misaligned (a safetensors file
     /// aligns nothing beyond eight bytes; unaligned<T>() and LazyTensor::load() always work).
-    template <class T>
-    std::span<const T> as() const& {
+    template <class T> std::span<const T> as() const& {
         require_dtype(detail::dtype_of<T>());
         return {static_cast<const T*>(aligned_data(alignof(T))), elements_};
     }
@@ -85,8 +83,7 @@ public:
 
     /// One element by its row-major number, whatever strides and alignment. Throws wrong_dtype,
     /// index_out_of_range.
-    template <class T>
-    T unaligned(std::uint64_t i) const {
+    template <class T> T unaligned(std::uint64_t i) const {
         require_dtype(detail::dtype_of<T>());
         std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T> value;
         std::memcpy(&value, element(i), sizeof(value));

@@ -32,9 +32,9 @@ struct UploadStats {
     std::uint64_t peak_device_bytes = 0;   ///< the most there ever was; never above the budget
     std::uint64_t peak_staging_bytes = 0;  ///< 0 where the device is read into directly
     std::uint64_t evictions = 0;
-    std::chrono::nanoseconds stalled{0};   ///< how long acquire() waited
-    std::uint64_t bytes_pread = 0;         ///< read through the page cache
-    std::uint64_t bytes_direct = 0;        ///< read past it
+    std::chrono::nanoseconds stalled{0};  ///< how long acquire() waited
+    std::uint64_t bytes_pread = 0;        ///< read through the page cache
+    std::uint64_t bytes_direct = 0;       ///< read past it
 };
 
 /// A tensor on a device, row-major. Memory that a lease holds is neither moved nor evicted. A copy of this that

@@ -83,8 +83,8 @@ private:
             if (into.empty()) return;
             const bool starved = status == Z_BUF_ERROR && stream_.avail_in == 0 && consumed_ < packed_.size;
             if (status == Z_OK || starved) continue;
-            throw Error(Errc::inflate_failed, "compressed data ends or breaks after " + bytes_text(position_) +
-                                                  ", " + bytes_text(size_) + " promised")
+            throw Error(Errc::inflate_failed, "compressed data ends or breaks after " + bytes_text(position_) + ", " +
+                                                  bytes_text(size_) + " promised")
                 .with_path(name_);
         }
     }

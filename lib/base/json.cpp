@@ -21,7 +21,8 @@ std::optional<std::uint64_t> Value::unsigned_integer() const noexcept {
 
 std::optional<std::int64_t> Value::integer() const noexcept {
     if (const auto* value = std::get_if<std::int64_t>(&content_)) return *value;
-    if (const auto* value = std::get_if<std::uint64_t>(&content_); value != nullptr && std::in_range<std::int64_t>(*value))
+    if (const auto* value = std::get_if<std::uint64_t>(&content_);
+        value != nullptr && std::in_range<std::int64_t>(*value))
         return static_cast<std::int64_t>(*value);
     return std::nullopt;
 }

@@ -25,8 +25,7 @@ public:
     using Array = std::vector<Value>;
     /// In the order of the document, repeated keys included.
     using Object = std::vector<Member>;
-    using Content =
-        std::variant<std::monostate, bool, std::uint64_t, std::int64_t, double, std::string, Array, Object>;
+    using Content = std::variant<std::monostate, bool, std::uint64_t, std::int64_t, double, std::string, Array, Object>;
 
     explicit Value(Content content);
 

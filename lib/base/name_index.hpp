@@ -23,8 +23,7 @@ public:
     }
 
     /// The number that `name` was added with.
-    template <class NameOf>
-    std::optional<std::uint32_t> find(std::string_view name, NameOf&& name_of) const {
+    template <class NameOf> std::optional<std::uint32_t> find(std::string_view name, NameOf&& name_of) const {
         if (count_ == 0) return std::nullopt;
         const Slot& slot = slots_[place(name, static_cast<std::uint32_t>(name_hash(name)), name_of)];
         if (slot.number == empty) return std::nullopt;
@@ -32,8 +31,7 @@ public:
     }
 
     /// Adds `name` as `number` unless the name is there; gives the number that it has now.
-    template <class NameOf>
-    std::uint32_t add(std::string_view name, std::uint32_t number, NameOf&& name_of) {
+    template <class NameOf> std::uint32_t add(std::string_view name, std::uint32_t number, NameOf&& name_of) {
         reserve(count_ + 1);
         const auto hash = static_cast<std::uint32_t>(name_hash(name));
         Slot& slot = slots_[place(name, hash, name_of)];
@@ -51,8 +49,7 @@ private:
     };
 
     /// Where `name` is, or the free slot where it would be. There always is one: at most half are taken.
-    template <class NameOf>
-    std::size_t place(std::string_view name, std::uint32_t hash, NameOf&& name_of) const {
+    template <class NameOf> std::size_t place(std::string_view name, std::uint32_t hash, NameOf&& name_of) const {
         const std::size_t mask = slots_.size() - 1;
         for (std::size_t i = hash & mask;; i = (i + 1) & mask) {
             const Slot& slot = slots_[i];

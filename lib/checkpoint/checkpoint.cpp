@@ -113,7 +113,9 @@ const std::vector<std::pair<std::string, std::string>>& Checkpoint::metadata() c
 const std::vector<std::string>& Checkpoint::notes() const& noexcept { return state_->contents.notes; }
 const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return state_->contents.skipped; }
 const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return state_->contents.aliases; }
-const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& noexcept { return state_->contents.checksums; }
+const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& noexcept {
+    return state_->contents.checksums;
+}
 const StateTree* Checkpoint::tree() const noexcept { return state_->contents.tree.get(); }
 
 std::size_t Checkpoint::size() const noexcept { return state_->contents.tensors.size(); }
@@ -138,7 +140,8 @@ LazyTensor Checkpoint::operator[](std::string_view name) const {
         for (const LazyTensor& tensor : *this) near.consider(tensor.name());
         for (const Alias& alias : state_->aliases) near.consider(alias.name);
         std::string hint;
-        for (const std::string& other : near.names()) hint += (hint.empty() ? "did you mean " : " or ") + safemap::quoted(other);
+        for (const std::string& other : near.names())
+            hint += (hint.empty() ? "did you mean " : " or ") + safemap::quoted(other);
         if (!hint.empty()) error.with_hint(hint + '?');
     }
     throw error;

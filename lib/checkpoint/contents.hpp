@@ -51,8 +51,7 @@ private:
 };
 
 /// Runs `read`; faults of the data that it throws go to `faults`, others pass.
-template <class Read>
-void reporting(FaultSink& faults, Read&& read) {
+template <class Read> void reporting(FaultSink& faults, Read&& read) {
     try {
         read();
     } catch (Error& error) {

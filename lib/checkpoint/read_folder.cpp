@@ -19,7 +19,8 @@ bool is_weights(std::string_view name) {
 
 Names ending_in(const Names& names, std::string_view ending) {
     Names found;
-    std::copy_if(names.begin(), names.end(), std::back_inserter(found), [&](const auto& name) { return name.ends_with(ending); });
+    std::copy_if(names.begin(), names.end(), std::back_inserter(found),
+                 [&](const auto& name) { return name.ends_with(ending); });
     return found;
 }
 

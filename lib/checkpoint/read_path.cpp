@@ -14,7 +14,8 @@ namespace {
 bool is_index(const Source& source) {
     const std::string_view name = source.name();
     if (name.ends_with(".index.json")) return true;
-    return name.ends_with(".json") && name.find(".index.") != std::string_view::npos && sniff(source).content == Content::json;
+    return name.ends_with(".json") && name.find(".index.") != std::string_view::npos &&
+           sniff(source).content == Content::json;
 }
 
 }  // namespace

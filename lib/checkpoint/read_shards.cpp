@@ -58,9 +58,10 @@ public:
 
     void add(Shard& shard) {
         if (shard.missing) {
-            faults_.fault(std::move(Error(Errc::shard_missing, "the index places " + std::to_string(shard.wanted.size()) +
-                                                                   " tensors in it, and there is no such file")
-                                        .with_path(shard.path)));
+            faults_.fault(
+                std::move(Error(Errc::shard_missing, "the index places " + std::to_string(shard.wanted.size()) +
+                                                         " tensors in it, and there is no such file")
+                              .with_path(shard.path)));
             return;
         }
         const bool sound = shard.faults.empty();
@@ -80,8 +81,7 @@ public:
     Contents contents;
 
 private:
-    template <class T>
-    static void move_to_end(std::vector<T>& from, std::vector<T>& to) {
+    template <class T> static void move_to_end(std::vector<T>& from, std::vector<T>& to) {
         to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
     }
 
@@ -107,20 +107,23 @@ private:
                 if (unnamed++ == 0) first_unnamed = tensor.name();
                 continue;
             }
-            contents.tensors.push_back(claimed.front() == tensor.name() ? std::move(tensor) : tensor.renamed(claimed.front()));
+            contents.tensors.push_back(claimed.front() == tensor.name() ? std::move(tensor)
+                                                                        : tensor.renamed(claimed.front()));
             if (claimed.size() > 1) contents.aliases.push_back(std::move(claimed));
         }
         if (unnamed > 0)
             contents.notes.push_back(shard.name + " holds " + std::to_string(unnamed) +
-                                     " tensors that the index does not name, " + safemap::quoted(first_unnamed) + " first");
+                                     " tensors that the index does not name, " + safemap::quoted(first_unnamed) +
+                                     " first");
     }
 
     void require_wanted(const Shard& shard) {
         for (const std::uint32_t number : shard.wanted) {
             if (found_[number]) continue;
-            faults_.fault(std::move(Error(Errc::shard_lacks_tensor, "the index places it in this shard, which does not hold it")
-                                        .with_path(shard.path)
-                                        .with_tensor(index_.weight_map[number].first)));
+            faults_.fault(
+                std::move(Error(Errc::shard_lacks_tensor, "the index places it in this shard, which does not hold it")
+                              .with_path(shard.path)
+                              .with_tensor(index_.weight_map[number].first)));
         }
     }
 
@@ -151,18 +154,19 @@ void compare_total_size(const Index& index, Contents& contents) {
     std::uint64_t total = 0;
     for (const LazyTensor& tensor : contents.tensors) total += tensor.nbytes();
     if (index.total_size && *index.total_size != total)
-        contents.notes.push_back("the index says total_size " + std::to_string(*index.total_size) + ", its tensors have " +
-                                 bytes_text(total));
+        contents.notes.push_back("the index says total_size " + std::to_string(*index.total_size) +
+                                 ", its tensors have " + bytes_text(total));
 }
 
 }  // namespace
 
-Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index_source, const OpenOptions& options,
-                     FaultSink& faults) {
+Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index_source,
+                     const OpenOptions& options, FaultSink& faults) {
     PathSink with_path(faults, index_source->name());
     const Index index = safetensors::read_index(*index_source, with_path);
     std::vector<Shard> shards = shards_of(index);
-    parallel_for(shards.size(), options.threads, [&](std::size_t i, unsigned) { read_shard(folder, options, shards[i]); });
+    parallel_for(shards.size(), options.threads,
+                 [&](std::size_t i, unsigned) { read_shard(folder, options, shards[i]); });
 
     Merge merge(index, faults);
     for (Shard& shard : shards) merge.add(shard);

@@ -66,20 +66,26 @@ struct Signature {
     std::string_view hint;
 };
 
-constexpr std::string_view resave = "torch.save(torch.load(FILE, weights_only=True), NEW) with torch 1.6 or later writes a file that can be read";
+constexpr std::string_view resave =
+    "torch.save(torch.load(FILE, weights_only=True), NEW) with torch 1.6 or later writes a file that can be read";
 
 // In the order of trying: what is more special comes first.
 constexpr Signature signatures[] = {
-    {0, "version https://git-lfs.github.com/spec/"sv, "a git-lfs pointer, not the file itself", "git lfs pull fetches the file"},
+    {0, "version https://git-lfs.github.com/spec/"sv, "a git-lfs pointer, not the file itself",
+     "git lfs pull fetches the file"},
     {0, "GGUF"sv, "a GGUF file of llama.cpp", ""},
     {0, "\x89HDF\r\n\x1a\n"sv, "an HDF5 file (Keras saves such)", ""},
     {0, "\x1f\x8b"sv, "a gzip file", "gunzip it first"},
     {0, "\x28\xb5\x2f\xfd"sv, "a zstd file", "unzstd it first"},
-    {0, "\xfd" "7zXZ\0"sv, "an xz file", "unxz it first"},
+    {0,
+     "\xfd"
+     "7zXZ\0"sv,
+     "an xz file", "unxz it first"},
     {0, "\x93NUMPY"sv, "a NumPy array", ""},
     {0, "PYTORCH1"sv, "a PyTorch 1.0 stream file", resave},
     // The magic number of torch.save before 1.6, as a pickle of its own: 0x1950a86a20f9469cfc6c.
-    {0, "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv, "a file of torch.save before 1.6 (legacy format)", resave},
+    {0, "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv,
+     "a file of torch.save before 1.6 (legacy format)", resave},
     {0, "PK\x05\x06"sv, "a zip without records", ""},
 };
 
@@ -110,7 +116,8 @@ std::optional<Sniffed> sniff_tar(std::string_view head) {
 Sniffed sniff_text(std::string_view head) {
     const std::string_view text = without_space(head);
     if (starts_with_text(text, "<!doctype html") || starts_with_text(text, "<html"))
-        return {Content::unknown, "a web page", "a download gave an error page or asked for a login: download the file again"};
+        return {Content::unknown, "a web page",
+                "a download gave an error page or asked for a login: download the file again"};
     if (!text.empty() && (text.front() == '{' || text.front() == '[')) return {Content::json, "JSON text"};
     return {Content::unknown, ""};
 }
@@ -132,7 +139,8 @@ Sniffed sniff(const Source& source) {
         return {Content::unknown, head.size() == source.size() ? "zeros" : "zeros at its beginning",
                 "a download or a copy may not have finished"};
     if (head.size() > 8 && header_length(head) < 100'000'000 && head[8] == '{')
-        return {Content::unknown, "a safetensors file that ends inside its header", "a download or a copy may not have finished"};
+        return {Content::unknown, "a safetensors file that ends inside its header",
+                "a download or a copy may not have finished"};
     if (Sniffed text = sniff_text(head); !text.looks_like.empty()) return text;
     if (source.size() < 8) return {Content::unknown, "a file of " + bytes_text(source.size())};
     return {Content::unknown, ""};

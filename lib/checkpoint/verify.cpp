@@ -64,7 +64,8 @@ void add_blocks(std::vector<Stretch>& stretches, const Source& source, std::uint
 /// Every byte of every source once: records with checksums as they are, what is between them in blocks.
 std::vector<Stretch> stretches_of(const Contents& contents) {
     std::vector<Stretch> stretches;
-    for (const auto& checksum : contents.checksums) stretches.push_back({checksum.source.get(), checksum.extent, &checksum});
+    for (const auto& checksum : contents.checksums)
+        stretches.push_back({checksum.source.get(), checksum.extent, &checksum});
     const auto by_source = [](const Stretch& a, const Stretch& b) { return std::less<>()(a.source, b.source); };
     std::sort(stretches.begin(), stretches.end(), [&](const Stretch& a, const Stretch& b) {
         return a.source != b.source ? by_source(a, b) : a.extent.offset < b.extent.offset;
@@ -86,12 +87,17 @@ std::vector<Stretch> stretches_of(const Contents& contents) {
 class Reader {
 public:
     Reader(const std::vector<Stretch>& stretches, unsigned threads, Watch& watch, VerifyReport& report)
-        : stretches_(stretches), threads_(thread_count(threads)), watch_(watch), report_(report), found_(stretches.size()) {}
+        : stretches_(stretches),
+          threads_(thread_count(threads)),
+          watch_(watch),
+          report_(report),
+          found_(stretches.size()) {}
 
     void run() {
         buffers_.resize(threads_);
         parallel_for(
-            stretches_.size(), threads_, [this](std::size_t i, unsigned worker) { read(i, worker); }, [this] { watch_.tick(); });
+            stretches_.size(), threads_, [this](std::size_t i, unsigned worker) { read(i, worker); },
+            [this] { watch_.tick(); });
         // In the order of the file, whichever worker was first.
         for (Finding& finding : found_) {
             if (finding.fault) report_.faults.push_back(std::move(*finding.fault));
@@ -137,8 +143,9 @@ private:
         const Checkpoint::StoredChecksum& stored = *stretch.checksum;
         finding.checked = stretch.extent.size;
         if (crc == stored.crc32) return;
-        finding.fault = Error(Errc::checksum_mismatch, "record " + safemap::quoted(stored.record) + ": the data has CRC-32 " + hex(crc) +
-                                                           ", stored is " + hex(stored.crc32));
+        finding.fault =
+            Error(Errc::checksum_mismatch, "record " + safemap::quoted(stored.record) + ": the data has CRC-32 " +
+                                               hex(crc) + ", stored is " + hex(stored.crc32));
         finding.fault->with_path(stretch.source->name());
     }
 

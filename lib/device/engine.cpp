@@ -182,8 +182,7 @@ std::size_t IdentityHash::operator()(const Identity& identity) const noexcept {
 }
 
 Engine::Engine(std::shared_ptr<Device> device, const UploadOptions& options)
-    : device_(std::move(device)), reader_count_(choose_readers(options)),
-      residency_(choose_budget(*device_, options)) {
+    : device_(std::move(device)), reader_count_(choose_readers(options)), residency_(choose_budget(*device_, options)) {
     const std::uint64_t staging = choose_staging(options);
     const std::uint64_t buffer = std::min(block_bytes, staging);
     staging_ = std::make_unique<StagingRing>(device_, buffer, staging / buffer);
@@ -315,8 +314,8 @@ void Engine::lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep kee
     for (const LazyTensor& tensor : tensors) {
         const std::uint64_t bytes = tensor.nbytes();
         if (bytes > residency_.budget())
-            throw Error(Errc::budget_exceeded, bytes_text(bytes) + " needed at once, and the budget is " +
-                                                   bytes_text(residency_.budget()))
+            throw Error(Errc::budget_exceeded,
+                        bytes_text(bytes) + " needed at once, and the budget is " + bytes_text(residency_.budget()))
                 .with_tensor(tensor.name());
         const Id id = entry_of(tensor, keep);
         if (!residency_.leased(id) && bytes > residency_.budget() - residency_.leased_bytes()) {
@@ -463,7 +462,8 @@ void Engine::evict(std::span<const LazyTensor> tensors) {
     victims.reserve(tensors.size());
     for (const LazyTensor& tensor : tensors) {
         const auto id = find(tensor);
-        if (id && residency_.state(*id) == Residency::State::resident && !residency_.leased(*id)) victims.push_back(*id);
+        if (id && residency_.state(*id) == Residency::State::resident && !residency_.leased(*id))
+            victims.push_back(*id);
     }
     std::ranges::sort(victims);
     victims.erase(std::unique(victims.begin(), victims.end()), victims.end());

@@ -62,8 +62,8 @@ struct IdentityHash {
     std::size_t operator()(const Identity& identity) const noexcept;
 };
 
-/// Tensors are told apart by what they are, not by name: tied tensors share memory. One mutex guards all bookkeeping and is never held while memory is allocated or freed,
-/// while anything is read, or while a copy is waited for.
+/// Tensors are told apart by what they are, not by name: tied tensors share memory. One mutex guards all bookkeeping
+/// and is never held while memory is allocated or freed, while anything is read, or while a copy is waited for.
 class Engine : public std::enable_shared_from_this<Engine> {
 public:
     /// Threads start with the first work there is for them.

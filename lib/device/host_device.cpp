@@ -39,7 +39,7 @@ public:
     }
     ~Block() {
         if (data_ == nullptr) return;
-        if (size_ < mapped_from) ::operator delete(data_, std::align_val_t{cache_line});
+        if (size_ < mapped_from) ::operator delete (data_, std::align_val_t{cache_line});
         else ::munmap(data_, size_);
     }
     Block(const Block&) = delete;
@@ -49,7 +49,7 @@ public:
 
 private:
     static void* allocate(std::uint64_t size) noexcept {
-        return ::operator new(size, std::align_val_t{cache_line}, std::nothrow);
+        return ::operator new (size, std::align_val_t{cache_line}, std::nothrow);
     }
     static void* map(std::uint64_t size) noexcept {
         void* const at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -130,8 +130,7 @@ public:
                                                 const std::shared_ptr<StagingBuffer>& from, Extent part) override {
         require_inside(part, from->bytes().size(), "a staging buffer");
         require_inside({offset, part.size}, to->size(), "device memory");
-        if (part.size > 0)
-            std::memcpy(to->host_bytes().data() + offset, from->bytes().data() + part.offset, part.size);
+        if (part.size > 0) std::memcpy(to->host_bytes().data() + offset, from->bytes().data() + part.offset, part.size);
         return done_;
     }
 

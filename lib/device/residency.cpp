@@ -8,8 +8,7 @@
 namespace safemap::device {
 
 // All sums are kept by one rule: taken out before a tensor changes, put in after.
-template <class Change>
-void Residency::change(Id id, Change&& apply) noexcept {
+template <class Change> void Residency::change(Id id, Change&& apply) noexcept {
     Tensor& tensor = tensors_[id];
     const auto count = [&](auto&& add) {
         if (tensor.state != State::absent) add(occupied_, tensor.bytes);

@@ -80,8 +80,7 @@ private:
     static bool wanted(const Tensor& tensor) noexcept {
         return tensor.leases > 0 && (tensor.state == State::absent || tensor.state == State::leaving);
     }
-    template <class Change>
-    void change(Id id, Change&& apply) noexcept;
+    template <class Change> void change(Id id, Change&& apply) noexcept;
     void link_newest(Id id) noexcept;
     void unlink(Id id) noexcept;
 

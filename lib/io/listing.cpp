@@ -26,8 +26,7 @@ bool is_file(int folder, const dirent& entry) {
     return calls.fstatat(folder, entry.d_name, &status, 0) == 0 && S_ISREG(status.st_mode);
 }
 
-template <class Wanted>
-std::vector<std::string> list(int folder, const std::string& path, Wanted&& wanted) {
+template <class Wanted> std::vector<std::string> list(int folder, const std::string& path, Wanted&& wanted) {
     // Opened anew: a descriptor has one place in the directory, and several threads may be listing.
     Descriptor own = open_at(folder, ".", O_RDONLY | O_DIRECTORY);
     if (!own) throw system_error(errno, "list it").with_path(path);

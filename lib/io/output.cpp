@@ -29,9 +29,8 @@ void OutputFile::allocate(std::uint64_t size) const {
 
 void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) const {
     while (!bytes.empty()) {
-        const ssize_t count = uninterrupted([&] {
-            return calls.pwrite(descriptor_.number(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-        });
+        const ssize_t count = uninterrupted(
+            [&] { return calls.pwrite(descriptor_.number(), bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
         if (count < 0) throw system_error(errno, "write it");
         if (count == 0) throw Error(Errc::io_error, "cannot write it: nothing was taken");
         bytes = bytes.subspan(static_cast<std::size_t>(count));

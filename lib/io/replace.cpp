@@ -128,13 +128,14 @@ void Staging::remove_litter() const {
         throw system_error(errno, "open " + safemap::quoted(staged_) + " beside it");
     }
     switch (try_lock(litter.number())) {
-    case Lock::held: break;
-    case Lock::taken: throw Error(Errc::busy, "another process is saving to it");
-    case Lock::unsupported: {
-        Error error(Errc::busy, safemap::quoted(staged_) + " stands beside it, and this file system has no locks to "
-                                                           "tell whether its writer lives");
-        throw error.with_hint("remove it if no process is saving to this place");
-    }
+        case Lock::held: break;
+        case Lock::taken: throw Error(Errc::busy, "another process is saving to it");
+        case Lock::unsupported: {
+            Error error(Errc::busy, safemap::quoted(staged_) +
+                                        " stands beside it, and this file system has no locks to "
+                                        "tell whether its writer lives");
+            throw error.with_hint("remove it if no process is saving to this place");
+        }
     }
     if (!still_there(litter.number())) return;
 
@@ -225,8 +226,7 @@ void Staging::discard() noexcept {
     if (state_ == State::none || state_ == State::committed) return;
     const int parent = place_.parent.number();
     // Renamed, but not known to be on the disk: to the caller the save has failed, so it must not be there.
-    if (state_ == State::appeared)
-        calls.renameat2(parent, place_.name.c_str(), parent, staged_.c_str(), 0);
+    if (state_ == State::appeared) calls.renameat2(parent, place_.name.c_str(), parent, staged_.c_str(), 0);
     state_ = State::none;
     for (const std::string& file : files_) calls.unlinkat(held_.number(), file.c_str(), 0);
     calls.unlinkat(parent, staged_.c_str(), kind_ == Kind::folder ? AT_REMOVEDIR : 0);

@@ -16,16 +16,16 @@ namespace {
 Errc code_of(int number) noexcept {
     if (means_absent(number)) return Errc::path_not_found;
     switch (number) {
-    case EACCES:
-    case EPERM:
-    case EROFS: return Errc::permission_denied;
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG: return Errc::no_space;
-    case EMFILE:
-    case ENFILE: return Errc::too_many_open_files;
-    case ENOMEM: return Errc::out_of_memory;
-    default: return Errc::io_error;
+        case EACCES:
+        case EPERM:
+        case EROFS: return Errc::permission_denied;
+        case ENOSPC:
+        case EDQUOT:
+        case EFBIG: return Errc::no_space;
+        case EMFILE:
+        case ENFILE: return Errc::too_many_open_files;
+        case ENOMEM: return Errc::out_of_memory;
+        default: return Errc::io_error;
     }
 }
 

@@ -20,8 +20,7 @@ Error system_error(int number, std::string_view doing);
 bool means_absent(int number) noexcept;
 
 /// Calls `call` again as long as a signal interrupts it.
-template <class Call>
-auto uninterrupted(Call&& call) {
+template <class Call> auto uninterrupted(Call&& call) {
     for (;;) {
         const auto result = call();
         if (result >= 0 || errno != EINTR) return result;

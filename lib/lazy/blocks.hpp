@@ -36,8 +36,7 @@ private:
 
 /// The row-major ranges of a value that a box is made of: calls range(value_offset, box_offset, size), in bytes, in
 /// rising order; neighbours are merged.
-template <class Range>
-void for_each_range(const Shape& shape, unsigned element_bits, const Box& box, Range&& range);
+template <class Range> void for_each_range(const Shape& shape, unsigned element_bits, const Box& box, Range&& range);
 
 }  // namespace safemap
 

@@ -7,8 +7,7 @@
 
 namespace safemap {
 
-template <class Range>
-void for_each_range(const Shape& shape, unsigned element_bits, const Box& box, Range&& range) {
+template <class Range> void for_each_range(const Shape& shape, unsigned element_bits, const Box& box, Range&& range) {
     // Trailing dimensions that the box covers whole belong to one range.
     std::size_t outer = shape.size();
     std::uint64_t row = 1;  // elements of one range

@@ -84,13 +84,13 @@ void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_si
     for (std::size_t d = 0; inside && d < shape.size(); ++d)
         inside = Extent{box.start[d], box.extent[d]}.inside(shape[d]);
     if (!inside)
-        throw Error(Errc::index_out_of_range, "the region at " + to_string(box.start) + " of " +
-                                                  to_string(box.extent) + " in shape " + to_string(shape));
+        throw Error(Errc::index_out_of_range, "the region at " + to_string(box.start) + " of " + to_string(box.extent) +
+                                                  " in shape " + to_string(shape));
     const auto size = byte_size(tensor.dtype(), units_of(box));
     if (!size) throw Error(Errc::partial_byte_slice, "a region that does not start and end at whole bytes");
     if (*size != out_size)
-        throw Error(Errc::invalid_argument, "a buffer of " + std::to_string(out_size) + " bytes for a region of " +
-                                                std::to_string(*size));
+        throw Error(Errc::invalid_argument,
+                    "a buffer of " + std::to_string(out_size) + " bytes for a region of " + std::to_string(*size));
 }
 
 }  // namespace
@@ -362,8 +362,8 @@ void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<st
             return impl_->fill_contiguous(tensor, static_cast<std::uint64_t>(view.offset) * width / 8 + offset, out);
 
         if (offset * 8 % width != 0 || out.size() * 8 % width != 0)
-            throw Error(Errc::invalid_argument, "a range of bytes that cuts an element of " +
-                                                    std::string(name(tensor.dtype())));
+            throw Error(Errc::invalid_argument,
+                        "a range of bytes that cuts an element of " + std::string(name(tensor.dtype())));
         fill_elements(tensor, offset * 8 / width, out);
     } catch (Error& error) {
         error.with_tensor(tensor.name());

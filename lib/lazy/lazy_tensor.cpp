@@ -76,8 +76,8 @@ LazyTensor LazyTensor::renamed(std::string name) const {
 
 LazyTensor LazyTensor::cast(Dtype dtype) const {
     if (!can_cast(dtype_, dtype))
-        throw Error(Errc::unsupported_cast, "no cast from " + std::string(safemap::name(dtype_)) + " to " +
-                                                std::string(safemap::name(dtype)))
+        throw Error(Errc::unsupported_cast,
+                    "no cast from " + std::string(safemap::name(dtype_)) + " to " + std::string(safemap::name(dtype)))
             .with_tensor(name_);
     // A second cast would round a second time, which one conversion cannot repeat.
     if (dtype_ != stored_->dtype() && dtype != dtype_)
@@ -85,7 +85,8 @@ LazyTensor LazyTensor::cast(Dtype dtype) const {
                                                 " to " + std::string(safemap::name(dtype_)))
             .with_tensor(name_);
     if (!byte_size(dtype, element_count()))
-        throw Error(Errc::shape_overflow, "as " + std::string(safemap::name(dtype)) + " its size does not fit in 64 bits")
+        throw Error(Errc::shape_overflow,
+                    "as " + std::string(safemap::name(dtype)) + " its size does not fit in 64 bits")
             .with_tensor(name_);
     LazyTensor out = *this;
     out.dtype_ = dtype;
@@ -136,9 +137,9 @@ TensorView LazyTensor::view() const {
 TensorView LazyTensor::load() const {
     const std::size_t size = nbytes();
     // Freed with the alignment it was allocated with.
-    const auto free_aligned = [](std::byte* p) { ::operator delete(p, std::align_val_t{load_alignment}); };
+    const auto free_aligned = [](std::byte* p) { ::operator delete (p, std::align_val_t{load_alignment}); };
     const std::shared_ptr<std::byte> memory(
-        static_cast<std::byte*>(::operator new(std::max<std::size_t>(size, 1), std::align_val_t{load_alignment})),
+        static_cast<std::byte*>(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{load_alignment})),
         free_aligned);
     read(0, {memory.get(), size});
     return TensorView(dtype_, {{memory.get(), size}, memory}, {shape(), row_major(shape()), 0});

@@ -36,8 +36,8 @@ void StoredTensor::count_elements() {
         throw Error(Errc::shape_overflow, "the size of shape " + to_string(shape_) + " of " +
                                               std::string(name(dtype_)) + " does not fit in 64 bits");
     if (!byte_size(dtype_, *count))
-        throw Error(Errc::partial_byte, "shape " + to_string(shape_) + " of " + std::string(name(dtype_)) +
-                                            " does not fill whole bytes");
+        throw Error(Errc::partial_byte,
+                    "shape " + to_string(shape_) + " of " + std::string(name(dtype_)) + " does not fill whole bytes");
     elements_ = *count;
 }
 
@@ -143,8 +143,8 @@ void StoredTensor::check_boxes_disjoint() const {
                 apart = start_of(a)[d] + extent_of(a)[d] <= start_of(b)[d] ||
                         start_of(b)[d] + extent_of(b)[d] <= start_of(a)[d];
             if (!apart)
-                throw Error(Errc::bad_tensor, "element " + to_string(Shape(std::span(start_of(b), rank))) +
-                                                  " is in two pieces");
+                throw Error(Errc::bad_tensor,
+                            "element " + to_string(Shape(std::span(start_of(b), rank))) + " is in two pieces");
         }
 }
 

@@ -62,10 +62,10 @@ private:
     Shape shape_;
     std::uint64_t elements_ = 0;
     std::vector<std::shared_ptr<const Source>> sources_;
-    std::vector<Run> runs_;               // sorted by first
-    std::vector<BoxHead> boxes_;          // sorted by start
-    std::vector<std::uint64_t> places_;   // start and extent of each box
-    std::vector<std::int64_t> strides_;   // of each box
+    std::vector<Run> runs_;              // sorted by first
+    std::vector<BoxHead> boxes_;         // sorted by start
+    std::vector<std::uint64_t> places_;  // start and extent of each box
+    std::vector<std::int64_t> strides_;  // of each box
 };
 
 }  // namespace safemap

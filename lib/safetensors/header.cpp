@@ -86,7 +86,8 @@ void visit(ondemand::value value, unsigned depth) {
 std::uint64_t whole_number(ondemand::value value, const char* where) {
     std::uint64_t number = 0;
     if (!value.get_uint64().get(number)) return number;
-    if (value.type() != ondemand::json_type::number) bad_field(std::string(where) + " holds something other than numbers");
+    if (value.type() != ondemand::json_type::number)
+        bad_field(std::string(where) + " holds something other than numbers");
     static_cast<void>(value.get_double().value());  // no number at all is a worse fault
     bad_field(std::string(where) + " holds a number that is not an integer of 0 to 2^64 - 1");
 }
@@ -240,12 +241,14 @@ private:
             if (key == reserved_name) member_metadata(field.value());
             else member_tensor(key, field.value());
         }
-        if (document.current_location().error() != simdjson::OUT_OF_BOUNDS) not_json("something follows the header's object");
+        if (document.current_location().error() != simdjson::OUT_OF_BOUNDS)
+            not_json("something follows the header's object");
     }
 
     void member_metadata(ondemand::value value) {
         try {
-            if (std::exchange(seen_metadata_, true)) throw Error(Errc::header_bad_metadata, "__metadata__ is there twice");
+            if (std::exchange(seen_metadata_, true))
+                throw Error(Errc::header_bad_metadata, "__metadata__ is there twice");
             if (is_null(value)) return;
             metadata = read_metadata(value);
             has_metadata = true;
@@ -301,8 +304,8 @@ std::string range_text(const Entry& entry) {
 std::optional<Error> offset_fault(const Entry& entry, std::uint64_t expected) {
     if (entry.end < entry.begin) return Error(Errc::offsets_reversed, range_text(entry) + " end before they begin");
     if (entry.begin < expected)
-        return Error(Errc::offsets_overlap, range_text(entry) + " begin inside the tensor before, which ends at " +
-                                                std::to_string(expected));
+        return Error(Errc::offsets_overlap,
+                     range_text(entry) + " begin inside the tensor before, which ends at " + std::to_string(expected));
     if (entry.begin > expected)
         return Error(Errc::offsets_leave_gap, range_text(entry) + " leave " + bytes_text(entry.begin - expected) +
                                                   " before them that belong to no tensor");
@@ -320,7 +323,8 @@ std::uint64_t wanted_bytes(Dtype dtype, const Shape& shape) {
     const auto total_bits = elements ? checked_mul(*elements, bits(dtype)) : std::nullopt;
     if (!total_bits) throw Error(Errc::shape_overflow, what + " has a size that does not fit in 64 bits");
     if (*total_bits % 8 != 0)
-        throw Error(Errc::partial_byte, what + " has " + std::to_string(*total_bits) + " bits, which are no whole bytes");
+        throw Error(Errc::partial_byte,
+                    what + " has " + std::to_string(*total_bits) + " bits, which are no whole bytes");
     return *total_bits / 8;
 }
 
@@ -386,7 +390,8 @@ struct Buffer {
 Buffer read_buffer(const Source& source, std::uint64_t max_header_bytes) {
     const std::uint64_t file_size = source.size();
     if (file_size < length_bytes)
-        throw Error(Errc::header_too_short, "the file has " + bytes_text(file_size) + ", a header length alone takes 8");
+        throw Error(Errc::header_too_short,
+                    "the file has " + bytes_text(file_size) + ", a header length alone takes 8");
     std::uint64_t size = 0;
     source.read_at(0, std::as_writable_bytes(std::span(&size, 1)));
     if (size > max_header_bytes)
@@ -405,8 +410,7 @@ Buffer read_buffer(const Source& source, std::uint64_t max_header_bytes) {
 }  // namespace
 
 Header read_header(const Source& source, Rules rules, std::uint64_t max_header_bytes, FaultSink& faults) {
-    if (rules != Rules::compatible)
-        throw Error(Errc::invalid_argument, "only the policy 'compatible' is there yet");
+    if (rules != Rules::compatible) throw Error(Errc::invalid_argument, "only the policy 'compatible' is there yet");
 
     Header header;
     Document document(faults);
@@ -422,7 +426,8 @@ Header read_header(const Source& source, Rules rules, std::uint64_t max_header_b
     header.metadata = std::move(document.metadata);
     header.has_metadata = document.has_metadata;
     sort_by_offset(document.entries);
-    Layout(header.data_offset, source.size() - header.data_offset, faults).check(document.entries, document.complete, header);
+    Layout(header.data_offset, source.size() - header.data_offset, faults)
+        .check(document.entries, document.complete, header);
     return header;
 }
 
@@ -438,7 +443,8 @@ std::vector<std::uint32_t> file_order(std::span<const TensorSpec> tensors) {
 namespace {
 
 void append_text(std::string& json, std::string_view text) {
-    if (!is_utf8(text)) throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which a header has to be");
+    if (!is_utf8(text))
+        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which a header has to be");
     json::append_string(json, text, json::Charset::utf8);
 }
 
@@ -494,7 +500,8 @@ std::string write_header(std::span<const TensorSpec> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata, bool with_metadata,
                          std::uint32_t alignment) {
     if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
-        throw Error(Errc::invalid_argument, "alignment " + std::to_string(alignment) + " is none of 8, 64, 256 and 4096");
+        throw Error(Errc::invalid_argument,
+                    "alignment " + std::to_string(alignment) + " is none of 8, 64, 256 and 4096");
     refuse_collisions(tensors);
 
     std::string file(length_bytes, '\0');

@@ -30,8 +30,8 @@ struct TensorInfo {
 struct Header {
     std::vector<TensorInfo> tensors;  ///< by data offset, then in the order of the reference's sort
     std::vector<std::pair<std::string, std::string>> metadata;  ///< sorted by key
-    bool has_metadata = false;        ///< `__metadata__` is there and not null
-    std::uint64_t data_offset = 0;    ///< 8 + header length
+    bool has_metadata = false;                                  ///< `__metadata__` is there and not null
+    std::uint64_t data_offset = 0;                              ///< 8 + header length
 };
 
 /// Reads and validates the header of `source`, and nothing else of it. Rules in the order of the reference

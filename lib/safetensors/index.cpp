@@ -68,8 +68,8 @@ void read_weight_map(const json::Value::Object& members, Index& index, FaultSink
             continue;
         }
         if (outside_folder(*shard)) {
-            faults.fault(std::move(Error(Errc::shard_outside_folder, "the shard " + safemap::quoted(*shard) +
-                                                                         " is not in the folder of the index")
+            faults.fault(std::move(Error(Errc::shard_outside_folder,
+                                         "the shard " + safemap::quoted(*shard) + " is not in the folder of the index")
                                        .with_tensor(member.key)));
             continue;
         }
@@ -123,7 +123,8 @@ private:
 };
 
 std::string_view checked_utf8(std::string_view text) {
-    if (!is_utf8(text)) throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which an index has to be");
+    if (!is_utf8(text))
+        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which an index has to be");
     return text;
 }
 

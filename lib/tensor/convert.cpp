@@ -17,8 +17,7 @@ namespace {
 // What encodes a float or double into a small format: its fields, and what stands for values beyond its range.
 enum class Overflow { infinity, largest, nan };
 
-template <class Bits, unsigned exponent_bits, unsigned mantissa_bits, int bias, Overflow overflow>
-struct Encoder {
+template <class Bits, unsigned exponent_bits, unsigned mantissa_bits, int bias, Overflow overflow> struct Encoder {
     static constexpr std::uint64_t sign_bit = 1ULL << (exponent_bits + mantissa_bits);
     static constexpr std::uint64_t all_ones = sign_bit - 1;
     static constexpr std::uint64_t infinity = ((1ULL << exponent_bits) - 1) << mantissa_bits;
@@ -26,8 +25,7 @@ struct Encoder {
                                              : overflow == Overflow::largest ? all_ones - 1
                                                                              : all_ones;
 
-    template <class Float>
-    static Bits encode(Float value, ConvertCounts& counts) noexcept {
+    template <class Float> static Bits encode(Float value, ConvertCounts& counts) noexcept {
         using Wide = std::conditional_t<sizeof(Float) == 8, std::uint64_t, std::uint32_t>;
         constexpr unsigned wide_mantissa = sizeof(Float) == 8 ? 52 : 23;
         constexpr int wide_bias = sizeof(Float) == 8 ? 1023 : 127;
@@ -84,8 +82,7 @@ private:
     }
 };
 
-template <class T>
-struct EncoderOf;
+template <class T> struct EncoderOf;
 template <> struct EncoderOf<bf16> : Encoder<std::uint16_t, 8, 7, 127, Overflow::infinity> {};
 template <> struct EncoderOf<f16> : Encoder<std::uint16_t, 5, 10, 15, Overflow::infinity> {};
 template <> struct EncoderOf<f8_e4m3> : Encoder<std::uint8_t, 4, 3, 7, Overflow::largest> {};
@@ -94,11 +91,9 @@ template <> struct EncoderOf<f8_e4m3fnuz> : Encoder<std::uint8_t, 4, 3, 8, Overf
 template <> struct EncoderOf<f8_e5m2fnuz> : Encoder<std::uint8_t, 5, 2, 16, Overflow::nan> {};
 
 // The type that holds every value of T exactly and that encoders take.
-template <class T>
-using WideOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <class T> using WideOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-template <class To, class From>
-To convert_one(From value, ConvertCounts& counts) noexcept {
+template <class To, class From> To convert_one(From value, ConvertCounts& counts) noexcept {
     const auto wide = static_cast<WideOf<From>>(value);
     if constexpr (std::is_floating_point_v<To>) {
         const To out = static_cast<To>(wide);
@@ -111,8 +106,7 @@ To convert_one(From value, ConvertCounts& counts) noexcept {
     }
 }
 
-template <class From, class To>
-ConvertCounts convert_all(const std::byte* in, std::byte* out, std::size_t count) {
+template <class From, class To> ConvertCounts convert_all(const std::byte* in, std::byte* out, std::size_t count) {
     ConvertCounts counts;
     for (std::size_t i = 0; i < count; ++i) {
         From value;
@@ -125,8 +119,7 @@ ConvertCounts convert_all(const std::byte* in, std::byte* out, std::size_t count
 
 // The cast that models are saved with, without a branch so that it is vectorised: adds half of the last place, and
 // one less for even values, to the bits that fall away.
-template <>
-ConvertCounts convert_all<float, bf16>(const std::byte* in, std::byte* out, std::size_t count) {
+template <> ConvertCounts convert_all<float, bf16>(const std::byte* in, std::byte* out, std::size_t count) {
     constexpr std::size_t block = 4096;  // counters of 32 bits cannot overflow within one
     ConvertCounts counts;
     for (std::size_t done = 0; done < count; done += block) {
@@ -162,8 +155,8 @@ constexpr std::array<Kernel, 8> kernels_from{
 };
 
 constexpr std::array<std::array<Kernel, 8>, 8> kernels{
-    kernels_from<double>,      kernels_from<float>,       kernels_from<f16>,     kernels_from<bf16>,
-    kernels_from<f8_e4m3>,     kernels_from<f8_e5m2>,     kernels_from<f8_e4m3fnuz>, kernels_from<f8_e5m2fnuz>,
+    kernels_from<double>,  kernels_from<float>,   kernels_from<f16>,         kernels_from<bf16>,
+    kernels_from<f8_e4m3>, kernels_from<f8_e5m2>, kernels_from<f8_e4m3fnuz>, kernels_from<f8_e5m2fnuz>,
 };
 
 // A dtype's place in the tables above, or -1.
@@ -181,8 +174,7 @@ constexpr int kernel_index(Dtype dtype) noexcept {
     }
 }
 
-template <class Word>
-void swap_words(std::span<std::byte> bytes) noexcept {
+template <class Word> void swap_words(std::span<std::byte> bytes) noexcept {
     for (std::size_t i = 0; i + sizeof(Word) <= bytes.size(); i += sizeof(Word)) {
         Word word;
         std::memcpy(&word, bytes.data() + i, sizeof(Word));
@@ -199,8 +191,7 @@ void flip_signs(std::span<std::byte> bytes, std::size_t size, std::size_t first,
         bytes[i + size - 1] ^= std::byte{0x80};
 }
 
-template <class Word>
-void negate_words(std::span<std::byte> bytes) noexcept {
+template <class Word> void negate_words(std::span<std::byte> bytes) noexcept {
     for (std::size_t i = 0; i + sizeof(Word) <= bytes.size(); i += sizeof(Word)) {
         Word word;
         std::memcpy(&word, bytes.data() + i, sizeof(Word));

@@ -34,8 +34,8 @@ Range resolve(const Slice& slice, std::uint64_t dimension) {
     const Index distance = forward ? last - first : first - last;
     if (distance <= 0) return {0, 1, 0};
     // As unsigned, so that the smallest step has a magnitude.
-    const auto magnitude = forward ? static_cast<std::uint64_t>(slice.step)
-                                   : ~static_cast<std::uint64_t>(slice.step) + 1;
+    const auto magnitude =
+        forward ? static_cast<std::uint64_t>(slice.step) : ~static_cast<std::uint64_t>(slice.step) + 1;
     const std::uint64_t count = (static_cast<std::uint64_t>(distance) - 1) / magnitude + 1;
     return {first, count == 1 ? 1 : slice.step, count};
 }

@@ -34,7 +34,8 @@ const std::byte* TensorView::data() const noexcept {
 
 std::span<const std::byte> TensorView::bytes() const& {
     if (!contiguous())
-        throw Error(Errc::not_contiguous, "a strided view of shape " + to_string(view_.shape) + " has no bytes in a row");
+        throw Error(Errc::not_contiguous,
+                    "a strided view of shape " + to_string(view_.shape) + " has no bytes in a row");
     return {data(), nbytes()};
 }
 
@@ -61,8 +62,7 @@ const void* TensorView::aligned_data(std::size_t alignment) const {
 
 const std::byte* TensorView::element(std::uint64_t i) const {
     if (i >= elements_)
-        throw Error(Errc::index_out_of_range,
-                    "element " + std::to_string(i) + " of " + std::to_string(elements_));
+        throw Error(Errc::index_out_of_range, "element " + std::to_string(i) + " of " + std::to_string(elements_));
     std::int64_t at = view_.offset;
     for (std::size_t d = view_.shape.size(); d-- > 0;) {
         at += static_cast<std::int64_t>(i % view_.shape[d]) * view_.strides[d];

@@ -148,15 +148,21 @@ private:
         const std::uint64_t from = layout_.files[file].tensors[first].offset;
         const std::uint64_t to = end_of(file, end - 1);
         if (from == to) return;
-        add({.bytes = {from, to - from}, .file = file, .first = first, .count = end - first,
+        add({.bytes = {from, to - from},
+             .file = file,
+             .first = first,
+             .count = end - first,
              .kind = Stretch::Kind::stream},
             (to - 1) / block_ - from / block_ + 1);
     }
 
     void plan_blocks(std::uint32_t file, std::uint32_t tensor) {
         const PlannedTensor& planned = layout_.files[file].tensors[tensor];
-        add({.bytes = {planned.offset, end_of(file, tensor) - planned.offset}, .file = file, .first = tensor,
-             .count = 1, .kind = Stretch::Kind::blocks},
+        add({.bytes = {planned.offset, end_of(file, tensor) - planned.offset},
+             .file = file,
+             .first = tensor,
+             .count = 1,
+             .kind = Stretch::Kind::blocks},
             Blocks(value(planned), block_).count());
     }
 
@@ -196,9 +202,9 @@ private:
         const std::uint64_t number = unit - stretch.first_unit;
         in_file(stretch.file, [&] {
             switch (stretch.kind) {
-            case Stretch::Kind::head: write_head(stretch); break;
-            case Stretch::Kind::stream: copy_stream(stretch, number, worker); break;
-            case Stretch::Kind::blocks: copy_block(stretch, number, worker); break;
+                case Stretch::Kind::head: write_head(stretch); break;
+                case Stretch::Kind::stream: copy_stream(stretch, number, worker); break;
+                case Stretch::Kind::blocks: copy_block(stretch, number, worker); break;
             }
             finish_unit(stretch.file);
         });
@@ -285,8 +291,7 @@ private:
         return {worker.buffer.get(), static_cast<std::size_t>(block_)};
     }
 
-    template <class Work>
-    void in_file(std::uint32_t file, Work&& work) {
+    template <class Work> void in_file(std::uint32_t file, Work&& work) {
         try {
             work();
         } catch (Error& error) {

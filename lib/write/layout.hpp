@@ -29,8 +29,8 @@ struct PlannedFile {
 struct Layout {
     std::vector<PlannedFile> files;  ///< the index last
     std::uint64_t tensors = 0;
-    std::uint64_t data_bytes = 0;  ///< of values as they are written
-    std::uint64_t read_bytes = 0;  ///< of values as they are stored
+    std::uint64_t data_bytes = 0;   ///< of values as they are written
+    std::uint64_t read_bytes = 0;   ///< of values as they are stored
     std::vector<CastReport> casts;  ///< without counts
     std::vector<SkippedObject> skipped;
 };

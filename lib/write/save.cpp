@@ -45,8 +45,8 @@ SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor
     const bool one_file = names_file(out);
     // Before the names, so that the commonest mistake is told first; the staging looks again.
     if (!options.plan_only) io::require_absent(out);
-    Layout layout = write::lay_out(tensors, metadata, options,
-                                   one_file ? std::optional(out.filename().native()) : std::nullopt);
+    Layout layout =
+        write::lay_out(tensors, metadata, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
     if (options.plan_only) return report_on(layout);
 
     Staging staging(out, one_file ? Staging::Kind::file : Staging::Kind::folder);
@@ -56,8 +56,7 @@ SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor
 }
 
 /// "save out/" before whatever went wrong.
-template <class Run>
-SaveReport during_save(const std::filesystem::path& out, Run&& run) {
+template <class Run> SaveReport during_save(const std::filesystem::path& out, Run&& run) {
     try {
         return run();
     } catch (Error& error) {

@@ -36,4 +36,6 @@ TEST_CASE("a digest does not depend on how the bytes are cut") {
     }
 }
 
-TEST_CASE("CRC-32 gives the check value of the zip specification") { CHECK(crc32(0, bytes_of("123456789")) == 0xCBF43926U); }
+TEST_CASE("CRC-32 gives the check value of the zip specification") {
+    CHECK(crc32(0, bytes_of("123456789")) == 0xCBF43926U);
+}

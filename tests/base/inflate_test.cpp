@@ -67,6 +67,7 @@ TEST_CASE("a stream that is cut, damaged or shorter than promised is a fault") {
     CHECK_FAULT(longer->read_at(data.size() + 1, out), Errc::file_truncated);
     CHECK_FAULT(inflated_source("r", memory_source("zip", packed), {1, packed.size()}, 1), Errc::file_truncated);
     std::vector<std::byte> garbage(1000, std::byte{0xFF});
-    CHECK_FAULT(inflated_source("r", memory_source("zip", garbage), {0, 1000}, 1000)->read_at(0, std::span(out).first(1000)),
-                Errc::inflate_failed);
+    CHECK_FAULT(
+        inflated_source("r", memory_source("zip", garbage), {0, 1000}, 1000)->read_at(0, std::span(out).first(1000)),
+        Errc::inflate_failed);
 }

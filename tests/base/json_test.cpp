@@ -57,10 +57,37 @@ TEST_CASE("of a repeated key the last counts") {
 }
 
 TEST_CASE("what is not JSON is refused wherever it stands") {
-    for (const char* text :
-         {"", " ", "{", "[1,]", "{\"a\":1,}", "[1 2]", "nul", "truex", "01", "+1", ".5", "1.", "1e", "1e999", "-", "'a'",
-          "\"\\x\"", "\"\\ud800\"", "\"\\udc00 \"", "\"\t\"", "\"", "{1:2}", "[1}", "{} {}", "[]x", "// no", "\xef\xbb\xbf{}",
-          "\"\xff\"", "\"\xed\xa0\x80\"", "{\"x\":[1 2 tru]}", "NaN"}) {
+    for (const char* text : {"",
+                             " ",
+                             "{",
+                             "[1,]",
+                             "{\"a\":1,}",
+                             "[1 2]",
+                             "nul",
+                             "truex",
+                             "01",
+                             "+1",
+                             ".5",
+                             "1.",
+                             "1e",
+                             "1e999",
+                             "-",
+                             "'a'",
+                             "\"\\x\"",
+                             "\"\\ud800\"",
+                             "\"\\udc00 \"",
+                             "\"\t\"",
+                             "\"",
+                             "{1:2}",
+                             "[1}",
+                             "{} {}",
+                             "[]x",
+                             "// no",
+                             "\xef\xbb\xbf{}",
+                             "\"\xff\"",
+                             "\"\xed\xa0\x80\"",
+                             "{\"x\":[1 2 tru]}",
+                             "NaN"}) {
         CAPTURE(text);
         CHECK_FAULT(parse(text), Errc::index_not_json);
     }
@@ -77,7 +104,8 @@ TEST_CASE("the error has the code that was asked for") {
 }
 
 TEST_CASE("strings are escaped as serde_json does") {
-    CHECK(written("\"\\\b\f\n\r\t\x01\x1f/\x7f", json::Charset::utf8) == R"("\"\\\b\f\n\r\t\u0001\u001f/)" "\x7f\"");
+    CHECK(written("\"\\\b\f\n\r\t\x01\x1f/\x7f", json::Charset::utf8) == R"("\"\\\b\f\n\r\t\u0001\u001f/)"
+                                                                         "\x7f\"");
     CHECK(written(std::string_view("\0", 1), json::Charset::utf8) == R"("\u0000")");
     CHECK(written("\u00e9\u2028\U0001f600", json::Charset::utf8) == "\"\u00e9\u2028\U0001f600\"");
     CHECK(written("", json::Charset::utf8) == "\"\"");

@@ -10,7 +10,8 @@ using safemap::NameIndex;
 
 TEST_CASE("every name has the number it was added with") {
     std::vector<std::string> names;
-    for (int i = 0; i < 5000; ++i) names.push_back(std::string(static_cast<std::size_t>(i % 20), 'x') + std::to_string(i));
+    for (int i = 0; i < 5000; ++i)
+        names.push_back(std::string(static_cast<std::size_t>(i % 20), 'x') + std::to_string(i));
     const auto name_of = [&](std::uint32_t i) { return std::string_view(names[i]); };
     NameIndex index;
     for (std::uint32_t i = 0; i < names.size(); ++i) CHECK(index.add(names[i], i, name_of) == i);

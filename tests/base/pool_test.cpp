@@ -52,12 +52,15 @@ TEST_CASE("ticks happen on the calling thread, also while it waits, and their ex
     const auto caller = std::this_thread::get_id();
     int ticks = 0;
     std::atomic<bool> elsewhere{false};
-    parallel_for(2, 2, [&](std::size_t, unsigned worker) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(worker == 0 ? 1 : 350));
-    }, [&] {
-        ++ticks;
-        if (std::this_thread::get_id() != caller) elsewhere = true;
-    });
+    parallel_for(
+        2, 2,
+        [&](std::size_t, unsigned worker) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(worker == 0 ? 1 : 350));
+        },
+        [&] {
+            ++ticks;
+            if (std::this_thread::get_id() != caller) elsewhere = true;
+        });
     CHECK(ticks >= 1);
     CHECK_FALSE(elsewhere);
 

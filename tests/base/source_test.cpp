@@ -32,7 +32,8 @@ TEST_CASE("a memory source reads and maps its bytes, and its views outlive it") 
 
 TEST_CASE("ranges outside a source are refused, whatever they add up to") {
     const auto called = std::make_shared<int>(0);
-    for (const auto& source : {memory_source("m", counting(10)), callback_source("c", 10, [called](auto, auto) { ++*called; })}) {
+    for (const auto& source :
+         {memory_source("m", counting(10)), callback_source("c", 10, [called](auto, auto) { ++*called; })}) {
         std::vector<std::byte> out(3);
         CHECK_FAULT(source->read_at(8, out), Errc::file_truncated);
         CHECK_FAULT(source->read_at(11, std::span(out).first(0)), Errc::file_truncated);
@@ -45,9 +46,10 @@ TEST_CASE("ranges outside a source are refused, whatever they add up to") {
 }
 
 TEST_CASE("a callback source asks its function and has no addresses") {
-    const auto source = callback_source("numbers", 1'000'000'000'000, [](std::uint64_t offset, std::span<std::byte> into) {
-        for (std::size_t i = 0; i < into.size(); ++i) into[i] = static_cast<std::byte>((offset + i) % 251);
-    });
+    const auto source =
+        callback_source("numbers", 1'000'000'000'000, [](std::uint64_t offset, std::span<std::byte> into) {
+            for (std::size_t i = 0; i < into.size(); ++i) into[i] = static_cast<std::byte>((offset + i) % 251);
+        });
     std::vector<std::byte> out(2);
     source->read_at(999'999'999'990, out);
     CHECK(out[1] == static_cast<std::byte>(999'999'999'991 % 251));

@@ -13,7 +13,12 @@ bool is_utf8_twin(std::string_view text) {
     std::size_t i = 0;
     while (i < text.size()) {
         const auto first = static_cast<unsigned char>(text[i]);
-        const std::size_t more = first < 0x80 ? 0 : first < 0xC0 ? 9 : first < 0xE0 ? 1 : first < 0xF0 ? 2 : first < 0xF8 ? 3 : 9;
+        const std::size_t more = first < 0x80   ? 0
+                                 : first < 0xC0 ? 9
+                                 : first < 0xE0 ? 1
+                                 : first < 0xF0 ? 2
+                                 : first < 0xF8 ? 3
+                                                : 9;
         if (more == 9 || i + more >= text.size()) return false;
         std::uint32_t point = more == 0 ? first : first & (0x3FU >> more);
         for (std::size_t k = 1; k <= more; ++k) {
@@ -40,8 +45,8 @@ TEST_CASE("is_utf8 agrees with decoding on all one, two and three byte texts, an
         for (unsigned second = 0x7F; second < 0xC2; ++second)
             for (const unsigned third : {0x7FU, 0x80U, 0xBFU, 0xC0U})
                 for (const unsigned fourth : {0x7FU, 0x80U, 0xBFU, 0xC0U}) {
-                    const char bytes[] = {static_cast<char>(first), static_cast<char>(second),
-                                          static_cast<char>(third), static_cast<char>(fourth)};
+                    const char bytes[] = {static_cast<char>(first), static_cast<char>(second), static_cast<char>(third),
+                                          static_cast<char>(fourth)};
                     if (is_utf8({bytes, 4}) != is_utf8_twin({bytes, 4})) FAIL("four bytes from ", first, " ", second);
                 }
 }

@@ -119,7 +119,8 @@ TEST_CASE("copied access never maps") {
 
 TEST_CASE("a fault names the file and the tensor") {
     const TempDir dir;
-    const auto file = dir.write("m.safetensors", forge::safetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "dddd"));
+    const auto file = dir.write(
+        "m.safetensors", forge::safetensors(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "dddd"));
     const auto error = error_of([&] { static_cast<void>(Checkpoint::open(file)); });
     REQUIRE(error.has_value());
     CHECK(error->path() == file.native());

@@ -45,8 +45,8 @@ TEST_CASE("model.safetensors goes over what PyTorch wrote") {
 
 TEST_CASE("an index of PyTorch goes over pytorch_model.bin") {
     // What stands in a .bin is told by its content, so safetensors will do.
-    const Contents contents =
-        read({{"pytorch_model.bin", one}, {"pytorch_model.bin.index.json", R"({"weight_map":{"two":"b"}})"}, {"b", two}});
+    const Contents contents = read(
+        {{"pytorch_model.bin", one}, {"pytorch_model.bin.index.json", R"({"weight_map":{"two":"b"}})"}, {"b", two}});
     CHECK(first_name(contents) == "two");
     CHECK(first_name(read({{"pytorch_model.bin", one}, {"other.bin", two}})) == "one");
 }

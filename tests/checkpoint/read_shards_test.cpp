@@ -32,9 +32,10 @@ using Names = std::vector<std::string>;
 }  // namespace
 
 TEST_CASE("tensors come by shard file name, then offset, whatever the index says") {
-    const Contents contents = read({{"index", R"({"metadata":{"total_size":6},"weight_map":{"c":"2","a":"1","d":"2","b":"1"}})"},
-                                    {"1", forge::u8_file({{"b", 1}, {"a", 2}})},
-                                    {"2", forge::u8_file({{"d", 2}, {"c", 1}})}});
+    const Contents contents =
+        read({{"index", R"({"metadata":{"total_size":6},"weight_map":{"c":"2","a":"1","d":"2","b":"1"}})"},
+              {"1", forge::u8_file({{"b", 1}, {"a", 2}})},
+              {"2", forge::u8_file({{"d", 2}, {"c", 1}})}});
     CHECK(names(contents) == Names{"b", "a", "d", "c"});
     CHECK(contents.files == Names{"1", "2"});
     CHECK(contents.notes.empty());
@@ -81,21 +82,23 @@ TEST_CASE("metadata is the index's strings and what all shards agree on") {
                                       R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
                                   "d");
     };
-    const Contents contents = read({{"index", R"({"metadata":{"k":"index","n":1},"weight_map":{"a":"1","b":"2","c":"3"}})"},
-                                    {"1", shard("a", R"({"format":"pt","k":"shard","x":"1"})")},
-                                    {"2", shard("b", R"({"format":"pt","k":"shard","x":"2"})")},
-                                    {"3", shard("c", R"({"format":"pt","k":"shard"})")}});
+    const Contents contents =
+        read({{"index", R"({"metadata":{"k":"index","n":1},"weight_map":{"a":"1","b":"2","c":"3"}})"},
+              {"1", shard("a", R"({"format":"pt","k":"shard","x":"1"})")},
+              {"2", shard("b", R"({"format":"pt","k":"shard","x":"2"})")},
+              {"3", shard("c", R"({"format":"pt","k":"shard"})")}});
     CHECK(contents.metadata == std::vector<std::pair<std::string, std::string>>{{"format", "pt"}, {"k", "index"}});
 }
 
 TEST_CASE("a collecting reader finds the faults of all shards, in order of the shards, and what is sound") {
     for (const unsigned threads : {1U, 4U}) {
         CollectFaults faults;
-        const Contents contents = read({{"index", R"({"weight_map":{"a":"1","b":"2","c":"3","d":"4","e":"../5","f":"1"}})"},
-                                        {"1", forge::u8_file({{"a", 1}})},
-                                        {"2", forge::safetensors(forge::u8_header({{"b", 4}}), "ddd")},
-                                        {"4", "short"}},
-                                       faults, threads);
+        const Contents contents =
+            read({{"index", R"({"weight_map":{"a":"1","b":"2","c":"3","d":"4","e":"../5","f":"1"}})"},
+                  {"1", forge::u8_file({{"a", 1}})},
+                  {"2", forge::safetensors(forge::u8_header({{"b", 4}}), "ddd")},
+                  {"4", "short"}},
+                 faults, threads);
         std::vector<Errc> codes;
         for (const auto& fault : faults.faults()) codes.push_back(fault.code());
         CHECK(codes == std::vector<Errc>{Errc::shard_outside_folder, Errc::shard_lacks_tensor, Errc::file_truncated,
@@ -123,5 +126,6 @@ TEST_CASE("an index of many shards is read by many threads") {
     ThrowFirst faults;
     const Contents contents = read(files, faults, 8);
     REQUIRE(contents.tensors.size() == 200);
-    for (int i = 0; i < 200; ++i) CHECK(contents.tensors[static_cast<std::size_t>(i)].name() == "w" + std::to_string(1000 + i));
+    for (int i = 0; i < 200; ++i)
+        CHECK(contents.tensors[static_cast<std::size_t>(i)].name() == "w" + std::to_string(1000 + i));
 }

@@ -25,10 +25,13 @@ std::string tar(std::string_view first) {
 
 TEST_CASE("a header length inside the file and a brace behind it are safetensors, whatever else they look like") {
     CHECK(sniff(*forge::source(forge::safetensors("{}"))).content == Content::safetensors);
-    CHECK(sniff(*forge::source(forge::safetensors(std::string(9000, ' ') + "\n\t\r{}"))).content == Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors(std::string(9000, ' ') + "\n\t\r{}"))).content ==
+          Content::safetensors);
     // 0x8b1f and 0x4b50 are lengths whose bytes are the signatures of gzip and zip.
-    CHECK(sniff(*forge::source(forge::safetensors("{}" + std::string(0x8b1f - 2, ' ')))).content == Content::safetensors);
-    CHECK(sniff(*forge::source(forge::safetensors("{}" + std::string(0x04034b50 - 2, ' ')))).content == Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors("{}" + std::string(0x8b1f - 2, ' ')))).content ==
+          Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors("{}" + std::string(0x04034b50 - 2, ' ')))).content ==
+          Content::safetensors);
     CHECK(sniff(*forge::source(forge::safetensors("[]"))).content != Content::safetensors);
     CHECK(sniff(*forge::source(forge::safetensors_claiming(3, "{}"))).content != Content::safetensors);
 }
@@ -55,7 +58,10 @@ TEST_CASE("what people hand us by mistake is named, with a hint where there is o
         {"\x89HDF\r\n\x1a\n" + std::string(40, '\0'), "HDF5", false},
         {"\x1f\x8b\x08 and so on", "gzip", true},
         {"\x28\xb5\x2f\xfd and so on", "zstd", true},
-        {"\xfd" "7zXZ"s + std::string(8, '\0'), "xz", true},
+        {"\xfd"
+         "7zXZ"s +
+             std::string(8, '\0'),
+         "xz", true},
         {"\x93NUMPY\x01"s, "NumPy array", false},
         {"PYTORCH1"s + std::string(20, '\0'), "PyTorch 1.0 stream", true},
         {"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.", "before 1.6", true},
@@ -74,7 +80,8 @@ TEST_CASE("what people hand us by mistake is named, with a hint where there is o
     };
     for (const Row& row : rows) {
         CAPTURE(row.words);
-        const auto error = error_of([&] { static_cast<void>(Checkpoint::open(forge::source(row.content, "model.bin"))); });
+        const auto error =
+            error_of([&] { static_cast<void>(Checkpoint::open(forge::source(row.content, "model.bin"))); });
         REQUIRE(error.has_value());
         CHECK(error->code() == Errc::unknown_format);
         CHECK(error->path() == "model.bin");
@@ -86,7 +93,8 @@ TEST_CASE("what people hand us by mistake is named, with a hint where there is o
 
 TEST_CASE("a name in .safetensors is read as safetensors whatever it holds") {
     CHECK_FAULT(Checkpoint::open(forge::source("", "a.safetensors")), Errc::header_too_short);
-    CHECK_FAULT(Checkpoint::open(forge::source("version https://git-lfs.github.com/spec/v1", "a.safetensors")), Errc::header_too_large);
+    CHECK_FAULT(Checkpoint::open(forge::source("version https://git-lfs.github.com/spec/v1", "a.safetensors")),
+                Errc::header_too_large);
     CHECK_FAULT(Checkpoint::open(forge::source(forge::pt({}), "a.safetensors")), Errc::header_too_large);
 }
 

@@ -96,8 +96,7 @@ TEST_SUITE("json") {
         json.begin_object().end_object().begin_object().member("d", true).end_object().end_array();
         json.key("e").begin_array().end_array().member("f", std::vector<std::vector<int>>{{1}, {}, {2, 3}});
         json.end_object();
-        CHECK(json.text() ==
-              R"({"a": 1, "b": ["x", "y"], "c": [{}, {"d": true}], "e": [], "f": [[1], [], [2, 3]]})");
+        CHECK(json.text() == R"({"a": 1, "b": ["x", "y"], "c": [{}, {"d": true}], "e": [], "f": [[1], [], [2, 3]]})");
     }
 
     TEST_CASE("integers are exact, and other numbers read back as they were") {
@@ -161,7 +160,8 @@ TEST_SUITE("text") {
 
     TEST_CASE("what would move a terminal's cursor is shown and not sent") {
         CHECK(printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\x0a");
-        CHECK(printable("\xC2\x9B" "31m") == "\\xc2\\x9b31m");
+        CHECK(printable("\xC2\x9B"
+                        "31m") == "\\xc2\\x9b31m");
         CHECK(printable("mod\xC3\xA8le \xFF") == "mod\xC3\xA8le \\xff");
     }
 

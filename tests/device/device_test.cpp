@@ -77,8 +77,8 @@ TEST_CASE("a digest is that of the bytes, across blocks") {
     const auto host = Device::open("host");
     for (const std::uint64_t size : {0_MB, 3_KB, 8_MiB, 8_MiB + 7, 17_MiB}) {
         CAPTURE(size);
-        safemap::DeviceTensor tensor{.name = "t", .dtype = safemap::Dtype::u8, .shape = {size}, .nbytes = size,
-                                     .memory = host->allocate(size)};
+        safemap::DeviceTensor tensor{
+            .name = "t", .dtype = safemap::Dtype::u8, .shape = {size}, .nbytes = size, .memory = host->allocate(size)};
         std::uint32_t state = 1;
         for (auto& byte : tensor.memory->host_bytes()) byte = static_cast<std::byte>((state = state * 69069 + 1) >> 24);
         safemap::Xxh3 whole;

@@ -24,8 +24,7 @@ std::shared_ptr<Engine> engine_on(std::shared_ptr<Device> device, std::uint64_t 
     return std::make_shared<Engine>(std::move(device), UploadOptions{.device_budget = budget, .readers = readers});
 }
 
-std::shared_ptr<Held> acquire(const std::shared_ptr<Engine>& engine, const LazyTensor& tensor,
-                              Keep keep = Keep::yes) {
+std::shared_ptr<Held> acquire(const std::shared_ptr<Engine>& engine, const LazyTensor& tensor, Keep keep = Keep::yes) {
     return engine->acquire(std::span(&tensor, 1), keep);
 }
 
@@ -42,8 +41,7 @@ std::vector<std::byte> value_of(const LazyTensor& tensor) {
 }
 
 /// Waits until something is so: for what other threads do in their own time.
-template <class Condition>
-bool soon(Condition&& condition) {
+template <class Condition> bool soon(Condition&& condition) {
     for (int i = 0; i < 5000; ++i) {
         if (condition()) return true;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -22,8 +22,7 @@ struct Model {
     std::vector<Tensor> tensors;
     std::uint64_t clock = 0;
 
-    template <class Which>
-    std::uint64_t sum(Which which) const {
+    template <class Which> std::uint64_t sum(Which which) const {
         std::uint64_t total = 0;
         for (const Tensor& tensor : tensors)
             if (which(tensor)) total += tensor.bytes;
@@ -34,9 +33,8 @@ struct Model {
         return sum([](const Tensor& t) { return t.state != State::absent; });
     }
     std::uint64_t wanted() const {
-        return sum([](const Tensor& t) {
-            return t.leases > 0 && (t.state == State::absent || t.state == State::leaving);
-        });
+        return sum(
+            [](const Tensor& t) { return t.leases > 0 && (t.state == State::absent || t.state == State::leaving); });
     }
 
     /// By trying every number of oldest ones.
@@ -142,8 +140,7 @@ TEST_CASE("random schedules keep the budget and agree with the slow twin") {
             CHECK(residency.peak() == peak);
             CHECK(residency.occupied() <= budget);
             CHECK(residency.leased_bytes() == model.sum([](const Model::Tensor& t) { return t.leases > 0; }));
-            CHECK(residency.resident() ==
-                  model.sum([](const Model::Tensor& t) { return t.state == State::resident; }));
+            CHECK(residency.resident() == model.sum([](const Model::Tensor& t) { return t.state == State::resident; }));
         }
     }
 }

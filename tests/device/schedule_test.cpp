@@ -68,8 +68,7 @@ void check_values(const World& world, const Held& held, Findings& findings) {
                                                                                           : tensor.name);
         const StridedView view = lazy->strided_view();
         for (std::uint64_t i = 0; i < expected.size(); ++i) {
-            const std::uint64_t at =
-                view.shape.size() == 1 ? i : i / 200 + i % 200 * 200;
+            const std::uint64_t at = view.shape.size() == 1 ? i : i / 200 + i % 200 * 200;
             expected[i] = pattern(seed, at);
         }
         if (found != expected) ++findings.wrong_values;
@@ -104,14 +103,11 @@ void act_randomly(World& world, unsigned seed, int steps, bool with_faults, Find
                     else ++findings.strange_errors;
                 }
                 break;
-            case 2:
-                world.engine->prefetch(some());
-                break;
-            case 3:
-                world.engine->evict(some());
-                break;
+            case 2: world.engine->prefetch(some()); break;
+            case 3: world.engine->evict(some()); break;
             default:
-                if (!leases.empty()) leases.erase(leases.begin() + static_cast<std::ptrdiff_t>(random() % leases.size()));
+                if (!leases.empty())
+                    leases.erase(leases.begin() + static_cast<std::ptrdiff_t>(random() % leases.size()));
         }
         // A held lease still has its values, whatever the others did.
         if (!leases.empty()) check_values(world, *leases[random() % leases.size()], findings);
@@ -186,8 +182,8 @@ TEST_CASE("random schedules with reads that fail") {
 TEST_CASE("tensors that are kept are read again only when they were evicted") {
     for (unsigned seed = 0; seed < 8; ++seed) {
         CAPTURE(seed);
-        const auto engine = std::make_shared<Engine>(Device::open("host"),
-                                                     UploadOptions{.device_budget = 500, .readers = 2});
+        const auto engine =
+            std::make_shared<Engine>(Device::open("host"), UploadOptions{.device_budget = 500, .readers = 2});
         std::vector<Bytes> tensors;
         for (int i = 0; i < 10; ++i) tensors.emplace_back("t" + std::to_string(i), 100);
         std::vector<std::thread> threads;

@@ -195,11 +195,11 @@ TEST_CASE("error numbers become codes a caller can act upon") {
         Errc code;
     };
     ScriptedCalls calls;
-    for (const Row row : {Row{ENOENT, Errc::path_not_found}, Row{EACCES, Errc::permission_denied},
-                          Row{EPERM, Errc::permission_denied}, Row{EROFS, Errc::permission_denied},
-                          Row{ENOSPC, Errc::no_space}, Row{EDQUOT, Errc::no_space}, Row{EFBIG, Errc::no_space},
-                          Row{EMFILE, Errc::too_many_open_files}, Row{ENFILE, Errc::too_many_open_files},
-                          Row{ENOMEM, Errc::out_of_memory}, Row{EIO, Errc::io_error}, Row{ESTALE, Errc::io_error}}) {
+    for (const Row row :
+         {Row{ENOENT, Errc::path_not_found}, Row{EACCES, Errc::permission_denied}, Row{EPERM, Errc::permission_denied},
+          Row{EROFS, Errc::permission_denied}, Row{ENOSPC, Errc::no_space}, Row{EDQUOT, Errc::no_space},
+          Row{EFBIG, Errc::no_space}, Row{EMFILE, Errc::too_many_open_files}, Row{ENFILE, Errc::too_many_open_files},
+          Row{ENOMEM, Errc::out_of_memory}, Row{EIO, Errc::io_error}, Row{ESTALE, Errc::io_error}}) {
         CAPTURE(row.number);
         calls.fail_all("openat", row.number);
         CHECK_FAULT(open_file(dir / "a"), row.code);

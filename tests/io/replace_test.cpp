@@ -1,6 +1,6 @@
 // Tests of replace.hpp and output.hpp: files and folders that appear whole or not at all.
-#include "doctest_safemap.hpp"
 #include "io/replace.hpp"
+#include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "temp_dir.hpp"
 
@@ -65,8 +65,7 @@ struct Umask {
 };
 
 /// Runs `work` in a child and returns how the child ended.
-template <class Work>
-int status_of_child(Work&& work) {
+template <class Work> int status_of_child(Work&& work) {
     const pid_t child = ::fork();
     if (child == 0) {
         work();

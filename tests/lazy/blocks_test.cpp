@@ -1,6 +1,6 @@
 // When a tensor is cut into tiles, and how.
-#include "doctest_safemap.hpp"
 #include "lazy/blocks.hpp"
+#include "doctest_safemap.hpp"
 
 using namespace safemap;
 

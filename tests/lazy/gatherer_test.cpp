@@ -1,7 +1,7 @@
 // Random tensors of every make against the slow twin, and how much is read.
+#include "lazy/gatherer.hpp"
 #include "doctest_safemap.hpp"
 #include "lazy/blocks.hpp"
-#include "lazy/gatherer.hpp"
 #include "reference/slow_tensor.hpp"
 
 #include <cstring>
@@ -30,7 +30,8 @@ std::shared_ptr<const Source> random_source(Random& random, std::size_t size) {
 
 Shape random_shape(Random& random, std::size_t most_dimensions, std::uint64_t most) {
     Shape shape;
-    for (std::size_t d = below(random, most_dimensions + 1); d > 0; --d) shape.push_back(below(random, most + 1) + (below(random, 9) != 0 ? 1 : 0));
+    for (std::size_t d = below(random, most_dimensions + 1); d > 0; --d)
+        shape.push_back(below(random, most + 1) + (below(random, 9) != 0 ? 1 : 0));
     return shape;
 }
 
@@ -115,7 +116,10 @@ StridedView random_view(Random& random, const Shape& shape) {
         room -= view.offset;
         for (std::size_t d = below(random, 4); d > 0; --d) {
             const auto extent = 1 + static_cast<std::int64_t>(below(random, 5));
-            const std::int64_t stride = extent == 1 ? 5 : static_cast<std::int64_t>(below(random, static_cast<std::size_t>(room / (extent - 1) + 1)));
+            const std::int64_t stride =
+                extent == 1
+                    ? 5
+                    : static_cast<std::int64_t>(below(random, static_cast<std::size_t>(room / (extent - 1) + 1)));
             if (extent > 1) room -= stride * (extent - 1);
             view.shape.push_back(static_cast<std::uint64_t>(extent));
             view.strides.push_back(stride);
@@ -128,12 +132,13 @@ StridedView random_view(Random& random, const Shape& shape) {
         std::swap(view.strides[d], view.strides[other]);
     }
     std::vector<Slice> slices;
-    for (std::size_t d = 0; d < shape.size() && below(random, 4) != 0; ++d) slices.push_back(random_slice(random, view.shape[d]));
+    for (std::size_t d = 0; d < shape.size() && below(random, 4) != 0; ++d)
+        slices.push_back(random_slice(random, view.shape[d]));
     return slice(view, slices);
 }
 
-constexpr Dtype dtypes[] = {Dtype::u8,  Dtype::f16,  Dtype::bf16, Dtype::f32,     Dtype::f64,  Dtype::i16, Dtype::i32,
-                            Dtype::i64, Dtype::c64, Dtype::c128, Dtype::f8_e4m3, Dtype::boolean};
+constexpr Dtype dtypes[] = {Dtype::u8,  Dtype::f16, Dtype::bf16, Dtype::f32,  Dtype::f64,     Dtype::i16,
+                            Dtype::i32, Dtype::i64, Dtype::c64,  Dtype::c128, Dtype::f8_e4m3, Dtype::boolean};
 
 Described random_tensor(Random& random, std::uint64_t most) {
     Described t;
@@ -152,7 +157,8 @@ Described random_tensor(Random& random, std::uint64_t most) {
 }
 
 LazyTensor lazy(const Described& t) {
-    const auto stored = t.boxes.empty() ? stored_runs(t.dtype, t.shape, t.runs) : stored_boxes(t.dtype, t.shape, t.boxes);
+    const auto stored =
+        t.boxes.empty() ? stored_runs(t.dtype, t.shape, t.runs) : stored_boxes(t.dtype, t.shape, t.boxes);
     return LazyTensor("t", stored, t.view, t.decoding).cast(t.wanted);
 }
 
@@ -199,9 +205,11 @@ TEST_CASE("any region and any range of bytes is the same part of the value") {
         }
         std::vector<std::byte> region(*element_count(box.extent) * size);
         gatherer.fill(tensor, box, region);
-        for_each_range(tensor.shape(), bits(tensor.dtype()), box, [&](std::uint64_t value, std::uint64_t at, std::uint64_t bytes) {
-            if (std::memcmp(region.data() + at, whole.data() + value, bytes) != 0) FAIL("region differs");
-        });
+        for_each_range(tensor.shape(), bits(tensor.dtype()), box,
+                       [&](std::uint64_t value, std::uint64_t at, std::uint64_t bytes) {
+                           if (std::memcmp(region.data() + at, whole.data() + value, bytes) != 0)
+                               FAIL("region differs");
+                       });
     }
 }
 
@@ -213,8 +221,9 @@ TEST_CASE("large transposes, steps and casts go through the windows in several t
         t.shape = {700, 900};
         t.runs = {{random_source(random, 700 * 900 * element_size(dtype) + 3), 3, 0, 700 * 900}};
         t.wanted = dtype == Dtype::f32 ? Dtype::bf16 : dtype;
-        for (const StridedView& view : {StridedView{{900, 700}, {1, 900}, 0}, StridedView{{350, 900}, {-1800, 1}, 699 * 900},
-                                        StridedView{{900, 50}, {1, 12600}, 0}, StridedView{{3, 630000}, {0, 1}, 0}}) {
+        for (const StridedView& view :
+             {StridedView{{900, 700}, {1, 900}, 0}, StridedView{{350, 900}, {-1800, 1}, 699 * 900},
+              StridedView{{900, 50}, {1, 12600}, 0}, StridedView{{3, 630000}, {0, 1}, 0}}) {
             t.view = view;
             const LazyTensor tensor = lazy(t);
             std::vector<std::byte> got(tensor.nbytes());
@@ -294,11 +303,12 @@ TEST_CASE("blocks cover every element once, within their size, whatever the tens
             const Box box = blocks.box(i);
             CHECK(*byte_size(tensor.dtype(), *element_count(box.extent)) <= most);
             std::uint64_t last = 0;
-            for_each_range(tensor.shape(), bits(tensor.dtype()), box, [&](std::uint64_t value, std::uint64_t at, std::uint64_t size) {
-                CHECK(at == last);
-                last = at + size;
-                for (std::uint64_t k = 0; k < size; ++k) ++covered.at(value + k);
-            });
+            for_each_range(tensor.shape(), bits(tensor.dtype()), box,
+                           [&](std::uint64_t value, std::uint64_t at, std::uint64_t size) {
+                               CHECK(at == last);
+                               last = at + size;
+                               for (std::uint64_t k = 0; k < size; ++k) ++covered.at(value + k);
+                           });
         }
         CHECK(std::all_of(covered.begin(), covered.end(), [](int n) { return n == 1; }));
     }

@@ -56,7 +56,8 @@ TEST_CASE("a value that is cast, decoded, scattered or without addresses has no 
     CHECK_FAULT(scattered.view(), Errc::no_view);
     CHECK(scattered.slice({{.start = 2}}).view().unaligned<float>(0) == 3);  // this part is in one piece
     CHECK(scattered.piece_count() == 2);
-    const auto callback = callback_source("c", 16, [](auto, std::span<std::byte> into) { std::memset(into.data(), 0, into.size()); });
+    const auto callback =
+        callback_source("c", 16, [](auto, std::span<std::byte> into) { std::memset(into.data(), 0, into.size()); });
     CHECK_FAULT(LazyTensor("t", stored_run(Dtype::f32, {4}, callback, 0)).view(), Errc::no_view);
     CHECK(matrix().cast(Dtype::bf16).load().unaligned<bf16>(5) == 5.0F);
     CHECK(scattered.load().unaligned<float>(3) == 4);

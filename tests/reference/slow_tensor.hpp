@@ -41,10 +41,13 @@ inline std::vector<std::byte> stored_element(const Described& t, std::uint64_t i
         std::int64_t units = 0;
         for (std::size_t d = 0; d < at.size(); ++d) {
             inside = inside && at[d] >= box.place.start[d] && at[d] < box.place.start[d] + box.place.extent[d];
-            units += (static_cast<std::int64_t>(at[d]) - static_cast<std::int64_t>(box.place.start[d])) * box.strides[d];
+            units +=
+                (static_cast<std::int64_t>(at[d]) - static_cast<std::int64_t>(box.place.start[d])) * box.strides[d];
         }
         if (inside)
-            box.source->read_at(static_cast<std::uint64_t>(static_cast<std::int64_t>(box.offset) + units * static_cast<std::int64_t>(size)), out);
+            box.source->read_at(static_cast<std::uint64_t>(static_cast<std::int64_t>(box.offset) +
+                                                           units * static_cast<std::int64_t>(size)),
+                                out);
     }
     return out;
 }
@@ -64,7 +67,8 @@ inline std::vector<std::byte> value_of(const Described& t) {
         const unsigned swap = safemap::swap_size(t.dtype);
         if (t.decoding.byte_swap)
             for (std::size_t k = 0; k < element.size(); k += swap)
-                std::reverse(element.begin() + static_cast<std::ptrdiff_t>(k), element.begin() + static_cast<std::ptrdiff_t>(k + swap));
+                std::reverse(element.begin() + static_cast<std::ptrdiff_t>(k),
+                             element.begin() + static_cast<std::ptrdiff_t>(k + swap));
         if (t.decoding.conj) safemap::conjugate(t.dtype, element);
         if (t.decoding.neg) safemap::negate(t.dtype, element);
         std::vector<std::byte> converted(safemap::element_size(t.wanted));

@@ -71,7 +71,8 @@ std::vector<Case> reference_cases() {
             begin = end + 1;
         }
         columns.resize(5);
-        cases.push_back({columns[0], std::stoul(columns[1]), columns[2] == "accept", columns[3], unescaped(columns[4])});
+        cases.push_back(
+            {columns[0], std::stoul(columns[1]), columns[2] == "accept", columns[3], unescaped(columns[4])});
     }
     return cases;
 }
@@ -218,10 +219,11 @@ TEST_CASE("faults say which tensor they are about") {
 }
 
 TEST_CASE("what stands in unknown fields is validated too") {
-    for (const char* good : {"null", "-1.5e-3", "1e-999", "[1,{\"b\":2}]", "\"\\ud83d\\ude00\"", "123456789012345678901234567890"})
+    for (const char* good :
+         {"null", "-1.5e-3", "1e-999", "[1,{\"b\":2}]", "\"\\ud83d\\ude00\"", "123456789012345678901234567890"})
         CHECK_OK(read(with_unknown(good), "d"));
-    for (const char* bad : {"[1 2]", "tru", "nullx", "01", "1e999", "-", "\"\\ud800\"", "\"\\udc00\"", "\"\\q\"", "[1}", "{\"a\"}",
-                            "{\"a\":1,}", "\x0c 1"}) {
+    for (const char* bad : {"[1 2]", "tru", "nullx", "01", "1e999", "-", "\"\\ud800\"", "\"\\udc00\"", "\"\\q\"", "[1}",
+                            "{\"a\"}", "{\"a\":1,}", "\x0c 1"}) {
         CAPTURE(bad);
         CHECK_FAULT(read(with_unknown(bad), "d"), Errc::header_not_json);
     }
@@ -240,7 +242,7 @@ TEST_CASE("every truncation of a valid file is refused") {
         CAPTURE(n);
         const auto error = error_of([&] { static_cast<void>(read(std::string_view(whole).substr(0, n))); });
         REQUIRE(error.has_value());
-        CHECK(error->code() == (n < 8 ? Errc::header_too_short
+        CHECK(error->code() == (n < 8                  ? Errc::header_too_short
                                 : n < whole.size() - 8 ? Errc::header_past_end
                                                        : Errc::file_truncated));
     }
@@ -281,9 +283,8 @@ TEST_CASE("empty tensors share a place and stand in the order of the reference's
 }
 
 TEST_CASE("a source that fails is not mistaken for a wrong header") {
-    const auto source = callback_source("broken", 100, [](std::uint64_t, std::span<std::byte>) {
-        throw Error(Errc::io_error, "broken");
-    });
+    const auto source = callback_source(
+        "broken", 100, [](std::uint64_t, std::span<std::byte>) { throw Error(Errc::io_error, "broken"); });
     CollectFaults faults;
     CHECK_FAULT(safetensors::read_header(*source, Rules::compatible, limit, faults), Errc::io_error);
 }
@@ -293,8 +294,8 @@ TEST_CASE("thirty thousand tensors in reverse order are sorted, and found once e
     const unsigned count = 30'000;
     for (unsigned i = count; i-- > 0;) {
         if (json.size() > 1) json += ',';
-        json += "\"layer." + std::to_string(i) + R"(":{"dtype":"U8","shape":[2],"data_offsets":[)" + std::to_string(2 * i) +
-                ',' + std::to_string(2 * i + 2) + "]}";
+        json += "\"layer." + std::to_string(i) + R"(":{"dtype":"U8","shape":[2],"data_offsets":[)" +
+                std::to_string(2 * i) + ',' + std::to_string(2 * i + 2) + "]}";
     }
     const Header header = read(json + "}", std::string(2 * count, 'd'));
     REQUIRE(header.tensors.size() == count);
@@ -303,10 +304,10 @@ TEST_CASE("thirty thousand tensors in reverse order are sorted, and found once e
 
 TEST_CASE("a mutated header is read or refused, and what is read lies inside the file") {
     std::mt19937 random(7);  // NOLINT: the same mutations every time
-    const std::string valid = forge::safetensors(
-        R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
-        R"("b":{"dtype":"F4","shape":[8],"data_offsets":[24,28],"x":[1,{"y":null}]}})",
-        std::string(28, 'd'));
+    const std::string valid =
+        forge::safetensors(R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+                           R"("b":{"dtype":"F4","shape":[8],"data_offsets":[24,28],"x":[1,{"y":null}]}})",
+                           std::string(28, 'd'));
     unsigned accepted = 0;
     for (int round = 0; round < 20'000; ++round) {
         std::string file = valid;

@@ -36,7 +36,8 @@ std::vector<TensorSpec> in_file_order(const std::vector<Named>& tensors) {
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
 std::string write(const std::vector<Named>& tensors, std::uint32_t alignment = 8, const Metadata* metadata = nullptr) {
-    return safetensors::write_header(in_file_order(tensors), metadata ? *metadata : Metadata{}, metadata != nullptr, alignment);
+    return safetensors::write_header(in_file_order(tensors), metadata ? *metadata : Metadata{}, metadata != nullptr,
+                                     alignment);
 }
 
 /// The header of a file of the safetensors package: everything before the data.
@@ -58,21 +59,34 @@ safetensors::Header read(std::string_view file) {
 TEST_CASE("headers are byte for byte those of the safetensors package") {
     SUBCASE("every dtype that torch has, in the reference's order") {
         const std::vector<Named> tensors = {
-            {"b", Dtype::boolean, {3}},         {"f4", Dtype::f4, {2, 4}},           {"u8", Dtype::u8, {2}},
-            {"i8", Dtype::i8, {2}},             {"e5m2", Dtype::f8_e5m2, {1}},       {"e4m3", Dtype::f8_e4m3, {1}},
-            {"e8m0", Dtype::f8_e8m0, {1}},      {"e4m3fnuz", Dtype::f8_e4m3fnuz, {1}}, {"e5m2fnuz", Dtype::f8_e5m2fnuz, {1}},
-            {"i16", Dtype::i16, {2}},           {"u16", Dtype::u16, {2}},            {"f16", Dtype::f16, {2}},
-            {"bf16", Dtype::bf16, {2}},         {"i32", Dtype::i32, {2}},            {"u32", Dtype::u32, {2}},
-            {"f32", Dtype::f32, {2, 3}},        {"c64", Dtype::c64, {1}},            {"f64", Dtype::f64, {1}},
-            {"i64", Dtype::i64, {}},            {"u64", Dtype::u64, {0, 5}},
+            {"b", Dtype::boolean, {3}},
+            {"f4", Dtype::f4, {2, 4}},
+            {"u8", Dtype::u8, {2}},
+            {"i8", Dtype::i8, {2}},
+            {"e5m2", Dtype::f8_e5m2, {1}},
+            {"e4m3", Dtype::f8_e4m3, {1}},
+            {"e8m0", Dtype::f8_e8m0, {1}},
+            {"e4m3fnuz", Dtype::f8_e4m3fnuz, {1}},
+            {"e5m2fnuz", Dtype::f8_e5m2fnuz, {1}},
+            {"i16", Dtype::i16, {2}},
+            {"u16", Dtype::u16, {2}},
+            {"f16", Dtype::f16, {2}},
+            {"bf16", Dtype::bf16, {2}},
+            {"i32", Dtype::i32, {2}},
+            {"u32", Dtype::u32, {2}},
+            {"f32", Dtype::f32, {2, 3}},
+            {"c64", Dtype::c64, {1}},
+            {"f64", Dtype::f64, {1}},
+            {"i64", Dtype::i64, {}},
+            {"u64", Dtype::u64, {0, 5}},
         };
         const Metadata metadata = {{"format", "pt"}};
         CHECK(write(tensors, 8, &metadata) == header_of("every_dtype.safetensors"));
     }
     SUBCASE("names and metadata that need escapes, and names that sort by bytes") {
         std::vector<Named> tensors;
-        for (const char* name : {"\\", "\"", "\b\f\n\r\t", "\x01\x1f", "\x7f", "/", "\u00e9", "\u2028", "\U0001f600", "", "a.10",
-                                 "a.2", "B", "b"})
+        for (const char* name : {"\\", "\"", "\b\f\n\r\t", "\x01\x1f", "\x7f", "/", "\u00e9", "\u2028", "\U0001f600",
+                                 "", "a.10", "a.2", "B", "b"})
             tensors.push_back({name, Dtype::u8, {1}});
         const Metadata metadata = {{"k\"\n", "v\\\u00e9\U0001f600\x02"}};
         CHECK(write(tensors, 8, &metadata) == header_of("names.safetensors"));
@@ -82,7 +96,8 @@ TEST_CASE("headers are byte for byte those of the safetensors package") {
 }
 
 TEST_CASE("the files of the safetensors package are read") {
-    for (const char* file : {"every_dtype.safetensors", "names.safetensors", "empty.safetensors", "no_metadata.safetensors"})
+    for (const char* file :
+         {"every_dtype.safetensors", "names.safetensors", "empty.safetensors", "no_metadata.safetensors"})
         CHECK_OK(read(TempDir::read(std::string(SAFEMAP_TEST_DATA "/safetensors/") + file)));
 }
 
@@ -95,7 +110,8 @@ TEST_CASE("the data begins at a multiple of the alignment") {
             CHECK(read(file + "d").data_offset == file.size());
         }
     }
-    for (const std::uint32_t alignment : {0U, 1U, 4U, 12U, 16U, 8192U}) CHECK_FAULT(write({}, alignment), Errc::invalid_argument);
+    for (const std::uint32_t alignment : {0U, 1U, 4U, 12U, 16U, 8192U})
+        CHECK_FAULT(write({}, alignment), Errc::invalid_argument);
 }
 
 TEST_CASE("empty metadata is written as such, and readable even without tensors") {
@@ -112,14 +128,16 @@ TEST_CASE("what cannot be written is refused") {
     CHECK_FAULT(write({{"a", Dtype::f4, {3}}}), Errc::partial_byte);
     CHECK_FAULT(write({{"a", Dtype::u8, {1ULL << 32, 1ULL << 32}}}), Errc::shape_overflow);
     std::vector<Named> together;
-    for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h", "i"}) together.push_back({name, Dtype::u8, {UINT64_MAX >> 3}});
+    for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h", "i"})
+        together.push_back({name, Dtype::u8, {UINT64_MAX >> 3}});
     CHECK_FAULT(write(together), Errc::shape_overflow);
     CHECK_FAULT(write({{"\xff", Dtype::u8, {1}}}), Errc::invalid_argument);
     CHECK_FAULT(write({{std::string(100'000'001, 'n'), Dtype::u8, {1}}}), Errc::header_too_large);
 }
 
 TEST_CASE("file order is dtype descending, then name") {
-    const std::vector<Named> tensors = {{"b", Dtype::boolean, {}}, {"z", Dtype::f32, {}}, {"a", Dtype::f32, {}}, {"u", Dtype::u64, {}}};
+    const std::vector<Named> tensors = {
+        {"b", Dtype::boolean, {}}, {"z", Dtype::f32, {}}, {"a", Dtype::f32, {}}, {"u", Dtype::u64, {}}};
     CHECK(safetensors::file_order(specs_of(tensors)) == std::vector<std::uint32_t>{3, 2, 1, 0});
 }
 
@@ -146,7 +164,8 @@ TEST_CASE("whatever is written is read back the same") {
         CHECK(header.metadata == metadata);
         REQUIRE(header.tensors.size() == order.size());
         for (const auto& tensor : header.tensors) {
-            const auto spec = std::find_if(order.begin(), order.end(), [&](const auto& s) { return s.name == tensor.name; });
+            const auto spec =
+                std::find_if(order.begin(), order.end(), [&](const auto& s) { return s.name == tensor.name; });
             REQUIRE(spec != order.end());
             CHECK(spec->dtype == tensor.dtype);
             CHECK(*spec->shape == tensor.shape);

@@ -23,7 +23,8 @@ std::string mapping_to(std::string_view shard) { return R"({"weight_map":{"w":")
 }  // namespace
 
 TEST_CASE("an index is read in its own order") {
-    const Index index = read(R"({"metadata":{"total_size":12,"b":"x","a":"y","n":1,"a":"z"},"weight_map":{"w":"2.st","b":"1.st"}})");
+    const Index index =
+        read(R"({"metadata":{"total_size":12,"b":"x","a":"y","n":1,"a":"z"},"weight_map":{"w":"2.st","b":"1.st"}})");
     CHECK(index.total_size == 12U);
     CHECK(index.metadata == Map{{"a", "z"}, {"b", "x"}});
     CHECK(index.weight_map == Map{{"w", "2.st"}, {"b", "1.st"}});
@@ -38,18 +39,21 @@ TEST_CASE("total_size may be missing, written as a float, or nonsense") {
     CHECK_FALSE(read(R"({"metadata":null,"weight_map":{}})").total_size.has_value());
     CHECK(read(R"({"metadata":{"total_size":13476835328.0},"weight_map":{}})").total_size == 13476835328U);
     for (const char* nonsense : {"\"12\"", "-1", "1.5", "1e300", "null"})
-        CHECK_FALSE(read(R"({"metadata":{"total_size":)" + std::string(nonsense) + R"(},"weight_map":{}})").total_size.has_value());
+        CHECK_FALSE(read(R"({"metadata":{"total_size":)" + std::string(nonsense) + R"(},"weight_map":{}})")
+                        .total_size.has_value());
 }
 
 TEST_CASE("what is no index is refused") {
-    for (const char* text : {"", "{", "nothing", R"({"weight_map":{"a":"b"}} x)"}) CHECK_FAULT(read(text), Errc::index_not_json);
-    for (const char* text : {"[]", "{}", "7", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})", R"({"weight_map":null})"})
+    for (const char* text : {"", "{", "nothing", R"({"weight_map":{"a":"b"}} x)"})
+        CHECK_FAULT(read(text), Errc::index_not_json);
+    for (const char* text :
+         {"[]", "{}", "7", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})", R"({"weight_map":null})"})
         CHECK_FAULT(read(text), Errc::index_bad_field);
 }
 
 TEST_CASE("a shard outside the folder is refused, however it is written") {
-    for (const char* shard : {"../x", "..", "a/../../x", "a/..", "/etc/passwd", "/", "C:x", "c:/x", "a\\\\b", "..\\\\x", "\\\\\\\\host\\\\x",
-                              "", "\\u002e./x", "a\\u0000b"}) {
+    for (const char* shard : {"../x", "..", "a/../../x", "a/..", "/etc/passwd", "/", "C:x", "c:/x", "a\\\\b", "..\\\\x",
+                              "\\\\\\\\host\\\\x", "", "\\u002e./x", "a\\u0000b"}) {
         CAPTURE(shard);
         CHECK_FAULT(read(mapping_to(shard)), Errc::shard_outside_folder);
     }
@@ -61,7 +65,8 @@ TEST_CASE("a shard outside the folder is refused, however it is written") {
 
 TEST_CASE("a validator that collects names each wrong entry and keeps the others") {
     CollectFaults faults;
-    const Index index = safetensors::read_index(*forge::source(R"({"weight_map":{"a":"../x","b":"y","c":5,"d":"/z"}})"), faults);
+    const Index index =
+        safetensors::read_index(*forge::source(R"({"weight_map":{"a":"../x","b":"y","c":5,"d":"/z"}})"), faults);
     REQUIRE(faults.faults().size() == 3);
     CHECK(faults.faults()[0].tensor() == "a");
     CHECK(faults.faults()[1].code() == Errc::index_bad_field);
@@ -74,17 +79,25 @@ TEST_CASE("an index is byte for byte that of huggingface_hub") {
     const std::string second = "model-00002-of-00002.safetensors";
     SUBCASE("with metadata") {
         CHECK(safetensors::write_index(40, Map{{"who", "n\u00e9"}, {"z", "1"}, {"a", "2"}},
-                                       Views{{"w.1", first}, {"\u00e9", first}, {"\U0001f600\x7f", first}, {"q\"\\", second}, {"w.2", second}}) ==
+                                       Views{{"w.1", first},
+                                             {"\u00e9", first},
+                                             {"\U0001f600\x7f", first},
+                                             {"q\"\\", second},
+                                             {"w.2", second}}) ==
               TempDir::read(SAFEMAP_TEST_DATA "/safetensors/hub_metadata.index.json"));
     }
     SUBCASE("without") {
         const std::string a = "model-00001-of-00003.safetensors";
         const std::string b = "model-00002-of-00003.safetensors";
         const std::string c = "model-00003-of-00003.safetensors";
-        CHECK(safetensors::write_index(40, {}, Views{{"w.1", a}, {"\u00e9", a}, {"\U0001f600\x7f", b}, {"q\"\\", b}, {"w.2", c}}) ==
+        CHECK(safetensors::write_index(
+                  40, {}, Views{{"w.1", a}, {"\u00e9", a}, {"\U0001f600\x7f", b}, {"q\"\\", b}, {"w.2", c}}) ==
               TempDir::read(SAFEMAP_TEST_DATA "/safetensors/hub_plain.index.json"));
     }
-    SUBCASE("of nothing") { CHECK(safetensors::write_index(0, {}, {}) == "{\n  \"metadata\": {\n    \"total_size\": 0\n  },\n  \"weight_map\": {}\n}"); }
+    SUBCASE("of nothing") {
+        CHECK(safetensors::write_index(0, {}, {}) ==
+              "{\n  \"metadata\": {\n    \"total_size\": 0\n  },\n  \"weight_map\": {}\n}");
+    }
 }
 
 TEST_CASE("an index that was written is read back") {

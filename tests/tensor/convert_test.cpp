@@ -1,6 +1,6 @@
 // Casts against a slow twin that searches all values of the target, and against values that torch gave.
-#include "doctest_safemap.hpp"
 #include "tensor/convert.hpp"
+#include "doctest_safemap.hpp"
 
 #include <safemap/float_types.hpp>
 
@@ -23,10 +23,7 @@ struct Small {
     bool saturates;
 };
 
-template <class T>
-float decode_as(unsigned raw) {
-    return static_cast<float>(T{static_cast<decltype(T::bits)>(raw)});
-}
+template <class T> float decode_as(unsigned raw) { return static_cast<float>(T{static_cast<decltype(T::bits)>(raw)}); }
 
 const Small smalls[] = {
     {Dtype::bf16, 65536, decode_as<bf16>, true, false},
@@ -66,7 +63,10 @@ public:
             const auto below = std::prev(above);
             const double up = above->first - magnitude;
             const double down = magnitude - below->first;
-            result = up < down ? above->first : down < up ? below->first : above->second % 2 == 0 ? above->first : below->first;
+            result = up < down                ? above->first
+                     : down < up              ? below->first
+                     : above->second % 2 == 0 ? above->first
+                                              : below->first;
         }
         const auto narrow = static_cast<float>(result);
         return std::signbit(value) ? -narrow : narrow;
@@ -77,10 +77,10 @@ private:
     std::map<double, unsigned> values_;  // finite, positive → bits
 };
 
-template <class From>
-float converted(From value, const Small& to, ConvertCounts* counts = nullptr) {
+template <class From> float converted(From value, const Small& to, ConvertCounts* counts = nullptr) {
     std::vector<std::byte> out(element_size(to.dtype));
-    const auto made = convert(sizeof(From) == 8 ? Dtype::f64 : Dtype::f32, std::as_bytes(std::span(&value, 1)), to.dtype, out);
+    const auto made =
+        convert(sizeof(From) == 8 ? Dtype::f64 : Dtype::f32, std::as_bytes(std::span(&value, 1)), to.dtype, out);
     if (counts != nullptr) *counts = made;
     unsigned raw = 0;
     std::memcpy(&raw, out.data(), out.size());
@@ -89,19 +89,31 @@ float converted(From value, const Small& to, ConvertCounts* counts = nullptr) {
 
 bool same(float a, float b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
-template <class From>
-std::vector<From> interesting() {
-    std::vector<From> out{0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, std::numeric_limits<From>::denorm_min(),
-                          std::numeric_limits<From>::min(), std::numeric_limits<From>::max(), -std::numeric_limits<From>::max()};
+template <class From> std::vector<From> interesting() {
+    std::vector<From> out{0,
+                          -0.0,
+                          1,
+                          -1,
+                          INFINITY,
+                          -INFINITY,
+                          NAN,
+                          std::numeric_limits<From>::denorm_min(),
+                          std::numeric_limits<From>::min(),
+                          std::numeric_limits<From>::max(),
+                          -std::numeric_limits<From>::max()};
     std::mt19937_64 random(4);
     for (const Small& format : smalls)
         for (int i = 0; i < 3000; ++i) {
             // Values of each format, half way between neighbours, and next to these.
             const From a = format.decode(static_cast<unsigned>(random()) % format.values);
             const From b = format.decode(static_cast<unsigned>(random()) % format.values);
-            const From middle = (a + format.decode(static_cast<unsigned>(std::bit_cast<std::uint32_t>(static_cast<float>(a)) + 1) % format.values)) / 2;
+            const From middle =
+                (a + format.decode(static_cast<unsigned>(std::bit_cast<std::uint32_t>(static_cast<float>(a)) + 1) %
+                                   format.values)) /
+                2;
             for (const From x : {a, middle, (a + b) / 2})
-                for (const From y : {x, std::nextafter(x, From(INFINITY)), std::nextafter(x, From(-INFINITY))}) out.push_back(y);
+                for (const From y : {x, std::nextafter(x, From(INFINITY)), std::nextafter(x, From(-INFINITY))})
+                    out.push_back(y);
         }
     for (int i = 0; i < 20000; ++i) {
         if constexpr (sizeof(From) == 4) out.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
@@ -158,11 +170,11 @@ TEST_CASE("what torch 2.13 makes of values beyond the range") {
         std::uint8_t e4m3, e5m2, e4m3fnuz, e5m2fnuz;
     };
     // torch.tensor(in).to(dtype).view(torch.uint8)
-    const Row rows[] = {{480.0F, 0x7E, 0x60, 0x80, 0x64},     {1e9F, 0x7E, 0x7C, 0x80, 0x80},
-                        {-1e9F, 0xFE, 0xFC, 0x80, 0x80},      {INFINITY, 0x7E, 0x7C, 0x80, 0x80},
-                        {-INFINITY, 0xFE, 0xFC, 0x80, 0x80},  {-0.0F, 0x80, 0x80, 0x00, 0x00},
-                        {61440.0F, 0x7E, 0x7C, 0x80, 0x80},   {61439.0F, 0x7E, 0x7B, 0x80, 0x7F},
-                        {247.0F, 0x77, 0x5C, 0x7F, 0x60},     {248.0F, 0x78, 0x5C, 0x80, 0x60}};
+    const Row rows[] = {{480.0F, 0x7E, 0x60, 0x80, 0x64},    {1e9F, 0x7E, 0x7C, 0x80, 0x80},
+                        {-1e9F, 0xFE, 0xFC, 0x80, 0x80},     {INFINITY, 0x7E, 0x7C, 0x80, 0x80},
+                        {-INFINITY, 0xFE, 0xFC, 0x80, 0x80}, {-0.0F, 0x80, 0x80, 0x00, 0x00},
+                        {61440.0F, 0x7E, 0x7C, 0x80, 0x80},  {61439.0F, 0x7E, 0x7B, 0x80, 0x7F},
+                        {247.0F, 0x77, 0x5C, 0x7F, 0x60},    {248.0F, 0x78, 0x5C, 0x80, 0x60}};
     const auto raw = [](float in, Dtype dtype) {
         std::byte out{};
         convert(Dtype::f32, std::as_bytes(std::span(&in, 1)), dtype, std::span(&out, 1));
@@ -182,7 +194,8 @@ TEST_CASE("the fast cast from F32 to BF16 equals the general one on long inputs,
     std::vector<std::uint32_t> in(50'001);
     for (auto& x : in) x = static_cast<std::uint32_t>(random() % 7 == 0 ? 0x7F7FFFFFU + random() % 3 : random());
     std::vector<std::uint16_t> out(in.size());
-    const auto all = convert(Dtype::f32, std::as_bytes(std::span(in)), Dtype::bf16, std::as_writable_bytes(std::span(out)));
+    const auto all =
+        convert(Dtype::f32, std::as_bytes(std::span(in)), Dtype::bf16, std::as_writable_bytes(std::span(out)));
     ConvertCounts sum;
     for (std::size_t i = 0; i < in.size(); ++i) {
         const auto x = std::bit_cast<float>(in[i]);
@@ -204,7 +217,8 @@ TEST_CASE("casts exist between the float dtypes and nowhere else") {
     int castable = 0;
     for (int i = 0; i <= static_cast<int>(Dtype::bits4x2); ++i) castable += is_castable(static_cast<Dtype>(i)) ? 1 : 0;
     CHECK(castable == 8);
-    for (const Dtype dtype : {Dtype::boolean, Dtype::u8, Dtype::i64, Dtype::f4, Dtype::f6_e3m2, Dtype::f8_e8m0, Dtype::c64})
+    for (const Dtype dtype :
+         {Dtype::boolean, Dtype::u8, Dtype::i64, Dtype::f4, Dtype::f6_e3m2, Dtype::f8_e8m0, Dtype::c64})
         CHECK_FALSE(is_castable(dtype));
 }
 

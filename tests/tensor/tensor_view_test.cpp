@@ -12,8 +12,7 @@ using namespace safemap;
 namespace {
 
 // Numbers 0, 1, 2, … as T, with room to misalign them.
-template <class T>
-SharedBytes numbers(std::size_t count, std::size_t shift = 0) {
+template <class T> SharedBytes numbers(std::size_t count, std::size_t shift = 0) {
     const auto owner = std::make_shared<std::vector<std::byte>>(count * sizeof(T) + 16);
     for (std::size_t i = 0; i < count; ++i) {
         const T value = static_cast<T>(i);

@@ -24,8 +24,7 @@ std::vector<LazyTensor> tensors_in_files(const TempDir& dir) {
     for (std::uint64_t i = 0; i < 3; ++i) {
         const std::string name = "t" + std::to_string(i);
         const auto bytes = random_bytes(3'000, i);
-        const auto path =
-            dir.write("in/" + name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+        const auto path = dir.write("in/" + name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
         tensors.emplace_back(name, stored_run(Dtype::f32, {750}, open_file(path), 0));
     }
     return tensors;
@@ -73,9 +72,8 @@ TEST_CASE("every system call of a save may fail: exit code 3, no litter, nothing
                 {
                     ScriptedCalls calls;
                     calls.fail_nth(nth, number);
-                    error = error_of([&] {
-                        save(dir / row.out, tensors, {.max_shard_size = row.max_shard_size, .threads = 1});
-                    });
+                    error = error_of(
+                        [&] { save(dir / row.out, tensors, {.max_shard_size = row.max_shard_size, .threads = 1}); });
                     which = calls.which();
                 }
                 CAPTURE(which);

@@ -19,16 +19,11 @@ std::vector<LazyTensor> state_dict() {
         Dtype dtype;
         Shape shape;
     };
-    const std::vector<Row> rows = {{"wte.weight", Dtype::f32, {16, 8}},
-                                   {"layers.0.big", Dtype::bf16, {40, 20}},
-                                   {"layers.0.ids", Dtype::i64, {5}},
-                                   {"layers.0.mask", Dtype::boolean, {3, 1}},
-                                   {"größe.€.𝄞", Dtype::f16, {33}},
-                                   {"empty", Dtype::f32, {0, 4}},
-                                   {"scalar", Dtype::f64, {}},
-                                   {"layers.10.w", Dtype::f8_e4m3, {2, 3, 5}},
-                                   {"layers.9.w", Dtype::c64, {6}},
-                                   {"quote\"\\", Dtype::u8, {500}}};
+    const std::vector<Row> rows = {{"wte.weight", Dtype::f32, {16, 8}}, {"layers.0.big", Dtype::bf16, {40, 20}},
+                                   {"layers.0.ids", Dtype::i64, {5}},   {"layers.0.mask", Dtype::boolean, {3, 1}},
+                                   {"größe.€.𝄞", Dtype::f16, {33}},     {"empty", Dtype::f32, {0, 4}},
+                                   {"scalar", Dtype::f64, {}},          {"layers.10.w", Dtype::f8_e4m3, {2, 3, 5}},
+                                   {"layers.9.w", Dtype::c64, {6}},     {"quote\"\\", Dtype::u8, {500}}};
     std::vector<LazyTensor> tensors;
     for (unsigned i = 0; i < rows.size(); ++i) {
         const Row& row = rows[i];

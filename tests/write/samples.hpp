@@ -60,8 +60,7 @@ struct Stored {
 inline std::map<std::string, Stored> read_file(const fs::path& path) {
     const auto source = open_file(path, Mapping::never);
     ThrowFirst faults;
-    const auto header =
-        safetensors::read_header(*source, safetensors::Rules::compatible, 100'000'000, faults);
+    const auto header = safetensors::read_header(*source, safetensors::Rules::compatible, 100'000'000, faults);
     std::map<std::string, Stored> tensors;
     for (const auto& info : header.tensors) {
         Stored stored{info.dtype, info.shape, std::vector<std::byte>(static_cast<std::size_t>(info.data.size))};
@@ -72,8 +71,7 @@ inline std::map<std::string, Stored> read_file(const fs::path& path) {
 }
 inline std::map<std::string, std::string> metadata_of(const fs::path& path) {
     ThrowFirst faults;
-    const auto header =
-        safetensors::read_header(*open_file(path), safetensors::Rules::compatible, 100'000'000, faults);
+    const auto header = safetensors::read_header(*open_file(path), safetensors::Rules::compatible, 100'000'000, faults);
     return {header.metadata.begin(), header.metadata.end()};
 }
 

@@ -17,7 +17,7 @@ using Names = std::vector<std::string>;
 
 std::vector<LazyTensor> some_tensors() {
     return {tensor("wte", Dtype::f32, {100, 3}, 1), tensor("b", Dtype::bf16, {7}, 2),
-            tensor("ids", Dtype::i64, {2, 2}, 3), tensor("mask", Dtype::boolean, {5}, 4),
+            tensor("ids", Dtype::i64, {2, 2}, 3),   tensor("mask", Dtype::boolean, {5}, 4),
             tensor("empty", Dtype::f32, {0, 4}, 5), tensor("scalar", Dtype::f64, {}, 6)};
 }
 
@@ -189,11 +189,12 @@ TEST_CASE("only floating-point tensors are cast, and what casts did is counted")
     const std::vector<float> values = {1.0F, -2.5F, 1e30F, std::numeric_limits<float>::quiet_NaN(), 65'504.0F};
     std::vector<std::byte> bytes(values.size() * 4);
     std::memcpy(bytes.data(), values.data(), bytes.size());
-    const std::vector<LazyTensor> tensors = {
-        {"x", stored_run(Dtype::f32, {5}, memory_source("m", bytes), 0)},
-        {"kept", stored_run(Dtype::f32, {5}, memory_source("m", bytes), 0)},
-        tensor("half", Dtype::f16, {3}), tensor("ids", Dtype::i64, {3}), tensor("mask", Dtype::boolean, {3}),
-        tensor("c", Dtype::c64, {3})};
+    const std::vector<LazyTensor> tensors = {{"x", stored_run(Dtype::f32, {5}, memory_source("m", bytes), 0)},
+                                             {"kept", stored_run(Dtype::f32, {5}, memory_source("m", bytes), 0)},
+                                             tensor("half", Dtype::f16, {3}),
+                                             tensor("ids", Dtype::i64, {3}),
+                                             tensor("mask", Dtype::boolean, {3}),
+                                             tensor("c", Dtype::c64, {3})};
     const SaveReport report =
         save(dir / "out.safetensors", tensors, {.dtype = Dtype::f16, .keep_dtype = Selection::names({"kept"})});
     const auto stored = read_file(dir / "out.safetensors");
@@ -284,8 +285,8 @@ TEST_CASE("random tensors of every dtype, shape and stride are read back equal f
             tensors.emplace_back(name, stored, view);
             values[name] = value_of(tensors.back(), bytes);
         }
-        const SaveReport report = save(dir / "out", tensors, {.max_shard_size = 1 + up_to(5'000),
-                                                              .threads = static_cast<unsigned>(up_to(4))});
+        const SaveReport report = save(
+            dir / "out", tensors, {.max_shard_size = 1 + up_to(5'000), .threads = static_cast<unsigned>(up_to(4))});
         std::map<std::string, Stored> found;
         for (const auto& name : report.files)
             if (name.ends_with(".safetensors")) found.merge(read_file(dir / "out" / name));
@@ -303,10 +304,10 @@ TEST_CASE("tensors larger than a block, straight, transposed and cast, give the 
     const TempDir dir;
     // 20 MiB across block boundaries, a tile-wise transpose of 18 MiB, a cast of 12 MiB, small ones around them.
     const std::vector<LazyTensor> tensors = {
-        tensor("small", Dtype::f32, {1000}, 1),      tensor("large", Dtype::f32, {5'242'880}, 2),
+        tensor("small", Dtype::f32, {1000}, 1),          tensor("large", Dtype::f32, {5'242'880}, 2),
         transposed("turned", Dtype::f32, 2048, 2304, 3), tensor("wide", Dtype::f64, {1'572'864}, 4),
-        tensor("odd", Dtype::u8, {8'388'609}, 5),    transposed("little", Dtype::i16, 300, 200, 6),
-        tensor("six", Dtype::f6_e2m3, {12'000'000}, 7), tensor("last", Dtype::boolean, {3}, 8)};
+        tensor("odd", Dtype::u8, {8'388'609}, 5),        transposed("little", Dtype::i16, 300, 200, 6),
+        tensor("six", Dtype::f6_e2m3, {12'000'000}, 7),  tensor("last", Dtype::boolean, {3}, 8)};
     std::map<unsigned, std::map<std::string, std::string>> contents;
     for (const unsigned threads : {1U, 2U, 5U}) {
         const fs::path out = dir / ("out" + std::to_string(threads));

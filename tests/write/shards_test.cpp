@@ -1,6 +1,6 @@
 // Tests of shards.hpp: huggingface_hub's splits, run there.
-#include "doctest_safemap.hpp"
 #include "write/shards.hpp"
+#include "doctest_safemap.hpp"
 
 #include <algorithm>
 #include <cstdint>
