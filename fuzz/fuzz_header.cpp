@@ -1,6 +1,7 @@
 // Headers: what is read lies inside the file, and what is written from it is read as the same again.
 #include "safetensors/header.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <span>
@@ -32,8 +33,8 @@ std::vector<std::byte> written(const safetensors::Header& header) {
     }
     const std::string text = safetensors::write_header(specs, header.metadata, header.has_metadata, 8);
     const auto bytes = std::as_bytes(std::span(text));
-    std::vector<std::byte> file(bytes.begin(), bytes.end());
-    file.resize(file.size() + data);
+    std::vector<std::byte> file(bytes.size() + data);
+    std::ranges::copy(bytes, file.begin());
     return file;
 }
 

@@ -15,6 +15,10 @@ namespace {
 int open_with_mode(int folder, const char* name, int flags, mode_t mode) { return ::openat(folder, name, flags, mode); }
 int duplicate_closed_on_exec(int descriptor) { return ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0); }
 
+std::uint64_t physical_memory() {
+    return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
 }  // namespace
 
 Calls calls = {
@@ -32,6 +36,7 @@ Calls calls = {
     .unlinkat = ::unlinkat,
     .linkat = ::linkat,
     .renameat2 = ::renameat2,
+    .physical_memory = physical_memory,
 };
 
 }  // namespace safemap::io

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace safemap::io {
 
@@ -25,6 +26,7 @@ struct Calls {
     int (*unlinkat)(int folder, const char* name, int flags);
     int (*linkat)(int from_folder, const char* from, int to_folder, const char* to, int flags);
     int (*renameat2)(int from_folder, const char* from, int to_folder, const char* to, unsigned flags);
+    std::uint64_t (*physical_memory)();  ///< in bytes
 };
 
 /// The table in use: the system's own. Only tests assign to it, and only while nothing else runs.

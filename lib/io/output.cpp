@@ -1,11 +1,15 @@
 // Writes files. That blocks are allocated before they are written makes writing 4 GB three to eight times as fast as
-// letting the file grow, and fsync at the end nearly free (ext4, measured).
+// letting the file grow, and fsync at the end nearly free, as long as the kernel holds no writer back; a file that is
+// large for the machine goes past the page cache (ext4, measured).
 #include "io/output.hpp"
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
 
 #include <fcntl.h>
+
+#include <algorithm>
+#include <cstdint>
 
 namespace safemap::io {
 
@@ -27,20 +31,51 @@ void OutputFile::allocate(std::uint64_t size) const {
         throw system_error(errno, "set its size to " + bytes_text(size));
 }
 
+void OutputFile::bypass_cache() {
+    // A second open file: the parts that are not whole pages still go through the cache.
+    const std::string self = "/proc/self/fd/" + std::to_string(descriptor_.number());
+    around_ = open_at(AT_FDCWD, self.c_str(), O_WRONLY | O_DIRECT);
+}
+
+// Writes the whole pages that `bytes` begins with past the cache, where `bytes` lies in its page as `offset` does;
+// returns how many bytes that were. What is refused (EINVAL, where a device wants more alignment) is left to the cache,
+// which also reports what is really wrong.
+std::size_t OutputFile::write_around(std::uint64_t offset, std::span<const std::byte> bytes) const {
+    if (offset % direct_alignment != 0) return 0;
+    const std::size_t whole = bytes.size() / direct_alignment * direct_alignment;
+    if (whole == 0) return 0;
+    const ssize_t count =
+        uninterrupted([&] { return calls.pwrite(around_.number(), bytes.data(), whole, static_cast<off_t>(offset)); });
+    return count < 0 ? 0 : static_cast<std::size_t>(count);
+}
+
 void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) const {
-    while (!bytes.empty()) {
+    const auto through_cache = [&](std::size_t most) {
+        const std::size_t size = std::min(bytes.size(), most);
         const ssize_t count = uninterrupted(
-            [&] { return calls.pwrite(descriptor_.number(), bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
+            [&] { return calls.pwrite(descriptor_.number(), bytes.data(), size, static_cast<off_t>(offset)); });
         if (count < 0) throw system_error(errno, "write it");
         if (count == 0) throw Error(Errc::io_error, "cannot write it: nothing was taken");
-        bytes = bytes.subspan(static_cast<std::size_t>(count));
-        offset += static_cast<std::uint64_t>(count);
+        return static_cast<std::size_t>(count);
+    };
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+    const bool in_step = around_ && (address - offset) % direct_alignment == 0;
+    while (!bytes.empty()) {
+        // Up to the next page through the cache, whole pages past it, the rest through it again.
+        const std::size_t into_page = offset % direct_alignment;
+        std::size_t count = in_step ? write_around(offset, bytes) : 0;
+        if (count == 0) count = through_cache(in_step && into_page != 0 ? direct_alignment - into_page : bytes.size());
+        bytes = bytes.subspan(count);
+        offset += count;
     }
 }
+
+bool better_around_cache(std::uint64_t bytes) { return bytes > calls.physical_memory() / 16; }
 
 void OutputFile::finish() {
     if (uninterrupted([&] { return calls.fsync(descriptor_.number()); }) != 0)
         throw system_error(errno, "bring it to the disk");
+    around_.reset();
     descriptor_.reset();
 }
 

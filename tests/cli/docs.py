@@ -13,7 +13,7 @@ COMMANDS = ('inspect', 'convert', 'verify', 'load')
 
 
 def quoted_example(root):
-    tour = (root / 'examples/tour.cpp').read_text(encoding='utf-8').split('\n\n', 1)[1]
+    tour = (root / 'examples/tour.cpp').read_text(encoding='utf-8').split('\n', 1)[1]
     readme = (root / 'README.md').read_text(encoding='utf-8')
     blocks = re.findall(r'```cpp\n(.*?)```', readme, re.DOTALL)
     return [] if tour in blocks else ['README.md: its C++ example is not examples/tour.cpp without the first comment']

@@ -29,7 +29,8 @@ DTYPES = list(NAMES)
 
 def safemap(*arguments, status=0):
     """Runs the tool with --json; gives its object."""
-    run = subprocess.run([BUILD / 'cli/safemap', *map(str, arguments), '--json'], capture_output=True, check=False, timeout=300)
+    command = [BUILD / 'cli/safemap', *map(str, arguments), '--json']
+    run = subprocess.run(command, capture_output=True, check=False, timeout=300)
     if run.returncode != status:
         raise AssertionError(f'safemap {" ".join(map(str, arguments))}: exit {run.returncode}\n'
                              f'{run.stdout.decode()}{run.stderr.decode()}')

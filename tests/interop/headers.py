@@ -49,7 +49,8 @@ def cases():
         yield re.sub(rb"~([0-9a-f]{2})", lambda m: bytes([int(m[1], 16)]), text.encode()), int(size)
 
 
-NAMES = ["a", "b", "", "w.0", "\u00e9", "\U0001f600", "x" * 40, "\\", '"', "\x7f", "\n", "\u2028", "a/b", "__metadata__"]
+NAMES = ["a", "b", "", "w.0", "\u00e9", "\U0001f600", "x" * 40, "\\", '"', "\x7f", "\n", "\u2028", "a/b",
+         "__metadata__"]
 SCALARS = ["0", "-0", "1", "-1", "4.0", "4e0", "1E+2", "1e999", "-1e999", "1e-999", "18446744073709551615",
            "18446744073709551616", "-9223372036854775808", "-9223372036854775809", "00", "01", "+1", ".5", "1.", "1.e5",
            "1e", "1e+", "0x1", "NaN", "Infinity", "-", "true", "false", "null", "True", "nul", "truee", "nullx", '""',
@@ -193,7 +194,9 @@ def disagreement(file, theirs, ours):
     if ("error" in theirs) != ("error" in ours):
         return "verdict"
     if "error" in theirs:
-        text = theirs["error"].removeprefix("Error while deserializing header: ").removeprefix("Error while deserializing: ")
+        text = theirs["error"]
+        for prefix in ("Error while deserializing header: ", "Error while deserializing: "):
+            text = text.removeprefix(prefix)
         for start, codes in FAMILIES.items():
             if text.startswith(start):
                 return None if ours["error"] in codes else "family"

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -129,4 +130,18 @@ private:
     std::string failed_;
     std::string named_;
     int named_error_ = 0;
+};
+
+/// A machine of so little memory that every file is written past the page cache.
+class ShrunkMemory {
+public:
+    ShrunkMemory() {
+        safemap::io::calls.physical_memory = []() -> std::uint64_t { return 0; };
+    }
+    ~ShrunkMemory() { safemap::io::calls.physical_memory = real_; }
+    ShrunkMemory(const ShrunkMemory&) = delete;
+    ShrunkMemory& operator=(const ShrunkMemory&) = delete;
+
+private:
+    std::uint64_t (*real_)() = safemap::io::calls.physical_memory;
 };
