@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace safemap::cli {
 namespace {
@@ -78,34 +80,28 @@ LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
 /// takes half of the budget at most.
 class Ahead {
 public:
-    Ahead(Uploader& uploader, const std::vector<Entry>& entries, std::uint64_t budget)
-        : uploader_(uploader), entries_(entries), room_(budget / 2) {}
+    Ahead(Uploader& uploader, std::span<const LazyTensor> tensors, std::uint64_t budget)
+        : uploader_(uploader), tensors_(tensors), room_(budget / 2) {}
 
     /// Tensor `i` is about to be used.
     void reach(std::size_t i) {
         if (i < batch_) return;
         next_ = std::max(next_, i + 1);
         batch_ = next_;
-        std::vector<std::string> names;
         std::uint64_t bytes = 0;
-        for (; next_ < entries_.size() && names.size() < most; ++next_) {
-            const std::uint64_t size = entries_[next_].tensor.nbytes();
-            if (size < worth_it) continue;
+        for (; next_ < tensors_.size() && next_ - batch_ < most; ++next_) {
+            const std::uint64_t size = tensors_[next_].nbytes();
             if (room_ != 0 && size > room_ - bytes) break;
             bytes += size;
-            names.push_back(entries_[next_].stored_name);
         }
-        if (!names.empty()) uploader_.prefetch(Selection::names(std::move(names)));
+        uploader_.prefetch(tensors_.subspan(batch_, next_ - batch_));
     }
 
 private:
     static constexpr std::size_t most = 64;  // tensors in a batch
-    // A selection compares each of its names with every tensor of the checkpoint: of 75,000, in the time that reading
-    // about 1 MiB takes.
-    static constexpr std::uint64_t worth_it = 1 << 20;
 
     Uploader& uploader_;
-    const std::vector<Entry>& entries_;
+    std::span<const LazyTensor> tensors_;
     std::uint64_t room_;     // 0: the uploader's own budget decides
     std::size_t batch_ = 0;  // where the batch that is on its way begins
     std::size_t next_ = 0;   // and ends
@@ -148,13 +144,15 @@ private:
         Uploader uploader(device, checkpoint, options);
         LoadReport report{.tensors = entries.size()};
         Progress progress{.stage = "loading", .bytes_total = total_bytes(entries) * repeat_};
+        std::vector<LazyTensor> tensors;
+        for (const Entry& entry : entries) tensors.push_back(rank_ ? slice_of(entry.tensor, *rank_) : entry.tensor);
 
         for (unsigned pass = 0; pass < repeat_; ++pass) {
             const bool last = pass + 1 == repeat_;
-            Ahead ahead(uploader, entries, options.device_budget);
+            Ahead ahead(uploader, tensors, options.device_budget);
             for (std::size_t i = 0; i < entries.size(); ++i) {
-                const Lease lease = acquire(uploader, entries[i]);
-                if (!rank_) ahead.reach(i);
+                const Lease lease = uploader.acquire(tensors[i]);
+                ahead.reach(i);
                 const DeviceTensor& tensor = lease.tensors().front();
                 if (last) report.bytes += tensor.nbytes;
                 if (last && digest_) add_digests(report, entries[i], digest(*device, tensor));
@@ -165,11 +163,6 @@ private:
         report.stats = uploader.stats();
         report.seconds = bar.seconds();
         return report;
-    }
-
-    Lease acquire(Uploader& uploader, const Entry& entry) const {
-        if (rank_) return uploader.acquire(slice_of(entry.tensor, *rank_));
-        return uploader.acquire(entry.stored_name);
     }
 
     static void add_digests(LoadReport& report, const Entry& entry, const std::string& digest) {

@@ -10,9 +10,9 @@ int main(int argc, char** argv) {
     auto model = safemap::Checkpoint::open(argv[1]);  // a .pt, a .safetensors, a folder, an index
     for (const auto& t : model) std::cout << t.name() << ' ' << t.dtype() << ' ' << t.shape() << '\n';
 
-    auto w = model.tensor(0);                               // a LazyTensor: nothing of it has been read
-    auto half = w.slice({{.start = 0, .stop = 1}}).load();  // reads these rows and no others
-    std::cout << half.nbytes() << " of " << w.nbytes() << " bytes\n";
+    auto w = model.tensor(0);                              // a LazyTensor: nothing of it has been read
+    auto row = w.slice({{.start = 0, .stop = 1}}).load();  // reads this row and no other
+    std::cout << row.nbytes() << " of " << w.nbytes() << " bytes\n";
 
     auto report = safemap::save(argv[2], model, {.dtype = safemap::Dtype::bf16, .max_shard_size = 5_GB});
     std::cout << report.tensors << " tensors written\n";  // all or nothing, whatever happens

@@ -93,6 +93,9 @@ public:
     /// Starts to bring what fits without evicting anything leased or being brought; returns at once. Faults show
     /// when the tensor is acquired.
     void prefetch(const Selection& selection);
+    /// The same for tensors at hand: the next few of a list, a rank's slices. They stay until something else needs the
+    /// room.
+    void prefetch(std::span<const LazyTensor> tensors);
 
     /// Drops what is resident and not leased.
     void evict(const Selection& selection);

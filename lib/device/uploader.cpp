@@ -69,9 +69,9 @@ Lease Uploader::acquire(const LazyTensor& tensor) {
     return engine_->lease(std::span(&tensor, 1), whole ? device::Keep::yes : device::Keep::no);
 }
 
-void Uploader::prefetch(const Selection& selection) {
-    engine_->device->prefetch(engine_->checkpoint.select(selection));
-}
+void Uploader::prefetch(const Selection& selection) { prefetch(engine_->checkpoint.select(selection)); }
+
+void Uploader::prefetch(std::span<const LazyTensor> tensors) { engine_->device->prefetch(tensors); }
 
 void Uploader::evict(const Selection& selection) { engine_->device->evict(engine_->checkpoint.select(selection)); }
 

@@ -103,6 +103,21 @@ TEST_CASE("a prefetched tensor is there or on its way when it is acquired, and i
     CHECK(uploader.stats().bytes_pread == 13);
 }
 
+TEST_CASE("prefetched slices are read once, and evicted like everything else") {
+    const Checkpoint checkpoint = three();
+    Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 6});
+    const LazyTensor part = checkpoint["layers.2.w"].slice({{.start = 0, .stop = 3}});
+    uploader.prefetch(std::span(&part, 1));
+    {
+        const Lease lease = uploader.acquire(part);
+        CHECK(text_of(lease.tensors()[0]) == "sec");
+    }
+    CHECK(uploader.stats().uploaded_bytes == 3);
+    const Lease other = uploader.acquire("layers.2.w");  // needs the room
+    CHECK(uploader.stats().evictions == 1);
+    CHECK(uploader.stats().peak_device_bytes <= 6);
+}
+
 TEST_CASE("a lease and its tensors outlive the uploader, the checkpoint and the device") {
     Lease lease;
     {
