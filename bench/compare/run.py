@@ -145,7 +145,8 @@ class Compare:
         return "\n".join([
             f"Machine: {machine(self.work)}. Date: {datetime.date.today()}. Command: `{command}`. Input:",
             f"{self.bytes / 1e9:.2f} GB of fp32, warm; {rounds} rounds, medians. The limits of the machine in the same",
-            f"rounds, by `bench_limits`: write {self.limit('write') / 1e9:.2f} GB/s, read"
+            f"rounds, by `bench_limits`: write {self.limit('write') / 1e9:.2f} GB/s (through the page cache"
+            f" {self.limit('write_cached') / 1e9:.2f}, past it {self.limit('write_direct') / 1e9:.2f}), read"
             f" {self.limit('read_1') / 1e9:.1f} GB/s (one thread) and {self.limit('read_2') / 1e9:.1f} GB/s (two),",
             f"memcpy {self.limit('memcpy') / 1e9:.1f} GB/s.",
             "",
