@@ -96,7 +96,8 @@ public:
     const LazyTensor* end() const&& = delete;
 
     /// The nested tree of a `.pt`; null for safetensors.
-    const StateTree* tree() const noexcept;
+    const StateTree* tree() const& noexcept;
+    const StateTree* tree() const&& = delete;
 
     /// For verify: what is known of the bytes besides the tensors.
     struct StoredChecksum {
@@ -106,6 +107,7 @@ public:
         std::string record;  ///< "archive/data/0"
     };
     const std::vector<StoredChecksum>& checksums() const& noexcept;
+    const std::vector<StoredChecksum>& checksums() const&& = delete;
 
 private:
     struct State;

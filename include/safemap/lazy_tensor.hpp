@@ -72,7 +72,12 @@ struct CastCounts {
     std::uint64_t overflowed = 0;  ///< finite before, and beyond the range of the new dtype
     std::uint64_t non_finite = 0;  ///< NaN or infinite before the cast
 
-    CastCounts& operator+=(const CastCounts& other) noexcept;
+    CastCounts& operator+=(const CastCounts& other) noexcept {
+        values += other.values;
+        overflowed += other.overflowed;
+        non_finite += other.non_finite;
+        return *this;
+    }
 };
 
 /// A named tensor of which nothing has been read. Cheap to copy; copies share the pieces and keep the sources
@@ -133,9 +138,10 @@ public:
     std::size_t piece_count() const noexcept;
 
     /// For those who build on it: what is stored, and how it is looked at.
-    const std::shared_ptr<const StoredTensor>& stored() const noexcept { return stored_; }
+    const std::shared_ptr<const StoredTensor>& stored() const& noexcept { return stored_; }
+    std::shared_ptr<const StoredTensor> stored() const&& noexcept { return stored_; }
     StridedView strided_view() const;
-    const Decoding& decoding() const noexcept { return decoding_; }
+    Decoding decoding() const noexcept { return decoding_; }
 
 private:
     std::string name_;

@@ -8,6 +8,7 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -35,11 +36,13 @@ public:
             throw Error(Errc::file_truncated, bytes_text(into.size()) + " wanted at offset " + std::to_string(offset) +
                                                   ", but there are " + bytes_text(size_))
                 .with_path(name_);
+        if (into.empty()) return;
         const std::lock_guard lock(mutex_);
         try {
             if (!open_ || offset < position_) restart();
             skip_to(offset);
             produce(into);
+            if (position_ == size_) finish();
         } catch (...) {
             close();
             throw;
@@ -60,6 +63,17 @@ private:
     void close() const noexcept {
         if (open_) ::inflateEnd(&stream_);
         open_ = false;
+        input_.reset();
+    }
+
+    // The last byte was made: the stream must end here too. Its memory is given back, for there may be many of these.
+    void finish() const {
+        std::byte beyond{};
+        const auto made = inflate_some(std::span(&beyond, 1));
+        if (made != 0)
+            throw Error(Errc::inflate_failed, "compressed data goes on after the " + bytes_text(size_) + " promised")
+                .with_path(name_);
+        close();
     }
 
     void skip_to(std::uint64_t offset) const {
@@ -72,29 +86,39 @@ private:
 
     void produce(std::span<std::byte> into) const {
         while (!into.empty()) {
-            if (stream_.avail_in == 0) refill();
-            const auto part = static_cast<uInt>(std::min<std::size_t>(into.size(), 1U << 30));
-            stream_.next_out = reinterpret_cast<Bytef*>(into.data());
-            stream_.avail_out = part;
-            const int status = ::inflate(&stream_, Z_NO_FLUSH);
-            const std::size_t made = part - stream_.avail_out;
+            const std::size_t made = inflate_some(into);
+            if (made == 0)
+                throw Error(Errc::inflate_failed, "compressed data ends after " + bytes_text(position_) + ", " +
+                                                      bytes_text(size_) + " promised")
+                    .with_path(name_);
             into = into.subspan(made);
             position_ += made;
-            if (into.empty()) return;
-            const bool starved = status == Z_BUF_ERROR && stream_.avail_in == 0 && consumed_ < packed_.size;
-            if (status == Z_OK || starved) continue;
-            throw Error(Errc::inflate_failed, "compressed data ends or breaks after " + bytes_text(position_) + ", " +
+        }
+    }
+
+    // Some of the next bytes; none at the end of the stream.
+    std::size_t inflate_some(std::span<std::byte> into) const {
+        const auto part = static_cast<uInt>(std::min<std::size_t>(into.size(), 1U << 30));
+        stream_.next_out = reinterpret_cast<Bytef*>(into.data());
+        stream_.avail_out = part;
+        for (;;) {
+            if (stream_.avail_in == 0) refill();
+            const int status = ::inflate(&stream_, Z_NO_FLUSH);
+            if (status == Z_STREAM_END || stream_.avail_out != part) return part - stream_.avail_out;
+            const bool starved = stream_.avail_in == 0 && consumed_ < packed_.size;
+            if (status == Z_OK || (status == Z_BUF_ERROR && starved)) continue;
+            throw Error(Errc::inflate_failed, "compressed data breaks after " + bytes_text(position_) + ", " +
                                                   bytes_text(size_) + " promised")
                 .with_path(name_);
         }
     }
 
     void refill() const {
-        input_.resize(input_block);
-        const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(input_.size(), packed_.size - consumed_));
-        source_->read_at(packed_.offset + consumed_, std::span(input_).first(part));
+        if (!input_) input_ = std::make_unique<std::byte[]>(input_block);
+        const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(input_block, packed_.size - consumed_));
+        source_->read_at(packed_.offset + consumed_, {input_.get(), part});
         consumed_ += part;
-        stream_.next_in = reinterpret_cast<Bytef*>(input_.data());
+        stream_.next_in = reinterpret_cast<Bytef*>(input_.get());
         stream_.avail_in = static_cast<uInt>(part);
     }
 
@@ -108,7 +132,7 @@ private:
     mutable bool open_ = false;
     mutable std::uint64_t position_ = 0;  // in the inflated bytes
     mutable std::uint64_t consumed_ = 0;  // of the packed bytes
-    mutable std::vector<std::byte> input_;
+    mutable std::unique_ptr<std::byte[]> input_;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <simdjson.h>
 
 #include <charconv>
+#include <new>
 #include <utility>
 
 namespace safemap::json {
@@ -122,6 +123,7 @@ Value parse(std::string_view text, Errc code) {
     auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth + 2);
     dom::element root;
     if (!error) error = parser.parse(text.data(), text.size()).get(root);
+    if (error == simdjson::MEMALLOC) throw std::bad_alloc();
     if (error) throw Error(code, "not JSON: " + std::string(simdjson::error_message(error)));
     return copy(root, 0, code);
 }

@@ -11,6 +11,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -67,15 +68,18 @@ public:
         for (auto& thread : threads_) thread.join();
     }
 
-    // Offers a loop to `helpers` pool threads; starts threads that are still missing. A thread that cannot be
-    // started is not an error: the caller does the work.
-    void offer(const std::shared_ptr<Loop>& loop, unsigned helpers) {
+    // Offers a loop to `helpers` pool threads; starts threads that are still missing. Help that cannot be had is no
+    // error: the caller does the work.
+    void offer(const std::shared_ptr<Loop>& loop, unsigned helpers) noexcept {
         const std::lock_guard lock(mutex_);
         try {
             while (threads_.size() < helpers) threads_.emplace_back([this] { serve(); });
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {
         }
-        for (unsigned i = 0; i < helpers; ++i) offers_.push_back(loop);
+        try {
+            for (unsigned i = 0; i < helpers; ++i) offers_.push_back(loop);
+        } catch (const std::bad_alloc&) {
+        }
         wake_.notify_all();
     }
 

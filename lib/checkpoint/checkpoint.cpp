@@ -116,7 +116,7 @@ const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return st
 const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& noexcept {
     return state_->contents.checksums;
 }
-const StateTree* Checkpoint::tree() const noexcept { return state_->contents.tree.get(); }
+const StateTree* Checkpoint::tree() const& noexcept { return state_->contents.tree.get(); }
 
 std::size_t Checkpoint::size() const noexcept { return state_->contents.tensors.size(); }
 std::uint64_t Checkpoint::total_bytes() const noexcept { return state_->total_bytes; }

@@ -93,6 +93,25 @@ void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_si
                     "a buffer of " + std::to_string(out_size) + " bytes for a region of " + std::to_string(*size));
 }
 
+// Trailing dimensions that follow each other without gaps as one: rows of a sub-byte dtype are whole bytes only so.
+LazyTensor with_whole_rows(const LazyTensor& tensor) {
+    StridedView view = tensor.strided_view();
+    while (view.shape.size() > 1) {
+        const std::size_t last = view.shape.size() - 1;
+        if (view.strides[last - 1] != view.strides[last] * static_cast<std::int64_t>(view.shape[last])) break;
+        StridedView merged;
+        merged.offset = view.offset;
+        for (std::size_t d = 0; d < last; ++d) {
+            merged.shape.push_back(view.shape[d]);
+            merged.strides.push_back(view.strides[d]);
+        }
+        merged.shape.back() *= view.shape[last];
+        merged.strides.back() = view.strides[last];
+        view = std::move(merged);
+    }
+    return LazyTensor(tensor.name(), tensor.stored(), std::move(view), tensor.decoding());
+}
+
 }  // namespace
 
 class Gatherer::Impl {
@@ -364,7 +383,7 @@ void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<st
         if (offset * 8 % width != 0 || out.size() * 8 % width != 0)
             throw Error(Errc::invalid_argument,
                         "a range of bytes that cuts an element of " + std::string(name(tensor.dtype())));
-        fill_elements(tensor, offset * 8 / width, out);
+        fill_elements(whole_bytes(tensor.dtype()) ? tensor : with_whole_rows(tensor), offset * 8 / width, out);
     } catch (Error& error) {
         error.with_tensor(tensor.name());
         throw;

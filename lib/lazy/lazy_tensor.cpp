@@ -37,13 +37,6 @@ void check_reach(const StoredTensor& stored, const StridedView& view) {
 
 }  // namespace
 
-CastCounts& CastCounts::operator+=(const CastCounts& other) noexcept {
-    values += other.values;
-    overflowed += other.overflowed;
-    non_finite += other.non_finite;
-    return *this;
-}
-
 bool can_cast(Dtype from, Dtype to) noexcept { return from == to || (is_castable(from) && is_castable(to)); }
 
 LazyTensor::LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding)

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -220,6 +221,7 @@ public:
         try {
             read_object(json);
         } catch (const simdjson::simdjson_error& error) {
+            if (error.error() == simdjson::MEMALLOC) throw std::bad_alloc();
             report(Error(Errc::header_not_json, error.what()));
         } catch (Error& error) {
             report(std::move(error));

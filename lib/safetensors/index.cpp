@@ -14,8 +14,8 @@ namespace safemap::safetensors {
 
 namespace {
 
-/// Far above any index there is: a million tensors take 100 MB.
-constexpr std::uint64_t max_index_bytes = 1ULL << 30;
+/// Far above any index there is: a million tensors take 100 MB. Reading one takes about thirty times its size.
+constexpr std::uint64_t max_index_bytes = 128_MiB;
 
 std::string read_text(const Source& source) {
     if (source.size() > max_index_bytes)

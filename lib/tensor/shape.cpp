@@ -18,6 +18,9 @@ struct Range {
     std::uint64_t count;
 };
 
+// Dimensions beyond 2^63 exist only beside one of 0: their elements need not be told apart.
+Index as_index(std::uint64_t dimension) { return static_cast<Index>(std::min<std::uint64_t>(dimension, INT64_MAX)); }
+
 Index clip(Index bound, Index length, Index low, Index high) {
     if (bound < 0) bound = bound < -length ? low : bound + length;
     return std::clamp(bound, low, high);
@@ -25,7 +28,7 @@ Index clip(Index bound, Index length, Index low, Index high) {
 
 Range resolve(const Slice& slice, std::uint64_t dimension) {
     if (slice.step == 0) throw Error(Errc::invalid_argument, "a slice with step 0");
-    const auto length = static_cast<Index>(dimension);
+    const Index length = as_index(dimension);
     const bool forward = slice.step > 0;
     const Index low = forward ? 0 : -1;
     const Index high = forward ? length : length - 1;
@@ -41,7 +44,7 @@ Range resolve(const Slice& slice, std::uint64_t dimension) {
 }
 
 Index resolve_index(const Slice& slice, std::uint64_t dimension, std::size_t axis) {
-    const auto length = static_cast<Index>(dimension);
+    const Index length = as_index(dimension);
     const Index asked = *slice.start;
     const Index index = asked < 0 && asked >= -length ? asked + length : asked;
     if (index >= 0 && index < length) return index;

@@ -61,6 +61,8 @@ TEST_CASE("a stream that is cut, damaged or shorter than promised is a fault") {
         CHECK_FAULT(source->read_at(0, out), Errc::inflate_failed);
         CHECK_FAULT(source->read_at(data.size() - 1, std::span(out).first(1)), Errc::inflate_failed);
     }
+    const auto shorter = inflated_source("r", memory_source("zip", packed), {0, packed.size()}, data.size() - 1);
+    CHECK_FAULT(shorter->read_at(0, std::span(out).first(data.size() - 1)), Errc::inflate_failed);
     const auto longer = inflated_source("r", memory_source("zip", packed), {0, packed.size()}, data.size() + 1);
     out.resize(data.size() + 1);
     CHECK_FAULT(longer->read_at(0, out), Errc::inflate_failed);

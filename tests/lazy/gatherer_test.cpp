@@ -255,6 +255,25 @@ TEST_CASE("sub-byte tensors are gathered in whole bytes") {
     }
 }
 
+TEST_CASE("a slice of a sub-byte tensor is read in any ranges of whole bytes") {
+    Random random(16);
+    for (const Dtype dtype : {Dtype::f4, Dtype::f6_e3m2}) {
+        const LazyTensor whole("t", stored_run(dtype, {50, 4, 4, 2}, random_source(random, 50 * 32), 0));
+        const LazyTensor part = whole.slice({Slice{}, {.start = 1, .stop = 3}});
+        const TensorView loaded = part.load();
+        REQUIRE(part.nbytes() == 50 * 16 * bits(dtype) / 8);
+        for (int i = 0; i < 300; ++i) {
+            const std::uint64_t grain = dtype == Dtype::f4 ? 1 : 3;
+            const std::uint64_t first = below(random, part.nbytes() / grain + 1);
+            const std::uint64_t count = below(random, part.nbytes() / grain - first + 1);
+            std::vector<std::byte> got(count * grain);
+            part.read(first * grain, got);
+            CHECK(std::equal(got.begin(), got.end(),
+                             loaded.bytes().begin() + static_cast<std::ptrdiff_t>(first * grain)));
+        }
+    }
+}
+
 TEST_CASE("a rank's rows are read as one range, and nothing else is") {
     const auto log = std::make_shared<std::vector<Extent>>();
     const auto source = callback_source("log", 4'000'100, [log](std::uint64_t offset, std::span<std::byte> into) {

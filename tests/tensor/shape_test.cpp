@@ -58,6 +58,14 @@ TEST_CASE("extreme steps give one element and do not overflow") {
     }
 }
 
+TEST_CASE("dimensions beyond 2^63 are sliced like others") {
+    const StridedView view{{0, UINT64_MAX}, {0, 1}, 0};
+    const Slice some[] = {Slice{}, Slice{.start = 0, .stop = 5}};
+    CHECK(slice(view, some).shape == Shape{0, 5});
+    const Slice last[] = {Slice{}, Slice::at(3)};
+    CHECK(slice(view, last).shape == Shape{0});
+}
+
 TEST_CASE("integers remove a dimension, an ellipsis fills up, missing dimensions are whole") {
     const StridedView base{{2, 3, 4}, {12, 4, 1}, 0};
     const auto cut = [&](std::vector<Slice> s) { return slice(base, s); };
