@@ -369,7 +369,7 @@ class Convert(Case):
         self.assertEqual(told['metadata'], {'format': 'pt', 'who': 'a "b"'})
 
     def test_ctrl_c_leaves_nothing(self):
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # The file has no blocks on disk; the run that is stopped would write them all.
             for size in (1 << 28, 1 << 30, 1 << 32):
                 if self.cancelled(size, signal_number):
@@ -384,7 +384,8 @@ class Convert(Case):
             big.truncate(8 + len(header) + size)
         before = self.leftovers()
         process = subprocess.Popen([SAFEMAP, 'convert', 'big.safetensors', 'out', '--json'], cwd=self.folder,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
         while process.poll() is None and self.leftovers() == before:
             time.sleep(0.001)
         process.send_signal(signal_number)
