@@ -124,13 +124,14 @@ private:
         };
         if (common.selects_all()) return save(out_, checkpoint, options);
 
-        // A part of a checkpoint keeps what the whole would have kept: metadata, and the names of tied tensors.
+        // A part of a checkpoint keeps what the whole would have kept: metadata, then the names of tied tensors.
         std::vector<LazyTensor> tensors;
         tensors.reserve(entries.size());
         for (const auto& [key, value] : checkpoint.metadata()) options.metadata.emplace(key, value);
         for (const Entry& entry : entries) {
             tensors.push_back(entry.tensor);
-            for (std::size_t i = 1; i < entry.names.size(); ++i) options.metadata[entry.names[i]] = entry.names.front();
+            for (std::size_t i = 1; i < entry.names.size(); ++i)
+                options.metadata.emplace(entry.names[i], entry.names.front());
         }
         return save(out_, tensors, options);
     }

@@ -12,6 +12,20 @@ namespace safemap {
 
 using checkpoint::Contents;
 
+std::uint64_t checkpoint::total_bytes(const Contents& contents) {
+    std::uint64_t total = 0;
+    for (const LazyTensor& tensor : contents.tensors) {
+        const auto sum = checked_add(total, tensor.nbytes());
+        if (!sum) {
+            Error error(Errc::shape_overflow, "the sizes of all tensors do not fit in 64 bits");
+            if (!contents.sources.empty()) error.with_path(contents.sources.front()->name());
+            throw error;
+        }
+        total = *sum;
+    }
+    return total;
+}
+
 std::string_view name(Format format) noexcept {
     switch (format) {
         case Format::safetensors: return "safetensors";
@@ -41,10 +55,9 @@ private:
     }
 
 public:
-    explicit State(Contents read) : contents(std::move(read)) {
+    explicit State(Contents read) : contents(std::move(read)), total_bytes(checkpoint::total_bytes(contents)) {
         names.reserve(contents.tensors.size());
         for (std::uint32_t i = 0; i < contents.tensors.size(); ++i) {
-            total_bytes += contents.tensors[i].nbytes();
             names.add(contents.tensors[i].name(), i, name_of());
         }
         if (contents.format == Format::safetensors) alias_by_metadata();
@@ -60,9 +73,9 @@ public:
     }
 
     Contents contents;
+    std::uint64_t total_bytes;
     std::vector<Alias> aliases;
     NameIndex names;
-    std::uint64_t total_bytes = 0;
 
 private:
     /// save_model of the safetensors package drops tied tensors and leaves metadata[dropped] = kept.

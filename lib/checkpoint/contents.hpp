@@ -39,6 +39,10 @@ Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink
 /// A file, an index or a folder of the file system.
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
 
+/// Bytes of all values. Throws shape_overflow, with the first file's path, where they do not fit in 64 bits: tensors
+/// that repeat their elements come to such sizes.
+std::uint64_t total_bytes(const Contents& contents);
+
 /// Adds the path to every fault on its way.
 class PathSink final : public FaultSink {
 public:

@@ -4,12 +4,12 @@
 #include "base/checksum.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
+#include "base/watch.hpp"
 #include "checkpoint/contents.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <functional>
+#include <limits>
 #include <optional>
 
 namespace safemap {
@@ -18,36 +18,12 @@ namespace {
 
 using checkpoint::Contents;
 
-constexpr std::uint64_t block_bytes = 8 << 20;
+using namespace literals;
 
-/// Tells the caller how far it is, and hears whether to go on. tick() is for the caller's thread alone.
-class Watch {
-public:
-    Watch(const Monitor& monitor, std::uint64_t total) : monitor_(monitor), total_(total) {}
-
-    void add(std::uint64_t bytes) { done_ += bytes; }
-    /// For any thread.
-    void stop_if_asked() const {
-        if (monitor_.stop.stop_requested()) throw Error(Errc::cancelled, "a stop was requested");
-    }
-    void tick() {
-        stop_if_asked();
-        const auto now = std::chrono::steady_clock::now();
-        if (now - last_ < std::chrono::milliseconds(100)) return;
-        last_ = now;
-        report();
-    }
-    void report() const {
-        if (monitor_.on_progress && !monitor_.on_progress({"verifying", done_, total_}))
-            throw Error(Errc::cancelled, "the progress function asked to stop");
-    }
-
-private:
-    const Monitor& monitor_;
-    std::uint64_t total_;
-    std::atomic<std::uint64_t> done_ = 0;
-    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
+// Work is handed out in such blocks, and read in them too where the buffers of all workers stay within their bound.
+constexpr std::uint64_t block_bytes = 8_MiB;
+constexpr std::uint64_t all_buffers = 32_MiB;
+constexpr std::uint64_t page = 4_KiB;
 
 /// Bytes that are read one after the other by one worker: a record with a checksum, or a block of what has none.
 struct Stretch {
@@ -89,6 +65,7 @@ public:
     Reader(const std::vector<Stretch>& stretches, unsigned threads, Watch& watch, VerifyReport& report)
         : stretches_(stretches),
           threads_(thread_count(threads)),
+          block_(std::min(block_bytes, all_buffers / threads_ / page * page)),
           watch_(watch),
           report_(report),
           found_(stretches.size()) {}
@@ -126,8 +103,8 @@ private:
         std::vector<std::byte>& buffer = buffers_[worker];
         std::uint32_t crc = 0;
         for (std::uint64_t done = 0; done < stretch.extent.size;) {
-            watch_.stop_if_asked();
-            const std::uint64_t size = std::min(block_bytes, stretch.extent.size - done);
+            watch_.check_stop();
+            const std::uint64_t size = std::min(block_, stretch.extent.size - done);
             if (buffer.size() < size) buffer.resize(size);
             const std::span block(buffer.data(), size);
             stretch.source->read_at(stretch.extent.offset + done, block);
@@ -157,6 +134,7 @@ private:
 
     const std::vector<Stretch>& stretches_;
     unsigned threads_;
+    std::uint64_t block_;
     Watch& watch_;
     VerifyReport& report_;
     std::vector<Finding> found_;  // one for each stretch: workers do not meet
@@ -169,19 +147,22 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     VerifyReport report;
     CollectFaults faults;
     Contents contents;
-    checkpoint::reporting(faults, [&] { contents = checkpoint::read_path(path, options.open, faults); });
+    checkpoint::reporting(faults, [&] {
+        contents = checkpoint::read_path(path, options.open, faults);
+        report.bytes = checkpoint::total_bytes(contents);
+    });
     report.faults = faults.take();
     report.notes = std::move(contents.notes);
     report.tensors = contents.tensors.size();
-    for (const LazyTensor& tensor : contents.tensors) report.bytes += tensor.nbytes();
 
     const std::vector<Stretch> stretches = stretches_of(contents);
     std::uint64_t total = 0;
-    for (const Stretch& stretch : stretches) total += stretch.extent.size;
-    Watch watch(options.monitor, total);
-    watch.stop_if_asked();
+    for (const Stretch& stretch : stretches)
+        total = checked_add(total, stretch.extent.size).value_or(std::numeric_limits<std::uint64_t>::max());
+    Watch watch(options.monitor, "verifying", total);
+    watch.check_stop();
     Reader(stretches, options.threads, watch, report).run();
-    watch.report();
+    watch.tell();
     return report;
 }
 

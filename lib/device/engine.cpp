@@ -19,8 +19,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
 namespace safemap::device {
@@ -31,8 +31,10 @@ constexpr std::uint64_t block_bytes = 8_MiB;
 // Tiles of transposed tensors pass through a buffer of each reader, so they are smaller.
 constexpr std::uint64_t tile_bytes = 2_MiB;
 constexpr std::uint64_t least_staging = 4_KiB;
-// More threads than this gain nothing on one disk.
-constexpr unsigned most_readers = 4;
+// More threads than this gain nothing on one disk,
+constexpr unsigned default_readers = 4;
+// and more than this on none: each has a block of its own in hand.
+constexpr unsigned most_readers = 16;
 
 std::uint64_t box_bytes(const LazyTensor& tensor, const Box& box) {
     std::uint64_t elements = 1;
@@ -55,6 +57,21 @@ std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
     }
 }
 
+/// The exception that is being handled, with the tensor as long as there is memory to say so.
+std::exception_ptr current_fault(const LazyTensor& tensor) noexcept {
+    try {
+        throw;
+    } catch (Error& error) {
+        try {
+            error.with_tensor(tensor.name());
+        } catch (...) {
+        }
+        return std::current_exception();
+    } catch (...) {
+        return std::current_exception();
+    }
+}
+
 std::uint64_t choose_budget(const Device& device, const UploadOptions& options) {
     if (options.device_budget > 0) return options.device_budget;
     return device.free_memory() / 10 * 9;
@@ -67,7 +84,7 @@ std::uint64_t choose_staging(const UploadOptions& options) {
 }
 
 unsigned choose_readers(const UploadOptions& options) {
-    return options.readers > 0 ? options.readers : std::min(thread_count(0), most_readers);
+    return std::min(thread_count(options.readers), options.readers > 0 ? most_readers : default_readers);
 }
 
 }  // namespace
@@ -497,10 +514,8 @@ void Engine::run(Lock& lock, const Step& step, Reader& reader) {
     std::exception_ptr fault;
     try {
         perform(step, reader);
-    } catch (Error& error) {
-        fault = std::make_exception_ptr(error.with_tensor(upload.tensor.name()));
     } catch (...) {
-        fault = std::current_exception();
+        fault = current_fault(upload.tensor);
     }
     lock.lock();
 
@@ -522,10 +537,8 @@ void Engine::finish(Lock& lock, Upload& upload) {
     for (const auto& copy : upload.copies) {
         try {
             copy->wait();
-        } catch (Error& error) {
-            if (!upload.fault) upload.fault = std::make_exception_ptr(error.with_tensor(upload.tensor.name()));
         } catch (...) {
-            if (!upload.fault) upload.fault = std::current_exception();
+            if (!upload.fault) upload.fault = current_fault(upload.tensor);
         }
     }
     upload.copies.clear();
@@ -619,17 +632,26 @@ void Engine::read_staged(Upload& upload, std::uint64_t block, Reader& reader) {
     track(upload, std::move(last), stored_bytes(tensor, bytes));
 }
 
-/// Remembers a copy that finish() has to wait for, and lets go of those that are done.
+/// Remembers a copy that finish() has to wait for, and lets go of those that are done. One that cannot tell is not.
 void Engine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint64_t bytes_read) {
+    const auto is_done = [](const std::shared_ptr<DeviceEvent>& earlier) {
+        try {
+            return earlier->done();
+        } catch (...) {
+            return false;  // finish() hears why
+        }
+    };
     std::vector<std::shared_ptr<DeviceEvent>> done;
-    {
+    try {
         const std::lock_guard lock(mutex_);
         stats_.bytes_pread += bytes_read;
-        const auto pending = std::partition(upload.copies.begin(), upload.copies.end(),
-                                            [](const auto& earlier) { return earlier->done(); });
+        if (copy) upload.copies.push_back(copy);
+        const auto pending = std::partition(upload.copies.begin(), upload.copies.end(), is_done);
         done.assign(upload.copies.begin(), pending);
         upload.copies.erase(upload.copies.begin(), pending);
-        if (copy) upload.copies.push_back(std::move(copy));
+    } catch (...) {
+        if (copy) wait_until_done(*copy);  // there may have been no memory to remember it
+        throw;
     }
     for (const auto& earlier : done) earlier->wait();  // which does not block, but tells of failure
 }
@@ -646,18 +668,23 @@ std::unique_ptr<Engine::Reader> Engine::borrow_reader() {
 void Engine::wake_readers() {
     try {
         while (threads_.size() < reader_count_) threads_.emplace_back([this] { read_until_stopped(); });
-    } catch (const std::system_error&) {
-        // Without threads whoever acquires reads alone.
+    } catch (const std::exception&) {
+        // No thread or no memory for one: whoever acquires reads alone.
     }
     work_.notify_all();
 }
 
 void Engine::read_until_stopped() {
     ::pthread_setname_np(::pthread_self(), "safemap-reader");
-    Reader reader;
+    std::optional<Reader> reader;
+    try {
+        reader.emplace();
+    } catch (const std::bad_alloc&) {
+        return;  // whoever acquires reads alone
+    }
     Lock lock(mutex_);
     while (!stopping_) {
-        if (const auto step = next_step()) run(lock, *step, reader);
+        if (const auto step = next_step()) run(lock, *step, *reader);
         else work_.wait(lock);
     }
 }

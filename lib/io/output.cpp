@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 namespace safemap::io {
 
@@ -21,6 +22,8 @@ OutputFile OutputFile::create(int folder, const std::string& name) {
 
 void OutputFile::allocate(std::uint64_t size) const {
     if (size == 0) return;
+    if (size > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()))
+        throw Error(Errc::no_space, "cannot allocate " + bytes_text(size) + ": no file can be that large");
     const auto length = static_cast<off_t>(size);
     const int file = descriptor_.number();
     // Not posix_fallocate: glibc makes up for a file system that cannot by writing into every block.

@@ -20,6 +20,8 @@ constexpr std::string_view suffix = ".safemap-tmp";
 constexpr std::size_t longest_name = 255;  // NAME_MAX of every file system worth naming
 constexpr int most_attempts = 100;         // at a place that others create and remove all the time
 
+constexpr std::string_view litter_hint = "remove it if no process is saving to this place";
+
 enum class Lock { held, taken, unsupported };
 
 Lock try_lock(int descriptor) {
@@ -125,7 +127,10 @@ void Staging::remove_litter() const {
     const Descriptor litter = open_at(parent, staged_.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
     if (!litter) {
         if (errno == ENOENT) return;
-        throw system_error(errno, "open " + safemap::quoted(staged_) + " beside it");
+        if (errno != ELOOP && errno != ENXIO)
+            throw system_error(errno, "open " + safemap::quoted(staged_) + " beside it");
+        Error error(Errc::busy, safemap::quoted(staged_) + " stands beside it, a link or a socket that no save left");
+        throw error.with_hint(litter_hint);
     }
     switch (try_lock(litter.number())) {
         case Lock::held: break;
@@ -134,7 +139,7 @@ void Staging::remove_litter() const {
             Error error(Errc::busy, safemap::quoted(staged_) +
                                         " stands beside it, and this file system has no locks to "
                                         "tell whether its writer lives");
-            throw error.with_hint("remove it if no process is saving to this place");
+            throw error.with_hint(litter_hint);
         }
     }
     if (!still_there(litter.number())) return;
@@ -164,13 +169,15 @@ bool Staging::still_there(int descriptor) const {
     return open.st_dev == named.st_dev && open.st_ino == named.st_ino;
 }
 
+OutputFile Staging::only_file() const {
+    // Shares the lock, which lasts until both are closed.
+    Descriptor descriptor(calls.duplicate(held_.number()));
+    if (!descriptor) throw system_error(errno, "write to it");
+    return OutputFile(std::move(descriptor));
+}
+
 OutputFile Staging::add(const std::string& name) {
-    if (kind_ == Kind::file) {
-        // Shares the lock, which lasts until both are closed.
-        Descriptor descriptor(calls.duplicate(held_.number()));
-        if (!descriptor) throw system_error(errno, "write to it");
-        return OutputFile(std::move(descriptor));
-    }
+    if (kind_ == Kind::file) return only_file();
     files_.push_back(name);
     try {
         return OutputFile::create(held_.number(), name);
@@ -178,6 +185,13 @@ OutputFile Staging::add(const std::string& name) {
         files_.pop_back();
         throw;
     }
+}
+
+OutputFile Staging::reopen(const std::string& name) const {
+    if (kind_ == Kind::file) return only_file();
+    Descriptor descriptor = open_at(held_.number(), name.c_str(), O_WRONLY | O_NOFOLLOW);
+    if (!descriptor) throw system_error(errno, "open it again");
+    return OutputFile(std::move(descriptor));
 }
 
 void Staging::commit() {

@@ -29,8 +29,10 @@ public:
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
-    /// A new file in the folder. For Kind::file: the file itself, whatever `name` says; once.
+    /// A new file in the folder. For Kind::file: the file itself, whatever `name` says.
     OutputFile add(const std::string& name);
+    /// The same file again, after it was closed.
+    OutputFile reopen(const std::string& name) const;
 
     /// Everything appears at the target, by one rename, and is on the disk when it returns. Files must have been
     /// finished. Throws already_exists where something has come up at the target meanwhile.
@@ -48,6 +50,7 @@ private:
     };
     friend void require_absent(const std::filesystem::path& target);
 
+    OutputFile only_file() const;
     void claim();
     bool create();
     void remove_litter() const;

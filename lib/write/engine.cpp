@@ -3,16 +3,19 @@
 #include "write/engine.hpp"
 
 #include "base/pool.hpp"
+#include "base/watch.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
 #include "lazy/stored_tensor.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace safemap::write {
@@ -36,45 +39,6 @@ constexpr std::uint64_t small_strided = 64_KiB;
 // Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes and more.
 constexpr std::uint64_t page = io::direct_alignment;
 
-constexpr std::chrono::milliseconds progress_interval{100};
-
-/// Tells the caller how far the work is, and hears from it that it should stop.
-class Watch {
-public:
-    Watch(const Monitor& monitor, std::uint64_t total) : monitor_(monitor), total_(total) {}
-
-    /// From any thread.
-    void add(std::uint64_t bytes) noexcept { done_.fetch_add(bytes, std::memory_order_relaxed); }
-    void check_stop() const {
-        if (monitor_.stop.stop_requested()) throw Error(Errc::cancelled, "stopped on request");
-    }
-    /// On the caller's thread, as often as one likes.
-    void tick() {
-        check_stop();
-        const auto now = std::chrono::steady_clock::now();
-        if (now - last_ >= progress_interval) tell(now);
-    }
-    /// On the caller's thread.
-    void tell() {
-        check_stop();
-        tell(std::chrono::steady_clock::now());
-    }
-
-private:
-    void tell(std::chrono::steady_clock::time_point now) {
-        last_ = now;
-        if (!monitor_.on_progress) return;
-        const Progress progress{
-            .stage = "converting", .bytes_done = done_.load(std::memory_order_relaxed), .bytes_total = total_};
-        if (!monitor_.on_progress(progress)) throw Error(Errc::cancelled, "stopped by the progress function");
-    }
-
-    const Monitor& monitor_;
-    std::uint64_t total_;
-    std::atomic<std::uint64_t> done_ = 0;
-    std::chrono::steady_clock::time_point last_ = {};
-};
-
 /// A stretch of one file that is cut into units in one way.
 struct Stretch {
     enum class Kind : std::uint8_t {
@@ -92,25 +56,26 @@ struct Stretch {
 
 class Engine {
 public:
-    Engine(std::span<const LazyTensor> tensors, Layout& layout, const Monitor& monitor, unsigned threads)
+    Engine(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
+           unsigned threads)
         : tensors_(tensors),
           layout_(layout),
           workers_(std::min(threads == 0 ? default_workers : threads, most_workers)),
           block_(std::min(largest_block, (all_buffers / workers_.size() - gatherer_buffers) / page * page)),
           files_(layout.files.size()),
-          watch_(monitor, layout.data_bytes) {
+          around_cache_(io::better_around_cache(layout.data_bytes)),
+          staging_(staging),
+          watch_(monitor, "converting", layout.data_bytes) {
         for (std::uint32_t i = 0; i < files_.size(); ++i) plan(i);
     }
 
-    void run(io::Staging& staging) {
+    void run() {
         watch_.tell();
-        const bool around_cache = io::better_around_cache(layout_.data_bytes);
         for (std::uint32_t i = 0; i < files_.size(); ++i) {
             watch_.check_stop();
             in_file(i, [&] {
-                files_[i].output = std::make_unique<io::OutputFile>(staging.add(layout_.files[i].name));
-                files_[i].output->allocate(layout_.files[i].size);
-                if (around_cache) files_[i].output->bypass_cache();
+                // And closed: there may be more files than descriptors.
+                staging_.add(layout_.files[i].name).allocate(layout_.files[i].size);
             });
         }
         parallel_for(
@@ -131,7 +96,7 @@ private:
         std::vector<CastCounts> counts;  // as in layout.casts
     };
     struct File {
-        std::unique_ptr<io::OutputFile> output;
+        std::optional<io::OutputFile> output;  // from the first of its units to the last
         std::uint64_t units = 0;
         std::atomic<std::uint64_t> units_left = 0;
     };
@@ -210,6 +175,7 @@ private:
         const Stretch& stretch = *std::prev(after);
         const std::uint64_t number = unit - stretch.first_unit;
         in_file(stretch.file, [&] {
+            open(stretch.file);
             switch (stretch.kind) {
                 case Stretch::Kind::head: write_head(stretch); break;
                 case Stretch::Kind::stream: copy_stream(stretch, number, worker); break;
@@ -289,6 +255,16 @@ private:
                 worker.counts[i] += worker.gatherer.take_counts();
     }
 
+    /// Units are taken in the order of the files, so no more are open at a time than there are workers, and one.
+    void open(std::uint32_t file) {
+        const std::lock_guard lock(opening_);
+        auto& output = files_[file].output;
+        if (output) return;
+        io::OutputFile opened = staging_.reopen(layout_.files[file].name);
+        if (around_cache_) opened.bypass_cache();
+        output.emplace(std::move(opened));
+    }
+
     /// Whoever does a file's last unit brings it to the disk, while the others write on.
     void finish_unit(std::uint32_t file) {
         if (files_[file].units_left.fetch_sub(1) == 1) files_[file].output->finish();
@@ -317,6 +293,9 @@ private:
     std::vector<Worker> workers_;
     std::uint64_t block_;
     std::vector<File> files_;
+    std::mutex opening_;
+    bool around_cache_;
+    io::Staging& staging_;
     std::vector<Stretch> stretches_;
     std::uint64_t units_ = 0;
     Watch watch_;
@@ -326,7 +305,7 @@ private:
 
 void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
                  unsigned threads) {
-    Engine(tensors, layout, monitor, threads).run(staging);
+    Engine(tensors, layout, staging, monitor, threads).run();
 }
 
 }  // namespace safemap::write

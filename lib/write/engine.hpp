@@ -10,9 +10,10 @@
 
 namespace safemap::write {
 
-/// Creates every file of `layout` in `staging`, allocates them all, then fills them on `threads` workers (0: two) and
-/// brings each to the disk. The counts of `layout.casts` are filled in. Takes at most 32 MiB for buffers. Throws what
-/// reading and writing throw, with the tensor and the file, and cancelled.
+/// Creates and allocates every file of `layout` in `staging`, then fills them one after the other on `threads` workers
+/// (0: two) and brings each to the disk. The counts of `layout.casts` are filled in. Takes at most 32 MiB for buffers,
+/// and has no more files open than workers, and one. Throws what reading and writing throw, with the tensor and the
+/// file, and cancelled.
 void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
                  unsigned threads);
 

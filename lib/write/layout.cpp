@@ -108,9 +108,11 @@ private:
         }
         chosen_.push_back({number, dtype});
         ++layout_.tensors;
-        layout_.data_bytes += bytes_as(tensor, dtype);
+        // What cannot be cast is refused now, not when half of the files are written.
+        if (dtype != tensor.dtype()) static_cast<void>(tensor.cast(dtype));
+        layout_.data_bytes = sum_of_sizes(layout_.data_bytes, bytes_as(tensor, dtype));
         const Dtype stored = tensor.stored()->dtype();
-        layout_.read_bytes += bytes_as(tensor, stored);
+        layout_.read_bytes = sum_of_sizes(layout_.read_bytes, bytes_as(tensor, stored));
         if (stored != dtype) note_cast(stored, dtype);
     }
 
@@ -143,7 +145,7 @@ private:
             if (!shares(t, chosen_[i].dtype)) continue;
             Group& group = groups.try_emplace(t.stored().get(), Group{i, 0, 0}).first->second;
             ++group.members;
-            group.size += sized.back().size;
+            group.size += sized.back().size;  // within data_bytes
         }
         for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
             const LazyTensor& t = tensor(chosen_[i]);

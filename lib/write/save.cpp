@@ -5,6 +5,7 @@
 #include "tensor/convert.hpp"
 #include "write/engine.hpp"
 #include "write/layout.hpp"
+#include "write/shards.hpp"
 
 #include <string>
 
@@ -34,7 +35,7 @@ SaveReport report_on(Layout& layout) {
     report.skipped = std::move(layout.skipped);
     for (const auto& file : layout.files) {
         report.files.push_back(file.name);
-        report.bytes_written += file.size;
+        report.bytes_written = write::sum_of_sizes(report.bytes_written, file.size);
     }
     return report;
 }

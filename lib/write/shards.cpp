@@ -1,6 +1,9 @@
 // Splits tensors into shards.
 #include "write/shards.hpp"
 
+#include <safemap/bytes.hpp>
+#include <safemap/error.hpp>
+
 #include <cstdio>
 #include <unordered_map>
 
@@ -21,12 +24,11 @@ public:
             }
             followers_.push_back({tensor});
         }
-        split_.total_size += sized.size;
+        split_.total_size = sum_of_sizes(split_.total_size, sized.size);
         if (sized.size > max_) {
             split_.shards.push_back({tensor});
             return;
         }
-        // A sum that wraps would be more than any maximum.
         if (sized.size > max_ - open_size_) close();
         open_.push_back(tensor);
         open_size_ += sized.size;
@@ -60,6 +62,11 @@ private:
 };
 
 }  // namespace
+
+std::uint64_t sum_of_sizes(std::uint64_t sum, std::uint64_t size) {
+    if (const auto next = checked_add(sum, size)) return *next;
+    throw Error(Errc::shape_overflow, "the sizes of all tensors do not fit in 64 bits");
+}
 
 Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size) {
     Splitter splitter(max_shard_size);

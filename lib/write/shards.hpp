@@ -20,9 +20,12 @@ struct Split {
     std::uint64_t total_size = 0;                    ///< each storage once
 };
 
+/// Throws shape_overflow where it does not fit in 64 bits. Tensors that repeat their elements come to such sizes.
+std::uint64_t sum_of_sizes(std::uint64_t sum, std::uint64_t size);
+
 /// Fills shards in the order given, greedily, as huggingface_hub 2.4 does: a tensor larger than `max_shard_size` gets
 /// a shard that is numbered before the one being filled, which stays open; tensors that share a storage follow the
-/// first of them, after all others of its shard. Linear.
+/// first of them, after all others of its shard. Linear. Throws shape_overflow.
 Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size);
 
 /// "model.safetensors" for the only shard, else "model-00001-of-00002.safetensors".

@@ -3,9 +3,13 @@
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
+#include "io/calls.hpp"
 #include "temp_dir.hpp"
+#include "torch/forge.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <string>
 #include <thread>
 
 using namespace safemap;
@@ -61,6 +65,39 @@ TEST_CASE("what is no checkpoint is a fault, what is no path is an error") {
     two.write("a.safetensors", forge::u8_file({}));
     two.write("b.safetensors", forge::u8_file({}));
     CHECK_FAULT(verify(two.path()), Errc::several_models);
+}
+
+TEST_CASE("sizes that together do not fit in 64 bits are refused, and a fault") {
+    const TempDir dir;
+    const std::string storage = forge::storage("ByteStorage", "0", 16);
+    std::string dict = "}(";
+    for (int i = 0; i < 16; ++i)
+        dict += forge::text("t" + std::to_string(i)) +
+                forge::tensor(storage, i, {forge::integer(std::int64_t{1} << 60)}, {forge::integer(0)});
+    const auto file = dir.write("m.pt", forge::archive(dict + "u", {{"0", std::string(16, 'x')}}));
+    const auto report = verify(file);
+    REQUIRE(report.faults.size() == 1);
+    CHECK(report.faults[0].code() == Errc::shape_overflow);
+    CHECK(report.faults[0].path() == file.native());
+    CHECK(report.tensors == 16);
+    CHECK_FAULT(Checkpoint::open(file), Errc::shape_overflow);
+}
+
+TEST_CASE("however many threads there are, their buffers take 32 MiB at most") {
+    static const io::Calls system = io::calls;
+    static std::atomic<std::size_t> largest = 0;
+    const TempDir dir;
+    const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 3'000'000}}));
+    io::calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) {
+        largest = std::max(largest.load(), size);
+        return system.pread(descriptor, into, size, offset);
+    };
+    VerifyOptions options;
+    options.threads = 64;
+    const auto report = verify(file, options);
+    io::calls = system;
+    CHECK(report.ok());
+    CHECK(largest == (32 << 20) / 64);
 }
 
 TEST_CASE("the caller can cancel") {

@@ -544,6 +544,18 @@ class Torch(Case):
         one = self.done('load', 'one.safetensors', '--device', 'host', '--digest')
         self.assertEqual(one['digests'], {alias: digests[stored]})
 
+    def test_metadata_goes_over_ties(self):
+        tied = self.done('inspect', self.pt('tied.pt'))
+        alias = next(t['name'] for t in tied['tensors'] if 'alias_of' in t)
+        (self.folder / 'tied.bin').write_bytes((DATA / 'pt' / 'tied.pt').read_bytes())
+        index = {'metadata': {alias: 'mine'}, 'weight_map': {t['name']: 'tied.bin' for t in tied['tensors']}}
+        (self.folder / 'pytorch_model.bin.index.json').write_text(json.dumps(index))
+        self.done('convert', 'pytorch_model.bin.index.json', 'whole.safetensors')
+        self.done('convert', 'pytorch_model.bin.index.json', 'part.safetensors', '--include', '*')
+        whole, part = (self.folder / f'{name}.safetensors' for name in ('whole', 'part'))
+        self.assertEqual(self.done('inspect', str(whole))['metadata'][alias], 'mine')
+        self.assertEqual(whole.read_bytes(), part.read_bytes())
+
     def test_offsets_are_places_in_the_file(self):
         told = self.done('inspect', self.pt('flat.pt'))
         self.assertEqual(told['format'], 'torch')

@@ -7,7 +7,9 @@
 #include <safemap/device.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <future>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <thread>
@@ -320,6 +322,44 @@ TEST_CASE("a device that is full, or whose copies fail, fails that tensor only")
     const auto held = acquire(engine, tensor.tensor);
     CHECK(read_back(*fake, held->tensors()[0]) == value_of(tensor.tensor));
     CHECK(engine->stats().uploaded_bytes == 20_MiB);
+}
+
+TEST_CASE("no memory is freed under a copy, though another cannot tell whether it is done") {
+    const auto fake = std::make_shared<FakeDevice>();
+    const Bytes tensor("t", 16_MiB);
+    fake->copy_microseconds = 20'000;
+    for (std::int64_t nth = 0; nth < 4; ++nth) {
+        CAPTURE(nth);
+        const auto engine = std::make_shared<Engine>(
+            fake, UploadOptions{.device_budget = 20_MiB, .staging_bytes = 32_MiB, .readers = 1});
+        fake->pause(true);
+        fake->copies = 0;
+        *fake->fail_done = nth;
+        engine->prefetch(std::span(&tensor.tensor, 1));  // by one reader, one block after the other
+        for (int i = 0; i < 300 && fake->copies < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        fake->pause(false);
+        std::shared_ptr<Held> held;
+        const auto error = error_of([&] { held = acquire(engine, tensor.tensor); });
+        if (held) CHECK(read_back(*fake, held->tensors()[0]) == value_of(tensor.tensor));
+        held.reset();
+        engine->evict(std::span(&tensor.tensor, 1));
+        CHECK(fake->allocated == 0);  // which would not be so under a copy
+        if (error) CHECK(error->message() == "nobody knows");
+    }
+}
+
+TEST_CASE("no more than sixteen readers are started") {
+    const auto threads = [] {
+        const std::filesystem::directory_iterator tasks("/proc/self/task");
+        return std::distance(begin(tasks), end(tasks));
+    };
+    const auto before = threads();
+    const auto engine = engine_on(Device::open("host"), 100, 1024);
+    const Bytes a("a", 60);
+    engine->prefetch(std::span(&a.tensor, 1));
+    CHECK(threads() > before);
+    CHECK(threads() <= before + 16);
 }
 
 TEST_CASE("prefetch brings what fits while nobody waits") {

@@ -36,6 +36,8 @@ public:
     std::atomic<std::int64_t> fail_allocation = -1;  ///< this many more succeed, then one fails
     std::atomic<std::int64_t> fail_copy = -1;
     std::atomic<std::int64_t> fail_staging = -1;
+    /// So many more times an event knows whether it is done, then one does not.
+    const std::shared_ptr<std::atomic<std::int64_t>> fail_done = std::make_shared<std::atomic<std::int64_t>>(-1);
 
     /// No copy begins while it is paused.
     void pause(bool paused) {
@@ -71,7 +73,7 @@ public:
                                                          const std::shared_ptr<safemap::StagingBuffer>& from,
                                                          safemap::Extent part) override {
         const auto bytes = from->bytes().subspan(part.offset, part.size);
-        auto event = std::make_shared<Event>();
+        auto event = std::make_shared<Event>(fail_done);
         event->fails = fail_copy.fetch_sub(1) == 0;
         ++copies;
         Copy copy{std::static_pointer_cast<Memory>(to), offset, from, part, {bytes.begin(), bytes.end()}, event};
@@ -110,7 +112,9 @@ private:
         mutable std::vector<std::byte> memory;
     };
     struct Event final : safemap::DeviceEvent {
+        explicit Event(std::shared_ptr<std::atomic<std::int64_t>> fail) : fail_done(std::move(fail)) {}
         bool done() const override {
+            if (fail_done->fetch_sub(1) == 0) throw safemap::Error(safemap::Errc::io_error, "nobody knows");
             const std::lock_guard lock(mutex);
             return is_done;
         }
@@ -119,6 +123,7 @@ private:
             changed.wait(lock, [&] { return is_done; });
             if (fails) throw safemap::Error(safemap::Errc::io_error, "the copy failed");
         }
+        const std::shared_ptr<std::atomic<std::int64_t>> fail_done;
         mutable std::mutex mutex;
         mutable std::condition_variable changed;
         bool is_done = false;

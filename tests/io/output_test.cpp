@@ -95,6 +95,15 @@ TEST_CASE("a write past the cache that is refused goes through it, and a disk th
     CHECK_FAULT(write_in_parts(dir.path(), "broken", content, true, 3), Errc::io_error);
 }
 
+TEST_CASE("a size that no file can have finds no space") {
+    const TempDir dir;
+    const io::Descriptor parent(::open(dir.path().c_str(), O_RDONLY | O_DIRECTORY));
+    const io::OutputFile file = io::OutputFile::create(parent.number(), "file");
+    for (const std::uint64_t size : {std::uint64_t{1} << 63, UINT64_MAX})
+        CHECK_FAULT(file.allocate(size), Errc::no_space);
+    CHECK(TempDir::read(dir / "file").empty());
+}
+
 TEST_CASE("files are large when they are more than a sixteenth of the memory") {
     CHECK_FALSE(io::better_around_cache(0));
     CHECK(io::better_around_cache(io::calls.physical_memory() / 16 + 1));

@@ -89,6 +89,20 @@ TEST_CASE("nothing but the target is there after a commit") {
     CHECK(TempDir::read(dir / "many/b") == "second");
 }
 
+TEST_CASE("a file is filled after it was closed") {
+    const TempDir dir;
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        Staging staging(dir / "out", kind);
+        staging.add("a").allocate(5);
+        io::OutputFile file = staging.reopen("a");
+        file.write_at(0, bytes_of("later"));
+        file.finish();
+        staging.commit();
+        CHECK(TempDir::read(kind == Staging::Kind::file ? dir / "out" : dir / "out/a") == "later");
+        fs::remove_all(dir / "out");
+    }
+}
+
 TEST_CASE("nothing is there before a commit, nor without one") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
@@ -224,8 +238,17 @@ TEST_CASE("litter of the other kind is removed too, but nobody else's folder") {
     fs::create_directories(dir / ".new.safemap-tmp/deep");
     CHECK(error_of([&] { save_folder(dir / "new"); }).has_value());
     CHECK(fs::exists(dir / ".new.safemap-tmp/deep"));
-    fs::create_symlink("out", dir / ".link.safemap-tmp");
-    CHECK(error_of([&] { save_folder(dir / "link"); }).has_value());
+    for (const auto* leads_to : {"out", "nowhere"}) {
+        fs::create_symlink(leads_to, dir / ".link.safemap-tmp");
+        for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+            const auto error = error_of([&] { Staging(dir / "link", kind); });
+            REQUIRE(error);
+            CHECK(error->code() == Errc::busy);
+            CHECK(!error->hint().empty());
+        }
+        CHECK(fs::is_symlink(dir / ".link.safemap-tmp"));
+        fs::remove(dir / ".link.safemap-tmp");
+    }
     CHECK(names_in(dir / "out").size() == 2);
 }
 

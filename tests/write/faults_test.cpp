@@ -4,6 +4,7 @@
 #include "write/samples.hpp"
 
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -234,4 +235,27 @@ TEST_CASE("three hundred shards and their sources need no more descriptors than 
     const SaveReport report = save(dir / "out", tensors, {.max_shard_size = 100});
     CHECK(report.files.size() == 301);
     CHECK(read_file(dir / "out/model-00300-of-00300.safetensors").at("t299").bytes == bytes);
+}
+
+TEST_CASE("two hundred shards are written with sixty-four descriptors") {
+    const TempDir dir;
+    std::vector<LazyTensor> tensors;
+    for (int i = 0; i < 200; ++i) tensors.push_back(tensor("t" + std::to_string(i), Dtype::u8, {100}));
+    for (const bool around_cache : {false, true}) {
+        const fs::path out = dir / (around_cache ? "around" : "through");
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            const rlimit limit = {.rlim_cur = 64, .rlim_max = 64};
+            if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::_exit(2);
+            std::optional<ShrunkMemory> small;
+            if (around_cache) small.emplace();
+            ::_exit(error_of([&] { save(out, tensors, {.max_shard_size = 100}); }) ? 1 : 0);
+        }
+        int status = -1;
+        REQUIRE(::waitpid(child, &status, 0) == child);
+        CHECK(status == 0);
+        CHECK(names_in(out).size() == 201);
+        CHECK(read_file(out / "model-00200-of-00200.safetensors").at("t199").bytes == random_bytes(100, 1));
+    }
 }

@@ -424,3 +424,34 @@ TEST_CASE("what the caller's functions throw comes out, and nothing is left") {
     CHECK_THROWS_AS(save(dir / "out", tensors), std::logic_error);
     CHECK(names_in(dir.path()).empty());
 }
+
+TEST_CASE("a tensor that is cast already and would be cast again is refused before a byte is written") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("plain", Dtype::f32, {4}),
+                                             tensor("twice", Dtype::f32, {4}).cast(Dtype::f16)};
+    for (const bool plan_only : {true, false}) {
+        bool told = false;
+        SaveOptions options{.dtype = Dtype::bf16, .plan_only = plan_only};
+        options.monitor.on_progress = [&](const Progress&) { return told = true; };
+        const auto error = error_of([&] { save(dir / "out", tensors, options); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::unsupported_cast);
+        CHECK(error->tensor() == "twice");
+        CHECK_FALSE(told);
+    }
+    CHECK_OK(save(dir / "out", tensors, {.dtype = Dtype::f16}));
+}
+
+TEST_CASE("tensors that together are more than 2^64 bytes are refused, and a file that is more than a disk holds") {
+    const TempDir dir;
+    const LazyTensor one = tensor("t", Dtype::u8, {1});
+    std::vector<LazyTensor> tensors;
+    for (int i = 0; i < 16; ++i)
+        tensors.emplace_back("t" + std::to_string(i), one.stored(),
+                             StridedView{.shape = {std::uint64_t{1} << 60}, .strides = {0}});
+    for (const auto* out : {"out", "out.safetensors"}) {
+        CHECK_FAULT(save(dir / out, tensors, {.plan_only = true}), Errc::shape_overflow);
+        CHECK_FAULT(save(dir / out, std::span(tensors).first(8), {.max_shard_size = UINT64_MAX}), Errc::no_space);
+    }
+    CHECK(names_in(dir.path()).empty());
+}

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -107,9 +108,11 @@ TEST_CASE("random splits agree with the slow twin") {
 }
 
 TEST_CASE("sizes near 2^64 do not wrap") {
-    const std::vector<Sized> tensors = {{UINT64_MAX - 1}, {UINT64_MAX - 1}, {1}};
-    const Split split = write::split(tensors, UINT64_MAX);
-    CHECK(split.shards == Shards{{0}, {1, 2}});
+    const std::vector<Sized> tensors = {{UINT64_MAX - 3}, {2}, {1}, {1}};
+    const Split split = write::split(std::span(tensors).first(3), UINT64_MAX - 1);
+    CHECK(split.shards == Shards{{0, 1}, {2}});
+    CHECK(split.total_size == UINT64_MAX);
+    CHECK_FAULT(write::split(tensors, UINT64_MAX), Errc::shape_overflow);
 }
 
 TEST_CASE("shards have hub's names") {
