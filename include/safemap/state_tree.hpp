@@ -59,6 +59,8 @@ public:
                               Constant, Tensor, Opaque>;
 
     NodeId add(Node node);
+    /// Makes room for so many nodes.
+    void reserve(std::size_t nodes) { nodes_.reserve(nodes); }
     const Node& operator[](NodeId id) const { return nodes_[id]; }
     Node& operator[](NodeId id) { return nodes_[id]; }
     std::size_t size() const noexcept { return nodes_.size(); }

@@ -84,9 +84,10 @@ private:
         try {
             const Storages storages{.find = [this](std::string_view key) { return storage(key); },
                                     .big_endian = big_endian()};
-            const PickleLimits limits;
+            const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
             if (record.size > limits.max_bytes) {
-                throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + "; at most " +
+                throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + " in " +
+                                                        bytes_text(record.packed.size) + "; at most " +
                                                         bytes_text(limits.max_bytes) + " are read");
             }
             const std::vector<char> bytes = read_all(zip_.open(record));

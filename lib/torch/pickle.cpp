@@ -88,8 +88,20 @@ enum Opcode : std::uint8_t {
 };
 
 constexpr std::uint8_t newest_protocol = 5;
-/// A name built by folding getattr; a chain of folds would otherwise take the square of its length.
-constexpr std::size_t max_dotted_name = 1024;
+/// Of a global, module and name: each object of a class gets a copy, and each fold of a chain of getattr is longer.
+constexpr std::size_t max_global_bytes = 1024;
+
+// What is charged for, in bytes of memory. A vector that grows holds its items up to three times.
+/// A node, and its node in the tree with all that is noted by node on the way to names.
+constexpr std::uint64_t node_cost = 160;
+/// A place on the stack, which may become a member of a container here and in the tree.
+constexpr std::uint64_t slot_cost = 16;
+constexpr std::uint64_t mark_cost = 24;
+constexpr std::uint64_t memo_cost = 12;
+constexpr std::uint64_t members_cost = 128;
+constexpr std::uint64_t global_cost = 96;
+constexpr std::uint64_t call_cost = 64;
+constexpr std::uint64_t extra_cost = 384;
 
 struct Renamed {
     std::string_view module, name, new_module, new_name;
@@ -237,14 +249,14 @@ public:
             throw Error(Errc::pickle_too_large, "a pickle of " + bytes_text(bytes.size()) + "; at most " +
                                                     bytes_text(limits.max_bytes) + " are read");
         }
+        graph_.allowance_ = Allowance(limits.max_memory);
+        spend(bytes.size());
         graph_.nodes_.reserve(bytes.size() / 8);
+        small_integers_.fill(PickleGraph::nothing);
     }
 
     PickleGraph run() {
         while (step(static_cast<Opcode>(number<std::uint8_t>()))) {
-            if (graph_.nodes_.size() > limits_.max_nodes) {
-                throw Error(Errc::pickle_too_large, "more than " + std::to_string(limits_.max_nodes) + " values");
-            }
         }
         graph_.consumed_ = at_;
         return std::move(graph_);
@@ -262,14 +274,14 @@ private:
             case op_proto: protocol(); break;
             case op_frame: frame(); break;
 
-            case op_mark: marks_.push_back(stack_.size()); break;
+            case op_mark: push_mark(); break;
             case op_pop: pop_or_mark(); break;
             case op_pop_mark: stack_.resize(pop_mark()); break;
             case op_dup: push(top()); break;
 
-            case op_none: push_node({.kind = Kind::none}); break;
-            case op_newtrue: push_node({.kind = Kind::boolean, .word = 1}); break;
-            case op_newfalse: push_node({.kind = Kind::boolean, .word = 0}); break;
+            case op_none: push_shared(none_, {.kind = Kind::none}); break;
+            case op_newtrue: push_boolean(true); break;
+            case op_newfalse: push_boolean(false); break;
 
             case op_int: int_line(); break;
             case op_long: long_line(); break;
@@ -293,7 +305,7 @@ private:
             case op_binbytes8: push_view(Kind::bytes, take(number<std::uint64_t>())); break;
             case op_bytearray8: push_view(Kind::bytearray, take(number<std::uint64_t>())); break;
 
-            case op_empty_tuple: push_node({.kind = Kind::tuple}); break;
+            case op_empty_tuple: push_shared(empty_tuple_, {.kind = Kind::tuple}); break;
             case op_tuple: tuple(pop_mark()); break;
             case op_tuple1: tuple(operands(1)); break;
             case op_tuple2: tuple(operands(2)); break;
@@ -409,14 +421,29 @@ private:
         if (size > bytes_.size() - at_) throw fault(Errc::pickle_bad_count, "a frame of " + bytes_text(size));
     }
 
+    void spend(std::uint64_t bytes) { graph_.allowance_.spend(bytes); }
+
     // The stack. What is below the last mark is out of reach.
 
-    void push(Id id) { stack_.push_back(id); }
+    void push(Id id) {
+        spend(slot_cost);
+        stack_.push_back(id);
+    }
+    void push_mark() {
+        spend(mark_cost);
+        marks_.push_back(stack_.size());
+    }
     Id push_node(Node node) {
+        spend(node_cost);
         const auto id = static_cast<Id>(graph_.nodes_.size());
         graph_.nodes_.push_back(node);
         push(id);
         return id;
+    }
+    /// A value of which one node is enough; `known` is its place once it has one.
+    void push_shared(Id& known, Node node) {
+        if (known == PickleGraph::nothing) known = push_node(node);
+        else push(known);
     }
     std::size_t fence() const { return marks_.empty() ? 0 : marks_.back(); }
     Id top() const {
@@ -448,8 +475,13 @@ private:
 
     // Numbers and texts.
 
+    void push_boolean(bool value) {
+        push_shared(value ? true_ : false_, {.kind = Kind::boolean, .word = value ? 1U : 0U});
+    }
     void push_integer(std::int64_t value) {
-        push_node({.kind = Kind::integer, .word = static_cast<std::uint64_t>(value)});
+        const Node node{.kind = Kind::integer, .word = static_cast<std::uint64_t>(value)};
+        if (node.word < small_integers_.size()) push_shared(small_integers_[node.word], node);
+        else push_node(node);
     }
     void push_real(double value) { push_node({.kind = Kind::real, .word = std::bit_cast<std::uint64_t>(value)}); }
 
@@ -498,7 +530,7 @@ private:
     void int_line() {
         const std::string_view digits = line();
         if (digits == "00" || digits == "01") {
-            push_node({.kind = Kind::boolean, .word = digits == "01" ? 1U : 0U});
+            push_boolean(digits == "01");
         } else {
             push_decimal(digits);
         }
@@ -560,6 +592,7 @@ private:
     std::vector<Id>& members(Id id) {
         Node& node = graph_.nodes_[id];
         if (node.count == PickleGraph::no_extra) {
+            spend(members_cost);
             node.count = static_cast<std::uint32_t>(graph_.growing_.size());
             graph_.growing_.emplace_back();
         }
@@ -649,8 +682,11 @@ private:
     void put(std::uint64_t index) {
         const Id id = top();
         if (index > bytes_.size()) throw fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index));
-        if (index >= memo_.size())
-            memo_.resize(std::max<std::size_t>(index + 1, memo_.size() * 2), PickleGraph::nothing);
+        if (index >= memo_.size()) {
+            const std::size_t size = std::max<std::size_t>(index + 1, memo_.size() * 2);
+            spend(memo_cost * (size - memo_.size()));
+            memo_.resize(size, PickleGraph::nothing);
+        }
         if (memo_[index] == PickleGraph::nothing) ++memoized_;
         memo_[index] = id;
     }
@@ -664,6 +700,9 @@ private:
     // Globals and calls.
 
     Id push_global(PickleGraph::Global global) {
+        const std::size_t bytes = global.module.size() + global.name.size();
+        if (bytes > max_global_bytes) throw fault(Errc::pickle_too_large, "a global's name of " + bytes_text(bytes));
+        spend(global_cost + bytes);
         graph_.globals_.push_back(in_python3(global));
         return push_node({.kind = Kind::global, .count = static_cast<std::uint32_t>(graph_.globals_.size() - 1)});
     }
@@ -685,12 +724,14 @@ private:
     PickleGraph::Extra& extra(Id call) {
         Node& node = graph_.nodes_[call];
         if (node.count == PickleGraph::no_extra) {
+            spend(extra_cost);
             node.count = static_cast<std::uint32_t>(graph_.extras_.size());
             graph_.extras_.emplace_back();
         }
         return graph_.extras_[node.count];
     }
     Id push_call(Id callee, Id arguments) {
+        spend(call_cost);
         graph_.calls_.push_back(callee);
         graph_.calls_.push_back(arguments);
         return push_node({.kind = Kind::call, .count = PickleGraph::no_extra, .word = graph_.calls_.size() - 2});
@@ -720,7 +761,8 @@ private:
             return false;
         const auto outer = graph_.global(items[0]);
         const std::string_view inner = graph_.text(items[1]);
-        if (inner.starts_with("__") || outer.name.size() + inner.size() >= max_dotted_name) return false;
+        const std::size_t bytes = outer.module.size() + outer.name.size() + inner.size();
+        if (inner.starts_with("__") || bytes >= max_global_bytes) return false;
         push_global({outer.module, keep(std::string(outer.name) + "." + std::string(inner))});
         return true;
     }
@@ -765,7 +807,7 @@ private:
         stack_.resize(begin + 1);
         if (graph_.kind(stack_[begin]) == Kind::global) {
             const Id callee = pop();
-            push_node({.kind = Kind::tuple});
+            push_shared(empty_tuple_, {.kind = Kind::tuple});
             push_call(callee, pop());
         }
         if (graph_.kind(stack_[begin]) != Kind::call) throw bad_stack("a state for something that is no object");
@@ -780,7 +822,24 @@ private:
     std::vector<std::size_t> marks_;
     std::vector<Id> memo_;
     std::uint64_t memoized_ = 0;
+    Id none_ = PickleGraph::nothing;
+    Id true_ = PickleGraph::nothing;
+    Id false_ = PickleGraph::nothing;
+    Id empty_tuple_ = PickleGraph::nothing;
+    std::array<Id, 256> small_integers_;
 };
+
+PickleLimits PickleLimits::of_packed(std::uint64_t packed) noexcept {
+    const std::uint64_t bytes = std::min(packed, most_bytes);  // no product below wraps
+    return {.max_bytes = std::min(std::max(least_bytes, inflation * bytes), most_bytes),
+            .max_memory = std::max(least_memory, memory_per_byte * bytes)};
+}
+
+void Allowance::exhausted() {
+    left_ = 0;
+    throw Error(Errc::pickle_too_large, "a pickle that needs more memory than " + bytes_text(all_) +
+                                            ", which is what one of its size may take");
+}
 
 double PickleGraph::real(Id id) const { return std::bit_cast<double>(nodes_[id].word); }
 

@@ -14,16 +14,47 @@
 
 namespace safemap::torch {
 
-/// What a pickle may need. One value or opcode takes at least one byte of input, so memory is bounded by a multiple
-/// of the pickle's size anyway; these bound the multiple.
+/// What a pickle may need. Memory is counted, not measured: each value, slot and copied text is charged a little more
+/// than it takes in the graph and in all that is made of it, so that the peak stays below max_memory and the names
+/// of the tensors, which flatten bounds. A value is charged about 180 bytes: an optimizer's pickle comes to 40 for
+/// each byte of its own, a list of integers of two bytes to 60.
 struct PickleLimits {
-    std::uint64_t max_bytes = std::uint64_t{1} << 30;
-    std::size_t max_nodes = 100'000'000;
+    static constexpr std::uint64_t least_bytes = std::uint64_t{64} << 20;
+    static constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;
+    static constexpr std::uint64_t inflation = 32;  ///< those of torch deflate to a quarter
+    static constexpr std::uint64_t least_memory = std::uint64_t{512} << 20;
+    static constexpr std::uint64_t memory_per_byte = 64;
+
+    std::uint64_t max_bytes = most_bytes;
+    std::uint64_t max_memory = least_memory;
     std::size_t max_long_bytes = 65'536;  ///< of one integer
+
+    /// Those of a pickle that takes `packed` bytes of its file: what a file may need is bounded by its size, also
+    /// where it is deflated.
+    static PickleLimits of_packed(std::uint64_t packed) noexcept;
+};
+
+/// Counts down the memory that a pickle may still take.
+class Allowance {
+public:
+    explicit Allowance(std::uint64_t bytes) noexcept : all_(bytes), left_(bytes) {}
+    /// Throws pickle_too_large where less is left; then nothing is.
+    void spend(std::uint64_t bytes) {
+        if (bytes > left_) exhausted();
+        left_ -= bytes;
+    }
+    std::uint64_t left() const noexcept { return left_; }
+
+private:
+    [[noreturn]] void exhausted();
+
+    std::uint64_t all_;
+    std::uint64_t left_;
 };
 
 /// What a pickle says, as nodes that refer to each other by number. Shared objects are shared nodes, and cycles
-/// are cycles. Texts are views into the pickle's bytes, which must live as long as the graph.
+/// are cycles; None, True, False, () and small integers are one node each, as they are one object in Python. Texts are
+/// views into the pickle's bytes, which must live as long as the graph.
 class PickleGraph {
 public:
     using Id = std::uint32_t;
@@ -66,6 +97,8 @@ public:
     std::size_t size() const noexcept { return nodes_.size(); }
     /// Bytes up to and with STOP.
     std::size_t consumed() const noexcept { return consumed_; }
+    /// What is left for whatever is made of the graph.
+    const Allowance& allowance() const noexcept { return allowance_; }
 
     Kind kind(Id id) const { return nodes_[id].kind; }
     bool boolean(Id id) const { return nodes_[id].word != 0; }
@@ -105,6 +138,7 @@ private:
 
     Id root_ = nothing;
     std::size_t consumed_ = 0;
+    Allowance allowance_{0};
     std::vector<Node> nodes_;
     std::vector<Id> fixed_;                 ///< members of tuples and frozensets
     std::vector<std::vector<Id>> growing_;  ///< members of lists, dicts and sets that have any

@@ -34,8 +34,32 @@ constexpr NodeId no_node = std::numeric_limits<NodeId>::max();
 constexpr int max_wrappers = 16;
 /// Longer integers cost the square of their length to print, and nobody counts that far.
 constexpr std::size_t max_printed_integer = 4096;
-/// Levels of a tensor's path in an error.
+/// Levels and bytes of a tensor's path in an error.
 constexpr std::size_t max_path_levels = 64;
+constexpr std::size_t max_path_bytes = 2000;
+/// Of an attribute's name, which each object that has it copies; longer ones are called by their place.
+constexpr std::size_t max_key_bytes = 1024;
+
+// What is charged for, in bytes of memory, beyond the nodes of the pickle; see PickleLimits.
+constexpr std::uint64_t link_cost = 4;
+constexpr std::uint64_t entry_cost = 64;
+constexpr std::uint64_t child_cost = 192;
+constexpr std::uint64_t tensor_cost = 1024;
+constexpr std::uint64_t opaque_cost = 384;
+constexpr std::uint64_t fault_cost = 512;
+
+/// What a node takes beside its place in the tree, here and as a name.
+struct NodeCost {
+    std::uint64_t operator()(const std::string& text) const { return text.size(); }
+    std::uint64_t operator()(const StateTree::Bytes& value) const { return value.bytes.size(); }
+    std::uint64_t operator()(const StateTree::BigInt& value) const { return value.decimal.size(); }
+    std::uint64_t operator()(const Constant& value) const { return value.text.size(); }
+    std::uint64_t operator()(const StateTree::Tensor&) const { return tensor_cost; }
+    std::uint64_t operator()(const Opaque& value) const {
+        return opaque_cost + 2 * (value.type.size() + value.why.size());
+    }
+    template <class Other> std::uint64_t operator()(const Other&) const { return 0; }
+};
 
 std::string dotted(const PickleGraph::Global& global) {
     std::string name(global.module);
@@ -65,11 +89,13 @@ std::optional<std::string> latin1(std::string_view text) {
 /// Keys that Python takes for the same: 1, 1.0 and True are.
 class SeenKeys {
 public:
+    explicit SeenKeys(Allowance& allowance) : allowance_(allowance) {}
+
     /// Where the key was put before, or `place`, which it has from now on.
     std::size_t place_of(const PickleGraph& pickle, Id key, std::size_t place) {
         switch (pickle.kind(key)) {
-            case Kind::text: return texts_.try_emplace(pickle.text(key), place).first->second;
-            case Kind::bytes: return bytes_.try_emplace(pickle.text(key), place).first->second;
+            case Kind::text: return text(texts_, pickle, key, place);
+            case Kind::bytes: return text(bytes_, pickle, key, place);
             case Kind::boolean: return integers_.try_emplace(pickle.boolean(key) ? 1 : 0, place).first->second;
             case Kind::integer: return integers_.try_emplace(pickle.integer(key), place).first->second;
             case Kind::real: return real(pickle.real(key), place);
@@ -79,7 +105,16 @@ public:
     }
 
 private:
+    using Texts = std::unordered_map<std::string_view, std::size_t>;
     static constexpr std::size_t unset = std::numeric_limits<std::size_t>::max();
+
+    /// By node first: a long text that stands in many places is hashed once.
+    std::size_t text(Texts& texts, const PickleGraph& pickle, Id key, std::size_t place) {
+        const auto [known, fresh] = nodes_.try_emplace(key, place);
+        if (!fresh) return known->second;
+        allowance_.spend(entry_cost + pickle.text(key).size());
+        return known->second = texts.try_emplace(pickle.text(key), place).first->second;
+    }
 
     std::size_t real(double value, std::size_t place) {
         constexpr double limit = 9223372036854775808.0;  // 2^63
@@ -89,9 +124,11 @@ private:
         return place;
     }
 
-    std::unordered_map<std::string_view, std::size_t> texts_;
-    std::unordered_map<std::string_view, std::size_t> bytes_;
-    std::unordered_map<std::int64_t, std::size_t> integers_;
+    Allowance& allowance_;
+    std::unordered_map<Id, std::size_t> nodes_;  ///< of texts and bytes
+    Texts texts_;
+    Texts bytes_;
+    std::map<std::int64_t, std::size_t> integers_;  ///< ordered: hashes of integers can be made to collide
     std::size_t none_ = unset;
 };
 
@@ -111,7 +148,15 @@ constexpr std::string_view unknown_class = "an object of a class that safemap do
 class Rebuilder {
 public:
     Rebuilder(const PickleGraph& pickle, const Storages& storages, FaultSink& faults)
-        : pickle_(pickle), faults_(faults), tensors_(pickle, storages), nodes_(pickle.size(), no_node) {}
+        : pickle_(pickle),
+          faults_(faults),
+          allowance_(pickle.allowance()),
+          tensors_(pickle, storages),
+          nodes_(pickle.size(), no_node) {
+        out_.tree.reserve(pickle.size());
+        sources_.reserve(pickle.size());
+        places_.reserve(pickle.size());
+    }
 
     /// Breadth first: a node is numbered when it is first referred to, and filled when its turn comes.
     Rebuilt run() {
@@ -119,6 +164,7 @@ public:
         for (NodeId id = 0; id < sources_.size(); ++id) {
             if (sources_[id] == PickleGraph::nothing) continue;
             Node node = interpret(sources_[id], id);
+            allowance_.spend(std::visit(NodeCost(), node));
             out_.tree[id] = std::move(node);
         }
         note_calls();
@@ -176,6 +222,7 @@ private:
     }
 
     Sequence sequence(Sequence::Kind kind, std::span<const Id> items, NodeId self) {
+        allowance_.spend(link_cost * items.size());
         Sequence out{.kind = kind};
         out.items.reserve(items.size());
         for (const Id item : items) out.items.push_back(refer(item, {.parent = self, .child = out.items.size()}));
@@ -190,7 +237,8 @@ private:
 
     /// As Python does it: a key that is there already keeps its place and gets the new value.
     void put_items(StateTree::Dict& out, std::span<const Id> items, NodeId self) {
-        SeenKeys seen;
+        allowance_.spend(entry_cost * (items.size() / 2));
+        SeenKeys seen(allowance_);
         out.items.reserve(items.size() / 2);
         for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
             const std::size_t place = seen.place_of(pickle_, items[i], out.items.size());
@@ -272,13 +320,16 @@ private:
             const auto attributes = pickle_.items(state);
             for (std::size_t i = 0; i + 1 < attributes.size(); i += 2) {
                 if (pickle_.kind(attributes[i]) != Kind::text) continue;
-                out.attributes.emplace_back(pickle_.text(attributes[i]), refer(attributes[i + 1], {.parent = self}));
+                std::string name = attribute_name(attributes[i], i / 2);
+                allowance_.spend(child_cost + name.size());
+                out.attributes.emplace_back(std::move(name), refer(attributes[i + 1], {.parent = self}));
             }
         }
         return out;
     }
-    bool take_pairs(Id id, std::vector<Id>& items) const {
+    bool take_pairs(Id id, std::vector<Id>& items) {
         const auto members = pickle_.items_or_nothing(id);
+        allowance_.spend(link_cost * members.size());
         if (pickle_.kind(id) == Kind::dict) {
             items.assign(members.begin(), members.end());
             return true;
@@ -341,20 +392,21 @@ private:
     }
 
     /// How protocol 2 spells bytes: text in which each character is one byte.
-    std::optional<std::string> encoded_text(std::span<const Id> arguments) const {
+    std::optional<std::string> encoded_text(std::span<const Id> arguments) {
         if (arguments.size() != 2 || pickle_.kind(arguments[0]) != Kind::text) return std::nullopt;
         if (pickle_.kind(arguments[1]) != Kind::text) return std::nullopt;
         const std::string_view encoding = pickle_.text(arguments[1]);
         if (encoding != "latin1" && encoding != "latin-1") return std::nullopt;
+        allowance_.spend(pickle_.text(arguments[0]).size());
         return latin1(pickle_.text(arguments[0]));
     }
-    std::optional<Node> encoded(std::span<const Id> arguments) const {
+    std::optional<Node> encoded(std::span<const Id> arguments) {
         auto bytes = encoded_text(arguments);
         if (!bytes) return std::nullopt;
         return StateTree::Bytes{.bytes = std::move(*bytes)};
     }
     /// bytes() and bytearray() of nothing, of bytes, or of text in either spelling.
-    std::optional<Node> bytes(std::span<const Id> arguments, bool mutable_array) const {
+    std::optional<Node> bytes(std::span<const Id> arguments, bool mutable_array) {
         std::optional<std::string> content;
         if (arguments.empty()) content.emplace();
         else if (arguments.size() == 2) content = encoded_text(arguments);
@@ -362,7 +414,7 @@ private:
         if (!content) return std::nullopt;
         return StateTree::Bytes{.bytes = std::move(*content), .mutable_array = mutable_array};
     }
-    std::optional<std::string> content_of(Id id) const {
+    std::optional<std::string> content_of(Id id) {
         if (pickle_.kind(id) == Kind::bytes) return std::string(pickle_.text(id));
         if (pickle_.kind(id) != Kind::call) return std::nullopt;
         const auto inner = pickle_.call(id);
@@ -390,7 +442,9 @@ private:
             return make();
         } catch (Error& error) {
             std::string why = error.message();
-            faults_.fault(std::move(error.with_tensor(path_of(self))));
+            std::string path = path_of(self);
+            allowance_.spend(fault_cost + 2 * (why.size() + path.size()));
+            faults_.fault(std::move(error.with_tensor(std::move(path))));
             return Opaque{.type = "torch.Tensor", .why = std::move(why)};
         }
     }
@@ -555,9 +609,10 @@ private:
             add_itself(out, strided(arguments, {}, PickleGraph::nothing, truth(arguments[5])), self);
         }
         const bool per_tensor = scheme.starts_with("per_tensor");
-        for (std::size_t i = 1; i < quantizer.size(); ++i) {
-            constexpr std::array tensor_names{"scale", "zero_point"};
-            constexpr std::array channel_names{"scales", "zero_points", "axis"};
+        constexpr std::array tensor_names{"scale", "zero_point"};
+        constexpr std::array channel_names{"scales", "zero_points", "axis"};
+        const std::size_t parts = std::min(quantizer.size(), channel_names.size() + 1);
+        for (std::size_t i = 1; i < parts; ++i) {
             if (per_tensor && i <= tensor_names.size()) add_child(out, tensor_names[i - 1], quantizer[i], self);
             if (!per_tensor && i <= channel_names.size()) add_child(out, channel_names[i - 1], quantizer[i], self);
         }
@@ -636,6 +691,7 @@ private:
 
     /// Only what may hold tensors: the rest says how the object is made, and it is not.
     void add_arguments(Opaque& out, std::span<const Id> arguments, NodeId self) {
+        allowance_.spend(link_cost * arguments.size());
         for (std::size_t i = 0; i < arguments.size(); ++i) {
             if (!is_plain(arguments[i])) add_child(out, std::to_string(i), arguments[i], self);
         }
@@ -666,23 +722,27 @@ private:
     }
 
     void add_entry(Opaque& out, Id key, Id value, std::size_t place, NodeId self) {
-        const bool text = pickle_.kind(key) == Kind::text && !pickle_.text(key).empty() && is_utf8(pickle_.text(key));
-        if (text) return add_child(out, std::string(pickle_.text(key)), value, self);
-        add_child(
-            out,
-            pickle_.kind(key) == Kind::integer ? std::to_string(pickle_.integer(key)) : "key" + std::to_string(place),
-            value, self);
+        add_child(out, attribute_name(key, place), value, self);
+    }
+    /// The key where it is an integer or a text of some length, else its place.
+    std::string attribute_name(Id key, std::size_t place) const {
+        if (pickle_.kind(key) == Kind::integer) return std::to_string(pickle_.integer(key));
+        const bool text = pickle_.kind(key) == Kind::text && !pickle_.text(key).empty() &&
+                          pickle_.text(key).size() <= max_key_bytes && is_utf8(pickle_.text(key));
+        return text ? std::string(pickle_.text(key)) : "key" + std::to_string(place);
     }
 
     /// The tensor that an object is around: a child without a name.
     void add_itself(Opaque& out, Node tensor, NodeId self) {
         if (std::holds_alternative<StateTree::Tensor>(tensor)) {
+            allowance_.spend(tensor_cost + child_cost + sizeof(Node));
             out.children.emplace_back(std::string(), add(std::move(tensor), PickleGraph::nothing,
                                                          {.parent = self, .child = out.children.size()}));
         }
     }
 
     void add_child(Opaque& out, std::string name, Id id, NodeId self) {
+        allowance_.spend(child_cost + 2 * name.size());
         out.children.emplace_back(unique(std::move(name)), refer(id, {.parent = self, .child = out.children.size()}));
     }
 
@@ -693,10 +753,11 @@ private:
         return free;
     }
 
-    bool only_plain_values(Id state) const {
+    bool only_plain_values(Id state) {
         if (pickle_.kind(state) == Kind::none) return true;
         if (pickle_.kind(state) != Kind::dict) return false;
         const auto items = pickle_.items(state);
+        allowance_.spend(link_cost * items.size());
         return std::all_of(items.begin(), items.end(), [this](Id id) { return is_plain(id); });
     }
     void count_attributes(Id state, NodeId self) {
@@ -706,12 +767,16 @@ private:
 
     // Names and notes.
 
-    /// The name that flatten would give.
+    /// The name that flatten would give, or the end of it.
     std::string path_of(NodeId id) const {
         std::vector<std::string> segments;
+        std::size_t bytes = 0;
         while (places_[id].parent != no_node && segments.size() < max_path_levels) {
             const Place place = places_[id];
-            segments.push_back(segment(place));
+            std::string each = segment(place);
+            bytes += each.size() + 1;
+            if (bytes > max_path_bytes && !segments.empty()) break;
+            segments.push_back(std::move(each));
             id = place.parent;
         }
         if (segments.empty()) return std::string(state::root_name);
@@ -723,7 +788,9 @@ private:
         const Node& parent = out_.tree[place.parent];
         if (const auto* dict = std::get_if<StateTree::Dict>(&parent);
             dict != nullptr && place.child < dict->items.size()) {
-            return state::key_segment(out_.tree[dict->items[place.child].first], place.child);
+            const Node& key = out_.tree[dict->items[place.child].first];
+            if (std::visit(NodeCost(), key) > max_key_bytes) return state::ordinal_segment(place.child);
+            return state::key_segment(key, place.child);
         }
         if (const auto* opaque = std::get_if<Opaque>(&parent);
             opaque != nullptr && place.child < opaque->children.size()) {
@@ -758,6 +825,7 @@ private:
 
     const PickleGraph& pickle_;
     FaultSink& faults_;
+    Allowance allowance_;
     TensorReader tensors_;
     Rebuilt out_;
     std::vector<NodeId> nodes_;  ///< of the tree, by node of the pickle

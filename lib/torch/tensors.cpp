@@ -17,6 +17,10 @@ using Kind = PickleGraph::Kind;
 Error bad_tensor(const std::string& what) { return {Errc::bad_tensor, what}; }
 Error overflow(const std::string& what) { return {Errc::shape_overflow, what + " does not fit in 64 bits"}; }
 
+/// Of a storage's key, which is looked up for each of its tensors; torch writes numbers.
+constexpr std::size_t max_key_bytes = 1024;
+/// Entries of the dictionary with the lazy bits, which is read for each tensor that has it; torch writes two.
+constexpr std::size_t max_metadata = 64;
 constexpr std::uint64_t max_int64 = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
 /// One past the last element of the storage that the view reaches; the view has elements.
@@ -30,6 +34,12 @@ std::uint64_t reach(const StridedView& view) {
     }
     if (last >= max_int64) throw overflow("the offset " + std::to_string(last));
     return last + 1;
+}
+
+/// Whether an element is negated by its bits: FNUZ has no negative zero, E8M0 no sign, and F4 and F6 are packed.
+bool negatable(Dtype dtype) {
+    if (kind(dtype) == DtypeKind::boolean || kind(dtype) == DtypeKind::opaque) return false;
+    return whole_bytes(dtype) && dtype != Dtype::f8_e4m3fnuz && dtype != Dtype::f8_e5m2fnuz && dtype != Dtype::f8_e8m0;
 }
 
 /// How many elements of `dtype` are in a storage of so many bytes.
@@ -68,6 +78,9 @@ TensorReader::Storage TensorReader::storage(Id id) const {
     const bool formed = (parts.size() == 5 || parts.size() == 6) && is_text(parts[0]) &&
                         pickle_.text(parts[0]) == "storage" && is_text(parts[2]) && is_text(parts[3]);
     if (!formed) throw bad_tensor("a persistent id that is no storage");
+    if (pickle_.text(parts[2]).size() > max_key_bytes) {
+        throw bad_tensor("a storage whose key has " + bytes_text(pickle_.text(parts[2]).size()));
+    }
     const auto type = storage_type(*class_name);
     if (!type) throw bad_tensor("a storage of class " + quoted(*class_name) + ", which is not known");
     const std::int64_t elements = integer(parts[4], "storage size");
@@ -151,6 +164,10 @@ Decoding TensorReader::decoding(Dtype dtype, Id metadata) const {
     Decoding decoding{.byte_swap = storages_.big_endian && swap_size(dtype) > 1};
     if (metadata == PickleGraph::nothing || pickle_.kind(metadata) != Kind::dict) return decoding;
     const auto items = pickle_.items(metadata);
+    if (items.size() > 2 * max_metadata) {
+        throw bad_tensor(std::to_string(items.size() / 2) + " lazy bits; at most " + std::to_string(max_metadata) +
+                         " are read");
+    }
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
         const Id value = items[i + 1];
         if (pickle_.kind(items[i]) != Kind::text || pickle_.kind(value) != Kind::boolean) continue;
@@ -158,7 +175,7 @@ Decoding TensorReader::decoding(Dtype dtype, Id metadata) const {
         if (pickle_.text(items[i]) == "neg") decoding.neg = pickle_.boolean(value);
     }
     if (decoding.conj && kind(dtype) != DtypeKind::complex) throw bad_tensor("a conjugated tensor that is not complex");
-    if (decoding.neg && (kind(dtype) == DtypeKind::boolean || kind(dtype) == DtypeKind::opaque)) {
+    if (decoding.neg && !negatable(dtype)) {
         throw bad_tensor("a negated tensor of " + std::string(torch_name(dtype)));
     }
     return decoding;

@@ -15,7 +15,7 @@ namespace forge {
 /// The low `size` bytes of `value`, little-endian.
 inline std::string little(std::uint64_t value, std::size_t size) {
     std::string bytes;
-    for (std::size_t i = 0; i < size; ++i) bytes += static_cast<char>(static_cast<unsigned char>(value >> (8 * i)));
+    for (std::size_t i = 0; i < size; ++i, value >>= 8) bytes += static_cast<char>(static_cast<unsigned char>(value));
     return bytes;
 }
 

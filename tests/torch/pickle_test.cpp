@@ -332,8 +332,45 @@ TEST_CASE("nesting, marks and sharing cost what they take in the pickle") {
 
 TEST_CASE("limits hold") {
     CHECK_FAULT(Read("NNN.", {.max_bytes = 3}), Errc::pickle_too_large);
-    CHECK_FAULT(Read(std::string(100, 'N') + ".", {.max_nodes = 50}), Errc::pickle_too_large);
+    CHECK_OK(Read("c" + std::string(1000, 'm') + "\n" + std::string(24, 'n') + "\n."));
+    CHECK_FAULT(Read("c" + std::string(1000, 'm') + "\n" + std::string(25, 'n') + "\n."), Errc::pickle_too_large);
     CHECK_FAULT(Read("\x8a\x09" + std::string(9, 'x') + ".", {.max_long_bytes = 8}), Errc::pickle_too_large);
+}
+
+TEST_CASE("memory is charged for values, slots, marks and memo entries") {
+    constexpr PickleLimits limits{.max_memory = 1 << 20};
+    const auto times = [](std::size_t count, std::string_view what) {
+        std::string out;
+        for (std::size_t i = 0; i < count; ++i) out += what;
+        return out;
+    };
+    CHECK_OK(Read(times(10'000, "N") + ".", limits));
+    CHECK_FAULT(Read(times(100'000, "N") + ".", limits), Errc::pickle_too_large);
+    CHECK_FAULT(Read("N" + times(100'000, "2") + ".", limits), Errc::pickle_too_large);
+    CHECK_FAULT(Read(times(100'000, "("), limits), Errc::pickle_too_large);
+    CHECK_FAULT(Read(times(10'000, "]") + ".", limits), Errc::pickle_too_large);
+    CHECK_FAULT(Read("Nr" + forge::little(200'000, 4) + std::string(200'000, '0') + ".", limits),
+                Errc::pickle_too_large);
+    CHECK_FAULT(Read("X" + forge::little(2 << 20, 4) + std::string(2 << 20, 'x') + ".", limits),
+                Errc::pickle_too_large);
+}
+
+TEST_CASE("what a pickle may take follows from its bytes in the file") {
+    CHECK(PickleLimits::of_packed(0).max_bytes == PickleLimits::least_bytes);
+    CHECK(PickleLimits::of_packed(0).max_memory == PickleLimits::least_memory);
+    CHECK(PickleLimits::of_packed(4 << 20).max_bytes == 128 << 20);
+    CHECK(PickleLimits::of_packed(16 << 20).max_memory == std::uint64_t{1} << 30);
+    CHECK(PickleLimits::of_packed(~std::uint64_t{0}).max_bytes == PickleLimits::most_bytes);
+    CHECK(PickleLimits::of_packed(~std::uint64_t{0}).max_memory == PickleLimits::most_bytes * 64);
+}
+
+TEST_CASE("what Python has once is one node") {
+    const Read read("(NN\x88\x88\x89\x89))K\x07J" + forge::little(7, 4) + "K\x08t.");
+    const auto items = read.graph.items(read.graph.root());
+    CHECK(shown(read.graph, read.graph.root()) == "(None, None, True, True, False, False, (), (), 7, 7, 8)");
+    CHECK(read.graph.size() == 7);
+    CHECK(items[8] == items[9]);
+    CHECK(items[9] != items[10]);
 }
 
 TEST_CASE("what follows STOP is left") {

@@ -29,6 +29,21 @@ std::string one(const std::string& storage, std::int64_t offset, std::initialize
 }
 std::string number(std::int64_t value) { return forge::integer(value); }
 
+std::string times(std::size_t count, std::string_view what) {
+    std::string out;
+    for (std::size_t i = 0; i < count; ++i) out += what;
+    return out;
+}
+/// The tree of a pickle without storages that may take 4 MiB.
+StateTree small_tree_of(const std::string& value) {
+    const std::string pickle = forge::pickle(value);
+    const auto graph = torch::read_pickle(pickle, {.max_memory = 4 << 20});
+    const torch::Storages storages{
+        .find = [](std::string_view) -> torch::RecordData { throw Error(Errc::zip_missing_record, "no storage"); }};
+    CollectFaults faults;
+    return torch::rebuild(graph, storages, faults).tree;
+}
+
 template <class T> T root_as(const std::string& value) {
     const StateTree tree = tree_of(value);
     const T* found = std::get_if<T>(&tree[tree.root()]);
@@ -224,6 +239,103 @@ TEST_CASE("a call that runs code is noted wherever it stands") {
     REQUIRE(archive.notes.size() == 1);
     CHECK(archive.notes[0].find("os.system (2 times)") != std::string::npos);
     CHECK(flatten(archive.tree).tensors.size() == 1);
+}
+
+TEST_CASE("what objects share is charged for each of them") {
+    const std::string thing = forge::global("m", "C") + "q\1" + "0";
+    const std::string key = forge::text(std::string(1000, 'k')) + "q\2" + "0";
+    CHECK_OK(small_tree_of(thing + key + "(" + times(100, "h\1)R}h\2Nsb") + "l"));
+    CHECK_FAULT(small_tree_of(thing + key + "(" + times(3000, "h\1)R}h\2Nsb") + "l"), Errc::pickle_too_large);
+
+    const std::string type = "c" + std::string(1000, 'm') + "\nC\nq\1" + "0";
+    CHECK_OK(small_tree_of(type + "(" + times(100, "h\1)R") + "l"));
+    CHECK_FAULT(small_tree_of(type + "(" + times(4000, "h\1)R") + "l"), Errc::pickle_too_large);
+
+    const std::string many = "(](" + times(4000, "N") + "etq\2" + "0";
+    for (const char* function : {"list", "tuple"}) {
+        const std::string made = forge::global("builtins", function) + "q\1" + "0";
+        CHECK_FAULT(small_tree_of(made + many + "(" + times(4000, "h\1h\2R") + "l"), Errc::pickle_too_large);
+    }
+    const std::string state = "}(" + times(500, forge::integer(1) + "N") + "uq\2" + "0";
+    CHECK_FAULT(small_tree_of(thing + state + "(" + times(500, "h\1)Rh\2b") + "l"), Errc::pickle_too_large);
+
+    const std::string tensor = forge::global("torch._utils", "_rebuild_tensor_v2") + "q\1" + "0";
+    CHECK_OK(small_tree_of(tensor + "(" + times(1000, "h\1)R") + "l"));
+    CHECK_FAULT(small_tree_of(tensor + key + "(" + times(3000, "}h\2h\1)Rs") + "l"), Errc::pickle_too_large);
+}
+
+TEST_CASE("a long key is no attribute's name, and is not in a fault's path") {
+    const std::string value = forge::tensor(floats(), 0, {}, {});
+    for (const std::size_t length : {std::size_t{1024}, std::size_t{1025}}) {
+        const std::string key = forge::text(std::string(length, 'k'));
+        const std::string name = length == 1024 ? std::string(length, 'k') : "key1";
+        const std::string state = forge::dict({forge::text("a"), "N", key, value});
+        CHECK(flat_of(in_dict(forge::call("my", "Thing", {}) + state + "b")).tensors.at(0).name() == "x/" + name);
+        const auto ordered = root_as<StateTree::Dict>(forge::call("collections", "OrderedDict", {}) + state + "b");
+        CHECK(ordered.attributes.at(1).first == name);
+        // As the name of a tensor it is whole.
+        CHECK(flat_of(forge::dict({key, value})).tensors.at(0).name() == std::string(length, 'k'));
+    }
+
+    const auto path = [](const std::string& key, std::size_t levels) {
+        std::string bad = forge::call("torch._utils", "_rebuild_tensor", {});
+        for (std::size_t i = 0; i < levels; ++i) bad = forge::dict({forge::text(key), bad});
+        return std::string(error_of([&] { tree_of(bad); }).value().tensor());
+    };
+    CHECK(path(std::string(900, 'k'), 2) == std::string(900, 'k') + "/" + std::string(900, 'k'));
+    CHECK(path(std::string(900, 'k'), 9) == ".../" + std::string(900, 'k') + "/" + std::string(900, 'k'));
+    CHECK(path(std::string(500'000, 'k'), 2) == "~k0/~k0");
+}
+
+TEST_CASE("a long key in many places is hashed once") {
+    const std::string key = forge::text(std::string(500'000, 'k')) + "q\1" + "0";
+    const auto dict = root_as<StateTree::Dict>(key + "}(" + times(200'000, "h\1N") + "u");
+    CHECK(dict.items.size() == 1);
+}
+
+TEST_CASE("a tensor is lazily negative only where its bits can be negated") {
+    const auto negative = [](const char* dtype) {
+        return in_dict(forge::call("torch._utils", "_rebuild_tensor_v3",
+                                   {forge::storage("UntypedStorage", "1", 16), number(0), forge::tuple({number(1)}),
+                                    forge::tuple({number(1)}), "\x89", forge::call("collections", "OrderedDict", {}),
+                                    forge::global("torch", dtype), forge::dict({forge::text("neg"), "\x88"})}));
+    };
+    for (const char* dtype : {"float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "complex64"}) {
+        CAPTURE(dtype);
+        CHECK(flat_of(negative(dtype)).tensors.at(0).decoding().neg);
+    }
+    for (const char* dtype :
+         {"bool", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8"}) {
+        CAPTURE(dtype);
+        CHECK_FAULT(flat_of(negative(dtype)), Errc::bad_tensor);
+    }
+}
+
+TEST_CASE("a tensor's key and lazy bits have limits, as each tensor reads them again") {
+    CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", std::string(1024, '0'), 1), 0, {}, {})),
+                Errc::zip_missing_record);
+    CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", std::string(1025, '0'), 1), 0, {}, {})), Errc::bad_tensor);
+    const auto with = [](std::size_t bits) {
+        std::string metadata = "}(";
+        for (std::size_t i = 0; i < bits; ++i) metadata += number(static_cast<std::int64_t>(i)) + "\x88";
+        return in_dict(forge::call(
+            "torch._utils", "_rebuild_tensor_v2",
+            {floats(), number(0), ")", ")", "\x89", forge::call("collections", "OrderedDict", {}), metadata + "u"}));
+    };
+    CHECK_OK(flat_of(with(64)));
+    CHECK_FAULT(flat_of(with(65)), Errc::bad_tensor);
+}
+
+TEST_CASE("a deflated pickle is refused where it inflates beyond its size in the file") {
+    const auto with = [](std::uint64_t size) {
+        forge::Zip zip;
+        zip.add("a/data.pkl", std::string(100'000, 'x'));
+        zip.records[0].method = 8;
+        zip.records[0].size = size;
+        return zip.join();
+    };
+    CHECK_FAULT(fixtures::open(with(torch::PickleLimits::least_bytes + 1)), Errc::pickle_too_large);
+    CHECK_FAULT(fixtures::open(with(1000)), Errc::inflate_failed);
 }
 
 TEST_CASE("archives must be what they say") {
