@@ -20,7 +20,7 @@ public:
 
     void add(std::uint64_t bytes) noexcept { done_.fetch_add(bytes, std::memory_order_relaxed); }
     void check_stop() const {
-        if (monitor_.stop.stop_requested()) throw Error(Errc::cancelled, "stopped on request");
+        if (monitor_.stop.stop_requested()) throw Error(Errc::cancelled, "cancelled on request");
     }
     /// As often as one likes.
     void tick() {
@@ -42,7 +42,7 @@ private:
         if (!monitor_.on_progress) return;
         const Progress progress{
             .stage = stage_, .bytes_done = done_.load(std::memory_order_relaxed), .bytes_total = total_};
-        if (!monitor_.on_progress(progress)) throw Error(Errc::cancelled, "stopped by the progress function");
+        if (!monitor_.on_progress(progress)) throw Error(Errc::cancelled, "cancelled on request");
     }
 
     const Monitor& monitor_;
