@@ -188,7 +188,9 @@ TEST_CASE("every opcode makes what Python makes of it") {
         {"c__builtin__\ngetattr\ncm\nOuter\nX\x05\x00\x00\x00Inner\x86R."s, "m.Outer.Inner"},
         {"cbuiltins\ngetattr\ncm\nC\nX\x08\x00\x00\x00__init__\x86R."s, "builtins.getattr(m.C, '__init__')"},
     };
-    for (const auto& [pickle, wanted] : cases) {
+    for (const auto& row : cases) {
+        const auto& pickle = row.first;  // no binding: Clang 14 captures none
+        const auto& wanted = row.second;
         CAPTURE(wanted);
         std::string found;
         CHECK_OK(found = shown(pickle));
@@ -202,7 +204,9 @@ TEST_CASE("every opcode is refused without its operands") {
         {"0", 1},    {"2", 1}, {"\x85", 1}, {"\x86", 2}, {"\x87", 3},  {"a", 2},    {"s", 3},    {"R", 2}, {"\x81", 2},
         {"\x92", 3}, {"b", 2}, {"Q", 1},    {"\x93", 2}, {"q\x01", 1}, {"p1\n", 1}, {"\x94", 1}, {".", 1},
     };
-    for (const auto& [opcode, count] : needs) {
+    for (const auto& row : needs) {
+        const auto& opcode = row.first;  // no binding: Clang 14 captures none
+        const auto& count = row.second;
         for (int have = 0; have < count; ++have) {
             CAPTURE(opcode);
             CAPTURE(have);
@@ -289,7 +293,9 @@ TEST_CASE("lengths, texts and numbers are checked") {
         {"\x97.", Errc::pickle_unsupported},
         {"\x98.", Errc::pickle_unsupported},
     };
-    for (const auto& [pickle, code] : cases) {
+    for (const auto& row : cases) {
+        const auto& pickle = row.first;  // no binding: Clang 14 captures none
+        const auto& code = row.second;
         CAPTURE(pickle);
         CHECK_FAULT(Read(pickle), code);
     }

@@ -102,7 +102,9 @@ TEST_CASE("every storage class has its dtype") {
         {"BoolStorage", Dtype::boolean}, {"ComplexFloatStorage", Dtype::c64}, {"ComplexDoubleStorage", Dtype::c128},
         {"QInt8Storage", Dtype::qint8},  {"QUInt8Storage", Dtype::quint8},    {"QInt32Storage", Dtype::qint32},
         {"UntypedStorage", Dtype::u8}};
-    for (const auto& [name, dtype] : classes) {
+    for (const auto& row : classes) {
+        const auto& name = row.first;  // no binding: Clang 14 captures none
+        const auto& dtype = row.second;
         CAPTURE(name);
         const auto flat = flat_of(one(forge::storage(name, "1", 1), 0, {number(1)}, {number(1)}));
         REQUIRE(flat.tensors.size() == 1);

@@ -38,8 +38,8 @@ forge::Zip two_records() {
 
 TEST_CASE("records are found with and without zip64 end records, comments, and bytes before the zip") {
     for (const bool zip64 : {false, true}) {
-        for (const std::size_t prefix : {0, 1, 5000}) {
-            for (const std::size_t comment : {0, 1, 1000, 65535}) {
+        for (const std::size_t prefix : {0U, 1U, 5000U}) {
+            for (const std::size_t comment : {0U, 1U, 1000U, 65535U}) {
                 CAPTURE(zip64);
                 CAPTURE(prefix);
                 CAPTURE(comment);
