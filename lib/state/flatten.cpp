@@ -1,5 +1,6 @@
 // From a tree to names and tensors: one walk, in order, without recursion. Its slow twin is
 // tests/reference/slow_flatten.hpp.
+#include "base/text.hpp"
 #include "state/names.hpp"
 
 #include <safemap/state_tree.hpp>
@@ -143,7 +144,7 @@ private:
             return;
         }
         seen.entered = true;
-        if (!within_budget()) return unnamed_.add({});
+        if (!within_budget()) return leave_out("a container");
         if (const auto* dict = std::get_if<StateTree::Dict>(&node)) note_attributes(*dict);
         if (const auto* opaque = std::get_if<StateTree::Opaque>(&node)) skip(*opaque);
         frames_.push_back({.node = id, .path_size = path_.size(), .tensors_before = tensors_met_});
@@ -205,7 +206,7 @@ private:
 
     void visit_tensor(NodeId id, const LazyTensor& tensor) {
         ++tensors_met_;
-        if (!take_name()) return unnamed_.add({});
+        if (!take_name()) return leave_out("torch.Tensor");
         std::uint32_t& group = seen_[id].group;
         if (group == none) group = group_of(tensor);
         if (group != none) return out_.aliases[group].push_back(name());
@@ -224,7 +225,17 @@ private:
 
     void skip(const StateTree::Opaque& opaque) {
         if (take_name()) out_.skipped.push_back({.name = name(), .type = opaque.type, .why = opaque.why});
-        else unnamed_.add({});
+        else leave_out(opaque.type);
+    }
+
+    /// Of what gets no name the first are listed, by the beginning of what would have been theirs.
+    void leave_out(std::string_view type) {
+        constexpr std::size_t most_listed = 1000;
+        unnamed_.add({});
+        if (unnamed_.count > most_listed) return;
+        out_.skipped.push_back({.name = printable(path_.substr(0, example_bytes)) + "...",
+                                .type = std::string(type),
+                                .why = "all names together would be longer than a safetensors header can be"});
     }
 
     void note_attributes(const StateTree::Dict& dict) {

@@ -261,6 +261,9 @@ TEST_CASE("depth, doubling and long keys do not cost more than the tree is large
         CHECK(flat.tensors.size() > 5'000);
         REQUIRE(flat.notes.size() == 1);
         CHECK(flat.notes[0].find("no name") != std::string::npos);
+        REQUIRE_FALSE(flat.skipped.empty());  // never lost without a word
+        CHECK(flat.skipped[0].name.starts_with("1/1/1/1"));
+        CHECK(flat.skipped.size() <= 1000);
     }
     SUBCASE("one long key in many dictionaries") {
         StateTree tree;
