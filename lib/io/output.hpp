@@ -37,7 +37,7 @@ private:
 
 /// Whether that many bytes are better written past the page cache: more than a sixteenth of the memory. The kernel
 /// begins to hold writers back at about a tenth, and then fsync waits for all of it: 3.8 GB onto ext4, machine of
-/// 24 GiB, took 2.0 to 3.0 s past the cache and 2.1 to 17 s through it, eight runs of each.
+/// 24 GiB, took 2.0 to 3.7 s past the cache and 2.1 to 17 s through it, eleven runs of each.
 bool better_around_cache(std::uint64_t bytes);
 
 /// Writes past the cache begin and end at multiples of this, in the file and in memory.

@@ -25,7 +25,7 @@ namespace {
 using namespace literals;
 
 // Two workers write as fast as the machine does, and closer together they write faster: past the page cache 3.8 GB took
-// 2.0 to 3.0 s in blocks of 1 MiB, 2.1 to 3.7 s in blocks of 8 MiB; through it 2.1 to 10 s and 14 to 17 s.
+// 2.0 to 3.7 s in blocks of 1 MiB, 2.1 to 4.5 s in blocks of 8 MiB; through it 2.1 to 17 s and 6 to 17 s.
 constexpr std::uint64_t stream_block = 1_MiB;
 // What is transposed is gathered in tiles, the larger the better.
 constexpr std::uint64_t largest_block = 8_MiB;
