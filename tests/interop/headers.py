@@ -209,6 +209,15 @@ def disagreement(file, theirs, ours):
     return None
 
 
+def agrees_at_times(file, scratch, ours):
+    """Whether the reference names the fault we name in one of many tries.
+
+    It sorts the entries of a hash table, seeded anew each time, by offsets alone: of two broken tensors with the same
+    offsets it names sometimes the one and sometimes the other.
+    """
+    return any(disagreement(file, reference(file, scratch), ours) is None for _ in range(64))
+
+
 def main():
     program = sys.argv[1]
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 20000
@@ -239,7 +248,7 @@ def main():
             theirs, ours = reference(file, scratch), json.loads(line)
             accepted += "error" not in theirs
             what = disagreement(file, theirs, ours)
-            if what is None:
+            if what is None or (what == "family" and agrees_at_times(file, scratch, ours)):
                 continue
             found += 1
             if found <= 20:
