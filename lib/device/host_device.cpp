@@ -53,7 +53,10 @@ private:
     }
     static void* map(std::uint64_t size) noexcept {
         void* const at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        return at == MAP_FAILED ? nullptr : at;
+        if (at == MAP_FAILED) return nullptr;
+        // Memory is met for the first time while a tensor is read, and with small pages that takes longer than reading.
+        ::madvise(at, size, MADV_HUGEPAGE);
+        return at;
     }
 
     void* data_ = nullptr;
