@@ -56,7 +56,7 @@ enum class Errc : std::uint8_t {
     index_not_json,        ///< an index file that is not JSON
     index_bad_field,       ///< an index without `weight_map`, or with one of the wrong type
     shard_outside_folder,  ///< an index that names an absolute path or one with `..`
-    shard_missing,         ///< a shard that the index names and the folder lacks
+    shard_missing,         ///< a shard that the index names and the folder lacks, or that is no file
     shard_lacks_tensor,    ///< a tensor that the index places in a shard which does not hold it
 
     zip_bad_directory,   ///< no end record, or a directory that contradicts the file

@@ -158,6 +158,13 @@ void compare_total_size(const Index& index, Contents& contents) {
                                  ", its tensors have " + bytes_text(total));
 }
 
+void note_repeated(const Index& index, Contents& contents) {
+    if (index.repeated == 0) return;
+    contents.notes.push_back("the weight_map names " + safemap::quoted(index.first_repeated) +
+                             (index.repeated == 1 ? std::string() : " and others") +
+                             " more than once; the last shard named counts");
+}
+
 }  // namespace
 
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index_source,
@@ -172,6 +179,7 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     for (Shard& shard : shards) merge.add(shard);
     merge_metadata(index, merge.contents);
     compare_total_size(index, merge.contents);
+    note_repeated(index, merge.contents);
     return std::move(merge.contents);
 }
 

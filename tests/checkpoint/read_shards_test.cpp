@@ -76,6 +76,17 @@ TEST_CASE("a total_size that is not the sum is noted") {
     CHECK(contents.notes[0] == "the index says total_size 5, its tensors have 3 bytes");
 }
 
+TEST_CASE("a tensor that the index places twice is where it is placed last, with a note") {
+    const Contents contents = read({{"index", R"({"weight_map":{"a":"1","b":"2","a":"2"}})"},
+                                    {"1", forge::u8_file({{"a", 1}})},
+                                    {"2", forge::u8_file({{"a", 3}, {"b", 1}})}});
+    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(contents.tensors.at(0).nbytes() == 3);
+    CHECK(contents.files == Names{"2"});
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0] == "the weight_map names 'a' more than once; the last shard named counts");
+}
+
 TEST_CASE("metadata is the index's strings and what all shards agree on") {
     const auto shard = [](std::string_view name, std::string_view metadata) {
         return forge::safetensors(R"({"__metadata__":)" + std::string(metadata) + R"(,")" + std::string(name) +

@@ -173,7 +173,15 @@ TEST_CASE("a disk that is too small is noticed before a byte is written, and lef
         return true;
     };
     for (const auto* out : {"out", "out.safetensors"}) {
-        CHECK_FAULT(save(dir / "disk" / out, tensors, options), Errc::no_space);
+        const auto full = error_of([&] { save(dir / "disk" / out, tensors, options); });
+        REQUIRE(full);
+        CHECK(full->code() == Errc::no_space);
+        CHECK(full->path().starts_with((dir / "disk" / out).native()));
+        // A mebibyte, less what stands there: of the two files before it, and of the folders.
+        const std::string& said = full->message();
+        const std::size_t free = said.find("; free: ");
+        REQUIRE(free != std::string::npos);
+        CHECK(std::stoull(said.substr(free + 8)) <= 1 << 20);
         CHECK(written == 0);
         CHECK(names_in(dir / "disk").empty());
     }
