@@ -144,6 +144,7 @@ bool Staging::create() {
         return false;
     }
     state_ = State::owned;
+    grant_owner(lock_.number());
     // Between creating and locking, another process may have taken it for litter.
     const Lock lock = try_lock(lock_.number());
     if (lock != Lock::taken && still_there(lock_.number(), sibling_.number())) return true;
@@ -174,6 +175,14 @@ void Staging::grant_owner(int folder, const char* name) {
     denied_ = S_IRWXU & ~mode;
     if (calls.fchmodat(folder, name, mode | S_IRWXU, 0) != 0 && errno != ENOENT)
         throw system_error(errno, "set the permissions of the new folder beside it");
+}
+
+/// The same for a file, once it is known of a folder.
+void Staging::grant_owner(int file) const {
+    if (denied_ == 0) return;
+    struct stat status = {};
+    if (calls.fstat(file, &status) != 0 || calls.fchmod(file, (status.st_mode & 07777) | S_IRUSR | S_IWUSR) != 0)
+        throw system_error(errno, "set its permissions");
 }
 
 /// What the umask wanted, at last.
@@ -267,14 +276,9 @@ std::string Staging::path_of(const std::string& name) const {
 }
 
 OutputFile Staging::add(const std::string& name) {
-    OutputFile file = OutputFile::create(files_folder(), name_in_folder(name));
     files_.push_back(name);
-    if (denied_ == 0) return file;
-    struct stat status = {};
-    constexpr mode_t needed = S_IRUSR | S_IWUSR;
-    if (calls.fstat(file.descriptor(), &status) != 0 ||
-        calls.fchmod(file.descriptor(), (status.st_mode & 07777) | needed) != 0)
-        throw system_error(errno, "set its permissions");
+    OutputFile file = OutputFile::create(files_folder(), name_in_folder(name));
+    grant_owner(file.descriptor());
     return file;
 }
 

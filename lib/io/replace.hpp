@@ -17,8 +17,8 @@ void require_absent(const std::filesystem::path& target);
 
 /// Fills a new file or folder in a hidden folder beside the target, `.NAME.safemap-tmp`, and then renames it. A lock
 /// file in there is held under flock for as long as this object lives: one that nobody holds is what a dead process
-/// left, and is removed; a second writer finds it held and gets Errc::busy. What has no such file in it is not ours and
-/// stays.
+/// left, and is removed; a second writer finds it held and gets Errc::busy. What has no such file in it, and is not
+/// empty, is not ours and stays.
 class Staging {
 public:
     enum class Kind : std::uint8_t { file, folder };
@@ -64,6 +64,7 @@ private:
     void remove_content_of(int sibling) const;
     Error foreign() const;
     void grant_owner(int folder, const char* name);
+    void grant_owner(int file) const;
     void withdraw_grants() const;
     void appear();
     void appear_without_flags();
