@@ -69,7 +69,7 @@ public:
         take_tensors(shard);
         // What a faulty shard lacks is a consequence of its faults.
         if (sound) require_wanted(shard);
-        move_to_end(shard.contents.notes, contents.notes);
+        for (const std::string& note : shard.contents.notes) contents.notes.push_back(shard.name + ": " + note);
         move_to_end(shard.contents.skipped, contents.skipped);
         move_to_end(shard.contents.checksums, contents.checksums);
         move_to_end(shard.contents.sources, contents.sources);
@@ -158,11 +158,20 @@ void compare_total_size(const Index& index, Contents& contents) {
                                  ", its tensors have " + bytes_text(total));
 }
 
-void note_repeated(const Index& index, Contents& contents) {
-    if (index.repeated == 0) return;
-    contents.notes.push_back("the weight_map names " + safemap::quoted(index.first_repeated) +
-                             (index.repeated == 1 ? std::string() : " and others") +
-                             " more than once; the last shard named counts");
+/// Python takes the last of them; only the strict policy refuses it.
+void judge_repeated(const Index& index, Policy policy, FaultSink& faults, Contents& contents) {
+    if (index.repeated.empty()) return;
+    const std::string& first = index.weight_map[index.repeated.front()].first;
+    if (policy != Policy::strict) {
+        contents.notes.push_back("the weight_map names " + safemap::quoted(first) +
+                                 (index.repeated.size() == 1 ? std::string() : " and others") +
+                                 " more than once; the last shard named counts");
+        return;
+    }
+    for (const std::uint32_t number : index.repeated) {
+        Error error(Errc::duplicate_name, "the weight_map names it more than once");
+        faults.fault(std::move(error.with_tensor(index.weight_map[number].first)));
+    }
 }
 
 }  // namespace
@@ -179,7 +188,7 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     for (Shard& shard : shards) merge.add(shard);
     merge_metadata(index, merge.contents);
     compare_total_size(index, merge.contents);
-    note_repeated(index, merge.contents);
+    judge_repeated(index, options.policy, with_path, merge.contents);
     return std::move(merge.contents);
 }
 

@@ -75,7 +75,7 @@ void read_weight_map(const json::Value::Object& members, Index& index, FaultSink
             continue;
         }
         index.weight_map[number].second = *shard;
-        if (index.repeated++ == 0) index.first_repeated = member.key;
+        index.repeated.push_back(number);
     }
 }
 

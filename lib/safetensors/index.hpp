@@ -5,7 +5,6 @@
 
 #include <safemap/source.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -20,8 +19,7 @@ struct Index {
     std::optional<std::uint64_t> total_size;
     std::vector<std::pair<std::string, std::string>> metadata;    ///< the string members of `metadata`, sorted
     std::vector<std::pair<std::string, std::string>> weight_map;  ///< tensor → shard, in file order
-    std::size_t repeated = 0;  ///< entries of weight_map whose tensor had one already; the last one counts
-    std::string first_repeated;
+    std::vector<std::uint32_t> repeated;  ///< numbers in weight_map, once for each further entry; the last one counts
 };
 
 /// Whether this is JSON with a weight_map.
