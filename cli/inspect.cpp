@@ -56,7 +56,8 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     json.end_object();
 }
 
-JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries) {
+JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+                   const std::vector<std::string>& notes) {
     FileNames files(checkpoint.files());
     JsonWriter json;
     json.begin_object();
@@ -73,7 +74,7 @@ JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entri
     for (const SkippedObject& object : checkpoint.skipped())
         json.begin_object().member("name", object.name).member("type", object.type).end_object();
     json.end_array();
-    json.member("notes", checkpoint.notes());
+    json.member("notes", notes);
     json.end_object();
     return json;
 }
@@ -207,9 +208,9 @@ std::string object_lines(const Checkpoint& checkpoint) {
     return lines;
 }
 
-std::string note_lines(const Checkpoint& checkpoint) {
+std::string note_lines(const std::vector<std::string>& notes) {
     std::string lines;
-    for (const std::string& note : checkpoint.notes()) lines += fmt::format("  {}\n", printable(note));
+    for (const std::string& note : notes) lines += fmt::format("  {}\n", printable(note));
     return lines;
 }
 
@@ -223,13 +224,17 @@ public:
     int run(Console& console) override {
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
-        if (console.json()) console.result(as_json(checkpoint, entries));
-        else console.result(as_text(checkpoint, entries));
+        std::vector<std::string> notes = checkpoint.notes();
+        const std::string nothing = empty_selection(checkpoint, common, entries);
+        if (!nothing.empty()) notes.push_back(nothing);
+        if (console.json()) console.result(as_json(checkpoint, entries, notes));
+        else console.result(as_text(checkpoint, entries, notes));
         return 0;
     }
 
 private:
-    std::string as_text(const Checkpoint& checkpoint, const std::vector<Entry>& entries) const {
+    std::string as_text(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+                        const std::vector<std::string>& notes) const {
         const std::vector<Folded> folded = fold_entries(entries);
         std::string text = fmt::format("{}: {}, {}, {}, {}\n", printable(path_), name(checkpoint.format()),
                                        count_text(checkpoint.files().size(), "file"),
@@ -239,7 +244,7 @@ private:
         text += section("tied", tied_lines(entries));
         text += section("metadata", metadata_lines(checkpoint));
         text += section("objects", object_lines(checkpoint));
-        text += section("notes", note_lines(checkpoint));
+        text += section("notes", note_lines(notes));
         return text;
     }
 

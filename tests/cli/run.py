@@ -8,6 +8,7 @@ import os
 import pathlib
 import pty
 import re
+import resource
 import select
 import signal
 import struct
@@ -173,6 +174,77 @@ class EveryCommand(Case):
             with self.subTest(words=words):
                 self.refused('invalid_argument', 2, *words)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_a_size_that_is_none_is_said_with_its_option(self):
+        for option, *words in [('--max-shard-size', 'convert', 'small.safetensors', 'out'),
+                               ('--budget', 'load', 'small.safetensors', '--device', 'host')]:
+            for size in ('5XB', '0', '', 'GB', '99999999999999999999GB'):
+                error = self.refused('invalid_argument', 2, *words, option, size)
+                self.assertTrue(error['message'].startswith(f"{option}: '{size}' is not a size"), error)
+
+    def test_a_selection_of_nothing_is_exit_2(self):
+        for command, *more in [('convert', 'out'), ('convert', 'out', '--dry-run'), ('load', '--device', 'host')]:
+            words = (command, 'small.safetensors', *more)
+            error = self.refused('tensor_not_found', 2, *words, '--include', 'no.*', '--include', 'layers')
+            self.assertEqual(error['message'], "--include 'no.*' --include 'layers': none of 5 tensors has such a name")
+            error = self.refused('tensor_not_found', 2, *words, '--include', 'layers.*', '--exclude', '*.w')
+            self.assertEqual(error['message'], "--exclude '*.w': none of 5 tensors is left")
+            self.refused('tensor_not_found', 2, *words, '--exclude', '*')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+        told = self.done('inspect', 'small.safetensors', '--include', 'no.*')
+        self.assertEqual((told['tensors'], told['total_bytes']), ([], 0))
+        self.assertEqual(told['notes'], ["--include 'no.*': none of 5 tensors has such a name"])
+        self.assertIn(told['notes'][0], self.safemap('inspect', 'small.safetensors', '--include', 'no.*').out)
+
+    def test_of_a_checkpoint_without_tensors_nothing_can_be_asked(self):
+        (self.folder / 'none.safetensors').write_bytes(safetensors([], {'format': 'pt'}))
+        self.assertEqual(self.done('inspect', 'none.safetensors', '--include', '*')['notes'], [])
+        self.assertEqual(self.done('convert', 'none.safetensors', 'out', '--include', 'a')['tensors'], 0)
+        self.assertEqual(self.done('load', 'none.safetensors', '--device', 'host', '--exclude', '*')['tensors'], 0)
+
+    def test_an_index_is_told_by_its_content(self):
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        index = self.folder / 'out' / 'model.safetensors.index.json'
+        for name in ('weights.json', 'weights'):
+            other = self.folder / 'out' / name
+            other.write_bytes(index.read_bytes())
+            self.assertEqual(len(self.done('inspect', f'out/{name}')['tensors']), 5)
+            other.unlink()
+        (self.folder / 'config.json').write_text('{"model_type": "gpt2"}')
+        self.refused('unknown_format', 1, 'inspect', 'config.json')
+
+    def test_what_an_index_says_twice_is_noted(self):
+        (self.folder / 'model.safetensors.index.json').write_text(
+            '{"weight_map": {"ids": "gone.safetensors", "ids": "small.safetensors"}}')
+        for command in ('inspect', 'verify'):
+            told = self.done(command, 'model.safetensors.index.json')
+            self.assertIn("the weight_map names 'ids' more than once; the last shard named counts", told['notes'])
+        error = self.refused('duplicate_name', 1, 'inspect', 'model.safetensors.index.json', '--policy', 'strict')
+        self.assertEqual(error['tensor'], 'ids')
+
+    def test_a_shard_that_is_no_file_is_said_to_be_none(self):
+        (self.folder / 'model.safetensors.index.json').write_text('{"weight_map": {"a": "pipe", "b": "folder"}}')
+        os.mkfifo(self.folder / 'pipe')
+        (self.folder / 'folder').mkdir()
+        for command, *more in [('inspect',), ('convert', 'out'), ('load', '--device', 'host')]:
+            error = self.refused('shard_missing', 1, command, 'model.safetensors.index.json', *more)
+            self.assertIn('a folder, wanted a regular file', error['message'])
+        result = self.safemap('verify', 'model.safetensors.index.json', '--json')
+        self.assertEqual(result.code, 1)
+        self.assertEqual([(f['code'], f['message'], f['path']) for f in result.json()['faults']],
+                         [('shard_missing', 'a folder, wanted a regular file', './folder'),
+                          ('shard_missing', 'a pipe, wanted a regular file', './pipe')])
+
+    def test_what_a_trainer_leaves_beside_a_model_is_no_model(self):
+        model = self.folder / 'model'
+        model.mkdir()
+        (model / 'adapter_model.safetensors').write_bytes((self.folder / 'small.safetensors').read_bytes())
+        left = ['optimizer.pt', 'rng_state_0.pth', 'scheduler.pt', 'training_args.bin']
+        for name in left:
+            (model / name).write_bytes(b'not read')
+        told = self.done('inspect', 'model')
+        self.assertEqual(told['files'], ['adapter_model.safetensors'])
+        self.assertEqual(told['notes'], ['read adapter_model.safetensors; not read: ' + ', '.join(left)])
 
     def test_json_is_believed_wherever_it_stands(self):
         for words in [('--json',), ('--json', 'inspect', 'small.safetensors'), ('inspect', '--json', '--insect')]:
@@ -372,6 +444,37 @@ class Convert(Case):
         self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out')
         self.refused('already_exists', 2, 'convert', 'small.safetensors', 'small.safetensors')
         self.assertEqual(self.done('inspect', 'small.safetensors')['total_bytes'], 72)
+
+    def test_stdout_is_no_output(self):
+        error = self.refused('invalid_argument', 2, 'convert', 'small.safetensors', '-')
+        self.assertIn("'-'", error['message'])
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_a_slash_behind_the_output_makes_it_a_folder(self):
+        told = self.done('convert', 'small.safetensors', 'out.safetensors/')
+        self.assertEqual(told['files'], ['model.safetensors'])
+        self.assertTrue((self.folder / 'out.safetensors' / 'model.safetensors').is_file())
+        self.assertEqual(len(self.done('inspect', 'out.safetensors')['tensors']), 5)
+
+    def test_what_only_has_the_name_of_our_temporary_folder_stays(self):
+        mine = self.folder / '.out.safemap-tmp'
+        mine.mkdir()
+        (mine / 'thesis.tex').write_text('mine')
+        error = self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out')
+        self.assertIn("'.out.safemap-tmp'", error['message'])
+        self.assertEqual((mine / 'thesis.tex').read_text(), 'mine')
+
+    def test_what_does_not_fit_is_told_with_path_and_bytes(self):
+        def limited():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+        for out, file in [('out', 'out/model.safetensors'), ('out.safetensors', 'out.safetensors')]:
+            result = self.safemap('convert', 'small.safetensors', out, '--json', preexec_fn=limited)
+            error = result.json()['error']
+            self.assertEqual((error['code'], result.code, error['path']), ('no_space', 3, file))
+            self.assertRegex(error['message'], r'^cannot allocate \d{3} bytes: ')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
 
     def test_data_is_aligned_as_asked(self):
         for align in (64, 256, 4096):
