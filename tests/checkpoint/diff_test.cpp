@@ -37,8 +37,11 @@ std::optional<std::uint64_t> slow_first(const Sample& a, const Sample& b) {
     const auto bit = [](const std::string& bytes, std::size_t i) {
         return static_cast<unsigned char>(bytes[i / 8]) >> i % 8 & 1;
     };
-    for (std::size_t i = 0; i < a.bytes.size() * 8; ++i)
-        if (bit(a.bytes, i) != bit(b.bytes, i)) return i / bits(a.dtype);
+    for (std::size_t byte = 0; byte < a.bytes.size(); ++byte) {
+        if (a.bytes[byte] == b.bytes[byte]) continue;
+        for (std::size_t i = byte * 8;; ++i)
+            if (bit(a.bytes, i) != bit(b.bytes, i)) return i / bits(a.dtype);
+    }
     return std::nullopt;
 }
 
