@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-COMMANDS = ('inspect', 'convert', 'verify', 'load')
+COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'load')
 
 
 def quoted_example(root):
