@@ -58,9 +58,10 @@ private:
 
     Blocks blocks_of(const LazyTensor& tensor) const { return Blocks::in_order(tensor, workers_.buffer_size()); }
 
+    /// Whatever keeps a block from being fed has to be told to those who wait for it.
     void do_block(BlockRow::Place place, unsigned worker) {
-        watch_.check_stop();
         try {
+            watch_.check_stop();
             const LazyTensor& tensor = *tensors_[place.item];
             const Blocks blocks = blocks_of(tensor);
             const Extent range = blocks.range(place.block);

@@ -155,11 +155,11 @@ TEST_CASE("only what is selected is hashed") {
 
 TEST_CASE("large tensors are read side by side and hashed in order") {
     std::mt19937 random(3);
-    const Shape shape{1400, 3000};  // 16.8 MB: some blocks of any number of workers
+    const Shape shape{1400, 1700};  // 9.5 MB: some blocks of any number of workers
     const std::vector<Sample> samples = {
-        {"a", Dtype::f32, shape, random_bytes(random, 16'800'000)},
+        {"a", Dtype::f32, shape, random_bytes(random, 9'520'000)},
         {"small", Dtype::f32, {}, "1234"},
-        {"z", Dtype::f32, {4'000'000}, random_bytes(random, 16'000'000)},
+        {"z", Dtype::f32, {2'500'000}, random_bytes(random, 10'000'000)},
     };
     check(open(pt(samples)), samples);
 
@@ -211,6 +211,22 @@ TEST_CASE("a read that fails ends it with its error, whoever waits for that bloc
         REQUIRE(error);
         CHECK(error->code() == Errc::io_error);
         CHECK(error->tensor() == "w");
+    }
+}
+
+TEST_CASE("a stop while others wait for their turn stops them too") {
+    const std::string file = containers::safetensors({{"w", Dtype::u8, {20'000'000}, std::string(20'000'000, 'x')}});
+    for (int round = 0; round < 20; ++round) {
+        std::stop_source stop;
+        bool opened = false;
+        const auto model = Checkpoint::open(slow_source(file, [&](std::uint64_t offset) {
+            if (opened && offset > static_cast<std::uint64_t>(round) * 1'000'000) stop.request_stop();
+        }));
+        opened = true;
+        DigestOptions options;
+        options.threads = 8;
+        options.monitor.stop = stop.get_token();
+        CHECK_FAULT(digests(model, options), Errc::cancelled);
     }
 }
 

@@ -1,8 +1,8 @@
 """The documents say what the program does: docs.py SAFEMAP ROOT COMPILER...
 
-The README quotes examples/tour.cpp to the letter and the tutorial a part of examples/server.cpp, docs/errors.md has every error code with the words of error.hpp,
-docs/cli.md has every option that --help has and no other, and the tutorial's C++ compiles from its first line to its
-last.
+The README quotes examples/tour.cpp to the letter, and the tutorial a part of examples/server.cpp; docs/errors.md has
+every error code with the words of error.hpp, docs/cli.md has every option that --help has and no other, and the
+tutorial's C++ compiles from its first line to its last.
 """
 import pathlib
 import re
@@ -96,7 +96,8 @@ def tutorial(root, compiler):
 
 def main(safemap, root, *compiler):
     root = pathlib.Path(root)
-    faults = quoted_example(root) + quoted_server(root) + errors_page(root) + cli_page(safemap, root) + tutorial(root, compiler)
+    faults = quoted_example(root) + quoted_server(root) + errors_page(root)
+    faults += cli_page(safemap, root) + tutorial(root, compiler)
     print('\n'.join(faults))
     return bool(faults)
 

@@ -1,7 +1,7 @@
 """The example server does what it promises: server.py SERVER.
 
-It serves slices to several clients at once, answers what goes wrong and goes on, changes to another checkpoint, and what
-it holds of the old one stays readable when that file is gone.
+It serves slices on several threads, answers what goes wrong and goes on, changes to another checkpoint, and what it
+holds of the old one stays readable when that file is gone.
 """
 import json
 import os
