@@ -22,7 +22,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SAFEMAP = DATA = None
 UPDATE = False
 
-COMMANDS = ('inspect', 'convert', 'verify', 'load')
+COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'load')
 
 
 def safetensors(tensors, metadata=None):
@@ -59,6 +59,16 @@ class Result:
         """The one object on stdout; nothing may stand before or after it."""
         assert self.out.endswith('\n') and self.out.count('\n') == 1, repr(self.out)
         return json.loads(self.out)
+
+
+def anonymous_bytes(process):
+    """What memory of its own a process has now; 0 where it is gone."""
+    try:
+        status = pathlib.Path('/proc', str(process), 'status').read_text(encoding='utf-8')
+    except OSError:
+        return 0
+    found = re.search(r'RssAnon:\s+(\d+) kB', status)
+    return int(found.group(1)) * 1024 if found else 0
 
 
 def environment(**more):
@@ -158,7 +168,8 @@ class EveryCommand(Case):
 
     def test_a_call_that_is_wrong_is_exit_2(self):
         for words in [(), ('insect',), ('--insect',), ('inspect',), ('inspect', 'a', 'b'), ('convert', 'a'),
-                      ('inspect', 'small.safetensors', '--insect'), ('load', 'small.safetensors'),
+                      ('inspect', 'small.safetensors', '--insect'), ('load', 'small.safetensors'), ('hash',),
+                      ('diff', 'small.safetensors'), ('diff', 'small.safetensors', 'b', 'c'),
                       ('inspect', 'small.safetensors', '--threads', '0'),
                       ('inspect', 'small.safetensors', '--threads', 'many'),
                       ('inspect', 'small.safetensors', '--policy', 'lax'),
@@ -253,7 +264,8 @@ class EveryCommand(Case):
             self.assertEqual((result.code, result.err), (2, ''))
 
     def test_a_path_that_is_not_there_is_exit_2(self):
-        for command, *more in [('inspect',), ('verify',), ('convert', 'out'), ('load', '--device', 'host')]:
+        for command, *more in [('inspect',), ('verify',), ('convert', 'out'), ('hash',), ('diff', 'small.safetensors'),
+                               ('load', '--device', 'host')]:
             error = self.refused('path_not_found', 2, command, 'nowhere.safetensors', *more)
             self.assertIn('nowhere.safetensors', error['path'])
         self.assertEqual(self.leftovers(), ['small.safetensors'])
@@ -261,13 +273,15 @@ class EveryCommand(Case):
     def test_what_is_no_checkpoint_is_exit_1(self):
         (self.folder / 'x.bin').write_bytes(b'GGUF and so on, at some length')
         (self.folder / 'empty').mkdir()
-        for command, *more in [('inspect',), ('convert', 'out'), ('load', '--device', 'host')]:
+        for command, *more in [('inspect',), ('convert', 'out'), ('hash',), ('diff', 'small.safetensors'),
+                               ('load', '--device', 'host')]:
             self.refused('unknown_format', 1, command, 'x.bin', *more)
             self.refused('not_a_checkpoint', 1, command, 'empty', *more)
 
     def test_quiet_says_nothing_but_errors(self):
         for words in [('inspect', 'small.safetensors'), ('verify', 'small.safetensors'),
-                      ('convert', 'small.safetensors', 'out'), ('load', 'small.safetensors', '--device', 'host')]:
+                      ('convert', 'small.safetensors', 'out'), ('hash', 'small.safetensors'),
+                      ('diff', 'small.safetensors', 'out'), ('load', 'small.safetensors', '--device', 'host')]:
             result = self.safemap(*words, '--quiet')
             self.assertEqual((result.code, result.out, result.err), (0, '', ''), words)
         result = self.safemap('inspect', 'nowhere', '--quiet')
@@ -386,6 +400,14 @@ class Inspect(Case):
                 data = dict((name, data) for name, _, _, data in SMALL)[tensor['name']]
                 file = (self.folder / 'out' / tensor['file']).read_bytes()
                 self.assertEqual(file[tensor['offset']:tensor['offset'] + len(data)], data)
+
+    def test_shards_and_prefixes_have_totals(self):
+        layers = [(f'model.layers.{i}.{part}', 'BF16', [2, 2], bytes(8))
+                  for i in range(8) for part in ('attn.q.weight', 'mlp.weight')]
+        (self.folder / 'deep.safetensors').write_bytes(safetensors(layers + [('lm_head', 'F32', [1], bytes(4))]))
+        self.done('convert', 'deep.safetensors', 'out', '--max-shard-size', '40')
+        self.expect('inspect_shards', self.safemap('inspect', 'out').out)
+        self.expect('inspect_shards_tree', self.safemap('inspect', 'out', '--tree').out)
 
     def test_a_damaged_header_is_exit_1(self):
         (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
@@ -564,6 +586,108 @@ class Verify(Case):
         self.assertFalse(result.json()['ok'])
 
 
+class Diff(Case):
+    KEYS = ['equal', 'only_in_a', 'only_in_b', 'different']
+
+    def setUp(self):
+        super().setUp()
+        other = [('layers.1.w', 'F32', [2, 3], floats(-1, -2, -3, -4, 5, 3.4e38)),
+                 ('layers.0.w', 'BF16', [2, 3], bytes(12)),
+                 ('ids', 'I64', [1, 2], struct.pack('<2q', 7, -7)),
+                 ('norm', 'F32', [2], struct.pack('<If', 0x7fc00001, 0.5)),
+                 ('more.0', 'U8', [1], b'x'), ('more.1', 'U8', [1], b'x')]
+        (self.folder / 'other.safetensors').write_bytes(safetensors(other))
+
+    def test_every_kind_of_difference(self):
+        result = self.safemap('diff', 'small.safetensors', 'other.safetensors', '--json')
+        self.assertEqual((result.code, result.err), (1, ''))
+        told = result.json()
+        self.assertEqual(list(told), self.KEYS)
+        self.assertEqual((told['equal'], told['only_in_a'], told['only_in_b']), (False, ['none'], ['more.0', 'more.1']))
+        self.assertEqual(told['different'], [
+            {'name': 'layers.0.w', 'what': 'dtype', 'a': 'F32', 'b': 'BF16'},
+            {'name': 'layers.1.w', 'what': 'value', 'a': '-5', 'b': '5', 'index': [1, 1]},
+            {'name': 'ids', 'what': 'shape', 'a': [2], 'b': [1, 2]},
+            {'name': 'norm', 'what': 'value', 'a': 'nan (0x7fc00000)', 'b': 'nan (0x7fc00001)', 'index': [0]}])
+
+    def test_text(self):
+        result = self.safemap('diff', 'small.safetensors', 'other.safetensors')
+        self.assertEqual((result.code, result.err), (1, ''))
+        self.expect('diff', result.out)
+        quiet = self.safemap('diff', 'small.safetensors', 'other.safetensors', '--quiet')
+        self.assertEqual((quiet.code, quiet.out, quiet.err), (1, '', ''))
+
+    def test_shards_equal_the_file_they_came_from(self):
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        told = self.done('diff', 'small.safetensors', 'out')
+        self.assertEqual(told, {'equal': True, 'only_in_a': [], 'only_in_b': [], 'different': []})
+        self.expect('diff_equal', self.safemap('diff', 'small.safetensors', 'out', '--threads', '3').out)
+
+    def test_selected_tensors_only(self):
+        words = ('diff', 'small.safetensors', 'other.safetensors', '--include', 'layers.1.*', '--include', 'n*')
+        told = self.safemap(*words, '--exclude', 'no*', '--json').json()
+        self.assertEqual([d['name'] for d in told['different']], ['layers.1.w'])
+        self.assertEqual(self.done('diff', 'small.safetensors', 'other.safetensors', '--include', 'x')['equal'], True)
+
+    def test_a_damaged_side_is_an_error_and_no_difference(self):
+        (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
+        for words in (('cut.safetensors', 'small.safetensors'), ('small.safetensors', 'cut.safetensors')):
+            error = self.refused('header_past_end', 1, 'diff', *words)
+            self.assertIn('cut.safetensors', error['path'])
+
+    def test_a_file_of_a_tebibyte_without_blocks_differs_at_once(self):
+        size = 1 << 40
+        header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
+        for name, first in (('a', b'a'), ('b', b'b')):
+            with open(self.folder / f'{name}.safetensors', 'wb') as big:
+                big.write(struct.pack('<Q', len(header)) + header + first)
+                big.truncate(8 + len(header) + size)
+        told = self.safemap('diff', 'a.safetensors', 'b.safetensors', '--json', '--threads', '1').json()
+        self.assertEqual(told['different'], [{'name': 'w', 'what': 'value', 'a': '97', 'b': '98', 'index': [0]}])
+
+
+class Hash(Case):
+    def test_the_digests_of_load(self):
+        told = self.done('hash', 'small.safetensors')
+        self.assertEqual(list(told), ['checkpoint', 'tensors'])
+        loaded = self.done('load', 'small.safetensors', '--device', 'host', '--digest')
+        self.assertEqual(told['tensors'], loaded['digests'])
+        self.assertEqual(list(told['tensors']), [name for name, *_ in SMALL])
+        self.assertRegex(told['checkpoint'], '^[0-9a-f]{32}$')
+
+    def test_text(self):
+        self.expect('hash', self.safemap('hash', 'small.safetensors').out)
+
+    def test_containers_do_not_count(self):
+        whole = self.done('hash', 'small.safetensors')
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        for words in (('out',), ('out', '--threads', '1'), ('out', '--access', 'copied')):
+            told = self.done('hash', *words)
+            self.assertEqual((told['checkpoint'], told['tensors']), (whole['checkpoint'], whole['tensors']))
+
+    def test_selected_tensors_only(self):
+        told = self.done('hash', 'small.safetensors', '--include', 'n*', '--exclude', 'none')
+        self.assertEqual(list(told['tensors']), ['norm'])
+        self.assertNotEqual(told['checkpoint'], self.done('hash', 'small.safetensors')['checkpoint'])
+
+    def test_memory_does_not_grow_with_a_tensor(self):
+        # Without blocks on the disk; larger than all the memory that may be taken.
+        size = 1 << 28
+        header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
+        with open(self.folder / 'big.safetensors', 'wb') as big:
+            big.write(struct.pack('<Q', len(header)) + header)
+            big.truncate(8 + len(header) + size)
+        for words in (('hash', 'big.safetensors'), ('diff', 'big.safetensors', 'big.safetensors')):
+            process = subprocess.Popen([SAFEMAP, *words, '--quiet'], cwd=self.folder)
+            peak = 0
+            while process.poll() is None:
+                peak = max(peak, anonymous_bytes(process.pid))
+                time.sleep(0.001)
+            self.assertEqual(process.returncode, 0)
+            self.assertGreater(peak, 0)
+            self.assertLess(peak, 64 << 20)
+
+
 class Load(Case):
     KEYS = ['tensors', 'bytes', 'seconds', 'bytes_per_second', 'peak_device_bytes', 'peak_staging_bytes',
             'peak_anon_bytes', 'uploaded_bytes', 'stall_seconds', 'paths']
@@ -656,6 +780,8 @@ class Torch(Case):
         self.assertEqual({name: group[0] for group in told['aliases'] for name in group[1:]}, aliases)
         digests = self.done('load', self.pt('tied.pt'), '--device', 'host', '--digest')['digests']
         self.assertEqual(set(digests), set(names))
+        self.assertEqual(self.done('hash', self.pt('tied.pt'))['tensors'], digests)
+        self.assertTrue(self.done('diff', self.pt('tied.pt'), 'out.safetensors')['equal'])
         for alias, stored in aliases.items():
             self.assertEqual(digests[alias], digests[stored])
         # Asked for by the other name alone, it is there by that name.

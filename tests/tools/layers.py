@@ -30,7 +30,8 @@ OWNER = {
     'dtype': 'tensor', 'float_types': 'tensor', 'shape': 'tensor', 'tensor_view': 'tensor',
     'lazy_tensor': 'lazy',
     'state_tree': 'state',
-    'checkpoint': 'checkpoint', 'selection': 'checkpoint', 'verify': 'checkpoint',
+    'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'selection': 'checkpoint',
+    'verify': 'checkpoint',
     'save': 'write',
     'device': 'device', 'uploader': 'device',
 }
