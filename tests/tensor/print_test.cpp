@@ -67,7 +67,8 @@ TEST_CASE("strided views show their own elements") {
 TEST_CASE("every dtype has a text") {
     CHECK(shown_bytes(Dtype::boolean, {0, 1, 3}, {3}) == "BOOL [3]\n[false  true  true]");
     CHECK(shown_bytes(Dtype::f4, {0x2F, 0x71}, {4}) == "F4 [4]\n[ -6   1 0.5   6]");
-    CHECK(shown_bytes(Dtype::f6_e2m3, {0b01011111, 0b11110000, 0b00000011}, {4}) == "F6_E2M3 [4]\n[  7.5 0.125  -7.5     0]");
+    const std::string six_bits = shown_bytes(Dtype::f6_e2m3, {0b01011111, 0b11110000, 0b00000011}, {4});
+    CHECK(six_bits == "F6_E2M3 [4]\n[  7.5 0.125  -7.5     0]");
     CHECK(shown_bytes(Dtype::i8, {255}, {1}) == "I8 [1]\n[-1]");
     CHECK(shown_bytes(Dtype::f8_e4m3, {0x7E}, {1}) == "F8_E4M3 [1]\n[448]");
     CHECK(shown_bytes(Dtype::c32, {0x00, 0x3C, 0x00, 0xC0}, {1}) == "complex32 [1]\n[1-2j]");

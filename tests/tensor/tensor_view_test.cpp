@@ -312,7 +312,7 @@ TEST_CASE("private bytes may be written to, others not") {
 
 TEST_CASE("slices of packed dtypes are refused unless they take whole bytes, for every small shape") {
     std::mt19937_64 random(9);
-    const std::vector<std::byte> bytes(256);
+    const std::vector<std::byte> bytes(512);
     int taken = 0;
     int refused = 0;
     for (const Dtype dtype : {Dtype::f4, Dtype::f6_e2m3, Dtype::f6_e3m2}) {
@@ -333,6 +333,6 @@ TEST_CASE("slices of packed dtypes are refused unless they take whole bytes, for
             (error ? refused : taken) += 1;
         }
     }
-    CHECK(taken > 5000);
-    CHECK(refused > 5000);
+    CHECK(taken > 3000);
+    CHECK(refused > 3000);
 }
