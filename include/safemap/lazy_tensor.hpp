@@ -115,7 +115,7 @@ public:
 
     /// The value without a copy. The view shares the mapping and may outlive this tensor and its checkpoint.
     /// A program that truncates the file under a view turns the next touch into SIGBUS, and what it writes shows:
-    /// use load() where files are not your own. Files are read-only, but with Access::private_copy. Throws no_view where
+    /// use load() where files are not your own. Files are read-only but with Access::private_copy. Throws no_view where
     /// the value is cast, swapped, in several pieces, or in a source without addresses; as read() does where mapping
     /// fails.
     TensorView view() const;
