@@ -1,7 +1,6 @@
 """NumPy and PyTorch take views without a copy, and give tensors that are taken without one: through DLPack."""
 import ctypes
 import functools
-import gc
 import json
 import weakref
 
@@ -113,7 +112,6 @@ class DLPack(Case):
                         del view
                         self.assert_same(taken, tensor, name)  # the tensor keeps the mapping
                     del taken
-                    gc.collect()
             self.assertEqual(mappings_of(file), 0)
 
     def test_numpy_takes_views_without_a_copy(self):
@@ -125,9 +123,9 @@ class DLPack(Case):
                 with self.subTest(name=name, versioned=versioned):
                     view = View.open(file, name, flipped=tensor.dim() > 0, versioned=versioned)
                     taken = np.from_dlpack(view)
-                    wanted = tensor.flip(0) if tensor.dim() else tensor
-                    self.assertEqual((taken.shape, taken.dtype), (tuple(tensor.shape), wanted.numpy().dtype))
-                    self.assertEqual(taken.tobytes(), raw(wanted))
+                    wanted = tensor.numpy()[::-1] if tensor.dim() else tensor.numpy()
+                    self.assertEqual((taken.shape, taken.dtype), (wanted.shape, wanted.dtype))
+                    self.assertEqual(taken.tobytes(), wanted.tobytes())
                     self.assertFalse(taken.flags.writeable and tensor.numel())
                     if tensor.numel():
                         self.assertEqual(taken.ctypes.data, view.describe()['data'])
@@ -157,7 +155,6 @@ class DLPack(Case):
                     self.assertEqual(told['shape'], list(tensor.shape))
                     self.assertEqual('torch.' + told['dtype'], str(dtype))
                     del tensor
-                    gc.collect()
                     told = view.describe()
                     self.assertEqual(bytes.fromhex(told['bytes']), wanted)
                     if elements:
@@ -175,10 +172,8 @@ class DLPack(Case):
                 self.assertEqual(bytes.fromhex(told['bytes']), array.tobytes())
                 self.assertEqual(told['writable'], versioned)
                 del array
-                gc.collect()
                 self.assertIsNotNone(alive())
                 del view
-                gc.collect()
                 self.assertIsNone(alive())
 
     def test_a_read_only_array_stays_read_only(self):
