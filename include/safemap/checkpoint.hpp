@@ -27,8 +27,12 @@ namespace safemap {
 enum class Policy : std::uint8_t { compatible, strict, lenient };
 
 /// How view() gets at bytes. `automatic` and `mapped` map files; `copied` never maps: view() throws no_view and
-/// load() reads.
-enum class Access : std::uint8_t { automatic, mapped, copied };
+/// load() reads. `private_copy` maps them as a copy to write to, for callers who change weights in place: views are
+/// writable(), and pages become memory of this process as they are written to, no others. The file never changes. All
+/// views of one open (of all copies of the checkpoint) share the copy, and it is gone with the last of them; another
+/// open has another. load(), read(), save() and uploading give what the file holds, not what was written to views.
+/// Only files are mapped: a Source of the caller's gives what it gives.
+enum class Access : std::uint8_t { automatic, mapped, copied, private_copy };
 
 enum class Format : std::uint8_t { safetensors, torch };
 SAFEMAP_API std::string_view name(Format format) noexcept;

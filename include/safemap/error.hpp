@@ -23,11 +23,13 @@ enum class Errc : std::uint8_t {
     misaligned,          ///< as<T>() where the data is not aligned for T
     not_contiguous,      ///< a contiguous span was asked of a strided view
     no_view,             ///< view() of a tensor whose value does not stand in one mapped place
+    read_only,           ///< writing was asked of a view whose bytes are not private memory
     index_out_of_range,  ///< an integer index outside the dimension
     too_many_indices,    ///< more indices than dimensions, or a second ellipsis
     partial_byte_slice,  ///< a slice of a sub-byte dtype that does not start and end at whole bytes
     unsupported_cast,    ///< a cast to or from integers, booleans, complex or sub-byte dtypes
     unnamed_dtype,       ///< safetensors has no name for this dtype
+    no_dlpack,           ///< a tensor that DLPack cannot express, or that only another kind of device can read
     name_collision,      ///< two tensors would have the same name, or a tensor the reserved name `__metadata__`
     budget_exceeded,     ///< more memory is leased, or asked for at once, than the budget holds
     no_such_device,      ///< no device of that name

@@ -8,12 +8,15 @@
 
 namespace safemap {
 
-/// Whether a file may be mapped.
-enum class Mapping : std::uint8_t { allowed, never };
+/// Whether a file may be mapped, and how: read-only, or as a private copy that can be written to. In a private copy a
+/// page is the file's until somebody writes to it; then it is memory of its own, which no file and no other mapping
+/// sees.
+enum class Mapping : std::uint8_t { allowed, never, private_copy };
 
 /// Opens a regular file for reading (symbolic links are followed, O_CLOEXEC). Its size and identity are taken now;
 /// a file that is found shorter later gives Errc::file_changed. The mapping, where one is asked for, is made once,
-/// shared, read-only, and unmapped by its last owner. Throws path_not_found, permission_denied, io_error.
+/// shared by all who ask, and unmapped by its last owner; read_at() reads the file, whatever was written to a private
+/// copy of it. Throws path_not_found, permission_denied, io_error.
 SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path& path,
                                                     Mapping mapping = Mapping::allowed);
 /// Opens a directory. Throws likewise.

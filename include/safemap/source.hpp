@@ -21,6 +21,8 @@ namespace safemap {
 struct SharedBytes {
     std::span<const std::byte> bytes = {};
     std::shared_ptr<const void> owner = {};
+    /// Whether whoever holds them may write to them: private memory, behind no file.
+    bool writable = false;
 };
 
 /// A sequence of bytes of fixed size. All members may be called from several threads at once.

@@ -18,10 +18,20 @@ bool is_index(const Source& source) {
     return !name.ends_with(".safetensors") && sniff(source).content == Content::json && safetensors::is_index(source);
 }
 
+Mapping mapping_of(Access access) noexcept {
+    switch (access) {
+        case Access::automatic:
+        case Access::mapped: break;
+        case Access::copied: return Mapping::never;
+        case Access::private_copy: return Mapping::private_copy;
+    }
+    return Mapping::allowed;
+}
+
 }  // namespace
 
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {
-    const Mapping mapping = options.access == Access::copied ? Mapping::never : Mapping::allowed;
+    const Mapping mapping = mapping_of(options.access);
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) return read_folder(*open_folder(path, mapping), options, faults);
 

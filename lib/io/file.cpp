@@ -104,13 +104,13 @@ public:
         file_.require_inside(extent);
         file_.require_not_shorter();
         const SharedBytes whole = mapping();
-        return SharedBytes{whole.bytes.subspan(extent.offset, extent.size), whole.owner};
+        return SharedBytes{whole.bytes.subspan(extent.offset, extent.size), whole.owner, whole.writable};
     }
 
 private:
     SharedBytes mapping() const {
         const std::lock_guard lock(mutex_);
-        if (!mapping_) mapping_ = map_whole(file_);
+        if (!mapping_) mapping_ = map_whole(file_, allowed_);
         return *mapping_;
     }
 

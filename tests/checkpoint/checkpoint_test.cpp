@@ -148,6 +148,34 @@ TEST_CASE("copied access never maps") {
     CHECK(model["a"].load().nbytes() == 3);
 }
 
+TEST_CASE("a private copy is changed through its views, and the file stays as it is") {
+    const TempDir dir;
+    const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 3}, {"b", 2}}));
+    const std::string before = TempDir::read(file);
+    const OpenOptions options{.access = Access::private_copy};
+    std::optional<Checkpoint> model = Checkpoint::open(file, options);
+    const auto other = Checkpoint::open(dir.path(), options);
+    const TensorView view = (*model)["a"].view();
+    const std::byte changed{static_cast<unsigned char>(~std::to_integer<unsigned>(view.bytes()[1]))};
+    view.mutable_bytes()[1] = changed;
+
+    const TensorView again = (*model)["a"].slice({Slice::at(1)}).view();
+    CHECK(again.bytes()[0] == changed);  // one copy for each open
+    CHECK((*model)["a"].load().at<std::uint8_t>(1) != std::to_integer<std::uint8_t>(changed));  // reads the file
+    const TensorView theirs = other["a"].view();
+    CHECK(theirs.bytes()[1] != changed);
+    model.reset();
+    CHECK(view.bytes()[1] == changed);
+    CHECK(TempDir::read(file) == before);
+
+    const auto mapped = Checkpoint::open(file);
+    const TensorView read_only = mapped["a"].view();
+    CHECK_FAULT(read_only.mutable_bytes(), Errc::read_only);
+    const TensorView loaded = mapped["a"].load();
+    loaded.mutable_as<std::uint8_t>()[0] = 9;
+    CHECK(loaded.at<std::uint8_t>(0) == 9);
+}
+
 TEST_CASE("a fault names the file and the tensor") {
     const TempDir dir;
     const auto file = dir.write(

@@ -78,6 +78,8 @@ TUTORIAL = """
 using namespace safemap::literals;
 void use(const safemap::LazyTensor&);
 void run(const safemap::DeviceTensor&);
+void give_to_python(safemap::dlpack::ManagedTensorVersioned*);
+safemap::dlpack::ManagedTensorVersioned* take_from_python();
 void fetch(std::uint64_t, std::span<std::byte>);
 void free_some_space_and_retry();
 void tutorial(bool& stop, std::uint64_t size) {
