@@ -24,7 +24,8 @@ namespace safemap {
 /// implementation (safetensors 0.8) does. The other two come with the next release and are refused until then.
 enum class Policy : std::uint8_t { compatible, strict, lenient };
 
-/// How view() gets at bytes. `automatic` and `mapped` map files; `copied` never maps: view() throws no_view and
+/// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill
+/// the process at the touch of a view). `copied` never maps. Where a file is not mapped view() throws no_view and
 /// load() reads.
 enum class Access : std::uint8_t { automatic, mapped, copied };
 
@@ -88,6 +89,11 @@ public:
     std::optional<LazyTensor> find(std::string_view name) const;
     /// The tensors that `selection` names, in order.
     std::vector<LazyTensor> select(const Selection& selection) const;
+
+    // The kernel's page cache, for the tensors that `selection` names, all of them at once; see LazyTensor.
+    Residency residency(const Selection& selection = {}) const;
+    void prefetch(const Selection& selection = {}, const PrefetchOptions& options = {}) const;
+    void evict(const Selection& selection = {}) const;
 
     /// In the order of tensor(i).
     const LazyTensor* begin() const& noexcept;

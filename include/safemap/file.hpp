@@ -3,21 +3,29 @@
 
 #include <safemap/source.hpp>
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 
 namespace safemap {
 
-/// Whether a file may be mapped.
-enum class Mapping : std::uint8_t { allowed, never };
+/// Whether a file may be mapped. `automatic`: where it lies on a local disk. On network and FUSE file systems a server
+/// that goes away, or truncates the file, would stop or kill the process at the touch of a view, so files are read
+/// there.
+enum class Mapping : std::uint8_t { automatic, allowed, never };
 
 /// Opens a regular file for reading (symbolic links are followed, O_CLOEXEC). Its size and identity are taken now;
 /// a file that is found shorter later gives Errc::file_changed. The mapping, where one is asked for, is made once,
-/// shared, read-only, and unmapped by its last owner. Throws path_not_found, permission_denied, io_error.
+/// shared, read-only, and unmapped by its last owner. Throws path_not_found, permission_denied, io_error,
+/// too_many_open_files.
+///
+/// Open files take at most half of the descriptors that the process may have (RLIMIT_NOFILE, the soft one). Beyond
+/// that the file unused for longest is closed, and opened again when it is read; it gives file_changed if another file
+/// stands there by then. While it is open, a file that was deleted or replaced can still be read.
 SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path& path,
-                                                    Mapping mapping = Mapping::allowed);
+                                                    Mapping mapping = Mapping::automatic);
 /// Opens a directory. Throws likewise.
 SAFEMAP_API std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path,
-                                                      Mapping mapping = Mapping::allowed);
+                                                      Mapping mapping = Mapping::automatic);
 
 }  // namespace safemap

@@ -18,10 +18,19 @@ bool is_index(const Source& source) {
            sniff(source).content == Content::json;
 }
 
+Mapping mapping_of(Access access) {
+    switch (access) {
+        case Access::automatic: return Mapping::automatic;
+        case Access::mapped: return Mapping::allowed;
+        case Access::copied: return Mapping::never;
+    }
+    throw Error(Errc::invalid_argument, "an access that does not exist");
+}
+
 }  // namespace
 
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {
-    const Mapping mapping = options.access == Access::copied ? Mapping::never : Mapping::allowed;
+    const Mapping mapping = mapping_of(options.access);
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) return read_folder(*open_folder(path, mapping), options, faults);
 

@@ -22,9 +22,10 @@ struct Mappable {
 SharedBytes map_whole(const File& file) {
     // mapped_region takes a size of 0 to mean "up to the end" and then fails for there being nothing.
     if (file.size() == 0) return {};
+    const Handle handle = file.descriptor();
     try {
         auto region =
-            std::make_shared<const ipc::mapped_region>(Mappable{file.descriptor()}, ipc::read_only, 0, file.size());
+            std::make_shared<const ipc::mapped_region>(Mappable{handle->number()}, ipc::read_only, 0, file.size());
         const auto* first = static_cast<const std::byte*>(region->get_address());
         return {.bytes = {first, region->get_size()}, .owner = std::move(region)};
     } catch (const ipc::interprocess_exception& exception) {

@@ -41,6 +41,7 @@ public:
     Place locate(std::uint64_t unit) const noexcept;
 
     const std::shared_ptr<const Source>& source(std::uint32_t i) const noexcept { return sources_[i]; }
+    std::span<const std::shared_ptr<const Source>> sources() const noexcept { return sources_; }
 
 private:
     struct BoxHead {
