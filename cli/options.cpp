@@ -15,7 +15,7 @@ void CommonOptions::declare(CLI::App& app) {
     app.add_option("--threads", open.threads, "how many threads may work (default: as many as are of use)")
         ->type_name("N")
         ->check(CLI::Range(1U, most_threads).description(""));
-    add_parsed(app, "--policy", open.policy, parse_policy, "how strictly files are read: compatible")
+    add_parsed(app, "--policy", open.policy, parse_policy, "how strictly files are read: compatible, strict or lenient")
         ->type_name("POLICY");
     add_parsed(app, "--access", open.access, parse_access, "how files are reached: auto, mapped or copied")
         ->type_name("ACCESS");

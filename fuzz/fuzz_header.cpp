@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,9 +27,10 @@ safetensors::Header read(std::vector<std::byte> file, FaultSink& faults) {
 /// The file of `header` with data of zeros.
 std::vector<std::byte> written(const safetensors::Header& header) {
     std::vector<safetensors::TensorSpec> specs;
+    std::deque<Shape> shapes;
     std::uint64_t data = 0;
     for (const auto& tensor : header.tensors) {
-        specs.push_back({tensor.name, tensor.dtype, &tensor.shape});
+        specs.push_back({tensor.name, tensor.dtype, &shapes.emplace_back(tensor.shape)});
         data += tensor.data.size;
     }
     const std::string text = safetensors::write_header(specs, header.metadata, header.has_metadata, 8);
@@ -42,9 +44,9 @@ void require_same(const safetensors::Header& a, const safetensors::Header& b) {
     require(a.has_metadata == b.has_metadata && a.metadata == b.metadata && a.tensors.size() == b.tensors.size());
     for (std::size_t i = 0; i < a.tensors.size(); ++i) {
         const auto& [name, dtype, shape, data] = a.tensors[i];
-        require(name == b.tensors[i].name && dtype == b.tensors[i].dtype && shape == b.tensors[i].shape);
-        require(data.offset - a.data_offset == b.tensors[i].data.offset - b.data_offset &&
-                data.size == b.tensors[i].data.size);
+        const safetensors::TensorInfo other = b.tensors[i];
+        require(name == other.name && dtype == other.dtype && shape == other.shape);
+        require(data.offset - a.data_offset == other.data.offset - b.data_offset && data.size == other.data.size);
     }
 }
 

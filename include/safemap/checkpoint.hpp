@@ -21,7 +21,9 @@
 namespace safemap {
 
 /// How strictly safetensors headers are read. `compatible` accepts and refuses exactly what the reference
-/// implementation (safetensors 0.8) does. The other two come with the next release and are refused until then.
+/// implementation (safetensors 0.8) does; what the written specification does not have is told in notes(). `strict`
+/// refuses that too: header_not_canonical, duplicate_name, bad_name. `lenient` also takes bytes after the last tensor,
+/// and tells.
 enum class Policy : std::uint8_t { compatible, strict, lenient };
 
 /// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill

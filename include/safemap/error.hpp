@@ -37,21 +37,24 @@ enum class Errc : std::uint8_t {
     not_a_checkpoint,  ///< a folder without a checkpoint in it
     file_truncated,    ///< the file ends before what it promises
 
-    header_too_short,     ///< under eight bytes
-    header_too_large,     ///< a header length over the limit (100,000,000 bytes)
-    header_past_end,      ///< the header length points past the end of the file
-    header_not_utf8,      ///< the header is not UTF-8
-    header_not_json,      ///< the header is not JSON, or not an object
-    header_bad_field,     ///< a field is missing, twice there, or of the wrong JSON type
-    header_bad_metadata,  ///< `__metadata__` is twice there, or not a map of strings to strings
-    unknown_dtype,        ///< a dtype name that the format does not have
-    offsets_reversed,     ///< data_offsets end before they begin
-    offsets_overlap,      ///< two tensors share bytes
-    offsets_leave_gap,    ///< bytes that belong to no tensor, before or between tensors
-    shape_overflow,       ///< the size of a shape does not fit in 64 bits
-    partial_byte,         ///< a sub-byte tensor that does not fill whole bytes
-    size_mismatch,        ///< data_offsets and shape × dtype disagree
-    trailing_bytes,       ///< bytes after the last tensor
+    header_too_short,      ///< under eight bytes
+    header_too_large,      ///< a header length over the limit (100,000,000 bytes)
+    header_past_end,       ///< the header length points past the end of the file
+    header_not_utf8,       ///< the header is not UTF-8
+    header_not_json,       ///< the header is not JSON, or not an object
+    header_bad_field,      ///< a field is missing, twice there, or of the wrong JSON type
+    header_bad_metadata,   ///< `__metadata__` is twice there, or not a map of strings to strings
+    header_not_canonical,  ///< the strict policy: a form that the written specification does not have
+    duplicate_name,        ///< the strict policy: a name twice in one map
+    bad_name,              ///< the strict policy: a name with a NUL in it
+    unknown_dtype,         ///< a dtype name that the format does not have
+    offsets_reversed,      ///< data_offsets end before they begin
+    offsets_overlap,       ///< two tensors share bytes
+    offsets_leave_gap,     ///< bytes that belong to no tensor, before or between tensors
+    shape_overflow,        ///< the size of a shape does not fit in 64 bits
+    partial_byte,          ///< a sub-byte tensor that does not fill whole bytes
+    size_mismatch,         ///< data_offsets and shape × dtype disagree
+    trailing_bytes,        ///< bytes after the last tensor
 
     index_not_json,        ///< an index file that is not JSON
     index_bad_field,       ///< an index without `weight_map`, or with one of the wrong type

@@ -1,6 +1,8 @@
 // The table of faults: for each code its name, what it means, and what a caller can do about it.
 #include <safemap/error.hpp>
 
+#include "base/text.hpp"
+
 #include <array>
 #include <cstddef>
 #include <utility>
@@ -46,6 +48,9 @@ constexpr std::array table{
     Row{Errc::header_not_json, "header_not_json", reject_data, "the header is not a JSON object"},
     Row{Errc::header_bad_field, "header_bad_field", reject_data, "a field of the header is missing or wrong"},
     Row{Errc::header_bad_metadata, "header_bad_metadata", reject_data, "__metadata__ is not a map of strings"},
+    Row{Errc::header_not_canonical, "header_not_canonical", reject_data, "a form that the specification lacks"},
+    Row{Errc::duplicate_name, "duplicate_name", reject_data, "a name is there twice"},
+    Row{Errc::bad_name, "bad_name", reject_data, "a name that no tensor should have"},
     Row{Errc::unknown_dtype, "unknown_dtype", reject_data, "a dtype that the format does not have"},
     Row{Errc::offsets_reversed, "offsets_reversed", reject_data, "data_offsets end before they begin"},
     Row{Errc::offsets_overlap, "offsets_overlap", reject_data, "two tensors share bytes"},
@@ -146,7 +151,7 @@ void Error::compose() {
     text_.clear();
     for (const auto* part : {&operation_, &path_})
         if (!part->empty()) text_ += *part + ": ";
-    if (!tensor_.empty()) text_ += "tensor '" + tensor_ + "': ";
+    if (!tensor_.empty()) text_ += "tensor " + safemap::quoted(tensor_) + ": ";
     text_ += message_;
 }
 

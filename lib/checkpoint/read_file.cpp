@@ -25,9 +25,10 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
     safetensors::Header header = read_header(*source, rules_of(options.policy), options.max_header_bytes, faults);
     Contents contents;
     contents.metadata = std::move(header.metadata);
+    contents.notes = std::move(header.notes);
     contents.tensors.reserve(header.tensors.size());
-    for (safetensors::TensorInfo& info : header.tensors)
-        contents.tensors.emplace_back(std::move(info.name),
+    for (safetensors::TensorInfo info : header.tensors)
+        contents.tensors.emplace_back(std::string(info.name),
                                       stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
     return contents;
 }

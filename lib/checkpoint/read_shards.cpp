@@ -69,7 +69,7 @@ public:
         take_tensors(shard);
         // What a faulty shard lacks is a consequence of its faults.
         if (sound) require_wanted(shard);
-        move_to_end(shard.contents.notes, contents.notes);
+        for (const std::string& note : shard.contents.notes) contents.notes.push_back(shard.name + ": " + note);
         move_to_end(shard.contents.skipped, contents.skipped);
         move_to_end(shard.contents.checksums, contents.checksums);
         move_to_end(shard.contents.sources, contents.sources);

@@ -1,4 +1,5 @@
-// Reads and writes headers. Reading is one pass with simdjson's On-Demand over an owned, padded buffer.
+// Reads headers: one pass with simdjson's On-Demand over an owned, padded buffer, without a tree. Names and shapes
+// stay where they are in the buffer.
 //
 // On-Demand checks only what is looked at, and the reference refuses a header for any fault in it. So every value is
 // visited, those of unknown fields too, under the rules of the reference's JSON reader (serde_json).
@@ -8,16 +9,15 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "safetensors/metadata.hpp"
+#include "safetensors/rules.hpp"
 
 #include <simdjson.h>
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <new>
-#include <numeric>
 #include <optional>
-#include <tuple>
+#include <utility>
 
 namespace safemap::safetensors {
 
@@ -25,25 +25,67 @@ namespace {
 
 namespace ondemand = simdjson::ondemand;
 
-constexpr std::string_view reserved_name = "__metadata__";
-constexpr std::uint64_t length_bytes = 8;
-/// The reference refuses longer ones, on writing too.
-constexpr std::uint64_t max_written_header = 100'000'000;
-
 [[noreturn]] void not_json(std::string message) { throw Error(Errc::header_not_json, std::move(message)); }
 [[noreturn]] void bad_field(std::string message) { throw Error(Errc::header_bad_field, std::move(message)); }
 
-/// A tensor as the header describes it; [begin, end) counts from the start of the data.
-struct Entry {
-    TensorInfo info;
-    std::uint64_t begin = 0;
-    std::uint64_t end = 0;
+std::string kind_text(Dtype dtype, const Shape& shape) {
+    return "shape " + to_string(shape) + " of " + std::string(name(dtype));
+}
+
+/// The header's bytes, with room behind them for simdjson to read over.
+struct Text {
+    std::unique_ptr<char[]> bytes;
+    std::uint64_t size = 0;
+
+    std::string_view view() const { return {bytes.get(), static_cast<std::size_t>(size)}; }
 };
 
-/// Where the reference's sort puts tensors: dtype descending, then name ascending.
-bool before(Dtype dtype_a, std::string_view name_a, Dtype dtype_b, std::string_view name_b) {
-    return dtype_a != dtype_b ? dtype_a > dtype_b : name_a < name_b;
+Text read_text(const Source& source, std::uint64_t max_header_bytes) {
+    const std::uint64_t file_size = source.size();
+    if (file_size < length_bytes)
+        throw Error(Errc::header_too_short,
+                    "the file has " + bytes_text(file_size) + ", a header length alone takes 8");
+    std::uint64_t size = 0;
+    source.read_at(0, std::as_writable_bytes(std::span(&size, 1)));
+    // simdjson counts in 32 bits.
+    const std::uint64_t limit = std::min<std::uint64_t>(max_header_bytes, simdjson::SIMDJSON_MAXSIZE_BYTES);
+    if (size > limit)
+        throw Error(Errc::header_too_large,
+                    "the header length is " + std::to_string(size) + ", the limit is " + std::to_string(limit));
+    if (size > file_size - length_bytes)
+        throw Error(Errc::header_past_end, "the header length is " + std::to_string(size) + ", but only " +
+                                               bytes_text(file_size - length_bytes) + " follow it");
+    // Not make_unique, which would write zeros first.
+    Text text{std::unique_ptr<char[]>(new char[size + simdjson::SIMDJSON_PADDING]), size};
+    source.read_at(length_bytes, std::as_writable_bytes(std::span(text.bytes.get(), size)));
+    std::memset(text.bytes.get() + size, 0, simdjson::SIMDJSON_PADDING);
+    return text;
 }
+
+/// What only the strict policy refuses. Elsewhere it is told, the first of it in full.
+class Allowances {
+public:
+    Allowances(Rules rules, FaultSink& faults, std::vector<std::string>& notes)
+        : strict_(rules == Rules::strict), faults_(faults), notes_(notes) {}
+
+    void meet(Errc code, std::string message, std::string_view tensor = {}) {
+        Error error(code, std::move(message));
+        if (!tensor.empty()) error.with_tensor(tensor);
+        if (strict_) return faults_.fault(std::move(error));
+        if (++met_ <= most_told) notes_.push_back("allowed: " + std::string(error.what()));
+    }
+    void finish() {
+        if (met_ > most_told) notes_.push_back("allowed: " + std::to_string(met_ - most_told) + " more such");
+    }
+
+private:
+    static constexpr std::size_t most_told = 100;
+
+    bool strict_;
+    FaultSink& faults_;
+    std::vector<std::string>& notes_;
+    std::size_t met_ = 0;
+};
 
 // ---- JSON values ----
 
@@ -58,15 +100,52 @@ std::string_view checked_text(std::string_view text) {
     return text;
 }
 
-std::string_view key_of(ondemand::field& field) { return checked_text(field.unescaped_key()); }
+/// The string that begins at `text`, behind its quote, where nothing in it is escaped. On-Demand's first stage has
+/// seen that every string ends before `end`, and that there are no control characters in it.
+std::optional<std::string_view> plain_string(const char* text, const char* end) {
+    const auto room = static_cast<std::size_t>(end - text);
+    const auto* quote = static_cast<const char*>(std::memchr(text, '"', room));
+    const auto size = static_cast<std::size_t>(quote - text);
+    if (std::memchr(text, '\\', size) != nullptr) return std::nullopt;
+    return std::string_view(text, size);
+}
+
+/// Whether the string that begins at `text` is just this word, without escapes. The word is shorter than the padding.
+bool spells(const char* text, std::string_view word) {
+    return std::memcmp(text, word.data(), word.size()) == 0 && text[word.size()] == '"';
+}
+
+std::string_view text_of(ondemand::value& value) { return checked_text(value.get_string()); }
+std::string_view text_of(ondemand::field& field) { return checked_text(field.unescaped_key()); }
+
+/// The number with the zeros before its exponent left out, and an exponent beyond all doubles made short: simdjson
+/// takes no more than 19 digits of one, the reference any.
+std::string with_short_exponent(std::string_view number) {
+    number = number.substr(0, number.find_last_not_of(" \t\n\r") + 1);
+    const std::size_t e = std::min(number.find_first_of("eE"), number.size());
+    const std::size_t digits = std::min(number.find_first_not_of("eE+-", e), number.size());
+    const std::string_view exponent = number.substr(digits);
+    if (exponent.empty() || exponent.find_first_not_of("0123456789") != std::string_view::npos)
+        return std::string(number);
+    const std::string_view significant = exponent.substr(std::min(exponent.find_first_not_of('0'), exponent.size()));
+    return std::string(number.substr(0, digits)) +
+           (significant.empty() ? "0" : std::string(significant.size() > 9 ? "999999999" : significant));
+}
+
+/// A number that a double has room for.
+void visit_number(ondemand::value value) {
+    if (!value.get_double().error()) return;
+    const json::Value again = json::parse(with_short_exponent(value.raw_json_token()), Errc::header_not_json);
+    if (!again.number()) not_json("a number that is none");
+}
 
 /// Looks at all of a value that means nothing to us. `depth` counts the containers it stands in.
 void visit(ondemand::value value, unsigned depth) {
     switch (value.type()) {
         case ondemand::json_type::object:
         case ondemand::json_type::array: break;
-        case ondemand::json_type::string: checked_text(value.get_string()); return;
-        case ondemand::json_type::number: static_cast<void>(value.get_double().value()); return;
+        case ondemand::json_type::string: text_of(value); return;
+        case ondemand::json_type::number: visit_number(value); return;
         case ondemand::json_type::boolean: static_cast<void>(value.get_bool().value()); return;
         case ondemand::json_type::null:
             if (!is_null(value)) not_json("a word that is none of true, false and null");
@@ -78,455 +157,435 @@ void visit(ondemand::value value, unsigned depth) {
         return;
     }
     for (ondemand::field field : value.get_object()) {
-        key_of(field);
+        text_of(field);
         visit(field.value(), depth + 1);
     }
 }
 
-/// An unsigned integer written as digits only: not 4.0, not -0.
-std::uint64_t whole_number(ondemand::value value, const char* where) {
-    std::uint64_t number = 0;
-    if (!value.get_uint64().get(number)) return number;
+/// What is no unsigned integer written as digits only: 4.0, -0.
+[[noreturn]] void refuse_number(ondemand::value value, const char* where) {
     if (value.type() != ondemand::json_type::number)
         bad_field(std::string(where) + " holds something other than numbers");
-    static_cast<void>(value.get_double().value());  // no number at all is a worse fault
+    visit_number(value);  // no number at all is a worse fault
     bad_field(std::string(where) + " holds a number that is not an integer of 0 to 2^64 - 1");
 }
 
-// ---- one tensor ----
-
-constexpr unsigned tensor_depth = 2;  // the header's object, the tensor's
-
-Dtype dtype_named(std::string_view name) {
-    if (const auto dtype = dtype_from_safetensors(name)) return *dtype;
-    throw Error(Errc::unknown_dtype, "dtype " + safemap::quoted(name) + " is none that safetensors has");
+inline std::uint64_t whole_number(ondemand::value value, const char* where) {
+    std::uint64_t number = 0;
+    if (value.get_uint64().get(number)) refuse_number(value, where);
+    return number;
 }
 
-/// A name, or {"F32": null}, which serde takes for an enumerator too.
-Dtype read_dtype(ondemand::value value) {
-    if (value.type() == ondemand::json_type::string) return dtype_named(checked_text(value.get_string()));
-    if (value.type() != ondemand::json_type::object) bad_field("dtype is not a string");
-
-    std::optional<Dtype> dtype;
-    for (ondemand::field field : value.get_object()) {
-        const std::string_view name = key_of(field);
-        if (dtype) bad_field("dtype is an object of more than one member");
-        dtype = dtype_named(name);
-        ondemand::value content = field.value();
-        if (!is_null(content)) bad_field("dtype is an object whose value is not null");
+/// Calls dimension(number) for each of an array of whole numbers that has been read before.
+template <class Dimension> void for_each_dimension(const char* array, Dimension&& dimension) {
+    for (const char* at = array + 1; *at != ']'; ++at) {
+        if (*at < '0' || *at > '9') continue;
+        std::uint64_t number = 0;
+        for (; *at >= '0' && *at <= '9'; ++at) number = number * 10 + static_cast<unsigned>(*at - '0');
+        --at;
+        dimension(number);
     }
-    if (!dtype) bad_field("dtype is an empty object");
-    return *dtype;
 }
 
-Shape read_shape(ondemand::value value) {
-    if (value.type() != ondemand::json_type::array) bad_field("shape is not an array");
-    Shape shape;
-    for (ondemand::value dimension : value.get_array()) shape.push_back(whole_number(dimension, "shape"));
-    return shape;
-}
+}  // namespace
 
-void read_offsets(ondemand::value value, Entry& entry) {
-    if (value.type() != ondemand::json_type::array) bad_field("data_offsets is not an array");
-    std::size_t count = 0;
-    for (ondemand::value offset : value.get_array()) {
-        if (count == 2) bad_field("data_offsets has more than two numbers");
-        (count++ == 0 ? entry.begin : entry.end) = whole_number(offset, "data_offsets");
-    }
-    if (count != 2) bad_field("data_offsets has fewer than two numbers");
-}
-
-/// The fields of a tensor, each of which is there once.
-class Fields {
+/// Reads one header, from the buffer to the checked list.
+class HeaderReader {
 public:
-    explicit Fields(Entry& entry) : entry_(entry) {}
+    using Row = TensorList::Row;
 
-    void dtype(ondemand::value value) {
-        once(0, "dtype");
-        entry_.info.dtype = read_dtype(value);
-    }
-    void shape(ondemand::value value) {
-        once(1, "shape");
-        entry_.info.shape = read_shape(value);
-    }
-    void offsets(ondemand::value value) {
-        once(2, "data_offsets");
-        read_offsets(value, entry_);
-    }
-    void require_all() const {
-        constexpr const char* names[] = {"dtype", "shape", "data_offsets"};
-        for (unsigned i = 0; i < 3; ++i)
-            if ((seen_ >> i & 1) == 0) bad_field(std::string(names[i]) + " is missing");
+    HeaderReader(Rules rules, FaultSink& faults, Header& header)
+        : rules_(rules), faults_(faults), header_(header), allowed_(rules, faults, header.notes) {}
+
+    void read(Text text, std::uint64_t file_size) {
+        text_ = text.view();
+        list().text_ = std::move(text.bytes);
+        list().data_offset_ = header_.data_offset = length_bytes + text_.size();
+        data_size_ = file_size - header_.data_offset;
+        read_document();
+        drop_repeated();
+        sort_by_offset();
+        check_layout();
+        allowed_.finish();
     }
 
 private:
-    void once(unsigned field, const char* name) {
-        if ((seen_ >> field & 1) != 0) bad_field(std::string(name) + " is there twice");
-        seen_ |= 1U << field;
+    TensorList& list() { return header_.tensors; }
+    std::vector<Row>& rows() { return list().rows_; }
+
+    void report(Error error) {
+        complete_ = false;
+        faults_.fault(std::move(error));
     }
 
-    Entry& entry_;
-    unsigned seen_ = 0;
-};
+    std::uint32_t place(const char* in_text) const { return static_cast<std::uint32_t>(in_text - text_.data()); }
 
-/// {"dtype", "shape", "data_offsets"}, or the three in an array, which serde takes for a struct too.
-void read_tensor(ondemand::value value, Entry& entry) {
-    Fields fields(entry);
-    if (value.type() == ondemand::json_type::array) {
-        std::size_t count = 0;
-        for (ondemand::value item : value.get_array()) {
-            switch (count++) {
-                case 0: fields.dtype(item); break;
-                case 1: fields.shape(item); break;
-                case 2: fields.offsets(item); break;
-                default: bad_field("the array of a tensor has more than three items");
-            }
-        }
-        return fields.require_all();
-    }
-    if (value.type() != ondemand::json_type::object) bad_field("a tensor is described by an object");
-    for (ondemand::field field : value.get_object()) {
-        const std::string_view key = key_of(field);
-        if (key == "dtype") fields.dtype(field.value());
-        else if (key == "shape") fields.shape(field.value());
-        else if (key == "data_offsets") fields.offsets(field.value());
-        else visit(field.value(), tensor_depth);
-    }
-    fields.require_all();
-}
+    // ---- the document ----
 
-// ---- the document ----
-
-Metadata read_metadata(ondemand::value value) {
-    if (value.type() != ondemand::json_type::object) throw Error(Errc::header_bad_metadata, "it is not an object");
-    Metadata metadata;
-    for (ondemand::field field : value.get_object()) {
-        std::string key(key_of(field));
-        ondemand::value content = field.value();
-        if (content.type() != ondemand::json_type::string)
-            throw Error(Errc::header_bad_metadata, "the value of " + safemap::quoted(key) + " is not a string");
-        metadata.emplace_back(std::move(key), checked_text(content.get_string()));
-    }
-    sort_metadata(metadata);
-    return metadata;
-}
-
-/// The JSON of a header, without a look at what its numbers mean together.
-class Document {
-public:
-    explicit Document(FaultSink& faults) : faults_(faults) {}
-
-    /// `json` has SIMDJSON_PADDING bytes behind it.
-    void read(std::string_view json) {
+    void read_document() {
         try {
-            read_object(json);
+            // Tensors take about a hundred bytes each; short names and no shapes take less.
+            rows().reserve(text_.size() / 96 + 1);
+            read_object();
         } catch (const simdjson::simdjson_error& error) {
             if (error.error() == simdjson::MEMALLOC) throw std::bad_alloc();
-            report(Error(Errc::header_not_json, error.what()));
+            report_not_json(error.what());
         } catch (Error& error) {
+            if (error.code() == Errc::header_not_json) return report_not_json(error.message());
             report(std::move(error));
         }
     }
 
-    std::vector<Entry> entries;
-    Metadata metadata;
-    bool has_metadata = false;
-    bool complete = true;  ///< false when a fault left something out
+    /// The reference looks at the encoding first. Where nothing is wrong, simdjson's first stage has seen to it.
+    void report_not_json(std::string message) {
+        if (!is_utf8(text_)) report(Error(Errc::header_not_utf8, "the header holds bytes that are not UTF-8"));
+        else report(Error(Errc::header_not_json, std::move(message)));
+    }
 
-private:
-    void read_object(std::string_view json) {
+    void read_object() {
         ondemand::parser parser;
-        ondemand::document document = parser.iterate(json, json.size() + simdjson::SIMDJSON_PADDING);
+        ondemand::document document =
+            parser.iterate(text_.data(), text_.size(), text_.size() + simdjson::SIMDJSON_PADDING);
         if (document.type() != ondemand::json_type::object) not_json("the header is not an object");
         for (ondemand::field field : document.get_object()) {
-            const std::string_view key = key_of(field);
+            const std::string_view key = kept_key(field);
             if (key == reserved_name) member_metadata(field.value());
             else member_tensor(key, field.value());
         }
         if (document.current_location().error() != simdjson::OUT_OF_BOUNDS)
             not_json("something follows the header's object");
+        check_padding();
+    }
+
+    /// A key as a part of the text. One with escapes is spelled out in its own place, where it is never longer and
+    /// where nobody looks again.
+    std::string_view kept_key(ondemand::field& field) {
+        const char* raw = field.key().raw();
+        if (const auto plain = plain_string(raw, text_.data() + text_.size())) return *plain;
+        const std::string_view key = text_of(field);
+        char* const to = list().text_.get() + place(raw);
+        std::memcpy(to, key.data(), key.size());
+        return {to, key.size()};
+    }
+
+    void check_padding() {
+        if (text_.front() != '{')
+            allowed_.meet(Errc::header_not_canonical, "the header begins with whitespace, not with '{'");
+        if (text_.find_last_not_of(' ') != text_.rfind('}'))
+            allowed_.meet(Errc::header_not_canonical, "the header is padded with other bytes than spaces");
     }
 
     void member_metadata(ondemand::value value) {
         try {
             if (std::exchange(seen_metadata_, true))
                 throw Error(Errc::header_bad_metadata, "__metadata__ is there twice");
-            if (is_null(value)) return;
-            metadata = read_metadata(value);
-            has_metadata = true;
+            if (is_null(value)) {
+                allowed_.meet(Errc::header_not_canonical, "__metadata__ is null, not an object");
+                return;
+            }
+            read_metadata(value);
+            header_.has_metadata = true;
         } catch (Error& error) {
-            if (error.code() == Errc::header_not_json) throw;
+            if (error.code() != Errc::header_bad_metadata) throw;
             report(std::move(error));
         }
     }
 
+    void read_metadata(ondemand::value value) {
+        if (value.type() != ondemand::json_type::object) throw Error(Errc::header_bad_metadata, "it is not an object");
+        Metadata metadata;
+        for (ondemand::field field : value.get_object()) {
+            std::string key(text_of(field));
+            ondemand::value content = field.value();
+            if (content.type() != ondemand::json_type::string)
+                throw Error(Errc::header_bad_metadata, "the value of " + safemap::quoted(key) + " is not a string");
+            metadata.emplace_back(std::move(key), text_of(content));
+        }
+        const std::size_t members = metadata.size();
+        sort_metadata(metadata);
+        if (metadata.size() < members)
+            allowed_.meet(Errc::duplicate_name, "__metadata__ has a key twice; the last one counts");
+        header_.metadata = std::move(metadata);
+    }
+
+    // ---- one tensor ----
+
+    static constexpr unsigned tensor_depth = 2;  // the header's object, the tensor's
+    enum : unsigned { has_dtype = 1, has_shape = 2, has_offsets = 4, has_all = 7 };
+
     void member_tensor(std::string_view name, ondemand::value value) {
-        Entry entry;
+        Row row;
+        row.name = place(name.data());
+        row.name_size = static_cast<std::uint32_t>(name.size());
+        name_ = name;
+        seen_ = 0;
         try {
-            read_tensor(value, entry);
+            read_tensor(value, row);
         } catch (Error& error) {
-            if (error.code() == Errc::header_not_json) throw;
+            if (error.code() != Errc::header_bad_field && error.code() != Errc::unknown_dtype) throw;
             return report(std::move(error.with_tensor(name)));
         }
-        entry.info.name = name;
-        // The last of two tensors of one name counts.
-        const auto next = static_cast<std::uint32_t>(entries.size());
-        const std::uint32_t number =
-            names_.add(name, next, [this](std::uint32_t i) { return std::string_view(entries[i].info.name); });
-        if (number == next) entries.push_back(std::move(entry));
-        else entries[number] = std::move(entry);
+        if (name.find('\0') != std::string_view::npos) allowed_.meet(Errc::bad_name, "a name with a NUL in it", name);
+        rows().push_back(row);
     }
 
-    void report(Error error) {
-        complete = false;
-        faults_.fault(std::move(error));
-    }
-
-    FaultSink& faults_;
-    NameIndex names_;
-    bool seen_metadata_ = false;
-};
-
-// ---- what the numbers mean together ----
-
-void sort_by_offset(std::vector<Entry>& entries) {
-    const auto rises = [](const Entry& a, const Entry& b) {
-        if (a.begin != b.begin) return a.begin < b.begin;
-        if (a.end != b.end) return a.end < b.end;
-        return before(a.info.dtype, a.info.name, b.info.dtype, b.info.name);
-    };
-    // Every known writer writes them in order.
-    if (!std::is_sorted(entries.begin(), entries.end(), rises)) std::sort(entries.begin(), entries.end(), rises);
-}
-
-std::string range_text(const Entry& entry) {
-    return "data_offsets [" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) + "]";
-}
-
-std::optional<Error> offset_fault(const Entry& entry, std::uint64_t expected) {
-    if (entry.end < entry.begin) return Error(Errc::offsets_reversed, range_text(entry) + " end before they begin");
-    if (entry.begin < expected)
-        return Error(Errc::offsets_overlap,
-                     range_text(entry) + " begin inside the tensor before, which ends at " + std::to_string(expected));
-    if (entry.begin > expected)
-        return Error(Errc::offsets_leave_gap, range_text(entry) + " leave " + bytes_text(entry.begin - expected) +
-                                                  " before them that belong to no tensor");
-    return std::nullopt;
-}
-
-std::string kind_text(const TensorInfo& info) {
-    return "shape " + to_string(info.shape) + " of " + std::string(name(info.dtype));
-}
-
-/// Bytes that a tensor of that dtype and shape has.
-std::uint64_t wanted_bytes(Dtype dtype, const Shape& shape) {
-    const std::string what = "shape " + to_string(shape) + " of " + std::string(name(dtype));
-    const auto elements = element_count(shape);
-    const auto total_bits = elements ? checked_mul(*elements, bits(dtype)) : std::nullopt;
-    if (!total_bits) throw Error(Errc::shape_overflow, what + " has a size that does not fit in 64 bits");
-    if (*total_bits % 8 != 0)
-        throw Error(Errc::partial_byte,
-                    what + " has " + std::to_string(*total_bits) + " bits, which are no whole bytes");
-    return *total_bits / 8;
-}
-
-std::optional<Error> size_fault(const Entry& entry) {
-    try {
-        const std::uint64_t wanted = wanted_bytes(entry.info.dtype, entry.info.shape);
-        const std::uint64_t found = entry.end - entry.begin;
-        if (found == wanted) return std::nullopt;
-        return Error(Errc::size_mismatch,
-                     bytes_text(found) + ", but " + kind_text(entry.info) + " wants " + std::to_string(wanted));
-    } catch (Error& error) {
-        return std::move(error);
-    }
-}
-
-/// Checks that sound tensors lie one behind the other and fill the data; moves them to `header`.
-class Layout {
-public:
-    Layout(std::uint64_t data_offset, std::uint64_t data_size, FaultSink& faults)
-        : data_offset_(data_offset), data_size_(data_size), faults_(faults) {}
-
-    /// `complete`: no tensor is missing whose place would look like a gap.
-    void check(std::vector<Entry>& entries, bool complete, Header& header) {
-        header.tensors.reserve(entries.size());
-        for (Entry& entry : entries) {
-            if (!sound(entry, complete)) continue;
-            if (entry.end > data_size_) continue;  // reported for the file as a whole
-            entry.info.data = {data_offset_ + entry.begin, entry.end - entry.begin};
-            header.tensors.push_back(std::move(entry.info));
+    /// {"dtype", "shape", "data_offsets"}, or the three in an array, which serde takes for a struct too.
+    void read_tensor(ondemand::value value, Row& row) {
+        ondemand::object fields;
+        if (value.get_object().get(fields)) return read_tensor_array(value, row);
+        for (ondemand::field field : fields) {
+            const char* key = field.key().raw();
+            if (spells(key, "dtype")) read_dtype(field.value(), row);
+            else if (spells(key, "shape")) read_shape(field.value(), row);
+            else if (spells(key, "data_offsets")) read_offsets(field.value(), row);
+            else read_field(field, row);
         }
+        require_all();
+    }
+
+    /// A field that is none of the three, or spelled with escapes.
+    void read_field(ondemand::field& field, Row& row) {
+        const std::string_view key = text_of(field);
+        if (key == "dtype") return read_dtype(field.value(), row);
+        if (key == "shape") return read_shape(field.value(), row);
+        if (key == "data_offsets") return read_offsets(field.value(), row);
+        allowed_.meet(Errc::header_not_canonical, "a field " + safemap::quoted(key), name_);
+        visit(field.value(), tensor_depth);
+    }
+
+    void read_tensor_array(ondemand::value& value, Row& row) {
+        if (value.type() != ondemand::json_type::array) bad_field("a tensor is described by an object");
+        allowed_.meet(Errc::header_not_canonical, "a tensor described by an array, not by an object", name_);
+        unsigned count = 0;
+        for (ondemand::value item : value.get_array()) {
+            switch (count++) {
+                case 0: read_dtype(item, row); break;
+                case 1: read_shape(item, row); break;
+                case 2: read_offsets(item, row); break;
+                default: bad_field("the array of a tensor has more than three items");
+            }
+        }
+        require_all();
+    }
+
+    void once(unsigned field, const char* field_name) {
+        if ((seen_ & field) != 0) bad_field(std::string(field_name) + " is there twice");
+        seen_ |= field;
+    }
+
+    void require_all() const {
+        if (seen_ == has_all) return;
+        const unsigned missing = has_all & ~seen_;
+        bad_field(std::string((missing & has_dtype) != 0   ? "dtype"
+                              : (missing & has_shape) != 0 ? "shape"
+                                                           : "data_offsets") +
+                  " is missing");
+    }
+
+    /// A name, or {"F32": null}, which serde takes for an enumerator too.
+    void read_dtype(ondemand::value value, Row& row) {
+        once(has_dtype, "dtype");
+        if (value.type() == ondemand::json_type::string) {
+            row.dtype = read_dtype_name(value);
+            return;
+        }
+        if (value.type() != ondemand::json_type::object) bad_field("dtype is not a string");
+        allowed_.meet(Errc::header_not_canonical, "a dtype given by an object, not by a string", name_);
+        bool found = false;
+        for (ondemand::field field : value.get_object()) {
+            const std::string_view key = text_of(field);
+            if (std::exchange(found, true)) bad_field("dtype is an object of more than one member");
+            row.dtype = dtype_named(key);
+            ondemand::value content = field.value();
+            if (!is_null(content)) bad_field("dtype is an object whose value is not null");
+        }
+        if (!found) bad_field("dtype is an empty object");
+    }
+
+    /// Most tensors have the dtype of the one before.
+    Dtype read_dtype_name(ondemand::value& value) {
+        if (spells(value.raw_json_token().data() + 1, name(last_dtype_))) {
+            // What follows is checked only behind what was taken.
+            static_cast<void>(value.get_raw_json_string().value());
+            return last_dtype_;
+        }
+        return last_dtype_ = dtype_named(text_of(value));
+    }
+
+    static Dtype dtype_named(std::string_view dtype_name) {
+        if (const auto dtype = dtype_from_safetensors(dtype_name)) return *dtype;
+        throw Error(Errc::unknown_dtype, "dtype " + safemap::quoted(dtype_name) + " is none that safetensors has");
+    }
+
+    void read_shape(ondemand::value value, Row& row) {
+        once(has_shape, "shape");
+        row.shape = place(value.raw_json_token().data());
+        ondemand::array dimensions;
+        if (value.get_array().get(dimensions)) bad_field("shape is not an array");
+        for (ondemand::value dimension : dimensions) whole_number(dimension, "shape");
+    }
+
+    void read_offsets(ondemand::value value, Row& row) {
+        once(has_offsets, "data_offsets");
+        ondemand::array offsets;
+        if (value.get_array().get(offsets)) bad_field("data_offsets is not an array");
+        unsigned count = 0;
+        for (ondemand::value offset : offsets) {
+            if (count == 2) bad_field("data_offsets has more than two numbers");
+            (count++ == 0 ? row.begin : row.end) = whole_number(offset, "data_offsets");
+        }
+        if (count != 2) bad_field("data_offsets has fewer than two numbers");
+    }
+
+    // ---- what the rows mean together ----
+
+    /// The last of several tensors of one name counts, in the place of the first.
+    void drop_repeated() {
+        NameIndex names;
+        std::vector<std::uint32_t> repeated;
+        names.add_all(
+            static_cast<std::uint32_t>(rows().size()), [this](std::uint32_t i) { return list().name(rows()[i]); },
+            [&](std::uint32_t first, std::uint32_t again) {
+                rows()[first] = rows()[again];
+                repeated.push_back(again);
+            });
+        if (repeated.empty()) return;
+        for (const std::uint32_t again : repeated)
+            allowed_.meet(Errc::duplicate_name, "the name is there twice; the last one counts",
+                          list().name(rows()[again]));
+        std::size_t kept = 0;
+        auto next = repeated.begin();
+        for (std::uint32_t i = 0; i < rows().size(); ++i) {
+            if (next != repeated.end() && *next == i) ++next;
+            else rows()[kept++] = rows()[i];
+        }
+        rows().resize(kept);
+    }
+
+    void sort_by_offset() {
+        const auto rises = [this](const Row& a, const Row& b) {
+            if (a.begin != b.begin) return a.begin < b.begin;
+            if (a.end != b.end) return a.end < b.end;
+            return sorts_before(a.dtype, list().name(a), b.dtype, list().name(b));
+        };
+        // Every known writer writes them in order.
+        if (!std::is_sorted(rows().begin(), rows().end(), rises)) std::sort(rows().begin(), rows().end(), rises);
+    }
+
+    /// Checks that tensors lie one behind the other and fill the data; keeps those that are sound. Where something is
+    /// missing, its place is no gap.
+    void check_layout() {
+        std::size_t kept = 0;
+        for (std::size_t i = 0; i < rows().size(); ++i) {
+            const Row row = rows()[i];
+            if (!sound(row) || row.end > data_size_) continue;  // past the end: reported for the file as a whole
+            rows()[kept++] = row;
+        }
+        rows().resize(kept);
+        rows().shrink_to_fit();
         if (covered_ > data_size_)
             faults_.fault(Error(Errc::file_truncated, "the tensors want " + bytes_text(covered_) +
                                                           " of data, the file has " + std::to_string(data_size_)));
-        if (covered_ < data_size_ && complete)
-            faults_.fault(Error(Errc::trailing_bytes, bytes_text(data_size_ - covered_) + " after the last tensor"));
+        if (covered_ < data_size_ && complete_) trailing();
     }
 
-private:
-    bool sound(const Entry& entry, bool complete) {
-        auto fault = offset_fault(entry, covered_);
-        if (entry.end >= entry.begin) covered_ = std::max(covered_, entry.end);
-        if (fault && fault->code() == Errc::offsets_leave_gap && !complete) fault.reset();
-        if (!fault) fault = size_fault(entry);
+    void trailing() {
+        std::string message = bytes_text(data_size_ - covered_) + " after the last tensor";
+        if (rules_ == Rules::lenient) header_.notes.push_back("allowed: " + message);
+        else faults_.fault(Error(Errc::trailing_bytes, std::move(message)));
+    }
+
+    bool sound(const Row& row) {
+        const bool in_place = row.begin == covered_ && row.end >= row.begin;
+        auto fault = in_place ? std::nullopt : offset_fault(row);
+        if (row.end >= row.begin) covered_ = std::max(covered_, row.end);
+        if (!fault && !has_its_size(row)) fault = size_fault(row);
         if (!fault) return true;
-        faults_.fault(std::move(fault->with_tensor(entry.info.name)));
+        faults_.fault(std::move(fault->with_tensor(list().name(row))));
         return false;
     }
 
-    std::uint64_t data_offset_;
-    std::uint64_t data_size_;
-    std::uint64_t covered_ = 0;
+    std::optional<Error> offset_fault(const Row& row) const {
+        const std::string range = "data_offsets [" + std::to_string(row.begin) + ", " + std::to_string(row.end) + "]";
+        if (row.end < row.begin) return Error(Errc::offsets_reversed, range + " end before they begin");
+        if (row.begin < covered_)
+            return Error(Errc::offsets_overlap,
+                         range + " begin inside the tensor before, which ends at " + std::to_string(covered_));
+        if (row.begin > covered_ && complete_)
+            return Error(Errc::offsets_leave_gap, range + " leave " + bytes_text(row.begin - covered_) +
+                                                      " before them that belong to no tensor");
+        return std::nullopt;
+    }
+
+    /// The common case, without a Shape.
+    bool has_its_size(const Row& row) const {
+        std::optional<std::uint64_t> count = 1;
+        for_each_dimension(text_.data() + row.shape, [&](std::uint64_t dimension) {
+            if (count) count = checked_mul(*count, dimension);
+        });
+        const auto size = count ? byte_size(row.dtype, *count) : std::nullopt;
+        return size == row.end - row.begin;
+    }
+
+    std::optional<Error> size_fault(const Row& row) {
+        const Shape shape = list().shape(row);
+        try {
+            const std::uint64_t wanted = value_bytes(row.dtype, shape);
+            return Error(Errc::size_mismatch, bytes_text(row.end - row.begin) + ", but " + kind_text(row.dtype, shape) +
+                                                  " wants " + std::to_string(wanted));
+        } catch (Error& error) {
+            return std::move(error);
+        }
+    }
+
+    Rules rules_;
     FaultSink& faults_;
+    Header& header_;
+    Allowances allowed_;
+    std::string_view text_;
+    std::uint64_t data_size_ = 0;
+    std::uint64_t covered_ = 0;
+    bool complete_ = true;  // false when a fault left something out
+    bool seen_metadata_ = false;
+    std::string_view name_;  // of the tensor being read
+    unsigned seen_ = 0;      // which of its fields
+    Dtype last_dtype_ = Dtype::f32;
 };
 
-/// The header's bytes, with room behind them for simdjson to read over.
-struct Buffer {
-    std::unique_ptr<char[]> bytes;
-    std::uint64_t size = 0;
-
-    std::string_view text() const { return {bytes.get(), static_cast<std::size_t>(size)}; }
-};
-
-Buffer read_buffer(const Source& source, std::uint64_t max_header_bytes) {
-    const std::uint64_t file_size = source.size();
-    if (file_size < length_bytes)
-        throw Error(Errc::header_too_short,
-                    "the file has " + bytes_text(file_size) + ", a header length alone takes 8");
-    std::uint64_t size = 0;
-    source.read_at(0, std::as_writable_bytes(std::span(&size, 1)));
-    if (size > max_header_bytes)
-        throw Error(Errc::header_too_large, "the header length is " + std::to_string(size) + ", the limit is " +
-                                                std::to_string(max_header_bytes));
-    if (size > file_size - length_bytes)
-        throw Error(Errc::header_past_end, "the header length is " + std::to_string(size) + ", but only " +
-                                               bytes_text(file_size - length_bytes) + " follow it");
-    Buffer buffer{std::make_unique<char[]>(size + simdjson::SIMDJSON_PADDING), size};
-    source.read_at(length_bytes, std::as_writable_bytes(std::span(buffer.bytes.get(), size)));
-    if (!simdjson::validate_utf8(buffer.bytes.get(), size))
-        throw Error(Errc::header_not_utf8, "the header holds bytes that are not UTF-8");
-    return buffer;
+Shape TensorList::shape(const Row& row) const {
+    Shape shape;
+    for_each_dimension(text_.get() + row.shape, [&](std::uint64_t dimension) { shape.push_back(dimension); });
+    return shape;
 }
 
-}  // namespace
+TensorInfo TensorList::operator[](std::size_t i) const {
+    const Row& row = rows_[i];
+    return {name(row), row.dtype, shape(row), {data_offset_ + row.begin, row.end - row.begin}};
+}
+
+std::uint64_t value_bytes(Dtype dtype, const Shape& shape) {
+    const auto elements = element_count(shape);
+    const auto total_bits = elements ? checked_mul(*elements, bits(dtype)) : std::nullopt;
+    if (!total_bits)
+        throw Error(Errc::shape_overflow, kind_text(dtype, shape) + " has a size that does not fit in 64 bits");
+    if (*total_bits % 8 != 0)
+        throw Error(Errc::partial_byte, kind_text(dtype, shape) + " has " + std::to_string(*total_bits) +
+                                            " bits, which are no whole bytes");
+    return *total_bits / 8;
+}
 
 Header read_header(const Source& source, Rules rules, std::uint64_t max_header_bytes, FaultSink& faults) {
-    if (rules != Rules::compatible) throw Error(Errc::invalid_argument, "only the policy 'compatible' is there yet");
-
     Header header;
-    Document document(faults);
+    Text text;
     try {
-        const Buffer buffer = read_buffer(source, max_header_bytes);
-        header.data_offset = length_bytes + buffer.size;
-        document.read(buffer.text());
+        text = read_text(source, max_header_bytes);
     } catch (Error& error) {
-        if (exit_code(error.code()) != 1 || header.data_offset != 0) throw;
+        if (exit_code(error.code()) != 1) throw;
         faults.fault(std::move(error));
         return header;
     }
-    header.metadata = std::move(document.metadata);
-    header.has_metadata = document.has_metadata;
-    sort_by_offset(document.entries);
-    Layout(header.data_offset, source.size() - header.data_offset, faults)
-        .check(document.entries, document.complete, header);
+    HeaderReader(rules, faults, header).read(std::move(text), source.size());
     return header;
-}
-
-std::vector<std::uint32_t> file_order(std::span<const TensorSpec> tensors) {
-    std::vector<std::uint32_t> order(tensors.size());
-    std::iota(order.begin(), order.end(), 0U);
-    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-        return before(tensors[a].dtype, tensors[a].name, tensors[b].dtype, tensors[b].name);
-    });
-    return order;
-}
-
-namespace {
-
-void append_text(std::string& json, std::string_view text) {
-    if (!is_utf8(text))
-        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which a header has to be");
-    json::append_string(json, text, json::Charset::utf8);
-}
-
-void append_metadata(std::string& json, std::span<const std::pair<std::string, std::string>> metadata) {
-    append_text(json, reserved_name);
-    json += ":{";
-    for (const auto& [key, value] : metadata) {
-        if (json.back() != '{') json += ',';
-        append_text(json, key);
-        json += ':';
-        append_text(json, value);
-    }
-    json += '}';
-}
-
-/// Appends a tensor that begins at `begin` of the data; gives where it ends.
-std::uint64_t append_tensor(std::string& json, const TensorSpec& tensor, std::uint64_t begin) {
-    if (!in_safetensors(tensor.dtype))
-        throw Error(Errc::unnamed_dtype, "safetensors has no name for " + std::string(name(tensor.dtype)));
-    const auto end = checked_add(begin, wanted_bytes(tensor.dtype, *tensor.shape));
-    if (!end) throw Error(Errc::shape_overflow, "the size of all tensors together does not fit in 64 bits");
-
-    append_text(json, tensor.name);
-    json += R"(:{"dtype":")";
-    json += name(tensor.dtype);
-    json += R"(","shape":[)";
-    for (const std::uint64_t dimension : *tensor.shape) {
-        if (json.back() != '[') json += ',';
-        json::append_number(json, dimension);
-    }
-    json += R"(],"data_offsets":[)";
-    json::append_number(json, begin);
-    json += ',';
-    json::append_number(json, *end);
-    json += "]}";
-    return *end;
-}
-
-void refuse_collisions(std::span<const TensorSpec> tensors) {
-    NameIndex names;
-    names.reserve(tensors.size());
-    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-        const std::string_view name = tensors[i].name;
-        if (name == reserved_name) throw Error(Errc::name_collision, "the name '__metadata__' is reserved");
-        if (names.add(name, i, [&](std::uint32_t other) { return tensors[other].name; }) != i)
-            throw Error(Errc::name_collision, "two tensors have the name " + safemap::quoted(name));
-    }
-}
-
-}  // namespace
-
-std::string write_header(std::span<const TensorSpec> tensors,
-                         std::span<const std::pair<std::string, std::string>> metadata, bool with_metadata,
-                         std::uint32_t alignment) {
-    if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
-        throw Error(Errc::invalid_argument,
-                    "alignment " + std::to_string(alignment) + " is none of 8, 64, 256 and 4096");
-    refuse_collisions(tensors);
-
-    std::string file(length_bytes, '\0');
-    file += '{';
-    if (with_metadata) append_metadata(file, metadata);
-    std::uint64_t end = 0;
-    for (const TensorSpec& tensor : tensors) {
-        if (file.back() != '{') file += ',';
-        try {
-            end = append_tensor(file, tensor, end);
-        } catch (Error& error) {
-            throw std::move(error.with_tensor(tensor.name));
-        }
-    }
-    file += '}';
-    file.append((alignment - file.size() % alignment) % alignment, ' ');
-
-    const std::uint64_t size = file.size() - length_bytes;
-    if (size > max_written_header)
-        throw Error(Errc::header_too_large, "the header would have " + bytes_text(size) + ", the limit is " +
-                                                std::to_string(max_written_header));
-    std::memcpy(file.data(), &size, length_bytes);
-    return file;
 }
 
 }  // namespace safemap::safetensors

@@ -116,8 +116,12 @@ TEST_CASE("tensors outlive the checkpoint they came from") {
 
 TEST_CASE("options are obeyed") {
     const auto source = forge::source(forge::u8_file({{"a", 1}}));
-    CHECK_FAULT(Checkpoint::open(source, {.policy = Policy::strict}), Errc::invalid_argument);
-    CHECK_FAULT(Checkpoint::open(source, {.policy = Policy::lenient}), Errc::invalid_argument);
+    const auto longer = forge::source(forge::u8_file({{"a", 1}}) + "more");
+    CHECK_OK(Checkpoint::open(source, {.policy = Policy::strict}));
+    CHECK_FAULT(Checkpoint::open(longer, {.policy = Policy::strict}), Errc::trailing_bytes);
+    CHECK_FAULT(Checkpoint::open(longer), Errc::trailing_bytes);
+    const auto lenient = Checkpoint::open(longer, {.policy = Policy::lenient});
+    CHECK(lenient.notes() == std::vector<std::string>{"allowed: 4 bytes after the last tensor"});
     CHECK_FAULT(Checkpoint::open(source, {.max_header_bytes = 10}), Errc::header_too_large);
     CHECK_FAULT(Checkpoint::open(std::shared_ptr<const Source>()), Errc::invalid_argument);
 }

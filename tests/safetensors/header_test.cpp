@@ -18,9 +18,9 @@ namespace {
 
 constexpr std::uint64_t limit = 100'000'000;
 
-Header read(std::string_view file, std::uint64_t max_header_bytes = limit) {
+Header read(std::string_view file, std::uint64_t max_header_bytes = limit, Rules rules = Rules::compatible) {
     ThrowFirst faults;
-    return safetensors::read_header(*forge::source(file), Rules::compatible, max_header_bytes, faults);
+    return safetensors::read_header(*forge::source(file), rules, max_header_bytes, faults);
 }
 
 Header read(std::string_view header, std::string_view data) { return read(forge::safetensors(header, data)); }
@@ -139,7 +139,7 @@ TEST_CASE("every dtype is known by its name") {
         const unsigned bytes = bits(dtype);  // eight elements
         const Header header =
             read(one(name(dtype), "[8]", "[0," + std::to_string(bytes) + "]"), std::string(bytes, 'd'));
-        CHECK(header.tensors.at(0).dtype == dtype);
+        CHECK(header.tensors[0].dtype == dtype);
     }
     CHECK_FAULT(read(one("C128", "[1]", "[0,16]"), std::string(16, 'd')), Errc::unknown_dtype);
 }
@@ -204,11 +204,79 @@ TEST_CASE("a header of just the limit is read and one more is not") {
     CHECK_FAULT(read(forge::safetensors(header, "d"), header.size() - 1), Errc::header_too_large);
 }
 
-TEST_CASE("only the compatible rules are there yet") {
-    ThrowFirst faults;
-    const auto source = forge::source(forge::safetensors("{}"));
-    for (const auto rules : {Rules::strict, Rules::lenient})
-        CHECK_FAULT(safetensors::read_header(*source, rules, limit, faults), Errc::invalid_argument);
+TEST_CASE("what the specification does not have is told under the compatible policy and refused under the strict one") {
+    struct Allowed {
+        std::string header;
+        Errc code;
+        std::string note;
+    };
+    const std::string a = R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
+    const std::string b = R"("b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
+    for (const Allowed& allowed : {
+             Allowed{" {" + a + "}", Errc::header_not_canonical,
+                     "allowed: the header begins with whitespace, not with '{'"},
+             Allowed{"{" + a + "} \n ", Errc::header_not_canonical,
+                     "allowed: the header is padded with other bytes than spaces"},
+             Allowed{with_unknown("1"), Errc::header_not_canonical, "allowed: tensor 'a': a field 'x'"},
+             Allowed{R"({"a":["U8",[1],[0,1]]})", Errc::header_not_canonical,
+                     "allowed: tensor 'a': a tensor described by an array, not by an object"},
+             Allowed{R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})", Errc::header_not_canonical,
+                     "allowed: tensor 'a': a dtype given by an object, not by a string"},
+             Allowed{"{\"__metadata__\":null," + a + "}", Errc::header_not_canonical,
+                     "allowed: __metadata__ is null, not an object"},
+             Allowed{"{" + a + "," + a + "}", Errc::duplicate_name,
+                     "allowed: tensor 'a': the name is there twice; the last one counts"},
+             Allowed{"{" + a + R"(,"\u0061":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", Errc::duplicate_name,
+                     "allowed: tensor 'a': the name is there twice; the last one counts"},
+             Allowed{R"({"__metadata__":{"k":"1","k":"2"},)" + a + "}", Errc::duplicate_name,
+                     "allowed: __metadata__ has a key twice; the last one counts"},
+             Allowed{R"({"a\u0000":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", Errc::bad_name,
+                     "allowed: tensor 'a\\x00': a name with a NUL in it"},
+         }) {
+        CAPTURE(allowed.header);
+        const std::string file = forge::safetensors(allowed.header, "d");
+        const Header header = read(file);
+        CHECK(header.tensors.size() == 1);
+        CHECK(header.notes == std::vector<std::string>{allowed.note});
+        CHECK_FAULT(read(file, limit, Rules::strict), allowed.code);
+        CHECK(read(file, limit, Rules::lenient).notes == header.notes);
+    }
+    const std::string plain = forge::safetensors(R"({"__metadata__":{"k":"v"},)" + a + "}  ", "d");
+    for (const auto rules : {Rules::compatible, Rules::strict, Rules::lenient})
+        CHECK(read(plain, limit, rules).notes.empty());
+    CHECK_FAULT(read(forge::safetensors("{" + a + "," + b + "}", "d"), limit, Rules::strict), Errc::offsets_overlap);
+}
+
+TEST_CASE("bytes after the last tensor are told under the lenient policy and refused under the others") {
+    const std::string file =
+        forge::safetensors(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "d and more");
+    for (const auto rules : {Rules::compatible, Rules::strict})
+        CHECK_FAULT(read(file, limit, rules), Errc::trailing_bytes);
+    const Header header = read(file, limit, Rules::lenient);
+    CHECK(header.tensors.size() == 1);
+    CHECK(header.notes == std::vector<std::string>{"allowed: 9 bytes after the last tensor"});
+}
+
+TEST_CASE("of very many allowances the first hundred are told, and how many more there are") {
+    std::string json = "{";
+    for (int i = 0; i < 150; ++i)
+        json += (i > 0 ? "," : "") + ("\"" + std::to_string(i)) +
+                R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"x":0})";
+    const Header header = read(json + "}", "");
+    CHECK(header.tensors.size() == 150);
+    REQUIRE(header.notes.size() == 101);
+    CHECK(header.notes.back() == "allowed: 50 more such");
+}
+
+TEST_CASE("names and shapes with escapes and blanks are what they spell") {
+    const Header header =
+        read(R"({"\u0061\"\u00e9\ud83d\ude00":{"d\u0074ype":"U\u0038","shape":[ 2 , 3 ],"data_offsets":[0,6]},)"
+             R"("plain":{"dtype":"U8","shape":[18446744073709551615,0],"data_offsets":[6,6]}})",
+             "dddddd");
+    REQUIRE(header.tensors.size() == 2);
+    CHECK(header.tensors[0].name == "a\"\u00e9\U0001f600");
+    CHECK(header.tensors[0].shape == Shape{2, 3});
+    CHECK(header.tensors[1].shape == Shape{UINT64_MAX, 0});
 }
 
 TEST_CASE("faults say which tensor they are about") {
@@ -220,13 +288,29 @@ TEST_CASE("faults say which tensor they are about") {
 
 TEST_CASE("what stands in unknown fields is validated too") {
     for (const char* good :
-         {"null", "-1.5e-3", "1e-999", "[1,{\"b\":2}]", "\"\\ud83d\\ude00\"", "123456789012345678901234567890"})
+         {"null", "-1.5e-3", "1e-999", "[1,{\"b\":2}]", "\"\\ud83d\\ude00\"", "123456789012345678901234567890",
+          "1e-999123456789012345678901234567890", "1e000000000000000000000000000005", "-0e99999999999999999999999",
+          "1E+00000000000000000000000000 "})
         CHECK_OK(read(with_unknown(good), "d"));
-    for (const char* bad : {"[1 2]", "tru", "nullx", "01", "1e999", "-", "\"\\ud800\"", "\"\\udc00\"", "\"\\q\"", "[1}",
-                            "{\"a\"}", "{\"a\":1,}", "\x0c 1"}) {
+    for (const char* bad : {"[1 2]", "tru", "nullx", "01", "1e999", "1e99999999999999999999999",
+                            "1e-99999999999999999999x", "1e-999\x0b", "1.e00000000000000000000000", "-", "\"\\ud800\"",
+                            "\"\\udc00\"", "\"\\q\"", "[1}", "{\"a\"}", "{\"a\":1,}", "\x0c 1"}) {
         CAPTURE(bad);
         CHECK_FAULT(read(with_unknown(bad), "d"), Errc::header_not_json);
     }
+}
+
+TEST_CASE("what follows a value is validated too") {
+    for (const char* bad : {R"({"a":{"dtype":"U8":null,"shape":[1],"data_offsets":[0,1]}})",
+                            R"({"a":{"dtype":"U8","shape":[1]:2,"data_offsets":[0,1]}})",
+                            R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]:"x"}})",
+                            R"({"__metadata__":{"a":"b":"c"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                            R"({"__metadata__":{"a":"b"}:1,"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                            R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":"y":"z"}})"}) {
+        CAPTURE(bad);
+        CHECK_FAULT(read(forge::safetensors(bad, "d")), Errc::header_not_json);
+    }
+    CHECK_FAULT(read(one("", "[1]", "[0,1]"), "d"), Errc::unknown_dtype);
 }
 
 TEST_CASE("125 arrays in an unknown field are read and 126 are not") {

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Times reading headers beside the safetensors package, in turn in one run: headers.py BUILD [ROUNDS].
+
+Files are sparse: a header of F32 tensors of [1024, 1024] and data that nobody reads. Of the package safe_open is timed,
+which parses and validates in Rust and makes no Python object of a tensor. Prints a table for docs/performance.md.
+"""
+import json
+import pathlib
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+from safetensors import safe_open
+
+
+def make(path, count):
+    names = {f'model.layers.{i // 9}.mlp.proj_{i % 9}.weight': i for i in range(count)}
+    size = 1024 * 1024 * 4
+    header = {'__metadata__': {'format': 'pt'}}
+    for at, name in enumerate(sorted(names)):
+        header[name] = {'dtype': 'F32', 'shape': [1024, 1024], 'data_offsets': [at * size, (at + 1) * size]}
+    text = json.dumps(header, separators=(',', ':')).encode()
+    text += b' ' * (-len(text) % 8)
+    with open(path, 'wb') as file:
+        file.write(struct.pack('<Q', len(text)) + text)
+        file.truncate(8 + len(text) + count * size)
+
+
+def theirs(path):
+    began = time.perf_counter_ns()
+    with safe_open(path, framework='np'):
+        return time.perf_counter_ns() - began
+
+
+def ours(program, path):
+    run = subprocess.run([program, path, '3'], stdout=subprocess.PIPE, check=True, text=True)
+    return statistics.median(map(int, run.stdout.split()))
+
+
+def main():
+    program = pathlib.Path(sys.argv[1]) / 'bench/header_time'
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
+    print('| tensors | safemap, ns a tensor | safetensors, ns a tensor | ratio |\n| --- | --- | --- | --- |')
+    with tempfile.TemporaryDirectory() as folder:
+        for count in (300, 3_000, 30_000, 300_000):
+            path = pathlib.Path(folder) / f'{count}.safetensors'
+            make(path, count)
+            pairs = [(ours(program, path), theirs(path)) for _ in range(rounds)]
+            a, b = (statistics.median(side) / count for side in zip(*pairs))
+            ratio = statistics.median(y / x for x, y in pairs)
+            print(f'| {count:,} | {a:.0f} | {b:.0f} | {ratio:.1f} |')
+            path.unlink()
+
+
+if __name__ == '__main__':
+    main()

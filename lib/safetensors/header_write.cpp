@@ -1,0 +1,114 @@
+// Writes headers as the reference implementation does, byte for byte.
+#include "safetensors/header.hpp"
+
+#include "base/json.hpp"
+#include "base/name_index.hpp"
+#include "base/text.hpp"
+#include "safetensors/rules.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace safemap::safetensors {
+
+std::vector<std::uint32_t> file_order(std::span<const TensorSpec> tensors) {
+    std::vector<std::uint32_t> order(tensors.size());
+    std::iota(order.begin(), order.end(), 0U);
+    std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+        return sorts_before(tensors[a].dtype, tensors[a].name, tensors[b].dtype, tensors[b].name);
+    });
+    return order;
+}
+
+namespace {
+
+/// The reference refuses longer ones, on writing too.
+constexpr std::uint64_t max_written_header = 100'000'000;
+
+void append_text(std::string& json, std::string_view text) {
+    if (!is_utf8(text))
+        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which a header has to be");
+    json::append_string(json, text, json::Charset::utf8);
+}
+
+void append_metadata(std::string& json, std::span<const std::pair<std::string, std::string>> metadata) {
+    append_text(json, reserved_name);
+    json += ":{";
+    for (const auto& [key, value] : metadata) {
+        if (json.back() != '{') json += ',';
+        append_text(json, key);
+        json += ':';
+        append_text(json, value);
+    }
+    json += '}';
+}
+
+/// Appends a tensor that begins at `begin` of the data; gives where it ends.
+std::uint64_t append_tensor(std::string& json, const TensorSpec& tensor, std::uint64_t begin) {
+    if (!in_safetensors(tensor.dtype))
+        throw Error(Errc::unnamed_dtype, "safetensors has no name for " + std::string(name(tensor.dtype)));
+    const auto end = checked_add(begin, value_bytes(tensor.dtype, *tensor.shape));
+    if (!end) throw Error(Errc::shape_overflow, "the size of all tensors together does not fit in 64 bits");
+
+    append_text(json, tensor.name);
+    json += R"(:{"dtype":")";
+    json += name(tensor.dtype);
+    json += R"(","shape":[)";
+    for (const std::uint64_t dimension : *tensor.shape) {
+        if (json.back() != '[') json += ',';
+        json::append_number(json, dimension);
+    }
+    json += R"(],"data_offsets":[)";
+    json::append_number(json, begin);
+    json += ',';
+    json::append_number(json, *end);
+    json += "]}";
+    return *end;
+}
+
+void refuse_collisions(std::span<const TensorSpec> tensors) {
+    NameIndex names;
+    names.reserve(tensors.size());
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+        const std::string_view name = tensors[i].name;
+        if (name == reserved_name) throw Error(Errc::name_collision, "the name '__metadata__' is reserved");
+        if (names.add(name, i, [&](std::uint32_t other) { return tensors[other].name; }) != i)
+            throw Error(Errc::name_collision, "two tensors have the name " + safemap::quoted(name));
+    }
+}
+
+}  // namespace
+
+std::string write_header(std::span<const TensorSpec> tensors,
+                         std::span<const std::pair<std::string, std::string>> metadata, bool with_metadata,
+                         std::uint32_t alignment) {
+    if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
+        throw Error(Errc::invalid_argument,
+                    "alignment " + std::to_string(alignment) + " is none of 8, 64, 256 and 4096");
+    refuse_collisions(tensors);
+
+    std::string file(length_bytes, '\0');
+    file += '{';
+    if (with_metadata) append_metadata(file, metadata);
+    std::uint64_t end = 0;
+    for (const TensorSpec& tensor : tensors) {
+        if (file.back() != '{') file += ',';
+        try {
+            end = append_tensor(file, tensor, end);
+        } catch (Error& error) {
+            throw std::move(error.with_tensor(tensor.name));
+        }
+    }
+    file += '}';
+    file.append((alignment - file.size() % alignment) % alignment, ' ');
+
+    const std::uint64_t size = file.size() - length_bytes;
+    if (size > max_written_header)
+        throw Error(Errc::header_too_large, "the header would have " + bytes_text(size) + ", the limit is " +
+                                                std::to_string(max_written_header));
+    std::memcpy(file.data(), &size, length_bytes);
+    return file;
+}
+
+}  // namespace safemap::safetensors
