@@ -2,8 +2,11 @@
 // be interrupted or to do half of what was asked.
 #pragma once
 
+#include <safemap/bytes.hpp>
+
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/statfs.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -19,6 +22,8 @@ struct Calls {
     int (*fstatvfs)(int descriptor, struct statvfs* status);
     int (*fchmod)(int descriptor, mode_t mode);
     int (*fchmodat)(int folder, const char* name, mode_t mode, int flags);
+    int (*fstatfs)(int descriptor, struct statfs* status);
+    int (*faccessat)(int folder, const char* name, int mode, int flags);
     ssize_t (*pread)(int descriptor, void* into, std::size_t size, off_t offset);
     ssize_t (*pwrite)(int descriptor, const void* from, std::size_t size, off_t offset);
     int (*fallocate)(int descriptor, int mode, off_t offset, off_t size);
@@ -29,7 +34,12 @@ struct Calls {
     int (*unlinkat)(int folder, const char* name, int flags);
     int (*linkat)(int from_folder, const char* from, int to_folder, const char* to, int flags);
     int (*renameat2)(int from_folder, const char* from, int to_folder, const char* to, unsigned flags);
-    std::uint64_t (*physical_memory)();  ///< in bytes
+    int (*madvise)(void* address, std::size_t size, int advice);
+    int (*mincore)(void* address, std::size_t size, unsigned char* pages);
+    int (*cachestat)(int descriptor, Extent extent, std::uint64_t* pages);  ///< since Linux 6.5; `pages` in the cache
+    int (*fadvise)(int descriptor, off_t offset, off_t size, int advice);   ///< the error number, as posix_fadvise
+    std::uint64_t (*descriptor_limit)();                                    ///< the soft limit of the process
+    std::uint64_t (*physical_memory)();                                     ///< in bytes
 };
 
 /// The table in use: the system's own. Only tests assign to it, and only while nothing else runs.
