@@ -10,9 +10,9 @@
 #include <initializer_list>
 #include <iosfwd>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 
 namespace safemap {
@@ -22,16 +22,16 @@ template <class T> class Dims {
 public:
     static constexpr std::size_t in_place = 8;
 
-    Dims() noexcept = default;
+    Dims() noexcept : in_place_{} {}
     Dims(std::initializer_list<T> values) : Dims(std::span<const T>(values.begin(), values.size())) {}
-    explicit Dims(std::span<const T> values) { assign(values); }
+    explicit Dims(std::span<const T> values) : Dims() { assign(values); }
     /// `count` times `value`.
-    Dims(std::size_t count, T value) {
+    Dims(std::size_t count, T value) : Dims() {
         resize(count);
         std::fill(begin(), end(), value);
     }
-    Dims(const Dims& other) { assign(other); }
-    Dims(Dims&& other) noexcept { swap(other); }
+    Dims(const Dims& other) : Dims() { assign(other); }
+    Dims(Dims&& other) noexcept : Dims() { swap(other); }
     Dims& operator=(const Dims& other) {
         if (this != &other) assign(other);
         return *this;
@@ -40,12 +40,14 @@ public:
         swap(other);
         return *this;
     }
-    ~Dims() = default;
+    ~Dims() {
+        if (on_heap()) delete[] heap_;
+    }
 
     std::size_t size() const noexcept { return size_; }
     bool empty() const noexcept { return size_ == 0; }
-    T* data() noexcept { return heap_ ? heap_.get() : in_place_; }
-    const T* data() const noexcept { return heap_ ? heap_.get() : in_place_; }
+    T* data() noexcept { return on_heap() ? heap_ : in_place_; }
+    const T* data() const noexcept { return on_heap() ? heap_ : in_place_; }
     T* begin() noexcept { return data(); }
     T* end() noexcept { return data() + size_; }
     const T* begin() const noexcept { return data(); }
@@ -57,7 +59,7 @@ public:
     operator std::span<const T>() const noexcept { return {data(), size_}; }
 
     void push_back(T value) {
-        resize(size_ + 1);
+        resize(size_ + std::size_t{1});
         data()[size_ - 1] = value;
     }
 
@@ -66,31 +68,36 @@ public:
     }
 
 private:
+    bool on_heap() const noexcept { return capacity_ > in_place; }
     void assign(std::span<const T> values) {
         resize(values.size());
         std::copy(values.begin(), values.end(), data());
     }
     void resize(std::size_t count) {
-        if (count > capacity_) {
-            const std::size_t capacity = std::max(count, capacity_ * 2);
-            auto grown = std::make_unique<T[]>(capacity);
-            std::copy(begin(), end(), grown.get());
-            heap_ = std::move(grown);
-            capacity_ = capacity;
-        }
-        size_ = count;
+        if (count > capacity_) grow(std::max(count, capacity_ * std::size_t{2}));
+        size_ = static_cast<std::uint32_t>(count);
+    }
+    void grow(std::size_t capacity) {
+        if (capacity > std::numeric_limits<std::uint32_t>::max()) throw std::length_error("dimensions");
+        T* const grown = new T[capacity];
+        std::copy(begin(), end(), grown);
+        if (on_heap()) delete[] heap_;
+        heap_ = grown;
+        capacity_ = static_cast<std::uint32_t>(capacity);
     }
     void swap(Dims& other) noexcept {
-        std::swap_ranges(in_place_, in_place_ + in_place, other.in_place_);
-        std::swap(heap_, other.heap_);
+        std::swap_ranges(bytes(), bytes() + sizeof in_place_, other.bytes());
         std::swap(size_, other.size_);
         std::swap(capacity_, other.capacity_);
     }
+    std::byte* bytes() noexcept { return reinterpret_cast<std::byte*>(in_place_); }
 
-    T in_place_[in_place] = {};
-    std::unique_ptr<T[]> heap_;
-    std::size_t size_ = 0;
-    std::size_t capacity_ = in_place;
+    union {
+        T in_place_[in_place];
+        T* heap_;
+    };
+    std::uint32_t size_ = 0;
+    std::uint32_t capacity_ = in_place;
 };
 
 /// Elements along each dimension; empty for a 0-d tensor.

@@ -41,18 +41,32 @@ void StoredTensor::count_elements() {
     elements_ = *count;
 }
 
-std::uint32_t StoredTensor::add_source(const std::shared_ptr<const Source>& source) {
+void StoredTensor::check_run(const Source& source, std::uint64_t offset, std::uint64_t size) const {
+    if (Extent{offset, size}.inside(source.size())) return;
+    throw Error(Errc::storage_too_short, std::to_string(size) + " bytes at offset " + std::to_string(offset) +
+                                             ", but the source has " + std::to_string(source.size()))
+        .with_path(source.name());
+}
+
+std::uint32_t StoredTensor::Pieces::add_source(const std::shared_ptr<const Source>& source) {
     // Pieces of one source mostly come one after the other.
-    const auto found = std::find(sources_.rbegin(), sources_.rend(), source);
-    if (found != sources_.rend()) return static_cast<std::uint32_t>(sources_.rend() - found - 1);
-    sources_.push_back(source);
-    return static_cast<std::uint32_t>(sources_.size() - 1);
+    const auto found = std::find(sources.rbegin(), sources.rend(), source);
+    if (found != sources.rend()) return static_cast<std::uint32_t>(sources.rend() - found - 1);
+    sources.push_back(source);
+    return static_cast<std::uint32_t>(sources.size() - 1);
+}
+
+StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Source> source, std::uint64_t offset)
+    : dtype_(dtype), shape_(std::move(shape)), only_source_(std::move(source)), only_offset_(offset) {
+    count_elements();
+    if (elements_ > 0) check_run(*only_source_, offset, *byte_size(dtype, elements_));
 }
 
 StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const RunPiece> runs)
-    : dtype_(dtype), shape_(std::move(shape)) {
+    : dtype_(dtype), shape_(std::move(shape)), pieces_(std::make_unique<Pieces>()) {
     count_elements();
-    runs_.reserve(runs.size());
+    std::vector<Run>& kept = pieces_->runs;
+    kept.reserve(runs.size());
     for (const RunPiece& run : runs) {
         if (run.count == 0) continue;
         if (!Extent{run.first, run.count}.inside(elements_))
@@ -60,31 +74,29 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const RunPiece> r
                                               std::to_string(run.first) + " on, of a tensor of " +
                                               std::to_string(elements_));
         const Extent base = base_bytes(dtype, run.first, run.count);
-        if (!Extent{run.offset, base.size}.inside(run.source->size()))
-            throw Error(Errc::storage_too_short, std::to_string(base.size) + " bytes at offset " +
-                                                     std::to_string(run.offset) + ", but the source has " +
-                                                     std::to_string(run.source->size()))
-                .with_path(run.source->name());
-        runs_.push_back({run.offset, base.offset / unit_size(), base.size / unit_size(), add_source(run.source)});
+        check_run(*run.source, run.offset, base.size);
+        kept.push_back(
+            {run.offset, base.offset / unit_size(), base.size / unit_size(), pieces_->add_source(run.source)});
     }
-    std::sort(runs_.begin(), runs_.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
+    std::sort(kept.begin(), kept.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
 
-    const std::uint64_t units = base_bytes(dtype, 0, elements_).size / unit_size();
     std::uint64_t covered = 0;
     const auto require = [&](std::uint64_t next) {
         if (next > covered) throw Error(Errc::bad_tensor, elements_text(covered, next) + " are in no piece");
         if (next < covered) throw Error(Errc::bad_tensor, elements_text(next, covered) + " are in two pieces");
     };
-    for (const Run& run : runs_) {
+    for (const Run& run : kept) {
         require(run.first);
         covered = run.first + run.count;
     }
-    require(units);
+    require(units());
 }
 
 StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes)
-    : dtype_(dtype), shape_(std::move(shape)) {
+    : dtype_(dtype), shape_(std::move(shape)), pieces_(std::make_unique<Pieces>()) {
     count_elements();
+    Pieces& kept = *pieces_;
+    kept.rank = shape_.size();
     if (!whole_bytes(dtype)) throw Error(Errc::bad_tensor, "boxes of the sub-byte dtype " + std::string(name(dtype)));
 
     std::vector<const BoxPiece*> sorted;
@@ -101,12 +113,12 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> b
                                             b->place.start.end());
     });
     for (const BoxPiece* box : sorted) {
-        boxes_.push_back({box->offset, add_source(box->source)});
-        places_.insert(places_.end(), box->place.start.begin(), box->place.start.end());
-        places_.insert(places_.end(), box->place.extent.begin(), box->place.extent.end());
-        strides_.insert(strides_.end(), box->strides.begin(), box->strides.end());
+        kept.boxes.push_back({box->offset, kept.add_source(box->source)});
+        kept.places.insert(kept.places.end(), box->place.start.begin(), box->place.start.end());
+        kept.places.insert(kept.places.end(), box->place.extent.begin(), box->place.extent.end());
+        kept.strides.insert(kept.strides.end(), box->strides.begin(), box->strides.end());
     }
-    check_boxes_disjoint();
+    kept.check_disjoint();
     if (covered != elements_)
         throw Error(Errc::bad_tensor, "pieces hold " + std::to_string(covered) + " elements, shape " +
                                           to_string(shape_) + " has " + std::to_string(elements_));
@@ -132,10 +144,9 @@ void StoredTensor::check_box(const BoxPiece& box) const {
             .with_path(box.source->name());
 }
 
-void StoredTensor::check_boxes_disjoint() const {
-    const std::size_t rank = shape_.size();
-    for (std::size_t a = 0; a < boxes_.size(); ++a)
-        for (std::size_t b = a + 1; b < boxes_.size(); ++b) {
+void StoredTensor::Pieces::check_disjoint() const {
+    for (std::size_t a = 0; a < boxes.size(); ++a)
+        for (std::size_t b = a + 1; b < boxes.size(); ++b) {
             // Sorted by start: from here on none reaches back to a along the first dimension.
             if (rank > 0 && start_of(b)[0] >= start_of(a)[0] + extent_of(a)[0]) break;
             bool apart = false;
@@ -148,17 +159,23 @@ void StoredTensor::check_boxes_disjoint() const {
         }
 }
 
+std::size_t StoredTensor::piece_count() const noexcept {
+    if (!pieces_) return elements_ == 0 ? 0 : 1;
+    return pieces_->runs.size() + pieces_->boxes.size();
+}
+
 StoredTensor::Place StoredTensor::locate(std::uint64_t unit) const noexcept {
-    if (runs_.empty()) return locate_in_boxes(unit);
-    const auto after = std::upper_bound(runs_.begin(), runs_.end(), unit,
-                                        [](std::uint64_t u, const Run& run) { return u < run.first; });
+    if (!pieces_) return {0, only_offset_ + unit * unit_size(), units() - unit, 1};
+    const std::vector<Run>& runs = pieces_->runs;
+    if (runs.empty()) return locate_in_boxes(unit);
+    const auto after =
+        std::upper_bound(runs.begin(), runs.end(), unit, [](std::uint64_t u, const Run& run) { return u < run.first; });
     const Run& run = *(after - 1);
     const std::uint64_t inside = unit - run.first;
     return {run.source, run.offset + inside * unit_size(), run.count - inside, 1};
 }
 
-std::size_t StoredTensor::box_at(const Shape& at) const noexcept {
-    const std::size_t rank = shape_.size();
+std::size_t StoredTensor::Pieces::box_at(const Shape& at) const noexcept {
     for (std::size_t box = 0;; ++box) {
         bool inside = true;
         for (std::size_t d = 0; d < rank && inside; ++d)
@@ -169,17 +186,18 @@ std::size_t StoredTensor::box_at(const Shape& at) const noexcept {
 
 StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const noexcept {
     const std::size_t rank = shape_.size();
-    if (rank == 0) return {boxes_[0].source, boxes_[0].offset, 1, 1};
+    const Pieces& pieces = *pieces_;
+    if (rank == 0) return {pieces.boxes[0].source, pieces.boxes[0].offset, 1, 1};
 
     Shape at(rank, 0);
     for (std::size_t d = rank; d-- > 0;) {
         at[d] = element % shape_[d];
         element /= shape_[d];
     }
-    const std::size_t box = box_at(at);
-    const std::uint64_t* start = start_of(box);
-    const std::uint64_t* extent = extent_of(box);
-    const std::int64_t* strides = strides_of(box);
+    const std::size_t box = pieces.box_at(at);
+    const std::uint64_t* start = pieces.start_of(box);
+    const std::uint64_t* extent = pieces.extent_of(box);
+    const std::int64_t* strides = pieces.strides_of(box);
 
     std::int64_t units = 0;
     for (std::size_t d = 0; d < rank; ++d) units += static_cast<std::int64_t>(at[d] - start[d]) * strides[d];
@@ -194,7 +212,7 @@ StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const n
         row *= extent[d];
     }
     const auto bytes = static_cast<std::uint64_t>(units * static_cast<std::int64_t>(unit_size()));
-    return {boxes_[box].source, boxes_[box].offset + bytes, count, strides[rank - 1]};
+    return {pieces.boxes[box].source, pieces.boxes[box].offset + bytes, count, strides[rank - 1]};
 }
 
 std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs) {
@@ -203,9 +221,7 @@ std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::s
 
 std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape, std::shared_ptr<const Source> source,
                                                std::uint64_t offset) {
-    const std::uint64_t count = safemap::element_count(shape).value_or(0);
-    const RunPiece run{std::move(source), offset, 0, count};
-    return stored_runs(dtype, std::move(shape), {&run, 1});
+    return std::make_shared<const StoredTensor>(dtype, std::move(shape), std::move(source), offset);
 }
 
 std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes) {

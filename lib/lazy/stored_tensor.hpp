@@ -1,4 +1,5 @@
-// What is stored of a tensor, in a compact form: at most 64 bytes for each piece of two dimensions.
+// What is stored of a tensor, in a compact form: a tensor of one run takes 136 bytes, each piece of two dimensions at
+// most 64.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -23,13 +24,15 @@ public:
     /// Checks, sorts and keeps; throws as stored_runs and stored_boxes say.
     StoredTensor(Dtype dtype, Shape shape, std::span<const RunPiece> runs);
     StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
+    /// The same for one run of everything.
+    StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Source> source, std::uint64_t offset);
 
     Dtype dtype() const noexcept { return dtype_; }
     const Shape& shape() const noexcept { return shape_; }
     std::uint64_t element_count() const noexcept { return elements_; }
     /// Bytes of a unit.
     unsigned unit_size() const noexcept { return whole_bytes(dtype_) ? element_size(dtype_) : 1; }
-    std::size_t piece_count() const noexcept { return runs_.size() + boxes_.size(); }
+    std::size_t piece_count() const noexcept;
 
     /// Where a unit stands, and how many units of the base follow it at the same distance from each other.
     struct Place {
@@ -40,7 +43,9 @@ public:
     };
     Place locate(std::uint64_t unit) const noexcept;
 
-    const std::shared_ptr<const Source>& source(std::uint32_t i) const noexcept { return sources_[i]; }
+    const std::shared_ptr<const Source>& source(std::uint32_t i) const noexcept {
+        return pieces_ ? pieces_->sources[i] : only_source_;
+    }
 
 private:
     struct BoxHead {
@@ -48,24 +53,36 @@ private:
         std::uint32_t source;
     };
 
+    /// Of a tensor in several pieces, or in boxes.
+    struct Pieces {
+        std::size_t rank = 0;
+        std::vector<std::shared_ptr<const Source>> sources = {};
+        std::vector<Run> runs = {};              // sorted by first
+        std::vector<BoxHead> boxes = {};         // sorted by start
+        std::vector<std::uint64_t> places = {};  // start and extent of each box
+        std::vector<std::int64_t> strides = {};  // of each box
+
+        std::uint32_t add_source(const std::shared_ptr<const Source>& source);
+        const std::uint64_t* start_of(std::size_t box) const noexcept { return &places[box * 2 * rank]; }
+        const std::uint64_t* extent_of(std::size_t box) const noexcept { return start_of(box) + rank; }
+        const std::int64_t* strides_of(std::size_t box) const noexcept { return &strides[box * rank]; }
+        std::size_t box_at(const Shape& at) const noexcept;
+        void check_disjoint() const;
+    };
+
     void count_elements();
-    std::uint32_t add_source(const std::shared_ptr<const Source>& source);
+    std::uint64_t units() const noexcept { return whole_bytes(dtype_) ? elements_ : *byte_size(dtype_, elements_); }
+    void check_run(const Source& source, std::uint64_t offset, std::uint64_t size) const;
     void check_box(const BoxPiece& box) const;
-    void check_boxes_disjoint() const;
-    const std::uint64_t* start_of(std::size_t box) const noexcept { return &places_[box * 2 * shape_.size()]; }
-    const std::uint64_t* extent_of(std::size_t box) const noexcept { return start_of(box) + shape_.size(); }
-    const std::int64_t* strides_of(std::size_t box) const noexcept { return &strides_[box * shape_.size()]; }
-    std::size_t box_at(const Shape& at) const noexcept;
     Place locate_in_boxes(std::uint64_t element) const noexcept;
 
     Dtype dtype_;
     Shape shape_;
     std::uint64_t elements_ = 0;
-    std::vector<std::shared_ptr<const Source>> sources_;
-    std::vector<Run> runs_;              // sorted by first
-    std::vector<BoxHead> boxes_;         // sorted by start
-    std::vector<std::uint64_t> places_;  // start and extent of each box
-    std::vector<std::int64_t> strides_;  // of each box
+    // One run of everything, as nearly every tensor is; or else pieces_.
+    std::shared_ptr<const Source> only_source_;
+    std::uint64_t only_offset_ = 0;
+    std::unique_ptr<Pieces> pieces_;
 };
 
 }  // namespace safemap
