@@ -226,7 +226,7 @@ TEST_CASE("elements of F4 become pairs where that is asked for") {
         const std::vector<std::int64_t> out{shape[0], shape[1], strides[0], strides[1]};
         const TensorView back = dlpack::import_tensor(tensor);
         CHECK(back.shape() == part.shape());
-        CHECK(back.data() == part.data());
+        if (part.element_count() > 0) CHECK(back.data() == part.data());
         return out;
     };
     CHECK(shape_of_pairs(view) == std::vector<std::int64_t>{4, 4, 4, 1});
