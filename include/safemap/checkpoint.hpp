@@ -53,9 +53,9 @@ struct OpenOptions {
 /// are const and may be called from several threads at once. Tensors and views taken from it may outlive it.
 class SAFEMAP_API Checkpoint {
 public:
-    /// Opens a file, a folder, or an index (`*.index.json`). Formats are told by content. In a folder an index goes
-    /// over `model.safetensors` over `pytorch_model.bin`. Reads headers only. Throws the first fault found: see the
-    /// "data is wrong" codes; path_not_found, several_models.
+    /// Opens a file, a folder, or an index (`*.index.json`, or JSON with a weight_map). Formats are told by content.
+    /// In a folder an index goes over `model.safetensors` over `pytorch_model.bin` over the only other file of weights.
+    /// Reads headers only. Throws the first fault found: see the "data is wrong" codes; path_not_found, several_models.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
     /// The same over a source of any kind; the format is told by its content.
     static Checkpoint open(std::shared_ptr<const Source> source, const OpenOptions& options = {});

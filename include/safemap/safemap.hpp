@@ -5,6 +5,8 @@
 #include <safemap/bytes.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
+#include <safemap/diff.hpp>
+#include <safemap/digest.hpp>
 #include <safemap/dlpack.hpp>
 #include <safemap/dtype.hpp>
 #include <safemap/elements.hpp>

@@ -81,7 +81,7 @@ constexpr std::array table{
     Row{Errc::pickle_bad_key, "pickle_bad_key", reject_data, "a dictionary key that cannot be one"},
     Row{Errc::pickle_bad_count, "pickle_bad_count", reject_data, "a length beyond the pickle"},
     Row{Errc::pickle_bad_text, "pickle_bad_text", reject_data, "text or a number that is none"},
-    Row{Errc::pickle_too_large, "pickle_too_large", reject_data, "a pickle beyond the limits"},
+    Row{Errc::pickle_too_large, "pickle_too_large", reject_data, "a pickle over its limits of length or memory"},
     Row{Errc::pickle_unsupported, "pickle_unsupported", reject_data, "a pickle feature that is not supported"},
     Row{Errc::bad_tensor, "bad_tensor", reject_data, "a description that no tensor can have"},
     Row{Errc::storage_too_short, "storage_too_short", reject_data, "a tensor reaches past its storage"},

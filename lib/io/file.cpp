@@ -37,6 +37,8 @@ struct stat status_of(int descriptor, const std::string& path) {
 File File::open(int folder, const std::string& name, std::string path) {
     // O_NONBLOCK: opening a pipe would wait for its other end. It means nothing to a regular file.
     Descriptor descriptor = open_at(folder, without_nul(name).c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    if (!descriptor && errno == ENXIO)
+        throw Error(Errc::invalid_argument, "a socket, wanted a regular file").with_path(path);
     if (!descriptor) throw system_error(errno, "open it").with_path(path);
     const struct stat status = status_of(descriptor.number(), path);
     if (!S_ISREG(status.st_mode))

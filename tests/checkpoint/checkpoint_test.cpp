@@ -1,9 +1,12 @@
 // What a caller sees of an opened checkpoint.
 #include <safemap/checkpoint.hpp>
+#include <safemap/verify.hpp>
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "temp_dir.hpp"
+
+#include <sys/stat.h>
 
 using namespace safemap;
 
@@ -110,6 +113,30 @@ TEST_CASE("files, folders and indexes of the file system are opened") {
     const auto variant = dir.write("model.safetensors.index.fp16.json", R"({"weight_map":{"a":"1.safetensors"}})");
     CHECK(Checkpoint::open(variant).size() == 1);
     CHECK_FAULT(Checkpoint::open(dir / "nothing"), Errc::path_not_found);
+    for (const char* name : {"weights.json", "index", "model.bin"}) {
+        const auto other = dir.write(name, " \n{\"weight_map\": {\"a\": \"1.safetensors\"}}");
+        const auto model = Checkpoint::open(other);
+        CHECK(model.files() == std::vector<std::string>{"1.safetensors"});
+    }
+    CHECK_FAULT(Checkpoint::open(dir.write("config.json", "{\"a\": 1}")), Errc::unknown_format);
+    CHECK_FAULT(Checkpoint::open(dir.write("x.index.json", "{")), Errc::index_not_json);
+}
+
+TEST_CASE("a shard that is no file is named as what it is, and nobody waits for it") {
+    const TempDir dir;
+    REQUIRE(::mkfifo((dir / "1").c_str(), 0600) == 0);
+    std::filesystem::create_directory(dir / "2");
+    const auto index = dir.write("model.safetensors.index.json", R"({"weight_map":{"a":"1","b":"2","c":"3"}})");
+    const auto error = error_of([&] { static_cast<void>(Checkpoint::open(index)); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::shard_missing);
+    CHECK(error->message() == "a pipe, wanted a regular file");
+    const auto report = verify(dir.path());
+    REQUIRE(report.faults.size() == 3);
+    for (const Error& fault : report.faults) CHECK(fault.code() == Errc::shard_missing);
+    CHECK(report.faults[1].message() == "a folder, wanted a regular file");
+    CHECK(report.faults[1].path() == (dir / "2").native());
+    CHECK(report.faults[2].message().find("no such file") != std::string::npos);
 }
 
 TEST_CASE("copied access never maps") {

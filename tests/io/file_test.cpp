@@ -297,9 +297,19 @@ TEST_CASE("a folder opens what lies below it and nothing else") {
     REQUIRE(link);
     CHECK(text_of(*link, {0, 5}) == "outer");
 
-    for (const auto* name : {"none", "sub", "dangling", "", "sub/b/c"}) {
+    for (const auto* name : {"none", "dangling", "", "sub/b/c"}) {
         CAPTURE(name);
         CHECK(folder->open(name) == nullptr);
+    }
+    REQUIRE(::mkfifo((dir / "models/pipe").c_str(), 0600) == 0);
+    REQUIRE(::mknod((dir / "models/socket").c_str(), S_IFSOCK | 0600, 0) == 0);
+    for (const auto& [name, kind] :
+         {std::pair("sub", "a folder"), std::pair("pipe", "a pipe"), std::pair("socket", "a socket")}) {
+        const auto error = error_of([&, wanted = name] { static_cast<void>(folder->open(wanted)); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::shard_missing);
+        CHECK(error->message().starts_with(kind));
+        CHECK(error->path() == (dir / "models" / name).native());
     }
     CHECK(folder->open(std::string_view("sub/b\0", 6)) == nullptr);
     for (const auto* name : {"../a", "..", "sub/../sub/b", "sub/..", "/etc/passwd"}) {

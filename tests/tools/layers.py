@@ -31,7 +31,8 @@ OWNER = {
     'tensor_view': 'tensor',
     'lazy_tensor': 'lazy',
     'state_tree': 'state',
-    'checkpoint': 'checkpoint', 'selection': 'checkpoint', 'verify': 'checkpoint',
+    'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'selection': 'checkpoint',
+    'verify': 'checkpoint',
     'save': 'write',
     'device': 'device', 'uploader': 'device',
 }
