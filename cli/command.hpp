@@ -22,6 +22,8 @@ public:
 std::unique_ptr<Command> make_inspect();
 std::unique_ptr<Command> make_convert();
 std::unique_ptr<Command> make_verify();
+std::unique_ptr<Command> make_diff();
+std::unique_ptr<Command> make_hash();
 std::unique_ptr<Command> make_load();
 
 }  // namespace safemap::cli

@@ -90,10 +90,13 @@ public:
     }
 
     int run(Console& console) override {
+        if (out_ == "-")
+            throw Error(Errc::invalid_argument, "OUT is '-', and nothing is written to stdout")
+                .with_hint("./- is a folder of that name");
         MemoryPeak memory;
         ProgressBar bar(console);
         const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
-        const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
+        const std::vector<Entry> entries = require_entries(checkpoint, common);
         const SaveReport saved = save_entries(checkpoint, entries, bar);
 
         Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes()};

@@ -1,5 +1,11 @@
 #include "entries.hpp"
 
+#include "output.hpp"
+
+#include <safemap/error.hpp>
+
+#include <fmt/core.h>
+
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -25,6 +31,38 @@ std::vector<Entry> select_entries(const Checkpoint& checkpoint, const Selection&
         LazyTensor selected = names.front() == tensor.name() ? tensor : tensor.renamed(names.front());
         entries.push_back({std::move(selected), std::move(names), tensor.name()});
     }
+    return entries;
+}
+
+namespace {
+
+/// "--include 'a*' --include 'b'".
+std::string as_given(std::string_view option, const std::vector<std::string>& globs) {
+    std::string text;
+    for (const std::string& glob : globs)
+        text += fmt::format("{}{} '{}'", text.empty() ? "" : " ", option, printable(glob));
+    return text;
+}
+
+}  // namespace
+
+std::string empty_selection(const Checkpoint& checkpoint, const CommonOptions& common,
+                            const std::vector<Entry>& entries) {
+    if (!entries.empty() || checkpoint.empty()) return {};
+    Selection included;
+    for (const std::string& glob : common.includes) included.include(glob);
+    const std::string all = count_text(checkpoint.size(), "tensor");
+    if (select_entries(checkpoint, included).empty())
+        return fmt::format("{}: none of {} has such a name", as_given("--include", common.includes), all);
+    return fmt::format("{}: none of {} is left", as_given("--exclude", common.excludes), all);
+}
+
+std::vector<Entry> require_entries(const Checkpoint& checkpoint, const CommonOptions& common) {
+    std::vector<Entry> entries = select_entries(checkpoint, common.selection());
+    const std::string wrong = empty_selection(checkpoint, common, entries);
+    if (!wrong.empty())
+        throw Error(Errc::tensor_not_found, wrong)
+            .with_hint("safemap inspect lists the names; a glob is matched with all of a name");
     return entries;
 }
 

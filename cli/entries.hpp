@@ -1,6 +1,8 @@
 // The tensors of a checkpoint that the user selected, under all of their selected names.
 #pragma once
 
+#include "options.hpp"
+
 #include <safemap/checkpoint.hpp>
 
 #include <cstdint>
@@ -20,6 +22,14 @@ struct Entry {
 
 /// In the order of the checkpoint. A tensor is there when any of its names is selected.
 std::vector<Entry> select_entries(const Checkpoint& checkpoint, const Selection& selection);
+
+/// The same for work that would come to nothing: throws tensor_not_found where `common` selects none of the tensors
+/// that there are.
+std::vector<Entry> require_entries(const Checkpoint& checkpoint, const CommonOptions& common);
+
+/// Where `common` selected none of the tensors that there are: which globs are to blame. Else empty.
+std::string empty_selection(const Checkpoint& checkpoint, const CommonOptions& common,
+                            const std::vector<Entry>& entries);
 
 /// Bytes of values, tied tensors once.
 std::uint64_t total_bytes(const std::vector<Entry>& entries);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -42,6 +43,16 @@ struct Group {
     std::vector<std::uint64_t> numbers;
 };
 
+void merge(Folded& into, const Folded& item) {
+    into.count += item.count;
+    into.bytes += item.bytes;
+    if (into.files == item.files) return;
+    std::vector<std::uint64_t> files;
+    std::set_union(into.files.begin(), into.files.end(), item.files.begin(), item.files.end(),
+                   std::back_inserter(files));
+    into.files = std::move(files);
+}
+
 /// Folds the numbers that stand as part number `place`.
 std::vector<Folded> fold_place(std::vector<Folded> items, std::size_t place) {
     std::vector<Folded> result;
@@ -58,8 +69,7 @@ std::vector<Folded> fold_place(std::vector<Folded> items, std::size_t place) {
             group.first = result.size();
             result.push_back(std::move(item));
         } else {
-            result[group.first].count += item.count;
-            result[group.first].bytes += item.bytes;
+            merge(result[group.first], item);
         }
     }
     for (auto& [key, group] : groups) {
@@ -89,17 +99,29 @@ std::string Folded::name() const {
     return name;
 }
 
+std::string Folded::times() const { return count > 1 ? "x " + std::to_string(count) : std::string(); }
+
 std::vector<Folded> fold(const std::vector<Foldable>& names) {
     std::vector<Folded> items;
     items.reserve(names.size());
     std::size_t places = 0;
     for (const Foldable& name : names) {
         items.push_back({name_parts(name.name), name.kind, 1, name.bytes});
+        if (name.file != 0) items.back().files.push_back(name.file);
         places = std::max(places, items.back().parts.size());
     }
     // Experts within layers first, then layers: what was folded before is equal text by then.
     for (std::size_t place = places; place-- > 0;) items = fold_place(std::move(items), place);
     return items;
+}
+
+std::string prefix_of(std::string_view name) {
+    const NameParts parts = name_parts(name);
+    const auto number = std::find_if(parts.begin(), parts.end(), [](const auto& part) { return number_of(part); });
+    const auto end = number == parts.end() && !parts.empty() ? std::prev(parts.end()) : number;
+    std::string prefix;
+    for (auto part = parts.begin(); part != end; ++part) prefix += *part;
+    return prefix;
 }
 
 std::string number_ranges(const std::vector<std::uint64_t>& numbers) {

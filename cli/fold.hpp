@@ -17,6 +17,7 @@ struct Foldable {
     std::string name;
     std::string kind;
     std::uint64_t bytes = 0;
+    std::uint64_t file = 0;  ///< the number of the file it is in, from 1; 0 for none
 };
 
 /// Names that differ only in the numbers in braces.
@@ -25,13 +26,20 @@ struct Folded {
     std::string kind;
     std::uint64_t count = 0;
     std::uint64_t bytes = 0;
+    std::vector<std::uint64_t> files = {};  ///< rising
 
     std::string name() const;
+    /// "x 80"; nothing for a name alone.
+    std::string times() const;
 };
 
 /// In the order of the first name of each. The braces say exactly which names there are: what is folded together
 /// has every combination of the numbers.
 std::vector<Folded> fold(const std::vector<Foldable>& names);
+
+/// What a person calls the part of the model that a name belongs to: the name up to its first number, or else without
+/// its last part. "model.layers" of "model.layers.0.mlp.weight", "model.norm" of "model.norm.weight", "" of "0.bias".
+std::string prefix_of(std::string_view name);
 
 /// "{0..79}", "{0..3,7}"; "5" for a single number. `numbers` rises.
 std::string number_ranges(const std::vector<std::uint64_t>& numbers);

@@ -1,7 +1,7 @@
 // safemap inspect: what is in a checkpoint, without reading a byte of a tensor.
 #include "command.hpp"
+#include "describe.hpp"
 #include "entries.hpp"
-#include "fold.hpp"
 
 #include <fmt/core.h>
 
@@ -44,9 +44,7 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     const LazyTensor& tensor = entry.tensor;
     json.begin_object();
     json.member("name", name).member("dtype", safemap::name(tensor.dtype()));
-    json.key("shape").begin_array();
-    for (const std::uint64_t dimension : tensor.shape()) json.value(dimension);
-    json.end_array();
+    write_shape(json, "shape", tensor.shape());
     json.member("nbytes", tensor.nbytes()).member("pieces", tensor.piece_count());
     // An inflated stream has an offset too, but not one in a file.
     const auto placement = tensor.placement();
@@ -56,7 +54,8 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     json.end_object();
 }
 
-JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries) {
+JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+                   const std::vector<std::string>& notes) {
     FileNames files(checkpoint.files());
     JsonWriter json;
     json.begin_object();
@@ -73,29 +72,63 @@ JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entri
     for (const SkippedObject& object : checkpoint.skipped())
         json.begin_object().member("name", object.name).member("type", object.type).end_object();
     json.end_array();
-    json.member("notes", checkpoint.notes());
+    json.member("notes", notes);
     json.end_object();
     return json;
 }
 
-std::vector<Folded> fold_entries(const std::vector<Entry>& entries) {
+struct Total {
+    std::uint64_t tensors = 0;
+    std::uint64_t bytes = 0;
+
+    void add(const LazyTensor& tensor) {
+        ++tensors;
+        bytes += tensor.nbytes();
+    }
+};
+
+/// The files that tensors stand in, numbered from 1 in the order of the tensors. Nothing where there is one file only.
+class Shards {
+public:
+    Shards(const Checkpoint& checkpoint, const std::vector<Entry>& entries) : names_(checkpoint.files()) {
+        for (const Entry& entry : entries) {
+            const auto placement = entry.tensor.placement();
+            if (!placement) continue;
+            const auto [known, fresh] = numbers_.try_emplace(placement->source.get(), totals_.size());
+            if (fresh) totals_.emplace_back(names_.of(*placement->source), Total{});
+            totals_[known->second].second.add(entry.tensor);
+        }
+        if (totals_.size() < 2) numbers_.clear();
+    }
+
+    /// 0 where there is none to tell.
+    std::uint64_t number_of(const LazyTensor& tensor) const {
+        const auto placement = tensor.placement();
+        const auto known = placement ? numbers_.find(placement->source.get()) : numbers_.end();
+        return known == numbers_.end() ? 0 : known->second + 1;
+    }
+
+    std::string lines() const {
+        Table table({Align::right, Align::left, Align::right, Align::right});
+        for (std::size_t i = 0; i < totals_.size() && !numbers_.empty(); ++i) {
+            const auto& [file, total] = totals_[i];
+            table.row(
+                {std::to_string(i + 1), printable(file), count_text(total.tensors, "tensor"), bytes_text(total.bytes)});
+        }
+        return table.text();
+    }
+
+private:
+    FileNames names_;
+    std::unordered_map<const Source*, std::size_t> numbers_;
+    std::vector<std::pair<std::string, Total>> totals_;
+};
+
+std::vector<Folded> fold_entries(const std::vector<Entry>& entries, const Shards& shards) {
     std::vector<Foldable> names;
     names.reserve(entries.size());
-    for (const Entry& entry : entries) {
-        const LazyTensor& tensor = entry.tensor;
-        names.push_back(
-            {tensor.name(), fmt::format("{} {}", name(tensor.dtype()), to_string(tensor.shape())), tensor.nbytes()});
-    }
+    for (const Entry& entry : entries) names.push_back(foldable(entry.tensor, shards.number_of(entry.tensor)));
     return fold(names);
-}
-
-std::string times(const Folded& folded) { return folded.count > 1 ? fmt::format("x {}", folded.count) : std::string(); }
-
-std::string tensor_table(const std::vector<Folded>& tensors) {
-    Table table({Align::left, Align::left, Align::left, Align::right});
-    for (const Folded& tensor : tensors)
-        table.row({printable(tensor.name()), times(tensor), tensor.kind, bytes_text(tensor.bytes)});
-    return table.text();
 }
 
 /// One line for each part of a name that tensors branch at.
@@ -106,7 +139,7 @@ public:
     }
 
     std::string text() const {
-        Table table({Align::left, Align::left, Align::left, Align::right});
+        Table table(tensor_columns());
         for (const std::size_t child : nodes_[0].children) write(table, child, 0);
         return table.text();
     }
@@ -117,6 +150,7 @@ private:
         std::vector<std::size_t> children = {};
         std::unordered_map<std::string, std::size_t> by_part = {};
         std::vector<Folded> tensors = {};  // that end here: more than one where dtypes or shapes differ
+        Total total = {};                  // of all that begin so
     };
 
     void add(const Folded& tensor) {
@@ -129,6 +163,8 @@ private:
                 nodes_.push_back({.part = part});
             }
             node = next;
+            nodes_[node].total.tensors += tensor.count;
+            nodes_[node].total.bytes += tensor.bytes;
         }
         nodes_[node].tensors.push_back(tensor);
     }
@@ -144,40 +180,45 @@ private:
         if (depth > 0) path.erase(0, 1);  // the separator, which the indent says already
         const std::string label = std::string(2 * depth, ' ') + printable(path);
         const Node& node = nodes_[id];
-        if (node.tensors.empty()) table.row({label, "", "", ""});
-        for (const Folded& tensor : node.tensors)
-            table.row({label, times(tensor), tensor.kind, bytes_text(tensor.bytes)});
+        if (node.tensors.empty())
+            table.row({label, "", count_text(node.total.tensors, "tensor"), bytes_text(node.total.bytes), ""});
+        for (const Folded& tensor : node.tensors) table.row(tensor_cells(label, tensor));
         for (const std::size_t child : node.children) write(table, child, depth + 1);
     }
 
     std::vector<Node> nodes_ = {Node{}};
 };
 
-struct Total {
-    std::uint64_t tensors = 0;
-    std::uint64_t bytes = 0;
-};
-
-std::string dtype_totals(const std::vector<Entry>& entries) {
+std::string dtype_lines(const std::vector<Entry>& entries) {
     std::map<Dtype, Total> totals;
-    for (const Entry& entry : entries) {
-        Total& total = totals[entry.tensor.dtype()];
-        ++total.tensors;
-        total.bytes += entry.tensor.nbytes();
-    }
+    for (const Entry& entry : entries) totals[entry.tensor.dtype()].add(entry.tensor);
     Table table({Align::left, Align::right, Align::right});
     for (const auto& [dtype, total] : totals)
         table.row({std::string(name(dtype)), count_text(total.tensors, "tensor"), bytes_text(total.bytes)});
     return table.text();
 }
 
+/// Nothing where prefixes tell no more than the tensors do: where there is one only, or one for each tensor.
+std::string prefix_lines(const std::vector<Entry>& entries) {
+    std::vector<std::pair<std::string, Total>> totals;
+    std::unordered_map<std::string, std::size_t> numbers;
+    for (const Entry& entry : entries) {
+        const std::string prefix = prefix_of(entry.tensor.name());
+        const auto [known, fresh] = numbers.try_emplace(prefix, totals.size());
+        if (fresh) totals.emplace_back(prefix, Total{});
+        totals[known->second].second.add(entry.tensor);
+    }
+    if (totals.size() < 2 || totals.size() == entries.size()) return {};
+    Table table({Align::left, Align::right, Align::right});
+    for (const auto& [prefix, total] : totals)
+        table.row({prefix.empty() ? "(none)" : printable(prefix), count_text(total.tensors, "tensor"),
+                   bytes_text(total.bytes)});
+    return table.text();
+}
+
 std::string shortened(const std::string& text) {
     constexpr std::size_t longest = 100;
     return text.size() <= longest ? printable(text) : printable(text.substr(0, longest)) + " ...";
-}
-
-std::string section(std::string_view title, const std::string& lines) {
-    return lines.empty() ? std::string() : fmt::format("\n{}\n{}", title, lines);
 }
 
 std::string tied_lines(const std::vector<Entry>& entries) {
@@ -207,9 +248,9 @@ std::string object_lines(const Checkpoint& checkpoint) {
     return lines;
 }
 
-std::string note_lines(const Checkpoint& checkpoint) {
+std::string note_lines(const std::vector<std::string>& notes) {
     std::string lines;
-    for (const std::string& note : checkpoint.notes()) lines += fmt::format("  {}\n", printable(note));
+    for (const std::string& note : notes) lines += fmt::format("  {}\n", printable(note));
     return lines;
 }
 
@@ -223,23 +264,30 @@ public:
     int run(Console& console) override {
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
-        if (console.json()) console.result(as_json(checkpoint, entries));
-        else console.result(as_text(checkpoint, entries));
+        std::vector<std::string> notes = checkpoint.notes();
+        const std::string nothing = empty_selection(checkpoint, common, entries);
+        if (!nothing.empty()) notes.push_back(nothing);
+        if (console.json()) console.result(as_json(checkpoint, entries, notes));
+        else console.result(as_text(checkpoint, entries, notes));
         return 0;
     }
 
 private:
-    std::string as_text(const Checkpoint& checkpoint, const std::vector<Entry>& entries) const {
-        const std::vector<Folded> folded = fold_entries(entries);
+    std::string as_text(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+                        const std::vector<std::string>& notes) const {
+        const Shards shards(checkpoint, entries);
+        const std::vector<Folded> folded = fold_entries(entries, shards);
         std::string text = fmt::format("{}: {}, {}, {}, {}\n", printable(path_), name(checkpoint.format()),
                                        count_text(checkpoint.files().size(), "file"),
                                        count_text(entries.size(), "tensor"), bytes_text(total_bytes(entries)));
         text += section("tensors", tree_ ? Tree(folded).text() : tensor_table(folded));
-        text += section("dtypes", dtype_totals(entries));
+        text += section("files", shards.lines());
+        if (!tree_) text += section("prefixes", prefix_lines(entries));
+        text += section("dtypes", dtype_lines(entries));
         text += section("tied", tied_lines(entries));
         text += section("metadata", metadata_lines(checkpoint));
         text += section("objects", object_lines(checkpoint));
-        text += section("notes", note_lines(checkpoint));
+        text += section("notes", note_lines(notes));
         return text;
     }
 

@@ -34,6 +34,10 @@ constexpr std::array commands{
         "safemap convert w.safetensors half.safetensors --dtype bf16", make_convert},
     Row{"verify", "PATH", "Every fault of a checkpoint, not only the first.", "safemap verify w.safetensors",
         make_verify},
+    Row{"diff", "A B", "What two checkpoints do not have in common, however they are stored.",
+        "cp w.safetensors v.safetensors\n  safemap diff w.safetensors v.safetensors", make_diff},
+    Row{"hash", "PATH", "A digest of every tensor and of the whole, the same in any container.",
+        "safemap hash w.safetensors", make_hash},
     Row{"load", "PATH --device DEVICE", "Brings every tensor to a device and says how it went.",
         "safemap load w.safetensors --device host --budget 1GiB --digest", make_load},
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <safemap/checkpoint.hpp>
+#include <safemap/error.hpp>
 #include <safemap/selection.hpp>
 
 #include <CLI/App.hpp>
@@ -25,11 +26,19 @@ struct CommonOptions {
     Selection selection() const;
 };
 
-/// An option whose text goes through `parse` and then into `into`.
+/// An option whose text goes through `parse` and then into `into`. What is wrong with it is said with its name.
 template <class T, class Parse>
 CLI::Option* add_parsed(CLI::App& app, const std::string& name, T& into, Parse parse, const std::string& help) {
     return app.add_option_function<std::string>(
-        name, [&into, parse](const std::string& text) { into = parse(text); }, help);
+        name,
+        [&into, parse, name](const std::string& text) {
+            try {
+                into = parse(text);
+            } catch (const Error& error) {
+                throw Error(error.code(), name + ": " + error.message());
+            }
+        },
+        help);
 }
 
 /// An option that may be given several times, with one value each time.

@@ -28,8 +28,12 @@ enum class Policy : std::uint8_t { compatible, strict, lenient };
 
 /// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill
 /// the process at the touch of a view). `copied` never maps. Where a file is not mapped view() throws no_view and
-/// load() reads.
-enum class Access : std::uint8_t { automatic, mapped, copied };
+/// load() reads. `private_copy` maps them as a copy to write to, for callers who change weights in place: views are
+/// writable(), and pages become memory of this process as they are written to, no others. The file never changes. All
+/// views of one open (of all copies of the checkpoint) share the copy, and it is gone with the last of them; another
+/// open has another. load(), read(), save() and uploading give what the file holds, not what was written to views.
+/// Only files are mapped: a Source of the caller's gives what it gives.
+enum class Access : std::uint8_t { automatic, mapped, copied, private_copy };
 
 enum class Format : std::uint8_t { safetensors, torch };
 SAFEMAP_API std::string_view name(Format format) noexcept;
@@ -50,9 +54,9 @@ struct OpenOptions {
 /// are const and may be called from several threads at once. Tensors and views taken from it may outlive it.
 class SAFEMAP_API Checkpoint {
 public:
-    /// Opens a file, a folder, or an index (`*.index.json`). Formats are told by content. In a folder an index goes
-    /// over `model.safetensors` over `pytorch_model.bin`. Reads headers only. Throws the first fault found: see the
-    /// "data is wrong" codes; path_not_found, several_models.
+    /// Opens a file, a folder, or an index (`*.index.json`, or JSON with a weight_map). Formats are told by content.
+    /// In a folder an index goes over `model.safetensors` over `pytorch_model.bin` over the only other file of weights.
+    /// Reads headers only. Throws the first fault found: see the "data is wrong" codes; path_not_found, several_models.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
     /// The same over a source of any kind; the format is told by its content.
     static Checkpoint open(std::shared_ptr<const Source> source, const OpenOptions& options = {});

@@ -16,18 +16,20 @@ enum class Errc : std::uint8_t {
     // The call is wrong.
     invalid_argument,    ///< an option or argument that has no meaning
     path_not_found,      ///< the path given by the caller does not exist
-    already_exists,      ///< the output exists; safemap never overwrites unasked
+    already_exists,      ///< the output exists, or what stands where it is begun; nothing is overwritten unasked
     several_models,      ///< a folder holds more than one model and the call names none of them
     tensor_not_found,    ///< no tensor of that name
     wrong_dtype,         ///< as<T>() with a T that is not the tensor's dtype
     misaligned,          ///< as<T>() where the data is not aligned for T
     not_contiguous,      ///< a contiguous span was asked of a strided view
     no_view,             ///< view() of a tensor whose value does not stand in one mapped place
+    read_only,           ///< writing was asked of a view whose bytes are not private memory
     index_out_of_range,  ///< an integer index outside the dimension
     too_many_indices,    ///< more indices than dimensions, or a second ellipsis
     partial_byte_slice,  ///< a slice of a sub-byte dtype that does not start and end at whole bytes
     unsupported_cast,    ///< a cast to or from integers, booleans, complex or sub-byte dtypes
     unnamed_dtype,       ///< safetensors has no name for this dtype
+    no_dlpack,           ///< a tensor that DLPack cannot express, or that only another kind of device can read
     name_collision,      ///< two tensors would have the same name, or a tensor the reserved name `__metadata__`
     budget_exceeded,     ///< more memory is leased, or asked for at once, than the budget holds
     no_such_device,      ///< no device of that name
@@ -59,7 +61,7 @@ enum class Errc : std::uint8_t {
     index_not_json,        ///< an index file that is not JSON
     index_bad_field,       ///< an index without `weight_map`, or with one of the wrong type
     shard_outside_folder,  ///< an index that names an absolute path or one with `..`
-    shard_missing,         ///< a shard that the index names and the folder lacks
+    shard_missing,         ///< a shard that the index names and the folder lacks, or that is no file
     shard_lacks_tensor,    ///< a tensor that the index places in a shard which does not hold it
 
     zip_bad_directory,   ///< no end record, or a directory that contradicts the file
@@ -78,7 +80,7 @@ enum class Errc : std::uint8_t {
     pickle_bad_key,      ///< a dictionary key that Python could not hash
     pickle_bad_count,    ///< a count or length beyond the pickle
     pickle_bad_text,     ///< text that is not UTF-8, or a number that is none
-    pickle_too_large,    ///< more opcodes, nodes or depth than the limits allow
+    pickle_too_large,    ///< a pickle, number or name over its limit, or more memory than a pickle of its size may take
     pickle_unsupported,  ///< extension codes, out-of-band buffers, text persistent ids
     bad_tensor,          ///< a tensor description that no tensor can have
     storage_too_short,   ///< a tensor that reaches past its storage, or a storage past its record

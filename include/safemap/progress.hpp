@@ -10,7 +10,7 @@ namespace safemap {
 
 /// A moment of a bulk operation.
 struct Progress {
-    std::string_view stage;         ///< "converting", "loading", "verifying"; valid during the call
+    std::string_view stage;         ///< "converting", "verifying", "hashing", "comparing"; valid during the call
     std::uint64_t bytes_done = 0;   ///< bytes of tensor data finished
     std::uint64_t bytes_total = 0;  ///< bytes of tensor data in all
 };

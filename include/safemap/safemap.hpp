@@ -5,7 +5,11 @@
 #include <safemap/bytes.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
+#include <safemap/diff.hpp>
+#include <safemap/digest.hpp>
+#include <safemap/dlpack.hpp>
 #include <safemap/dtype.hpp>
+#include <safemap/elements.hpp>
 #include <safemap/error.hpp>
 #include <safemap/file.hpp>
 #include <safemap/float_types.hpp>

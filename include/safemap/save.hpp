@@ -49,16 +49,18 @@ struct SaveReport {
     std::vector<SkippedObject> skipped;  ///< tensors of dtypes that safetensors has no name for
 };
 
-/// Writes `tensors` to `out`: one file where `out` ends in ".safetensors", else a folder of shards named and split
-/// as huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index).
+/// Writes `tensors` to `out`: one file where `out` ends in ".safetensors", else a folder of shards named and split as
+/// huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index). With a slash
+/// behind it, `out` is always a folder.
 /// Tensors are split in the order given and ordered inside each file as the reference implementation sorts them, so
 /// the same input gives the same bytes.
 ///
-/// All or nothing: files are filled in a hidden sibling, fsynced, and appear by one rename. Space is allocated
+/// All or nothing: files are filled in a hidden folder beside it, fsynced, and appear by one rename. Space is allocated
 /// first. Memory is a few fixed buffers whatever the size of a tensor. `out` must not exist yet.
 ///
-/// Throws already_exists, name_collision, no_space, permission_denied, busy (another process is saving to `out`),
-/// cancelled, and what reading throws; after any of these nothing is left of it.
+/// Throws already_exists (also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
+/// name_collision, no_space, permission_denied, busy (another process is saving to `out`), cancelled, and what reading
+/// throws; after any of these nothing is left of it.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// The tensors of a checkpoint, its metadata, and `__metadata__[alias] = stored name` for tied tensors.

@@ -21,6 +21,8 @@ namespace safemap {
 struct SharedBytes {
     std::span<const std::byte> bytes = {};
     std::shared_ptr<const void> owner = {};
+    /// Whether whoever holds them may write to them: private memory, behind no file.
+    bool writable = false;
 };
 
 /// How much of some bytes is in memory already.
@@ -85,8 +87,9 @@ public:
     virtual const std::string& name() const noexcept = 0;
     /// The names of the files in it, sorted, without those in folders below it.
     virtual std::vector<std::string> list() const = 0;
-    /// Opens a file by its name in the folder; relative paths below it are allowed. Nothing where there is no
-    /// such file; throws shard_outside_folder for absolute names and for names with a `..` in them.
+    /// Opens a file by its name in the folder; relative paths below it are allowed. Nothing where nothing has that
+    /// name; throws shard_missing where it is no file but, say, a folder or a pipe, and shard_outside_folder for
+    /// absolute names and for names with a `..` in them.
     virtual std::shared_ptr<const Source> open(std::string_view file) const = 0;
 };
 

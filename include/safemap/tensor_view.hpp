@@ -2,50 +2,25 @@
 #pragma once
 
 #include <safemap/dtype.hpp>
+#include <safemap/elements.hpp>
 #include <safemap/error.hpp>
-#include <safemap/float_types.hpp>
 #include <safemap/shape.hpp>
 #include <safemap/source.hpp>
 
-#include <complex>
-#include <cstring>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <initializer_list>
-#include <type_traits>
+#include <iosfwd>
+#include <span>
+#include <string>
+#include <utility>
 
 namespace safemap {
 
-namespace detail {
-template <class T> inline constexpr bool always_false = false;
-
-/// The Dtype that as<T>() expects.
-template <class T> constexpr Dtype dtype_of() noexcept {
-    using std::is_same_v;
-    if constexpr (is_same_v<T, bool>) return Dtype::boolean;
-    else if constexpr (is_same_v<T, std::uint8_t>) return Dtype::u8;
-    else if constexpr (is_same_v<T, std::int8_t>) return Dtype::i8;
-    else if constexpr (is_same_v<T, std::uint16_t>) return Dtype::u16;
-    else if constexpr (is_same_v<T, std::int16_t>) return Dtype::i16;
-    else if constexpr (is_same_v<T, std::uint32_t>) return Dtype::u32;
-    else if constexpr (is_same_v<T, std::int32_t>) return Dtype::i32;
-    else if constexpr (is_same_v<T, std::uint64_t>) return Dtype::u64;
-    else if constexpr (is_same_v<T, std::int64_t>) return Dtype::i64;
-    else if constexpr (is_same_v<T, float>) return Dtype::f32;
-    else if constexpr (is_same_v<T, double>) return Dtype::f64;
-    else if constexpr (is_same_v<T, bf16>) return Dtype::bf16;
-    else if constexpr (is_same_v<T, f16>) return Dtype::f16;
-    else if constexpr (is_same_v<T, f8_e4m3>) return Dtype::f8_e4m3;
-    else if constexpr (is_same_v<T, f8_e5m2>) return Dtype::f8_e5m2;
-    else if constexpr (is_same_v<T, f8_e4m3fnuz>) return Dtype::f8_e4m3fnuz;
-    else if constexpr (is_same_v<T, f8_e5m2fnuz>) return Dtype::f8_e5m2fnuz;
-    else if constexpr (is_same_v<T, f8_e8m0>) return Dtype::f8_e8m0;
-    else if constexpr (is_same_v<T, std::complex<float>>) return Dtype::c64;
-    else if constexpr (is_same_v<T, std::complex<double>>) return Dtype::c128;
-    else static_assert(always_false<T>, "no dtype has elements of this type");
-}
-}  // namespace detail
-
-/// A read-only tensor in memory. Cheap to copy; copies share the bytes and keep them alive, so a view may outlive
-/// the checkpoint it came from. Const members may be called from several threads at once.
+/// A tensor in memory. Cheap to copy; copies share the bytes and keep them alive, so a view may outlive the checkpoint
+/// it came from. Const members may be called from several threads at once; who writes through mutable_as<T>() sees to
+/// it that nobody reads the same elements meanwhile.
 ///
 /// Where the bytes are a mapped file, what another process writes to the file shows in the view, and a process
 /// that truncates the file turns the next touch into SIGBUS. LazyTensor::load() gives a view that no other
@@ -73,22 +48,48 @@ public:
     std::span<const std::byte> bytes() const&& = delete;
 
     /// The elements in row-major order, without a copy. T is the C++ type of the dtype: float for F32, bf16 for
-    /// BF16, std::complex<float> for C64. Throws wrong_dtype, not_contiguous, or misaligned (a safetensors file
-    /// aligns nothing beyond eight bytes; unaligned<T>() and LazyTensor::load() always work).
+    /// BF16, std::complex<float> for C64; dtypes that are opaque have bytes() alone. Throws wrong_dtype,
+    /// not_contiguous, or misaligned (a safetensors file aligns nothing beyond eight bytes; unaligned<T>() and
+    /// LazyTensor::load() always work). A file may hold bytes that are no bool: use unaligned<bool>() where it is not
+    /// your own, which takes all but 0 for true.
     template <class T> std::span<const T> as() const& {
+        static_assert(!detail::packed<T>, "these elements share bytes: use unaligned<T>() or at<T>()");
         require_dtype(detail::dtype_of<T>());
         return {static_cast<const T*>(aligned_data(alignof(T))), elements_};
     }
     template <class T> std::span<const T> as() const&& = delete;
 
-    /// One element by its row-major number, whatever strides and alignment. Throws wrong_dtype,
-    /// index_out_of_range.
+    /// The elements in row-major order, whatever strides and alignment, and also where they share bytes (f4, f6_e2m3,
+    /// f6_e3m2): each is read by memcpy, or unpacked, when it is asked for. May outlive this view. Throws wrong_dtype.
+    template <class T> Elements<T> unaligned() const {
+        require_dtype(detail::dtype_of<T>());
+        return Elements<T>(bytes_, view_, elements_);
+    }
+    /// One of them by its row-major number. Throws wrong_dtype, index_out_of_range.
     template <class T> T unaligned(std::uint64_t i) const {
         require_dtype(detail::dtype_of<T>());
-        std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T> value;
-        std::memcpy(&value, element(i), sizeof(value));
-        return static_cast<T>(value);
+        return detail::read_element<T>(bytes_.bytes.data(), numbered(i));
     }
+    /// Element (i, j, …), one index for each dimension; a negative one counts from the end. Throws wrong_dtype,
+    /// index_out_of_range, too_many_indices, and invalid_argument for too few.
+    template <class T, std::integral... Indices> T at(Indices... indices) const {
+        require_dtype(detail::dtype_of<T>());
+        const std::int64_t index[sizeof...(Indices) + 1] = {saturated(indices)...};
+        return detail::read_element<T>(bytes_.bytes.data(), indexed({index, sizeof...(Indices)}));
+    }
+
+    /// Whether the bytes are private memory: those of LazyTensor::load(), of a checkpoint opened with
+    /// Access::private_copy, and what was handed over as writable.
+    bool writable() const noexcept { return bytes_.writable; }
+    /// As bytes() and as<T>(), for writing. What is written shows in all views that share the bytes, and in no file.
+    /// Throw read_only where the view is not writable().
+    std::span<std::byte> mutable_bytes() const&;
+    std::span<std::byte> mutable_bytes() const&& = delete;
+    template <class T> std::span<T> mutable_as() const& {
+        const std::span<const T> elements = as<T>();
+        return {reinterpret_cast<T*>(mutable_bytes().data()), elements.size()};
+    }
+    template <class T> std::span<T> mutable_as() const&& = delete;
 
     /// The part that `slices` cut out, sharing the bytes. Throws as safemap::slice does, and partial_byte_slice.
     TensorView slice(std::span<const Slice> slices) const;
@@ -102,14 +103,26 @@ public:
     const std::shared_ptr<const void>& owner() const noexcept { return bytes_.owner; }
 
 private:
+    /// As a signed number, or one that is outside every dimension.
+    template <std::integral I> static constexpr std::int64_t saturated(I index) noexcept {
+        return std::in_range<std::int64_t>(index) ? static_cast<std::int64_t>(index) : INT64_MAX;
+    }
     void require_dtype(Dtype wanted) const;
     const void* aligned_data(std::size_t alignment) const;
-    const std::byte* element(std::uint64_t i) const;
+    /// Which element of the bytes is the one with this row-major number, or with these indices.
+    std::int64_t numbered(std::uint64_t i) const;
+    std::int64_t indexed(std::span<const std::int64_t> indices) const;
 
     Dtype dtype_;
     std::uint64_t elements_ = 0;
     SharedBytes bytes_;
     StridedView view_;
 };
+
+/// For a person to read: dtype and shape, and on the next lines the values, laid out as NumPy lays them out. Of more
+/// than 1000 elements only the first and last three of each dimension are shown, floating-point numbers with six
+/// digits, opaque elements as hexadecimal bits.
+SAFEMAP_API std::string to_string(const TensorView& view);
+SAFEMAP_API std::ostream& operator<<(std::ostream& out, const TensorView& view);
 
 }  // namespace safemap

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace safemap {
@@ -173,7 +174,8 @@ void parallel_for(std::size_t count, unsigned threads, const std::function<void(
         }
         lock.lock();
     }
-    if (loop->first_error) std::rethrow_exception(loop->first_error);
+    // Taken along: a helper that comes too late may hold the loop longer than the caller holds the exception.
+    if (loop->first_error) std::rethrow_exception(std::exchange(loop->first_error, nullptr));
 }
 
 }  // namespace safemap

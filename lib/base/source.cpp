@@ -31,7 +31,7 @@ public:
 
     std::optional<SharedBytes> map(Extent extent) const override {
         require_inside(extent, size(), name_);
-        return SharedBytes{bytes_.bytes.subspan(extent.offset, extent.size), bytes_.owner};
+        return SharedBytes{bytes_.bytes.subspan(extent.offset, extent.size), bytes_.owner, bytes_.writable};
     }
 
     Residency residency(Extent extent) const override {

@@ -1,6 +1,7 @@
 // UTF-8, and names made fit for messages.
 #include "base/text.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 
@@ -60,6 +61,16 @@ std::string printable(std::string_view text, std::size_t limit) {
 }
 
 std::string quoted(std::string_view text) { return "'" + printable(text) + "'"; }
+
+bool stays_below(std::string_view path) noexcept {
+    if (path.starts_with('/')) return false;
+    for (std::size_t begin = 0; begin <= path.size();) {
+        const std::size_t end = std::min(path.find('/', begin), path.size());
+        if (path.substr(begin, end - begin) == "..") return false;
+        begin = end + 1;
+    }
+    return true;
+}
 
 std::string bytes_text(std::uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
 

@@ -13,6 +13,8 @@ bool is_utf8(std::string_view text) noexcept;
 std::string printable(std::string_view text, std::size_t limit = 200);
 /// "'name'", printable.
 std::string quoted(std::string_view text);
+/// Whether a path stays below the folder it begins in, symbolic links aside: relative, and without "..".
+bool stays_below(std::string_view path) noexcept;
 /// "1234 bytes", "1 byte".
 std::string bytes_text(std::uint64_t count);
 

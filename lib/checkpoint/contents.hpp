@@ -34,7 +34,8 @@ Contents read_file(const std::shared_ptr<const Source>& source, const OpenOption
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
                      FaultSink& faults);
 /// What a folder holds: an index over model.safetensors over pytorch_model.bin.index.json over pytorch_model.bin over
-/// the only file of weights there is.
+/// the only file of weights there is. What trainers leave beside a model (optimizer.pt, training_args.bin) is none
+/// where there is another.
 Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink& faults);
 /// A file, an index or a folder of the file system.
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);

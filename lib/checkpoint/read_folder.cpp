@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 
 namespace safemap::checkpoint {
 
@@ -15,6 +16,17 @@ bool is_weights(std::string_view name) {
     for (const std::string_view ending : {".safetensors", ".pt", ".pth", ".bin"})
         if (name.size() > ending.size() && name.ends_with(ending)) return true;
     return false;
+}
+
+/// What the trainers of Hugging Face leave beside a model: the stem of the name, and perhaps a number behind it.
+constexpr std::string_view companions[] = {"optimizer", "rng_state", "sampler", "scaler", "scheduler", "training_args"};
+
+bool is_companion(std::string_view name) {
+    if (name.ends_with(".safetensors")) return false;
+    std::string_view stem = name.substr(0, name.rfind('.'));
+    const std::size_t number = stem.find_last_not_of("0123456789") + 1;  // npos + 1 is 0
+    if (number > 0 && number < stem.size() && stem[number - 1] == '_') stem = stem.substr(0, number - 1);
+    return std::find(std::begin(companions), std::end(companions), stem) != std::end(companions);
 }
 
 Names ending_in(const Names& names, std::string_view ending) {
@@ -61,6 +73,8 @@ Choice choose(const Names& names) {
 
     Names weights;
     std::copy_if(names.begin(), names.end(), std::back_inserter(weights), is_weights);
+    // Companions are no rivals of a model; a folder of nothing else is judged by them.
+    if (!std::all_of(weights.begin(), weights.end(), is_companion)) std::erase_if(weights, is_companion);
     if (weights.size() > 1) several(weights, "files of weights and no index");
     if (weights.size() == 1) return {weights.front()};
     throw Error(Errc::not_a_checkpoint,

@@ -1,6 +1,7 @@
 // Opens paths of the file system.
 #include "checkpoint/contents.hpp"
 #include "checkpoint/sniff.hpp"
+#include "safetensors/index.hpp"
 
 #include <safemap/file.hpp>
 
@@ -10,12 +11,11 @@ namespace safemap::checkpoint {
 
 namespace {
 
-/// `model.safetensors.index.json`, and the variants that put something before `.json`. Other JSON is no index.
+/// By name, so that one that is damaged is told as such; else by content, whatever its name.
 bool is_index(const Source& source) {
     const std::string_view name = source.name();
     if (name.ends_with(".index.json")) return true;
-    return name.ends_with(".json") && name.find(".index.") != std::string_view::npos &&
-           sniff(source).content == Content::json;
+    return !name.ends_with(".safetensors") && sniff(source).content == Content::json && safetensors::is_index(source);
 }
 
 Mapping mapping_of(Access access) {
@@ -23,6 +23,7 @@ Mapping mapping_of(Access access) {
         case Access::automatic: return Mapping::automatic;
         case Access::mapped: return Mapping::allowed;
         case Access::copied: return Mapping::never;
+        case Access::private_copy: return Mapping::private_copy;
     }
     throw Error(Errc::invalid_argument, "an access that does not exist");
 }

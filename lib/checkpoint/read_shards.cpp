@@ -158,6 +158,22 @@ void compare_total_size(const Index& index, Contents& contents) {
                                  ", its tensors have " + bytes_text(total));
 }
 
+/// Python takes the last of them; only the strict policy refuses it.
+void judge_repeated(const Index& index, Policy policy, FaultSink& faults, Contents& contents) {
+    if (index.repeated.empty()) return;
+    const std::string& first = index.weight_map[index.repeated.front()].first;
+    if (policy != Policy::strict) {
+        contents.notes.push_back("the weight_map names " + safemap::quoted(first) +
+                                 (index.repeated.size() == 1 ? std::string() : " and others") +
+                                 " more than once; the last shard named counts");
+        return;
+    }
+    for (const std::uint32_t number : index.repeated) {
+        Error error(Errc::duplicate_name, "the weight_map names it more than once");
+        faults.fault(std::move(error.with_tensor(index.weight_map[number].first)));
+    }
+}
+
 }  // namespace
 
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index_source,
@@ -172,6 +188,7 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     for (Shard& shard : shards) merge.add(shard);
     merge_metadata(index, merge.contents);
     compare_total_size(index, merge.contents);
+    judge_repeated(index, options.policy, with_path, merge.contents);
     return std::move(merge.contents);
 }
 

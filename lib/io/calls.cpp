@@ -14,9 +14,8 @@ namespace safemap::io {
 
 namespace {
 
-// Variadic in C, so these need signatures of their own.
+// Variadic in C, so it needs a signature of its own.
 int open_with_mode(int folder, const char* name, int flags, mode_t mode) { return ::openat(folder, name, flags, mode); }
-int duplicate_closed_on_exec(int descriptor) { return ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0); }
 
 // Headers and C libraries older than Linux 6.5 know neither the number, which is the same on every architecture, nor
 // the structures.
@@ -46,11 +45,13 @@ std::uint64_t physical_memory() {
 
 Calls calls = {
     .openat = open_with_mode,
-    .duplicate = duplicate_closed_on_exec,
     .fstat = ::fstat,
     .fstatat = ::fstatat,
     .fstatfs = ::fstatfs,
     .faccessat = ::faccessat,
+    .fstatvfs = ::fstatvfs,
+    .fchmod = ::fchmod,
+    .fchmodat = ::fchmodat,
     .pread = ::pread,
     .pwrite = ::pwrite,
     .fallocate = ::fallocate,

@@ -52,6 +52,8 @@ Handle File::open() const {
     const int folder = folder_ ? folder_->number() : AT_FDCWD;
     // O_NONBLOCK: opening a pipe would wait for its other end. It means nothing to a regular file.
     Descriptor descriptor = open_at(folder, without_nul(name_).c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    if (!descriptor && errno == ENXIO)
+        throw Error(Errc::invalid_argument, "a socket, wanted a regular file").with_path(path_);
     if (!descriptor) throw system_error(errno, "open it").with_path(path_);
     return std::make_shared<const Descriptor>(std::move(descriptor));
 }

@@ -35,7 +35,7 @@ public:
         const SharedBytes* const whole = mapping();
         if (whole == nullptr) return std::nullopt;
         file_.require_inside(extent);
-        return SharedBytes{whole->bytes.subspan(extent.offset, extent.size), whole->owner};
+        return SharedBytes{whole->bytes.subspan(extent.offset, extent.size), whole->owner, whole->writable};
     }
 
     Residency residency(Extent extent) const override {
@@ -63,8 +63,9 @@ public:
     void evict(Extent extent) const override {
         file_.require_inside(extent);
         if (extent.size == 0) return;
-        if (const SharedBytes* const whole = ready_.load(std::memory_order_acquire))
-            unmap_pages(whole->bytes.subspan(extent.offset, extent.size));
+        // Of a private copy this would take what was written to it.
+        const SharedBytes* const whole = ready_.load(std::memory_order_acquire);
+        if (whole != nullptr && !whole->writable) unmap_pages(whole->bytes.subspan(extent.offset, extent.size));
         drop_cache(extent, file_.descriptor()->number());
     }
 
@@ -79,7 +80,7 @@ private:
         if (allowed_ == Mapping::never) return nullptr;
         if (!mapping_) {
             file_.require_unchanged();
-            mapping_ = map_whole(file_);
+            mapping_ = map_whole(file_, allowed_);
             ready_.store(&*mapping_, std::memory_order_release);
         }
         return &*mapping_;

@@ -17,10 +17,7 @@ namespace {
 
 /// A name out of a checkpoint must not lead outside its folder. Symbolic links may: hub caches consist of them.
 void require_below(std::string_view name, const std::string& folder) {
-    const std::filesystem::path path(name);
-    bool below = !path.is_absolute();
-    for (const auto& part : path) below = below && part != "..";
-    if (!below)
+    if (!stays_below(name))
         throw Error(Errc::shard_outside_folder, quoted(name) + ", wanted a relative path without '..'")
             .with_path(folder);
 }
@@ -42,9 +39,10 @@ public:
         try {
             return file_source(descriptor_, std::string(file), (path_ / file).native(), mapping_);
         } catch (const Error& error) {
-            // Absent, or something other than a file under that name.
-            if (error.code() == Errc::path_not_found || error.code() == Errc::invalid_argument) return nullptr;
-            throw;
+            if (error.code() == Errc::path_not_found) return nullptr;
+            if (error.code() != Errc::invalid_argument) throw;
+            // Of the checkpoint, what is no file is a fault; to the caller who gave a path, it is a wrong call.
+            throw Error(Errc::shard_missing, error.message()).with_path(error.path());
         }
     }
 

@@ -4,6 +4,8 @@
 
 #include <boost/interprocess/mapped_region.hpp>
 
+#include <sys/mman.h>
+
 namespace safemap::io {
 
 namespace {
@@ -19,15 +21,18 @@ struct Mappable {
 
 }  // namespace
 
-SharedBytes map_whole(const File& file) {
+SharedBytes map_whole(const File& file, Mapping mapping) {
+    const bool writable = mapping == Mapping::private_copy;
     // mapped_region takes a size of 0 to mean "up to the end" and then fails for there being nothing.
-    if (file.size() == 0) return {};
+    if (file.size() == 0) return {.writable = writable};
     const Handle handle = file.descriptor();
     try {
-        auto region =
-            std::make_shared<const ipc::mapped_region>(Mappable{handle->number()}, ipc::read_only, 0, file.size());
+        // Without MAP_NORESERVE the system wants room for a copy of the whole file before a byte is written.
+        auto region = std::make_shared<const ipc::mapped_region>(
+            Mappable{handle->number()}, writable ? ipc::copy_on_write : ipc::read_only, 0, file.size(), nullptr,
+            writable ? MAP_NORESERVE : ipc::default_map_options);
         const auto* first = static_cast<const std::byte*>(region->get_address());
-        return {.bytes = {first, region->get_size()}, .owner = std::move(region)};
+        return {.bytes = {first, region->get_size()}, .owner = std::move(region), .writable = writable};
     } catch (const ipc::interprocess_exception& exception) {
         throw system_error(exception.get_native_error(), "map it").with_path(file.path());
     }

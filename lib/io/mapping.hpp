@@ -11,9 +11,9 @@
 
 namespace safemap::io {
 
-/// The whole of `file`, read-only and shared, as long as the owner lives. Nothing for an empty file, and no address.
-/// Needs the file no longer once it returns. Throws out_of_memory, io_error.
-SharedBytes map_whole(const File& file);
+/// The whole of `file` as long as the owner lives, read-only or as a private copy. Nothing for an empty file, and no
+/// address. Needs the file no longer once it returns. Throws out_of_memory, io_error.
+SharedBytes map_whole(const File& file, Mapping mapping);
 
 /// A file as a Source; the first three are File's.
 std::shared_ptr<const Source> file_source(Handle folder, std::string name, std::string path, Mapping mapping);

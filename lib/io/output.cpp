@@ -20,6 +20,16 @@ OutputFile OutputFile::create(int folder, const std::string& name) {
     return OutputFile(std::move(descriptor));
 }
 
+/// What system_error says; of a full disk also how much is free, where `given_back` bytes will be free again.
+Error OutputFile::failed(int number, const std::string& doing, std::uint64_t given_back) const {
+    Error error = system_error(number, doing);
+    struct statvfs disk = {};
+    // A file system that does not know has no blocks at all.
+    if (number != ENOSPC || calls.fstatvfs(descriptor(), &disk) != 0 || disk.f_blocks == 0) return error;
+    const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize + given_back;
+    return Error(error.code(), error.message() + "; free: " + bytes_text(free));
+}
+
 void OutputFile::allocate(std::uint64_t size) const {
     if (size == 0) return;
     if (size > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()))
@@ -28,10 +38,16 @@ void OutputFile::allocate(std::uint64_t size) const {
     const int file = descriptor_.number();
     // Not posix_fallocate: glibc makes up for a file system that cannot by writing into every block.
     if (uninterrupted([&] { return calls.fallocate(file, 0, 0, length); }) == 0) return;
-    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
-        throw system_error(errno, "allocate " + bytes_text(size));
+    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
+        const int number = errno;
+        // Some file systems keep the part that they could allocate.
+        struct stat status = {};
+        const bool known = calls.fstat(file, &status) == 0;
+        throw failed(number, "allocate " + bytes_text(size),
+                     known ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0);
+    }
     if (uninterrupted([&] { return calls.ftruncate(file, length); }) != 0)
-        throw system_error(errno, "set its size to " + bytes_text(size));
+        throw failed(errno, "set its size to " + bytes_text(size));
 }
 
 void OutputFile::bypass_cache() {
@@ -57,7 +73,7 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
         const std::size_t size = std::min(bytes.size(), most);
         const ssize_t count = uninterrupted(
             [&] { return calls.pwrite(descriptor_.number(), bytes.data(), size, static_cast<off_t>(offset)); });
-        if (count < 0) throw system_error(errno, "write it");
+        if (count < 0) throw failed(errno, "write " + bytes_text(size) + " at offset " + std::to_string(offset));
         if (count == 0) throw Error(Errc::io_error, "cannot write it: nothing was taken");
         return static_cast<std::size_t>(count);
     };

@@ -17,8 +17,11 @@ public:
     /// Takes a file that is open for writing and empty.
     explicit OutputFile(Descriptor descriptor) noexcept : descriptor_(std::move(descriptor)) {}
 
+    int descriptor() const noexcept { return descriptor_.number(); }
+
     /// Reserves the space, so that a full disk is known before the first byte is written, and blocks are laid out in
-    /// one go. Where the file system cannot, only the size is set.
+    /// one go. Where the file system cannot, only the size is set. A full disk is told with what was wanted and what is
+    /// free.
     void allocate(std::uint64_t size) const;
     /// From now on writes pass the page cache by, as far as they are whole pages at an address that lies in its page as
     /// the offset does in its own. Where the file system cannot, nothing changes.
@@ -29,6 +32,7 @@ public:
     void finish();
 
 private:
+    Error failed(int number, const std::string& doing, std::uint64_t given_back = 0) const;
     std::size_t write_around(std::uint64_t offset, std::span<const std::byte> bytes) const;
 
     Descriptor descriptor_;

@@ -37,17 +37,23 @@ Inner inner_dimensions(const StridedView& view) {
 
 }  // namespace
 
-Blocks::Blocks(const LazyTensor& tensor, std::uint64_t max_bytes)
-    : range_bytes_(std::max(max_bytes / range_grain, std::uint64_t{1}) * range_grain),
-      total_bytes_(tensor.nbytes()),
-      shape_(tensor.shape()) {
+Blocks::Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept
+    : range_bytes_(std::max(max_bytes / range_grain, std::uint64_t{1}) * range_grain), total_bytes_(total_bytes) {
     count_ = total_bytes_ == 0 ? 0 : (total_bytes_ - 1) / range_bytes_ + 1;
+}
+
+Blocks Blocks::in_order(const LazyTensor& tensor, std::uint64_t max_bytes) noexcept {
+    return Blocks(tensor.nbytes(), max_bytes);
+}
+
+Blocks::Blocks(const LazyTensor& tensor, std::uint64_t max_bytes) : Blocks(tensor.nbytes(), max_bytes) {
     if (count_ <= 1 || !whole_bytes(tensor.dtype())) return;
     const StridedView view = tensor.strided_view();
     const Inner inner = inner_dimensions(view);
     if (inner.value == inner.source || view.strides[inner.value] == 0) return;
 
     ranges_ = false;
+    shape_ = tensor.shape();
     const std::uint64_t budget = std::max<std::uint64_t>(max_bytes / element_size(tensor.dtype()), 1);
     const auto side = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(budget)));
     step_ = Shape(shape_.size(), 1);

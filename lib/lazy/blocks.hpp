@@ -14,6 +14,8 @@ class Blocks {
 public:
     /// `max_bytes` (at least 64) of value in one block at most.
     Blocks(const LazyTensor& tensor, std::uint64_t max_bytes);
+    /// Ranges however the source stands, for who needs the bytes in order.
+    static Blocks in_order(const LazyTensor& tensor, std::uint64_t max_bytes) noexcept;
 
     std::uint64_t count() const noexcept { return count_; }
     /// Whether blocks are ranges of the row-major value, not boxes: always, except where the source stands transposed.
@@ -25,6 +27,8 @@ public:
     Box box(std::uint64_t i) const;
 
 private:
+    Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept;
+
     bool ranges_ = true;
     std::uint64_t count_ = 0;
     std::uint64_t range_bytes_ = 0;

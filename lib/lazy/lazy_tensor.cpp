@@ -139,7 +139,7 @@ TensorView LazyTensor::load() const {
         static_cast<std::byte*>(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{load_alignment})),
         free_aligned);
     read(0, {memory.get(), size});
-    return TensorView(dtype_, {{memory.get(), size}, memory}, {shape(), row_major(shape()), 0});
+    return TensorView(dtype_, {{memory.get(), size}, memory, true}, {shape(), row_major(shape()), 0});
 }
 
 void LazyTensor::read(std::uint64_t offset, std::span<std::byte> into) const {

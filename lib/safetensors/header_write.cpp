@@ -68,14 +68,20 @@ std::uint64_t append_tensor(std::string& json, const TensorSpec& tensor, std::ui
 }
 
 void refuse_collisions(std::span<const TensorSpec> tensors) {
-    NameIndex names;
-    names.reserve(tensors.size());
-    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-        const std::string_view name = tensors[i].name;
-        if (name == reserved_name) throw Error(Errc::name_collision, "the name '__metadata__' is reserved");
-        if (names.add(name, i, [&](std::uint32_t other) { return tensors[other].name; }) != i)
-            throw Error(Errc::name_collision, "two tensors have the name " + safemap::quoted(name));
-    }
+    for (const TensorSpec& tensor : tensors)
+        if (tensor.name == reserved_name) throw Error(Errc::name_collision, "the name '__metadata__' is reserved");
+    const auto name_of = [&](std::uint32_t i) { return tensors[i].name; };
+    NameIndex().add_all(static_cast<std::uint32_t>(tensors.size()), name_of, [&](std::uint32_t, std::uint32_t again) {
+        throw Error(Errc::name_collision, "two tensors have the name " + safemap::quoted(name_of(again)));
+    });
+}
+
+/// About what the JSON will have, so that it is not copied while it grows.
+std::size_t expected_size(std::span<const TensorSpec> tensors) {
+    constexpr std::size_t around = 76;  // "":{"dtype":"BF16","shape":[],"data_offsets":[1234567890,1234567890]},
+    std::size_t size = length_bytes + 256;
+    for (const TensorSpec& tensor : tensors) size += around + tensor.name.size() + 6 * tensor.shape->size();
+    return size;
 }
 
 }  // namespace
@@ -88,7 +94,9 @@ std::string write_header(std::span<const TensorSpec> tensors,
                     "alignment " + std::to_string(alignment) + " is none of 8, 64, 256 and 4096");
     refuse_collisions(tensors);
 
-    std::string file(length_bytes, '\0');
+    std::string file;
+    file.reserve(expected_size(tensors));
+    file.append(length_bytes, '\0');
     file += '{';
     if (with_metadata) append_metadata(file, metadata);
     std::uint64_t end = 0;

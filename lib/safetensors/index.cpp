@@ -45,15 +45,9 @@ void read_metadata(const json::Value& value, Index& index) {
 
 /// Names that would leave the folder on any system. A single dot is harmless.
 bool outside_folder(std::string_view shard) {
-    if (shard.empty() || shard.front() == '/') return true;
-    if (shard.find('\\') != std::string_view::npos || shard.find('\0') != std::string_view::npos) return true;
-    if (shard.size() >= 2 && shard[1] == ':') return true;  // C:model.safetensors
-    for (std::size_t begin = 0; begin <= shard.size();) {
-        const std::size_t end = std::min(shard.find('/', begin), shard.size());
-        if (shard.substr(begin, end - begin) == "..") return true;
-        begin = end + 1;
-    }
-    return false;
+    const bool has_drive = shard.size() >= 2 && shard[1] == ':';  // C:model.safetensors
+    const bool plain = shard.find('\\') == shard.npos && shard.find('\0') == shard.npos;
+    return shard.empty() || has_drive || !plain || !stays_below(shard);
 }
 
 void read_weight_map(const json::Value::Object& members, Index& index, FaultSink& faults) {
@@ -76,8 +70,12 @@ void read_weight_map(const json::Value::Object& members, Index& index, FaultSink
         // As in Python, the last of a repeated name counts, in the place of the first.
         const auto next = static_cast<std::uint32_t>(index.weight_map.size());
         const std::uint32_t number = names.add(member.key, next, name_of);
-        if (number == next) index.weight_map.emplace_back(member.key, *shard);
-        else index.weight_map[number].second = *shard;
+        if (number == next) {
+            index.weight_map.emplace_back(member.key, *shard);
+            continue;
+        }
+        index.weight_map[number].second = *shard;
+        index.repeated.push_back(number);
     }
 }
 
@@ -129,6 +127,15 @@ std::string_view checked_utf8(std::string_view text) {
 }
 
 }  // namespace
+
+bool is_index(const Source& source) {
+    try {
+        return json::parse(read_text(source), Errc::index_not_json).find("weight_map") != nullptr;
+    } catch (const Error& error) {
+        if (error.code() != Errc::index_not_json) throw;
+        return false;
+    }
+}
 
 Index read_index(const Source& source, FaultSink& faults) {
     Index index;

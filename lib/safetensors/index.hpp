@@ -19,8 +19,11 @@ struct Index {
     std::optional<std::uint64_t> total_size;
     std::vector<std::pair<std::string, std::string>> metadata;    ///< the string members of `metadata`, sorted
     std::vector<std::pair<std::string, std::string>> weight_map;  ///< tensor → shard, in file order
+    std::vector<std::uint32_t> repeated;  ///< numbers in weight_map, once for each further entry; the last one counts
 };
 
+/// Whether this is JSON with a weight_map.
+bool is_index(const Source& source);
 /// Reads an index. index_not_json, index_bad_field; shard_outside_folder for a shard name that is absolute, has a
 /// `..` or a drive or backslash in it.
 Index read_index(const Source& source, FaultSink& faults);

@@ -1,6 +1,11 @@
 // Reach of strided views.
 #include "tensor/reach.hpp"
 
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <string>
+
 namespace safemap {
 
 std::optional<Reach> reach_of(const StridedView& view) noexcept {
@@ -16,7 +21,17 @@ std::optional<Reach> reach_of(const StridedView& view) noexcept {
     return reach;
 }
 
+std::int64_t index_in_dimension(std::int64_t asked, std::uint64_t dimension, std::size_t axis) {
+    // Dimensions beyond 2^63 exist only beside one of 0.
+    const auto length = static_cast<std::int64_t>(std::min<std::uint64_t>(dimension, INT64_MAX));
+    const std::int64_t index = asked < 0 && asked >= -length ? asked + length : asked;
+    if (index >= 0 && index < length) return index;
+    throw Error(Errc::index_out_of_range, "index " + std::to_string(asked) + " in dimension " + std::to_string(axis) +
+                                              " of size " + std::to_string(dimension));
+}
+
 bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept {
+    if (std::find(view.shape.begin(), view.shape.end(), 0U) != view.shape.end()) return true;
     const auto width = static_cast<std::int64_t>(bits(dtype));
     // Trailing dimensions that follow each other without gaps make one range.
     std::int64_t range = 1;
@@ -25,12 +40,9 @@ bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept {
         --outer;
         range *= static_cast<std::int64_t>(view.shape[outer]);
     }
-    if (range == 0) return true;
     if (range * width % 8 != 0 || view.offset * width % 8 != 0) return false;
-    for (std::size_t d = 0; d < outer; ++d) {
-        if (view.shape[d] == 0) return true;
+    for (std::size_t d = 0; d < outer; ++d)
         if (view.shape[d] > 1 && view.strides[d] * width % 8 != 0) return false;
-    }
     return true;
 }
 

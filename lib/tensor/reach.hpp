@@ -4,6 +4,7 @@
 #include <safemap/dtype.hpp>
 #include <safemap/shape.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -17,6 +18,9 @@ struct Reach {
 
 /// For a view with elements; nothing where the numbers overflow.
 std::optional<Reach> reach_of(const StridedView& view) noexcept;
+
+/// An integer index with Python's meaning: a negative one counts from the end. Throws index_out_of_range.
+std::int64_t index_in_dimension(std::int64_t asked, std::uint64_t dimension, std::size_t axis);
 
 /// Whether a view of a sub-byte dtype consists of ranges that start and end at whole bytes.
 bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept;

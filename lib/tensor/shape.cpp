@@ -1,6 +1,8 @@
 // Shapes, strides, and Python's slices.
 #include <safemap/shape.hpp>
 
+#include "tensor/reach.hpp"
+
 #include <safemap/bytes.hpp>
 #include <safemap/error.hpp>
 
@@ -43,13 +45,10 @@ Range resolve(const Slice& slice, std::uint64_t dimension) {
     return {first, count == 1 ? 1 : slice.step, count};
 }
 
-Index resolve_index(const Slice& slice, std::uint64_t dimension, std::size_t axis) {
-    const Index length = as_index(dimension);
-    const Index asked = *slice.start;
-    const Index index = asked < 0 && asked >= -length ? asked + length : asked;
-    if (index >= 0 && index < length) return index;
-    throw Error(Errc::index_out_of_range, "index " + std::to_string(asked) + " in dimension " + std::to_string(axis) +
-                                              " of size " + std::to_string(dimension));
+// offset + steps · stride. It fits where there are elements; where there are none it does not matter and may wrap.
+Index moved(Index offset, Index steps, Index stride) {
+    return static_cast<Index>(static_cast<std::uint64_t>(offset) +
+                              static_cast<std::uint64_t>(steps) * static_cast<std::uint64_t>(stride));
 }
 
 // How many dimensions the slices name, an ellipsis apart.
@@ -115,14 +114,15 @@ StridedView slice(const StridedView& view, std::span<const Slice> slices) {
         switch (s.kind) {
             case Slice::Kind::ellipsis: keep(rank - named); break;
             case Slice::Kind::index:
-                out.offset += resolve_index(s, view.shape[axis], axis) * view.strides[axis];
+                out.offset =
+                    moved(out.offset, index_in_dimension(*s.start, view.shape[axis], axis), view.strides[axis]);
                 ++axis;
                 break;
             case Slice::Kind::range: {
                 const Range range = resolve(s, view.shape[axis]);
-                out.offset += range.first * view.strides[axis];
+                out.offset = moved(out.offset, range.first, view.strides[axis]);
                 out.shape.push_back(range.count);
-                out.strides.push_back(range.step * view.strides[axis]);
+                out.strides.push_back(moved(0, range.step, view.strides[axis]));
                 ++axis;
                 break;
             }

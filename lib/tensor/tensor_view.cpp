@@ -60,7 +60,13 @@ const void* TensorView::aligned_data(std::size_t alignment) const {
     return value.data();
 }
 
-const std::byte* TensorView::element(std::uint64_t i) const {
+std::span<std::byte> TensorView::mutable_bytes() const& {
+    if (!writable() && elements_ > 0) throw Error(Errc::read_only, "writing was asked of a view that is read-only");
+    const std::span<const std::byte> value = bytes();
+    return {const_cast<std::byte*>(value.data()), value.size()};
+}
+
+std::int64_t TensorView::numbered(std::uint64_t i) const {
     if (i >= elements_)
         throw Error(Errc::index_out_of_range, "element " + std::to_string(i) + " of " + std::to_string(elements_));
     std::int64_t at = view_.offset;
@@ -68,7 +74,17 @@ const std::byte* TensorView::element(std::uint64_t i) const {
         at += static_cast<std::int64_t>(i % view_.shape[d]) * view_.strides[d];
         i /= view_.shape[d];
     }
-    return bytes_.bytes.data() + static_cast<std::uint64_t>(at) * element_size(dtype_);
+    return at;
+}
+
+std::int64_t TensorView::indexed(std::span<const std::int64_t> indices) const {
+    const std::size_t rank = view_.shape.size();
+    if (indices.size() != rank)
+        throw Error(indices.size() > rank ? Errc::too_many_indices : Errc::invalid_argument,
+                    std::to_string(indices.size()) + " indices for " + std::to_string(rank) + " dimensions");
+    std::int64_t at = view_.offset;
+    for (std::size_t d = 0; d < rank; ++d) at += index_in_dimension(indices[d], view_.shape[d], d) * view_.strides[d];
+    return at;
 }
 
 }  // namespace safemap

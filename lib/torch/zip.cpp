@@ -209,19 +209,10 @@ std::optional<Entry> next_entry(std::string_view& rest, FaultSink& faults) {
     return std::nullopt;
 }
 
-bool has_parent_component(std::string_view name) {
-    for (std::size_t at = 0; at <= name.size();) {
-        const std::size_t end = std::min(name.find('/', at), name.size());
-        if (name.substr(at, end - at) == "..") return true;
-        at = end + 1;
-    }
-    return false;
-}
-
 std::optional<Error> name_fault(std::string_view name) {
     if (name.empty()) return bad_record(name, "an empty name");
-    const bool relative = name.front() != '/' && name.find('\\') == name.npos && name.find('\0') == name.npos;
-    if (relative && !has_parent_component(name)) return std::nullopt;
+    const bool plain = name.find('\\') == name.npos && name.find('\0') == name.npos;
+    if (plain && stays_below(name)) return std::nullopt;
     return bad_record(name, "a name that is absolute, or leads out of its folder");
 }
 

@@ -3,11 +3,13 @@
 #include "write/engine.hpp"
 
 #include "base/pool.hpp"
+#include "base/text.hpp"
 #include "base/watch.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
+#include "write/shards.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -74,10 +76,7 @@ public:
         watch_.tell();
         for (std::uint32_t i = 0; i < files_.size(); ++i) {
             watch_.check_stop();
-            in_file(i, [&] {
-                // And closed: there may be more files than descriptors.
-                staging_.add(layout_.files[i].name).allocate(layout_.files[i].size);
-            });
+            in_file(i, [&] { allocate(layout_.files[i]); });
         }
         parallel_for(
             static_cast<std::size_t>(units_), static_cast<unsigned>(workers_.size()),
@@ -166,6 +165,20 @@ private:
     LazyTensor value(const PlannedTensor& planned) const {
         const LazyTensor& tensor = tensors_[planned.number];
         return tensor.dtype() == planned.dtype ? tensor : tensor.cast(planned.dtype);
+    }
+
+    void allocate(const PlannedFile& file) {
+        try {
+            // And closed: there may be more files than descriptors.
+            staging_.add(file.name).allocate(file.size);
+        } catch (Error& error) {
+            if (error.code() == Errc::no_space) {
+                std::uint64_t all = 0;
+                for (const PlannedFile& planned : layout_.files) all = sum_of_sizes(all, planned.size);
+                error.with_hint("all files together take " + bytes_text(all));
+            }
+            throw;
+        }
     }
 
     // ---- copying, on any thread
@@ -285,7 +298,7 @@ private:
         try {
             work();
         } catch (Error& error) {
-            error.with_path(layout_.files[file].name);
+            error.with_path(staging_.path_of(layout_.files[file].name));
             throw;
         }
     }

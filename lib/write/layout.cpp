@@ -1,6 +1,7 @@
 // Lays checkpoints out: dtypes, shards, order in the file, headers, the index.
 #include "write/layout.hpp"
 
+#include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/header.hpp"
@@ -10,7 +11,6 @@
 
 #include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 namespace safemap::write {
@@ -39,15 +39,15 @@ void require_text(std::string_view text, const char* what) {
 }
 
 void require_distinct_names(std::span<const LazyTensor> tensors) {
-    std::unordered_set<std::string_view> names;
-    names.reserve(tensors.size());
     for (const LazyTensor& tensor : tensors) {
-        const std::string_view name = tensor.name();
-        require_text(name, "a tensor's name");
-        if (name == "__metadata__")
+        require_text(tensor.name(), "a tensor's name");
+        if (tensor.name() == "__metadata__")
             throw Error(Errc::name_collision, "'__metadata__' is no name that a tensor can have");
-        if (!names.insert(name).second) throw Error(Errc::name_collision, "two tensors named " + quoted(name));
     }
+    const auto name_of = [&](std::uint32_t i) { return std::string_view(tensors[i].name()); };
+    NameIndex().add_all(static_cast<std::uint32_t>(tensors.size()), name_of, [&](std::uint32_t, std::uint32_t again) {
+        throw Error(Errc::name_collision, "two tensors named " + safemap::quoted(name_of(again)));
+    });
 }
 
 class Planner {

@@ -51,6 +51,17 @@ TEST_CASE("is_utf8 agrees with decoding on all one, two and three byte texts, an
                 }
 }
 
+TEST_CASE("a path that climbs or is absolute does not stay below") {
+    for (const char* path : {"..", "../x", "a/..", "a/../b", "a/b/..", "./..", "/", "/x", "//x", "..//x"}) {
+        CAPTURE(path);
+        CHECK_FALSE(stays_below(path));
+    }
+    for (const char* path : {"", ".", "x", "a/b", "a//b", "./x", "a/", "..x", "x..", "...", "a..b/c", "a/..b"}) {
+        CAPTURE(path);
+        CHECK(stays_below(path));
+    }
+}
+
 TEST_CASE("names in messages are printable and bounded") {
     CHECK(quoted("model.weight") == "'model.weight'");
     CHECK(quoted("grün") == "'grün'");

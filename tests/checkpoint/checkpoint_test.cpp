@@ -1,5 +1,6 @@
 // What a caller sees of an opened checkpoint.
 #include <safemap/checkpoint.hpp>
+#include <safemap/verify.hpp>
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
@@ -10,6 +11,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -139,6 +141,30 @@ TEST_CASE("files, folders and indexes of the file system are opened") {
     const auto variant = dir.write("model.safetensors.index.fp16.json", R"({"weight_map":{"a":"1.safetensors"}})");
     CHECK(Checkpoint::open(variant).size() == 1);
     CHECK_FAULT(Checkpoint::open(dir / "nothing"), Errc::path_not_found);
+    for (const char* name : {"weights.json", "index", "model.bin"}) {
+        const auto other = dir.write(name, " \n{\"weight_map\": {\"a\": \"1.safetensors\"}}");
+        const auto model = Checkpoint::open(other);
+        CHECK(model.files() == std::vector<std::string>{"1.safetensors"});
+    }
+    CHECK_FAULT(Checkpoint::open(dir.write("config.json", "{\"a\": 1}")), Errc::unknown_format);
+    CHECK_FAULT(Checkpoint::open(dir.write("x.index.json", "{")), Errc::index_not_json);
+}
+
+TEST_CASE("a shard that is no file is named as what it is, and nobody waits for it") {
+    const TempDir dir;
+    REQUIRE(::mkfifo((dir / "1").c_str(), 0600) == 0);
+    std::filesystem::create_directory(dir / "2");
+    const auto index = dir.write("model.safetensors.index.json", R"({"weight_map":{"a":"1","b":"2","c":"3"}})");
+    const auto error = error_of([&] { static_cast<void>(Checkpoint::open(index)); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::shard_missing);
+    CHECK(error->message() == "a pipe, wanted a regular file");
+    const auto report = verify(dir.path());
+    REQUIRE(report.faults.size() == 3);
+    for (const Error& fault : report.faults) CHECK(fault.code() == Errc::shard_missing);
+    CHECK(report.faults[1].message() == "a folder, wanted a regular file");
+    CHECK(report.faults[1].path() == (dir / "2").native());
+    CHECK(report.faults[2].message().find("no such file") != std::string::npos);
 }
 
 TEST_CASE("copied access never maps") {
@@ -148,6 +174,34 @@ TEST_CASE("copied access never maps") {
     CHECK_FAULT(model["a"].view(), Errc::no_view);
     CHECK(bytes_of(model["a"]).size() == 3);
     CHECK(model["a"].load().nbytes() == 3);
+}
+
+TEST_CASE("a private copy is changed through its views, and the file stays as it is") {
+    const TempDir dir;
+    const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 3}, {"b", 2}}));
+    const std::string before = TempDir::read(file);
+    const OpenOptions options{.access = Access::private_copy};
+    std::optional<Checkpoint> model = Checkpoint::open(file, options);
+    const auto other = Checkpoint::open(dir.path(), options);
+    const TensorView view = (*model)["a"].view();
+    const std::byte changed{static_cast<unsigned char>(~std::to_integer<unsigned>(view.bytes()[1]))};
+    view.mutable_bytes()[1] = changed;
+
+    const TensorView again = (*model)["a"].slice({Slice::at(1)}).view();
+    CHECK(again.bytes()[0] == changed);  // one copy for each open
+    CHECK((*model)["a"].load().at<std::uint8_t>(1) != std::to_integer<std::uint8_t>(changed));  // reads the file
+    const TensorView theirs = other["a"].view();
+    CHECK(theirs.bytes()[1] != changed);
+    model.reset();
+    CHECK(view.bytes()[1] == changed);
+    CHECK(TempDir::read(file) == before);
+
+    const auto mapped = Checkpoint::open(file);
+    const TensorView read_only = mapped["a"].view();
+    CHECK_FAULT(read_only.mutable_bytes(), Errc::read_only);
+    const TensorView loaded = mapped["a"].load();
+    loaded.mutable_as<std::uint8_t>()[0] = 9;
+    CHECK(loaded.at<std::uint8_t>(0) == 9);
 }
 
 TEST_CASE("a fault names the file and the tensor") {

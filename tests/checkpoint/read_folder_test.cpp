@@ -59,6 +59,31 @@ TEST_CASE("the only file of weights is the checkpoint, whatever its name") {
     }
 }
 
+TEST_CASE("what a trainer leaves beside a model is no model, but noted") {
+    const std::map<std::string, std::string> left = {
+        {"training_args.bin", "x"}, {"optimizer.pt", "x"},     {"optimizer_1.bin", "x"}, {"scheduler.pt", "x"},
+        {"rng_state.pth", "x"},     {"rng_state_12.pth", "x"}, {"scaler.pt", "x"}};
+    for (const char* name :
+         {"adapter_model.safetensors", "adapter_model.bin", "optimizer.safetensors", "my_optimizer.pt"}) {
+        CAPTURE(name);
+        auto files = left;
+        files[name] = one;
+        const Contents contents = read(files);
+        CHECK(contents.files == std::vector<std::string>{name});
+        REQUIRE(contents.notes.size() == 1);
+        for (const auto& file : left) CHECK(contents.notes[0].find(file.first) != std::string::npos);
+    }
+    const auto rivals = error_of([&] {
+        static_cast<void>(read({{"a.bin", one}, {"b.bin", two}, {"training_args.bin", "x"}}));
+    });
+    REQUIRE(rivals.has_value());
+    CHECK(rivals->code() == Errc::several_models);
+    CHECK(rivals->message().find("training_args") == std::string::npos);
+    // Where there is nothing else, they are what is meant.
+    CHECK(first_name(read({{"optimizer.pt", one}, {"config.json", "{}"}})) == "one");
+    CHECK_FAULT(read({{"optimizer.pt", one}, {"scheduler.pt", two}}), Errc::several_models);
+}
+
 TEST_CASE("two models are an error that lists them") {
     const auto listed = [](std::map<std::string, std::string> files) {
         const auto error = error_of([&] { static_cast<void>(read(files)); });

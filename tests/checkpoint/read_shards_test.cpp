@@ -76,6 +76,28 @@ TEST_CASE("a total_size that is not the sum is noted") {
     CHECK(contents.notes[0] == "the index says total_size 5, its tensors have 3 bytes");
 }
 
+TEST_CASE("a tensor that the index places twice is where it is placed last, with a note") {
+    const Files files = {{"index", R"({"weight_map":{"a":"1","b":"2","a":"2"}})"},
+                         {"1", forge::u8_file({{"a", 1}})},
+                         {"2", forge::u8_file({{"a", 3}, {"b", 1}})}};
+    const Contents contents = read(files);
+    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(contents.tensors.at(0).nbytes() == 3);
+    CHECK(contents.files == Names{"2"});
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0] == "the weight_map names 'a' more than once; the last shard named counts");
+
+    const forge::Folder folder(files);
+    ThrowFirst faults;
+    const auto error = error_of([&] {
+        static_cast<void>(checkpoint::read_shards(folder, folder.open("index"), {.policy = Policy::strict}, faults));
+    });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::duplicate_name);
+    CHECK(error->path() == "folder/index");
+    CHECK(error->tensor() == "a");
+}
+
 TEST_CASE("metadata is the index's strings and what all shards agree on") {
     const auto shard = [](std::string_view name, std::string_view metadata) {
         return forge::safetensors(R"({"__metadata__":)" + std::string(metadata) + R"(,")" + std::string(name) +

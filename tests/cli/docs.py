@@ -1,15 +1,15 @@
 """The documents say what the program does: docs.py SAFEMAP ROOT COMPILER...
 
-The README quotes examples/tour.cpp to the letter, docs/errors.md has every error code with the words of error.hpp,
-docs/cli.md has every option that --help has and no other, and the tutorial's C++ compiles from its first line to its
-last.
+The README quotes examples/tour.cpp to the letter, and the tutorial a part of examples/server.cpp; docs/errors.md has
+every error code with the words of error.hpp, docs/cli.md has every option that --help has and no other, and the
+tutorial's C++ compiles from its first line to its last.
 """
 import pathlib
 import re
 import subprocess
 import sys
 
-COMMANDS = ('inspect', 'convert', 'verify', 'load')
+COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'load')
 
 
 def quoted_example(root):
@@ -17,6 +17,13 @@ def quoted_example(root):
     readme = (root / 'README.md').read_text(encoding='utf-8')
     blocks = re.findall(r'```cpp\n(.*?)```', readme, re.DOTALL)
     return [] if tour in blocks else ['README.md: its C++ example is not examples/tour.cpp without the first comment']
+
+
+def quoted_server(root):
+    server = (root / 'examples/server.cpp').read_text(encoding='utf-8')
+    tutorial_page = (root / 'docs/tutorial.md').read_text(encoding='utf-8')
+    quoted = re.findall(r'```cpp\n(class Served.*?)```', tutorial_page, re.DOTALL)
+    return [] if quoted and quoted[0] in server else ['docs/tutorial.md: its class Served is not that of the example']
 
 
 def codes(root):
@@ -67,9 +74,12 @@ def cli_page(safemap, root):
 TUTORIAL = """
 #include <safemap/safemap.hpp>
 #include <iostream>
+#include <mutex>
 using namespace safemap::literals;
 void use(const safemap::LazyTensor&);
 void run(const safemap::DeviceTensor&);
+void give_to_python(safemap::dlpack::ManagedTensorVersioned*);
+safemap::dlpack::ManagedTensorVersioned* take_from_python();
 void fetch(std::uint64_t, std::span<std::byte>);
 void free_some_space_and_retry();
 void tutorial(bool& stop, std::uint64_t size) {
@@ -88,7 +98,8 @@ def tutorial(root, compiler):
 
 def main(safemap, root, *compiler):
     root = pathlib.Path(root)
-    faults = quoted_example(root) + errors_page(root) + cli_page(safemap, root) + tutorial(root, compiler)
+    faults = quoted_example(root) + quoted_server(root) + errors_page(root)
+    faults += cli_page(safemap, root) + tutorial(root, compiler)
     print('\n'.join(faults))
     return bool(faults)
 

@@ -221,6 +221,30 @@ TEST_SUITE("fold") {
         CHECK(lines[1].name() == "a.1");
     }
 
+    TEST_CASE("what is folded is in all files that its tensors are in") {
+        const auto lines = fold({{"a.0", "F32 [2]", 8, 3},
+                                 {"a.1", "F32 [2]", 8, 1},
+                                 {"b", "F32 [2]", 8, 0},
+                                 {"a.2", "F32 [2]", 8, 3},
+                                 {"c", "F32 [2]", 8, 2}});
+        REQUIRE(lines.size() == 3);
+        CHECK(lines[0].files == std::vector<std::uint64_t>{1, 3});
+        CHECK(lines[0].times() == "x 3");
+        CHECK(lines[1].files.empty());
+        CHECK(lines[1].times().empty());
+        CHECK(lines[2].files == std::vector<std::uint64_t>{2});
+    }
+
+    TEST_CASE("a prefix ends before the first number, or before the last part") {
+        CHECK(prefix_of("model.layers.0.mlp.weight") == "model.layers");
+        CHECK(prefix_of("model.norm.weight") == "model.norm");
+        CHECK(prefix_of("optimizer/state/0/exp_avg") == "optimizer/state");
+        CHECK(prefix_of("lm_head").empty());
+        CHECK(prefix_of("0.bias").empty());
+        CHECK(prefix_of("h.01.w") == "h.01");
+        CHECK(prefix_of("").empty());
+    }
+
     TEST_CASE("a name of a hundred thousand dots costs no more than its length") {
         const std::string dots(100'000, '.');
         CHECK(name_parts(dots).size() == 64);

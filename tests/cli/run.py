@@ -8,6 +8,7 @@ import os
 import pathlib
 import pty
 import re
+import resource
 import select
 import signal
 import struct
@@ -21,7 +22,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SAFEMAP = DATA = None
 UPDATE = False
 
-COMMANDS = ('inspect', 'convert', 'verify', 'load')
+COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'load')
 
 
 def safetensors(tensors, metadata=None):
@@ -58,6 +59,16 @@ class Result:
         """The one object on stdout; nothing may stand before or after it."""
         assert self.out.endswith('\n') and self.out.count('\n') == 1, repr(self.out)
         return json.loads(self.out)
+
+
+def anonymous_bytes(process):
+    """What memory of its own a process has now; 0 where it is gone."""
+    try:
+        status = pathlib.Path('/proc', str(process), 'status').read_text(encoding='utf-8')
+    except OSError:
+        return 0
+    found = re.search(r'RssAnon:\s+(\d+) kB', status)
+    return int(found.group(1)) * 1024 if found else 0
 
 
 def environment(**more):
@@ -157,7 +168,8 @@ class EveryCommand(Case):
 
     def test_a_call_that_is_wrong_is_exit_2(self):
         for words in [(), ('insect',), ('--insect',), ('inspect',), ('inspect', 'a', 'b'), ('convert', 'a'),
-                      ('inspect', 'small.safetensors', '--insect'), ('load', 'small.safetensors'),
+                      ('inspect', 'small.safetensors', '--insect'), ('load', 'small.safetensors'), ('hash',),
+                      ('diff', 'small.safetensors'), ('diff', 'small.safetensors', 'b', 'c'),
                       ('inspect', 'small.safetensors', '--threads', '0'),
                       ('inspect', 'small.safetensors', '--threads', 'many'),
                       ('inspect', 'small.safetensors', '--policy', 'lax'),
@@ -174,6 +186,77 @@ class EveryCommand(Case):
                 self.refused('invalid_argument', 2, *words)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
+    def test_a_size_that_is_none_is_said_with_its_option(self):
+        for option, *words in [('--max-shard-size', 'convert', 'small.safetensors', 'out'),
+                               ('--budget', 'load', 'small.safetensors', '--device', 'host')]:
+            for size in ('5XB', '0', '', 'GB', '99999999999999999999GB'):
+                error = self.refused('invalid_argument', 2, *words, option, size)
+                self.assertTrue(error['message'].startswith(f"{option}: '{size}' is not a size"), error)
+
+    def test_a_selection_of_nothing_is_exit_2(self):
+        for command, *more in [('convert', 'out'), ('convert', 'out', '--dry-run'), ('load', '--device', 'host')]:
+            words = (command, 'small.safetensors', *more)
+            error = self.refused('tensor_not_found', 2, *words, '--include', 'no.*', '--include', 'layers')
+            self.assertEqual(error['message'], "--include 'no.*' --include 'layers': none of 5 tensors has such a name")
+            error = self.refused('tensor_not_found', 2, *words, '--include', 'layers.*', '--exclude', '*.w')
+            self.assertEqual(error['message'], "--exclude '*.w': none of 5 tensors is left")
+            self.refused('tensor_not_found', 2, *words, '--exclude', '*')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+        told = self.done('inspect', 'small.safetensors', '--include', 'no.*')
+        self.assertEqual((told['tensors'], told['total_bytes']), ([], 0))
+        self.assertEqual(told['notes'], ["--include 'no.*': none of 5 tensors has such a name"])
+        self.assertIn(told['notes'][0], self.safemap('inspect', 'small.safetensors', '--include', 'no.*').out)
+
+    def test_of_a_checkpoint_without_tensors_nothing_can_be_asked(self):
+        (self.folder / 'none.safetensors').write_bytes(safetensors([], {'format': 'pt'}))
+        self.assertEqual(self.done('inspect', 'none.safetensors', '--include', '*')['notes'], [])
+        self.assertEqual(self.done('convert', 'none.safetensors', 'out', '--include', 'a')['tensors'], 0)
+        self.assertEqual(self.done('load', 'none.safetensors', '--device', 'host', '--exclude', '*')['tensors'], 0)
+
+    def test_an_index_is_told_by_its_content(self):
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        index = self.folder / 'out' / 'model.safetensors.index.json'
+        for name in ('weights.json', 'weights'):
+            other = self.folder / 'out' / name
+            other.write_bytes(index.read_bytes())
+            self.assertEqual(len(self.done('inspect', f'out/{name}')['tensors']), 5)
+            other.unlink()
+        (self.folder / 'config.json').write_text('{"model_type": "gpt2"}')
+        self.refused('unknown_format', 1, 'inspect', 'config.json')
+
+    def test_what_an_index_says_twice_is_noted(self):
+        (self.folder / 'model.safetensors.index.json').write_text(
+            '{"weight_map": {"ids": "gone.safetensors", "ids": "small.safetensors"}}')
+        for command in ('inspect', 'verify'):
+            told = self.done(command, 'model.safetensors.index.json')
+            self.assertIn("the weight_map names 'ids' more than once; the last shard named counts", told['notes'])
+        error = self.refused('duplicate_name', 1, 'inspect', 'model.safetensors.index.json', '--policy', 'strict')
+        self.assertEqual(error['tensor'], 'ids')
+
+    def test_a_shard_that_is_no_file_is_said_to_be_none(self):
+        (self.folder / 'model.safetensors.index.json').write_text('{"weight_map": {"a": "pipe", "b": "folder"}}')
+        os.mkfifo(self.folder / 'pipe')
+        (self.folder / 'folder').mkdir()
+        for command, *more in [('inspect',), ('convert', 'out'), ('load', '--device', 'host')]:
+            error = self.refused('shard_missing', 1, command, 'model.safetensors.index.json', *more)
+            self.assertIn('a folder, wanted a regular file', error['message'])
+        result = self.safemap('verify', 'model.safetensors.index.json', '--json')
+        self.assertEqual(result.code, 1)
+        self.assertEqual([(f['code'], f['message'], f['path']) for f in result.json()['faults']],
+                         [('shard_missing', 'a folder, wanted a regular file', './folder'),
+                          ('shard_missing', 'a pipe, wanted a regular file', './pipe')])
+
+    def test_what_a_trainer_leaves_beside_a_model_is_no_model(self):
+        model = self.folder / 'model'
+        model.mkdir()
+        (model / 'adapter_model.safetensors').write_bytes((self.folder / 'small.safetensors').read_bytes())
+        left = ['optimizer.pt', 'rng_state_0.pth', 'scheduler.pt', 'training_args.bin']
+        for name in left:
+            (model / name).write_bytes(b'not read')
+        told = self.done('inspect', 'model')
+        self.assertEqual(told['files'], ['adapter_model.safetensors'])
+        self.assertEqual(told['notes'], ['read adapter_model.safetensors; not read: ' + ', '.join(left)])
+
     def test_json_is_believed_wherever_it_stands(self):
         for words in [('--json',), ('--json', 'inspect', 'small.safetensors'), ('inspect', '--json', '--insect')]:
             result = self.safemap(*words)
@@ -181,7 +264,8 @@ class EveryCommand(Case):
             self.assertEqual((result.code, result.err), (2, ''))
 
     def test_a_path_that_is_not_there_is_exit_2(self):
-        for command, *more in [('inspect',), ('verify',), ('convert', 'out'), ('load', '--device', 'host')]:
+        for command, *more in [('inspect',), ('verify',), ('convert', 'out'), ('hash',), ('diff', 'small.safetensors'),
+                               ('load', '--device', 'host')]:
             error = self.refused('path_not_found', 2, command, 'nowhere.safetensors', *more)
             self.assertIn('nowhere.safetensors', error['path'])
         self.assertEqual(self.leftovers(), ['small.safetensors'])
@@ -189,13 +273,15 @@ class EveryCommand(Case):
     def test_what_is_no_checkpoint_is_exit_1(self):
         (self.folder / 'x.bin').write_bytes(b'GGUF and so on, at some length')
         (self.folder / 'empty').mkdir()
-        for command, *more in [('inspect',), ('convert', 'out'), ('load', '--device', 'host')]:
+        for command, *more in [('inspect',), ('convert', 'out'), ('hash',), ('diff', 'small.safetensors'),
+                               ('load', '--device', 'host')]:
             self.refused('unknown_format', 1, command, 'x.bin', *more)
             self.refused('not_a_checkpoint', 1, command, 'empty', *more)
 
     def test_quiet_says_nothing_but_errors(self):
         for words in [('inspect', 'small.safetensors'), ('verify', 'small.safetensors'),
-                      ('convert', 'small.safetensors', 'out'), ('load', 'small.safetensors', '--device', 'host')]:
+                      ('convert', 'small.safetensors', 'out'), ('hash', 'small.safetensors'),
+                      ('diff', 'small.safetensors', 'out'), ('load', 'small.safetensors', '--device', 'host')]:
             result = self.safemap(*words, '--quiet')
             self.assertEqual((result.code, result.out, result.err), (0, '', ''), words)
         result = self.safemap('inspect', 'nowhere', '--quiet')
@@ -315,6 +401,14 @@ class Inspect(Case):
                 file = (self.folder / 'out' / tensor['file']).read_bytes()
                 self.assertEqual(file[tensor['offset']:tensor['offset'] + len(data)], data)
 
+    def test_shards_and_prefixes_have_totals(self):
+        layers = [(f'model.layers.{i}.{part}', 'BF16', [2, 2], bytes(8))
+                  for i in range(8) for part in ('attn.q.weight', 'mlp.weight')]
+        (self.folder / 'deep.safetensors').write_bytes(safetensors(layers + [('lm_head', 'F32', [1], bytes(4))]))
+        self.done('convert', 'deep.safetensors', 'out', '--max-shard-size', '40')
+        self.expect('inspect_shards', self.safemap('inspect', 'out').out)
+        self.expect('inspect_shards_tree', self.safemap('inspect', 'out', '--tree').out)
+
     def test_a_damaged_header_is_exit_1(self):
         (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
         self.refused('header_past_end', 1, 'inspect', 'cut.safetensors')
@@ -372,6 +466,37 @@ class Convert(Case):
         self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out')
         self.refused('already_exists', 2, 'convert', 'small.safetensors', 'small.safetensors')
         self.assertEqual(self.done('inspect', 'small.safetensors')['total_bytes'], 72)
+
+    def test_stdout_is_no_output(self):
+        error = self.refused('invalid_argument', 2, 'convert', 'small.safetensors', '-')
+        self.assertIn("'-'", error['message'])
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_a_slash_behind_the_output_makes_it_a_folder(self):
+        told = self.done('convert', 'small.safetensors', 'out.safetensors/')
+        self.assertEqual(told['files'], ['model.safetensors'])
+        self.assertTrue((self.folder / 'out.safetensors' / 'model.safetensors').is_file())
+        self.assertEqual(len(self.done('inspect', 'out.safetensors')['tensors']), 5)
+
+    def test_what_only_has_the_name_of_our_temporary_folder_stays(self):
+        mine = self.folder / '.out.safemap-tmp'
+        mine.mkdir()
+        (mine / 'thesis.tex').write_text('mine')
+        error = self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out')
+        self.assertIn("'.out.safemap-tmp'", error['message'])
+        self.assertEqual((mine / 'thesis.tex').read_text(), 'mine')
+
+    def test_what_does_not_fit_is_told_with_path_and_bytes(self):
+        def limited():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+        for out, file in [('out', 'out/model.safetensors'), ('out.safetensors', 'out.safetensors')]:
+            result = self.safemap('convert', 'small.safetensors', out, '--json', preexec_fn=limited)
+            error = result.json()['error']
+            self.assertEqual((error['code'], result.code, error['path']), ('no_space', 3, file))
+            self.assertRegex(error['message'], r'^cannot allocate \d{3} bytes: ')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
 
     def test_data_is_aligned_as_asked(self):
         for align in (64, 256, 4096):
@@ -459,6 +584,108 @@ class Verify(Case):
         result = self.safemap('verify', 'cut.safetensors', '--json')
         self.assertEqual(result.code, 1)
         self.assertFalse(result.json()['ok'])
+
+
+class Diff(Case):
+    KEYS = ['equal', 'only_in_a', 'only_in_b', 'different']
+
+    def setUp(self):
+        super().setUp()
+        other = [('layers.1.w', 'F32', [2, 3], floats(-1, -2, -3, -4, 5, 3.4e38)),
+                 ('layers.0.w', 'BF16', [2, 3], bytes(12)),
+                 ('ids', 'I64', [1, 2], struct.pack('<2q', 7, -7)),
+                 ('norm', 'F32', [2], struct.pack('<If', 0x7fc00001, 0.5)),
+                 ('more.0', 'U8', [1], b'x'), ('more.1', 'U8', [1], b'x')]
+        (self.folder / 'other.safetensors').write_bytes(safetensors(other))
+
+    def test_every_kind_of_difference(self):
+        result = self.safemap('diff', 'small.safetensors', 'other.safetensors', '--json')
+        self.assertEqual((result.code, result.err), (1, ''))
+        told = result.json()
+        self.assertEqual(list(told), self.KEYS)
+        self.assertEqual((told['equal'], told['only_in_a'], told['only_in_b']), (False, ['none'], ['more.0', 'more.1']))
+        self.assertEqual(told['different'], [
+            {'name': 'layers.0.w', 'what': 'dtype', 'a': 'F32', 'b': 'BF16'},
+            {'name': 'layers.1.w', 'what': 'value', 'a': '-5', 'b': '5', 'index': [1, 1]},
+            {'name': 'ids', 'what': 'shape', 'a': [2], 'b': [1, 2]},
+            {'name': 'norm', 'what': 'value', 'a': 'nan (0x7fc00000)', 'b': 'nan (0x7fc00001)', 'index': [0]}])
+
+    def test_text(self):
+        result = self.safemap('diff', 'small.safetensors', 'other.safetensors')
+        self.assertEqual((result.code, result.err), (1, ''))
+        self.expect('diff', result.out)
+        quiet = self.safemap('diff', 'small.safetensors', 'other.safetensors', '--quiet')
+        self.assertEqual((quiet.code, quiet.out, quiet.err), (1, '', ''))
+
+    def test_shards_equal_the_file_they_came_from(self):
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        told = self.done('diff', 'small.safetensors', 'out')
+        self.assertEqual(told, {'equal': True, 'only_in_a': [], 'only_in_b': [], 'different': []})
+        self.expect('diff_equal', self.safemap('diff', 'small.safetensors', 'out', '--threads', '3').out)
+
+    def test_selected_tensors_only(self):
+        words = ('diff', 'small.safetensors', 'other.safetensors', '--include', 'layers.1.*', '--include', 'n*')
+        told = self.safemap(*words, '--exclude', 'no*', '--json').json()
+        self.assertEqual([d['name'] for d in told['different']], ['layers.1.w'])
+        self.assertEqual(self.done('diff', 'small.safetensors', 'other.safetensors', '--include', 'x')['equal'], True)
+
+    def test_a_damaged_side_is_an_error_and_no_difference(self):
+        (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
+        for words in (('cut.safetensors', 'small.safetensors'), ('small.safetensors', 'cut.safetensors')):
+            error = self.refused('header_past_end', 1, 'diff', *words)
+            self.assertIn('cut.safetensors', error['path'])
+
+    def test_a_file_of_a_tebibyte_without_blocks_differs_at_once(self):
+        size = 1 << 40
+        header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
+        for name, first in (('a', b'a'), ('b', b'b')):
+            with open(self.folder / f'{name}.safetensors', 'wb') as big:
+                big.write(struct.pack('<Q', len(header)) + header + first)
+                big.truncate(8 + len(header) + size)
+        told = self.safemap('diff', 'a.safetensors', 'b.safetensors', '--json', '--threads', '1').json()
+        self.assertEqual(told['different'], [{'name': 'w', 'what': 'value', 'a': '97', 'b': '98', 'index': [0]}])
+
+
+class Hash(Case):
+    def test_the_digests_of_load(self):
+        told = self.done('hash', 'small.safetensors')
+        self.assertEqual(list(told), ['checkpoint', 'tensors'])
+        loaded = self.done('load', 'small.safetensors', '--device', 'host', '--digest')
+        self.assertEqual(told['tensors'], loaded['digests'])
+        self.assertEqual(list(told['tensors']), [name for name, *_ in SMALL])
+        self.assertRegex(told['checkpoint'], '^[0-9a-f]{32}$')
+
+    def test_text(self):
+        self.expect('hash', self.safemap('hash', 'small.safetensors').out)
+
+    def test_containers_do_not_count(self):
+        whole = self.done('hash', 'small.safetensors')
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        for words in (('out',), ('out', '--threads', '1'), ('out', '--access', 'copied')):
+            told = self.done('hash', *words)
+            self.assertEqual((told['checkpoint'], told['tensors']), (whole['checkpoint'], whole['tensors']))
+
+    def test_selected_tensors_only(self):
+        told = self.done('hash', 'small.safetensors', '--include', 'n*', '--exclude', 'none')
+        self.assertEqual(list(told['tensors']), ['norm'])
+        self.assertNotEqual(told['checkpoint'], self.done('hash', 'small.safetensors')['checkpoint'])
+
+    def test_memory_does_not_grow_with_a_tensor(self):
+        # Without blocks on the disk; larger than all the memory that may be taken.
+        size = 1 << 28
+        header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
+        with open(self.folder / 'big.safetensors', 'wb') as big:
+            big.write(struct.pack('<Q', len(header)) + header)
+            big.truncate(8 + len(header) + size)
+        for words in (('hash', 'big.safetensors'), ('diff', 'big.safetensors', 'big.safetensors')):
+            process = subprocess.Popen([SAFEMAP, *words, '--quiet'], cwd=self.folder)
+            peak = 0
+            while process.poll() is None:
+                peak = max(peak, anonymous_bytes(process.pid))
+                time.sleep(0.001)
+            self.assertEqual(process.returncode, 0)
+            self.assertGreater(peak, 0)
+            self.assertLess(peak, 64 << 20)
 
 
 class Load(Case):
@@ -553,6 +780,8 @@ class Torch(Case):
         self.assertEqual({name: group[0] for group in told['aliases'] for name in group[1:]}, aliases)
         digests = self.done('load', self.pt('tied.pt'), '--device', 'host', '--digest')['digests']
         self.assertEqual(set(digests), set(names))
+        self.assertEqual(self.done('hash', self.pt('tied.pt'))['tensors'], digests)
+        self.assertTrue(self.done('diff', self.pt('tied.pt'), 'out.safetensors')['equal'])
         for alias, stored in aliases.items():
             self.assertEqual(digests[alias], digests[stored])
         # Asked for by the other name alone, it is there by that name.

@@ -85,3 +85,24 @@ class LikeSafetensors(Case):
                 report = safemap('load', file, '--device', 'host', '--budget', '1MiB', '--digest')
                 self.assertEqual(report['digests'], wanted)
                 self.assertEqual(report['bytes'], sum(t.nbytes for t in state.values()))
+                lines = sorted(b'\0'.join([name.encode(), common.NAMES[t.dtype].encode(),
+                                           ','.join(map(str, t.shape)).encode(), wanted[name].encode()]) + b'\n'
+                               for name, t in state.items())
+                self.assertEqual(safemap('hash', file), {'checkpoint': xxhash.xxh3_128_hexdigest(b''.join(lines)),
+                                                         'tensors': wanted})
+
+    def test_a_difference_is_where_torch_sees_it(self):
+        for _ in range(20):
+            a = self.random_state()
+            b = {name: tensor.clone() for name, tensor in a.items()}
+            name, spoiled = self.rng.choice([item for item in b.items() if item[1].nbytes])
+            flat = spoiled.reshape(-1).view(torch.uint8)
+            places = self.rng.sample(range(len(flat)), min(3, len(flat)))
+            for place in places:
+                flat[place] ^= 1
+            torch.save(a, self.folder / 'a.pt')
+            report = safemap('diff', self.folder / 'a.pt', self.save(b), status=1)
+            index = torch.unravel_index(torch.tensor(min(places) // spoiled.element_size()), spoiled.shape)
+            self.assertEqual([(d['name'], d['what'], d['index']) for d in report['different']],
+                             [(name, 'value', [int(i) for i in index])])
+            self.assertTrue(safemap('diff', self.folder / 'a.pt', self.save(a))['equal'])

@@ -192,6 +192,42 @@ TEST_CASE("a file that must not be mapped is only read") {
     CHECK(!in_folder->map({0, 3}));
 }
 
+TEST_CASE("a private copy can be written to, and nobody else sees it") {
+    const TempDir dir;
+    const auto path = dir.write("a", "0123456789");
+    fs::permissions(path, fs::perms::owner_read);  // changing a copy takes no right to change the file
+    auto source = open_file(path, Mapping::private_copy);
+    const auto other = open_file(path, Mapping::private_copy);
+    auto bytes = source->map({2, 3});
+    REQUIRE(bytes);
+    CHECK(bytes->writable);
+    const_cast<std::byte&>(bytes->bytes[0]) = std::byte{'x'};
+    CHECK(text_of(*source->map({0, 10})) == "01x3456789");  // one copy for all who ask this source
+    CHECK(text_of(*other->map({0, 10})) == "0123456789");
+    CHECK(text_of(*source, {0, 10}) == "0123456789");  // reading reads the file
+    source.reset();
+    CHECK(text_of(*bytes) == "x34");
+    bytes.reset();
+    CHECK(TempDir::read(path) == "0123456789");
+    CHECK(mappings_of(path) == 1);  // the other one's
+
+    const auto in_folder = open_folder(dir.path(), Mapping::private_copy)->open("a");
+    CHECK(in_folder->map({0, 1})->writable);
+    CHECK_FALSE(open_file(path)->map({0, 1})->writable);
+    CHECK(open_file(dir.write("empty", ""), Mapping::private_copy)->map({0, 0})->bytes.empty());
+}
+
+TEST_CASE("a private copy of a file of 256 GiB costs nothing until it is written to") {
+    const TempDir dir;
+    const auto path = dir.write("huge", "");
+    fs::resize_file(path, std::uintmax_t{1} << 38);
+    const auto source = open_file(path, Mapping::private_copy);
+    const auto end = source->map({(std::uint64_t{1} << 38) - 1, 1});
+    REQUIRE(end);
+    const_cast<std::byte&>(end->bytes[0]) = std::byte{1};
+    CHECK(text_of(*source, {(std::uint64_t{1} << 38) - 1, 1}) == std::string(1, '\0'));
+}
+
 TEST_CASE("a file that shrinks after it was opened is an error that says by how much") {
     const TempDir dir;
     const auto path = dir.write("a", std::string(10'000, 'x'));
@@ -339,9 +375,19 @@ TEST_CASE("a folder opens what lies below it and nothing else") {
     REQUIRE(link);
     CHECK(text_of(*link, {0, 5}) == "outer");
 
-    for (const auto* name : {"none", "sub", "dangling", "", "sub/b/c"}) {
+    for (const auto* name : {"none", "dangling", "", "sub/b/c"}) {
         CAPTURE(name);
         CHECK(folder->open(name) == nullptr);
+    }
+    REQUIRE(::mkfifo((dir / "models/pipe").c_str(), 0600) == 0);
+    REQUIRE(::mknod((dir / "models/socket").c_str(), S_IFSOCK | 0600, 0) == 0);
+    for (const auto& [name, kind] :
+         {std::pair("sub", "a folder"), std::pair("pipe", "a pipe"), std::pair("socket", "a socket")}) {
+        const auto error = error_of([&, wanted = name] { static_cast<void>(folder->open(wanted)); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::shard_missing);
+        CHECK(error->message().starts_with(kind));
+        CHECK(error->path() == (dir / "models" / name).native());
     }
     CHECK(folder->open(std::string_view("sub/b\0", 6)) == nullptr);
     for (const auto* name : {"../a", "..", "sub/../sub/b", "sub/..", "/etc/passwd"}) {

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,6 +53,24 @@ void save_folder(const fs::path& target) {
     staging.commit();
 }
 
+void save(const fs::path& target, Staging::Kind kind) {
+    if (kind == Staging::Kind::file) save_file(target, "text");
+    else save_folder(target);
+}
+
+/// What a writer to `out` left when it died before it could rename.
+void leave_litter(const TempDir& dir, Staging::Kind kind) {
+    const fs::path left = dir / ".out.safemap-tmp";
+    fs::create_directory(left);
+    dir.write(".out.safemap-tmp/safemap.lock", "");
+    if (kind == Staging::Kind::file) {
+        dir.write(".out.safemap-tmp/content", "dead");
+        return;
+    }
+    fs::create_directory(left / "content");
+    dir.write(".out.safemap-tmp/content/a", "dead");
+}
+
 mode_t mode_of(const fs::path& path) {
     struct stat status = {};
     REQUIRE(::stat(path.c_str(), &status) == 0);
@@ -68,8 +87,9 @@ struct Umask {
 template <class Work> int status_of_child(Work&& work) {
     const pid_t child = ::fork();
     if (child == 0) {
-        work();
-        ::_exit(0);
+        // Nothing may get out of here: the child would run the other tests.
+        const auto error = error_of(work);
+        ::_exit(error ? 99 : 0);
     }
     int status = 0;
     ::waitpid(child, &status, 0);
@@ -193,6 +213,61 @@ TEST_CASE("the umask says who may read") {
     }
 }
 
+TEST_CASE("a umask that denies the owner is obeyed in the end, and hinders no save") {
+    const TempDir dir;
+    fs::permissions(dir.path(), fs::perms::all);
+    for (const mode_t mask : {0277U, 0377U, 0777U}) {
+        for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+            CAPTURE(mask);
+            const fs::path out = dir / "out";
+            const int status = status_of_child([&] {
+                // Nothing hinders root.
+                if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+                if (::access(dir.path().c_str(), W_OK | X_OK) != 0) ::_exit(3);
+                ::umask(mask);
+                const auto fill = [](Staging& staging, const char* name) {
+                    staging.add(name).allocate(4);
+                    io::OutputFile file = staging.reopen(name);
+                    file.write_at(0, bytes_of("text"));
+                    file.finish();
+                };
+                const int killed = status_of_child([&] {
+                    Staging staging(out, kind);
+                    fill(staging, "a");
+                    ::raise(SIGKILL);
+                });
+                {
+                    Staging staging(out, kind);
+                    fill(staging, "a");
+                }
+                const bool gone = WIFSIGNALED(killed) && names_in(dir.path()).empty();
+                const auto error = error_of([&] {
+                    Staging staging(out, kind);
+                    fill(staging, "a");
+                    if (kind == Staging::Kind::folder) fill(staging, "b");
+                    staging.commit();
+                });
+                ::_exit(gone && !error ? 0 : 1);
+            });
+            if (WIFEXITED(status) && WEXITSTATUS(status) == 3) {
+                MESSAGE("skipped: the folder for temporary files is root's alone");
+                return;
+            }
+            CHECK(status == 0);
+            CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
+            if (kind == Staging::Kind::file) {
+                CHECK(mode_of(out) == (0666 & ~mask));
+            } else {
+                CHECK(mode_of(out) == (0777 & ~mask));
+                fs::permissions(out, fs::perms::all);
+                CHECK(mode_of(out / "a") == (0666 & ~mask));
+                CHECK(mode_of(out / "b") == (0666 & ~mask));
+            }
+            fs::remove_all(out);
+        }
+    }
+}
+
 TEST_CASE("a second writer is told that the place is busy, and spoils nothing") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
@@ -227,29 +302,102 @@ TEST_CASE("what a killed writer left is removed by the next") {
     }
 }
 
-TEST_CASE("litter of the other kind is removed too, but nobody else's folder") {
+TEST_CASE("a writer that dies at any system call leaves what the next one removes, or a whole target") {
     const TempDir dir;
-    dir.write(".out.safemap-tmp", "a file where a folder is wanted");
-    CHECK_OK(save_folder(dir / "out"));
-    fs::create_directory(dir / ".file.safemap-tmp");
-    CHECK_OK(save_file(dir / "file", "x"));
-    CHECK(names_in(dir.path()) == std::vector<std::string>{"file", "out"});
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        for (const bool after_litter : {false, true}) {
+            bool died = true;
+            int appeared = 0;
+            for (int nth = 1; died; ++nth) {
+                CAPTURE(nth);
+                REQUIRE(nth < 60);
+                if (after_litter) leave_litter(dir, Staging::Kind::folder);
+                const int status = status_of_child([&] {
+                    ScriptedCalls calls;
+                    calls.die_at(nth);
+                    save(dir / "out", kind);
+                });
+                died = WIFSIGNALED(status);
+                CHECK((died || status == 0));
+                if (fs::exists(dir / "out")) {
+                    ++appeared;
+                    if (kind == Staging::Kind::file) CHECK(TempDir::read(dir / "out") == "text");
+                    else CHECK(TempDir::read(dir / "out/b") == "second");
+                    fs::remove_all(dir / "out");
+                }
+                CHECK_OK(save(dir / "out", kind));
+                CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
+                fs::remove_all(dir / "out");
+            }
+            CHECK(appeared > 3);
+        }
+    }
+}
 
-    fs::create_directories(dir / ".new.safemap-tmp/deep");
-    CHECK(error_of([&] { save_folder(dir / "new"); }).has_value());
-    CHECK(fs::exists(dir / ".new.safemap-tmp/deep"));
-    for (const auto* leads_to : {"out", "nowhere"}) {
-        fs::create_symlink(leads_to, dir / ".link.safemap-tmp");
+TEST_CASE("litter of the other kind is removed too") {
+    const TempDir dir;
+    for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
+        for (const auto left : {Staging::Kind::file, Staging::Kind::folder}) {
+            leave_litter(dir, left);
+            CHECK_OK(save(dir / "out", kind));
+            CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
+            fs::remove_all(dir / "out");
+        }
+        fs::create_directory(dir / ".out.safemap-tmp");
+        CHECK_OK(save(dir / "out", kind));
+        CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
+        fs::remove_all(dir / "out");
+    }
+}
+
+TEST_CASE("what only has the name of our folder is somebody else's, and stays") {
+    const TempDir dir;
+    const fs::path place = dir / ".out.safemap-tmp";
+    dir.write("precious", "mine");
+    const std::vector<std::function<void()>> makers = {
+        [&] { dir.write(".out.safemap-tmp", "mine"); },
+        [&] { fs::create_symlink("precious", place); },
+        [&] { fs::create_symlink("nowhere", place); },
+        [&] { REQUIRE(::mkfifo(place.c_str(), 0600) == 0); },
+        [&] { fs::create_directories(place / "deep"); },
+        [&] { fs::create_directories(place / "content"); },
+        [&] { fs::create_directories(place / "safemap.lock"); },
+        [&] {
+            leave_litter(dir, Staging::Kind::folder);
+            dir.write(".out.safemap-tmp/mine", "mine");
+        },
+        [&] {
+            leave_litter(dir, Staging::Kind::file);
+            dir.write(".out.safemap-tmp/safemap.lock", "mine");
+        },
+        [&] {
+            leave_litter(dir, Staging::Kind::file);
+            fs::remove(place / "safemap.lock");
+            fs::create_symlink("../precious", place / "safemap.lock");
+        },
+    };
+    const auto everything = [&] {
+        std::vector<std::string> found;
+        for (const auto& entry : fs::recursive_directory_iterator(dir.path())) found.push_back(entry.path().native());
+        std::sort(found.begin(), found.end());
+        return found;
+    };
+    for (std::size_t i = 0; i < makers.size(); ++i) {
+        CAPTURE(i);
+        makers[i]();
+        const auto before = everything();
         for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
-            const auto error = error_of([&] { Staging(dir / "link", kind); });
+            const auto error = error_of([&] { Staging(dir / "out", kind); });
             REQUIRE(error);
-            CHECK(error->code() == Errc::busy);
+            CHECK(error->code() == Errc::already_exists);
+            CHECK(error->path() == (dir / "out").native());
+            CHECK(error->message().find("'.out.safemap-tmp'") != std::string::npos);
             CHECK(!error->hint().empty());
         }
-        CHECK(fs::is_symlink(dir / ".link.safemap-tmp"));
-        fs::remove(dir / ".link.safemap-tmp");
+        CHECK(everything() == before);
+        fs::remove_all(place);
     }
-    CHECK(names_in(dir / "out").size() == 2);
+    CHECK(TempDir::read(dir / "precious") == "mine");
 }
 
 TEST_CASE("of many writers at one place one wins, and nothing is mixed") {
@@ -257,7 +405,7 @@ TEST_CASE("of many writers at one place one wins, and nothing is mixed") {
     constexpr int writers = 8;
     for (int round = 0; round < 10; ++round) {
         CAPTURE(round);
-        dir.write(".out.safemap-tmp", "dead");
+        leave_litter(dir, round % 2 == 0 ? Staging::Kind::file : Staging::Kind::folder);
         std::vector<pid_t> children;
         for (int i = 0; i < writers; ++i) {
             const pid_t child = ::fork();
@@ -285,7 +433,7 @@ TEST_CASE("of many writers at one place one wins, and nothing is mixed") {
             CHECK(content == std::string(1'000, content[0]));
         }
         fs::remove(dir / "out");
-        fs::remove(dir / ".out.safemap-tmp");
+        fs::remove_all(dir / ".out.safemap-tmp");
         CHECK(names_in(dir.path()).empty());
     }
 }
@@ -298,16 +446,13 @@ TEST_CASE("every system call of a save may fail: an error, and nothing left") {
             for (int nth = 1; survived == 0; ++nth) {
                 CAPTURE(nth);
                 REQUIRE(nth < 60);
-                dir.write(".out.safemap-tmp", "dead");
+                leave_litter(dir, nth % 2 == 0 ? Staging::Kind::file : Staging::Kind::folder);
                 std::optional<Error> error;
                 std::string which;
                 {
                     ScriptedCalls calls;
                     calls.fail_nth(nth, number);
-                    error = error_of([&] {
-                        if (kind == Staging::Kind::file) save_file(dir / "out", "text");
-                        else save_folder(dir / "out");
-                    });
+                    error = error_of([&] { save(dir / "out", kind); });
                     which = calls.which();
                 }
                 CAPTURE(which);
@@ -316,8 +461,11 @@ TEST_CASE("every system call of a save may fail: an error, and nothing left") {
                     CHECK(exit_code(error->code()) == 3);
                     CHECK(!fs::exists(fs::symlink_status(dir / "out")));
                     // Litter that could not be removed stays; what this save made is gone.
-                    for (const auto& name : names_in(dir.path()))
-                        CHECK_MESSAGE(TempDir::read(dir / name) == "dead", name);
+                    for (const auto& entry : fs::recursive_directory_iterator(dir.path()))
+                        CHECK((entry.is_directory() || entry.path().filename() == "safemap.lock" ||
+                               TempDir::read(entry.path()) == "dead"));
+                    CHECK_OK(save(dir / "out", kind));
+                    CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
                 } else {
                     survived = nth;
                     CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
@@ -337,20 +485,18 @@ TEST_CASE("when every later call fails too, there is an error and nothing at the
         for (int nth = 1; !survived; ++nth) {
             CAPTURE(nth);
             REQUIRE(nth < 60);
-            bool last_sync = false;
+            bool undone_in_vain = false;
             {
                 ScriptedCalls calls;
                 calls.fail_nth(nth, EIO, true);
-                const auto error = error_of([&] {
-                    if (kind == Staging::Kind::file) save_file(dir / "out", "text");
-                    else save_folder(dir / "out");
-                });
+                const auto error = error_of([&] { save(dir / "out", kind); });
                 survived = !calls.failed();
                 CHECK(error.has_value() != survived);
-                // The rename is done, and neither its sync nor its undoing works: nobody could do better.
-                last_sync = calls.which() == "fsync" && fs::exists(dir / "out");
+                // The rename is done; neither what follows nor its undoing works: nobody could do better.
+                const std::string& which = calls.which();
+                undone_in_vain = fs::exists(dir / "out") && (which == "fsync" || which == "unlinkat");
             }
-            CHECK((fs::exists(dir / "out") == (survived || last_sync)));
+            CHECK((fs::exists(dir / "out") == (survived || undone_in_vain)));
             fs::remove_all(dir / "out");
             fs::remove_all(dir / ".out.safemap-tmp");
         }
@@ -393,12 +539,13 @@ TEST_CASE("a file system without locks still saves, but cannot tell dead litter"
     ScriptedCalls calls;
     calls.fail_all("flock", ENOLCK);
     CHECK_OK(save_folder(dir / "out"));
-    dir.write(".new.safemap-tmp", "whose?");
-    const auto error = error_of([&] { save_file(dir / "new", "x"); });
+    fs::remove_all(dir / "out");
+    leave_litter(dir, Staging::Kind::file);
+    const auto error = error_of([&] { save_file(dir / "out", "x"); });
     REQUIRE(error);
     CHECK(error->code() == Errc::busy);
     CHECK(!error->hint().empty());
-    CHECK(TempDir::read(dir / ".new.safemap-tmp") == "whose?");
+    CHECK(TempDir::read(dir / ".out.safemap-tmp/content") == "dead");
 }
 
 TEST_CASE("a file system that cannot allocate gets its size set instead") {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -31,6 +32,11 @@ public:
         error_ = error;
         and_later_ = and_later;
     }
+    /// The process dies at the nth call from now on.
+    void die_at(int nth) {
+        count_ = 0;
+        dies_at_ = nth;
+    }
     /// Every call of that name fails.
     void fail_all(std::string name, int error) {
         named_ = std::move(name);
@@ -49,6 +55,7 @@ private:
     static bool fails(const char* name) {
         ScriptedCalls& self = *current_;
         const int number = ++self.count_;
+        if (number == self.dies_at_) ::raise(SIGKILL);
         if (self.nth_ > 0 && (number == self.nth_ || (self.and_later_ && number > self.nth_))) {
             if (number == self.nth_) self.failed_ = name;
             errno = self.error_;
@@ -75,9 +82,6 @@ private:
         calls.openat = [](int folder, const char* name, int flags, mode_t mode) {
             return fails("openat") ? -1 : current_->system_.openat(folder, name, flags, mode);
         };
-        calls.duplicate = [](int descriptor) {
-            return fails("duplicate") ? -1 : current_->system_.duplicate(descriptor);
-        };
         calls.fstat = [](int descriptor, struct stat* status) {
             return fails("fstat") ? -1 : current_->system_.fstat(descriptor, status);
         };
@@ -101,6 +105,15 @@ private:
         };
         calls.fadvise = [](int descriptor, off_t offset, off_t size, int advice) {
             return fails("fadvise") ? errno : current_->system_.fadvise(descriptor, offset, size, advice);
+        };
+        calls.fstatvfs = [](int descriptor, struct statvfs* status) {
+            return fails("fstatvfs") ? -1 : current_->system_.fstatvfs(descriptor, status);
+        };
+        calls.fchmod = [](int descriptor, mode_t mode) {
+            return fails("fchmod") ? -1 : current_->system_.fchmod(descriptor, mode);
+        };
+        calls.fchmodat = [](int folder, const char* name, mode_t mode, int flags) {
+            return fails("fchmodat") ? -1 : current_->system_.fchmodat(folder, name, mode, flags);
         };
         calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) -> ssize_t {
             if (fails("pread") || interrupted()) return -1;
@@ -143,6 +156,7 @@ private:
     std::atomic<int> beat_ = 0;
     int nth_ = 0;
     int error_ = 0;
+    int dies_at_ = 0;
     bool and_later_ = false;
     std::size_t most_ = 0;
     std::string failed_;

@@ -39,3 +39,15 @@ TEST_CASE("tensors without elements have no blocks, small ones have one") {
     CHECK(Blocks(floats({2, 3}, {{3, 2}, {1, 3}, 0}), 64).ranges());
     CHECK(Blocks(floats({2, 3}, {{3, 2}, {1, 3}, 0}), 64).count() == 1);
 }
+
+TEST_CASE("who needs the bytes in order gets ranges of a transpose too") {
+    const auto blocks = Blocks::in_order(floats({16384, 16384}, {{16384, 16384}, {1, 16384}, 0}), 4U << 20);
+    CHECK(blocks.ranges());
+    std::uint64_t end = 0;
+    for (std::uint64_t i = 0; i < blocks.count(); ++i) {
+        CHECK(blocks.range(i).offset == end);
+        CHECK(blocks.range(i).size <= 4U << 20);
+        end = blocks.range(i).end();
+    }
+    CHECK(end == std::uint64_t{16384} * 16384 * 4);
+}

@@ -2,6 +2,7 @@
 #include "lazy/gatherer.hpp"
 #include "doctest_safemap.hpp"
 #include "lazy/blocks.hpp"
+#include "reference/slow_slice.hpp"
 #include "reference/slow_tensor.hpp"
 
 #include <cstring>
@@ -299,6 +300,70 @@ TEST_CASE("a rank's rows are read as one range, and nothing else is") {
     const LazyTensor far("f", stored_run(Dtype::u8, {4'000'100}, source, 0), StridedView{{100}, {40'000}, 0});
     far.read(0, std::span(out).first(100));
     CHECK(log->size() == 100);  // one byte each, since what lies between would be thrown away
+}
+
+TEST_CASE("a slice reads as few ranges as its bytes are in, and no other bytes") {
+    const auto log = std::make_shared<std::vector<Extent>>();
+    const auto source = callback_source("log", 64 << 20, [log](std::uint64_t offset, std::span<std::byte> into) {
+        log->push_back({offset, into.size()});
+        std::memset(into.data(), 0, into.size());
+    });
+    const LazyTensor experts("e", stored_run(Dtype::bf16, {8, 64, 1 << 14}, source, 0));  // rows of 32 KiB
+    const LazyTensor packed("p", stored_run(Dtype::f4, {64, 1 << 14}, source, 0));        // rows of 8 KiB
+    struct Row {
+        const char* what;
+        LazyTensor part;
+        std::size_t ranges;
+    };
+    const Slice all{};
+    const Row rows[] = {
+        {"an expert", experts.slice({Slice::at(3)}), 1},
+        {"some experts", experts.slice({{.start = 2, .stop = 5}, Slice::ellipsis()}), 1},
+        {"a rank's rows of an expert", experts.slice({Slice::at(-1), {.start = 16, .stop = 32}}), 1},
+        {"a slice of a slice", experts.slice({{.start = 1}}).slice({Slice::at(0), {.stop = 8}}), 1},
+        {"part of a row", experts.slice({Slice::at(0), Slice::at(5), {.start = 100, .stop = 300}}), 1},
+        {"a rank's rows of all experts", experts.slice({all, {.start = 16, .stop = 32}}), 8},
+        {"every second row, from behind", experts.slice({Slice::at(2), {.step = -2}}), 32},
+        {"a rank's columns", experts.slice({Slice::at(0), all, {.start = 0, .stop = 4096}}), 64},
+        {"rows that share no byte", packed.slice({{.start = 8, .stop = 16}}), 1},
+        {"nothing", experts.slice({Slice::at(0), {.start = 5, .stop = 5}}), 0},
+    };
+    for (const Row& row : rows) {
+        CAPTURE(row.what);
+        log->clear();
+        static_cast<void>(row.part.load());
+        std::uint64_t bytes = 0;
+        for (const Extent& extent : *log) bytes += extent.size;
+        CHECK(log->size() == row.ranges);
+        CHECK(bytes == row.part.nbytes());
+    }
+}
+
+TEST_CASE("random slices of slices have the values of the slow twin") {
+    std::mt19937_64 random(21);
+    for (int round = 0; round < 3000; ++round) {
+        CAPTURE(round);
+        Shape shape;
+        for (std::size_t rank = random() % 5; rank > 0; --rank) shape.push_back(random() % 6);
+        const std::uint64_t count = *element_count(shape);
+        std::vector<std::byte> bytes(count * 2);
+        for (std::uint64_t i = 0; i < count; ++i) std::memcpy(&bytes[i * 2], &i, 2);
+        LazyTensor tensor("t", stored_run(Dtype::u16, shape, memory_source("m", std::move(bytes)), 0));
+        std::optional<reference::Cut> cut = reference::whole(shape);
+        for (int cuts = 0; cut && cuts < 2; ++cuts) {
+            const auto slices = reference::random_slices(random, cut->shape.size());
+            const auto next = reference::sliced(*cut, slices);
+            if (next) tensor = tensor.slice(slices);
+            else CHECK(error_of([&] { static_cast<void>(tensor.slice(slices)); }).has_value());
+            cut = next;
+        }
+        if (!cut) continue;
+        for (const TensorView& value : {tensor.load(), tensor.view()}) {
+            CHECK(value.shape() == cut->shape);
+            const auto elements = value.unaligned<std::uint16_t>();
+            CHECK(std::equal(elements.begin(), elements.end(), cut->elements.begin(), cut->elements.end()));
+        }
+    }
 }
 
 TEST_CASE("blocks cover every element once, within their size, whatever the tensor") {

@@ -31,7 +31,19 @@ TEST_CASE("an index is read in its own order") {
 }
 
 TEST_CASE("of a repeated tensor the last shard counts, in the first place") {
-    CHECK(read(R"({"weight_map":{"w":"1","b":"2","w":"3"}})").weight_map == Map{{"w", "3"}, {"b", "2"}});
+    const Index index = read(R"({"weight_map":{"w":"1","b":"2","w":"3","b":"2","w":"4"}})");
+    CHECK(index.weight_map == Map{{"w", "4"}, {"b", "2"}});
+    CHECK(index.repeated == std::vector<std::uint32_t>{0, 1, 0});
+    CHECK(read(R"({"weight_map":{"w":"1","b":"1"}})").repeated.empty());
+}
+
+TEST_CASE("an index is told by its weight_map") {
+    const auto told = [](std::string_view text) { return safetensors::is_index(*forge::source(text)); };
+    CHECK(told(R"({"weight_map":{}})"));
+    CHECK(told(R"( {"metadata":{}, "weight_map":7})"));
+    for (const char* text :
+         {"", "{", "{}", "[]", R"(["weight_map"])", R"({"x":{"weight_map":{}}})", "{\"weight_map\":"})
+        CHECK_FALSE(told(text));
 }
 
 TEST_CASE("total_size may be missing, written as a float, or nonsense") {

@@ -1,34 +1,92 @@
 // Shapes, strides, and slices against Python's rules walked one by one.
 #include "doctest_safemap.hpp"
 
+#include "reference/slow_slice.hpp"
+
+#include <map>
+#include <random>
 #include <vector>
 
 using namespace safemap;
+using reference::Cut;
+using reference::python_indices;
 
 namespace {
 
-// Python's range(*slice.indices(n)), from the language reference: slow and obvious.
-std::vector<std::int64_t> python_indices(const Slice& s, std::int64_t n) {
-    const auto clamp = [&](std::int64_t i, std::int64_t low, std::int64_t high) {
-        if (i < 0) i += n;
-        return i < low ? low : i > high ? high : i;
-    };
-    std::vector<std::int64_t> out;
-    if (s.step > 0) {
-        const std::int64_t stop = s.stop ? clamp(*s.stop, 0, n) : n;
-        for (std::int64_t i = s.start ? clamp(*s.start, 0, n) : 0; i < stop; i += s.step) out.push_back(i);
-    } else {
-        const std::int64_t stop = s.stop ? clamp(*s.stop, -1, n - 1) : -1;
-        for (std::int64_t i = s.start ? clamp(*s.start, -1, n - 1) : n - 1; i > stop; i += s.step) out.push_back(i);
-    }
+/// All slices of one dimension that give the same indices.
+struct Outcome {
+    std::vector<std::int64_t> indices;
+    bool integer = false;  // the dimension goes away
+    std::vector<Slice> ways = {};
+};
+
+std::vector<Outcome> outcomes(std::int64_t n) {
+    std::map<std::vector<std::int64_t>, std::vector<Slice>> ranges;
+    std::vector<std::optional<std::int64_t>> bounds{std::nullopt};
+    for (std::int64_t i = -n - 2; i <= n + 2; ++i) bounds.emplace_back(i);
+    for (const auto& start : bounds)
+        for (const auto& stop : bounds)
+            for (const std::int64_t step : {-4L, -3L, -2L, -1L, 1L, 2L, 3L, 4L}) {
+                const Slice s{.start = start, .stop = stop, .step = step};
+                ranges[python_indices(s, n)].push_back(s);
+            }
+    std::vector<Outcome> out;
+    for (auto& [indices, ways] : ranges) out.push_back({indices, false, std::move(ways)});
+    for (std::int64_t i = 0; i < n; ++i) out.push_back({{i}, true, {Slice::at(i), Slice::at(i - n)}});
     return out;
 }
 
-std::vector<std::int64_t> walked(const StridedView& view) {
-    std::vector<std::int64_t> out;
-    for (std::uint64_t i = 0; i < view.shape[0]; ++i)
-        out.push_back(view.offset + static_cast<std::int64_t>(i) * view.strides[0]);
+/// The slices of `chosen` as they are, and with an ellipsis for nothing and for every run of whole dimensions.
+std::vector<std::vector<Slice>> with_ellipses(const std::vector<Slice>& named, const std::vector<bool>& is_whole) {
+    std::vector<std::vector<Slice>> out{named};
+    for (std::size_t from = 0; from <= named.size(); ++from)
+        for (std::size_t to = from; to <= named.size(); ++to) {
+            if (to > from && !is_whole[to - 1]) break;
+            auto slices = named;
+            slices.erase(slices.begin() + static_cast<std::ptrdiff_t>(from),
+                         slices.begin() + static_cast<std::ptrdiff_t>(to));
+            if (to == named.size()) out.push_back(slices);  // the last dimensions need not be named
+            slices.insert(slices.begin() + static_cast<std::ptrdiff_t>(from), Slice::ellipsis());
+            out.push_back(std::move(slices));
+        }
     return out;
+}
+
+StridedView contiguous(const Shape& shape) { return {shape, row_major(shape), 0}; }
+
+/// Calls check(shape, slices) for every outcome of slicing `shape`, along each dimension in one of the ways to it.
+template <class Check> void for_all_slices(std::mt19937_64& random, const Shape& shape, Check&& check) {
+    std::vector<std::vector<Outcome>> all;
+    for (const std::uint64_t n : shape) all.push_back(outcomes(static_cast<std::int64_t>(n)));
+    std::vector<Slice> named;
+    std::vector<bool> is_whole;
+    const auto choose = [&](const auto& self, std::size_t axis) -> void {
+        if (axis == shape.size()) {
+            for (const auto& slices : with_ellipses(named, is_whole)) check(slices);
+            return;
+        }
+        for (const Outcome& outcome : all[axis]) {
+            named.push_back(outcome.ways[random() % outcome.ways.size()]);
+            is_whole.push_back(!outcome.integer &&
+                               outcome.indices == python_indices({}, static_cast<std::int64_t>(shape[axis])));
+            self(self, axis + 1);
+            named.pop_back();
+            is_whole.pop_back();
+        }
+    };
+    choose(choose, 0);
+}
+
+/// Calls run(shape) for every shape of up to three dimensions of up to three elements.
+template <class Run> void for_small_shapes(Run&& run) {
+    run(Shape{});
+    for (std::uint64_t a = 0; a <= 3; ++a) {
+        run(Shape{a});
+        for (std::uint64_t b = 0; b <= 3; ++b) {
+            run(Shape{a, b});
+            for (std::uint64_t c = 0; c <= 3; ++c) run(Shape{a, b, c});
+        }
+    }
 }
 
 }  // namespace
@@ -44,9 +102,70 @@ TEST_CASE("every slice of one dimension means what it means in Python") {
                 for (const std::int64_t step : {-8L, -3L, -2L, -1L, 1L, 2L, 3L, 8L}) {
                     const Slice s{.start = start, .stop = stop, .step = step};
                     const StridedView view = slice({{n}, {1}, 0}, std::span(&s, 1));
-                    if (walked(view) != python_indices(s, static_cast<std::int64_t>(n)))
+                    if (reference::walked(view).elements != python_indices(s, static_cast<std::int64_t>(n)))
                         FAIL("n=", n, " start=", start.value_or(99), " stop=", stop.value_or(99), " step=", step);
                 }
+}
+
+TEST_CASE("every outcome of slicing every shape up to 3x3x3, ellipses too, is that of the slow twin") {
+    std::mt19937_64 random(31);
+    std::size_t checked = 0;
+    for_small_shapes([&](const Shape& shape) {
+        const Cut base = reference::whole(shape);
+        // Each outcome along a dimension is reached in many ways: another one each time.
+        for (int round = 0; round < 3; ++round)
+            for_all_slices(random, shape, [&](const std::vector<Slice>& slices) {
+                ++checked;
+                if (reference::walked(slice(contiguous(shape), slices)) != *reference::sliced(base, slices))
+                    FAIL("shape ", to_string(shape), ", case ", checked);
+            });
+    });
+    CHECK(checked > 100'000);
+}
+
+TEST_CASE("integers and slices that Python refuses are refused for every small shape") {
+    for_small_shapes([&](const Shape& shape) {
+        for (std::size_t d = 0; d < shape.size(); ++d)
+            for (const std::int64_t i : {static_cast<std::int64_t>(shape[d]), -static_cast<std::int64_t>(shape[d]) - 1,
+                                         INT64_MAX, INT64_MIN}) {
+                std::vector<Slice> slices(d, Slice{});
+                slices.push_back(Slice::at(i));
+                CHECK_FAULT(slice(contiguous(shape), slices), Errc::index_out_of_range);
+            }
+        CHECK_FAULT(slice(contiguous(shape), std::vector<Slice>(shape.size() + 1)), Errc::too_many_indices);
+    });
+}
+
+TEST_CASE("a slice of a slice is the slice of what the first one gave") {
+    std::mt19937_64 random(32);
+    int both = 0;
+    for (int round = 0; round < 60'000; ++round) {
+        Shape shape;
+        for (std::size_t rank = random() % 5; rank > 0; --rank) shape.push_back(random() % 5);
+        StridedView view = contiguous(shape);
+        std::optional<Cut> cut = reference::whole(shape);
+        int cuts = 0;
+        for (; cut && cuts < 3; ++cuts) {
+            const auto slices = reference::random_slices(random, cut->shape.size());
+            cut = reference::sliced(*cut, slices);
+            const auto error = error_of([&] { view = slice(view, slices); });
+            if (error.has_value() == cut.has_value()) FAIL("round ", round, ": ", error ? error->what() : "no error");
+            if (cut && reference::walked(view) != *cut) FAIL("round ", round, ", shape ", to_string(shape));
+        }
+        both += cut ? 1 : 0;
+    }
+    CHECK(both > 20'000);
+}
+
+TEST_CASE("slices of more dimensions than fit in place are slices like others") {
+    std::mt19937_64 random(33);
+    const Shape shape{2, 1, 2, 1, 3, 1, 2, 1, 2, 1, 2, 2};
+    for (int round = 0; round < 300; ++round) {
+        const auto slices = reference::random_slices(random, shape.size());
+        const auto cut = reference::sliced(reference::whole(shape), slices);
+        if (cut) CHECK(reference::walked(slice(contiguous(shape), slices)) == *cut);
+        else CHECK_FAULT(slice(contiguous(shape), slices), Errc::index_out_of_range);
+    }
 }
 
 TEST_CASE("extreme steps give one element and do not overflow") {
@@ -64,6 +183,15 @@ TEST_CASE("dimensions beyond 2^63 are sliced like others") {
     CHECK(slice(view, some).shape == Shape{0, 5});
     const Slice last[] = {Slice{}, Slice::at(3)};
     CHECK(slice(view, last).shape == Shape{0});
+
+    // Where there are no elements, places may be beyond 64 bits.
+    const Shape wide{0, 1ULL << 40, 1ULL << 40};
+    const Slice far[] = {Slice{}, Slice{.start = -1}, Slice{.step = INT64_MAX}};
+    CHECK(slice(contiguous(wide), far).shape == Shape{0, 1, 1});
+    const Slice ends[] = {Slice{}, Slice::at(-1), Slice::at(-1)};
+    CHECK(slice({wide, {1, INT64_MAX, INT64_MAX}, INT64_MAX}, ends).shape == Shape{0});
+    CHECK(slice({wide, {1, INT64_MIN, INT64_MIN}, INT64_MIN}, std::vector<Slice>(3, {.step = -7})).shape[1] ==
+          ((1ULL << 40) - 1) / 7 + 1);
 }
 
 TEST_CASE("integers remove a dimension, an ellipsis fills up, missing dimensions are whole") {

@@ -27,10 +27,12 @@ MAY_INCLUDE = {
 OWNER = {
     'api': 'base', 'bytes': 'base', 'error': 'base', 'progress': 'base', 'source': 'base',
     'file': 'io',
-    'dtype': 'tensor', 'float_types': 'tensor', 'shape': 'tensor', 'tensor_view': 'tensor',
+    'dlpack': 'tensor', 'dtype': 'tensor', 'elements': 'tensor', 'float_types': 'tensor', 'shape': 'tensor',
+    'tensor_view': 'tensor',
     'lazy_tensor': 'lazy',
     'state_tree': 'state',
-    'checkpoint': 'checkpoint', 'selection': 'checkpoint', 'verify': 'checkpoint',
+    'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'selection': 'checkpoint',
+    'verify': 'checkpoint',
     'save': 'write',
     'device': 'device', 'uploader': 'device',
 }

@@ -124,7 +124,21 @@ TEST_CASE("errors say which file and which tensor") {
     const auto full = error_of([&] { save(dir / "out", tensors, {.max_shard_size = 3'000}); });
     REQUIRE(full);
     CHECK(full->code() == Errc::no_space);
-    CHECK(full->path() == "model-00001-of-00003.safetensors");
+    CHECK(full->path() == (dir / "out/model-00001-of-00003.safetensors").native());
+    CHECK(full->message().find("cannot allocate 3") != std::string::npos);
+    CHECK(full->message().find("; free: ") != std::string::npos);
+    CHECK(full->hint().starts_with("all files together take 9"));
+    const auto full_file = error_of([&] { save(dir / "out.safetensors", std::span(tensors).first(1)); });
+    REQUIRE(full_file);
+    CHECK(full_file->path() == (dir / "out.safetensors").native());
+
+    calls.fail_all("pwrite", ENOSPC);
+    const auto late = error_of([&] { save(dir / "out", std::span(tensors).first(1)); });
+    REQUIRE(late);
+    CHECK(late->code() == Errc::no_space);
+    CHECK(late->path() == (dir / "out/model.safetensors").native());
+    CHECK(late->message().find("at offset 0: ") != std::string::npos);
+    CHECK(late->message().find("; free: ") != std::string::npos);
     CHECK(std::string(full->what()).starts_with("save " + (dir / "out").native() + "/: "));
 }
 
@@ -184,7 +198,15 @@ TEST_CASE("a disk that is too small is noticed before a byte is written, and lef
         return true;
     };
     for (const auto* out : {"out", "out.safetensors"}) {
-        CHECK_FAULT(save(dir / "disk" / out, tensors, options), Errc::no_space);
+        const auto full = error_of([&] { save(dir / "disk" / out, tensors, options); });
+        REQUIRE(full);
+        CHECK(full->code() == Errc::no_space);
+        CHECK(full->path().starts_with((dir / "disk" / out).native()));
+        // A mebibyte, less what stands there: of the two files before it, and of the folders.
+        const std::string& said = full->message();
+        const std::size_t free = said.find("; free: ");
+        REQUIRE(free != std::string::npos);
+        CHECK(std::stoull(said.substr(free + 8)) <= 1 << 20);
         CHECK(written == 0);
         CHECK(names_in(dir / "disk").empty());
     }

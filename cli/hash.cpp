@@ -1,0 +1,61 @@
+// safemap hash: a digest of each tensor and of the whole, the same in any container or sharding.
+#include "command.hpp"
+#include "progress.hpp"
+
+#include <safemap/digest.hpp>
+
+#include <fmt/core.h>
+
+namespace safemap::cli {
+namespace {
+
+JsonWriter as_json(const CheckpointDigests& digests) {
+    JsonWriter json;
+    json.begin_object();
+    json.member("checkpoint", digests.checkpoint);
+    json.key("tensors").begin_object();
+    for (const TensorDigest& tensor : digests.tensors) json.member(tensor.name, tensor.digest);
+    json.end_object().end_object();
+    return json;
+}
+
+std::string as_text(const CheckpointDigests& digests, const std::string& path) {
+    std::string text = fmt::format("{}  {}: {}, {}\n", digests.checkpoint, printable(path),
+                                   count_text(digests.tensors.size(), "tensor"), bytes_text(digests.bytes));
+    for (const TensorDigest& tensor : digests.tensors)
+        text += fmt::format("{}  {}\n", tensor.digest, printable(tensor.name));
+    return text;
+}
+
+class Hash final : public Command {
+public:
+    void declare(CLI::App& app) override {
+        app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
+    }
+
+    int run(Console& console) override {
+        const CheckpointDigests hashed = hash(console);
+        if (console.json()) console.result(as_json(hashed));
+        else console.result(as_text(hashed, path_));
+        return 0;
+    }
+
+private:
+    CheckpointDigests hash(const Console& console) const {
+        ProgressBar bar(console);
+        DigestOptions options{.selection = common.selection(), .threads = common.open.threads};
+        options.monitor.on_progress = [&bar](const Progress& progress) {
+            bar.show(progress);
+            return true;
+        };
+        return digests(Checkpoint::open(path_, common.open), options);
+    }
+
+    std::string path_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_hash() { return std::make_unique<Hash>(); }
+
+}  // namespace safemap::cli

@@ -1,0 +1,177 @@
+// A server that embeds safemap. Four threads answer requests for slices of named tensors, and change to another
+// checkpoint while the others go on. Requests are lines on stdin:
+//
+//     rows NAME FIRST LAST    the sum of rows [FIRST, LAST) of a tensor
+//     hold NAME               keeps a view of a tensor, whatever is served later
+//     held NAME               the sum of all of that view
+//     open PATH               serves this checkpoint from now on, or says why not
+//
+// Answers are lines on stdout that begin with the number of their request: "7 sum 1.5", "8 error shard_missing: ...".
+#include <safemap/safemap.hpp>
+
+#include <condition_variable>
+#include <deque>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+/// The checkpoint that is served now.
+class Served {
+public:
+    explicit Served(safemap::Checkpoint model) : model_(std::move(model)) {}
+
+    /// A copy is cheap, shares, and keeps what it needs: a change does not disturb who has one.
+    safemap::Checkpoint now() const {
+        const std::lock_guard lock(mutex_);
+        return model_;
+    }
+
+    /// Throws what is wrong with the new one, and then nothing has changed.
+    void change_to(const std::filesystem::path& path) {
+        safemap::Checkpoint next = safemap::Checkpoint::open(path);  // without the lock: others go on meanwhile
+        const std::lock_guard lock(mutex_);
+        std::swap(model_, next);
+    }
+
+private:
+    mutable std::mutex mutex_;
+    safemap::Checkpoint model_;
+};
+
+class Server {
+public:
+    Server(const std::filesystem::path& path, unsigned threads) : served_(safemap::Checkpoint::open(path)) {
+        for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    }
+
+    /// Answers what it has taken, and ends.
+    ~Server() {
+        {
+            const std::lock_guard lock(mutex_);
+            closed_ = true;
+        }
+        wake_.notify_all();
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+    void take(std::uint64_t number, std::string text) {
+        {
+            const std::lock_guard lock(mutex_);
+            requests_.push_back({number, std::move(text)});
+        }
+        wake_.notify_one();
+    }
+
+private:
+    struct Request {
+        std::uint64_t number;
+        std::string text;
+    };
+
+    void work() {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            wake_.wait(lock, [this] { return closed_ || !requests_.empty(); });
+            if (requests_.empty()) return;
+            const Request request = std::move(requests_.front());
+            requests_.pop_front();
+            lock.unlock();
+            const std::string line = std::to_string(request.number) + ' ' + answer(request.text) + '\n';
+            lock.lock();
+            std::cout << line << std::flush;
+        }
+    }
+
+    /// A request that fails is answered too: nothing a client sends, and nothing a file holds, ends the server.
+    std::string answer(const std::string& request) {
+        std::istringstream words(request);
+        std::string command;
+        std::string what;
+        words >> command >> what;
+        try {
+            if (command == "rows") return rows(what, words);
+            if (command == "hold") return hold(what);
+            if (command == "held") return held(what);
+            if (command == "open") return change(what);
+            return "error: no such command";
+        } catch (const safemap::Error& error) {
+            return "error " + std::string(name(error.code())) + ": " + error.what();
+        } catch (const std::exception& error) {
+            return std::string("error: ") + error.what();
+        }
+    }
+
+    /// Reads these rows and no others, whatever the container, the strides and the floating-point type.
+    std::string rows(const std::string& name, std::istream& words) const {
+        std::int64_t first = 0;
+        std::int64_t last = 0;
+        if (!(words >> first >> last)) return "error: rows NAME FIRST LAST";
+        const safemap::LazyTensor part = served_.now()[name].slice({{.start = first, .stop = last}});
+        const safemap::TensorView values = part.cast(safemap::Dtype::f32).load();
+        const std::span<const float> floats = values.as<float>();
+        return sum_text(std::accumulate(floats.begin(), floats.end(), 0.0));
+    }
+
+    /// Copies nothing: the view is the file, and keeps it mapped. So files are replaced by renaming another one over
+    /// them, as safemap::save does, and never written to where they are.
+    std::string hold(const std::string& name) {
+        safemap::TensorView view = served_.now()[name].view();
+        const std::lock_guard lock(held_mutex_);
+        held_.insert_or_assign(name, std::move(view));
+        return "holds " + name;
+    }
+
+    std::string held(const std::string& name) const {
+        const std::lock_guard lock(held_mutex_);
+        const auto found = held_.find(name);
+        if (found == held_.end()) return "error: holds no " + name;
+        double sum = 0;
+        for (std::uint64_t i = 0; i < found->second.element_count(); ++i) sum += found->second.unaligned<float>(i);
+        return sum_text(sum);
+    }
+
+    std::string change(const std::string& path) {
+        served_.change_to(path);
+        return "serves " + path;
+    }
+
+    static std::string sum_text(double sum) {
+        std::ostringstream text;
+        text << "sum " << sum;
+        return text.str();
+    }
+
+    Served served_;
+
+    mutable std::mutex held_mutex_;
+    std::map<std::string, safemap::TensorView> held_;
+
+    std::mutex mutex_;  // guards what follows, and stdout
+    std::condition_variable wake_;
+    std::deque<Request> requests_;
+    bool closed_ = false;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 2) return 2;
+    try {
+        Server server(argv[1], 4);
+        std::string line;
+        for (std::uint64_t number = 1; std::getline(std::cin, line); ++number) server.take(number, line);
+    } catch (const safemap::Error& error) {
+        std::cerr << error.what() << '\n';
+        return safemap::exit_code(error.code());
+    }
+}

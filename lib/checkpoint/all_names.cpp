@@ -1,0 +1,28 @@
+// Tensors and their aliases as one list.
+#include "checkpoint/all_names.hpp"
+
+#include <unordered_map>
+
+namespace safemap::checkpoint {
+
+std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection) {
+    std::unordered_map<std::string_view, const AliasGroup*> groups;
+    for (const AliasGroup& group : checkpoint.aliases())
+        if (!group.empty()) groups.emplace(group.front(), &group);
+
+    std::vector<NamedTensor> names;
+    names.reserve(checkpoint.size());
+    const auto add = [&](std::string_view name, std::size_t tensor) {
+        if (selection.matches(name)) names.push_back({name, tensor});
+    };
+    for (std::size_t i = 0; i < checkpoint.size(); ++i) {
+        const std::string& name = checkpoint.tensor(i).name();
+        add(name, i);
+        const auto group = groups.find(name);
+        if (group == groups.end()) continue;
+        for (std::size_t k = 1; k < group->second->size(); ++k) add((*group->second)[k], i);
+    }
+    return names;
+}
+
+}  // namespace safemap::checkpoint

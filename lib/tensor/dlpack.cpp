@@ -1,0 +1,247 @@
+// DLPack tensors of views, and views of DLPack tensors.
+#include <safemap/dlpack.hpp>
+
+#include "tensor/reach.hpp"
+
+#include <safemap/bytes.hpp>
+
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace safemap::dlpack {
+namespace {
+
+// The layout of dlpack.h 1.1 on 64-bit machines.
+static_assert(sizeof(Tensor) == 48 && offsetof(Tensor, device) == 8 && offsetof(Tensor, ndim) == 16 &&
+              offsetof(Tensor, dtype) == 20 && offsetof(Tensor, shape) == 24 && offsetof(Tensor, strides) == 32 &&
+              offsetof(Tensor, byte_offset) == 40);
+static_assert(sizeof(Device) == 8 && sizeof(DataType) == 4 && offsetof(DataType, lanes) == 2);
+static_assert(sizeof(ManagedTensor) == 64 && offsetof(ManagedTensor, manager_ctx) == 48 &&
+              offsetof(ManagedTensor, deleter) == 56);
+static_assert(sizeof(ManagedTensorVersioned) == 80 && offsetof(ManagedTensorVersioned, manager_ctx) == 8 &&
+              offsetof(ManagedTensorVersioned, deleter) == 16 && offsetof(ManagedTensorVersioned, flags) == 24 &&
+              offsetof(ManagedTensorVersioned, dl_tensor) == 32);
+
+struct Row {
+    Dtype dtype;
+    TypeCode code;
+};
+
+// The number of bits is the dtype's.
+constexpr std::array table{
+    Row{Dtype::boolean, TypeCode::boolean},
+    Row{Dtype::f4, TypeCode::float4_e2m1fn},
+    Row{Dtype::f6_e2m3, TypeCode::float6_e2m3fn},
+    Row{Dtype::f6_e3m2, TypeCode::float6_e3m2fn},
+    Row{Dtype::u8, TypeCode::unsigned_integer},
+    Row{Dtype::i8, TypeCode::signed_integer},
+    Row{Dtype::f8_e5m2, TypeCode::float8_e5m2},
+    Row{Dtype::f8_e4m3, TypeCode::float8_e4m3fn},
+    Row{Dtype::f8_e8m0, TypeCode::float8_e8m0fnu},
+    Row{Dtype::f8_e4m3fnuz, TypeCode::float8_e4m3fnuz},
+    Row{Dtype::f8_e5m2fnuz, TypeCode::float8_e5m2fnuz},
+    Row{Dtype::i16, TypeCode::signed_integer},
+    Row{Dtype::u16, TypeCode::unsigned_integer},
+    Row{Dtype::f16, TypeCode::floating},
+    Row{Dtype::bf16, TypeCode::bfloat},
+    Row{Dtype::i32, TypeCode::signed_integer},
+    Row{Dtype::u32, TypeCode::unsigned_integer},
+    Row{Dtype::f32, TypeCode::floating},
+    Row{Dtype::c64, TypeCode::complex},
+    Row{Dtype::f64, TypeCode::floating},
+    Row{Dtype::i64, TypeCode::signed_integer},
+    Row{Dtype::u64, TypeCode::unsigned_integer},
+    Row{Dtype::c32, TypeCode::complex},
+    Row{Dtype::c128, TypeCode::complex},
+};
+
+std::string text_of(const DataType& type) {
+    return "type code " + std::to_string(static_cast<int>(type.code)) + " of " + std::to_string(type.bits) +
+           " bits and " + std::to_string(type.lanes) + " lanes";
+}
+
+/// What a tensor that was handed over points to.
+template <class Managed> struct Exported {
+    TensorView view;
+    std::vector<std::int64_t> shape;
+    std::vector<std::int64_t> strides;
+    Managed managed = {};
+};
+
+std::vector<std::int64_t> signed_dimensions(const Shape& shape) {
+    std::vector<std::int64_t> out;
+    out.reserve(shape.size());
+    for (const std::uint64_t dimension : shape) {
+        if (!std::in_range<std::int64_t>(dimension))
+            throw Error(Errc::no_dlpack, "a dimension of " + std::to_string(dimension) + ", wanted one below 2^63");
+        out.push_back(static_cast<std::int64_t>(dimension));
+    }
+    return out;
+}
+
+template <class Managed> std::unique_ptr<Exported<Managed>> exported(const TensorView& view) {
+    const DataType type = data_type(view.dtype());
+    const Strides& strides = view.strides();
+    if (!std::in_range<std::int32_t>(strides.size()))
+        throw Error(Errc::no_dlpack, std::to_string(strides.size()) + " dimensions, wanted fewer than 2^31");
+    auto out = std::make_unique<Exported<Managed>>(Exported<Managed>{
+        .view = view, .shape = signed_dimensions(view.shape()), .strides = {strides.begin(), strides.end()}});
+    out->managed.manager_ctx = out.get();
+    out->managed.deleter = [](Managed* self) { delete static_cast<Exported<Managed>*>(self->manager_ctx); };
+    out->managed.dl_tensor = {// DLPack knows no const: the flag says it.
+                              .data = view.element_count() == 0 ? nullptr : const_cast<std::byte*>(view.data()),
+                              .device = {},
+                              .ndim = static_cast<std::int32_t>(strides.size()),
+                              .dtype = type,
+                              .shape = out->shape.data(),
+                              .strides = out->strides.data(),
+                              .byte_offset = 0};
+    return out;
+}
+
+void require_readable(const Device& device) {
+    switch (device.type) {
+        case DeviceType::cpu:
+        case DeviceType::cuda_host:
+        case DeviceType::rocm_host: return;
+    }
+    throw Error(Errc::no_dlpack, "a tensor on a device of type " + std::to_string(static_cast<int>(device.type)) +
+                                     ", wanted one in the memory of the host");
+}
+
+struct Described {
+    Dtype dtype;
+    StridedView view;  // from element (0, 0, ...) on
+};
+
+/// A float4 of two lanes is a byte. Strides count such pairs.
+void split_pairs(StridedView& view) {
+    if (view.shape.empty()) {
+        view = {{2}, {1}, 0};
+        return;
+    }
+    if (view.shape.back() > 1 && view.strides.back() != 1)
+        throw Error(Errc::no_dlpack, "pairs of float4 that do not follow each other along the last dimension");
+    for (std::int64_t& stride : view.strides)
+        if (__builtin_mul_overflow(stride, 2, &stride)) throw Error(Errc::shape_overflow, "strides beyond 64 bits");
+    view.strides.back() = 1;
+    const auto doubled = checked_mul(view.shape.back(), 2);
+    if (!doubled) throw Error(Errc::shape_overflow, "a dimension beyond 64 bits");
+    view.shape.back() = *doubled;
+}
+
+StridedView strided_view(const Tensor& tensor) {
+    if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr))
+        throw Error(Errc::invalid_argument, "a DLPack tensor of " + std::to_string(tensor.ndim) + " dimensions" +
+                                                (tensor.ndim > 0 ? " without a shape" : ""));
+    StridedView view;
+    for (std::int32_t d = 0; d < tensor.ndim; ++d) {
+        if (tensor.shape[d] < 0)
+            throw Error(Errc::invalid_argument, "a dimension of size " + std::to_string(tensor.shape[d]));
+        view.shape.push_back(static_cast<std::uint64_t>(tensor.shape[d]));
+        if (tensor.strides != nullptr) view.strides.push_back(tensor.strides[d]);
+    }
+    if (!element_count(view.shape))
+        throw Error(Errc::shape_overflow, "the size of shape " + to_string(view.shape) + " overflows");
+    if (tensor.strides == nullptr) view.strides = row_major(view.shape);
+    return view;
+}
+
+Described described(const Tensor& tensor) {
+    require_readable(tensor.device);
+    const bool pairs = tensor.dtype == DataType{TypeCode::float4_e2m1fn, 4, 2};
+    for (const Row& row : table) {
+        if (data_type(row.dtype) != tensor.dtype && !(pairs && row.dtype == Dtype::f4)) continue;
+        StridedView view = strided_view(tensor);
+        if (pairs) split_pairs(view);
+        return {row.dtype, std::move(view)};
+    }
+    throw Error(Errc::no_dlpack, "a DLPack tensor of " + text_of(tensor.dtype));
+}
+
+/// The bytes that a tensor of someone else's stands in, and the view of them.
+TensorView borrowed(const Tensor& tensor, std::shared_ptr<const void> owner, bool writable) {
+    auto [dtype, view] = described(tensor);
+    if (element_count(view.shape).value_or(0) == 0)
+        return TensorView(dtype, {.owner = std::move(owner), .writable = writable}, std::move(view));
+    if (tensor.data == nullptr) throw Error(Errc::invalid_argument, "a DLPack tensor without data");
+
+    // Strides may be negative: the bytes begin where the lowest element does.
+    const auto reach = reach_of(view);
+    std::int64_t elements = 0;
+    if (!reach || __builtin_sub_overflow(reach->last, reach->first, &elements))
+        throw Error(Errc::shape_overflow, "a view of shape " + to_string(view.shape) + " whose strides overflow");
+    const auto size = checked_mul(static_cast<std::uint64_t>(elements) + 1, bits(dtype));
+    const auto below = checked_mul(~static_cast<std::uint64_t>(reach->first) + 1, bits(dtype));
+    if (!size || !below || *size > INT64_MAX)
+        throw Error(Errc::shape_overflow, "a view of shape " + to_string(view.shape) + " whose strides overflow");
+    if (*below % 8 != 0) throw Error(Errc::partial_byte, "a view of " + std::string(name(dtype)) + " that cuts bytes");
+    view.offset = -reach->first;
+    const std::byte* first = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset - *below / 8;
+    return TensorView(dtype, {{first, (*size + 7) / 8}, std::move(owner), writable}, std::move(view));
+}
+
+/// Calls the deleter, once it has something to delete.
+template <class Managed> class Keeper {
+public:
+    Keeper() = default;
+    Keeper(const Keeper&) = delete;
+    Keeper& operator=(const Keeper&) = delete;
+    ~Keeper() {
+        if (managed_ != nullptr && managed_->deleter != nullptr) managed_->deleter(managed_);
+    }
+    void keep(Managed* managed) noexcept { managed_ = managed; }
+
+private:
+    Managed* managed_ = nullptr;
+};
+
+template <class Managed> TensorView taken(Managed* managed, bool writable) {
+    const auto keeper = std::make_shared<Keeper<Managed>>();
+    TensorView view = borrowed(managed->dl_tensor, keeper, writable);
+    keeper->keep(managed);  // from here on nothing throws
+    return view;
+}
+
+void require_tensor(const void* tensor) {
+    if (tensor == nullptr) throw Error(Errc::invalid_argument, "no DLPack tensor to take");
+}
+
+}  // namespace
+
+DataType data_type(Dtype dtype) {
+    for (const Row& row : table)
+        if (row.dtype == dtype) return {row.code, static_cast<std::uint8_t>(bits(dtype)), 1};
+    throw Error(Errc::no_dlpack, "DLPack has no type for " + std::string(name(dtype)));
+}
+
+ManagedTensorVersioned* export_versioned(const TensorView& view) {
+    auto out = exported<ManagedTensorVersioned>(view);
+    if (!view.writable()) out->managed.flags = flag_read_only;
+    return &out.release()->managed;
+}
+
+ManagedTensor* export_unversioned(const TensorView& view) { return &exported<ManagedTensor>(view).release()->managed; }
+
+TensorView import_tensor(ManagedTensorVersioned* tensor) {
+    require_tensor(tensor);
+    if (tensor->version.major != Version{}.major)
+        throw Error(Errc::no_dlpack, "DLPack of version " + std::to_string(tensor->version.major) + '.' +
+                                         std::to_string(tensor->version.minor) + ", wanted 1");
+    const unsigned width = tensor->dl_tensor.dtype.bits;
+    if ((tensor->flags & flag_padded) != 0 && width < 8)
+        throw Error(Errc::no_dlpack, "elements of " + std::to_string(width) + " bits that have a byte each");
+    return taken(tensor, (tensor->flags & flag_read_only) == 0);
+}
+
+TensorView import_tensor(ManagedTensor* tensor) {
+    require_tensor(tensor);
+    return taken(tensor, false);
+}
+
+}  // namespace safemap::dlpack

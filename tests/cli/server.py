@@ -1,0 +1,115 @@
+"""The example server does what it promises: server.py SERVER.
+
+It serves slices on several threads, answers what goes wrong and goes on, changes to another checkpoint, and what it
+holds of the old one stays readable when that file is gone.
+"""
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SERVER = None
+
+
+def safetensors(tensors):
+    header, data = {}, b''
+    for name, (dtype, shape, values) in tensors.items():
+        packed = struct.pack(f'<{len(values)}f', *values)
+        if dtype == 'BF16':  # the upper halves: the values below are exact in them
+            packed = b''.join(packed[i + 2:i + 4] for i in range(0, len(packed), 4))
+        header[name] = {'dtype': dtype, 'shape': shape, 'data_offsets': [len(data), len(data) + len(packed)]}
+        data += packed
+    text = json.dumps(header).encode()
+    return struct.pack('<Q', len(text)) + text + data
+
+
+class Server(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.old = self.write('old', {'w': ('F32', [4, 2], range(8)), 'half': ('BF16', [2], [0.5, 1.5])})
+        self.new = self.write('new', {'w': ('F32', [4, 2], range(100, 108)), 'more': ('F32', [1], [7])})
+        self.server = subprocess.Popen([SERVER, self.old], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.asked = 0
+
+    def tearDown(self):
+        self.server.stdin.close()
+        rest = self.server.stdout.read()
+        self.server.stdout.close()
+        self.assertEqual((self.server.wait(60), rest), (0, ''))
+
+    def write(self, name, tensors):
+        path = self.folder / f'{name}.safetensors'
+        path.write_bytes(safetensors(tensors))
+        return path
+
+    def send(self, *words):
+        self.asked += 1
+        print(*words, file=self.server.stdin, flush=True)
+
+    def ask(self, *words):
+        self.send(*words)
+        number, answer = self.server.stdout.readline().rstrip('\n').split(' ', 1)
+        self.assertEqual(int(number), self.asked)
+        return answer
+
+    def test_slices(self):
+        self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 28')
+        self.assertEqual(self.ask('rows', 'w', 1, 2), 'sum 5')
+        self.assertEqual(self.ask('rows', 'w', -1, 9), 'sum 13')
+        self.assertEqual(self.ask('rows', 'half', 0, 2), 'sum 2')
+
+    def test_a_wrong_request_is_answered(self):
+        self.assertTrue(self.ask('rows', 'v', 0, 1).startswith('error tensor_not_found: '))
+        self.assertTrue(self.ask('rows', 'w').startswith('error: '))
+        self.assertTrue(self.ask('held', 'w').startswith('error: '))
+        self.assertTrue(self.ask('dance').startswith('error: '))
+        self.assertEqual(self.ask('hold', 'half'), 'holds half')
+        self.assertTrue(self.ask('held', 'half').startswith('error wrong_dtype: '))
+        self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 28')
+
+    def test_a_bad_checkpoint_changes_nothing(self):
+        bad = self.folder / 'bad.safetensors'
+        bad.write_bytes(self.new.read_bytes()[:-1])
+        self.assertTrue(self.ask('open', bad).startswith('error file_truncated: '))
+        self.assertTrue(self.ask('open', self.folder / 'nowhere').startswith('error path_not_found: '))
+        self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 28')
+
+    def test_what_is_held_outlives_its_checkpoint(self):
+        self.assertEqual(self.ask('hold', 'w'), 'holds w')
+        self.assertEqual(self.ask('open', self.new), f'serves {self.new}')
+        self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 828')
+        self.assertTrue(self.ask('rows', 'half', 0, 2).startswith('error tensor_not_found: '))
+        # Replaced as a save replaces it, by a rename; and then gone.
+        os.replace(self.new, self.old)
+        self.assertEqual(self.ask('held', 'w'), 'sum 28')
+        self.old.unlink()
+        self.assertEqual(self.ask('held', 'w'), 'sum 28')
+        self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 828')
+
+    def test_many_requests_while_it_changes(self):
+        for i in range(300):
+            self.send('rows', 'w', i % 4, i % 4 + 1)
+            if i % 3 == 0:
+                self.send('hold', 'w')
+            if i % 10 == 5:
+                self.send('open', (self.old, self.new, self.folder)[i // 10 % 3])
+        allowed = {f'sum {base + 4 * i + 1}' for i in range(4) for base in (0, 200)}
+        allowed |= {f'serves {path}' for path in (self.old, self.new)} | {'holds w'}
+        numbers = set()
+        for _ in range(self.asked):
+            number, answer = self.server.stdout.readline().rstrip('\n').split(' ', 1)
+            numbers.add(int(number))
+            self.assertTrue(answer in allowed or answer.startswith('error several_models: '), answer)
+        self.assertEqual(numbers, set(range(1, self.asked + 1)))
+        self.assertIn(self.ask('held', 'w'), ('sum 28', 'sum 828'))
+
+
+if __name__ == '__main__':
+    SERVER = sys.argv.pop(1)
+    unittest.main()

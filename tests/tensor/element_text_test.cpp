@@ -1,0 +1,81 @@
+// Elements of every dtype as text.
+#include "tensor/element_text.hpp"
+#include "doctest_safemap.hpp"
+
+#include <safemap/float_types.hpp>
+
+#include <bit>
+#include <complex>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <vector>
+
+using namespace safemap;
+
+namespace {
+template <class T> std::string text(Dtype dtype, T value) {
+    return element_text(dtype, std::as_bytes(std::span(&value, 1)));
+}
+}  // namespace
+
+TEST_CASE("integers and booleans read as they are") {
+    CHECK(text(Dtype::u8, std::uint8_t{200}) == "200");
+    CHECK(text(Dtype::i8, std::int8_t{-128}) == "-128");
+    CHECK(text(Dtype::u16, std::uint16_t{65535}) == "65535");
+    CHECK(text(Dtype::i16, std::int16_t{-2}) == "-2");
+    CHECK(text(Dtype::u32, std::uint32_t{4'000'000'000}) == "4000000000");
+    CHECK(text(Dtype::i32, std::int32_t{-7}) == "-7");
+    CHECK(text(Dtype::u64, std::numeric_limits<std::uint64_t>::max()) == "18446744073709551615");
+    CHECK(text(Dtype::i64, std::numeric_limits<std::int64_t>::min()) == "-9223372036854775808");
+    CHECK(text(Dtype::boolean, std::uint8_t{0}) == "false");
+    CHECK(text(Dtype::boolean, std::uint8_t{1}) == "true");
+    CHECK(text(Dtype::boolean, std::uint8_t{2}) == "0x02");
+}
+
+TEST_CASE("floating-point numbers read as their values, in as few digits as say which they are") {
+    CHECK(text(Dtype::f32, 0.1F) == "0.1");
+    CHECK(text(Dtype::f64, 0.1) == "0.1");
+    CHECK(text(Dtype::f64, static_cast<double>(0.1F)) == "0.10000000149011612");
+    CHECK(text(Dtype::f32, -0.0F) == "-0");
+    CHECK(text(Dtype::f32, std::numeric_limits<float>::infinity()) == "inf");
+    CHECK(text(Dtype::f32, std::numeric_limits<float>::quiet_NaN()) == "nan");
+    CHECK(text(Dtype::bf16, bf16{0x3FC0}) == "1.5");
+    CHECK(text(Dtype::f16, f16{0x3E00}) == "1.5");
+    CHECK(text(Dtype::f8_e4m3, f8_e4m3{0x3C}) == "1.5");
+    CHECK(text(Dtype::f8_e5m2, f8_e5m2{0x3E}) == "1.5");
+    CHECK(text(Dtype::f8_e4m3fnuz, f8_e4m3fnuz{0x44}) == "1.5");
+    CHECK(text(Dtype::f8_e5m2fnuz, f8_e5m2fnuz{0x42}) == "1.5");
+    CHECK(text(Dtype::f8_e8m0, f8_e8m0{128}) == "2");
+}
+
+TEST_CASE("every float reads back as itself") {
+    std::mt19937 random(1);
+    for (int i = 0; i < 10'000; ++i) {
+        const auto value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
+        if (value == value) CHECK(std::strtof(text(Dtype::f32, value).c_str(), nullptr) == value);
+    }
+}
+
+TEST_CASE("complex numbers have both parts") {
+    CHECK(text(Dtype::c64, std::complex<float>(1.5F, -2)) == "1.5-2j");
+    CHECK(text(Dtype::c128, std::complex<double>(-1, 0)) == "-1+0j");
+    CHECK(text(Dtype::c64, std::complex<float>(0, -0.0F)) == "0-0j");
+    const f16 pair[] = {{0x3E00}, {0xBE00}};
+    CHECK(element_text(Dtype::c32, std::as_bytes(std::span(pair))) == "1.5-1.5j");
+}
+
+TEST_CASE("what has no numbers of its own reads as its bits") {
+    CHECK(text(Dtype::f4, std::uint8_t{5}) == "0x05");
+    CHECK(text(Dtype::qint32, std::uint32_t{0x1234}) == "0x00001234");
+    CHECK(text(Dtype::bits16, std::uint16_t{0xBEEF}) == "0xbeef");
+}
+
+TEST_CASE("every dtype has a text") {
+    for (int i = 0; i <= static_cast<int>(Dtype::bits4x2); ++i) {
+        const auto dtype = static_cast<Dtype>(i);
+        CAPTURE(dtype);
+        const std::vector<std::byte> zeros((bits(dtype) + 7) / 8);
+        CHECK_FALSE(element_text(dtype, zeros).empty());
+    }
+}
