@@ -28,7 +28,7 @@ enum class Policy : std::uint8_t { compatible, strict, lenient };
 
 /// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill
 /// the process at the touch of a view). `copied` never maps. Where a file is not mapped view() throws no_view and
-/// load() reads. `private_copy` maps files as a copy to write to, for callers who change weights in place: views are
+/// load() reads. `private_copy` maps them as a copy to write to, for callers who change weights in place: views are
 /// writable(), and pages become memory of this process as they are written to, no others. The file never changes. All
 /// views of one open (of all copies of the checkpoint) share the copy, and it is gone with the last of them; another
 /// open has another. load(), read(), save() and uploading give what the file holds, not what was written to views.

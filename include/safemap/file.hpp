@@ -9,10 +9,10 @@
 
 namespace safemap {
 
-/// Whether a file may be mapped, and how. `automatic`: read-only, where it lies on a local disk. On network and FUSE file
-/// systems a server that goes away, or truncates the file, would stop or kill the process at the touch of a view, so
-/// files are read there. `private_copy`: to be written to. A page is the file's until somebody writes to it; then it is
-/// memory of its own, which no file and no other mapping sees.
+/// Whether a file may be mapped, and how: read-only, or as a private copy that can be written to. In a private copy a
+/// page is the file's until somebody writes to it; then it is memory of its own, which no file and no other mapping
+/// sees. `automatic` is allowed where the file lies on a local disk. On network and FUSE file systems a server that
+/// goes away, or truncates the file, would stop or kill the process at the touch of a view, so files are read there.
 enum class Mapping : std::uint8_t { automatic, allowed, never, private_copy };
 
 /// Opens a regular file for reading (symbolic links are followed, O_CLOEXEC). Its size and identity are taken now;

@@ -122,9 +122,9 @@ public:
     /// The value without a copy. The view shares the mapping and may outlive this tensor and its checkpoint.
     /// A program that truncates the file under a view turns the next touch into SIGBUS, and what it writes shows:
     /// use load() where files are not your own. Files are read-only but with Access::private_copy. Throws no_view where
-    /// the value is cast, swapped, in several pieces, or in a source without addresses, as files on network file systems
-    /// are unless Access::mapped is asked for; file_changed where the file has changed by the time it is mapped, which
-    /// is once; as read() does where mapping fails.
+    /// the value is cast, swapped, in several pieces, or in a source without addresses, as files on network file
+    /// systems are unless Access::mapped is asked for; file_changed where the file has changed by the time it is
+    /// mapped, which is once; as read() does where mapping fails.
     TensorView view() const;
     /// The value, contiguous, in memory of its own that is aligned to 64 bytes and may be written to. Throws as read()
     /// does.

@@ -5,8 +5,8 @@
 #include <safemap/bytes.hpp>
 
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -19,11 +19,11 @@ struct Calls {
     int (*openat)(int folder, const char* name, int flags, mode_t mode);
     int (*fstat)(int descriptor, struct stat* status);
     int (*fstatat)(int folder, const char* name, struct stat* status, int flags);
+    int (*fstatfs)(int descriptor, struct statfs* status);
+    int (*faccessat)(int folder, const char* name, int mode, int flags);
     int (*fstatvfs)(int descriptor, struct statvfs* status);
     int (*fchmod)(int descriptor, mode_t mode);
     int (*fchmodat)(int folder, const char* name, mode_t mode, int flags);
-    int (*fstatfs)(int descriptor, struct statfs* status);
-    int (*faccessat)(int folder, const char* name, int mode, int flags);
     ssize_t (*pread)(int descriptor, void* into, std::size_t size, off_t offset);
     ssize_t (*pwrite)(int descriptor, const void* from, std::size_t size, off_t offset);
     int (*fallocate)(int descriptor, int mode, off_t offset, off_t size);

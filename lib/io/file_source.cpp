@@ -63,9 +63,9 @@ public:
     void evict(Extent extent) const override {
         file_.require_inside(extent);
         if (extent.size == 0) return;
-        // What was written to a private copy stands in its pages and nowhere else.
-        if (const SharedBytes* const whole = ready_.load(std::memory_order_acquire); whole != nullptr && !whole->writable)
-            unmap_pages(whole->bytes.subspan(extent.offset, extent.size));
+        // Of a private copy this would take what was written to it.
+        const SharedBytes* const whole = ready_.load(std::memory_order_acquire);
+        if (whole != nullptr && !whole->writable) unmap_pages(whole->bytes.subspan(extent.offset, extent.size));
         drop_cache(extent, file_.descriptor()->number());
     }
 

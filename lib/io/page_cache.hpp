@@ -20,6 +20,7 @@ std::optional<std::uint64_t> resident_in(Extent extent, int descriptor) noexcept
 bool populate(std::span<const std::byte> mapped) noexcept;
 
 /// Takes a shared mapping's hands off a range: nobody's bytes change, and pages that no other mapping uses can go.
+/// Never of a private mapping, which would lose what was written to it.
 void unmap_pages(std::span<const std::byte> mapped) noexcept;
 /// Lets the kernel drop what it has cached of a range of a file, but for pages that are mapped or not yet written.
 void drop_cache(Extent extent, int descriptor) noexcept;

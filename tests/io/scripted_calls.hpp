@@ -88,15 +88,6 @@ private:
         calls.fstatat = [](int folder, const char* name, struct stat* status, int flags) {
             return fails("fstatat") ? -1 : current_->system_.fstatat(folder, name, status, flags);
         };
-        calls.fstatvfs = [](int descriptor, struct statvfs* status) {
-            return fails("fstatvfs") ? -1 : current_->system_.fstatvfs(descriptor, status);
-        };
-        calls.fchmod = [](int descriptor, mode_t mode) {
-            return fails("fchmod") ? -1 : current_->system_.fchmod(descriptor, mode);
-        };
-        calls.fchmodat = [](int folder, const char* name, mode_t mode, int flags) {
-            return fails("fchmodat") ? -1 : current_->system_.fchmodat(folder, name, mode, flags);
-        };
         calls.fstatfs = [](int descriptor, struct statfs* status) {
             return fails("fstatfs") || interrupted() ? -1 : current_->system_.fstatfs(descriptor, status);
         };
@@ -114,6 +105,15 @@ private:
         };
         calls.fadvise = [](int descriptor, off_t offset, off_t size, int advice) {
             return fails("fadvise") ? errno : current_->system_.fadvise(descriptor, offset, size, advice);
+        };
+        calls.fstatvfs = [](int descriptor, struct statvfs* status) {
+            return fails("fstatvfs") ? -1 : current_->system_.fstatvfs(descriptor, status);
+        };
+        calls.fchmod = [](int descriptor, mode_t mode) {
+            return fails("fchmod") ? -1 : current_->system_.fchmod(descriptor, mode);
+        };
+        calls.fchmodat = [](int folder, const char* name, mode_t mode, int flags) {
+            return fails("fchmodat") ? -1 : current_->system_.fchmodat(folder, name, mode, flags);
         };
         calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) -> ssize_t {
             if (fails("pread") || interrupted()) return -1;
