@@ -32,6 +32,7 @@ SEEDS = {
     'step_zero': (U8, [2], [part(step=0)]),
     'scalar': (U8, [], [REST]),
     'empty': (U8, [0, 3], [part(), at(1)]),
+    'empty_behind_many': (U8, [3] + [-8] * 8 + [0], [part(step=-1)]),
     'huge_step': (U8, [5], [part(step=2**63 - 1)], [part(step=-2**63)]),
     'packed_rows': (F4, [4, 6], [part(1, 3)], [at(0)]),
     'packed_half_byte': (F4, [4, 6], [part(), part(1, 3)]),
