@@ -48,7 +48,7 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     json.member("nbytes", tensor.nbytes()).member("pieces", tensor.piece_count());
     // An inflated stream has an offset too, but not one in a file.
     const auto placement = tensor.placement();
-    if (placement && placement->source->descriptor() >= 0)
+    if (placement && placement->source->is_file())
         json.member("file", files.of(*placement->source)).member("offset", placement->extent.offset);
     if (name != entry.stored_name) json.member("alias_of", entry.stored_name);
     json.end_object();

@@ -26,7 +26,8 @@ namespace safemap {
 /// and tells.
 enum class Policy : std::uint8_t { compatible, strict, lenient };
 
-/// How view() gets at bytes. `automatic` and `mapped` map files; `copied` never maps: view() throws no_view and
+/// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill
+/// the process at the touch of a view). `copied` never maps. Where a file is not mapped view() throws no_view and
 /// load() reads. `private_copy` maps them as a copy to write to, for callers who change weights in place: views are
 /// writable(), and pages become memory of this process as they are written to, no others. The file never changes. All
 /// views of one open (of all copies of the checkpoint) share the copy, and it is gone with the last of them; another
@@ -94,6 +95,11 @@ public:
     std::optional<LazyTensor> find(std::string_view name) const;
     /// The tensors that `selection` names, in order.
     std::vector<LazyTensor> select(const Selection& selection) const;
+
+    // The kernel's page cache, for the tensors that `selection` names, all of them at once; see LazyTensor.
+    Residency residency(const Selection& selection = {}) const;
+    void prefetch(const Selection& selection = {}, const PrefetchOptions& options = {}) const;
+    void evict(const Selection& selection = {}) const;
 
     /// In the order of tensor(i).
     const LazyTensor* begin() const& noexcept;

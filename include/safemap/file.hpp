@@ -3,6 +3,7 @@
 
 #include <safemap/source.hpp>
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 
@@ -10,17 +11,22 @@ namespace safemap {
 
 /// Whether a file may be mapped, and how: read-only, or as a private copy that can be written to. In a private copy a
 /// page is the file's until somebody writes to it; then it is memory of its own, which no file and no other mapping
-/// sees.
-enum class Mapping : std::uint8_t { allowed, never, private_copy };
+/// sees. `automatic` is allowed where the file lies on a local disk. On network and FUSE file systems a server that
+/// goes away, or truncates the file, would stop or kill the process at the touch of a view, so files are read there.
+enum class Mapping : std::uint8_t { automatic, allowed, never, private_copy };
 
 /// Opens a regular file for reading (symbolic links are followed, O_CLOEXEC). Its size and identity are taken now;
 /// a file that is found shorter later gives Errc::file_changed. The mapping, where one is asked for, is made once,
 /// shared by all who ask, and unmapped by its last owner; read_at() reads the file, whatever was written to a private
-/// copy of it. Throws path_not_found, permission_denied, io_error.
+/// copy of it. Throws path_not_found, permission_denied, io_error, too_many_open_files.
+///
+/// Open files take at most half of the descriptors that the process may have (RLIMIT_NOFILE, the soft one). Beyond
+/// that the file unused for longest is closed, and opened again when it is read; it gives file_changed if another file
+/// stands there by then. While it is open, a file that was deleted or replaced can still be read.
 SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path& path,
-                                                    Mapping mapping = Mapping::allowed);
+                                                    Mapping mapping = Mapping::automatic);
 /// Opens a directory. Throws likewise.
 SAFEMAP_API std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path,
-                                                      Mapping mapping = Mapping::allowed);
+                                                      Mapping mapping = Mapping::automatic);
 
 }  // namespace safemap

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <safemap/dtype.hpp>
+#include <safemap/progress.hpp>
 #include <safemap/shape.hpp>
 #include <safemap/source.hpp>
 #include <safemap/tensor_view.hpp>
@@ -80,6 +81,11 @@ struct CastCounts {
     }
 };
 
+struct PrefetchOptions {
+    Monitor monitor = {};
+    unsigned threads = 0;  ///< 0: one per core
+};
+
 /// A named tensor of which nothing has been read. Cheap to copy; copies share the pieces and keep the sources
 /// open. Const members may be called from several threads at once.
 class SAFEMAP_API LazyTensor {
@@ -116,19 +122,30 @@ public:
     /// The value without a copy. The view shares the mapping and may outlive this tensor and its checkpoint.
     /// A program that truncates the file under a view turns the next touch into SIGBUS, and what it writes shows:
     /// use load() where files are not your own. Files are read-only but with Access::private_copy. Throws no_view where
-    /// the value is cast, swapped, in several pieces, or in a source without addresses; as read() does where mapping
-    /// fails.
+    /// the value is cast, swapped, in several pieces, or in a source without addresses, as files on network file
+    /// systems are unless Access::mapped is asked for; file_changed where the file has changed by the time it is
+    /// mapped, which is once; as read() does where mapping fails.
     TensorView view() const;
     /// The value, contiguous, in memory of its own that is aligned to 64 bytes and may be written to. Throws as read()
     /// does.
     TensorView load() const;
 
     /// Fills `into` with the bytes [offset, offset + into.size()) of the row-major value. Throws
-    /// index_out_of_range for a range outside the value, invalid_argument for one that cuts an element, and what
-    /// the sources throw.
+    /// index_out_of_range for a range outside the value, invalid_argument for one that cuts an element, file_changed
+    /// where a file is no longer what was opened, and what the sources throw.
     void read(std::uint64_t offset, std::span<std::byte> into) const;
     /// Fills `into` with the region `box` of the value, row-major; `into` has just its size.
     void read(const Box& box, std::span<std::byte> into) const;
+
+    /// How much of the bytes that the value is read from is in memory already.
+    Residency residency() const;
+    /// Reads those bytes into the kernel's page cache, by several threads in steps, and returns when they are there:
+    /// views are then touched, and values loaded, at the speed of memory, as long as the kernel keeps them. Throws as
+    /// read() does, and cancelled.
+    void prefetch(const PrefetchOptions& options = {}) const;
+    /// Lets the kernel forget those bytes, but for pages that others use and edges that are not whole pages. Views
+    /// stay as they are: touched again, they are read again.
+    void evict() const;
 
     /// Where the value stands as it is: row-major, one run, no cast, no decoding.
     struct Placement {

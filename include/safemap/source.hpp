@@ -25,6 +25,18 @@ struct SharedBytes {
     bool writable = false;
 };
 
+/// How much of some bytes is in memory already.
+struct Residency {
+    std::uint64_t resident = 0;  ///< bytes that no disk is waited for, counted in whole pages
+    std::uint64_t total = 0;     ///< bytes of which that is known; 0: nothing is known
+
+    Residency& operator+=(const Residency& other) noexcept {
+        resident += other.resident;
+        total += other.total;
+        return *this;
+    }
+};
+
 /// A sequence of bytes of fixed size. All members may be called from several threads at once.
 class SAFEMAP_API Source {
 public:
@@ -38,15 +50,29 @@ public:
     /// In bytes.
     virtual std::uint64_t size() const noexcept = 0;
     /// Fills `into` with the bytes from `offset` on, all of it or an Error: file_truncated where the range is
-    /// not inside size(), file_changed where the file shrank since, io_error where reading fails.
+    /// not inside size(), file_changed where the file shrank since or another stands in its place, io_error where
+    /// reading fails.
     virtual void read_at(std::uint64_t offset, std::span<std::byte> into) const = 0;
     /// The bytes of `extent` without copying them, or nothing where this kind of source has no addresses.
     /// Throws as read_at does. What another process does to a mapped file shows in these bytes, and
     /// truncating it under them is a SIGBUS: bulk work reads, it does not map.
     virtual std::optional<SharedBytes> map(Extent extent) const;
-    /// For files: a descriptor that pread accepts, with this source's byte 0 at the file's byte 0; else -1.
-    /// Borrowed. Lets a device read straight into its own memory.
-    virtual int descriptor() const noexcept { return -1; }
+    /// Whether it is a file of the file system, and its offsets are the file's.
+    virtual bool is_file() const noexcept { return false; }
+
+    /// Throws file_changed where what it reads is no longer what was opened (of a file: device, inode, size or time
+    /// of modification). Bulk work asks when it has read, so that what it read was there all along.
+    virtual void require_unchanged() const {}
+
+    // The kernel's page cache; a source that knows of none does nothing. Ranges are as for read_at.
+    /// How much of `extent` is in memory.
+    virtual Residency residency(Extent extent) const;
+    /// Brings `extent` into memory, and returns when it is there. For ranges of a few megabytes, from several threads.
+    /// Throws as read_at does.
+    virtual void prefetch(Extent extent) const;
+    /// Lets go of the memory that `extent` is cached in, where nobody else uses it. Views stay as they are: what is
+    /// touched again is read again.
+    virtual void evict(Extent extent) const;
 };
 
 /// A set of files. All members may be called from several threads at once.

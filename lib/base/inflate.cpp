@@ -30,6 +30,7 @@ public:
 
     const std::string& name() const noexcept override { return name_; }
     std::uint64_t size() const noexcept override { return size_; }
+    void require_unchanged() const override { source_->require_unchanged(); }
 
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
         if (!Extent{offset, into.size()}.inside(size_))

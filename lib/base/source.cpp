@@ -34,6 +34,11 @@ public:
         return SharedBytes{bytes_.bytes.subspan(extent.offset, extent.size), bytes_.owner, bytes_.writable};
     }
 
+    Residency residency(Extent extent) const override {
+        require_inside(extent, size(), name_);
+        return {extent.size, extent.size};
+    }
+
 private:
     std::string name_;
     SharedBytes bytes_;
@@ -62,6 +67,9 @@ private:
 }  // namespace
 
 std::optional<SharedBytes> Source::map(Extent) const { return std::nullopt; }
+Residency Source::residency(Extent) const { return {}; }
+void Source::prefetch(Extent) const {}
+void Source::evict(Extent) const {}
 
 std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes) {
     return std::make_shared<MemorySource>(std::move(name), std::move(bytes));

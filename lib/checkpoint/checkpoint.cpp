@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "checkpoint/contents.hpp"
 #include "checkpoint/near_names.hpp"
+#include "lazy/page_cache.hpp"
 
 #include <utility>
 
@@ -166,5 +167,11 @@ std::vector<LazyTensor> Checkpoint::select(const Selection& selection) const {
         if (selection.matches(tensor.name())) selected.push_back(tensor);
     return selected;
 }
+
+Residency Checkpoint::residency(const Selection& selection) const { return safemap::residency(select(selection)); }
+void Checkpoint::prefetch(const Selection& selection, const PrefetchOptions& options) const {
+    safemap::prefetch(select(selection), options);
+}
+void Checkpoint::evict(const Selection& selection) const { safemap::evict(select(selection)); }
 
 }  // namespace safemap

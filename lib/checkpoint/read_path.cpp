@@ -18,14 +18,14 @@ bool is_index(const Source& source) {
     return !name.ends_with(".safetensors") && sniff(source).content == Content::json && safetensors::is_index(source);
 }
 
-Mapping mapping_of(Access access) noexcept {
+Mapping mapping_of(Access access) {
     switch (access) {
-        case Access::automatic:
-        case Access::mapped: break;
+        case Access::automatic: return Mapping::automatic;
+        case Access::mapped: return Mapping::allowed;
         case Access::copied: return Mapping::never;
         case Access::private_copy: return Mapping::private_copy;
     }
-    return Mapping::allowed;
+    throw Error(Errc::invalid_argument, "an access that does not exist");
 }
 
 }  // namespace

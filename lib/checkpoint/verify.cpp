@@ -162,6 +162,7 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     Watch watch(options.monitor, "verifying", total);
     watch.check_stop();
     Reader(stretches, options.threads, watch, report).run();
+    for (const auto& source : contents.sources) source->require_unchanged();
     watch.tell();
     return report;
 }

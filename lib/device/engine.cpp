@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
+#include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 
 #include <safemap/error.hpp>
@@ -542,6 +543,11 @@ void Engine::finish(Lock& lock, Upload& upload) {
         }
     }
     upload.copies.clear();
+    try {
+        require_unchanged({&upload.tensor, 1});
+    } catch (...) {
+        if (!upload.fault) upload.fault = current_fault(upload.tensor);
+    }
     if (upload.fault) upload.memory.reset();
     lock.lock();
 

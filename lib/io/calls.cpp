@@ -3,6 +3,9 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -14,6 +17,26 @@ namespace {
 // Variadic in C, so it needs a signature of its own.
 int open_with_mode(int folder, const char* name, int flags, mode_t mode) { return ::openat(folder, name, flags, mode); }
 
+// Headers and C libraries older than Linux 6.5 know neither the number, which is the same on every architecture, nor
+// the structures.
+int cachestat(int descriptor, Extent extent, std::uint64_t* pages) {
+    constexpr long number = 451;
+    struct {
+        std::uint64_t offset, size;
+    } range = {extent.offset, extent.size};
+    struct {
+        std::uint64_t cached, dirty, written_back, evicted, recently_evicted;
+    } counts = {};
+    const long result = ::syscall(number, descriptor, &range, &counts, 0U);
+    *pages = counts.cached;
+    return static_cast<int>(result);
+}
+
+std::uint64_t descriptor_limit() {
+    rlimit limit = {};
+    return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
 std::uint64_t physical_memory() {
     return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
@@ -24,6 +47,8 @@ Calls calls = {
     .openat = open_with_mode,
     .fstat = ::fstat,
     .fstatat = ::fstatat,
+    .fstatfs = ::fstatfs,
+    .faccessat = ::faccessat,
     .fstatvfs = ::fstatvfs,
     .fchmod = ::fchmod,
     .fchmodat = ::fchmodat,
@@ -37,6 +62,11 @@ Calls calls = {
     .unlinkat = ::unlinkat,
     .linkat = ::linkat,
     .renameat2 = ::renameat2,
+    .madvise = ::madvise,
+    .mincore = ::mincore,
+    .cachestat = cachestat,
+    .fadvise = ::posix_fadvise,
+    .descriptor_limit = descriptor_limit,
     .physical_memory = physical_memory,
 };
 

@@ -2,7 +2,10 @@
 // be interrupted or to do half of what was asked.
 #pragma once
 
+#include <safemap/bytes.hpp>
+
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
 
@@ -16,6 +19,8 @@ struct Calls {
     int (*openat)(int folder, const char* name, int flags, mode_t mode);
     int (*fstat)(int descriptor, struct stat* status);
     int (*fstatat)(int folder, const char* name, struct stat* status, int flags);
+    int (*fstatfs)(int descriptor, struct statfs* status);
+    int (*faccessat)(int folder, const char* name, int mode, int flags);
     int (*fstatvfs)(int descriptor, struct statvfs* status);
     int (*fchmod)(int descriptor, mode_t mode);
     int (*fchmodat)(int folder, const char* name, mode_t mode, int flags);
@@ -29,7 +34,12 @@ struct Calls {
     int (*unlinkat)(int folder, const char* name, int flags);
     int (*linkat)(int from_folder, const char* from, int to_folder, const char* to, int flags);
     int (*renameat2)(int from_folder, const char* from, int to_folder, const char* to, unsigned flags);
-    std::uint64_t (*physical_memory)();  ///< in bytes
+    int (*madvise)(void* address, std::size_t size, int advice);
+    int (*mincore)(void* address, std::size_t size, unsigned char* pages);
+    int (*cachestat)(int descriptor, Extent extent, std::uint64_t* pages);  ///< since Linux 6.5; `pages` in the cache
+    int (*fadvise)(int descriptor, off_t offset, off_t size, int advice);   ///< the error number, as posix_fadvise
+    std::uint64_t (*descriptor_limit)();                                    ///< the soft limit of the process
+    std::uint64_t (*physical_memory)();                                     ///< in bytes
 };
 
 /// The table in use: the system's own. Only tests assign to it, and only while nothing else runs.

@@ -1,12 +1,13 @@
 // A regular file, open for reading.
 #pragma once
 
-#include "io/system.hpp"
+#include "io/kept.hpp"
 
 #include <safemap/bytes.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -22,31 +23,39 @@ struct Identity {
     friend bool operator==(const Identity&, const Identity&) = default;
 };
 
+/// Keeps its descriptor while there are enough; see Kept. Const members may be called from several threads at once.
 class File {
 public:
-    /// `name`, relative to the folder open as `folder` (or AT_FDCWD); messages call it `path`. Never waits, whatever
-    /// stands there: what is no regular file is refused with invalid_argument.
-    static File open(int folder, const std::string& name, std::string path);
+    /// `name` relative to `folder`, or to the working directory where that is null; messages call it `path`. Never
+    /// waits, whatever stands there: what is no regular file is refused with invalid_argument.
+    File(Handle folder, std::string name, std::string path);
 
     const std::string& path() const noexcept { return path_; }
-    int descriptor() const noexcept { return descriptor_.number(); }
     const Identity& identity() const noexcept { return identity_; }
     std::uint64_t size() const noexcept { return identity_.size; }
 
+    /// The descriptor, opened again where it has been let go. Throws as opening does, and file_changed where another
+    /// file stands there now.
+    Handle descriptor() const;
     /// As Source::read_at.
     void read_at(std::uint64_t offset, std::span<std::byte> into) const;
     /// Throws file_truncated where `extent` is not inside the file as it was when it was opened.
     void require_inside(Extent extent) const;
-    /// Throws file_changed where the file has become shorter since.
-    void require_not_shorter() const;
+    /// Throws file_changed where it is no longer what it was.
+    void require_unchanged() const;
 
 private:
-    File(Descriptor descriptor, const struct stat& status, std::string path);
-    Error shrunk(std::uint64_t size_now) const;
+    Handle open() const;
+    Handle open_again() const;
+    struct stat status_of(const Handle& handle) const;
+    void require_same(const Identity& now) const;
+    Error resized(std::uint64_t size_now) const;
 
-    Descriptor descriptor_;
-    Identity identity_;
+    Handle folder_;
+    std::string name_;
     std::string path_;
+    mutable Kept kept_;
+    Identity identity_;
 };
 
 }  // namespace safemap::io

@@ -1,6 +1,5 @@
 // A directory as a Folder. It stays open, so neither chdir nor a rename of the directory changes what it means.
 #include "base/text.hpp"
-#include "io/file.hpp"
 #include "io/listing.hpp"
 #include "io/mapping.hpp"
 
@@ -26,17 +25,19 @@ void require_below(std::string_view name, const std::string& folder) {
 class FileFolder final : public Folder {
 public:
     FileFolder(Descriptor descriptor, std::filesystem::path path, Mapping mapping)
-        : descriptor_(std::move(descriptor)), path_(std::move(path)), mapping_(mapping) {}
+        : descriptor_(std::make_shared<const Descriptor>(std::move(descriptor))),
+          path_(std::move(path)),
+          mapping_(mapping) {}
 
     const std::string& name() const noexcept override { return path_.native(); }
 
-    std::vector<std::string> list() const override { return list_files(descriptor_.number(), path_.native()); }
+    std::vector<std::string> list() const override { return list_files(descriptor_->number(), path_.native()); }
 
     std::shared_ptr<const Source> open(std::string_view file) const override {
         require_below(file, name());
         if (file.empty() || file.find('\0') != std::string_view::npos) return nullptr;
         try {
-            return file_source(File::open(descriptor_.number(), std::string(file), (path_ / file).native()), mapping_);
+            return file_source(descriptor_, std::string(file), (path_ / file).native(), mapping_);
         } catch (const Error& error) {
             if (error.code() == Errc::path_not_found) return nullptr;
             if (error.code() != Errc::invalid_argument) throw;
@@ -46,7 +47,7 @@ public:
     }
 
 private:
-    Descriptor descriptor_;
+    Handle descriptor_;  // shared with its files, which may have to be opened again
     std::filesystem::path path_;
     Mapping mapping_;
 };

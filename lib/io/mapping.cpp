@@ -25,10 +25,11 @@ SharedBytes map_whole(const File& file, Mapping mapping) {
     const bool writable = mapping == Mapping::private_copy;
     // mapped_region takes a size of 0 to mean "up to the end" and then fails for there being nothing.
     if (file.size() == 0) return {.writable = writable};
+    const Handle handle = file.descriptor();
     try {
         // Without MAP_NORESERVE the system wants room for a copy of the whole file before a byte is written.
         auto region = std::make_shared<const ipc::mapped_region>(
-            Mappable{file.descriptor()}, writable ? ipc::copy_on_write : ipc::read_only, 0, file.size(), nullptr,
+            Mappable{handle->number()}, writable ? ipc::copy_on_write : ipc::read_only, 0, file.size(), nullptr,
             writable ? MAP_NORESERVE : ipc::default_map_options);
         const auto* first = static_cast<const std::byte*>(region->get_address());
         return {.bytes = {first, region->get_size()}, .owner = std::move(region), .writable = writable};

@@ -7,6 +7,7 @@
 #include <safemap/source.hpp>
 
 #include <memory>
+#include <string>
 
 namespace safemap::io {
 
@@ -14,7 +15,7 @@ namespace safemap::io {
 /// address. Needs the file no longer once it returns. Throws out_of_memory, io_error.
 SharedBytes map_whole(const File& file, Mapping mapping);
 
-/// A file as a Source.
-std::shared_ptr<const Source> file_source(File file, Mapping mapping);
+/// A file as a Source; the first three are File's.
+std::shared_ptr<const Source> file_source(Handle folder, std::string name, std::string path, Mapping mapping);
 
 }  // namespace safemap::io

@@ -2,9 +2,9 @@
 #include "io/system.hpp"
 
 #include "io/calls.hpp"
+#include "io/kept.hpp"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <system_error>
@@ -25,15 +25,9 @@ Errc code_of(int number) noexcept {
         case EMFILE:
         case ENFILE: return Errc::too_many_open_files;
         case ENOMEM: return Errc::out_of_memory;
+        case ESTALE: return Errc::file_changed;  // gone or replaced, on its server
         default: return Errc::io_error;
     }
-}
-
-bool raise_descriptor_limit() noexcept {
-    rlimit limit = {};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
-    limit.rlim_cur = limit.rlim_max;
-    return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
 }  // namespace
@@ -52,15 +46,14 @@ void Descriptor::reset() noexcept {
 }
 
 Descriptor open_at(int folder, const char* name, int flags, mode_t mode) noexcept {
-    const auto open = [&] {
-        return uninterrupted([&] { return calls.openat(folder, name, flags | O_CLOEXEC, mode); });
-    };
-    const int number = open();
-    if (number < 0 && errno == EMFILE) {
-        if (raise_descriptor_limit()) return Descriptor(open());
-        errno = EMFILE;
+    for (;;) {
+        const int number = uninterrupted([&] { return calls.openat(folder, name, flags | O_CLOEXEC, mode); });
+        const int error = errno;
+        if (number >= 0 || (error != EMFILE && error != ENFILE) || !close_one_kept()) {
+            errno = error;
+            return Descriptor(number);
+        }
     }
-    return Descriptor(number);
 }
 
 const std::string& without_nul(const std::string& path) {

@@ -51,8 +51,8 @@ private:
     int number_ = -1;
 };
 
-/// Opens as openat does, O_CLOEXEC added; empty with errno set where that fails. A process that has used up its soft
-/// limit on descriptors gets the hard one, once: a checkpoint of a thousand shards is above the usual 1024.
+/// Opens as openat does, O_CLOEXEC added; empty with errno set where that fails. Where there are no descriptors left,
+/// those that are kept for later are closed one after the other.
 Descriptor open_at(int folder, const char* name, int flags, mode_t mode = 0) noexcept;
 
 /// A path that cannot be cut short by a NUL inside it on its way to the system. Throws path_not_found.

@@ -2,6 +2,7 @@
 #include <safemap/lazy_tensor.hpp>
 
 #include "lazy/gatherer.hpp"
+#include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "tensor/convert.hpp"
 #include "tensor/reach.hpp"
@@ -118,7 +119,10 @@ TensorView LazyTensor::view() const {
         throw refuse("the value is in several pieces, and has to be loaded");
     try {
         auto bytes = stored_->source(place.source)->map({place.offset, touched.size});
-        if (!bytes) throw refuse("its source has no addresses; it has to be loaded");
+        if (!bytes)
+            throw refuse("its source has no addresses; it has to be loaded")
+                .with_path(stored_->source(place.source)->name())
+                .with_hint("load() reads it; Access::mapped maps files on network file systems, too");
         view.offset -= static_cast<std::int64_t>(touched.offset * 8 / bits(dtype_));
         return TensorView(dtype_, std::move(*bytes), std::move(view));
     } catch (Error& error) {
@@ -138,9 +142,19 @@ TensorView LazyTensor::load() const {
     return TensorView(dtype_, {{memory.get(), size}, memory, true}, {shape(), row_major(shape()), 0});
 }
 
-void LazyTensor::read(std::uint64_t offset, std::span<std::byte> into) const { Gatherer().fill(*this, offset, into); }
+void LazyTensor::read(std::uint64_t offset, std::span<std::byte> into) const {
+    Gatherer().fill(*this, offset, into);
+    require_unchanged({this, 1});
+}
 
-void LazyTensor::read(const Box& box, std::span<std::byte> into) const { Gatherer().fill(*this, box, into); }
+void LazyTensor::read(const Box& box, std::span<std::byte> into) const {
+    Gatherer().fill(*this, box, into);
+    require_unchanged({this, 1});
+}
+
+Residency LazyTensor::residency() const { return safemap::residency({this, 1}); }
+void LazyTensor::prefetch(const PrefetchOptions& options) const { safemap::prefetch({this, 1}, options); }
+void LazyTensor::evict() const { safemap::evict({this, 1}); }
 
 std::optional<LazyTensor::Placement> LazyTensor::placement() const {
     if (dtype_ != stored_->dtype() || decoding_ != Decoding{}) return std::nullopt;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace safemap {
@@ -45,6 +46,11 @@ public:
 
     const std::shared_ptr<const Source>& source(std::uint32_t i) const noexcept {
         return pieces_ ? pieces_->sources[i] : only_source_;
+    }
+    /// All that hold elements.
+    std::span<const std::shared_ptr<const Source>> sources() const noexcept {
+        if (elements_ == 0) return {};
+        return pieces_ ? std::span(std::as_const(pieces_->sources)) : std::span(&only_source_, 1);
     }
 
 private:

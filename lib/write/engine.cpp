@@ -7,6 +7,7 @@
 #include "base/watch.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
+#include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "write/shards.hpp"
 
@@ -80,6 +81,7 @@ public:
         parallel_for(
             static_cast<std::size_t>(units_), static_cast<unsigned>(workers_.size()),
             [this](std::size_t unit, unsigned worker) { do_unit(unit, workers_[worker]); }, [this] { watch_.tick(); });
+        require_unchanged(tensors_);
         for (const Worker& worker : workers_)
             for (std::size_t i = 0; i < worker.counts.size(); ++i) layout_.casts[i].counts += worker.counts[i];
         watch_.tell();

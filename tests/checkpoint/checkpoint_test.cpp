@@ -4,11 +4,25 @@
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
+#include "io/scripted_calls.hpp"
 #include "temp_dir.hpp"
 
+#include <safemap/verify.hpp>
+
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
 
 using namespace safemap;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -18,6 +32,20 @@ std::string bytes_of(const LazyTensor& tensor) {
     std::string bytes(tensor.nbytes(), '\0');
     tensor.read(0, std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
     return bytes;
+}
+
+/// Later than the file was opened, however coarse the clock of its file system is.
+void touch(const fs::path& file) { fs::last_write_time(file, fs::last_write_time(file) + std::chrono::seconds(1)); }
+
+/// One tensor "tI" of four bytes in each of `count` files, and their index.
+void write_shards(const TempDir& dir, int count) {
+    std::string weight_map;
+    for (int i = 0; i < count; ++i) {
+        const std::string number = std::to_string(i);
+        dir.write("s" + number + ".safetensors", forge::u8_file({{"t" + number, 4}}));
+        weight_map += (i > 0 ? ",\"t" : "\"t") + number + "\":\"s" + number + ".safetensors\"";
+    }
+    dir.write("model.safetensors.index.json", R"({"weight_map":{)" + weight_map + "}}");
 }
 
 const std::string tied = forge::safetensors(
@@ -184,4 +212,155 @@ TEST_CASE("a fault names the file and the tensor") {
     REQUIRE(error.has_value());
     CHECK(error->path() == file.native());
     CHECK(error->tensor() == "a");
+}
+
+TEST_CASE("the page cache is asked for what a selection names") {
+    const TempDir dir;
+    const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 3'000'000}, {"b", 20'000'000}}));
+    const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    REQUIRE(::fsync(descriptor) == 0);
+    ::close(descriptor);
+    const auto model = Checkpoint::open(file);
+    const TensorView view = model["b"].view();
+
+    std::uint64_t prefetched = 0;
+    model.prefetch(Selection::names({"a"}), {.monitor = {.on_progress = [&](const Progress& progress) {
+                                                 prefetched = progress.bytes_done;
+                                                 return true;
+                                             }}});
+    CHECK(prefetched == 3'000'000);
+    CHECK(model.residency(Selection::names({"a"})).resident == 3'000'000);
+    model.prefetch();
+    CHECK(model.residency().resident == 23'000'000);
+    CHECK(model.residency().total == 23'000'000);
+    CHECK(model.residency(Selection::names({"none"})).total == 0);
+    model.evict(Selection::names({"b"}));
+    CHECK(view.bytes()[5] == std::byte{3'000'005 % 251});
+    std::stop_source stop;
+    stop.request_stop();
+    CHECK_FAULT(model.prefetch({}, {.monitor = {.stop = stop.get_token()}}), Errc::cancelled);
+}
+
+TEST_CASE("files on network file systems are read, and mapped only on request") {
+    const TempDir dir;
+    const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 3}}));
+    const EverythingOn fuse(0x65735546);
+    const auto model = Checkpoint::open(file);
+    CHECK(bytes_of(model["a"]) == std::string("\0\1\2", 3));
+    CHECK(model["a"].load().nbytes() == 3);
+    const auto error = error_of([&] { static_cast<void>(model["a"].view()); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::no_view);
+    CHECK(error->path() == file.native());
+    CHECK(error->tensor() == "a");
+    CHECK_FALSE(error->hint().empty());
+    CHECK(Checkpoint::open(file, {.access = Access::mapped})["a"].view().nbytes() == 3);
+    CHECK_FAULT(Checkpoint::open(file, {.access = static_cast<Access>(77)}), Errc::invalid_argument);
+}
+
+TEST_CASE("what is loaded was in the file that was opened") {
+    const TempDir dir;
+    const std::string content = forge::u8_file({{"a", 9'000}, {"b", 100'000}});
+    const auto path = [&](const char* name) { return dir / (std::string(name) + ".safetensors"); };
+    for (const auto* name : {"cut", "replaced", "overwritten", "grown", "removed"})
+        dir.write(path(name).filename().native(), content);
+    const auto cut = Checkpoint::open(path("cut"));
+    const auto replaced = Checkpoint::open(path("replaced"));
+    const auto overwritten = Checkpoint::open(path("overwritten"));
+    const auto grown = Checkpoint::open(path("grown"));
+    const auto removed = Checkpoint::open(path("removed"));
+
+    fs::resize_file(path("cut"), 50'000);
+    dir.write("new", std::string(content.size(), 'x'));
+    fs::rename(dir / "new", path("replaced"));
+    std::fstream(path("overwritten"), std::ios::in | std::ios::out | std::ios::binary).seekp(60'000)
+        << "something else";
+    touch(path("overwritten"));
+    fs::resize_file(path("grown"), content.size() + 1);
+    fs::remove(path("removed"));
+
+    for (const auto* name : {"a", "b"}) {
+        CAPTURE(name);
+        CHECK_FAULT(cut[name].load(), Errc::file_changed);
+        CHECK_FAULT(overwritten[name].load(), Errc::file_changed);
+        CHECK_FAULT(grown[name].load(), Errc::file_changed);
+        CHECK(bytes_of(replaced[name]).substr(0, 2) == (*name == 'a' ? std::string("\0\1", 2) : "\xd7\xd8"));
+        CHECK(bytes_of(removed[name]) == bytes_of(replaced[name]));
+        CHECK(removed[name].view().nbytes() == removed[name].nbytes());
+    }
+    CHECK_FAULT(cut.prefetch(), Errc::file_changed);
+    const auto error = error_of([&] { static_cast<void>(overwritten["b"].load()); });
+    REQUIRE(error);
+    CHECK(error->path() == path("overwritten").native());
+    CHECK(error->tensor() == "b");
+}
+
+TEST_CASE("a checkpoint of more shards than the process may open is opened, loaded, cached and verified") {
+    const TempDir dir;
+    constexpr int shards = 100;
+    write_shards(dir, shards);
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        const rlimit both = {32, 32};
+        bool well = ::setrlimit(RLIMIT_NOFILE, &both) == 0;
+        try {
+            const auto model = Checkpoint::open(dir.path(), {.threads = 4});
+            well = well && model.size() == shards;
+            for (int round = 0; round < 2; ++round)
+                for (const LazyTensor& tensor : model)
+                    well = well && bytes_of(tensor) == std::string("\0\1\2\3", 4) && tensor.view().nbytes() == 4;
+            model.prefetch();
+            model.evict();
+            well = well && verify(dir.path()).ok();
+        } catch (const std::exception&) {
+            well = false;
+        }
+        ::_exit(well ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+}
+
+TEST_CASE("tensors beyond four gigabytes are read, viewed and cached") {
+    const TempDir dir;
+    constexpr std::uint64_t first = (std::uint64_t{9} << 29) + 3;  // 4.5 GiB
+    const auto file = dir.write("m.safetensors", forge::safetensors(forge::u8_header({{"hole", first}, {"far", 8}})));
+    const std::uint64_t header = fs::file_size(file);
+    fs::resize_file(file, header + first);
+    std::ofstream(file, std::ios::app | std::ios::binary) << "far away";
+    const auto model = Checkpoint::open(file);
+    CHECK(bytes_of(model["far"]) == "far away");
+    const TensorView far = model["far"].view();
+    CHECK(far.bytes()[4] == std::byte{'a'});
+    const auto tail = model["hole"].slice({{.start = -2'000'000}});
+    tail.evict();
+    tail.prefetch();
+    CHECK(tail.residency().resident == 2'000'000);
+    for (const TensorView& value : {tail.view(), tail.load()}) CHECK(value.bytes()[1'999'999] == std::byte{0});
+}
+
+TEST_CASE("several threads read, view, prefetch and evict one checkpoint") {
+    const TempDir dir;
+    constexpr int shards = 12;
+    write_shards(dir, shards);
+    const FewDescriptors few(8);
+    const auto model = Checkpoint::open(dir.path());
+    std::atomic<int> wrong = 0;
+    {
+        std::vector<std::jthread> threads;
+        for (int t = 0; t < 4; ++t)
+            threads.emplace_back([&, t] {
+                for (int i = 0; i < 200; ++i) {
+                    const auto tensor = model["t" + std::to_string((i * 7 + t) % shards)];
+                    const TensorView view = tensor.view();
+                    if (t == 0) tensor.evict();
+                    if (t == 1) tensor.prefetch();
+                    if (view.bytes()[3] != std::byte{3} || bytes_of(tensor)[2] != 2) ++wrong;
+                    if (tensor.residency().resident > 4) ++wrong;
+                }
+            });
+    }
+    CHECK(wrong == 0);
 }

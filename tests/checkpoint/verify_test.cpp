@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -98,6 +100,23 @@ TEST_CASE("however many threads there are, their buffers take 32 MiB at most") {
     io::calls = system;
     CHECK(report.ok());
     CHECK(largest == (32 << 20) / 64);
+}
+
+TEST_CASE("a file that is written to while it is verified is no report, but an error of the system") {
+    static const io::Calls system = io::calls;
+    static std::filesystem::path file;
+    const TempDir dir;
+    file = dir.write("m.safetensors", forge::u8_file({{"a", 3'000'000}}));
+    io::calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) {
+        std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) + std::chrono::seconds(1));
+        return system.pread(descriptor, into, size, offset);
+    };
+    const auto error = error_of([] { verify(file); });
+    io::calls = system;
+    REQUIRE(error);
+    CHECK(error->code() == Errc::file_changed);
+    CHECK(error->path() == file.native());
+    CHECK(verify(file).ok());
 }
 
 TEST_CASE("the caller can cancel") {

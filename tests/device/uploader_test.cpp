@@ -1,10 +1,14 @@
 #include "base/checksum.hpp"
 #include "doctest_safemap.hpp"
+#include "forge.hpp"
+#include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/uploader.hpp>
 
+#include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -135,4 +139,20 @@ TEST_CASE("the digest of a device tensor is that of its bytes") {
     Xxh3 expected;
     expected.update(lease["layers.2.w"].memory->host_bytes());
     CHECK(digest(*host, lease["layers.2.w"]) == expected.hex());
+}
+
+TEST_CASE("a tensor whose file was written to since it was opened does not arrive") {
+    const TempDir dir;
+    const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 1'000}, {"b", 20'000'000}}));
+    const auto model = Checkpoint::open(file);
+    Uploader uploader(Device::open("host"), model, {.device_budget = 30'000'000});
+    const Lease before = uploader.acquire("a");
+    std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) + std::chrono::seconds(1));
+    const auto error = error_of([&] { static_cast<void>(uploader.acquire("b")); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::file_changed);
+    CHECK(error->path() == file.native());
+    CHECK(error->tensor() == "b");
+    CHECK(before["a"].memory->host_bytes()[999] == std::byte{999 % 251});
+    CHECK(uploader.stats().resident_bytes == 1'000);
 }

@@ -88,6 +88,24 @@ private:
         calls.fstatat = [](int folder, const char* name, struct stat* status, int flags) {
             return fails("fstatat") ? -1 : current_->system_.fstatat(folder, name, status, flags);
         };
+        calls.fstatfs = [](int descriptor, struct statfs* status) {
+            return fails("fstatfs") || interrupted() ? -1 : current_->system_.fstatfs(descriptor, status);
+        };
+        calls.faccessat = [](int folder, const char* name, int mode, int flags) {
+            return fails("faccessat") ? -1 : current_->system_.faccessat(folder, name, mode, flags);
+        };
+        calls.madvise = [](void* address, std::size_t size, int advice) {
+            return fails("madvise") || interrupted() ? -1 : current_->system_.madvise(address, size, advice);
+        };
+        calls.mincore = [](void* address, std::size_t size, unsigned char* pages) {
+            return fails("mincore") ? -1 : current_->system_.mincore(address, size, pages);
+        };
+        calls.cachestat = [](int descriptor, safemap::Extent extent, std::uint64_t* pages) {
+            return fails("cachestat") ? -1 : current_->system_.cachestat(descriptor, extent, pages);
+        };
+        calls.fadvise = [](int descriptor, off_t offset, off_t size, int advice) {
+            return fails("fadvise") ? errno : current_->system_.fadvise(descriptor, offset, size, advice);
+        };
         calls.fstatvfs = [](int descriptor, struct statvfs* status) {
             return fails("fstatvfs") ? -1 : current_->system_.fstatvfs(descriptor, status);
         };
@@ -144,6 +162,42 @@ private:
     std::string failed_;
     std::string named_;
     int named_error_ = 0;
+};
+
+/// A process that may have no more than `limit` descriptors, as far as safemap knows.
+class FewDescriptors {
+public:
+    explicit FewDescriptors(std::uint64_t limit) {
+        limit_ = limit;
+        safemap::io::calls.descriptor_limit = [] { return limit_; };
+    }
+    ~FewDescriptors() { safemap::io::calls.descriptor_limit = real_; }
+    FewDescriptors(const FewDescriptors&) = delete;
+    FewDescriptors& operator=(const FewDescriptors&) = delete;
+
+private:
+    static inline std::uint64_t limit_ = 0;
+    std::uint64_t (*real_)() = safemap::io::calls.descriptor_limit;
+};
+
+/// A machine all of whose files lie on a file system with that magic number.
+class EverythingOn {
+public:
+    explicit EverythingOn(std::uint32_t magic) {
+        magic_ = magic;
+        safemap::io::calls.fstatfs = [](int descriptor, struct statfs* status) {
+            const int result = ::fstatfs(descriptor, status);
+            status->f_type = magic_;
+            return result;
+        };
+    }
+    ~EverythingOn() { safemap::io::calls.fstatfs = real_; }
+    EverythingOn(const EverythingOn&) = delete;
+    EverythingOn& operator=(const EverythingOn&) = delete;
+
+private:
+    static inline std::uint32_t magic_ = 0;
+    int (*real_)(int, struct statfs*) = safemap::io::calls.fstatfs;
 };
 
 /// A machine of so little memory that every file is written past the page cache.

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <thread>
 
@@ -139,6 +140,30 @@ TEST_CASE("errors say which file and which tensor") {
     CHECK(late->message().find("at offset 0: ") != std::string::npos);
     CHECK(late->message().find("; free: ") != std::string::npos);
     CHECK(std::string(full->what()).starts_with("save " + (dir / "out").native() + "/: "));
+}
+
+TEST_CASE("a source that was written to since it was opened is an error, and nothing is saved") {
+    const TempDir dir;
+    const auto tensors = tensors_in_files(dir);
+    fs::last_write_time(dir / "in/t1", fs::last_write_time(dir / "in/t1") + std::chrono::seconds(1));
+    const auto error = error_of([&] { save(dir / "out", tensors); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::file_changed);
+    CHECK(error->tensor() == "t1");
+    CHECK(error->path() == (dir / "in/t1").native());
+    CHECK(names_in(dir.path()) == Names{"in"});
+}
+
+TEST_CASE("a source that is replaced while it is saved is saved as it was") {
+    const TempDir dir;
+    const auto tensors = tensors_in_files(dir);
+    save(dir / "before", tensors);
+    for (const auto* name : {"in/t0", "in/t1", "in/t2"}) {
+        dir.write("new", std::string(3'000, 'x'));
+        fs::rename(dir / "new", dir / name);
+    }
+    save(dir / "after", tensors);
+    CHECK(contents_of(dir / "before") == contents_of(dir / "after"));
 }
 
 TEST_CASE("a source that is truncated while it is saved is an error, never a signal") {

@@ -1,0 +1,131 @@
+// Files as Sources.
+#include "io/calls.hpp"
+#include "io/file_system.hpp"
+#include "io/mapping.hpp"
+#include "io/page_cache.hpp"
+
+#include <safemap/file.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+namespace safemap {
+
+namespace io {
+
+namespace {
+
+using namespace literals;
+
+/// The mapping is made when it is first needed, and lives as long as the source or any of the views.
+class FileSource final : public Source {
+public:
+    FileSource(Handle folder, std::string name, std::string path, Mapping mapping)
+        : file_(std::move(folder), std::move(name), std::move(path)), allowed_(mapping) {}
+
+    const std::string& name() const noexcept override { return file_.path(); }
+    std::uint64_t size() const noexcept override { return file_.size(); }
+    bool is_file() const noexcept override { return true; }
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override { file_.read_at(offset, into); }
+    void require_unchanged() const override { file_.require_unchanged(); }
+
+    std::optional<SharedBytes> map(Extent extent) const override {
+        const SharedBytes* const whole = mapping();
+        if (whole == nullptr) return std::nullopt;
+        file_.require_inside(extent);
+        return SharedBytes{whole->bytes.subspan(extent.offset, extent.size), whole->owner, whole->writable};
+    }
+
+    Residency residency(Extent extent) const override {
+        file_.require_inside(extent);
+        if (extent.size == 0) return {};
+        const Handle handle = file_.descriptor();
+        std::optional<std::uint64_t> resident;
+        if (const SharedBytes* const whole = mapping())
+            resident = resident_in(whole->bytes.subspan(extent.offset, extent.size), handle->number());
+        // Files of an overlay have no pages of their own, which cachestat would count.
+        if (!resident && file_system() != overlay_magic) resident = resident_in(extent, handle->number());
+        if (!resident) return {};
+        return {*resident, extent.size};
+    }
+
+    void prefetch(Extent extent) const override {
+        file_.require_inside(extent);
+        if (extent.size == 0) return;
+        const SharedBytes* const whole = mapping();
+        if (whole != nullptr && populate(whole->bytes.subspan(extent.offset, extent.size))) return;
+        // The way of old kernels and of files that are not mapped; and what says why a mapping cannot be populated.
+        read_away(extent);
+    }
+
+    void evict(Extent extent) const override {
+        file_.require_inside(extent);
+        if (extent.size == 0) return;
+        // Of a private copy this would take what was written to it.
+        const SharedBytes* const whole = ready_.load(std::memory_order_acquire);
+        if (whole != nullptr && !whole->writable) unmap_pages(whole->bytes.subspan(extent.offset, extent.size));
+        drop_cache(extent, file_.descriptor()->number());
+    }
+
+private:
+    /// All of the file; null where it is not to be mapped.
+    const SharedBytes* mapping() const {
+        // Views are taken by the thousand, so all after the first without a lock.
+        if (const SharedBytes* const ready = ready_.load(std::memory_order_acquire)) return ready;
+        const std::lock_guard lock(mutex_);
+        if (allowed_ == Mapping::automatic)
+            allowed_ = remote_file_system(find_file_system()).empty() ? Mapping::allowed : Mapping::never;
+        if (allowed_ == Mapping::never) return nullptr;
+        if (!mapping_) {
+            file_.require_unchanged();
+            mapping_ = map_whole(file_, allowed_);
+            ready_.store(&*mapping_, std::memory_order_release);
+        }
+        return &*mapping_;
+    }
+
+    std::uint32_t file_system() const {
+        const std::lock_guard lock(mutex_);
+        return find_file_system();
+    }
+
+    std::uint32_t find_file_system() const {
+        if (!file_system_) {
+            struct statfs status = {};
+            if (uninterrupted([&] { return calls.fstatfs(file_.descriptor()->number(), &status); }) != 0)
+                throw system_error(errno, "find out its file system").with_path(name());
+            file_system_ = static_cast<std::uint32_t>(status.f_type);
+        }
+        return *file_system_;
+    }
+
+    void read_away(Extent extent) const {
+        const std::uint64_t most = std::min<std::uint64_t>(extent.size, 1_MiB);
+        const std::unique_ptr<std::byte[]> scratch(new std::byte[most]);
+        for (std::uint64_t done = 0; done < extent.size; done += most)
+            file_.read_at(extent.offset + done, {scratch.get(), std::min(most, extent.size - done)});
+    }
+
+    File file_;
+    mutable std::mutex mutex_;  // guards the next three
+    mutable Mapping allowed_;
+    mutable std::optional<std::uint32_t> file_system_;
+    mutable std::optional<SharedBytes> mapping_;
+    mutable std::atomic<const SharedBytes*> ready_ = nullptr;  // mapping_, once it does not change any more
+};
+
+}  // namespace
+
+std::shared_ptr<const Source> file_source(Handle folder, std::string name, std::string path, Mapping mapping) {
+    return std::make_shared<FileSource>(std::move(folder), std::move(name), std::move(path), mapping);
+}
+
+}  // namespace io
+
+std::shared_ptr<const Source> open_file(const std::filesystem::path& path, Mapping mapping) {
+    return io::file_source(nullptr, path.native(), path.native(), mapping);
+}
+
+}  // namespace safemap

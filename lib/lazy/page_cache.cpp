@@ -1,0 +1,177 @@
+// From values to the ranges of files that they are read from, and what is done with those.
+#include "lazy/page_cache.hpp"
+
+#include "base/pool.hpp"
+#include "base/watch.hpp"
+#include "lazy/stored_tensor.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <unordered_set>
+
+namespace safemap {
+
+namespace {
+
+using namespace literals;
+
+// Nothing is cached in less. What lies closer together is cached together, whatever the page size of the machine.
+constexpr std::uint64_t page = 4_KiB;
+// What one thread asks for at a time: large enough to be read at full speed, small enough to be cancelled between.
+constexpr std::uint64_t step_bytes = 8_MiB;
+
+void add(std::vector<SourceRange>& ranges, const SourceRange& next) {
+    if (!ranges.empty() && ranges.back().source == next.source) {
+        Extent& last = ranges.back().extent;
+        if (next.extent.offset >= last.offset && next.extent.offset <= last.end() + page) {
+            last.size = std::max(last.end(), next.extent.end()) - last.offset;
+            return;
+        }
+    }
+    ranges.push_back(next);
+}
+
+/// Walks a view of a tensor in the order of the source, a row at a time.
+class Walk {
+public:
+    Walk(const LazyTensor& tensor, std::vector<SourceRange>& ranges) : stored_(*tensor.stored()), ranges_(ranges) {
+        if (tensor.element_count() == 0) return;
+        find_axes(tensor.strided_view());
+        emit(0, first_);
+    }
+
+private:
+    struct Axis {
+        std::uint64_t extent;
+        std::uint64_t stride;  // elements
+    };
+
+    // Those along which the source moves, upwards, the farthest first; what continues each other joined.
+    void find_axes(const StridedView& view) {
+        auto first = view.offset;
+        for (std::size_t d = 0; d < view.shape.size(); ++d) {
+            const std::int64_t stride = view.strides[d];
+            if (view.shape[d] == 1 || stride == 0) continue;
+            if (stride < 0) first += static_cast<std::int64_t>(view.shape[d] - 1) * stride;
+            axes_.push_back({view.shape[d], static_cast<std::uint64_t>(std::abs(stride))});
+        }
+        first_ = static_cast<std::uint64_t>(first);
+        std::stable_sort(axes_.begin(), axes_.end(), [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+        for (std::size_t i = axes_.size(); i-- > 1;) {
+            if (axes_[i - 1].stride != axes_[i].stride * axes_[i].extent) continue;
+            axes_[i - 1] = {axes_[i - 1].extent * axes_[i].extent, axes_[i].stride};
+            axes_.erase(axes_.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+    }
+
+    void emit(std::size_t axis, std::uint64_t element) {
+        if (axis == axes_.size()) return emit_elements(element, element);
+        const auto [extent, stride] = axes_[axis];
+        if (axis + 1 == axes_.size() && unit_at(stride) * stored_.unit_size() <= page)
+            return emit_elements(element, element + (extent - 1) * stride);
+        for (std::uint64_t i = 0; i < extent; ++i) emit(axis + 1, element + i * stride);
+    }
+
+    void emit_elements(std::uint64_t first, std::uint64_t last) {
+        const std::uint64_t last_unit =
+            whole_bytes(stored_.dtype()) ? last : ((last + 1) * bits(stored_.dtype()) - 1) / 8;
+        for (std::uint64_t unit = unit_at(first); unit <= last_unit;) {
+            StoredTensor::Place place = stored_.locate(unit);
+            place.count = std::min(place.count, last_unit - unit + 1);
+            unit += place.count;
+            emit_place(place);
+        }
+    }
+
+    void emit_place(const StoredTensor::Place& place) {
+        const Source* const source = stored_.source(place.source).get();
+        const std::uint64_t unit = stored_.unit_size();
+        const std::uint64_t step = static_cast<std::uint64_t>(std::abs(place.stride)) * unit;
+        if (step <= page) {
+            const std::uint64_t before = (place.count - 1) * step;
+            add(ranges_, {source, {place.stride < 0 ? place.offset - before : place.offset, before + unit}});
+            return;
+        }
+        for (std::uint64_t i = 0; i < place.count; ++i)
+            add(ranges_, {source, {place.stride < 0 ? place.offset - i * step : place.offset + i * step, unit}});
+    }
+
+    std::uint64_t unit_at(std::uint64_t element) const noexcept {
+        return whole_bytes(stored_.dtype()) ? element : element * bits(stored_.dtype()) / 8;
+    }
+
+    const StoredTensor& stored_;
+    std::vector<SourceRange>& ranges_;
+    std::vector<Axis> axes_;
+    std::uint64_t first_ = 0;
+};
+
+/// Pieces of at most a step, which begin where steps of the source do.
+std::vector<SourceRange> steps_of(std::span<const SourceRange> ranges) {
+    std::vector<SourceRange> steps;
+    for (const SourceRange& range : ranges)
+        for (std::uint64_t at = range.extent.offset; at < range.extent.end();) {
+            const std::uint64_t end = std::min(range.extent.end(), (at / step_bytes + 1) * step_bytes);
+            steps.push_back({range.source, {at, end - at}});
+            at = end;
+        }
+    return steps;
+}
+
+}  // namespace
+
+std::vector<SourceRange> ranges_of(std::span<const LazyTensor> tensors) {
+    std::vector<SourceRange> found;
+    for (const LazyTensor& tensor : tensors) Walk(tensor, found);
+    std::sort(found.begin(), found.end(), [](const SourceRange& a, const SourceRange& b) {
+        return a.source != b.source ? std::less<>()(a.source, b.source) : a.extent.offset < b.extent.offset;
+    });
+    std::vector<SourceRange> ranges;
+    for (const SourceRange& range : found) add(ranges, range);
+    return ranges;
+}
+
+Residency residency(std::span<const LazyTensor> tensors) {
+    Residency sum;
+    for (const SourceRange& range : ranges_of(tensors)) sum += range.source->residency(range.extent);
+    return sum;
+}
+
+void prefetch(std::span<const LazyTensor> tensors, const PrefetchOptions& options) {
+    const std::vector<SourceRange> steps = steps_of(ranges_of(tensors));
+    std::uint64_t total = 0;
+    for (const SourceRange& step : steps) total += step.extent.size;
+    Watch watch(options.monitor, "prefetching", total);
+    watch.check_stop();
+    parallel_for(
+        steps.size(), options.threads,
+        [&](std::size_t i, unsigned) {
+            watch.check_stop();
+            steps[i].source->prefetch(steps[i].extent);
+            watch.add(steps[i].extent.size);
+        },
+        [&] { watch.tick(); });
+    watch.tell();
+}
+
+void evict(std::span<const LazyTensor> tensors) {
+    for (const SourceRange& range : ranges_of(tensors)) range.source->evict(range.extent);
+}
+
+void require_unchanged(std::span<const LazyTensor> tensors) {
+    std::unordered_set<const Source*> asked;
+    for (const LazyTensor& tensor : tensors) {
+        try {
+            for (const auto& source : tensor.stored()->sources())
+                if (asked.insert(source.get()).second) source->require_unchanged();
+        } catch (Error& error) {
+            error.with_tensor(tensor.name());
+            throw;
+        }
+    }
+}
+
+}  // namespace safemap
