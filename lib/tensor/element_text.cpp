@@ -55,6 +55,9 @@ std::string element_text(Dtype dtype, std::span<const std::byte> element) {
         case Dtype::i32: return integer<std::int32_t>(element);
         case Dtype::u64: return integer<std::uint64_t>(element);
         case Dtype::i64: return integer<std::int64_t>(element);
+        case Dtype::f4: return real<f4>(element);
+        case Dtype::f6_e2m3: return real<f6_e2m3>(element);
+        case Dtype::f6_e3m2: return real<f6_e3m2>(element);
         case Dtype::f8_e5m2: return real<f8_e5m2>(element);
         case Dtype::f8_e4m3: return real<f8_e4m3>(element);
         case Dtype::f8_e8m0: return real<f8_e8m0>(element);
@@ -67,9 +70,6 @@ std::string element_text(Dtype dtype, std::span<const std::byte> element) {
         case Dtype::c32: return complex<f16>(element);
         case Dtype::c64: return complex<float>(element);
         case Dtype::c128: return complex<double, double>(element);
-        case Dtype::f4:
-        case Dtype::f6_e2m3:
-        case Dtype::f6_e3m2:
         case Dtype::qint8:
         case Dtype::quint8:
         case Dtype::qint32:
