@@ -85,20 +85,23 @@ struct ManagedTensor {
 /// The DLPack type of a dtype. Throws no_dlpack for those that have none: torch's quantised dtypes and bits.
 SAFEMAP_API DataType data_type(Dtype dtype);
 
+/// How F4 is exported: as DLPack has it, packed elements of one lane; or in pairs of two lanes, which count bytes along
+/// the last dimension and are the only ones that PyTorch (2.13) takes.
+enum class Float4 : std::uint8_t { elements, pairs };
+
 /// Hands a view over without a copy: the tensor keeps the view's bytes alive until its deleter is called, once, by
-/// whoever takes it, on any thread. Strides are those of the view, also negative ones, which PyTorch refuses. The
-/// read-only flag is set where the view is not writable(). F4 and F6 are packed, with shapes that count elements.
-/// Throws no_dlpack.
-SAFEMAP_API ManagedTensorVersioned* export_versioned(const TensorView& view);
+/// whoever takes it, on any thread. The read-only flag is set where the view is not writable(). Strides are those of
+/// the view; NumPy takes negative ones, PyTorch (2.13) ends the process on meeting them: load() such views for it.
+/// Throws no_dlpack, also for pairs along a last dimension that is odd or strided.
+SAFEMAP_API ManagedTensorVersioned* export_versioned(const TensorView& view, Float4 float4 = Float4::elements);
 /// The same for consumers from before DLPack 1.0. This form cannot say that bytes are read-only: a consumer that writes
 /// to those of a mapped file dies of SIGSEGV.
-SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view);
+SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view, Float4 float4 = Float4::elements);
 
 /// Takes a tensor over without a copy. Its deleter is called once, on the thread that lets go of the last copy of the
 /// view; a deleter may be null. Where this throws, nothing was taken, and the tensor is still the caller's to delete.
-/// Any strides will do. A float4 of two lanes, which is how PyTorch has them, becomes two elements along the last
-/// dimension. The view is writable() where the tensor is versioned and not flagged as read-only: the other form does
-/// not say.
+/// Any strides will do. A pair of float4 becomes two elements along the last dimension. The view is writable() where
+/// the tensor is versioned and not flagged as read-only: the other form does not say.
 ///
 /// Throws no_dlpack for another major version, for memory that the host cannot read, and for types that no Dtype has;
 /// invalid_argument for what contradicts itself (no tensor, no data, negative dimensions); shape_overflow;

@@ -65,41 +65,58 @@ std::string text_of(const DataType& type) {
            " bits and " + std::to_string(type.lanes) + " lanes";
 }
 
-/// What a tensor that was handed over points to.
-template <class Managed> struct Exported {
-    TensorView view;
+constexpr DataType float4_pair{TypeCode::float4_e2m1fn, 4, 2};
+
+/// What the tensor of a view says of it.
+struct Described {
+    DataType type;
     std::vector<std::int64_t> shape;
     std::vector<std::int64_t> strides;
-    Managed managed = {};
 };
 
-std::vector<std::int64_t> signed_dimensions(const Shape& shape) {
-    std::vector<std::int64_t> out;
-    out.reserve(shape.size());
-    for (const std::uint64_t dimension : shape) {
+void join_pairs(Described& out) {
+    if (out.shape.empty() || out.shape.back() % 2 != 0 || (out.shape.back() > 0 && out.strides.back() != 1))
+        throw Error(Errc::no_dlpack, "elements of F4 that are no pairs along the last dimension");
+    out.type = float4_pair;
+    out.shape.back() /= 2;
+    // Even wherever there is more than one row: views of F4 consist of whole bytes.
+    for (std::int64_t& stride : out.strides) stride /= 2;
+    out.strides.back() = 1;
+}
+
+Described described(const TensorView& view, Float4 float4) {
+    Described out{data_type(view.dtype()), {}, {view.strides().begin(), view.strides().end()}};
+    for (const std::uint64_t dimension : view.shape()) {
         if (!std::in_range<std::int64_t>(dimension))
             throw Error(Errc::no_dlpack, "a dimension of " + std::to_string(dimension) + ", wanted one below 2^63");
-        out.push_back(static_cast<std::int64_t>(dimension));
+        out.shape.push_back(static_cast<std::int64_t>(dimension));
     }
+    if (!std::in_range<std::int32_t>(out.shape.size()))
+        throw Error(Errc::no_dlpack, std::to_string(out.shape.size()) + " dimensions, wanted fewer than 2^31");
+    if (float4 == Float4::pairs && view.dtype() == Dtype::f4) join_pairs(out);
     return out;
 }
 
-template <class Managed> std::unique_ptr<Exported<Managed>> exported(const TensorView& view) {
-    const DataType type = data_type(view.dtype());
-    const Strides& strides = view.strides();
-    if (!std::in_range<std::int32_t>(strides.size()))
-        throw Error(Errc::no_dlpack, std::to_string(strides.size()) + " dimensions, wanted fewer than 2^31");
-    auto out = std::make_unique<Exported<Managed>>(Exported<Managed>{
-        .view = view, .shape = signed_dimensions(view.shape()), .strides = {strides.begin(), strides.end()}});
+/// What a tensor that was handed over points to.
+template <class Managed> struct Exported {
+    TensorView view;
+    Described described;
+    Managed managed = {};
+};
+
+template <class Managed> std::unique_ptr<Exported<Managed>> exported(const TensorView& view, Float4 float4) {
+    auto out = std::make_unique<Exported<Managed>>(
+        Exported<Managed>{.view = view, .described = described(view, float4), .managed = {}});
+    Described& told = out->described;
     out->managed.manager_ctx = out.get();
     out->managed.deleter = [](Managed* self) { delete static_cast<Exported<Managed>*>(self->manager_ctx); };
-    out->managed.dl_tensor = {// DLPack knows no const: the flag says it.
-                              .data = view.element_count() == 0 ? nullptr : const_cast<std::byte*>(view.data()),
+    // DLPack knows no const: the flag says it.
+    out->managed.dl_tensor = {.data = view.element_count() == 0 ? nullptr : const_cast<std::byte*>(view.data()),
                               .device = {},
-                              .ndim = static_cast<std::int32_t>(strides.size()),
-                              .dtype = type,
-                              .shape = out->shape.data(),
-                              .strides = out->strides.data(),
+                              .ndim = static_cast<std::int32_t>(told.shape.size()),
+                              .dtype = told.type,
+                              .shape = told.shape.data(),
+                              .strides = told.strides.data(),
                               .byte_offset = 0};
     return out;
 }
@@ -114,7 +131,8 @@ void require_readable(const Device& device) {
                                      ", wanted one in the memory of the host");
 }
 
-struct Described {
+/// What a tensor of someone else's is here.
+struct Understood {
     Dtype dtype;
     StridedView view;  // from element (0, 0, ...) on
 };
@@ -152,9 +170,9 @@ StridedView strided_view(const Tensor& tensor) {
     return view;
 }
 
-Described described(const Tensor& tensor) {
+Understood understood(const Tensor& tensor) {
     require_readable(tensor.device);
-    const bool pairs = tensor.dtype == DataType{TypeCode::float4_e2m1fn, 4, 2};
+    const bool pairs = tensor.dtype == float4_pair;
     for (const Row& row : table) {
         if (data_type(row.dtype) != tensor.dtype && !(pairs && row.dtype == Dtype::f4)) continue;
         StridedView view = strided_view(tensor);
@@ -166,7 +184,7 @@ Described described(const Tensor& tensor) {
 
 /// The bytes that a tensor of someone else's stands in, and the view of them.
 TensorView borrowed(const Tensor& tensor, std::shared_ptr<const void> owner, bool writable) {
-    auto [dtype, view] = described(tensor);
+    auto [dtype, view] = understood(tensor);
     if (element_count(view.shape).value_or(0) == 0)
         return TensorView(dtype, {.owner = std::move(owner), .writable = writable}, std::move(view));
     if (tensor.data == nullptr) throw Error(Errc::invalid_argument, "a DLPack tensor without data");
@@ -220,13 +238,15 @@ DataType data_type(Dtype dtype) {
     throw Error(Errc::no_dlpack, "DLPack has no type for " + std::string(name(dtype)));
 }
 
-ManagedTensorVersioned* export_versioned(const TensorView& view) {
-    auto out = exported<ManagedTensorVersioned>(view);
+ManagedTensorVersioned* export_versioned(const TensorView& view, Float4 float4) {
+    auto out = exported<ManagedTensorVersioned>(view, float4);
     if (!view.writable()) out->managed.flags = flag_read_only;
     return &out.release()->managed;
 }
 
-ManagedTensor* export_unversioned(const TensorView& view) { return &exported<ManagedTensor>(view).release()->managed; }
+ManagedTensor* export_unversioned(const TensorView& view, Float4 float4) {
+    return &exported<ManagedTensor>(view, float4).release()->managed;
+}
 
 TensorView import_tensor(ManagedTensorVersioned* tensor) {
     require_tensor(tensor);

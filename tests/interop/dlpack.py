@@ -187,7 +187,12 @@ class DLPack(Case):
         self.assert_same(back, tensor, 'back')
         self.assertEqual(back.data_ptr(), tensor.data_ptr())
 
-    def test_float4_comes_from_torch(self):
+    def test_float4_comes_from_torch_and_goes_there(self):
         tensor = torch.arange(8, dtype=torch.uint8).reshape(2, 4).view(torch.float4_e2m1fn_x2)
         told = View.take(tensor, True).describe()
         self.assertEqual((told['dtype'], told['shape']), ('float4_e2m1fn_x2', [2, 8]))
+        view = View.open(self.saved({'w': tensor}), 'w')
+        taken = torch.from_dlpack(view)
+        self.assertEqual((taken.dtype, taken.shape), (tensor.dtype, tensor.shape))
+        self.assertTrue(torch.equal(taken.view(torch.uint8), tensor.view(torch.uint8)))
+        self.assertEqual(taken.data_ptr(), view.describe()['data'])

@@ -44,11 +44,15 @@ SAFEMAP_API void* open_view(const char* path, const char* name, bool private_cop
 SAFEMAP_API void close_view(void* view) { delete static_cast<TensorView*>(view); }
 
 SAFEMAP_API void* export_versioned(const void* view) {
-    return guarded([&]() -> void* { return dlpack::export_versioned(*static_cast<const TensorView*>(view)); });
+    return guarded([&]() -> void* {
+        return dlpack::export_versioned(*static_cast<const TensorView*>(view), dlpack::Float4::pairs);
+    });
 }
 
 SAFEMAP_API void* export_unversioned(const void* view) {
-    return guarded([&]() -> void* { return dlpack::export_unversioned(*static_cast<const TensorView*>(view)); });
+    return guarded([&]() -> void* {
+        return dlpack::export_unversioned(*static_cast<const TensorView*>(view), dlpack::Float4::pairs);
+    });
 }
 
 SAFEMAP_API void* import_versioned(void* tensor) {

@@ -52,7 +52,7 @@ inline Cut walked(const safemap::StridedView& view) {
         for (std::uint64_t i = 0; i < view.shape[axis]; ++i)
             self(self, axis + 1, at + static_cast<std::int64_t>(i) * view.strides[axis]);
     };
-    walk(walk, 0, view.offset);
+    if (safemap::element_count(view.shape) != 0) walk(walk, 0, view.offset);
     return out;
 }
 
@@ -91,7 +91,7 @@ inline std::optional<Cut> sliced(const Cut& base, const std::vector<safemap::Sli
         for (const std::int64_t i : chosen[axis])
             self(self, axis + 1, number * static_cast<std::int64_t>(base.shape[axis]) + i);
     };
-    walk(walk, 0, 0);
+    if (safemap::element_count(out.shape) != 0) walk(walk, 0, 0);
     return out;
 }
 

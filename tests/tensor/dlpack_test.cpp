@@ -216,6 +216,30 @@ TEST_CASE("what cannot be taken is refused and stays the caller's") {
     CHECK_FAULT(dlpack::import_tensor(static_cast<dlpack::ManagedTensor*>(nullptr)), Errc::invalid_argument);
 }
 
+TEST_CASE("elements of F4 become pairs where that is asked for") {
+    const std::vector<std::byte> bytes(16);
+    const TensorView view(Dtype::f4, {bytes}, {{4, 8}, {8, 1}, 0});
+    const auto shape_of_pairs = [](const TensorView& part) {
+        auto* tensor = dlpack::export_versioned(part, dlpack::Float4::pairs);
+        CHECK(tensor->dl_tensor.dtype == dlpack::DataType{dlpack::TypeCode::float4_e2m1fn, 4, 2});
+        const auto [data, device, ndim, dtype, shape, strides, offset] = tensor->dl_tensor;
+        const std::vector<std::int64_t> out{shape[0], shape[1], strides[0], strides[1]};
+        const TensorView back = dlpack::import_tensor(tensor);
+        CHECK(back.shape() == part.shape());
+        if (part.element_count() > 0) CHECK(back.data() == part.data());
+        return out;
+    };
+    CHECK(shape_of_pairs(view) == std::vector<std::int64_t>{4, 4, 4, 1});
+    CHECK(shape_of_pairs(view.slice({{.step = -2}, {.start = 2, .stop = 6}})) ==
+          std::vector<std::int64_t>{2, 2, -8, 1});
+    CHECK(shape_of_pairs(view.slice({Slice{}, {.stop = 0}}))[1] == 0);
+    CHECK_FAULT(dlpack::export_versioned(TensorView(Dtype::f4, {bytes}, {{2, 1}, {1, 1}, 0}), dlpack::Float4::pairs),
+                Errc::no_dlpack);
+    auto* floats = dlpack::export_unversioned(TensorView(Dtype::f32, {bytes}, {{4}, {1}, 0}), dlpack::Float4::pairs);
+    CHECK(floats->dl_tensor.dtype.lanes == 1);
+    floats->deleter(floats);
+}
+
 TEST_CASE("PyTorch's pairs of float4 become elements") {
     Versioned producer;
     producer.managed.dl_tensor.dtype = {dlpack::TypeCode::float4_e2m1fn, 4, 2};
