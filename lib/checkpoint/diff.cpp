@@ -7,6 +7,7 @@
 #include "checkpoint/all_names.hpp"
 #include "checkpoint/bulk.hpp"
 #include "lazy/blocks.hpp"
+#include "lazy/page_cache.hpp"
 #include "tensor/element_text.hpp"
 
 #include <algorithm>
@@ -276,6 +277,7 @@ DiffReport diff(const Checkpoint& a, const Checkpoint& b, const DiffOptions& opt
     Watch watch(options.monitor, "comparing", report.bytes);
     Comparer values(numbers.pairs, options.threads, watch);
     values.run();
+    for (const Checkpoint* each : {&a, &b}) require_unchanged(std::span(each->begin(), each->size()));
     for (const Shared& shared : both)
         if (auto found = difference(shared, values)) report.different.push_back(std::move(*found));
     return report;

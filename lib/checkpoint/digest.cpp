@@ -8,6 +8,7 @@
 #include "checkpoint/all_names.hpp"
 #include "checkpoint/bulk.hpp"
 #include "lazy/blocks.hpp"
+#include "lazy/page_cache.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -183,6 +184,7 @@ CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& opt
     for (const LazyTensor* tensor : hashed.tensors) report.bytes += tensor->nbytes();  // at most total_bytes()
     Watch watch(options.monitor, "hashing", report.bytes);
     const std::vector<std::string> digests = Hasher(hashed.tensors, options.threads, watch).run();
+    require_unchanged(std::span(checkpoint.begin(), checkpoint.size()));
 
     report.tensors.reserve(names.size());
     for (std::size_t i = 0; i < names.size(); ++i)
@@ -195,7 +197,9 @@ std::string digest(const LazyTensor& tensor) {
     const LazyTensor* const one = &tensor;
     const Monitor nobody;
     Watch watch(nobody, "hashing", tensor.nbytes());
-    return Hasher({&one, 1}, 0, watch).run().front();
+    std::string found = Hasher({&one, 1}, 0, watch).run().front();
+    require_unchanged({one, 1});
+    return found;
 }
 
 }  // namespace safemap

@@ -1,5 +1,7 @@
 // What a caller sees of an opened checkpoint.
 #include <safemap/checkpoint.hpp>
+#include <safemap/diff.hpp>
+#include <safemap/digest.hpp>
 #include <safemap/verify.hpp>
 
 #include "doctest_safemap.hpp"
@@ -289,6 +291,10 @@ TEST_CASE("what is loaded was in the file that was opened") {
         CHECK(removed[name].view().nbytes() == removed[name].nbytes());
     }
     CHECK_FAULT(cut.prefetch(), Errc::file_changed);
+    CHECK_FAULT(digests(overwritten), Errc::file_changed);
+    CHECK_FAULT(digest(overwritten["a"]), Errc::file_changed);
+    CHECK_FAULT(diff(replaced, overwritten), Errc::file_changed);
+    CHECK(diff(replaced, removed).different.empty());
     const auto error = error_of([&] { static_cast<void>(overwritten["b"].load()); });
     REQUIRE(error);
     CHECK(error->path() == path("overwritten").native());
