@@ -101,7 +101,7 @@ public:
 
         Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes()};
         for (const Entry& entry : entries)
-            if (entry.tied()) around.aliases.push_back(entry.names);
+            if (entry.tied()) around.aliases.push_back(entry.names());
         around.skipped.insert(around.skipped.end(), saved.skipped.begin(), saved.skipped.end());
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
@@ -132,9 +132,8 @@ private:
         tensors.reserve(entries.size());
         for (const auto& [key, value] : checkpoint.metadata()) options.metadata.emplace(key, value);
         for (const Entry& entry : entries) {
-            tensors.push_back(entry.tensor);
-            for (std::size_t i = 1; i < entry.names.size(); ++i)
-                options.metadata.emplace(entry.names[i], entry.names.front());
+            tensors.push_back(entry.named());
+            for (const std::string_view other : entry.others) options.metadata.emplace(other, entry.name);
         }
         return save(out_, tensors, options);
     }

@@ -20,18 +20,26 @@ std::vector<Entry> select_entries(const Checkpoint& checkpoint, const Selection&
     std::vector<Entry> entries;
     entries.reserve(checkpoint.size());
     for (const LazyTensor& tensor : checkpoint) {
-        std::vector<std::string> names;
-        if (selection.matches(tensor.name())) names.push_back(tensor.name());
+        Entry entry{&tensor, {}, {}};
+        bool selected = false;
+        const auto select = [&](const std::string& name) {
+            if (!selection.matches(name)) return;
+            if (std::exchange(selected, true)) entry.others.push_back(name);
+            else entry.name = name;
+        };
+        select(tensor.name());
         const auto group = groups.find(tensor.name());
-        if (group != groups.end()) {
-            for (std::size_t i = 1; i < group->second->size(); ++i)
-                if (selection.matches((*group->second)[i])) names.push_back((*group->second)[i]);
-        }
-        if (names.empty()) continue;
-        LazyTensor selected = names.front() == tensor.name() ? tensor : tensor.renamed(names.front());
-        entries.push_back({std::move(selected), std::move(names), tensor.name()});
+        if (group != groups.end())
+            for (std::size_t i = 1; i < group->second->size(); ++i) select((*group->second)[i]);
+        if (selected) entries.push_back(std::move(entry));
     }
     return entries;
+}
+
+std::vector<std::string> Entry::names() const {
+    std::vector<std::string> all = {std::string(name)};
+    all.insert(all.end(), others.begin(), others.end());
+    return all;
 }
 
 namespace {
@@ -68,7 +76,7 @@ std::vector<Entry> require_entries(const Checkpoint& checkpoint, const CommonOpt
 
 std::uint64_t total_bytes(const std::vector<Entry>& entries) {
     std::uint64_t total = 0;
-    for (const Entry& entry : entries) total += entry.tensor.nbytes();
+    for (const Entry& entry : entries) total += entry.tensor().nbytes();
     return total;
 }
 

@@ -7,20 +7,27 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace safemap::cli {
 
-/// One stored tensor.
+/// One stored tensor. Refers to the checkpoint.
 struct Entry {
-    LazyTensor tensor;               ///< under its first selected name
-    std::vector<std::string> names;  ///< at least one: the stored name first, where that is selected
-    std::string stored_name;
+    const LazyTensor* stored;              ///< under its stored name, selected or not
+    std::string_view name;                 ///< its first selected name: the stored one, where that is selected
+    std::vector<std::string_view> others;  ///< its other selected names
 
-    bool tied() const noexcept { return names.size() > 1; }
+    const LazyTensor& tensor() const noexcept { return *stored; }
+    const std::string& stored_name() const noexcept { return stored->name(); }
+    /// Under its first selected name.
+    LazyTensor named() const { return name == stored_name() ? *stored : stored->renamed(std::string(name)); }
+    bool tied() const noexcept { return !others.empty(); }
+    /// All selected names.
+    std::vector<std::string> names() const;
 };
 
-/// In the order of the checkpoint. A tensor is there when any of its names is selected.
+/// In the order of the checkpoint, which has to outlive them. A tensor is there when any of its names is selected.
 std::vector<Entry> select_entries(const Checkpoint& checkpoint, const Selection& selection);
 
 /// The same for work that would come to nothing: throws tensor_not_found where `common` selects none of the tensors

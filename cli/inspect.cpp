@@ -41,7 +41,7 @@ private:
 };
 
 void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name, FileNames& files) {
-    const LazyTensor& tensor = entry.tensor;
+    const LazyTensor& tensor = entry.tensor();
     json.begin_object();
     json.member("name", name).member("dtype", safemap::name(tensor.dtype()));
     write_shape(json, "shape", tensor.shape());
@@ -50,7 +50,7 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     const auto placement = tensor.placement();
     if (placement && placement->source->is_file())
         json.member("file", files.of(*placement->source)).member("offset", placement->extent.offset);
-    if (name != entry.stored_name) json.member("alias_of", entry.stored_name);
+    if (name != entry.stored_name()) json.member("alias_of", entry.stored_name());
     json.end_object();
 }
 
@@ -66,7 +66,7 @@ JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entri
     json.member("total_bytes", total_bytes(entries));
     json.key("tensors").begin_array();
     for (const Entry& entry : entries)
-        for (const std::string& name : entry.names) write_tensor(json, entry, name, files);
+        for (const std::string& name : entry.names()) write_tensor(json, entry, name, files);
     json.end_array();
     json.key("objects").begin_array();
     for (const SkippedObject& object : checkpoint.skipped())
@@ -92,11 +92,11 @@ class Shards {
 public:
     Shards(const Checkpoint& checkpoint, const std::vector<Entry>& entries) : names_(checkpoint.files()) {
         for (const Entry& entry : entries) {
-            const auto placement = entry.tensor.placement();
+            const auto placement = entry.tensor().placement();
             if (!placement) continue;
             const auto [known, fresh] = numbers_.try_emplace(placement->source.get(), totals_.size());
             if (fresh) totals_.emplace_back(names_.of(*placement->source), Total{});
-            totals_[known->second].second.add(entry.tensor);
+            totals_[known->second].second.add(entry.tensor());
         }
         if (totals_.size() < 2) numbers_.clear();
     }
@@ -127,7 +127,7 @@ private:
 std::vector<Folded> fold_entries(const std::vector<Entry>& entries, const Shards& shards) {
     std::vector<Foldable> names;
     names.reserve(entries.size());
-    for (const Entry& entry : entries) names.push_back(foldable(entry.tensor, shards.number_of(entry.tensor)));
+    for (const Entry& entry : entries) names.push_back(foldable(entry.named(), shards.number_of(entry.tensor())));
     return fold(names);
 }
 
@@ -191,7 +191,7 @@ private:
 
 std::string dtype_lines(const std::vector<Entry>& entries) {
     std::map<Dtype, Total> totals;
-    for (const Entry& entry : entries) totals[entry.tensor.dtype()].add(entry.tensor);
+    for (const Entry& entry : entries) totals[entry.tensor().dtype()].add(entry.tensor());
     Table table({Align::left, Align::right, Align::right});
     for (const auto& [dtype, total] : totals)
         table.row({std::string(name(dtype)), count_text(total.tensors, "tensor"), bytes_text(total.bytes)});
@@ -203,10 +203,10 @@ std::string prefix_lines(const std::vector<Entry>& entries) {
     std::vector<std::pair<std::string, Total>> totals;
     std::unordered_map<std::string, std::size_t> numbers;
     for (const Entry& entry : entries) {
-        const std::string prefix = prefix_of(entry.tensor.name());
+        const std::string prefix = prefix_of(std::string(entry.name));
         const auto [known, fresh] = numbers.try_emplace(prefix, totals.size());
         if (fresh) totals.emplace_back(prefix, Total{});
-        totals[known->second].second.add(entry.tensor);
+        totals[known->second].second.add(entry.tensor());
     }
     if (totals.size() < 2 || totals.size() == entries.size()) return {};
     Table table({Align::left, Align::right, Align::right});
@@ -224,9 +224,9 @@ std::string shortened(const std::string& text) {
 std::string tied_lines(const std::vector<Entry>& entries) {
     std::string lines;
     for (const Entry& entry : entries) {
-        for (const std::string& name : entry.names)
-            if (name != entry.stored_name)
-                lines += fmt::format("  {} = {}\n", printable(name), printable(entry.stored_name));
+        for (const std::string& name : entry.names())
+            if (name != entry.stored_name())
+                lines += fmt::format("  {} = {}\n", printable(name), printable(entry.stored_name()));
     }
     return lines;
 }

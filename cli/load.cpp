@@ -145,7 +145,7 @@ private:
         LoadReport report{.tensors = entries.size()};
         Progress progress{.stage = "loading", .bytes_total = total_bytes(entries) * repeat_};
         std::vector<LazyTensor> tensors;
-        for (const Entry& entry : entries) tensors.push_back(rank_ ? slice_of(entry.tensor, *rank_) : entry.tensor);
+        for (const Entry& entry : entries) tensors.push_back(rank_ ? slice_of(entry.named(), *rank_) : entry.named());
 
         for (unsigned pass = 0; pass < repeat_; ++pass) {
             const bool last = pass + 1 == repeat_;
@@ -156,7 +156,7 @@ private:
                 const DeviceTensor& tensor = lease.tensors().front();
                 if (last) report.bytes += tensor.nbytes;
                 if (last && digest_) add_digests(report, entries[i], digest(*device, tensor));
-                progress.bytes_done += entries[i].tensor.nbytes();
+                progress.bytes_done += entries[i].tensor().nbytes();
                 bar.show(progress);
             }
         }
@@ -166,7 +166,7 @@ private:
     }
 
     static void add_digests(LoadReport& report, const Entry& entry, const std::string& digest) {
-        for (const std::string& name : entry.names) report.digests.emplace_back(name, digest);
+        for (const std::string& name : entry.names()) report.digests.emplace_back(name, digest);
     }
 
     std::string path_;
