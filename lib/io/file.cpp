@@ -28,8 +28,8 @@ Identity identity_of(const struct stat& status) noexcept {
 }
 
 /// A name that still means the same when the process has gone to another folder.
-std::string lasting(std::string name, const Handle& folder) {
-    if (folder || name.empty() || name.front() == '/') return name;
+std::string lasting(const std::string& name, const Handle& folder) {
+    if (folder || name.empty() || name.starts_with('/')) return name;
     std::error_code failed;
     const auto absolute = std::filesystem::absolute(name, failed);
     return failed ? name : absolute.native();
@@ -37,8 +37,8 @@ std::string lasting(std::string name, const Handle& folder) {
 
 }  // namespace
 
-File::File(Handle folder, std::string name, std::string path)
-    : folder_(std::move(folder)), name_(lasting(std::move(name), folder_)), path_(std::move(path)) {
+File::File(Handle folder, const std::string& name, std::string path)
+    : folder_(std::move(folder)), name_(lasting(name, folder_)), path_(std::move(path)) {
     Handle handle = open();
     const struct stat status = status_of(handle);
     if (!S_ISREG(status.st_mode))

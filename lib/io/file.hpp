@@ -28,7 +28,7 @@ class File {
 public:
     /// `name` relative to `folder`, or to the working directory where that is null; messages call it `path`. Never
     /// waits, whatever stands there: what is no regular file is refused with invalid_argument.
-    File(Handle folder, std::string name, std::string path);
+    File(Handle folder, const std::string& name, std::string path);
 
     const std::string& path() const noexcept { return path_; }
     const Identity& identity() const noexcept { return identity_; }
