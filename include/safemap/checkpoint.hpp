@@ -13,6 +13,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -58,6 +59,10 @@ public:
     /// In a folder an index goes over `model.safetensors` over `pytorch_model.bin` over the only other file of weights.
     /// Reads headers only. Throws the first fault found: see the "data is wrong" codes; path_not_found, several_models.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
+    /// The shards of one checkpoint, without an index, in the order given. Throws duplicate_name where two of them hold
+    /// a tensor of the same name, and what a file throws.
+    static Checkpoint open(std::span<const std::filesystem::path> files, const OpenOptions& options = {});
+    static Checkpoint open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options = {});
     /// The same over a source of any kind; the format is told by its content.
     static Checkpoint open(std::shared_ptr<const Source> source, const OpenOptions& options = {});
 

@@ -47,7 +47,7 @@ enum class Errc : std::uint8_t {
     header_bad_field,      ///< a field is missing, twice there, or of the wrong JSON type
     header_bad_metadata,   ///< `__metadata__` is twice there, or not a map of strings to strings
     header_not_canonical,  ///< the strict policy: a form that the written specification does not have
-    duplicate_name,        ///< the strict policy: a name twice in one map
+    duplicate_name,        ///< a name in two files that are opened as one; under the strict policy, twice in one map
     bad_name,              ///< the strict policy: a name with a NUL in it
     unknown_dtype,         ///< a dtype name that the format does not have
     offsets_reversed,      ///< data_offsets end before they begin

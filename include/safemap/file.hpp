@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 
 namespace safemap {
 
@@ -25,6 +26,12 @@ enum class Mapping : std::uint8_t { automatic, allowed, never, private_copy };
 /// stands there by then. While it is open, a file that was deleted or replaced can still be read.
 SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path& path,
                                                     Mapping mapping = Mapping::automatic);
+/// The same of a file that the caller has open for reading, such as one of memfd_create, or one that another process
+/// handed over. The descriptor is duplicated: the caller's stays the caller's, and its file offset is not touched.
+/// `name` is what messages call it. Throws invalid_argument where it is no regular file or not open for reading,
+/// too_many_open_files, io_error.
+SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name,
+                                                          Mapping mapping = Mapping::automatic);
 /// Opens a directory. Throws likewise.
 SAFEMAP_API std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path,
                                                       Mapping mapping = Mapping::automatic);

@@ -7,25 +7,12 @@
 #include "checkpoint/near_names.hpp"
 #include "lazy/page_cache.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace safemap {
 
 using checkpoint::Contents;
-
-std::uint64_t checkpoint::total_bytes(const Contents& contents) {
-    std::uint64_t total = 0;
-    for (const LazyTensor& tensor : contents.tensors) {
-        const auto sum = checked_add(total, tensor.nbytes());
-        if (!sum) {
-            Error error(Errc::shape_overflow, "the sizes of all tensors do not fit in 64 bits");
-            if (!contents.sources.empty()) error.with_path(contents.sources.front()->name());
-            throw error;
-        }
-        total = *sum;
-    }
-    return total;
-}
 
 std::string_view name(Format format) noexcept {
     switch (format) {
@@ -111,6 +98,20 @@ Checkpoint::Checkpoint(std::shared_ptr<const State> state) : state_(std::move(st
 Checkpoint Checkpoint::open(const std::filesystem::path& path, const OpenOptions& options) {
     ThrowFirst faults;
     return Checkpoint(std::make_shared<const State>(checkpoint::read_path(path, options, faults)));
+}
+
+Checkpoint Checkpoint::open(std::span<const std::filesystem::path> files, const OpenOptions& options) {
+    std::vector<std::shared_ptr<const Source>> sources;
+    sources.reserve(files.size());
+    for (const auto& file : files) sources.push_back(open_file(file, checkpoint::mapping_of(options.access)));
+    return open(sources, options);
+}
+
+Checkpoint Checkpoint::open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options) {
+    if (std::find(files.begin(), files.end(), nullptr) != files.end())
+        throw Error(Errc::invalid_argument, "no source to open");
+    ThrowFirst faults;
+    return Checkpoint(std::make_shared<const State>(checkpoint::read_files(files, options, faults)));
 }
 
 Checkpoint Checkpoint::open(std::shared_ptr<const Source> source, const OpenOptions& options) {

@@ -5,8 +5,11 @@
 #include "base/faults.hpp"
 
 #include <safemap/checkpoint.hpp>
+#include <safemap/file.hpp>
 
+#include <iterator>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,6 +33,9 @@ struct Contents {
 
 /// One file, told by its content, or by a name in ".safetensors".
 Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
+/// Files that are one checkpoint without an index, in this order. duplicate_name where two hold the same name.
+Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
+                    FaultSink& faults);
 /// The shards of an index, which lie in `folder`.
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
                      FaultSink& faults);
@@ -37,12 +43,32 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
 /// the only file of weights there is. What trainers leave beside a model (optimizer.pt, training_args.bin) is none
 /// where there is another.
 Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink& faults);
+/// How the files of a path are mapped.
+Mapping mapping_of(Access access);
 /// A file, an index or a folder of the file system.
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
 
 /// Bytes of all values. Throws shape_overflow, with the first file's path, where they do not fit in 64 bits: tensors
 /// that repeat their elements come to such sizes.
 std::uint64_t total_bytes(const Contents& contents);
+
+template <class T> void move_to_end(std::vector<T>& from, std::vector<T>& to) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+/// What the first of several files says stays while the others say the same.
+class CommonMetadata {
+public:
+    using Metadata = std::vector<std::pair<std::string, std::string>>;
+
+    /// `metadata` is sorted.
+    void add(const Metadata& metadata);
+    Metadata take() { return std::move(common_); }
+
+private:
+    Metadata common_;
+    bool any_ = false;
+};
 
 /// Adds the path to every fault on its way.
 class PathSink final : public FaultSink {

@@ -18,16 +18,6 @@ bool is_index(const Source& source) {
     return !name.ends_with(".safetensors") && sniff(source).content == Content::json && safetensors::is_index(source);
 }
 
-Mapping mapping_of(Access access) {
-    switch (access) {
-        case Access::automatic: return Mapping::automatic;
-        case Access::mapped: return Mapping::allowed;
-        case Access::copied: return Mapping::never;
-        case Access::private_copy: return Mapping::private_copy;
-    }
-    throw Error(Errc::invalid_argument, "an access that does not exist");
-}
-
 }  // namespace
 
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {

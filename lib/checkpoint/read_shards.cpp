@@ -75,15 +75,17 @@ public:
         move_to_end(shard.contents.sources, contents.sources);
         contents.files.push_back(shard.name);
         if (shard.contents.format == Format::torch) contents.format = Format::torch;
-        agree_on_metadata(shard.contents.metadata);
+        metadata_.add(shard.contents.metadata);
     }
 
-    Contents contents;
+    /// What was added.
+    Contents take() {
+        contents.metadata = metadata_.take();
+        return std::move(contents);
+    }
 
 private:
-    template <class T> static void move_to_end(std::vector<T>& from, std::vector<T>& to) {
-        to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
-    }
+    Contents contents;
 
     /// Whether the index places that name in this shard.
     bool claim(const std::string& name, const Shard& shard) {
@@ -127,20 +129,11 @@ private:
         }
     }
 
-    /// What the first shard says stays while the others say the same.
-    void agree_on_metadata(const std::vector<std::pair<std::string, std::string>>& metadata) {
-        if (std::exchange(seen_metadata_, true))
-            std::erase_if(contents.metadata, [&](const auto& pair) {
-                return !std::binary_search(metadata.begin(), metadata.end(), pair);
-            });
-        else contents.metadata = metadata;
-    }
-
     const Index& index_;
     FaultSink& faults_;
     NameIndex names_;
     std::vector<bool> found_;
-    bool seen_metadata_ = false;
+    CommonMetadata metadata_;
 };
 
 /// The index's own strings, and of the shards' those with other keys.
@@ -186,10 +179,11 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
 
     Merge merge(index, faults);
     for (Shard& shard : shards) merge.add(shard);
-    merge_metadata(index, merge.contents);
-    compare_total_size(index, merge.contents);
-    judge_repeated(index, options.policy, with_path, merge.contents);
-    return std::move(merge.contents);
+    Contents contents = merge.take();
+    merge_metadata(index, contents);
+    compare_total_size(index, contents);
+    judge_repeated(index, options.policy, with_path, contents);
+    return contents;
 }
 
 }  // namespace safemap::checkpoint

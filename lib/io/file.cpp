@@ -40,12 +40,18 @@ std::string lasting(const std::string& name, const Handle& folder) {
 File::File(Handle folder, const std::string& name, std::string path)
     : folder_(std::move(folder)), name_(lasting(name, folder_)), path_(std::move(path)) {
     Handle handle = open();
+    identify(handle);
+    kept_.keep(std::move(handle));
+}
+
+File::File(Handle opened, std::string path) : path_(std::move(path)), given_(std::move(opened)) { identify(given_); }
+
+void File::identify(const Handle& handle) {
     const struct stat status = status_of(handle);
     if (!S_ISREG(status.st_mode))
         throw Error(Errc::invalid_argument, std::string(kind_of(status.st_mode)) + ", wanted a regular file")
             .with_path(path_);
     identity_ = identity_of(status);
-    kept_.keep(std::move(handle));
 }
 
 Handle File::open() const {
@@ -65,6 +71,7 @@ struct stat File::status_of(const Handle& handle) const {
 }
 
 Handle File::descriptor() const {
+    if (given_) return given_;
     if (Handle kept = kept_.get()) return kept;
     Handle opened = open_again();
     kept_.keep(opened);

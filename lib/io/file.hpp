@@ -30,6 +30,9 @@ public:
     /// waits, whatever stands there: what is no regular file is refused with invalid_argument.
     File(Handle folder, const std::string& name, std::string path);
 
+    /// A file that is open already, and stays open as long as this.
+    File(Handle opened, std::string path);
+
     const std::string& path() const noexcept { return path_; }
     const Identity& identity() const noexcept { return identity_; }
     std::uint64_t size() const noexcept { return identity_.size; }
@@ -45,6 +48,7 @@ public:
     void require_unchanged() const;
 
 private:
+    void identify(const Handle& handle);
     Handle open() const;
     Handle open_again() const;
     struct stat status_of(const Handle& handle) const;
@@ -54,6 +58,7 @@ private:
     Handle folder_;
     std::string name_;
     std::string path_;
+    Handle given_;  // by the caller: it cannot be opened again
     mutable Kept kept_;
     Identity identity_;
 };

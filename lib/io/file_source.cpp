@@ -6,6 +6,8 @@
 
 #include <safemap/file.hpp>
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -24,6 +26,8 @@ class FileSource final : public Source {
 public:
     FileSource(Handle folder, std::string name, std::string path, Mapping mapping)
         : file_(std::move(folder), std::move(name), std::move(path)), allowed_(mapping) {}
+    FileSource(Handle opened, std::string path, Mapping mapping)
+        : file_(std::move(opened), std::move(path)), allowed_(mapping) {}
 
     const std::string& name() const noexcept override { return file_.path(); }
     std::uint64_t size() const noexcept override { return file_.size(); }
@@ -126,6 +130,20 @@ std::shared_ptr<const Source> file_source(Handle folder, std::string name, std::
 
 std::shared_ptr<const Source> open_file(const std::filesystem::path& path, Mapping mapping) {
     return io::file_source(nullptr, path.native(), path.native(), mapping);
+}
+
+std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name, Mapping mapping) {
+    const auto wrong = [&](int number) {
+        if (number != EBADF) return io::system_error(number, "duplicate its descriptor").with_path(name);
+        return Error(Errc::invalid_argument, "a descriptor that is not open for reading").with_path(name);
+    };
+    const int mode = ::fcntl(descriptor, F_GETFL);
+    if (mode < 0) throw wrong(errno);
+    if ((mode & O_ACCMODE) == O_WRONLY || (mode & O_PATH) != 0) throw wrong(EBADF);
+    const int duplicate = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    if (duplicate < 0) throw wrong(errno);
+    auto opened = std::make_shared<const io::Descriptor>(duplicate);
+    return std::make_shared<io::FileSource>(std::move(opened), std::move(name), mapping);
 }
 
 }  // namespace safemap

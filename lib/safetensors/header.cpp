@@ -68,14 +68,18 @@ public:
     Allowances(Rules rules, FaultSink& faults, std::vector<std::string>& notes)
         : strict_(rules == Rules::strict), faults_(faults), notes_(notes) {}
 
-    void meet(Errc code, std::string message, std::string_view tensor = {}) {
-        Error error(code, std::move(message));
+    /// `name`, where there is one, ends the sentence. Costs next to nothing once enough is told.
+    void meet(Errc code, std::string_view what, std::string_view tensor = {}, std::string_view name = {}) {
+        ++met_;
+        if (!strict_ && met_ > most_told) return;
+        Error error(code, std::string(what) + (name.data() == nullptr ? "" : ' ' + safemap::quoted(name)));
         if (!tensor.empty()) error.with_tensor(tensor);
         if (strict_) return faults_.fault(std::move(error));
-        if (++met_ <= most_told) notes_.push_back("allowed: " + std::string(error.what()));
+        notes_.push_back("allowed: " + std::string(error.what()));
     }
     void finish() {
-        if (met_ > most_told) notes_.push_back("allowed: " + std::to_string(met_ - most_told) + " more such");
+        if (!strict_ && met_ > most_told)
+            notes_.push_back("allowed: " + std::to_string(met_ - most_told) + " more such");
     }
 
 private:
@@ -349,7 +353,7 @@ private:
         if (key == "dtype") return read_dtype(field.value(), row);
         if (key == "shape") return read_shape(field.value(), row);
         if (key == "data_offsets") return read_offsets(field.value(), row);
-        allowed_.meet(Errc::header_not_canonical, "a field " + safemap::quoted(key), name_);
+        allowed_.meet(Errc::header_not_canonical, "a field", name_, key);
         visit(field.value(), tensor_depth);
     }
 

@@ -152,6 +152,52 @@ TEST_CASE("files, folders and indexes of the file system are opened") {
     CHECK_FAULT(Checkpoint::open(dir.write("x.index.json", "{")), Errc::index_not_json);
 }
 
+TEST_CASE("a list of files is one checkpoint, in the order given") {
+    const TempDir dir;
+    const std::vector<fs::path> files = {
+        dir.write("z.safetensors", forge::safetensors(R"({"__metadata__":{"format":"pt","by":"z"},)"
+                                                      R"("b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+                                                      "bb")),
+        dir.write("a.safetensors", forge::safetensors(R"({"__metadata__":{"format":"pt","by":"a"},)"
+                                                      R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1}})",
+                                                      "a"))};
+    const auto model = Checkpoint::open(files);
+    REQUIRE(model.size() == 2);
+    CHECK(model.tensor(0).name() == "b");
+    CHECK(bytes_of(model["a"]) == "a");
+    CHECK(model.files() == std::vector<std::string>{"z.safetensors", "a.safetensors"});
+    CHECK(model.metadata() == std::vector<std::pair<std::string, std::string>>{{"format", "pt"}});
+    CHECK(model.notes() == std::vector<std::string>{"a.safetensors: allowed: tensor 'a': a field 'x'"});
+    CHECK(model.total_bytes() == 3);
+
+    const std::vector<fs::path> missing = {files[0], dir.path() / "none.safetensors"};
+    CHECK_FAULT(Checkpoint::open(missing), Errc::path_not_found);
+    CHECK_FAULT(Checkpoint::open(std::span<const fs::path>()), Errc::invalid_argument);
+}
+
+TEST_CASE("a list of sources is one checkpoint, and no name is in two of them") {
+    const auto named = [](const char* name, const std::string& bytes) {
+        const auto all = std::as_bytes(std::span(bytes));
+        return memory_source(name, std::vector<std::byte>(all.begin(), all.end()));
+    };
+    std::vector<std::shared_ptr<const Source>> sources = {named("one", forge::u8_file({{"a", 1}})),
+                                                          named("two", forge::u8_file({{"b", 2}, {"c", 3}}))};
+    CHECK(Checkpoint::open(sources).size() == 3);
+
+    sources.push_back(named("three", forge::u8_file({{"d", 1}, {"b", 2}})));
+    const auto error = error_of([&] { static_cast<void>(Checkpoint::open(sources)); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::duplicate_name);
+    CHECK(error->path() == "three");
+    CHECK(error->tensor() == "b");
+    CHECK(error->message() == "it is in two too");
+
+    sources.back() = named("broken", "no checkpoint at all");
+    CHECK_FAULT(Checkpoint::open(sources), Errc::unknown_format);
+    sources.back() = nullptr;
+    CHECK_FAULT(Checkpoint::open(sources), Errc::invalid_argument);
+}
+
 TEST_CASE("a shard that is no file is named as what it is, and nobody waits for it") {
     const TempDir dir;
     REQUIRE(::mkfifo((dir / "1").c_str(), 0600) == 0);

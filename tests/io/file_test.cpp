@@ -6,6 +6,7 @@
 #include <safemap/file.hpp>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -190,6 +191,54 @@ TEST_CASE("a file that must not be mapped is only read") {
     CHECK(text_of(*source, {0, 3}) == "abc");
     const auto in_folder = open_folder(dir.path(), Mapping::never)->open("a");
     CHECK(!in_folder->map({0, 3}));
+}
+
+TEST_CASE("a descriptor of the caller's is a file too, and stays the caller's") {
+    const TempDir dir;
+    const auto path = dir.write("weights", "0123456789");
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    REQUIRE(descriptor >= 0);
+    REQUIRE(::lseek(descriptor, 4, SEEK_SET) == 4);
+    const std::size_t before = open_descriptors();
+    {
+        const auto file = open_descriptor(descriptor, "the server's weights");
+        fs::remove(path);
+        CHECK(file->name() == "the server's weights");
+        CHECK(file->size() == 10);
+        CHECK(text_of(*file, {2, 3}) == "234");
+        CHECK(text_of(file->map({7, 3}).value()) == "789");
+        CHECK(::lseek(descriptor, 0, SEEK_CUR) == 4);
+        CHECK(open_descriptors() == before + 1);
+        CHECK(all_close_on_exec());
+    }
+    CHECK(open_descriptors() == before);
+    CHECK(::close(descriptor) == 0);
+    CHECK_FAULT(open_descriptor(descriptor, "closed"), Errc::invalid_argument);
+}
+
+TEST_CASE("memory with a descriptor is read and mapped, and seen to shrink") {
+    const int descriptor = ::memfd_create("weights", MFD_CLOEXEC);
+    REQUIRE(descriptor >= 0);
+    REQUIRE(::write(descriptor, "weights", 7) == 7);
+    const auto file = open_descriptor(descriptor, "memfd");
+    CHECK(text_of(file->map({0, 7}).value()) == "weights");
+    REQUIRE(::ftruncate(descriptor, 3) == 0);
+    CHECK_FAULT(file->require_unchanged(), Errc::file_changed);
+    CHECK_FAULT(text_of(*file, {0, 7}), Errc::file_changed);
+    ::close(descriptor);
+}
+
+TEST_CASE("descriptors that cannot be read as files are refused") {
+    const TempDir dir;
+    const auto path = dir.write("weights", "0123456789");
+    for (const int flags : {O_WRONLY, O_PATH, O_RDONLY | O_DIRECTORY}) {
+        const int descriptor =
+            ::open((flags & O_DIRECTORY) != 0 ? dir.path().c_str() : path.c_str(), flags | O_CLOEXEC);
+        REQUIRE(descriptor >= 0);
+        CHECK_FAULT(open_descriptor(descriptor, "no file"), Errc::invalid_argument);
+        ::close(descriptor);
+    }
+    CHECK_FAULT(open_descriptor(-1, "none"), Errc::invalid_argument);
 }
 
 TEST_CASE("a private copy can be written to, and nobody else sees it") {

@@ -1,0 +1,41 @@
+// What readers of several files share.
+#include "checkpoint/contents.hpp"
+
+#include <algorithm>
+
+namespace safemap::checkpoint {
+
+std::uint64_t total_bytes(const Contents& contents) {
+    std::uint64_t total = 0;
+    for (const LazyTensor& tensor : contents.tensors) {
+        const auto sum = checked_add(total, tensor.nbytes());
+        if (!sum) {
+            Error error(Errc::shape_overflow, "the sizes of all tensors do not fit in 64 bits");
+            if (!contents.sources.empty()) error.with_path(contents.sources.front()->name());
+            throw error;
+        }
+        total = *sum;
+    }
+    return total;
+}
+
+Mapping mapping_of(Access access) {
+    switch (access) {
+        case Access::automatic: return Mapping::automatic;
+        case Access::mapped: return Mapping::allowed;
+        case Access::copied: return Mapping::never;
+        case Access::private_copy: return Mapping::private_copy;
+    }
+    throw Error(Errc::invalid_argument, "an access that does not exist");
+}
+
+void CommonMetadata::add(const Metadata& metadata) {
+    if (!std::exchange(any_, true)) {
+        common_ = metadata;
+        return;
+    }
+    std::erase_if(common_,
+                  [&](const auto& pair) { return !std::binary_search(metadata.begin(), metadata.end(), pair); });
+}
+
+}  // namespace safemap::checkpoint
