@@ -110,6 +110,29 @@ std::uint32_t take_code_point(std::string_view& text) {
     return code_point;
 }
 
+/// Lives in `parser`.
+dom::element parsed(dom::parser& parser, std::string_view text, Errc code) {
+    // simdjson does not count empty containers, so copy() does.
+    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth + 2);
+    dom::element root;
+    if (!error) error = parser.parse(text.data(), text.size()).get(root);
+    if (error == simdjson::MEMALLOC) throw std::bad_alloc();
+    if (error) throw Error(code, "not JSON: " + std::string(simdjson::error_message(error)));
+    return root;
+}
+
+void hand_out(const dom::object& members, Errc code, const OnMember& on_member) {
+    for (const dom::key_value_pair member : members) {
+        std::string_view text;
+        if (!member.value.get_string().get(text)) {
+            on_member(member.key, text);
+            continue;
+        }
+        copy(member.value, 2, code);  // only to see that it is not too deep
+        on_member(member.key, std::nullopt);
+    }
+}
+
 /// Whether the byte needs more than copying.
 constexpr bool special(unsigned char byte, Charset charset) {
     return byte < 0x20 || byte == '"' || byte == '\\' || (charset == Charset::ascii && byte >= 0x7f);
@@ -119,13 +142,30 @@ constexpr bool special(unsigned char byte, Charset charset) {
 
 Value parse(std::string_view text, Errc code) {
     dom::parser parser;
-    // simdjson does not count empty containers, so copy() does.
-    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth + 2);
-    dom::element root;
-    if (!error) error = parser.parse(text.data(), text.size()).get(root);
-    if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-    if (error) throw Error(code, "not JSON: " + std::string(simdjson::error_message(error)));
-    return copy(root, 0, code);
+    return copy(parsed(parser, text, code), 0, code);
+}
+
+Value parse(std::string_view text, Errc code, std::string_view large, const OnMember& on_member) {
+    dom::parser parser;
+    const dom::element root = parsed(parser, text, code);
+    dom::object members;
+    if (root.get_object().get(members)) return copy(root, 0, code);
+
+    std::size_t last = SIZE_MAX;
+    std::size_t at = 0;
+    for (const dom::key_value_pair member : members) {
+        if (member.key == large) last = at;
+        ++at;
+    }
+    Value::Object kept;
+    at = 0;
+    for (const dom::key_value_pair member : members) {
+        dom::object inner;
+        const bool apart = at++ == last && !member.value.get_object().get(inner);
+        kept.push_back({std::string(member.key), apart ? Value(Value::Object()) : copy(member.value, 1, code)});
+        if (apart) hand_out(inner, code, on_member);
+    }
+    return Value(std::move(kept));
 }
 
 void append_string(std::string& out, std::string_view text, Charset charset) {

@@ -5,6 +5,7 @@
 #include <safemap/error.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -62,6 +63,13 @@ inline const Value::Object* Value::object() const noexcept { return std::get_if<
 /// Parses and validates all of `text`: UTF-8, strings, numbers, depth, nothing behind the value. Throws Error(code)
 /// that says what is wrong.
 Value parse(std::string_view text, Errc code);
+
+/// A member of an object that is too large for a tree; `text` is nothing where the value is no string. Both last until
+/// the call returns.
+using OnMember = std::function<void(std::string_view key, std::optional<std::string_view> text)>;
+/// As parse(), but where the root's member `large` is an object, its members go to `on_member` one after the other, and
+/// an empty object stands in its place. Where `large` is repeated, that is so of the last one.
+Value parse(std::string_view text, Errc code, std::string_view large, const OnMember& on_member);
 
 /// How characters beyond ASCII are written.
 enum class Charset : std::uint8_t {

@@ -17,7 +17,8 @@ using safetensors::Index;
 
 /// A shard, the tensors that the index places in it (numbers in weight_map), and what was found.
 struct Shard {
-    std::string name;
+    std::string name = {};
+    std::uint32_t number = 0;  // in the index
     std::vector<std::uint32_t> wanted = {};
     Contents contents = {};
     std::vector<Error> faults = {};
@@ -25,11 +26,17 @@ struct Shard {
     bool missing = false;
 };
 
+/// Those that have a tensor, by file name.
 std::vector<Shard> shards_of(const Index& index) {
-    std::map<std::string_view, std::vector<std::uint32_t>> by_name;
-    for (std::uint32_t i = 0; i < index.weight_map.size(); ++i) by_name[index.weight_map[i].second].push_back(i);
-    std::vector<Shard> shards;
-    for (auto& [name, wanted] : by_name) shards.push_back({std::string(name), std::move(wanted)});
+    std::vector<Shard> shards(index.shards.size());
+    for (std::uint32_t i = 0; i < shards.size(); ++i) {
+        shards[i].name = index.shards[i];
+        shards[i].number = i;
+    }
+    for (std::uint32_t i = 0; i < index.weight_map.size(); ++i) shards[index.weight_map[i].shard].wanted.push_back(i);
+    // A name that is repeated may have left one without.
+    std::erase_if(shards, [](const Shard& shard) { return shard.wanted.empty(); });
+    std::sort(shards.begin(), shards.end(), [](const Shard& a, const Shard& b) { return a.name < b.name; });
     return shards;
 }
 
@@ -47,13 +54,13 @@ void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) 
 /// Takes what the index names out of the shards, in order.
 class Merge {
     auto name_of() const {
-        return [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].first); };
+        return [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].tensor); };
     }
 
 public:
     Merge(const Index& index, FaultSink& faults) : index_(index), faults_(faults), found_(index.weight_map.size()) {
-        names_.reserve(index.weight_map.size());
-        for (std::uint32_t i = 0; i < index.weight_map.size(); ++i) names_.add(index.weight_map[i].first, i, name_of());
+        names_.add_all(static_cast<std::uint32_t>(index.weight_map.size()), name_of(), [](auto, auto) {});
+        contents.tensors.reserve(index.weight_map.size());
     }
 
     void add(Shard& shard) {
@@ -90,7 +97,7 @@ private:
     /// Whether the index places that name in this shard.
     bool claim(const std::string& name, const Shard& shard) {
         const auto number = names_.find(name, name_of());
-        if (!number || index_.weight_map[*number].second != shard.name) return false;
+        if (!number || index_.weight_map[*number].shard != shard.number) return false;
         found_[*number] = true;
         return true;
     }
@@ -102,21 +109,30 @@ private:
         std::string first_unnamed;
         for (LazyTensor& tensor : shard.contents.tensors) {
             const auto group = groups.find(tensor.name());
-            AliasGroup claimed;
-            for (const std::string& name : group == groups.end() ? AliasGroup{tensor.name()} : *group->second)
-                if (claim(name, shard)) claimed.push_back(name);
-            if (claimed.empty()) {
-                if (unnamed++ == 0) first_unnamed = tensor.name();
-                continue;
-            }
-            contents.tensors.push_back(claimed.front() == tensor.name() ? std::move(tensor)
-                                                                        : tensor.renamed(claimed.front()));
-            if (claimed.size() > 1) contents.aliases.push_back(std::move(claimed));
+            const bool named = group == groups.end() ? take_if_claimed(tensor, shard)
+                                                     : take_by_any_name(tensor, *group->second, shard);
+            if (!named && unnamed++ == 0) first_unnamed = tensor.name();
         }
         if (unnamed > 0)
             contents.notes.push_back(shard.name + " holds " + std::to_string(unnamed) +
                                      " tensors that the index does not name, " + safemap::quoted(first_unnamed) +
                                      " first");
+    }
+
+    bool take_if_claimed(LazyTensor& tensor, const Shard& shard) {
+        if (!claim(tensor.name(), shard)) return false;
+        contents.tensors.push_back(std::move(tensor));
+        return true;
+    }
+
+    bool take_by_any_name(const LazyTensor& tensor, const AliasGroup& names, const Shard& shard) {
+        AliasGroup claimed;
+        for (const std::string& name : names)
+            if (claim(name, shard)) claimed.push_back(name);
+        if (claimed.empty()) return false;
+        contents.tensors.push_back(claimed.front() == tensor.name() ? tensor : tensor.renamed(claimed.front()));
+        if (claimed.size() > 1) contents.aliases.push_back(std::move(claimed));
+        return true;
     }
 
     void require_wanted(const Shard& shard) {
@@ -125,7 +141,7 @@ private:
             faults_.fault(
                 std::move(Error(Errc::shard_lacks_tensor, "the index places it in this shard, which does not hold it")
                               .with_path(shard.path)
-                              .with_tensor(index_.weight_map[number].first)));
+                              .with_tensor(index_.weight_map[number].tensor)));
         }
     }
 
@@ -154,7 +170,7 @@ void compare_total_size(const Index& index, Contents& contents) {
 /// Python takes the last of them; only the strict policy refuses it.
 void judge_repeated(const Index& index, Policy policy, FaultSink& faults, Contents& contents) {
     if (index.repeated.empty()) return;
-    const std::string& first = index.weight_map[index.repeated.front()].first;
+    const std::string& first = index.weight_map[index.repeated.front()].tensor;
     if (policy != Policy::strict) {
         contents.notes.push_back("the weight_map names " + safemap::quoted(first) +
                                  (index.repeated.size() == 1 ? std::string() : " and others") +
@@ -163,7 +179,7 @@ void judge_repeated(const Index& index, Policy policy, FaultSink& faults, Conten
     }
     for (const std::uint32_t number : index.repeated) {
         Error error(Errc::duplicate_name, "the weight_map names it more than once");
-        faults.fault(std::move(error.with_tensor(index.weight_map[number].first)));
+        faults.fault(std::move(error.with_tensor(index.weight_map[number].tensor)));
     }
 }
 

@@ -14,7 +14,7 @@ namespace safemap::safetensors {
 
 namespace {
 
-/// Far above any index there is: a million tensors take 100 MB. Reading one takes about thirty times its size.
+/// Far above any index there is: a million tensors take 100 MB. Reading one takes about five times its size.
 constexpr std::uint64_t max_index_bytes = 128_MiB;
 
 std::string read_text(const Source& source) {
@@ -50,34 +50,46 @@ bool outside_folder(std::string_view shard) {
     return shard.empty() || has_drive || !plain || !stays_below(shard);
 }
 
-void read_weight_map(const json::Value::Object& members, Index& index, FaultSink& faults) {
-    NameIndex names;
-    names.reserve(members.size());
-    const auto name_of = [&](std::uint32_t i) { return std::string_view(index.weight_map[i].first); };
-    for (const json::Member& member : members) {
-        const std::string* shard = member.value.string();
-        if (shard == nullptr) {
-            faults.fault(std::move(
-                Error(Errc::index_bad_field, "its shard in weight_map is not a string").with_tensor(member.key)));
-            continue;
-        }
-        if (outside_folder(*shard)) {
-            faults.fault(std::move(Error(Errc::shard_outside_folder,
-                                         "the shard " + safemap::quoted(*shard) + " is not in the folder of the index")
-                                       .with_tensor(member.key)));
-            continue;
-        }
+class WeightMapReader {
+public:
+    WeightMapReader(Index& index, FaultSink& faults) : index_(index), faults_(faults) {}
+
+    void member(std::string_view tensor, std::optional<std::string_view> shard) {
+        if (!shard) return fault(tensor, Errc::index_bad_field, "its shard in weight_map is not a string");
+        if (outside_folder(*shard))
+            return fault(tensor, Errc::shard_outside_folder,
+                         "the shard " + safemap::quoted(*shard) + " is not in the folder of the index");
+        const std::uint32_t shard_number = number_of(*shard);
         // As in Python, the last of a repeated name counts, in the place of the first.
-        const auto next = static_cast<std::uint32_t>(index.weight_map.size());
-        const std::uint32_t number = names.add(member.key, next, name_of);
+        const auto next = static_cast<std::uint32_t>(index_.weight_map.size());
+        const std::uint32_t number = tensors_.add(
+            tensor, next, [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].tensor); });
         if (number == next) {
-            index.weight_map.emplace_back(member.key, *shard);
-            continue;
+            index_.weight_map.push_back({std::string(tensor), shard_number});
+            return;
         }
-        index.weight_map[number].second = *shard;
-        index.repeated.push_back(number);
+        index_.weight_map[number].shard = shard_number;
+        index_.repeated.push_back(number);
     }
-}
+
+private:
+    void fault(std::string_view tensor, Errc code, std::string message) {
+        faults_.fault(std::move(Error(code, std::move(message)).with_tensor(tensor)));
+    }
+
+    std::uint32_t number_of(std::string_view shard) {
+        const auto next = static_cast<std::uint32_t>(index_.shards.size());
+        const std::uint32_t number =
+            shards_.add(shard, next, [this](std::uint32_t i) { return std::string_view(index_.shards[i]); });
+        if (number == next) index_.shards.emplace_back(shard);
+        return number;
+    }
+
+    Index& index_;
+    FaultSink& faults_;
+    NameIndex tensors_;
+    NameIndex shards_;
+};
 
 /// Python's json.dump(indent=2) of {"metadata": {…}, "weight_map": {…}}, one level at a time.
 class Writer {
@@ -140,12 +152,14 @@ bool is_index(const Source& source) {
 Index read_index(const Source& source, FaultSink& faults) {
     Index index;
     try {
-        const json::Value root = json::parse(read_text(source), Errc::index_not_json);
+        WeightMapReader weight_map(index, faults);
+        const json::Value root = json::parse(
+            read_text(source), Errc::index_not_json, "weight_map",
+            [&](std::string_view tensor, std::optional<std::string_view> shard) { weight_map.member(tensor, shard); });
         const json::Value* map = root.find("weight_map");
         if (map == nullptr) throw Error(Errc::index_bad_field, "there is no weight_map");
         if (map->object() == nullptr) throw Error(Errc::index_bad_field, "weight_map is not an object");
         if (const json::Value* metadata = root.find("metadata")) read_metadata(*metadata, index);
-        read_weight_map(*map->object(), index, faults);
     } catch (Error& error) {
         if (error.code() != Errc::index_not_json && error.code() != Errc::index_bad_field) throw;
         faults.fault(std::move(error));

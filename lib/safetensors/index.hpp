@@ -17,8 +17,14 @@ namespace safemap::safetensors {
 
 struct Index {
     std::optional<std::uint64_t> total_size;
-    std::vector<std::pair<std::string, std::string>> metadata;    ///< the string members of `metadata`, sorted
-    std::vector<std::pair<std::string, std::string>> weight_map;  ///< tensor → shard, in file order
+    struct Place {
+        std::string tensor;
+        std::uint32_t shard = 0;  ///< a number in `shards`
+    };
+
+    std::vector<std::pair<std::string, std::string>> metadata;  ///< the string members of `metadata`, sorted
+    std::vector<std::string> shards;      ///< each once, in the order in which the weight_map names them
+    std::vector<Place> weight_map;        ///< in file order
     std::vector<std::uint32_t> repeated;  ///< numbers in weight_map, once for each further entry; the last one counts
 };
 

@@ -130,3 +130,32 @@ TEST_CASE("whatever is written is read back") {
     for (const auto charset : {json::Charset::utf8, json::Charset::ascii})
         CHECK(*parse(written(all, charset)).string() == all);
 }
+
+TEST_CASE("the members of a large object are handed out, not kept") {
+    using Members = std::vector<std::pair<std::string, std::optional<std::string>>>;
+    Members members;
+    const auto on_member = [&](std::string_view key, std::optional<std::string_view> text) {
+        members.emplace_back(key, text);
+    };
+    const auto parsed = [&](std::string_view text) {
+        members.clear();
+        return json::parse(text, Errc::index_not_json, "big", on_member);
+    };
+    const json::Value root =
+        parsed(R"({"a":1,"big":{"x":"1","y":2,"x":"\u00e9","z":{"w":"3"}},"b":{"big":{"n":"4"}}})");
+    CHECK(members == Members{{"x", "1"}, {"y", std::nullopt}, {"x", "\u00e9"}, {"z", std::nullopt}});
+    CHECK(root.find("a")->integer() == 1);
+    CHECK(root.find("big")->object()->empty());
+    CHECK(*root.find("b")->find("big")->find("n")->string() == "4");
+
+    CHECK(parsed(R"({"big":{"x":"1"},"big":{"y":"2"}})").find("big")->object()->empty());
+    CHECK(members == Members{{"y", "2"}});
+    CHECK(parsed(R"({"big":{"x":"1"},"big":7})").find("big")->integer() == 7);
+    CHECK(members.empty());
+    CHECK(parsed(R"([{"big":{"x":"1"}}])").array()->size() == 1);
+    CHECK(members.empty());
+
+    CHECK_FAULT(parsed(R"({"big":{"x":"1"},)"), Errc::index_not_json);
+    CHECK_FAULT(parsed(R"({"big":{"x":)" + nested(126) + "}}"), Errc::index_not_json);
+    CHECK_OK(parsed(R"({"big":{"x":)" + nested(125) + "}}"));
+}

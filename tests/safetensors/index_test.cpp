@@ -18,6 +18,12 @@ Index read(std::string_view text) {
 using Map = std::vector<std::pair<std::string, std::string>>;
 using Views = std::vector<std::pair<std::string_view, std::string_view>>;
 
+Map map_of(const Index& index) {
+    Map map;
+    for (const auto& place : index.weight_map) map.emplace_back(place.tensor, index.shards[place.shard]);
+    return map;
+}
+
 std::string mapping_to(std::string_view shard) { return R"({"weight_map":{"w":")" + std::string(shard) + R"("}})"; }
 
 }  // namespace
@@ -27,12 +33,12 @@ TEST_CASE("an index is read in its own order") {
         read(R"({"metadata":{"total_size":12,"b":"x","a":"y","n":1,"a":"z"},"weight_map":{"w":"2.st","b":"1.st"}})");
     CHECK(index.total_size == 12U);
     CHECK(index.metadata == Map{{"a", "z"}, {"b", "x"}});
-    CHECK(index.weight_map == Map{{"w", "2.st"}, {"b", "1.st"}});
+    CHECK(map_of(index) == Map{{"w", "2.st"}, {"b", "1.st"}});
 }
 
 TEST_CASE("of a repeated tensor the last shard counts, in the first place") {
     const Index index = read(R"({"weight_map":{"w":"1","b":"2","w":"3","b":"2","w":"4"}})");
-    CHECK(index.weight_map == Map{{"w", "4"}, {"b", "2"}});
+    CHECK(map_of(index) == Map{{"w", "4"}, {"b", "2"}});
     CHECK(index.repeated == std::vector<std::uint32_t>{0, 1, 0});
     CHECK(read(R"({"weight_map":{"w":"1","b":"1"}})").repeated.empty());
 }
@@ -83,7 +89,7 @@ TEST_CASE("a validator that collects names each wrong entry and keeps the others
     CHECK(faults.faults()[0].tensor() == "a");
     CHECK(faults.faults()[1].code() == Errc::index_bad_field);
     CHECK(faults.faults()[2].tensor() == "d");
-    CHECK(index.weight_map == Map{{"b", "y"}});
+    CHECK(map_of(index) == Map{{"b", "y"}});
 }
 
 TEST_CASE("an index is byte for byte that of huggingface_hub") {
@@ -117,6 +123,6 @@ TEST_CASE("an index that was written is read back") {
     const Index index = read(safetensors::write_index(7, metadata, Views{{"w\x7f", "s"}, {"", "t"}}));
     CHECK(index.total_size == 7U);
     CHECK(index.metadata == metadata);
-    CHECK(index.weight_map == Map{{"w\x7f", "s"}, {"", "t"}});
+    CHECK(map_of(index) == Map{{"w\x7f", "s"}, {"", "t"}});
     CHECK_FAULT(safetensors::write_index(0, {}, Views{{"\xff", "s"}}), Errc::invalid_argument);
 }
