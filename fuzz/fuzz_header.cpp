@@ -12,6 +12,7 @@
 namespace {
 
 using namespace safemap;
+using safetensors::Rules;
 
 constexpr std::uint64_t limit = 100'000'000;
 
@@ -19,9 +20,14 @@ void require(bool holds) {
     if (!holds) std::abort();
 }
 
-safetensors::Header read(std::vector<std::byte> file, FaultSink& faults) {
-    return safetensors::read_header(*memory_source("fuzzed", std::move(file)), safetensors::Rules::compatible, limit,
-                                    faults);
+safetensors::Header read(std::vector<std::byte> file, FaultSink& faults, Rules rules = Rules::compatible) {
+    return safetensors::read_header(*memory_source("fuzzed", std::move(file)), rules, limit, faults);
+}
+
+bool accepted(const std::vector<std::byte>& file, Rules rules) {
+    CollectFaults faults;
+    static_cast<void>(read(file, faults, rules));
+    return faults.faults().empty();
 }
 
 /// The file of `header` with data of zeros.
@@ -67,9 +73,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
         require(collected.faults().empty());
         require_same(header, loose);
         require_same(header, read(written(header), throwing));
+        // The strict rules refuse just what the compatible ones tell; the lenient ones take at least as much.
+        require(accepted(file, Rules::strict) == header.notes.empty());
+        require(accepted(file, Rules::lenient));
     } catch (const Error& error) {
         require(exit_code(error.code()) == 1);
         require(!collected.faults().empty());
+        require(!accepted(file, Rules::strict));
     }
     return 0;
 }
