@@ -241,7 +241,8 @@ TEST_CASE("elements of any view come in row-major order, also more than eight di
         for (std::size_t rank = random() % (round % 20 == 0 ? 12 : 5); rank > 0; --rank)
             shape.push_back(random() % (round % 20 == 0 ? 3 : 5));
         const std::size_t count = *element_count(shape);
-        const TensorView view(Dtype::u32, numbers<std::uint32_t>(count, round % 4), {shape, row_major(shape), 0});
+        const TensorView view(Dtype::u32, numbers<std::uint32_t>(count, static_cast<std::size_t>(round % 4)),
+                              {shape, row_major(shape), 0});
         const auto slices = reference::random_slices(random, shape.size());
         const auto cut = reference::sliced(reference::whole(shape), slices);
         if (!cut) continue;
