@@ -26,7 +26,6 @@ using namespace safemap;
 
 namespace {
 
-constexpr std::uint64_t block = 8_MiB;
 constexpr std::uint64_t tensor_bytes = 64_MiB;
 constexpr std::uint64_t tensors = 8;
 constexpr int rounds = 5;
@@ -52,12 +51,12 @@ public:
         const std::string header = safetensors::write_header(specs, {}, false, 8);
         write_all(descriptor_, header.data(), header.size(), 0);
 
-        std::vector<std::uint32_t> data(block / 4);
+        std::vector<std::uint32_t> data(8_MiB / 4);
         std::minstd_rand random(1);
         for (std::uint32_t& word : data) word = static_cast<std::uint32_t>(random());
         size_ = header.size();
-        for (; size_ < header.size() + tensors * tensor_bytes; size_ += block)
-            write_all(descriptor_, data.data(), block, size_);
+        for (; size_ < header.size() + tensors * tensor_bytes; size_ += 8_MiB)
+            write_all(descriptor_, data.data(), 8_MiB, size_);
         if (::fsync(descriptor_) != 0) fail("fsync");
     }
     ~Model() {
@@ -91,6 +90,8 @@ double median(std::vector<double> values) {
 /// One way of reading a whole file: threads that claim blocks.
 struct Way {
     enum class Kind { pread, populate, touch } kind;
+    const char* name;
+    std::uint64_t block;
     unsigned threads;
     std::vector<double> times = {};
 
@@ -137,11 +138,17 @@ void cold(benchmark::State& state) {
     const auto checkpoint = Checkpoint::open(model.path());
     const unsigned cores = std::max(2U, std::thread::hardware_concurrency());
     std::vector<Way> ways;
-    for (const auto kind : {Way::Kind::pread, Way::Kind::populate, Way::Kind::touch})
-        for (const unsigned threads : {1U, cores}) ways.push_back({kind, threads});
+    for (const std::uint64_t block : {1_MiB, 8_MiB})
+        for (const unsigned threads : {1U, cores}) {
+            ways.push_back({Way::Kind::pread, "pread", block, threads});
+            ways.push_back({Way::Kind::populate, "populate", block, threads});
+            ways.push_back({Way::Kind::touch, "touch", block, threads});
+        }
 
     std::vector<double> times;
     for (auto _ : state) {
+        // Each way comes after each other once.
+        std::rotate(ways.begin(), ways.begin() + 5, ways.end());
         for (Way& way : ways) {
             if (!cool(model, checkpoint)) return state.SkipWithError("what was read does not leave memory: a tmpfs?");
             way.run(model);
@@ -152,9 +159,13 @@ void cold(benchmark::State& state) {
         if (checkpoint.residency().resident < checkpoint.total_bytes() / 100 * 99)
             return state.SkipWithError("what was prefetched is not in memory");
     }
-    double best = median(ways.front().times);
-    for (const Way& way : ways) best = std::min(best, median(way.times));
     const auto bytes = static_cast<double>(checkpoint.total_bytes());
+    double best = median(ways.front().times);
+    for (const Way& way : ways) {
+        best = std::min(best, median(way.times));
+        const std::string name = way.name + std::to_string(way.block / 1_MiB) + "x" + std::to_string(way.threads);
+        state.counters[name] = bytes / median(way.times) / 1e9;
+    }
     state.counters["of_best"] = best / median(times);
     state.counters["GB/s"] = bytes / median(times) / 1e9;
     state.counters["best_GB/s"] = bytes / best / 1e9;

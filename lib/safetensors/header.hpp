@@ -66,6 +66,7 @@ private:
         std::uint32_t name_size = 0;
         std::uint32_t shape = 0;  ///< where its `[` stands in the text
         Dtype dtype = {};
+        bool sized = false;  ///< end - begin is what dtype and shape want
     };
 
     std::string_view name(const Row& row) const noexcept { return {text_.get() + row.name, row.name_size}; }

@@ -160,6 +160,13 @@ def mutated(rng, header, size):
     return header, size
 
 
+def with_each_byte_changed():
+    """One small file with every byte of it set to every value."""
+    text = b'{"__metadata__":{"k":"v"},"a":{"dtype":"F16","shape":[1,3],"data_offsets":[0,6]}}'
+    file = struct.pack("<Q", len(text)) + text + b"values"
+    return [file[:at] + bytes([byte]) + file[at + 1:] for at in range(len(file)) for byte in range(256)]
+
+
 def deep(rng):
     depth = rng.choice([120, 124, 125, 126, 127, 128, 200])
     kinds = [rng.random() < 0.5 for _ in range(depth)]
@@ -236,7 +243,7 @@ def main():
         else:
             header = mutated(rng, *random_header(rng))
         headers.append(header)
-    files = [file_of(header, size, rng) for header, size in headers]
+    files = [file_of(header, size, rng) for header, size in headers] + with_each_byte_changed()
     stdin = b"".join(struct.pack("<Q", len(file)) + file for file in files)
     lines = subprocess.run([program], input=stdin, stdout=subprocess.PIPE, check=True).stdout.splitlines()
     assert len(lines) == len(files), (len(lines), len(files))

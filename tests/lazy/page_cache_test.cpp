@@ -227,7 +227,7 @@ TEST_CASE("every piece that elements stand in is in a range") {
 
 TEST_CASE("prefetching goes in steps that begin where those of the file do, and says how far it is") {
     const auto source = std::make_shared<Recorder>(std::uint64_t{1} << 30);
-    const LazyTensor tensor = tensor_of(source, Dtype::u8, {20 << 20}, (8 << 20) - 10);
+    const LazyTensor tensor = tensor_of(source, Dtype::u8, {5 << 19}, (1 << 20) - 10);
     Progress last;
     const PrefetchOptions options{.monitor = {.on_progress =
                                                   [&](const Progress& progress) {
@@ -237,16 +237,16 @@ TEST_CASE("prefetching goes in steps that begin where those of the file do, and 
                                                   }},
                                   .threads = 3};
     tensor.prefetch(options);
-    CHECK(last.bytes_done == 20 << 20);
-    CHECK(last.bytes_total == 20 << 20);
+    CHECK(last.bytes_done == 5 << 19);
+    CHECK(last.bytes_total == 5 << 19);
     auto steps = source->prefetched;
     std::sort(steps.begin(), steps.end(), [](Extent a, Extent b) { return a.offset < b.offset; });
-    CHECK(steps == std::vector<Extent>{
-                       {(8 << 20) - 10, 10}, {8 << 20, 8 << 20}, {16 << 20, 8 << 20}, {24 << 20, (4 << 20) - 10}});
+    CHECK(steps ==
+          std::vector<Extent>{{(1 << 20) - 10, 10}, {1 << 20, 1 << 20}, {2 << 20, 1 << 20}, {3 << 20, (1 << 19) - 10}});
     tensor.evict();
-    CHECK(source->evicted == std::vector<Extent>{{(8 << 20) - 10, 20 << 20}});
-    CHECK(tensor.residency().resident == 10 << 20);
-    CHECK(tensor.residency().total == 20 << 20);
+    CHECK(source->evicted == std::vector<Extent>{{(1 << 20) - 10, 5 << 19}});
+    CHECK(tensor.residency().resident == 5 << 18);
+    CHECK(tensor.residency().total == 5 << 19);
 }
 
 TEST_CASE("prefetching can be cancelled, and its faults are seen") {

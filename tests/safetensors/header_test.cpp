@@ -413,3 +413,63 @@ TEST_CASE("a mutated header is read or refused, and what is read lies inside the
     }
     CHECK(accepted > 100);  // else the mutations test nothing but the first bytes
 }
+
+TEST_CASE("a tensor as the reference writes it is read as one with blanks is") {
+    // The first is read character by character where it can be, the second never is.
+    const auto told = [](const std::string& tensor) {
+        std::string text;
+        const auto error = error_of([&] {
+            const std::string header = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":)" + tensor + "}";
+            const Header read_back = read(header, std::string(28, 'd'));
+            for (const auto& info : read_back.tensors)
+                text += std::string(info.name) + ' ' + std::string(name(info.dtype)) + ' ' + to_string(info.shape) +
+                        ' ' + std::to_string(info.data.size) + '\n';
+        });
+        return error ? error->message() : text;
+    };
+    const auto agree = [&](const std::string& tensor) {
+        CAPTURE(tensor);
+        CHECK(told('{' + tensor) == told("{ " + tensor));
+    };
+
+    for (const char* const number : {"0", "00", "01", "-1", "1.0", "1e0", "", " 1", "1 ", "18446744073709551615",
+                                     "18446744073709551616", "9999999999999999999", "10000000000000000000", "1,"})
+        for (const std::string dimensions : {"*", "2,*", "*,3", "*,*", "0,*,0"}) {
+            std::string shape = dimensions;
+            for (std::size_t at = 0; (at = shape.find('*')) != std::string::npos;) shape.replace(at, 1, number);
+            agree(R"("dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[4,28]})");
+            agree(R"("dtype":"F32","shape":[6],"data_offsets":[)" + shape + "]}");
+        }
+
+    std::mt19937 random(11);  // NOLINT: the same mutations every time
+    const std::string valid = R"("dtype":"F32","shape":[2,3],"data_offsets":[4,28]})";
+    for (int round = 0; round < 20'000; ++round) {
+        std::string tensor = valid;
+        for (auto edits = 1 + random() % 2; edits > 0; --edits) {
+            const std::size_t at = random() % tensor.size();
+            if (random() % 2 == 0) tensor[at] = R"({}[]",:0123456789.-eEF6 )"[random() % 25];
+            else tensor.erase(at, 1);
+        }
+        agree(tensor);
+    }
+}
+
+TEST_CASE("with any one byte of it changed a small file is read or refused, and what is read lies inside it") {
+    const std::string valid = forge::safetensors(
+        R"({"__metadata__":{"k":"v"},"a":{"dtype":"F16","shape":[1,3],"data_offsets":[0,6]}})", "values");
+    unsigned accepted = 0;
+    for (std::size_t at = 0; at < valid.size(); ++at)
+        for (int byte = 0; byte < 256; ++byte) {
+            std::string file = valid;
+            file[at] = static_cast<char>(byte);
+            const auto error = error_of([&] {
+                const Header header = read(file);
+                for (const auto& tensor : header.tensors) CHECK(tensor.data.inside(file.size()));
+                ++accepted;
+            });
+            if (error) CHECK(exit_code(error->code()) == 1);
+            else if (at >= valid.size() - 6 || byte == static_cast<unsigned char>(valid[at]))
+                CHECK(read(file).tensors[0].name == "a");
+        }
+    CHECK(accepted > 6 * 256);
+}
