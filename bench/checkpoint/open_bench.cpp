@@ -1,7 +1,7 @@
 // Opening: only headers are read, whatever the tensors weigh.
 
 #include "counting_source.hpp"
-#include "safetensors/header.hpp"
+#include "generated.hpp"
 
 #include <safemap/checkpoint.hpp>
 
@@ -13,26 +13,12 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <vector>
 
 using namespace safemap;
+using generated::header_of;
+using generated::tensor_bytes;
 
 namespace {
-
-/// The bytes before the data of a file with that many F32 tensors of [1024, 1024].
-std::string header_of(std::size_t first, std::size_t count) {
-    std::vector<std::string> names;
-    for (std::size_t i = 0; i < count; ++i)
-        names.push_back("model.layers." + std::to_string((first + i) / 9) + ".mlp.proj_" +
-                        std::to_string((first + i) % 9) + ".weight");
-    const Shape shape = {1024, 1024};
-    std::vector<safetensors::TensorSpec> specs;
-    for (const std::string& name : names) specs.push_back({.name = name, .dtype = Dtype::f32, .shape = &shape});
-    const std::pair<std::string, std::string> metadata[] = {{"format", "pt"}};
-    return safetensors::write_header(specs, metadata, true, 8);
-}
-
-constexpr std::uint64_t tensor_bytes = 4_MiB;
 
 /// 1,000 tensors in 30 files of the file system, 4 GB in holes.
 class ShardedModel {
@@ -67,8 +53,7 @@ public:
 private:
     void add_to_index(const std::string& file, std::size_t first, std::size_t count) {
         for (std::size_t i = first; i < first + count; ++i)
-            weight_map_ += (weight_map_.empty() ? "\"" : ",\"") + ("model.layers." + std::to_string(i / 9)) +
-                           ".mlp.proj_" + std::to_string(i % 9) + ".weight\":\"" + file + '"';
+            weight_map_ += (weight_map_.empty() ? "\"" : ",\"") + generated::name_of(i) + "\":\"" + file + '"';
     }
 
     std::filesystem::path path_;

@@ -94,10 +94,13 @@ public:
     const LazyTensor& tensor(std::size_t i) const& noexcept;
     const LazyTensor& tensor(std::size_t i) const&& = delete;
     /// The tensor of that name or alias. Throws tensor_not_found, and names near ones.
-    LazyTensor operator[](std::string_view name) const;
-    LazyTensor operator[](const char* name) const { return (*this)[std::string_view(name)]; }
-    /// The same for a name that may be absent. Constant time.
-    std::optional<LazyTensor> find(std::string_view name) const;
+    const LazyTensor& operator[](std::string_view name) const&;
+    LazyTensor operator[](std::string_view name) const&& { return (*this)[name]; }
+    const LazyTensor& operator[](const char* name) const& { return (*this)[std::string_view(name)]; }
+    LazyTensor operator[](const char* name) const&& { return (*this)[std::string_view(name)]; }
+    /// The same for a name that may be absent: null then. Constant time, without an allocation.
+    const LazyTensor* find(std::string_view name) const& noexcept;
+    const LazyTensor* find(std::string_view name) const&& = delete;
     /// The tensors that `selection` names, in order.
     std::vector<LazyTensor> select(const Selection& selection) const;
 

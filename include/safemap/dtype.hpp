@@ -1,8 +1,9 @@
 // Element types: the 22 of safetensors, and those of PyTorch that safetensors has no name for.
-// The table of names and sizes is lib/tensor/dtype.cpp.
+// The table of names is lib/tensor/dtype.cpp.
 #pragma once
 
 #include <safemap/api.hpp>
+#include <safemap/bytes.hpp>
 
 #include <cstdint>
 #include <iosfwd>
@@ -54,6 +55,12 @@ enum class Dtype : std::uint8_t {
 /// How many of the enumerators safetensors has a name for; they come first.
 inline constexpr int safetensors_dtypes = 22;
 
+namespace detail {
+/// In the order of Dtype.
+inline constexpr std::uint8_t dtype_bits[] = {8,  4,  6,  6,  8,  8,  8,   8, 8, 8,  8, 16, 16, 16, 16, 32, 32,
+                                              32, 64, 64, 64, 64, 32, 128, 8, 8, 32, 8, 8,  8,  16, 8,  8,  8};
+}  // namespace detail
+
 /// What the bits of an element mean.
 enum class DtypeKind : std::uint8_t { boolean, integer, real, complex, opaque };
 
@@ -65,16 +72,20 @@ SAFEMAP_API std::string_view torch_name(Dtype dtype) noexcept;
 constexpr bool in_safetensors(Dtype dtype) noexcept { return static_cast<int>(dtype) < safetensors_dtypes; }
 /// Bits of one element: 4, 6, 8, 16, 32, 64 or 128. F4 and F6 are packed; the packed dtypes of torch
 /// (quint4x2, bits1x8, …) count one stored byte as one element.
-SAFEMAP_API unsigned bits(Dtype dtype) noexcept;
+constexpr unsigned bits(Dtype dtype) noexcept { return detail::dtype_bits[static_cast<std::size_t>(dtype)]; }
 SAFEMAP_API DtypeKind kind(Dtype dtype) noexcept;
 /// Whether elements are whole bytes.
-inline bool whole_bytes(Dtype dtype) noexcept { return bits(dtype) % 8 == 0; }
+constexpr bool whole_bytes(Dtype dtype) noexcept { return bits(dtype) % 8 == 0; }
 /// Bytes of one element; 0 for F4, F6_E2M3 and F6_E3M2.
-inline unsigned element_size(Dtype dtype) noexcept { return whole_bytes(dtype) ? bits(dtype) / 8 : 0; }
+constexpr unsigned element_size(Dtype dtype) noexcept { return whole_bytes(dtype) ? bits(dtype) / 8 : 0; }
 /// Bytes of what is swapped between byte orders: an element, or half of a complex one. 1 for sub-byte dtypes.
 SAFEMAP_API unsigned swap_size(Dtype dtype) noexcept;
 /// Bytes of `elements`, or nothing where that overflows or does not fill whole bytes.
-SAFEMAP_API std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elements) noexcept;
+constexpr std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elements) noexcept {
+    const auto total_bits = checked_mul(elements, bits(dtype));
+    if (!total_bits || *total_bits % 8 != 0) return std::nullopt;
+    return *total_bits / 8;
+}
 
 /// Exactly the names of safetensors headers: "F32". Nothing for anything else.
 SAFEMAP_API std::optional<Dtype> dtype_from_safetensors(std::string_view name) noexcept;

@@ -163,6 +163,8 @@ public:
     Decoding decoding() const noexcept { return decoding_; }
 
 private:
+    SharedBytes mapped(const Source& source, Extent extent) const;
+
     std::string name_;
     std::shared_ptr<const StoredTensor> stored_;
     std::shared_ptr<const StridedView> view_;  // null: all of stored_, row-major

@@ -7,6 +7,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <iosfwd>
 #include <limits>
@@ -14,6 +15,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace safemap {
 
@@ -30,8 +32,21 @@ public:
         resize(count);
         std::fill(begin(), end(), value);
     }
-    Dims(const Dims& other) : Dims() { assign(other); }
-    Dims(Dims&& other) noexcept : Dims() { swap(other); }
+    // Eight numbers are copied faster than one, two or three.
+    Dims(const Dims& other) : size_(other.size_) {
+        if (size_ <= in_place) std::memcpy(in_place_, other.data(), sizeof in_place_);
+        else {
+            size_ = 0;
+            assign(other);
+        }
+    }
+    Dims(Dims&& other) noexcept : size_(std::exchange(other.size_, 0)), capacity_(other.capacity_) {
+        if (!on_heap()) std::memcpy(in_place_, other.in_place_, sizeof in_place_);
+        else {
+            heap_ = other.heap_;
+            other.capacity_ = in_place;
+        }
+    }
     Dims& operator=(const Dims& other) {
         if (this != &other) assign(other);
         return *this;

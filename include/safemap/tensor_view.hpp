@@ -28,9 +28,14 @@ namespace safemap {
 class SAFEMAP_API TensorView {
 public:
     /// Elements of `dtype` in `bytes`, looked at through `view` (offset and strides in elements).
-    /// Every element must lie inside `bytes`: throws storage_too_short otherwise, partial_byte for a sub-byte
-    /// dtype that is not contiguous from a whole byte on.
+    /// Every element must lie inside `bytes`: throws storage_too_short otherwise, shape_overflow, partial_byte for a
+    /// sub-byte dtype that is not contiguous from a whole byte on, and bad_tensor where there are not as many strides
+    /// as dimensions.
     TensorView(Dtype dtype, SharedBytes bytes, StridedView view);
+    /// The first elements of `bytes`, row-major. Throws shape_overflow, partial_byte, storage_too_short.
+    static TensorView row_major(Dtype dtype, SharedBytes bytes, const Shape& shape) {
+        return {dtype, shape, std::move(bytes)};
+    }
 
     Dtype dtype() const noexcept { return dtype_; }
     const Shape& shape() const& noexcept { return view_.shape; }
@@ -103,6 +108,7 @@ public:
     const std::shared_ptr<const void>& owner() const noexcept { return bytes_.owner; }
 
 private:
+    TensorView(Dtype dtype, const Shape& shape, SharedBytes bytes);
     /// As a signed number, or one that is outside every dimension.
     template <std::integral I> static constexpr std::int64_t saturated(I index) noexcept {
         return std::in_range<std::int64_t>(index) ? static_cast<std::int64_t>(index) : INT64_MAX;

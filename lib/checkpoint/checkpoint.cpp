@@ -22,23 +22,13 @@ std::string_view name(Format format) noexcept {
     return "unknown";
 }
 
-namespace {
-
-/// Another name of a tensor.
-struct Alias {
-    std::string_view name;
-    std::uint32_t tensor;
-};
-
-}  // namespace
-
 /// Immutable once it is made. Names are found by number: tensors first, then aliases.
 struct Checkpoint::State {
 private:
     auto name_of() const {
         return [this](std::uint32_t i) -> std::string_view {
             const std::size_t tensors = contents.tensors.size();
-            return i < tensors ? std::string_view(contents.tensors[i].name()) : aliases[i - tensors].name;
+            return i < tensors ? contents.tensors[i].name() : aliases[i - tensors].name();
         };
     }
 
@@ -54,15 +44,16 @@ public:
 
     std::optional<std::uint32_t> number(std::string_view name) const { return names.find(name, name_of()); }
 
-    LazyTensor named(std::uint32_t number) const {
-        if (number < contents.tensors.size()) return contents.tensors[number];
-        const Alias& alias = aliases[number - contents.tensors.size()];
-        return contents.tensors[alias.tensor].renamed(std::string(alias.name));
+    const LazyTensor* find(std::string_view name) const noexcept {
+        const auto found = number(name);
+        if (!found) return nullptr;
+        const std::size_t tensors = contents.tensors.size();
+        return *found < tensors ? &contents.tensors[*found] : &aliases[*found - tensors];
     }
 
     Contents contents;
     std::uint64_t total_bytes;
-    std::vector<Alias> aliases;
+    std::vector<LazyTensor> aliases;  // under their other names
     NameIndex names;
 
 private:
@@ -87,7 +78,7 @@ private:
         if (!tensor || *tensor >= contents.tensors.size()) return;
         for (std::size_t i = 1; i < group.size(); ++i) {
             const auto next = static_cast<std::uint32_t>(contents.tensors.size() + aliases.size());
-            aliases.push_back({group[i], *tensor});
+            aliases.push_back(contents.tensors[*tensor].renamed(group[i]));
             if (names.add(group[i], next, name_of()) != next) aliases.pop_back();
         }
     }
@@ -139,21 +130,17 @@ const LazyTensor& Checkpoint::tensor(std::size_t i) const& noexcept { return sta
 const LazyTensor* Checkpoint::begin() const& noexcept { return state_->contents.tensors.data(); }
 const LazyTensor* Checkpoint::end() const& noexcept { return begin() + size(); }
 
-std::optional<LazyTensor> Checkpoint::find(std::string_view name) const {
-    const auto number = state_->number(name);
-    if (!number) return std::nullopt;
-    return state_->named(*number);
-}
+const LazyTensor* Checkpoint::find(std::string_view name) const& noexcept { return state_->find(name); }
 
-LazyTensor Checkpoint::operator[](std::string_view name) const {
-    if (auto tensor = find(name)) return std::move(*tensor);
+const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
+    if (const LazyTensor* const tensor = find(name)) return *tensor;
 
     Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(name));
     constexpr std::size_t most = 4096;  // a suggestion must not take longer than the rest
     if (size() <= most) {
         checkpoint::NearNames near(name);
         for (const LazyTensor& tensor : *this) near.consider(tensor.name());
-        for (const Alias& alias : state_->aliases) near.consider(alias.name);
+        for (const LazyTensor& alias : state_->aliases) near.consider(alias.name());
         std::string hint;
         for (const std::string& other : near.names())
             hint += (hint.empty() ? "did you mean " : " or ") + safemap::quoted(other);

@@ -106,25 +106,30 @@ TensorView LazyTensor::view() const {
     const auto refuse = [&](const char* why) -> Error { return Error(Errc::no_view, why).with_tensor(name_); };
     if (dtype_ != stored_->dtype()) throw refuse("the value is cast, and has to be loaded");
     if (decoding_ != Decoding{}) throw refuse("the stored bytes are not the value, which has to be loaded");
+    if (!view_ && stored_->in_one_run()) {
+        const std::uint64_t size = *byte_size(dtype_, stored_->element_count());
+        return TensorView::row_major(dtype_, mapped(*stored_->source(0), {stored_->locate(0).offset, size}), shape());
+    }
+
     StridedView view = strided_view();
     if (element_count() == 0) return TensorView(dtype_, {}, std::move(view));
-
     const Reach reach = *reach_of(view);
-    const auto first = *byte_size(dtype_, static_cast<std::uint64_t>(reach.first) / (whole_bytes(dtype_) ? 1 : 8) *
-                                              (whole_bytes(dtype_) ? 1 : 8));
+    const auto first = static_cast<std::uint64_t>(reach.first) * bits(dtype_) / 8;
     const std::uint64_t last_bit = (static_cast<std::uint64_t>(reach.last) + 1) * bits(dtype_);
     const Extent touched{first, (last_bit + 7) / 8 - first};
     const StoredTensor::Place place = stored_->locate(touched.offset / stored_->unit_size());
     if (place.stride != 1 || place.count * stored_->unit_size() < touched.size)
         throw refuse("the value is in several pieces, and has to be loaded");
+    view.offset -= static_cast<std::int64_t>(touched.offset * 8 / bits(dtype_));
+    return TensorView(dtype_, mapped(*stored_->source(place.source), {place.offset, touched.size}), std::move(view));
+}
+
+SharedBytes LazyTensor::mapped(const Source& source, Extent extent) const {
     try {
-        auto bytes = stored_->source(place.source)->map({place.offset, touched.size});
-        if (!bytes)
-            throw refuse("its source has no addresses; it has to be loaded")
-                .with_path(stored_->source(place.source)->name())
-                .with_hint("load() reads it; Access::mapped maps files on network file systems, too");
-        view.offset -= static_cast<std::int64_t>(touched.offset * 8 / bits(dtype_));
-        return TensorView(dtype_, std::move(*bytes), std::move(view));
+        if (auto bytes = source.map(extent)) return std::move(*bytes);
+        throw Error(Errc::no_view, "its source has no addresses; it has to be loaded")
+            .with_path(source.name())
+            .with_hint("load() reads it; Access::mapped maps files on network file systems, too");
     } catch (Error& error) {
         error.with_tensor(name_);
         throw;
@@ -139,7 +144,7 @@ TensorView LazyTensor::load() const {
         static_cast<std::byte*>(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{load_alignment})),
         free_aligned);
     read(0, {memory.get(), size});
-    return TensorView(dtype_, {{memory.get(), size}, memory, true}, {shape(), row_major(shape()), 0});
+    return TensorView::row_major(dtype_, {{memory.get(), size}, memory, true}, shape());
 }
 
 void LazyTensor::read(std::uint64_t offset, std::span<std::byte> into) const {

@@ -43,6 +43,8 @@ public:
         std::int64_t stride;   // in units
     };
     Place locate(std::uint64_t unit) const noexcept;
+    /// Whether all of it stands in one piece, in row-major order: then from locate(0) on.
+    bool in_one_run() const noexcept { return pieces_ == nullptr && elements_ > 0; }
 
     const std::shared_ptr<const Source>& source(std::uint32_t i) const noexcept {
         return pieces_ ? pieces_->sources[i] : only_source_;

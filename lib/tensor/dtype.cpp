@@ -1,4 +1,4 @@
-// The dtype table. Names and sizes of the first 22 are those of safetensors 0.8 (tensor.rs); torch's names are those
+// The dtype table. Names of the first 22 are those of safetensors 0.8 (tensor.rs); torch's names are those
 // of torch 2.13, and of its safetensors bindings.
 #include <safemap/dtype.hpp>
 
@@ -16,47 +16,46 @@ struct Row {
     Dtype dtype;
     std::string_view name;        // in safetensors headers; empty where it has none
     std::string_view torch_name;  // empty where torch has none
-    unsigned bits;
     DtypeKind kind;
 };
 
 using enum DtypeKind;
 
 constexpr std::array table{
-    Row{Dtype::boolean, "BOOL", "bool", 8, boolean},
-    Row{Dtype::f4, "F4", "float4_e2m1fn_x2", 4, real},
-    Row{Dtype::f6_e2m3, "F6_E2M3", "", 6, real},
-    Row{Dtype::f6_e3m2, "F6_E3M2", "", 6, real},
-    Row{Dtype::u8, "U8", "uint8", 8, integer},
-    Row{Dtype::i8, "I8", "int8", 8, integer},
-    Row{Dtype::f8_e5m2, "F8_E5M2", "float8_e5m2", 8, real},
-    Row{Dtype::f8_e4m3, "F8_E4M3", "float8_e4m3fn", 8, real},
-    Row{Dtype::f8_e8m0, "F8_E8M0", "float8_e8m0fnu", 8, real},
-    Row{Dtype::f8_e4m3fnuz, "F8_E4M3FNUZ", "float8_e4m3fnuz", 8, real},
-    Row{Dtype::f8_e5m2fnuz, "F8_E5M2FNUZ", "float8_e5m2fnuz", 8, real},
-    Row{Dtype::i16, "I16", "int16", 16, integer},
-    Row{Dtype::u16, "U16", "uint16", 16, integer},
-    Row{Dtype::f16, "F16", "float16", 16, real},
-    Row{Dtype::bf16, "BF16", "bfloat16", 16, real},
-    Row{Dtype::i32, "I32", "int32", 32, integer},
-    Row{Dtype::u32, "U32", "uint32", 32, integer},
-    Row{Dtype::f32, "F32", "float32", 32, real},
-    Row{Dtype::c64, "C64", "complex64", 64, complex},
-    Row{Dtype::f64, "F64", "float64", 64, real},
-    Row{Dtype::i64, "I64", "int64", 64, integer},
-    Row{Dtype::u64, "U64", "uint64", 64, integer},
-    Row{Dtype::c32, "", "complex32", 32, complex},
-    Row{Dtype::c128, "", "complex128", 128, complex},
-    Row{Dtype::qint8, "", "qint8", 8, opaque},
-    Row{Dtype::quint8, "", "quint8", 8, opaque},
-    Row{Dtype::qint32, "", "qint32", 32, opaque},
-    Row{Dtype::quint4x2, "", "quint4x2", 8, opaque},
-    Row{Dtype::quint2x4, "", "quint2x4", 8, opaque},
-    Row{Dtype::bits8, "", "bits8", 8, opaque},
-    Row{Dtype::bits16, "", "bits16", 16, opaque},
-    Row{Dtype::bits1x8, "", "bits1x8", 8, opaque},
-    Row{Dtype::bits2x4, "", "bits2x4", 8, opaque},
-    Row{Dtype::bits4x2, "", "bits4x2", 8, opaque},
+    Row{Dtype::boolean, "BOOL", "bool", boolean},
+    Row{Dtype::f4, "F4", "float4_e2m1fn_x2", real},
+    Row{Dtype::f6_e2m3, "F6_E2M3", "", real},
+    Row{Dtype::f6_e3m2, "F6_E3M2", "", real},
+    Row{Dtype::u8, "U8", "uint8", integer},
+    Row{Dtype::i8, "I8", "int8", integer},
+    Row{Dtype::f8_e5m2, "F8_E5M2", "float8_e5m2", real},
+    Row{Dtype::f8_e4m3, "F8_E4M3", "float8_e4m3fn", real},
+    Row{Dtype::f8_e8m0, "F8_E8M0", "float8_e8m0fnu", real},
+    Row{Dtype::f8_e4m3fnuz, "F8_E4M3FNUZ", "float8_e4m3fnuz", real},
+    Row{Dtype::f8_e5m2fnuz, "F8_E5M2FNUZ", "float8_e5m2fnuz", real},
+    Row{Dtype::i16, "I16", "int16", integer},
+    Row{Dtype::u16, "U16", "uint16", integer},
+    Row{Dtype::f16, "F16", "float16", real},
+    Row{Dtype::bf16, "BF16", "bfloat16", real},
+    Row{Dtype::i32, "I32", "int32", integer},
+    Row{Dtype::u32, "U32", "uint32", integer},
+    Row{Dtype::f32, "F32", "float32", real},
+    Row{Dtype::c64, "C64", "complex64", complex},
+    Row{Dtype::f64, "F64", "float64", real},
+    Row{Dtype::i64, "I64", "int64", integer},
+    Row{Dtype::u64, "U64", "uint64", integer},
+    Row{Dtype::c32, "", "complex32", complex},
+    Row{Dtype::c128, "", "complex128", complex},
+    Row{Dtype::qint8, "", "qint8", opaque},
+    Row{Dtype::quint8, "", "quint8", opaque},
+    Row{Dtype::qint32, "", "qint32", opaque},
+    Row{Dtype::quint4x2, "", "quint4x2", opaque},
+    Row{Dtype::quint2x4, "", "quint2x4", opaque},
+    Row{Dtype::bits8, "", "bits8", opaque},
+    Row{Dtype::bits16, "", "bits16", opaque},
+    Row{Dtype::bits1x8, "", "bits1x8", opaque},
+    Row{Dtype::bits2x4, "", "bits2x4", opaque},
+    Row{Dtype::bits4x2, "", "bits4x2", opaque},
 };
 
 constexpr bool complete() {
@@ -64,7 +63,8 @@ constexpr bool complete() {
         if (table[i].dtype != static_cast<Dtype>(i)) return false;
         if (in_safetensors(table[i].dtype) == table[i].name.empty()) return false;
     }
-    return table.size() == static_cast<std::size_t>(Dtype::bits4x2) + 1;
+    return table.size() == static_cast<std::size_t>(Dtype::bits4x2) + 1 &&
+           std::size(detail::dtype_bits) == table.size();
 }
 static_assert(complete(), "every Dtype has its row, in the order of the enum");
 
@@ -84,18 +84,11 @@ std::string_view torch_name(Dtype dtype) noexcept {
     return row(dtype).torch_name.empty() ? row(dtype).name : row(dtype).torch_name;
 }
 
-unsigned bits(Dtype dtype) noexcept { return row(dtype).bits; }
 DtypeKind kind(Dtype dtype) noexcept { return row(dtype).kind; }
 
 unsigned swap_size(Dtype dtype) noexcept {
     if (!whole_bytes(dtype)) return 1;
     return kind(dtype) == complex ? element_size(dtype) / 2 : element_size(dtype);
-}
-
-std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elements) noexcept {
-    const auto total_bits = checked_mul(elements, bits(dtype));
-    if (!total_bits || *total_bits % 8 != 0) return std::nullopt;
-    return *total_bits / 8;
 }
 
 std::optional<Dtype> dtype_from_safetensors(std::string_view name) noexcept {

@@ -10,6 +10,9 @@ namespace safemap {
 
 TensorView::TensorView(Dtype dtype, SharedBytes bytes, StridedView view)
     : dtype_(dtype), bytes_(std::move(bytes)), view_(std::move(view)) {
+    if (view_.shape.size() != view_.strides.size())
+        throw Error(Errc::bad_tensor, std::to_string(view_.shape.size()) + " dimensions, but " +
+                                          std::to_string(view_.strides.size()) + " strides");
     const auto count = safemap::element_count(view_.shape);
     if (!count) throw Error(Errc::shape_overflow, "the size of shape " + to_string(view_.shape) + " overflows");
     elements_ = *count;
@@ -23,6 +26,22 @@ TensorView::TensorView(Dtype dtype, SharedBytes bytes, StridedView view)
                                                  std::to_string(bytes_.bytes.size()) + " bytes");
     if (!whole_bytes(dtype) && !cuts_whole_bytes(dtype, view_))
         throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype)) + " that cuts bytes");
+}
+
+TensorView::TensorView(Dtype dtype, const Shape& shape, SharedBytes bytes)
+    : dtype_(dtype), bytes_(std::move(bytes)), view_{shape, safemap::row_major(shape), 0} {
+    const auto count = safemap::element_count(shape);
+    if (!count || !checked_mul(*count, bits(dtype)))
+        throw Error(Errc::shape_overflow, "the size of shape " + to_string(shape) + " overflows");
+    elements_ = *count;
+    const auto size = byte_size(dtype, elements_);
+    if (!size)
+        throw Error(Errc::partial_byte, "shape " + to_string(shape) + " of " + std::string(safemap::name(dtype)) +
+                                            " does not fill whole bytes");
+    if (*size > bytes_.bytes.size())
+        throw Error(Errc::storage_too_short, "shape " + to_string(shape) + " of " + std::string(safemap::name(dtype)) +
+                                                 " wants " + std::to_string(*size) + " bytes, there are " +
+                                                 std::to_string(bytes_.bytes.size()));
 }
 
 std::uint64_t TensorView::nbytes() const noexcept { return byte_size(dtype_, elements_).value_or(0); }

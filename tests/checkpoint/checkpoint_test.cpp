@@ -69,8 +69,8 @@ TEST_CASE("tensors are listed by offset and found by name") {
     CHECK(model.begin()[1].name() == "a");
     CHECK(model.end() - model.begin() == 2);
     CHECK(bytes_of(model["a"]) == "\x03\x04");
-    CHECK(bytes_of(model.find("b").value()) == std::string("\0\x01\x02", 3));
-    CHECK_FALSE(model.find("c").has_value());
+    CHECK(bytes_of(*model.find("b")) == std::string("\0\x01\x02", 3));
+    CHECK(model.find("c") == nullptr);
     CHECK(model.tree() == nullptr);
     CHECK(model.checksums().empty());
 }
@@ -93,8 +93,8 @@ TEST_CASE("tied tensors of the safetensors package are found by all their names"
     CHECK(bytes_of(model["lm_head"]) == "bc");
     CHECK(bytes_of(model["head2"]) == "bc");
     CHECK(bytes_of(model["b"]) == "a");
-    CHECK_FALSE(model.find("gone").has_value());
-    CHECK_FALSE(model.find("format").has_value());
+    CHECK(model.find("gone") == nullptr);
+    CHECK(model.find("format") == nullptr);
     const auto error = error_of([&] { static_cast<void>(model["lm_haed"]); });
     REQUIRE(error.has_value());
     CHECK(error->hint().find("'lm_head'") != std::string::npos);

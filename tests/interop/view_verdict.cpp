@@ -51,7 +51,7 @@ Slice slice_of(const std::string& word) {
 
 TensorView view_of(Dtype dtype, std::vector<std::int64_t> values, const Shape& shape) {
     const auto owner = std::make_shared<const std::vector<std::int64_t>>(std::move(values));
-    return TensorView(dtype, {std::as_bytes(std::span(*owner)), owner}, {shape, row_major(shape), 0});
+    return TensorView::row_major(dtype, {std::as_bytes(std::span(*owner)), owner}, shape);
 }
 
 std::string sliced(std::istream& parts) {

@@ -88,6 +88,22 @@ TEST_CASE("a view that reaches outside its bytes cannot be made") {
     CHECK_FAULT(make(Dtype::u8, {2}, {INT64_MAX}, 1), Errc::storage_too_short);
     CHECK_FAULT(make(Dtype::u8, {1ULL << 40, 1ULL << 40}, {0, 0}, 0), Errc::shape_overflow);
     CHECK_FAULT(make(Dtype::f64, {2}, {1}, 0), Errc::storage_too_short);
+    CHECK_FAULT(make(Dtype::u8, {2, 2}, {1}, 0), Errc::bad_tensor);
+}
+
+TEST_CASE("a row-major view takes the first bytes, and has to have them") {
+    const SharedBytes eight = numbers<std::uint8_t>(8);
+    const TensorView view = TensorView::row_major(Dtype::u16, eight, {3, 1});
+    CHECK(view.contiguous());
+    CHECK(view.strides() == Strides{1, 1});
+    CHECK(view.bytes().data() == eight.bytes.data());
+    CHECK(view.nbytes() == 6);
+    CHECK(TensorView::row_major(Dtype::f4, eight, {4, 4}).element_count() == 16);
+    CHECK(TensorView::row_major(Dtype::u8, {}, {0, 1ULL << 63, 2}).element_count() == 0);
+    CHECK_FAULT(TensorView::row_major(Dtype::u16, eight, {5}), Errc::storage_too_short);
+    CHECK_FAULT(TensorView::row_major(Dtype::f4, eight, {3}), Errc::partial_byte);
+    CHECK_FAULT(TensorView::row_major(Dtype::u8, eight, {1ULL << 40, 1ULL << 40}), Errc::shape_overflow);
+    CHECK_FAULT(TensorView::row_major(Dtype::f64, eight, {1ULL << 61}), Errc::shape_overflow);
 }
 
 TEST_CASE("sub-byte views are cut at whole bytes only") {

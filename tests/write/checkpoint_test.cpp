@@ -31,20 +31,20 @@ void check_equal(const Checkpoint& a, const Checkpoint& b) {
 TEST_CASE("a checkpoint survives being made one file and being split again, tied tensors included") {
     const TempDir dir;
     const auto hub = Checkpoint::open(data / "shards");
-    REQUIRE(hub.find("zz.tied").has_value());
+    REQUIRE(hub.find("zz.tied") != nullptr);
 
     save(dir / "one.safetensors", hub);
     const auto one = Checkpoint::open(dir / "one.safetensors");
     check_equal(hub, one);
     CHECK(metadata_of(dir / "one.safetensors") ==
           std::map<std::string, std::string>{{"format", "pt"}, {"zz.tied", "wte.weight"}});
-    CHECK(one.find("zz.tied").has_value());
+    CHECK(one.find("zz.tied") != nullptr);
 
     const SaveReport report = save(dir / "many", one, {.max_shard_size = 700});
     CHECK(report.files.size() > 3);
     const auto many = Checkpoint::open(dir / "many");
     check_equal(hub, many);
-    CHECK(many.find("zz.tied").has_value());
+    CHECK(many.find("zz.tied") != nullptr);
     CHECK(many.aliases() == hub.aliases());
 }
 

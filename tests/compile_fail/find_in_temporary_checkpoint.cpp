@@ -1,0 +1,11 @@
+// A tensor found in a checkpoint that is gone would dangle: find().
+#include <safemap/checkpoint.hpp>
+
+bool has() {
+#ifdef MUST_NOT_COMPILE
+    return safemap::Checkpoint::open("model.safetensors").find("w") != nullptr;
+#else
+    const auto checkpoint = safemap::Checkpoint::open("model.safetensors");
+    return checkpoint.find("w") != nullptr;
+#endif
+}
