@@ -101,7 +101,8 @@ public:
     /// The same for a name that may be absent: null then. Constant time, without an allocation.
     const LazyTensor* find(std::string_view name) const& noexcept;
     const LazyTensor* find(std::string_view name) const&& = delete;
-    /// The tensors that `selection` names, in order.
+    /// The tensors that `selection` names, in order, each once: under its own name, or else the first of its other
+    /// names that is selected.
     std::vector<LazyTensor> select(const Selection& selection) const;
 
     // The kernel's page cache, for the tensors that `selection` names, all of them at once; see LazyTensor.

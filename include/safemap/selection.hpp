@@ -3,6 +3,9 @@
 
 #include <safemap/api.hpp>
 
+#include <functional>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,11 +34,12 @@ public:
 
 private:
     struct Rule {
-        enum class Kind { glob, prefix, name } kind;
+        enum class Kind { glob, prefix } kind;
         std::string text;
     };
     static bool matches(const Rule& rule, std::string_view name);
 
+    std::optional<std::set<std::string, std::less<>>> names_;  // an empty list means none, no list all
     std::vector<Rule> includes_;
     std::vector<Rule> excludes_;
 };
