@@ -107,8 +107,8 @@ public:
     /// The same for a name that may be absent: null then. Constant time, without an allocation.
     const LazyTensor* find(std::string_view name) const& noexcept;
     const LazyTensor* find(std::string_view name) const&& = delete;
-    /// The tensors of which `selection` names at least one name, in order, each once, under the first name that it
-    /// names.
+    /// The tensors that `selection` names, in order, each once: under its own name, or else the first of its other
+    /// names that is selected.
     std::vector<LazyTensor> select(const Selection& selection) const;
 
     // The kernel's page cache, for the tensors that `selection` names, all of them at once; see LazyTensor.

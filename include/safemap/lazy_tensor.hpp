@@ -28,7 +28,7 @@ struct Box {
 /// Elements [first, first + count) of the flattened base value, one after the other from byte `offset` of
 /// `source` on.
 struct RunPiece {
-    std::shared_ptr<const Source> source = {};  ///< not null
+    std::shared_ptr<const Source> source = {};
     std::uint64_t offset = 0;
     std::uint64_t first = 0;
     std::uint64_t count = 0;
@@ -37,7 +37,7 @@ struct RunPiece {
 /// The region `place` of the base value. Its first element stands at byte `offset` of `source`; `strides` are
 /// the distances in the source, in elements.
 struct BoxPiece {
-    std::shared_ptr<const Source> source = {};  ///< not null
+    std::shared_ptr<const Source> source = {};
     std::uint64_t offset = 0;
     Box place = {};
     Strides strides = {};
@@ -47,9 +47,10 @@ struct BoxPiece {
 class StoredTensor;
 
 /// Pieces that are all runs, in any order. Throws bad_tensor where they leave elements out or hold one twice,
-/// shape_overflow, partial_byte, and storage_too_short where one reaches past its source.
+/// shape_overflow, partial_byte, storage_too_short where one reaches past its source, and invalid_argument where one
+/// has none.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs);
-/// The commonest case: everything in one run from `offset` on. Throws shape_overflow, partial_byte, storage_too_short.
+/// The commonest case: everything in one run from `offset` on. Throws likewise.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape,
                                                            std::shared_ptr<const Source> source, std::uint64_t offset);
 /// Pieces that are all boxes, in any order, of a dtype of whole bytes. Throws as stored_runs does. For tens or hundreds
