@@ -18,7 +18,8 @@ class SAFEMAP_API Selection {
 public:
     /// Every tensor.
     Selection() = default;
-    /// Names of shell patterns: `*` any characters, dots and slashes too, `?` one, `[a-z]` one of a set.
+    /// Names of shell patterns: `*` any characters, dots and slashes too, `?` any one byte, `[a-z]` one byte of a set,
+    /// `[!a-z]` one that is not in it.
     static Selection glob(std::string pattern);
     /// Names equal to `prefix`, or with it before a '.' or '/': "model.layers.1" is not "model.layers.10.w".
     /// A prefix that ends in '.' or '/' selects what begins with it.
