@@ -229,8 +229,8 @@ TensorDifference value_difference(const Shared& shared, std::uint64_t element) {
     found.index = index_of(element, found.a.shape);
     const auto a = read_element(*shared.tensors.a, element);
     const auto b = read_element(*shared.tensors.b, element);
-    found.a.value = element_text(found.a.dtype, a);
-    found.b.value = element_text(found.b.dtype, b);
+    found.a.value = element_text(found.a.dtype, a.data(), 0);
+    found.b.value = element_text(found.b.dtype, b.data(), 0);
     if (found.a.value == found.b.value) {
         found.a.value += " (" + element_bits(a) + ')';
         found.b.value += " (" + element_bits(b) + ')';

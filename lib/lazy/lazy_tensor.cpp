@@ -63,8 +63,9 @@ std::uint64_t LazyTensor::element_count() const noexcept { return *safemap::elem
 std::uint64_t LazyTensor::nbytes() const noexcept { return byte_size(dtype_, element_count()).value_or(0); }
 
 LazyTensor LazyTensor::renamed(std::string name) const {
-    LazyTensor out = *this;
-    out.name_ = std::move(name);
+    LazyTensor out(std::move(name), stored_, decoding_);
+    out.view_ = view_;
+    out.dtype_ = dtype_;
     return out;
 }
 

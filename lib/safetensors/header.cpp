@@ -234,6 +234,7 @@ public:
         list().data_offset_ = header_.data_offset = length_bytes + text_.size();
         data_size_ = file_size - header_.data_offset;
         read_document();
+        spell_metadata();
         drop_repeated();
         sort_by_offset();
         check_layout();
@@ -345,7 +346,6 @@ private:
                 return;
             }
             read_metadata(value);
-            header_.has_metadata = true;
         } catch (Error& error) {
             if (error.code() != Errc::header_bad_metadata) throw;
             report(std::move(error));
@@ -355,8 +355,7 @@ private:
     void read_metadata(ondemand::value value) {
         if (value.type() != ondemand::json_type::object)
             throw Error(Errc::header_bad_metadata, "__metadata__ is not an object");
-        // Strings of their own only for what stays: a hostile map has millions of them.
-        std::vector<Pair> pairs;
+        std::vector<Pair>& pairs = metadata_;
         for (ondemand::field field : value.get_object()) {
             const std::string_view key = kept_key(field);
             ondemand::value content = field.value();
@@ -369,8 +368,14 @@ private:
         keep_last(pairs);
         if (pairs.size() < members)
             allowed_.meet(Errc::duplicate_name, "__metadata__ has a key twice; readers take the last one");
-        header_.metadata.reserve(pairs.size());
-        for (const Pair& pair : pairs)
+        header_.has_metadata = true;
+    }
+
+    /// Strings of their own only for what stays, and once the parser's memory is free: a hostile map has millions.
+    void spell_metadata() {
+        if (!header_.has_metadata) return;
+        header_.metadata.reserve(metadata_.size());
+        for (const Pair& pair : metadata_)
             header_.metadata.emplace_back(key_of(pair), text_.substr(pair.value, pair.value_size));
     }
 
@@ -672,6 +677,7 @@ private:
     std::uint64_t covered_ = 0;
     bool complete_ = true;  // false when a fault left something out
     bool seen_metadata_ = false;
+    std::vector<Pair> metadata_;
     std::string_view name_;  // of the tensor being read
     unsigned seen_ = 0;      // which of its fields
     std::optional<std::uint64_t> elements_;

@@ -1,75 +1,85 @@
 // Numbers as text, for each dtype.
 #include "tensor/element_text.hpp"
 
+#include <safemap/elements.hpp>
 #include <safemap/float_types.hpp>
 
-#include <array>
 #include <charconv>
 #include <cmath>
-#include <cstring>
+#include <complex>
+#include <type_traits>
 
 namespace safemap {
 namespace {
 
-template <class Number> std::string number_text(Number number) {
-    std::array<char, 32> text;
-    const auto end = std::to_chars(text.data(), text.data() + text.size(), number).ptr;
-    return {text.data(), end};
+std::string bits_text(const std::byte* first, std::size_t size) {
+    constexpr char digits[] = "0123456789abcdef";
+    std::string text = "0x";
+    for (std::size_t i = size; i-- > 0;) {
+        const auto byte = std::to_integer<unsigned>(first[i]);
+        text += digits[byte >> 4];
+        text += digits[byte & 15];
+    }
+    return text;
 }
 
-template <class Stored> Stored read(std::span<const std::byte> bytes) {
-    Stored value;
-    std::memcpy(&value, bytes.data(), sizeof value);
-    return value;
+template <class Number> std::string number_text(Number number, int digits) {
+    char text[32];
+    char* const end = text + sizeof text;
+    if constexpr (std::is_floating_point_v<Number>) {
+        if (std::isnan(number)) return "nan";
+        if (digits > 0) return {text, std::to_chars(text, end, number, std::chars_format::general, digits).ptr};
+    }
+    return {text, std::to_chars(text, end, number).ptr};
 }
 
-template <class Integer> std::string integer(std::span<const std::byte> element) {
-    return number_text(read<Integer>(element));
+template <class Number> std::string complex_text(std::complex<Number> number, int digits) {
+    const std::string imaginary = number_text(number.imag(), digits);
+    return number_text(number.real(), digits) + (imaginary.front() == '-' ? "" : "+") + imaginary + 'j';
 }
 
-/// `Stored` converts to `Number` exactly.
-template <class Stored, class Number = float> std::string real(std::span<const std::byte> element) {
-    return number_text(static_cast<Number>(read<Stored>(element)));
+/// Elements of T, which is a number, or converts exactly to one.
+template <class T> std::string text_of(const std::byte* base, std::int64_t number, int digits) {
+    const T value = detail::read_element<T>(base, number);
+    if constexpr (std::is_arithmetic_v<T>) return number_text(value, digits);
+    else if constexpr (std::is_same_v<T, c32>) return complex_text(static_cast<std::complex<float>>(value), digits);
+    else if constexpr (requires { value.bits; }) return number_text(static_cast<float>(value), digits);
+    else return complex_text(value, digits);
 }
 
-template <class Stored, class Number = float> std::string complex(std::span<const std::byte> element) {
-    const auto imaginary = static_cast<Number>(read<Stored>(element.subspan(sizeof(Stored))));
-    return real<Stored, Number>(element) + (std::signbit(imaginary) ? "" : "+") + number_text(imaginary) + 'j';
-}
-
-std::string boolean(std::span<const std::byte> element) {
-    const auto value = read<std::uint8_t>(element);
-    return value == 0 ? "false" : value == 1 ? "true" : element_bits(element);
+std::string boolean(const std::byte* base, std::int64_t number) {
+    const std::byte value = base[number];
+    return value == std::byte{0} ? "false" : value == std::byte{1} ? "true" : bits_text(&value, 1);
 }
 
 }  // namespace
 
-std::string element_text(Dtype dtype, std::span<const std::byte> element) {
+std::string element_text(Dtype dtype, const std::byte* base, std::int64_t number, int digits) {
     switch (dtype) {
-        case Dtype::boolean: return boolean(element);
-        case Dtype::u8: return integer<std::uint8_t>(element);
-        case Dtype::i8: return integer<std::int8_t>(element);
-        case Dtype::u16: return integer<std::uint16_t>(element);
-        case Dtype::i16: return integer<std::int16_t>(element);
-        case Dtype::u32: return integer<std::uint32_t>(element);
-        case Dtype::i32: return integer<std::int32_t>(element);
-        case Dtype::u64: return integer<std::uint64_t>(element);
-        case Dtype::i64: return integer<std::int64_t>(element);
-        case Dtype::f4: return real<f4>(element);
-        case Dtype::f6_e2m3: return real<f6_e2m3>(element);
-        case Dtype::f6_e3m2: return real<f6_e3m2>(element);
-        case Dtype::f8_e5m2: return real<f8_e5m2>(element);
-        case Dtype::f8_e4m3: return real<f8_e4m3>(element);
-        case Dtype::f8_e8m0: return real<f8_e8m0>(element);
-        case Dtype::f8_e4m3fnuz: return real<f8_e4m3fnuz>(element);
-        case Dtype::f8_e5m2fnuz: return real<f8_e5m2fnuz>(element);
-        case Dtype::f16: return real<f16>(element);
-        case Dtype::bf16: return real<bf16>(element);
-        case Dtype::f32: return real<float>(element);
-        case Dtype::f64: return real<double, double>(element);
-        case Dtype::c32: return complex<f16>(element);
-        case Dtype::c64: return complex<float>(element);
-        case Dtype::c128: return complex<double, double>(element);
+        case Dtype::boolean: return boolean(base, number);
+        case Dtype::u8: return text_of<std::uint8_t>(base, number, digits);
+        case Dtype::i8: return text_of<std::int8_t>(base, number, digits);
+        case Dtype::u16: return text_of<std::uint16_t>(base, number, digits);
+        case Dtype::i16: return text_of<std::int16_t>(base, number, digits);
+        case Dtype::u32: return text_of<std::uint32_t>(base, number, digits);
+        case Dtype::i32: return text_of<std::int32_t>(base, number, digits);
+        case Dtype::u64: return text_of<std::uint64_t>(base, number, digits);
+        case Dtype::i64: return text_of<std::int64_t>(base, number, digits);
+        case Dtype::f4: return text_of<f4>(base, number, digits);
+        case Dtype::f6_e2m3: return text_of<f6_e2m3>(base, number, digits);
+        case Dtype::f6_e3m2: return text_of<f6_e3m2>(base, number, digits);
+        case Dtype::f8_e5m2: return text_of<f8_e5m2>(base, number, digits);
+        case Dtype::f8_e4m3: return text_of<f8_e4m3>(base, number, digits);
+        case Dtype::f8_e8m0: return text_of<f8_e8m0>(base, number, digits);
+        case Dtype::f8_e4m3fnuz: return text_of<f8_e4m3fnuz>(base, number, digits);
+        case Dtype::f8_e5m2fnuz: return text_of<f8_e5m2fnuz>(base, number, digits);
+        case Dtype::f16: return text_of<f16>(base, number, digits);
+        case Dtype::bf16: return text_of<bf16>(base, number, digits);
+        case Dtype::f32: return text_of<float>(base, number, digits);
+        case Dtype::f64: return text_of<double>(base, number, digits);
+        case Dtype::c32: return text_of<c32>(base, number, digits);
+        case Dtype::c64: return text_of<std::complex<float>>(base, number, digits);
+        case Dtype::c128: return text_of<std::complex<double>>(base, number, digits);
         case Dtype::qint8:
         case Dtype::quint8:
         case Dtype::qint32:
@@ -81,18 +91,10 @@ std::string element_text(Dtype dtype, std::span<const std::byte> element) {
         case Dtype::bits2x4:
         case Dtype::bits4x2: break;
     }
-    return element_bits(element);
+    const unsigned size = element_size(dtype);
+    return bits_text(base + number * static_cast<std::int64_t>(size), size);
 }
 
-std::string element_bits(std::span<const std::byte> element) {
-    constexpr char digits[] = "0123456789abcdef";
-    std::string text = "0x";
-    for (std::size_t i = element.size(); i-- > 0;) {
-        const auto byte = std::to_integer<unsigned>(element[i]);
-        text += digits[byte >> 4];
-        text += digits[byte & 15];
-    }
-    return text;
-}
+std::string element_bits(std::span<const std::byte> element) { return bits_text(element.data(), element.size()); }
 
 }  // namespace safemap

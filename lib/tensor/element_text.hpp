@@ -10,9 +10,10 @@
 
 namespace safemap {
 
-/// "1.5", "-7", "true", "1-2j", "nan": the shortest text that reads back as the same value. Bits, where the dtype has
-/// no numbers of its own. `element` has the bytes of one element; of a sub-byte dtype, one byte with its bits lowest.
-std::string element_text(Dtype dtype, std::span<const std::byte> element);
+/// Element `number`, counted from `base`: "1.5", "-7", "true", "1-2j", "nan". Floating-point numbers with so many
+/// digits, or 0 for the shortest text that reads back as the same value. Bits, where the dtype has no numbers of its
+/// own, or the value is none of it.
+std::string element_text(Dtype dtype, const std::byte* base, std::int64_t number, int digits = 0);
 /// "0x7fc00001": its bits as one number.
 std::string element_bits(std::span<const std::byte> element);
 

@@ -1,11 +1,9 @@
 // Tensors for people to read, laid out as NumPy lays out arrays.
 #include <safemap/tensor_view.hpp>
 
-#include <charconv>
-#include <cmath>
-#include <complex>
+#include "tensor/element_text.hpp"
+
 #include <ostream>
-#include <type_traits>
 #include <vector>
 
 namespace safemap {
@@ -17,80 +15,8 @@ constexpr std::size_t line_width = 75;
 // The edges of many dimensions are many elements, and a file may claim any number of dimensions.
 constexpr std::size_t most_words = 2000;
 constexpr std::size_t most_dimensions = 64;
+constexpr int digits = 6;
 constexpr const char* gap = "...";
-
-std::string text_of(bool value) { return value ? "true" : "false"; }
-
-template <std::integral T> std::string text_of(T value) { return std::to_string(value); }
-
-std::string text_of(double value) {
-    if (std::isnan(value)) return "nan";
-    char text[32];
-    const auto end = std::to_chars(std::begin(text), std::end(text), value, std::chars_format::general, 6).ptr;
-    return {text, end};
-}
-
-template <class T> std::string text_of(std::complex<T> value) {
-    const std::string imag = text_of(static_cast<double>(value.imag()));
-    return text_of(static_cast<double>(value.real())) + (imag.front() == '-' ? "" : "+") + imag + 'j';
-}
-
-template <class T> std::string text_at(const std::byte* base, std::int64_t number) {
-    const T value = detail::read_element<T>(base, number);
-    if constexpr (std::is_same_v<T, c32>) return text_of(static_cast<std::complex<float>>(value));
-    else if constexpr (requires { value.bits; }) return text_of(static_cast<double>(value));
-    else if constexpr (std::is_same_v<T, float>) return text_of(static_cast<double>(value));
-    else return text_of(value);
-}
-
-template <class T> std::string hex_at(const std::byte* base, std::int64_t number) {
-    const T value = detail::read_element<T>(base, number);
-    std::string text = "0x";
-    for (unsigned shift = sizeof(T) * 8; shift > 0;) text += "0123456789abcdef"[value >> (shift -= 4) & 15U];
-    return text;
-}
-
-using TextAt = std::string (*)(const std::byte* base, std::int64_t number);
-
-TextAt text_for(Dtype dtype) noexcept {
-    switch (dtype) {
-        case Dtype::boolean: return text_at<bool>;
-        case Dtype::f4: return text_at<f4>;
-        case Dtype::f6_e2m3: return text_at<f6_e2m3>;
-        case Dtype::f6_e3m2: return text_at<f6_e3m2>;
-        case Dtype::u8: return text_at<std::uint8_t>;
-        case Dtype::i8: return text_at<std::int8_t>;
-        case Dtype::f8_e5m2: return text_at<f8_e5m2>;
-        case Dtype::f8_e4m3: return text_at<f8_e4m3>;
-        case Dtype::f8_e8m0: return text_at<f8_e8m0>;
-        case Dtype::f8_e4m3fnuz: return text_at<f8_e4m3fnuz>;
-        case Dtype::f8_e5m2fnuz: return text_at<f8_e5m2fnuz>;
-        case Dtype::i16: return text_at<std::int16_t>;
-        case Dtype::u16: return text_at<std::uint16_t>;
-        case Dtype::f16: return text_at<f16>;
-        case Dtype::bf16: return text_at<bf16>;
-        case Dtype::i32: return text_at<std::int32_t>;
-        case Dtype::u32: return text_at<std::uint32_t>;
-        case Dtype::f32: return text_at<float>;
-        case Dtype::c64: return text_at<std::complex<float>>;
-        case Dtype::f64: return text_at<double>;
-        case Dtype::i64: return text_at<std::int64_t>;
-        case Dtype::u64: return text_at<std::uint64_t>;
-        case Dtype::c32: return text_at<c32>;
-        case Dtype::c128: return text_at<std::complex<double>>;
-        case Dtype::qint8:
-        case Dtype::quint8:
-        case Dtype::quint4x2:
-        case Dtype::quint2x4:
-        case Dtype::bits8:
-        case Dtype::bits1x8:
-        case Dtype::bits2x4:
-        case Dtype::bits4x2: return hex_at<std::uint8_t>;
-        case Dtype::bits16: return hex_at<std::uint16_t>;
-        case Dtype::qint32: return hex_at<std::uint32_t>;
-    }
-    return hex_at<std::uint8_t>;
-}
 
 /// The values in nested brackets. Collects the words first, since all of them get the width of the widest.
 class Layout {
@@ -119,7 +45,7 @@ private:
     void collect(std::size_t axis, std::int64_t number) {
         if (words_.size() == most_words) return;
         if (axis == shape_.size()) {
-            words_.push_back(text_for(view_.dtype())(view_.data(), number));
+            words_.push_back(element_text(view_.dtype(), view_.data(), number, digits));
             return;
         }
         for_shown(

@@ -15,7 +15,7 @@ using namespace safemap;
 
 namespace {
 template <class T> std::string text(Dtype dtype, T value) {
-    return element_text(dtype, std::as_bytes(std::span(&value, 1)));
+    return element_text(dtype, std::as_bytes(std::span(&value, 1)).data(), 0);
 }
 }  // namespace
 
@@ -66,7 +66,7 @@ TEST_CASE("complex numbers have both parts") {
     CHECK(text(Dtype::c128, std::complex<double>(-1, 0)) == "-1+0j");
     CHECK(text(Dtype::c64, std::complex<float>(0, -0.0F)) == "0-0j");
     const f16 pair[] = {{0x3E00}, {0xBE00}};
-    CHECK(element_text(Dtype::c32, std::as_bytes(std::span(pair))) == "1.5-1.5j");
+    CHECK(element_text(Dtype::c32, std::as_bytes(std::span(pair)).data(), 0) == "1.5-1.5j");
 }
 
 TEST_CASE("what has no numbers of its own reads as its bits") {
@@ -79,6 +79,17 @@ TEST_CASE("every dtype has a text") {
         const auto dtype = static_cast<Dtype>(i);
         CAPTURE(dtype);
         const std::vector<std::byte> zeros((bits(dtype) + 7) / 8);
-        CHECK_FALSE(element_text(dtype, zeros).empty());
+        CHECK_FALSE(element_text(dtype, zeros.data(), 0).empty());
     }
+}
+
+TEST_CASE("an element is found by its number, and has as many digits as are asked for") {
+    const float values[] = {1.0F, 1.0F / 3, -0.0F};
+    const auto* base = std::as_bytes(std::span(values)).data();
+    CHECK(element_text(Dtype::f32, base, 1) == "0.33333334");
+    CHECK(element_text(Dtype::f32, base, 1, 3) == "0.333");
+    CHECK(element_text(Dtype::f32, base + sizeof values, -1) == "-0");
+    const std::byte packed[] = {std::byte{0x21}};  // 0.5 and 1 in F4
+    CHECK(element_text(Dtype::f4, packed, 0) == "0.5");
+    CHECK(element_text(Dtype::f4, packed, 1) == "1");
 }

@@ -65,7 +65,7 @@ TEST_CASE("strided views show their own elements") {
 }
 
 TEST_CASE("every dtype has a text") {
-    CHECK(shown_bytes(Dtype::boolean, {0, 1, 3}, {3}) == "BOOL [3]\n[false  true  true]");
+    CHECK(shown_bytes(Dtype::boolean, {0, 1, 3}, {3}) == "BOOL [3]\n[false  true  0x03]");
     CHECK(shown_bytes(Dtype::f4, {0x2F, 0x71}, {4}) == "F4 [4]\n[ -6   1 0.5   6]");
     const std::string six_bits = shown_bytes(Dtype::f6_e2m3, {0b01011111, 0b11110000, 0b00000011}, {4});
     CHECK(six_bits == "F6_E2M3 [4]\n[  7.5 0.125  -7.5     0]");
