@@ -23,8 +23,8 @@ namespace safemap {
 
 /// How strictly safetensors headers are read. `compatible` accepts and refuses exactly what the reference
 /// implementation (safetensors 0.8) does; what the written specification does not have is told in notes(). `strict`
-/// refuses that too: header_not_canonical, duplicate_name, bad_name. `lenient` also takes bytes after the last tensor,
-/// and tells.
+/// refuses that too: header_not_canonical, duplicate_name (also of an index that names a tensor twice), bad_name.
+/// `lenient` also takes bytes after the last tensor, and tells.
 enum class Policy : std::uint8_t { compatible, strict, lenient };
 
 /// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill
@@ -55,32 +55,38 @@ struct OpenOptions {
 /// are const and may be called from several threads at once. Tensors and views taken from it may outlive it.
 class SAFEMAP_API Checkpoint {
 public:
-    /// Opens a file, a folder, or an index (`*.index.json`, or JSON with a weight_map). Formats are told by content.
-    /// In a folder an index goes over `model.safetensors` over `pytorch_model.bin` over the only other file of weights.
-    /// Reads headers only. Throws the first fault found: see the "data is wrong" codes; path_not_found, several_models.
+    /// Opens a file, a folder, or an index (`*.index.json`, or JSON with a weight_map). Formats are told by content,
+    /// but a name in ".safetensors" is always read as safetensors, and a path in ".index.json" as an index. In a folder
+    /// an index of safetensors goes over `model.safetensors`, that over `*.bin.index.json`, that over
+    /// `pytorch_model.bin`, and that over the only other file in .safetensors, .pt, .pth, .bin or .ckpt. Reads headers
+    /// only. Throws the first fault found, one of the "data is wrong" codes; path_not_found, several_models,
+    /// invalid_argument for what is neither a file nor a folder; and the codes of a failing system.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
     /// The shards of one checkpoint, without an index, in the order given. Throws duplicate_name where two of them hold
-    /// a tensor of the same name, and what a file throws.
+    /// a tensor of the same name, invalid_argument for an empty list or a null source, and what a file throws.
     static Checkpoint open(std::span<const std::filesystem::path> files, const OpenOptions& options = {});
     static Checkpoint open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options = {});
-    /// The same over a source of any kind; the format is told by its content.
+    /// The same over a source of any kind that holds one file, no index. Its name counts as a file's does.
     static Checkpoint open(std::shared_ptr<const Source> source, const OpenOptions& options = {});
 
     Format format() const noexcept;
     /// The files it consists of, as an index or the file system names them.
     const std::vector<std::string>& files() const& noexcept;
     const std::vector<std::string>& files() const&& = delete;
-    /// `__metadata__`: of a single file, its own; of an index, the strings in the index's `metadata`, and what all
-    /// shards agree on. Sorted by key.
+    /// `__metadata__`: of a single file, its own; of a list of files, what all of them agree on; of an index, the
+    /// strings in the index's `metadata`, and what all shards agree on. Sorted by key.
     const std::vector<std::pair<std::string, std::string>>& metadata() const& noexcept;
     const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;
     /// Human sentences about what was allowed, skipped or is opaque.
     const std::vector<std::string>& notes() const& noexcept;
     const std::vector<std::string>& notes() const&& = delete;
-    /// What a `.pt` holds that is no tensor, or a tensor that safetensors cannot hold.
+    /// What a `.pt` holds that is no tensor (storages, objects of unknown classes; numbers and texts are only counted,
+    /// in notes()), or a tensor that is not kept as one: meta, sparse, quantised. A tensor whose dtype alone has no
+    /// name in safetensors is one of the tensors, as the numbers of a quantised tensor are; save() skips it.
     const std::vector<SkippedObject>& skipped() const& noexcept;
     const std::vector<SkippedObject>& skipped() const&& = delete;
-    /// Tensors with several names: the stored name first. The other names can be looked up too.
+    /// Tensors with several names: the stored name first. The other names can be looked up too. In safetensors they are
+    /// keys of the metadata; see docs/format.md.
     const std::vector<AliasGroup>& aliases() const& noexcept;
     const std::vector<AliasGroup>& aliases() const&& = delete;
 
@@ -93,7 +99,7 @@ public:
     /// shard file name, then offset.
     const LazyTensor& tensor(std::size_t i) const& noexcept;
     const LazyTensor& tensor(std::size_t i) const&& = delete;
-    /// The tensor of that name or alias. Throws tensor_not_found, and names near ones.
+    /// The tensor of that name or alias. Throws tensor_not_found; among up to 4096 tensors it names near ones.
     const LazyTensor& operator[](std::string_view name) const&;
     LazyTensor operator[](std::string_view name) const&& { return (*this)[name]; }
     const LazyTensor& operator[](const char* name) const& { return (*this)[std::string_view(name)]; }
@@ -101,7 +107,8 @@ public:
     /// The same for a name that may be absent: null then. Constant time, without an allocation.
     const LazyTensor* find(std::string_view name) const& noexcept;
     const LazyTensor* find(std::string_view name) const&& = delete;
-    /// The tensors that `selection` names, in order.
+    /// The tensors that `selection` names, in order, each once: under its own name, or else the first of its other
+    /// names that is selected.
     std::vector<LazyTensor> select(const Selection& selection) const;
 
     // The kernel's page cache, for the tensors that `selection` names, all of them at once; see LazyTensor.
@@ -115,7 +122,7 @@ public:
     const LazyTensor* begin() const&& = delete;
     const LazyTensor* end() const&& = delete;
 
-    /// The nested tree of a `.pt`; null for safetensors.
+    /// The nested tree of a single `.pt`; null for anything else.
     const StateTree* tree() const& noexcept;
     const StateTree* tree() const&& = delete;
 

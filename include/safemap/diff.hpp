@@ -35,7 +35,7 @@ struct DiffReport {
     std::vector<std::string> only_in_b = {};       ///< in the order of b
     std::vector<TensorDifference> different = {};  ///< in the order of a
     std::uint64_t tensors = 0;                     ///< names that both have
-    std::uint64_t bytes = 0;                       ///< of values that were compared, tied tensors once
+    std::uint64_t bytes = 0;                       ///< of tensors whose values were compared, tied ones once
 
     bool equal() const noexcept { return only_in_a.empty() && only_in_b.empty() && different.empty(); }
 };
@@ -47,9 +47,9 @@ struct DiffOptions {
 };
 
 /// Compares by name, the other names of tied tensors too. Values are equal when their bytes are: a NaN equals the same
-/// NaN, and -0 is not 0. How tensors are stored (format, shards, strides, ties) and metadata do not count. Nothing is
-/// read behind the first difference of a tensor; memory does not grow with a tensor's size. Throws what reading
-/// throws, and cancelled.
+/// NaN, and -0 is not 0. How tensors are stored (format, shards, strides, ties) does not count, nor does metadata,
+/// except that it names tied tensors. Behind a difference nothing more of a tensor is begun; memory does not grow with
+/// a tensor's size. Throws what reading throws, and cancelled.
 SAFEMAP_API DiffReport diff(const Checkpoint& a, const Checkpoint& b, const DiffOptions& options = {});
 
 }  // namespace safemap

@@ -16,8 +16,10 @@ struct TensorDigest {
 };
 
 struct CheckpointDigests {
-    /// Of the whole: of the lines "name\0dtype\0shape\0digest\n" of all selected names, sorted by their bytes. The
-    /// shape is written as "2,3". Metadata and the order of tensors do not count.
+    /// Of the whole: of a line for each selected name, sorted by their bytes: name, NUL, dtype, NUL, shape, NUL,
+    /// digest, LF. The shape is written as "2,3". The order of tensors does not count, nor does metadata, except that
+    /// it names tied tensors. Two checkpoints can be made to have the same one by names with a NUL; Policy::strict
+    /// refuses those.
     std::string checkpoint;
     /// Of each selected name, in the order of the checkpoint; the other names of a tied tensor follow it.
     std::vector<TensorDigest> tensors;
@@ -34,7 +36,7 @@ struct DigestOptions {
 /// digest in a `.pt`, in one file or in shards, and on a device. Tensors are read in parallel, and so are the blocks
 /// of one tensor; memory does not grow with their size. Throws what reading throws, and cancelled.
 SAFEMAP_API CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& options = {});
-/// Of any one tensor: a slice, a cast.
+/// Of any one tensor: a slice, a cast. Throws what reading throws; cannot be cancelled.
 SAFEMAP_API std::string digest(const LazyTensor& tensor);
 
 }  // namespace safemap

@@ -100,12 +100,14 @@ SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view, Float4 flo
 
 /// Takes a tensor over without a copy. Its deleter is called once, on the thread that lets go of the last copy of the
 /// view; a deleter may be null. Where this throws, nothing was taken, and the tensor is still the caller's to delete.
-/// Any strides will do. A pair of float4 becomes two elements along the last dimension. The view is writable() where
-/// the tensor is versioned and not flagged as read-only: the other form does not say.
+/// Strides may be any, negative ones too. A pair of float4 becomes two elements along the last dimension, along which
+/// pairs must follow each other. The view is writable() where the tensor is versioned and not flagged as read-only: the
+/// other form does not say.
 ///
-/// Throws no_dlpack for another major version, for memory that the host cannot read, and for types that no Dtype has;
-/// invalid_argument for what contradicts itself (no tensor, no data, negative dimensions); shape_overflow;
-/// partial_byte for sub-byte elements that do not stand in whole bytes. What the tensor says of its memory is believed.
+/// Throws no_dlpack for another major version, for memory that the host cannot read, for types that no Dtype has, for
+/// pairs that are strided along the last dimension, and for sub-byte elements flagged as padded; invalid_argument for
+/// what contradicts itself (no tensor, no data, negative dimensions); shape_overflow; partial_byte for sub-byte
+/// elements that do not stand in whole bytes. What the tensor says of its memory is believed.
 SAFEMAP_API TensorView import_tensor(ManagedTensorVersioned* tensor);
 SAFEMAP_API TensorView import_tensor(ManagedTensor* tensor);
 

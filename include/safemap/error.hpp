@@ -27,7 +27,7 @@ enum class Errc : std::uint8_t {
     index_out_of_range,  ///< an integer index outside the dimension
     too_many_indices,    ///< more indices than dimensions, or a second ellipsis
     partial_byte_slice,  ///< a slice of a sub-byte dtype that does not start and end at whole bytes
-    unsupported_cast,    ///< a cast to or from integers, booleans, complex or sub-byte dtypes
+    unsupported_cast,    ///< a cast to or from integers, booleans, complex, F8_E8M0, sub-byte or opaque; a second cast
     unnamed_dtype,       ///< safetensors has no name for this dtype
     no_dlpack,           ///< a tensor that DLPack cannot express, or that only another kind of device can read
     name_collision,      ///< two tensors would have the same name, or a tensor the reserved name `__metadata__`
@@ -40,14 +40,14 @@ enum class Errc : std::uint8_t {
     file_truncated,    ///< the file ends before what it promises
 
     header_too_short,      ///< under eight bytes
-    header_too_large,      ///< a header length over the limit (100,000,000 bytes)
+    header_too_large,      ///< a header over the limit (100,000,000 bytes; for reading, max_header_bytes)
     header_past_end,       ///< the header length points past the end of the file
     header_not_utf8,       ///< the header is not UTF-8
     header_not_json,       ///< the header is not JSON, or not an object
     header_bad_field,      ///< a field is missing, twice there, or of the wrong JSON type
     header_bad_metadata,   ///< `__metadata__` is twice there, or not a map of strings to strings
     header_not_canonical,  ///< the strict policy: a form that the written specification does not have
-    duplicate_name,        ///< a name in two files that are opened as one; under the strict policy, twice in one map
+    duplicate_name,        ///< a name in two files that are opened as a list; under the strict policy, twice in one map
     bad_name,              ///< the strict policy: a name with a NUL in it
     unknown_dtype,         ///< a dtype name that the format does not have
     offsets_reversed,      ///< data_offsets end before they begin
@@ -58,9 +58,9 @@ enum class Errc : std::uint8_t {
     size_mismatch,         ///< data_offsets and shape × dtype disagree
     trailing_bytes,        ///< bytes after the last tensor
 
-    index_not_json,        ///< an index file that is not JSON
-    index_bad_field,       ///< an index without `weight_map`, or with one of the wrong type
-    shard_outside_folder,  ///< an index that names an absolute path or one with `..`
+    index_not_json,        ///< an index file that is not JSON, or is larger than 128 MiB
+    index_bad_field,       ///< an index without `weight_map`, or with one that is no map of strings
+    shard_outside_folder,  ///< a shard's name that is empty, absolute, or has `..`, a drive, a backslash or a NUL
     shard_missing,         ///< a shard that the index names and the folder lacks, or that is no file
     shard_lacks_tensor,    ///< a tensor that the index places in a shard which does not hold it
 
@@ -109,7 +109,8 @@ SAFEMAP_API Remedy remedy(Errc code) noexcept;
 /// 1: the data is wrong · 2: the call is wrong · 3: the system failed · 130: cancelled.
 SAFEMAP_API int exit_code(Errc code) noexcept;
 
-/// The only exception type that safemap throws (besides std::bad_alloc).
+/// The only exception type that safemap throws, besides std::bad_alloc. What functions of the caller's throw (a
+/// callback_source's, Monitor::on_progress) passes through.
 ///
 /// The message says what was found and what was wanted. Each layer that the error passes adds what it
 /// knows: the tensor, the file, the operation. The innermost file and tensor stay.

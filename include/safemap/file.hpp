@@ -19,20 +19,22 @@ enum class Mapping : std::uint8_t { automatic, allowed, never, private_copy };
 /// Opens a regular file for reading (symbolic links are followed, O_CLOEXEC). Its size and identity are taken now;
 /// a file that is found shorter later gives Errc::file_changed. The mapping, where one is asked for, is made once,
 /// shared by all who ask, and unmapped by its last owner; read_at() reads the file, whatever was written to a private
-/// copy of it. Throws path_not_found, permission_denied, io_error, too_many_open_files.
+/// copy of it. Throws path_not_found, invalid_argument for what is no regular file (a folder, a pipe, a device),
+/// permission_denied, too_many_open_files, out_of_memory, io_error.
 ///
 /// Open files take at most half of the descriptors that the process may have (RLIMIT_NOFILE, the soft one). Beyond
 /// that the file unused for longest is closed, and opened again when it is read; it gives file_changed if another file
-/// stands there by then. While it is open, a file that was deleted or replaced can still be read.
+/// stands there by then. While it is open, a file that was deleted or replaced can still be read. Files of
+/// open_descriptor() stay open and are not counted.
 SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path& path,
                                                     Mapping mapping = Mapping::automatic);
 /// The same of a file that the caller has open for reading, such as one of memfd_create, or one that another process
 /// handed over. The descriptor is duplicated: the caller's stays the caller's, and its file offset is not touched.
 /// `name` is what messages call it. Throws invalid_argument where it is no regular file or not open for reading,
-/// too_many_open_files, io_error.
+/// too_many_open_files, out_of_memory, io_error.
 SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name,
                                                           Mapping mapping = Mapping::automatic);
-/// Opens a directory. Throws likewise.
+/// Opens a directory. Throws as open_file() does; path_not_found also for a path that is no folder.
 SAFEMAP_API std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path,
                                                       Mapping mapping = Mapping::automatic);
 

@@ -47,12 +47,15 @@ struct BoxPiece {
 class StoredTensor;
 
 /// Pieces that are all runs, in any order. Throws bad_tensor where they leave elements out or hold one twice,
-/// shape_overflow, partial_byte, and storage_too_short where one reaches past its source.
+/// shape_overflow, partial_byte, storage_too_short where one reaches past its source, and invalid_argument where one
+/// has none.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs);
-/// The commonest case: everything in one run from `offset` on.
+/// The commonest case: everything in one run from `offset` on. Throws likewise.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape,
                                                            std::shared_ptr<const Source> source, std::uint64_t offset);
-/// Pieces that are all boxes, in any order, of a dtype of whole bytes. Throws as stored_runs does.
+/// Pieces that are all boxes, in any order, of a dtype of whole bytes. Throws as stored_runs does. For tens or hundreds
+/// of boxes: checking that none share elements takes up to the square of their number, and reading looks for each row
+/// among all of them.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
 
 /// How stored elements become values: what PyTorch's big-endian files and lazy bits ask for, applied in this order.
@@ -90,10 +93,11 @@ struct PrefetchOptions {
 /// open. Const members may be called from several threads at once.
 class SAFEMAP_API LazyTensor {
 public:
-    /// The whole of `stored`, row-major.
+    /// The whole of `stored`, row-major. `stored` must not be null, here and below.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding = {});
-    /// `stored` through `view`, whose offset and strides count elements of the flattened base. Throws bad_tensor
-    /// where the view reaches outside the base.
+    /// `stored` through `view`, whose offset and strides count elements of the flattened base. Throws bad_tensor where
+    /// the view reaches outside the base or has not as many strides as dimensions, shape_overflow, and partial_byte for
+    /// a sub-byte dtype whose bytes the view cuts.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, StridedView view, Decoding decoding = {});
 
     const std::string& name() const& noexcept { return name_; }
@@ -110,7 +114,7 @@ public:
     LazyTensor renamed(std::string name) const;
     /// The value cast to `dtype` when it is read: between F64, F32, F16, BF16 and the F8 dtypes (not F8_E8M0, which
     /// holds scales), to the nearest, ties to even; NaN stays NaN. Throws unsupported_cast for anything else but the
-    /// dtype it has.
+    /// dtype it has, also for a second cast, and shape_overflow where the new size does not fit in 64 bits.
     LazyTensor cast(Dtype dtype) const;
     /// A part of it, with Python's meaning of every index. Reads nothing and copies nothing; reading the part
     /// reads only its bytes. Throws as safemap::slice does, and partial_byte_slice.
@@ -124,36 +128,41 @@ public:
     /// use load() where files are not your own. Files are read-only but with Access::private_copy. Throws no_view where
     /// the value is cast, swapped, in several pieces, or in a source without addresses, as files on network file
     /// systems are unless Access::mapped is asked for; file_changed where the file has changed by the time it is
-    /// mapped, which is once; as read() does where mapping fails.
+    /// mapped, which is once; and what the system says where opening it again or mapping it fails.
     TensorView view() const;
     /// The value, contiguous, in memory of its own that is aligned to 64 bytes and may be written to. Throws as read()
     /// does.
     TensorView load() const;
 
     /// Fills `into` with the bytes [offset, offset + into.size()) of the row-major value. Throws
-    /// index_out_of_range for a range outside the value, invalid_argument for one that cuts an element, file_changed
-    /// where a file is no longer what was opened, and what the sources throw.
+    /// index_out_of_range for a range outside the value, file_changed where a file is no longer what was opened, and
+    /// what the sources throw. May throw invalid_argument for a range that cuts an element.
     void read(std::uint64_t offset, std::span<std::byte> into) const;
-    /// Fills `into` with the region `box` of the value, row-major; `into` has just its size.
+    /// Fills `into` with the region `box` of the value, row-major; `into` has just its size. Throws index_out_of_range
+    /// for a box outside the value or of another number of dimensions, partial_byte_slice for one that cuts bytes of a
+    /// sub-byte dtype, invalid_argument for another size of `into`, and what the sources throw.
     void read(const Box& box, std::span<std::byte> into) const;
 
-    /// How much of the bytes that the value is read from is in memory already.
+    /// How much of the bytes that the value is read from is in memory already. Throws file_changed where the file has
+    /// changed by the time it is mapped, and as opening does where it has to be opened again.
     Residency residency() const;
     /// Reads those bytes into the kernel's page cache, by several threads in steps, and returns when they are there:
-    /// views are then touched, and values loaded, at the speed of memory, as long as the kernel keeps them. Throws as
-    /// read() does, and cancelled.
+    /// views are then touched, and values loaded, at the speed of memory, as long as the kernel keeps them. What lies
+    /// in no file, or is deflated, is left alone. Throws as residency() does, file_changed where the file has become
+    /// shorter, io_error, and cancelled.
     void prefetch(const PrefetchOptions& options = {}) const;
-    /// Lets the kernel forget those bytes, but for pages that others use and edges that are not whole pages. Views
-    /// stay as they are: touched again, they are read again.
+    /// Lets the kernel forget those bytes, but for pages that others, or a private copy of our own, have mapped, and
+    /// edges that are not whole pages. Views stay as they are: touched again, they are read again. Throws as opening
+    /// does where a file has to be opened again, and file_changed where another stands there then.
     void evict() const;
 
-    /// Where the value stands as it is: row-major, one run, no cast, no decoding.
+    /// Where the value stands as it is: row-major, one run, no cast, no decoding. Nothing for one without elements.
     struct Placement {
         std::shared_ptr<const Source> source;
         Extent extent;
     };
     std::optional<Placement> placement() const;
-    /// How many pieces the value is in.
+    /// How many pieces the stored tensor under it is in; 0 without elements.
     std::size_t piece_count() const noexcept;
 
     /// For those who build on it: what is stored, and how it is looked at.

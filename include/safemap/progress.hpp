@@ -10,15 +10,17 @@ namespace safemap {
 
 /// A moment of a bulk operation.
 struct Progress {
-    std::string_view stage;         ///< "converting", "verifying", "hashing", "comparing"; valid during the call
-    std::uint64_t bytes_done = 0;   ///< bytes of tensor data finished
-    std::uint64_t bytes_total = 0;  ///< bytes of tensor data in all
+    /// "converting", "verifying", "hashing", "comparing" or "prefetching"; valid during the call.
+    std::string_view stage;
+    std::uint64_t bytes_done = 0;   ///< bytes of tensors finished; when verifying, of all that is read
+    std::uint64_t bytes_total = 0;  ///< those in all
 };
 
 /// How a bulk operation is watched and stopped. Both parts may be left out.
 struct Monitor {
-    /// Called on the thread that called the operation, at most ten times a second and once at the end.
-    /// Returning false cancels: the operation undoes what it began and throws Errc::cancelled.
+    /// Called on the thread that called the operation, at most ten times a second, once at the end, and by most
+    /// operations once at the beginning too. Returning false cancels: the operation undoes what it began and throws
+    /// Errc::cancelled. What it throws itself passes through, and cancels likewise.
     std::function<bool(const Progress&)> on_progress = {};
     /// A stop request cancels likewise, within one block of work.
     std::stop_token stop = {};

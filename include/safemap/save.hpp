@@ -21,15 +21,15 @@ struct SaveOptions {
     std::optional<Selection> keep_dtype = std::nullopt;
     /// Bytes of tensors in one shard at most; a larger tensor has a shard of its own. huggingface_hub's default.
     std::uint64_t max_shard_size = 5'000'000'000;
-    /// Written to `__metadata__` of a single file, or to the index's `metadata`; "format": "pt" is added to each
-    /// file.
+    /// Written to `__metadata__` of a single file, or to the index's `metadata`. Each file has its "format", or else
+    /// "format": "pt".
     std::map<std::string, std::string> metadata = {};
     /// The data of each file begins at a multiple of this: 8, 64, 256 or 4096.
     std::uint32_t alignment = 8;
 
     // How.
     Monitor monitor = {};
-    unsigned threads = 0;    ///< workers; 0: two, which is where writing stops gaining
+    unsigned threads = 0;    ///< workers, at most eight; 0: two, which is where writing stops gaining
     bool plan_only = false;  ///< lays out and reports; touches no file
 };
 
@@ -59,8 +59,9 @@ struct SaveReport {
 /// first. Memory is a few fixed buffers whatever the size of a tensor. `out` must not exist yet.
 ///
 /// Throws already_exists (also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
-/// name_collision, no_space, permission_denied, busy (another process is saving to `out`), cancelled, and what reading
-/// throws; after any of these nothing is left of it.
+/// path_not_found (no folder to put it in), name_collision, invalid_argument (an alignment that is none, names or
+/// metadata that are not UTF-8), unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy
+/// (another process is saving to `out`), cancelled, and what reading throws; after any of these nothing is left of it.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// The tensors of a checkpoint, its metadata, and `__metadata__[alias] = stored name` for tied tensors.

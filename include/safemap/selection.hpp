@@ -3,6 +3,9 @@
 
 #include <safemap/api.hpp>
 
+#include <functional>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +18,8 @@ class SAFEMAP_API Selection {
 public:
     /// Every tensor.
     Selection() = default;
-    /// Names of shell patterns: `*` any characters, dots and slashes too, `?` one, `[a-z]` one of a set.
+    /// Names of shell patterns: `*` any characters, dots and slashes too, `?` any one byte, `[a-z]` one byte of a set,
+    /// `[!a-z]` one that is not in it.
     static Selection glob(std::string pattern);
     /// Names equal to `prefix`, or with it before a '.' or '/': "model.layers.1" is not "model.layers.10.w".
     /// A prefix that ends in '.' or '/' selects what begins with it.
@@ -31,11 +35,12 @@ public:
 
 private:
     struct Rule {
-        enum class Kind { glob, prefix, name } kind;
+        enum class Kind { glob, prefix } kind;
         std::string text;
     };
     static bool matches(const Rule& rule, std::string_view name);
 
+    std::optional<std::set<std::string, std::less<>>> names_;  // an empty list means none, no list all
     std::vector<Rule> includes_;
     std::vector<Rule> excludes_;
 };

@@ -51,11 +51,12 @@ public:
     virtual std::uint64_t size() const noexcept = 0;
     /// Fills `into` with the bytes from `offset` on, all of it or an Error: file_truncated where the range is
     /// not inside size(), file_changed where the file shrank since or another stands in its place, io_error where
-    /// reading fails.
+    /// reading fails. A file that was closed for want of descriptors is opened again, which throws as opening does.
     virtual void read_at(std::uint64_t offset, std::span<std::byte> into) const = 0;
     /// The bytes of `extent` without copying them, or nothing where this kind of source has no addresses.
-    /// Throws as read_at does. What another process does to a mapped file shows in these bytes, and
-    /// truncating it under them is a SIGBUS: bulk work reads, it does not map.
+    /// Throws as read_at does, and file_changed where a file has changed in any way by the time it is mapped, which is
+    /// once. What another process does to a mapped file shows in these bytes, and truncating it under them is a SIGBUS:
+    /// bulk work reads, it does not map.
     virtual std::optional<SharedBytes> map(Extent extent) const;
     /// Whether it is a file of the file system, and its offsets are the file's.
     virtual bool is_file() const noexcept { return false; }
@@ -65,13 +66,13 @@ public:
     virtual void require_unchanged() const {}
 
     // The kernel's page cache; a source that knows of none does nothing. Ranges are as for read_at.
-    /// How much of `extent` is in memory.
+    /// How much of `extent` is in memory. Throws as map() does: a file may be mapped to find out.
     virtual Residency residency(Extent extent) const;
     /// Brings `extent` into memory, and returns when it is there. For ranges of a few megabytes, from several threads.
-    /// Throws as read_at does.
+    /// Throws as map() does.
     virtual void prefetch(Extent extent) const;
-    /// Lets go of the memory that `extent` is cached in, where nobody else uses it. Views stay as they are: what is
-    /// touched again is read again.
+    /// Lets go of the memory that `extent` is cached in, where nobody else has it mapped, nor a private copy of our
+    /// own. Views stay as they are: what is touched again is read again. Throws as read_at does, but reads nothing.
     virtual void evict(Extent extent) const;
 };
 
@@ -98,7 +99,8 @@ SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, Shared
 /// A source that owns a copy-free vector.
 SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::byte> bytes);
 /// A source that asks `read(offset, into)` for its bytes. The function must fill all of `into` or throw, and
-/// may be called from several threads at once; ranges are checked before it is called.
+/// may be called from several threads at once; ranges are checked before it is called. What it throws passes through
+/// whatever was reading. Throws invalid_argument where there is no function.
 SAFEMAP_API std::shared_ptr<const Source> callback_source(
     std::string name, std::uint64_t size, std::function<void(std::uint64_t, std::span<std::byte>)> read);
 

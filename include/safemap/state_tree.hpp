@@ -48,8 +48,8 @@ public:
         bool parameter = false;
         bool requires_grad = false;
     };
-    /// An object of a class that safemap does not know, or a tensor that safetensors cannot hold. Never built,
-    /// never called.
+    /// An object of a class that safemap does not know, or a tensor that is not kept as one (meta, sparse, quantised).
+    /// Never built, never called.
     struct Opaque {
         std::string type;                                           ///< "argparse.Namespace"
         std::string why;                                            ///< a sentence for the report
@@ -76,7 +76,7 @@ private:
 /// A tensor's other names: the stored name first.
 using AliasGroup = std::vector<std::string>;
 
-/// What flatten found that is no tensor.
+/// What is not kept as a tensor.
 struct SkippedObject {
     std::string name;  ///< its path
     std::string type;  ///< its class

@@ -18,7 +18,7 @@ struct UploadOptions {
     // What it may take.
     /// Device memory for resident tensors and those on their way. 0: nine tenths of what is free when opened.
     std::uint64_t device_budget = 0;
-    /// Host memory for staging, where the device needs it.
+    /// Host memory for staging, where the device needs it; at least 4 KiB.
     std::uint64_t staging_bytes = 32ULL << 20;
 
     // How fast.
@@ -82,7 +82,8 @@ public:
 
     /// Brings what is not there, evicting what was used longest ago and is not leased, and waits until all of it
     /// is. Throws tensor_not_found, budget_exceeded (never waits for memory that a lease holds; the message says how
-    /// much was needed and how much is leased), and what reading throws; then nothing new stays leased.
+    /// much was needed and how much is leased), and what reading throws; then nothing new stays leased. A tensor with
+    /// several names has in the lease the one that was asked for; a selection means what Checkpoint::select() gives.
     Lease acquire(std::string_view name);
     Lease acquire(const char* name) { return acquire(std::string_view(name)); }
     Lease acquire(const Selection& selection);

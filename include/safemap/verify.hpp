@@ -23,8 +23,9 @@ struct VerifyOptions {
 };
 
 /// Checks everything there is to check: headers, indexes and directories as open() does, but collecting; that every
-/// byte of every file can be read; stored checksums (CRC-32 of zip records). Throws only for calls that are wrong
-/// and for faults of the system.
+/// byte of every file can be read; stored checksums (CRC-32 of zip records). A file of no known format, and a zip
+/// whose directory cannot be read, are not read further. Throws only for calls that are wrong, for faults of the
+/// system, and cancelled; opening, which comes first, cannot be cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace safemap

@@ -82,6 +82,7 @@ std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::b
 
 std::shared_ptr<const Source> callback_source(std::string name, std::uint64_t size,
                                               std::function<void(std::uint64_t, std::span<std::byte>)> read) {
+    if (!read) throw Error(Errc::invalid_argument, "no function to read with").with_path(name);
     return std::make_shared<CallbackSource>(std::move(name), size, std::move(read));
 }
 

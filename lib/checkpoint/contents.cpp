@@ -29,13 +29,18 @@ Mapping mapping_of(Access access) {
     throw Error(Errc::invalid_argument, "an access that does not exist");
 }
 
-void CommonMetadata::add(const Metadata& metadata) {
-    if (!std::exchange(any_, true)) {
-        common_ = metadata;
-        return;
-    }
-    std::erase_if(common_,
-                  [&](const auto& pair) { return !std::binary_search(metadata.begin(), metadata.end(), pair); });
+void Joined::add(Contents& one, const std::string& name) {
+    const auto unknown_to_one = [&](const auto& pair) {
+        return !std::binary_search(one.metadata.begin(), one.metadata.end(), pair);
+    };
+    if (!std::exchange(any_, true)) contents.metadata = one.metadata;
+    else std::erase_if(contents.metadata, unknown_to_one);
+    if (one.format == Format::torch) contents.format = Format::torch;
+    for (const std::string& note : one.notes) contents.notes.push_back(name + ": " + note);
+    contents.files.push_back(name);
+    move_to_end(one.skipped, contents.skipped);
+    move_to_end(one.checksums, contents.checksums);
+    move_to_end(one.sources, contents.sources);
 }
 
 }  // namespace safemap::checkpoint

@@ -56,17 +56,15 @@ template <class T> void move_to_end(std::vector<T>& from, std::vector<T>& to) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
-/// What the first of several files says stays while the others say the same.
-class CommonMetadata {
+/// Several files that become one checkpoint. Tensors and aliases are for the readers to merge.
+class Joined {
 public:
-    using Metadata = std::vector<std::pair<std::string, std::string>>;
+    Contents contents;
 
-    /// `metadata` is sorted.
-    void add(const Metadata& metadata);
-    Metadata take() { return std::move(common_); }
+    /// All else of the file `name`: notes begin with its name; metadata stays that all files agree on.
+    void add(Contents& one, const std::string& name);
 
 private:
-    Metadata common_;
     bool any_ = false;
 };
 

@@ -1,6 +1,4 @@
 // Reads one file: safetensors, or an archive of torch.save.
-#include "base/name_index.hpp"
-#include "base/text.hpp"
 #include "checkpoint/contents.hpp"
 #include "checkpoint/sniff.hpp"
 #include "safetensors/header.hpp"
@@ -58,8 +56,33 @@ Contents read_torch(const std::shared_ptr<const Source>& source, FaultSink& faul
     throw error;
 }
 
+/// Says of a file that is no safetensors, whatever its name, what it is.
+class Recognise final : public FaultSink {
+public:
+    Recognise(FaultSink& next, const Source& source) : next_(next), source_(source) {}
+
+    void fault(Error error) override { next_.fault(is_length(error.code()) ? recognised(error) : std::move(error)); }
+
+private:
+    static bool is_length(Errc code) {
+        return code == Errc::header_too_short || code == Errc::header_too_large || code == Errc::header_past_end;
+    }
+    Error recognised(const Error& error) const {
+        const Sniffed sniffed = sniff(source_);
+        const std::string is = sniffed.content == Content::zip ? "a zip, as torch.save writes" : sniffed.looks_like;
+        Error known(error.code(), error.message() + (is.empty() ? "" : "; this is " + is));
+        return std::move(known.with_hint(sniffed.hint));
+    }
+
+    FaultSink& next_;
+    const Source& source_;
+};
+
 Contents read_known(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
-    if (source->name().ends_with(".safetensors")) return read_safetensors(source, options, faults);
+    if (source->name().ends_with(".safetensors")) {
+        Recognise recognise(faults, *source);
+        return read_safetensors(source, options, recognise);
+    }
     const Sniffed sniffed = sniff(*source);
     switch (sniffed.content) {
         case Content::safetensors: return read_safetensors(source, options, faults);

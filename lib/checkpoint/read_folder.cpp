@@ -12,8 +12,10 @@ namespace {
 
 using Names = std::vector<std::string>;
 
+/// Hidden files are none: macOS leaves "._model.safetensors" beside a model.
 bool is_weights(std::string_view name) {
-    for (const std::string_view ending : {".safetensors", ".pt", ".pth", ".bin"})
+    if (name.starts_with('.')) return false;
+    for (const std::string_view ending : {".safetensors", ".pt", ".pth", ".ckpt", ".bin"})
         if (name.size() > ending.size() && name.ends_with(ending)) return true;
     return false;
 }

@@ -26,6 +26,8 @@ struct Shard {
     bool missing = false;
 };
 
+std::string tensors_text(std::size_t count) { return std::to_string(count) + (count == 1 ? " tensor" : " tensors"); }
+
 /// Those that have a tensor, by file name.
 std::vector<Shard> shards_of(const Index& index) {
     std::vector<Shard> shards(index.shards.size());
@@ -60,15 +62,15 @@ class Merge {
 public:
     Merge(const Index& index, FaultSink& faults) : index_(index), faults_(faults), found_(index.weight_map.size()) {
         names_.add_all(static_cast<std::uint32_t>(index.weight_map.size()), name_of(), [](auto, auto) {});
-        contents.tensors.reserve(index.weight_map.size());
+        joined_.contents.tensors.reserve(index.weight_map.size());
     }
 
     void add(Shard& shard) {
         if (shard.missing) {
-            faults_.fault(
-                std::move(Error(Errc::shard_missing, "the index places " + std::to_string(shard.wanted.size()) +
-                                                         " tensors in it, and there is no such file")
-                              .with_path(shard.path)));
+            faults_.fault(std::move(
+                Error(Errc::shard_missing, "the index places " + tensors_text(shard.wanted.size()) +
+                                               " in it, and there is no such file, or a link that leads to none")
+                    .with_path(shard.path)));
             return;
         }
         const bool sound = shard.faults.empty();
@@ -76,24 +78,13 @@ public:
         take_tensors(shard);
         // What a faulty shard lacks is a consequence of its faults.
         if (sound) require_wanted(shard);
-        for (const std::string& note : shard.contents.notes) contents.notes.push_back(shard.name + ": " + note);
-        move_to_end(shard.contents.skipped, contents.skipped);
-        move_to_end(shard.contents.checksums, contents.checksums);
-        move_to_end(shard.contents.sources, contents.sources);
-        contents.files.push_back(shard.name);
-        if (shard.contents.format == Format::torch) contents.format = Format::torch;
-        metadata_.add(shard.contents.metadata);
+        joined_.add(shard.contents, shard.name);
     }
 
     /// What was added.
-    Contents take() {
-        contents.metadata = metadata_.take();
-        return std::move(contents);
-    }
+    Contents take() { return std::move(joined_.contents); }
 
 private:
-    Contents contents;
-
     /// Whether the index places that name in this shard.
     bool claim(const std::string& name, const Shard& shard) {
         const auto number = names_.find(name, name_of());
@@ -114,14 +105,14 @@ private:
             if (!named && unnamed++ == 0) first_unnamed = tensor.name();
         }
         if (unnamed > 0)
-            contents.notes.push_back(shard.name + " holds " + std::to_string(unnamed) +
-                                     " tensors that the index does not name, " + safemap::quoted(first_unnamed) +
-                                     " first");
+            joined_.contents.notes.push_back(shard.name + " holds " + tensors_text(unnamed) +
+                                             " that the index does not name, " + safemap::quoted(first_unnamed) +
+                                             " first");
     }
 
     bool take_if_claimed(LazyTensor& tensor, const Shard& shard) {
         if (!claim(tensor.name(), shard)) return false;
-        contents.tensors.push_back(std::move(tensor));
+        joined_.contents.tensors.push_back(std::move(tensor));
         return true;
     }
 
@@ -130,8 +121,8 @@ private:
         for (const std::string& name : names)
             if (claim(name, shard)) claimed.push_back(name);
         if (claimed.empty()) return false;
-        contents.tensors.push_back(claimed.front() == tensor.name() ? tensor : tensor.renamed(claimed.front()));
-        if (claimed.size() > 1) contents.aliases.push_back(std::move(claimed));
+        joined_.contents.tensors.push_back(claimed.front() == tensor.name() ? tensor : tensor.renamed(claimed.front()));
+        if (claimed.size() > 1) joined_.contents.aliases.push_back(std::move(claimed));
         return true;
     }
 
@@ -149,7 +140,7 @@ private:
     FaultSink& faults_;
     NameIndex names_;
     std::vector<bool> found_;
-    CommonMetadata metadata_;
+    Joined joined_;
 };
 
 /// The index's own strings, and of the shards' those with other keys.

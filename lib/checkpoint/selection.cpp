@@ -2,6 +2,7 @@
 #include <safemap/selection.hpp>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace safemap {
@@ -91,9 +92,7 @@ Selection Selection::prefix(std::string prefix) {
 
 Selection Selection::names(std::vector<std::string> names) {
     Selection selection;
-    for (std::string& name : names) selection.includes_.push_back({Rule::Kind::name, std::move(name)});
-    // A list without names means none of them, and no includes would mean all.
-    if (names.empty()) selection.exclude("*");
+    selection.names_.emplace(std::make_move_iterator(names.begin()), std::make_move_iterator(names.end()));
     return selection;
 }
 
@@ -111,14 +110,15 @@ bool Selection::matches(const Rule& rule, std::string_view name) {
     switch (rule.kind) {
         case Rule::Kind::glob: return glob_matches(rule.text, name);
         case Rule::Kind::prefix: return prefix_matches(rule.text, name);
-        case Rule::Kind::name: return rule.text == name;
     }
     return false;
 }
 
 bool Selection::matches(std::string_view name) const {
     const auto hit = [&](const Rule& rule) { return matches(rule, name); };
-    if (!includes_.empty() && std::none_of(includes_.begin(), includes_.end(), hit)) return false;
+    const bool all = includes_.empty() && !names_;
+    const bool named = names_ && names_->find(name) != names_->end();
+    if (!all && !named && std::none_of(includes_.begin(), includes_.end(), hit)) return false;
     return std::none_of(excludes_.begin(), excludes_.end(), hit);
 }
 

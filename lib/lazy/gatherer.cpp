@@ -285,10 +285,20 @@ private:
         return part.count == 1 || (part.in_step == unit && part.out_step == unit);
     }
 
+    /// A source of the caller's may not say which it is.
+    static void read(const Source& source, std::uint64_t offset, std::span<std::byte> into) {
+        try {
+            source.read_at(offset, into);
+        } catch (Error& error) {
+            error.with_path(source.name());
+            throw;
+        }
+    }
+
     // Cuts a part so that each fits into the window; far elements go one by one.
     void add(Part part) {
         if (contiguous(part) && part.count * stored_->unit_size() >= direct_size) {
-            part.source->read_at(part.offset, out_.subspan(part.out, part.count * stored_->unit_size()));
+            read(*part.source, part.offset, out_.subspan(part.out, part.count * stored_->unit_size()));
             return;
         }
         const auto distance = static_cast<std::uint64_t>(std::abs(part.in_step));
@@ -334,11 +344,11 @@ private:
     void read_window(std::span<const Part> parts, Extent extent) {
         const unsigned unit = stored_->unit_size();
         if (parts.size() == 1 && contiguous(parts[0])) {
-            parts[0].source->read_at(extent.offset, out_.subspan(parts[0].out, extent.size));
+            read(*parts[0].source, extent.offset, out_.subspan(parts[0].out, extent.size));
             return;
         }
         window_.resize(window_size);
-        parts[0].source->read_at(extent.offset, std::span(window_).first(extent.size));
+        read(*parts[0].source, extent.offset, std::span(window_).first(extent.size));
         for (const Part& part : parts)
             copy_part(part, unit, window_.data() + (part.offset - extent.offset), out_.data() + part.out);
     }

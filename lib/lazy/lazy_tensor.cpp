@@ -129,7 +129,7 @@ SharedBytes LazyTensor::mapped(const Source& source, Extent extent) const {
         if (auto bytes = source.map(extent)) return std::move(*bytes);
         throw Error(Errc::no_view, "its source has no addresses; it has to be loaded")
             .with_path(source.name())
-            .with_hint("load() reads it; Access::mapped maps files on network file systems, too");
+            .with_hint("load() reads it; Access::mapped maps files wherever they are");
     } catch (Error& error) {
         error.with_tensor(name_);
         throw;

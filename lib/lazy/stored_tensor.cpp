@@ -215,16 +215,28 @@ StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const n
     return {pieces.boxes[box].source, pieces.boxes[box].offset + bytes, count, strides[rank - 1]};
 }
 
+namespace {
+
+template <class Piece> void require_sources(std::span<const Piece> pieces) {
+    if (std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) { return piece.source == nullptr; }))
+        throw Error(Errc::invalid_argument, "a piece without a source");
+}
+
+}  // namespace
+
 std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs) {
+    require_sources(runs);
     return std::make_shared<const StoredTensor>(dtype, std::move(shape), runs);
 }
 
 std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape, std::shared_ptr<const Source> source,
                                                std::uint64_t offset) {
+    if (!source) throw Error(Errc::invalid_argument, "a piece without a source");
     return std::make_shared<const StoredTensor>(dtype, std::move(shape), std::move(source), offset);
 }
 
 std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes) {
+    require_sources(boxes);
     return std::make_shared<const StoredTensor>(dtype, std::move(shape), boxes);
 }
 

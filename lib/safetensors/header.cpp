@@ -8,7 +8,6 @@
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "safetensors/metadata.hpp"
 #include "safetensors/rules.hpp"
 
 #include <simdjson.h>
@@ -28,8 +27,12 @@ namespace ondemand = simdjson::ondemand;
 [[noreturn]] void not_json(std::string message) { throw Error(Errc::header_not_json, std::move(message)); }
 [[noreturn]] void bad_field(std::string message) { throw Error(Errc::header_bad_field, std::move(message)); }
 
+/// A hostile shape may have millions of dimensions.
 std::string kind_text(Dtype dtype, const Shape& shape) {
-    return "shape " + to_string(shape) + " of " + std::string(name(dtype));
+    constexpr std::size_t most = 16;
+    const std::string of = " of " + std::string(name(dtype));
+    if (shape.size() <= most) return "shape " + to_string(shape) + of;
+    return "a shape of " + std::to_string(shape.size()) + " dimensions" + of;
 }
 
 /// The header's bytes, with room behind them for simdjson to read over.
@@ -247,6 +250,7 @@ private:
     }
 
     std::uint32_t place(const char* in_text) const { return static_cast<std::uint32_t>(in_text - text_.data()); }
+    static std::uint32_t size32(std::string_view text) { return static_cast<std::uint32_t>(text.size()); }
 
     // ---- the document ----
 
@@ -257,23 +261,43 @@ private:
             read_object();
         } catch (const simdjson::simdjson_error& error) {
             if (error.error() == simdjson::MEMALLOC) throw std::bad_alloc();
-            report_not_json(error.what());
+            report_unread(error.what());
         } catch (Error& error) {
-            if (error.code() == Errc::header_not_json) return report_not_json(error.message());
             report(std::move(error));
         }
     }
 
-    /// The reference looks at the encoding first. Where nothing is wrong, simdjson's first stage has seen to it.
-    void report_not_json(std::string message) {
+    /// simdjson's first stage has refused the text. The reference looks at the encoding first.
+    void report_unread(std::string message) {
         if (!is_utf8(text_)) report(Error(Errc::header_not_utf8, "the header holds bytes that are not UTF-8"));
         else report(Error(Errc::header_not_json, std::move(message)));
     }
 
     void read_object() {
+        if (text_.empty()) not_json("the header is empty");
         ondemand::parser parser;
         ondemand::document document =
             parser.iterate(text_.data(), text_.size(), text_.size() + simdjson::SIMDJSON_PADDING);
+        try {
+            read_members(document);
+        } catch (const simdjson::simdjson_error& error) {
+            if (error.error() == simdjson::MEMALLOC) throw;
+            not_json(error.what() + near(document));
+        } catch (const Error& error) {
+            if (error.code() != Errc::header_not_json) throw;
+            not_json(error.message() + near(document));
+        }
+        check_padding();
+    }
+
+    /// Where On-Demand has come to, which is at or a little behind what is wrong.
+    std::string near(ondemand::document& document) const {
+        const char* at = nullptr;
+        if (document.current_location().get(at)) return {};
+        return "; near byte " + std::to_string(at - text_.data()) + " of the header";
+    }
+
+    void read_members(ondemand::document& document) {
         if (document.type() != ondemand::json_type::object) not_json("the header is not an object");
         for (ondemand::field field : document.get_object()) {
             const std::string_view key = kept_key(field);
@@ -282,18 +306,27 @@ private:
         }
         if (document.current_location().error() != simdjson::OUT_OF_BOUNDS)
             not_json("something follows the header's object");
-        check_padding();
     }
 
-    /// A key as a part of the text. One with escapes is spelled out in its own place, where it is never longer and
+    /// A string as a part of the text. One with escapes is spelled out in its own place, where it is never longer and
     /// where nobody looks again.
+    std::string_view kept(const char* raw, std::string_view unescaped) {
+        char* const to = list().text_.get() + place(raw);
+        std::memcpy(to, unescaped.data(), unescaped.size());
+        return {to, unescaped.size()};
+    }
+
     std::string_view kept_key(ondemand::field& field) {
         const char* raw = field.key().raw();
         if (const auto plain = plain_string(raw, text_.data() + text_.size())) return *plain;
-        const std::string_view key = text_of(field);
-        char* const to = list().text_.get() + place(raw);
-        std::memcpy(to, key.data(), key.size());
-        return {to, key.size()};
+        return kept(raw, text_of(field));
+    }
+
+    std::string_view kept_text(ondemand::value& value) {
+        const char* raw = value.raw_json_token().data() + 1;
+        const std::string_view text = text_of(value);
+        if (const auto plain = plain_string(raw, text_.data() + text_.size())) return *plain;
+        return kept(raw, text);
     }
 
     void check_padding() {
@@ -320,20 +353,46 @@ private:
     }
 
     void read_metadata(ondemand::value value) {
-        if (value.type() != ondemand::json_type::object) throw Error(Errc::header_bad_metadata, "it is not an object");
-        Metadata metadata;
+        if (value.type() != ondemand::json_type::object)
+            throw Error(Errc::header_bad_metadata, "__metadata__ is not an object");
+        // Strings of their own only for what stays: a hostile map has millions of them.
+        std::vector<Pair> pairs;
         for (ondemand::field field : value.get_object()) {
-            std::string key(text_of(field));
+            const std::string_view key = kept_key(field);
             ondemand::value content = field.value();
             if (content.type() != ondemand::json_type::string)
                 throw Error(Errc::header_bad_metadata, "the value of " + safemap::quoted(key) + " is not a string");
-            metadata.emplace_back(std::move(key), text_of(content));
+            const std::string_view text = kept_text(content);
+            pairs.push_back({place(key.data()), size32(key), place(text.data()), size32(text)});
         }
-        const std::size_t members = metadata.size();
-        sort_metadata(metadata);
-        if (metadata.size() < members)
-            allowed_.meet(Errc::duplicate_name, "__metadata__ has a key twice; the last one counts");
-        header_.metadata = std::move(metadata);
+        const std::size_t members = pairs.size();
+        keep_last(pairs);
+        if (pairs.size() < members)
+            allowed_.meet(Errc::duplicate_name, "__metadata__ has a key twice; readers take the last one");
+        header_.metadata.reserve(pairs.size());
+        for (const Pair& pair : pairs)
+            header_.metadata.emplace_back(key_of(pair), text_.substr(pair.value, pair.value_size));
+    }
+
+    /// A key of __metadata__ and its value, by where they stand in the text.
+    struct Pair {
+        std::uint32_t key;
+        std::uint32_t key_size;
+        std::uint32_t value;
+        std::uint32_t value_size;
+    };
+
+    std::string_view key_of(const Pair& pair) const { return text_.substr(pair.key, pair.key_size); }
+
+    /// Sorts by key; of a repeated key the last value stays.
+    void keep_last(std::vector<Pair>& pairs) const {
+        std::sort(pairs.begin(), pairs.end(), [this](const Pair& a, const Pair& b) {
+            const auto order = key_of(a) <=> key_of(b);
+            return order != 0 ? order < 0 : a.key < b.key;
+        });
+        const auto kept = std::unique(pairs.rbegin(), pairs.rend(),
+                                      [this](const Pair& a, const Pair& b) { return key_of(a) == key_of(b); });
+        pairs.erase(pairs.begin(), kept.base());
     }
 
     // ---- one tensor ----
@@ -520,7 +579,7 @@ private:
             });
         if (repeated.empty()) return;
         for (const std::uint32_t again : repeated)
-            allowed_.meet(Errc::duplicate_name, "the name is there twice; the last one counts",
+            allowed_.meet(Errc::duplicate_name, "the name is there twice; readers take the last one",
                           list().name(rows()[again]));
         std::size_t kept = 0;
         auto next = repeated.begin();

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <vector>
 
 namespace safemap::safetensors {
@@ -50,6 +51,9 @@ bool outside_folder(std::string_view shard) {
     return shard.empty() || has_drive || !plain || !stays_below(shard);
 }
 
+/// "./a" and "b//a" are other spellings of "a" and "b/a".
+std::string plain_name(std::string_view shard) { return std::filesystem::path(shard).lexically_normal().native(); }
+
 class WeightMapReader {
 public:
     WeightMapReader(Index& index, FaultSink& faults) : index_(index), faults_(faults) {}
@@ -78,6 +82,11 @@ private:
     }
 
     std::uint32_t number_of(std::string_view shard) {
+        if (shard.find("./") != shard.npos || shard.find("//") != shard.npos) return number_of_plain(plain_name(shard));
+        return number_of_plain(shard);
+    }
+
+    std::uint32_t number_of_plain(std::string_view shard) {
         const auto next = static_cast<std::uint32_t>(index_.shards.size());
         const std::uint32_t number =
             shards_.add(shard, next, [this](std::uint32_t i) { return std::string_view(index_.shards[i]); });

@@ -54,4 +54,5 @@ TEST_CASE("a callback source asks its function and has no addresses") {
     source->read_at(999'999'999'990, out);
     CHECK(out[1] == static_cast<std::byte>(999'999'999'991 % 251));
     CHECK_FALSE(source->map({0, 1}));
+    CHECK_FAULT(callback_source("nobody", 1, nullptr), Errc::invalid_argument);
 }

@@ -84,6 +84,10 @@ TEST_CASE("what a trainer leaves beside a model is no model, but noted") {
     CHECK_FAULT(read({{"optimizer.pt", one}, {"scheduler.pt", two}}), Errc::several_models);
 }
 
+TEST_CASE("a hidden file is no model") {
+    CHECK(first_name(read({{"a.ckpt", one}, {"._a.ckpt", "x"}, {".b.safetensors", two}})) == "one");
+}
+
 TEST_CASE("two models are an error that lists them") {
     const auto listed = [](std::map<std::string, std::string> files) {
         const auto error = error_of([&] { static_cast<void>(read(files)); });

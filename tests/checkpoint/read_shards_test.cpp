@@ -42,6 +42,14 @@ TEST_CASE("tensors come by shard file name, then offset, whatever the index says
     CHECK(contents.sources.size() == 2);
 }
 
+TEST_CASE("a shard is one file however its name is spelled") {
+    const Contents contents = read({{"index", R"({"weight_map":{"a":"./s/1","b":"s//1","c":"s/./1"}})"},
+                                    {"s/1", forge::u8_file({{"a", 1}, {"b", 1}, {"c", 1}})}});
+    CHECK(contents.files == Names{"s/1"});
+    CHECK(contents.tensors.size() == 3);
+    CHECK(contents.notes.empty());
+}
+
 TEST_CASE("a shard that is not there is named") {
     const auto error = error_of([] { static_cast<void>(read({{"index", R"({"weight_map":{"a":"1"}})"}})); });
     REQUIRE(error.has_value());

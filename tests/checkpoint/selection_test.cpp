@@ -95,6 +95,10 @@ TEST_CASE("names are exact, and a list without names selects nothing") {
     CHECK_FALSE(names.matches("bc"));
     CHECK_FALSE(Selection::names({}).matches(""));
     CHECK_FALSE(Selection::names({}).matches("a"));
+    CHECK(Selection::names({}).include("a*").matches("ab"));
+    CHECK(Selection::names({"c"}).include("a*").matches("ab"));
+    CHECK(Selection::names({"c"}).include("a*").matches("c"));
+    CHECK_FALSE(Selection::names({"c"}).exclude("c").matches("c"));
 }
 
 TEST_CASE("excludes win over includes") {

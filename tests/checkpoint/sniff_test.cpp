@@ -92,10 +92,22 @@ TEST_CASE("what people hand us by mistake is named, with a hint where there is o
 }
 
 TEST_CASE("a name in .safetensors is read as safetensors whatever it holds") {
-    CHECK_FAULT(Checkpoint::open(forge::source("", "a.safetensors")), Errc::header_too_short);
-    CHECK_FAULT(Checkpoint::open(forge::source("version https://git-lfs.github.com/spec/v1", "a.safetensors")),
-                Errc::header_too_large);
-    CHECK_FAULT(Checkpoint::open(forge::source(forge::pt({}), "a.safetensors")), Errc::header_too_large);
+    const auto refused = [](std::string_view content, Errc code, std::string_view words, bool hint) {
+        CAPTURE(words);
+        const auto error =
+            error_of([&] { static_cast<void>(Checkpoint::open(forge::source(content, "a.safetensors"))); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == code);
+        CHECK(error->path() == "a.safetensors");
+        CHECK(error->message().find(words) != std::string::npos);
+        CHECK(error->hint().empty() != hint);
+    };
+    refused("", Errc::header_too_short, "this is an empty file", true);
+    refused("version https://git-lfs.github.com/spec/v1", Errc::header_too_large, "this is a git-lfs pointer", true);
+    refused("<!DOCTYPE html><html>", Errc::header_too_large, "this is a web page", true);
+    refused(forge::pt({}), Errc::header_too_large, "this is a zip, as torch.save writes", false);
+    refused(forge::u8_file({{"a", 100}}).substr(0, 40), Errc::header_past_end, "ends inside its header", true);
+    refused("nothing in particular", Errc::header_too_large, "the limit is", false);
 }
 
 TEST_CASE("no prefix of any of these files is more than refused") {

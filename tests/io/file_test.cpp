@@ -288,6 +288,9 @@ TEST_CASE("a file that shrinks after it was opened is an error that says by how 
     CHECK(error->code() == Errc::file_changed);
     CHECK(error->message() == "ends after 4000 bytes, had 10000 bytes when it was opened");
     CHECK(error->path() == path.native());
+    const auto far = error_of([&] { text_of(*source, {9'000, 1'000}); });
+    REQUIRE(far);
+    CHECK(far->message() == error->message());
     CHECK_FAULT(source->map({0, 1}), Errc::file_changed);
 }
 

@@ -45,6 +45,8 @@ TEST_CASE("runs stay inside their source") {
     CHECK_FAULT(runs({4}, {{bytes(15), 0, 0, 4}}), Errc::storage_too_short);
     CHECK_FAULT(runs({4}, {{bytes(16), 1, 0, 4}}), Errc::storage_too_short);
     CHECK_FAULT(runs({4}, {{bytes(16), UINT64_MAX - 3, 0, 4}}), Errc::storage_too_short);
+    CHECK_FAULT(runs({4}, {{nullptr, 0, 0, 4}}), Errc::invalid_argument);
+    CHECK_FAULT(stored_run(Dtype::u8, {4}, nullptr, 0), Errc::invalid_argument);
 }
 
 TEST_CASE("sizes that overflow or cut bytes are no tensors") {
