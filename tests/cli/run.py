@@ -476,7 +476,7 @@ class Inspect(Case):
         # Opened in sub, the path of its m.safetensors ends as that of sub/sub/m.safetensors is named.
         sub = self.folder / 'sub'
         (sub / 'sub' / 'sub').mkdir(parents=True)
-        shards = {'m.safetensors': 'a', 'sub/m.safetensors': 'b', 'sub/sub/m.safetensors': 'c', './n.safetensors': 'd'}
+        shards = {'m.safetensors': 'a', 'sub/m.safetensors': 'b', 'sub/sub/m.safetensors': 'c'}
         for file, name in shards.items():
             (sub / file).write_bytes(safetensors([(name, 'U8', [1], name.encode())]))
         weight_map = {name: file for file, name in shards.items()}
