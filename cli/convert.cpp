@@ -61,9 +61,12 @@ std::string as_text(const SaveReport& saved, const Around& around, const std::st
         text += fmt::format("  cast     {}: {}, {}, {} overflowed, {} not finite\n", cast_name(cast),
                             count_text(cast.tensors, "tensor"), count_text(cast.counts.values, "value"),
                             cast.counts.overflowed, cast.counts.non_finite);
-    for (const AliasGroup& group : around.aliases)
-        for (std::size_t i = 1; i < group.size(); ++i)
-            text += fmt::format("  tied     {} = {}\n", printable(group[i]), printable(group.front()));
+    for (const AliasGroup& group : around.aliases) {
+        // The stored name stands last, and once: a name may be as long as the file.
+        text += "  tied     ";
+        for (std::size_t i = 1; i < group.size(); ++i) text += printable(group[i]) + " = ";
+        text += printable(group.front()) + '\n';
+    }
     for (const SkippedObject& object : around.skipped)
         text += fmt::format("  skipped  {}: {}\n", printable(object.name), printable(object.why));
     for (const std::string& note : around.notes) text += fmt::format("  note     {}\n", printable(note));
@@ -96,7 +99,8 @@ public:
         MemoryPeak memory;
         ProgressBar bar(console);
         const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
-        const std::vector<Entry> entries = require_entries(checkpoint, common);
+        require_selection({checkpoint}, common);
+        const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
         const SaveReport saved = save_entries(checkpoint, entries, bar);
 
         Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes()};

@@ -1,6 +1,7 @@
 // safemap diff: what two checkpoints do not have in common.
 #include "command.hpp"
 #include "describe.hpp"
+#include "entries.hpp"
 #include "progress.hpp"
 
 #include <safemap/diff.hpp>
@@ -75,6 +76,7 @@ public:
     int run(Console& console) override {
         const Checkpoint a = Checkpoint::open(a_, common.open);
         const Checkpoint b = Checkpoint::open(b_, common.open);
+        require_selection({a, b}, common);
         const DiffReport report = compare(console, a, b);
         if (console.json()) console.result(as_json(report));
         else console.result(as_text(report, a, b));

@@ -6,6 +6,7 @@
 #include <safemap/checkpoint.hpp>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,13 +31,14 @@ struct Entry {
 /// In the order of the checkpoint, which has to outlive them. A tensor is there when any of its names is selected.
 std::vector<Entry> select_entries(const Checkpoint& checkpoint, const Selection& selection);
 
-/// The same for work that would come to nothing: throws tensor_not_found where `common` selects none of the tensors
-/// that there are.
-std::vector<Entry> require_entries(const Checkpoint& checkpoint, const CommonOptions& common);
+/// What a selection is made from: one checkpoint, or the two that are compared.
+using Checkpoints = std::initializer_list<Checkpoint>;
 
-/// Where `common` selected none of the tensors that there are: which globs are to blame. Else empty.
-std::string empty_selection(const Checkpoint& checkpoint, const CommonOptions& common,
-                            const std::vector<Entry>& entries);
+/// Where `common` selects none of the tensors that there are: which globs are to blame. Else empty.
+std::string empty_selection(Checkpoints checkpoints, const CommonOptions& common);
+
+/// For work that would come to nothing: throws tensor_not_found there.
+void require_selection(Checkpoints checkpoints, const CommonOptions& common);
 
 /// Bytes of values, tied tensors once.
 std::uint64_t total_bytes(const std::vector<Entry>& entries);

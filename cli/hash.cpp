@@ -1,5 +1,6 @@
 // safemap hash: a digest of each tensor and of the whole, the same in any container or sharding.
 #include "command.hpp"
+#include "entries.hpp"
 #include "progress.hpp"
 
 #include <safemap/digest.hpp>
@@ -34,21 +35,23 @@ public:
     }
 
     int run(Console& console) override {
-        const CheckpointDigests hashed = hash(console);
+        const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
+        require_selection({checkpoint}, common);
+        const CheckpointDigests hashed = hash(console, checkpoint);
         if (console.json()) console.result(as_json(hashed));
         else console.result(as_text(hashed, path_));
         return 0;
     }
 
 private:
-    CheckpointDigests hash(const Console& console) const {
+    CheckpointDigests hash(const Console& console, const Checkpoint& checkpoint) const {
         ProgressBar bar(console);
         DigestOptions options{.selection = common.selection(), .threads = common.open.threads};
         options.monitor.on_progress = [&bar](const Progress& progress) {
             bar.show(progress);
             return true;
         };
-        return digests(Checkpoint::open(path_, common.open), options);
+        return digests(checkpoint, options);
     }
 
     std::string path_;

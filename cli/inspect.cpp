@@ -16,28 +16,30 @@ namespace {
 
 using Align = Table::Align;
 
-/// How a file that holds tensors is called among Checkpoint::files().
+/// The folder that Checkpoint::files() begin at.
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) return path;
+    return path.has_parent_path() ? path.parent_path() : ".";
+}
+
+/// How a file that holds tensors is called among Checkpoint::files(). Their paths decide and not how these end: there
+/// may be a "sub/m.safetensors" beside "m.safetensors".
 class FileNames {
 public:
-    explicit FileNames(const std::vector<std::string>& files) : files_(files) {}
+    FileNames(const Checkpoint& checkpoint, const std::filesystem::path& path) {
+        const std::filesystem::path folder = folder_of(path);
+        for (const std::string& file : checkpoint.files()) names_.emplace((folder / file).native(), file);
+    }
 
     const std::string& of(const Source& source) {
-        const auto [known, fresh] = names_.try_emplace(&source);
-        if (fresh) known->second = find(source.name());
+        const auto [known, fresh] = names_.try_emplace(source.name());
+        if (fresh) known->second = std::filesystem::path(source.name()).filename().string();  // PATH itself
         return known->second;
     }
 
 private:
-    std::string find(const std::string& path) const {
-        for (const std::string& file : files_) {
-            const bool ends = path.size() > file.size() && path.ends_with(file);
-            if (path == file || (ends && path[path.size() - file.size() - 1] == '/')) return file;
-        }
-        return std::filesystem::path(path).filename().string();
-    }
-
-    const std::vector<std::string>& files_;
-    std::unordered_map<const Source*, std::string> names_;
+    std::unordered_map<std::string, std::string> names_;  // by path
 };
 
 void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name, FileNames& files) {
@@ -54,9 +56,8 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     json.end_object();
 }
 
-JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries, FileNames files,
                    const std::vector<std::string>& notes) {
-    FileNames files(checkpoint.files());
     JsonWriter json;
     json.begin_object();
     json.member("format", name(checkpoint.format())).member("files", checkpoint.files());
@@ -90,12 +91,12 @@ struct Total {
 /// The files that tensors stand in, numbered from 1 in the order of the tensors. Nothing where there is one file only.
 class Shards {
 public:
-    Shards(const Checkpoint& checkpoint, const std::vector<Entry>& entries) : names_(checkpoint.files()) {
+    Shards(const std::vector<Entry>& entries, FileNames files) {
         for (const Entry& entry : entries) {
             const auto placement = entry.tensor().placement();
             if (!placement) continue;
             const auto [known, fresh] = numbers_.try_emplace(placement->source.get(), totals_.size());
-            if (fresh) totals_.emplace_back(names_.of(*placement->source), Total{});
+            if (fresh) totals_.emplace_back(files.of(*placement->source), Total{});
             totals_[known->second].second.add(entry.tensor());
         }
         if (totals_.size() < 2) numbers_.clear();
@@ -119,7 +120,6 @@ public:
     }
 
 private:
-    FileNames names_;
     std::unordered_map<const Source*, std::size_t> numbers_;
     std::vector<std::pair<std::string, Total>> totals_;
 };
@@ -221,12 +221,14 @@ std::string shortened(const std::string& text) {
     return text.size() <= longest ? printable(text) : printable(text.substr(0, longest)) + " ...";
 }
 
+/// The stored name stands last, and once: a name may be as long as the file.
 std::string tied_lines(const std::vector<Entry>& entries) {
     std::string lines;
     for (const Entry& entry : entries) {
+        std::string others;
         for (const std::string& name : entry.names())
-            if (name != entry.stored_name())
-                lines += fmt::format("  {} = {}\n", printable(name), printable(entry.stored_name()));
+            if (name != entry.stored_name()) others += printable(name) + " = ";
+        if (!others.empty()) lines += fmt::format("  {}{}\n", others, printable(entry.stored_name()));
     }
     return lines;
 }
@@ -265,9 +267,9 @@ public:
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
         std::vector<std::string> notes = checkpoint.notes();
-        const std::string nothing = empty_selection(checkpoint, common, entries);
+        const std::string nothing = empty_selection({checkpoint}, common);
         if (!nothing.empty()) notes.push_back(nothing);
-        if (console.json()) console.result(as_json(checkpoint, entries, notes));
+        if (console.json()) console.result(as_json(checkpoint, entries, FileNames(checkpoint, path_), notes));
         else console.result(as_text(checkpoint, entries, notes));
         return 0;
     }
@@ -275,7 +277,7 @@ public:
 private:
     std::string as_text(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
                         const std::vector<std::string>& notes) const {
-        const Shards shards(checkpoint, entries);
+        const Shards shards(entries, FileNames(checkpoint, path_));
         const std::vector<Folded> folded = fold_entries(entries, shards);
         std::string text = fmt::format("{}: {}, {}, {}, {}\n", printable(path_), name(checkpoint.format()),
                                        count_text(checkpoint.files().size(), "file"),

@@ -127,7 +127,8 @@ public:
         MemoryPeak memory;
         const std::shared_ptr<Device> device = Device::open(device_);
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
-        const std::vector<Entry> entries = require_entries(checkpoint, common);
+        require_selection({checkpoint}, common);
+        const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
         LoadReport report = load(console, device, checkpoint, entries);
         report.peak_anon_bytes = memory.bytes();
         if (console.json()) console.result(as_json(report, digest_));

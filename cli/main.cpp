@@ -62,6 +62,7 @@ std::string usage() {
 int run_command(const Row& row, Console& console, int argc, char** argv) {
     CLI::App app(std::string(row.purpose), fmt::format("safemap {}", row.name));
     app.footer(fmt::format("Example:\n  cd \"$(mktemp -d)\"\n  {}\n  {}", example_file, row.example));
+    app.option_defaults()->disable_flag_override();  // a flag is given or not: `--quiet=false` is refused
     const std::unique_ptr<Command> command = row.make();
     command->declare(app);
     command->common.declare(app);
@@ -97,6 +98,8 @@ int run(Console& console, int argc, char** argv) {
     throw Error(Errc::invalid_argument, message).with_hint(command_list);
 }
 
+bool asks_for_json(std::string_view word) { return word == "--json" || word.starts_with("--json="); }
+
 int fail(Console& console, const Error& error) {
     console.error(error);
     return exit_code(error.code());
@@ -123,15 +126,18 @@ int run_and_report(Console& console, int argc, char** argv) {
 int main(int argc, char** argv) {
     using namespace safemap;
     // Known before anything is parsed: a call that is wrong is reported as it was asked for.
-    const bool json = std::find(argv, argv + argc, std::string_view("--json")) != argv + argc;
+    const bool json = std::any_of(argv, argv + argc, cli::asks_for_json);
     cli::Console console(json);
     try {
         cli::install_signals(json);
         return cli::run_and_report(console, argc, argv);
     } catch (const cli::ReaderGone&) {
         return exit_code(Errc::io_error);
-    } catch (...) {
+    } catch (const Error& error) {
         // Saying what went wrong went wrong: stdout is full or gone.
+        console.complain(error);
+        return exit_code(error.code());
+    } catch (...) {
         console.complain(Error(Errc::io_error, "the report could not be written to stdout"));
         return exit_code(Errc::io_error);
     }

@@ -19,8 +19,12 @@ void CommonOptions::declare(CLI::App& app) {
         ->type_name("POLICY");
     add_parsed(app, "--access", open.access, parse_access, "how files are reached: auto, mapped or copied")
         ->type_name("ACCESS");
-    add_repeatable(app, "--include", includes, "only tensors of such names (repeatable)")->type_name("GLOB");
-    add_repeatable(app, "--exclude", excludes, "no tensors of such names (repeatable)")->type_name("GLOB");
+    const auto add_selection = [&](const char* name, std::vector<std::string>& into, const char* help) {
+        CLI::Option* const option = add_repeatable(app, name, into, help)->type_name("GLOB");
+        if (!selectable) option->group("");  // hidden
+    };
+    add_selection("--include", includes, "only tensors of such names (repeatable)");
+    add_selection("--exclude", excludes, "no tensors of such names (repeatable)");
 }
 
 Selection CommonOptions::selection() const {

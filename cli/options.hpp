@@ -20,6 +20,7 @@ struct CommonOptions {
     OpenOptions open = {};  ///< --policy, --access, --threads
     std::vector<std::string> includes = {};
     std::vector<std::string> excludes = {};
+    bool selectable = true;  ///< whether --help has --include and --exclude
 
     void declare(CLI::App& app);
     bool selects_all() const noexcept { return includes.empty() && excludes.empty(); }

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include <unistd.h>
 
@@ -32,11 +33,27 @@ std::size_t character_size(std::string_view text) {
     return size;
 }
 
-/// C0, DEL, and C1 (U+0080 to U+009F), which some terminals obey too.
-bool is_control(std::string_view character) {
-    const auto lead = static_cast<unsigned char>(character[0]);
-    if (lead < 0x20 || lead == 0x7F) return true;
-    return lead == 0xC2 && static_cast<unsigned char>(character[1]) < 0xA0;
+/// The number of a character that character_size() knows.
+char32_t code_point(std::string_view character) {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
+    if (character.size() == 1) return byte(0);
+    char32_t point = byte(0) & (0x7FU >> character.size());
+    for (std::size_t i = 1; i < character.size(); ++i) point = point << 6 | (byte(i) & 0x3FU);
+    return point;
+}
+
+/// What makes a terminal show something else than the text says.
+bool is_control(char32_t point) {
+    struct Range {
+        char32_t first, last;
+    };
+    constexpr Range controls[] = {
+        {0x00, 0x1F},     {0x7F, 0x9F},      // C0, DEL, and C1, which some terminals obey too
+        {0x200B, 0x200F}, {0xFEFF, 0xFEFF},  // without width; marks of direction
+        {0x2028, 0x202E}, {0x2066, 0x2069},  // ends of lines; what turns the direction of the text behind it
+    };
+    return std::any_of(std::begin(controls), std::end(controls),
+                       [&](const Range& range) { return point >= range.first && point <= range.last; });
 }
 
 std::size_t columns_of(std::string_view text) {
@@ -57,11 +74,6 @@ void write_all(int descriptor, std::string_view text) {
         const Errc code = errno == ENOSPC ? Errc::no_space : Errc::io_error;
         throw Error(code, fmt::format("writing to stdout: {}", std::strerror(errno)));
     }
-}
-
-void to_stdout(std::string_view text) {
-    output_begins();
-    write_all(STDOUT_FILENO, text);
 }
 
 /// Nothing can be done about a stderr that takes nothing.
@@ -86,7 +98,7 @@ std::string printable(std::string_view text) {
     while (!text.empty()) {
         const std::size_t size = character_size(text);
         const auto character = text.substr(0, std::max<std::size_t>(size, 1));
-        if (size == 0 || is_control(character)) {
+        if (size == 0 || is_control(code_point(character))) {
             for (const char c : character) result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
         } else {
             result += character;
@@ -184,22 +196,22 @@ void write_error_members(JsonWriter& json, const Error& error) {
 }
 
 std::string Table::text() const {
+    constexpr std::size_t widest = 80;
     std::vector<std::size_t> widths(columns_.size(), 0);
     for (const auto& cells : rows_)
-        for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], columns_of(cells[i]));
+        for (std::size_t i = 0; i < cells.size(); ++i)
+            if (const std::size_t width = columns_of(cells[i]); width <= widest) widths[i] = std::max(widths[i], width);
 
     std::string result;
     for (const auto& cells : rows_) {
-        std::string line;
         for (std::size_t i = 0; i < cells.size(); ++i) {
-            const std::string padding(widths[i] - columns_of(cells[i]), ' ');
-            line += "  ";
-            if (columns_[i] == Align::right) line += padding;
-            line += cells[i];
-            if (columns_[i] == Align::left) line += padding;
+            const std::size_t padding = widths[i] - std::min(widths[i], columns_of(cells[i]));
+            result += "  ";
+            if (columns_[i] == Align::right) result.append(padding, ' ');
+            result += cells[i];
+            if (columns_[i] == Align::left) result.append(padding, ' ');
         }
-        line.erase(line.find_last_not_of(' ') + 1);
-        result += line;
+        result.erase(result.find_last_not_of(' ') + 1);
         result += '\n';
     }
     return result;
@@ -208,15 +220,20 @@ std::string Table::text() const {
 bool Console::shows_progress() const { return !quiet_ && ::isatty(STDERR_FILENO) == 1; }
 
 void Console::result(std::string_view text) {
-    if (!quiet_) to_stdout(text);
+    if (!quiet_) print(text);
 }
 
-void Console::result(const JsonWriter& object) { to_stdout(object.text() + '\n'); }
+void Console::result(const JsonWriter& object) { print(object.text() + '\n'); }
 
-void Console::print(std::string_view text) { to_stdout(text); }
+void Console::print(std::string_view text) {
+    output_begins();
+    stdout_works_ = false;  // until all of it is written
+    write_all(STDOUT_FILENO, text);
+    stdout_works_ = true;
+}
 
 void Console::error(const Error& error) {
-    if (!json_) return complain(error);
+    if (!json_ || !stdout_works_) return complain(error);
     JsonWriter json;
     json.begin_object().key("error").begin_object();
     write_error_members(json, error);

@@ -13,7 +13,8 @@
 
 namespace safemap::cli {
 
-/// `text` as a terminal may show it: control characters and bytes that are no UTF-8 become \x1b and the like.
+/// `text` as a terminal may show it: control characters, those that cannot be seen or turn the direction of text, and
+/// bytes that are no UTF-8 become \x1b and the like.
 std::string printable(std::string_view text);
 /// "48 B", "1.5 kB", "14.5 GB": powers of ten, as sizes are typed.
 std::string bytes_text(std::uint64_t bytes);
@@ -66,7 +67,7 @@ private:
 /// Writes the members "code", "message" and, where there are any, "path", "tensor" and "hint".
 void write_error_members(JsonWriter& json, const Error& error);
 
-/// Columns that line up.
+/// Columns that line up, but for cells of more than 80 characters: these stick out, and make no other row longer.
 class Table {
 public:
     enum class Align : std::uint8_t { left, right };
@@ -100,7 +101,7 @@ public:
     void result(const JsonWriter& object);
     /// What the user asked to read: help and version. Neither --quiet nor --json change it.
     void print(std::string_view text);
-    /// As an object on stdout with --json, else as text on stderr.
+    /// As an object on stdout with --json, else as text on stderr; there too where stdout failed before.
     void error(const Error& error);
     /// Text on stderr whatever the mode: a fault that --quiet still shows.
     void complain(const Error& error);
@@ -108,6 +109,7 @@ public:
 private:
     bool json_;
     bool quiet_ = false;
+    bool stdout_works_ = true;
 };
 
 /// Thrown where nobody reads stdout any more. There is nobody to tell.

@@ -33,13 +33,15 @@ std::string as_text(const VerifyReport& report, const std::string& path) {
     for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
     const std::string verdict = report.ok() ? "ok" : count_text(report.faults.size(), "fault");
     text +=
-        fmt::format("{}: {}; {}, {}, {} of them against checksums\n", printable(path), verdict,
+        fmt::format("{}: {}; {}, {}; {} compared with checksums\n", printable(path), verdict,
                     count_text(report.tensors, "tensor"), bytes_text(report.bytes), bytes_text(report.checked_bytes));
     return text;
 }
 
 class Verify final : public Command {
 public:
+    Verify() { common.selectable = false; }
+
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
     }

@@ -1,9 +1,9 @@
 // Tensors and their aliases as one list.
-#include "checkpoint/all_names.hpp"
+#include <safemap/checkpoint.hpp>
 
 #include <unordered_map>
 
-namespace safemap::checkpoint {
+namespace safemap {
 
 std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection) {
     std::unordered_map<std::string_view, const AliasGroup*> groups;
@@ -25,4 +25,4 @@ std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection
     return names;
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap

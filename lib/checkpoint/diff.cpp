@@ -4,7 +4,6 @@
 
 #include "base/pool.hpp"
 #include "base/watch.hpp"
-#include "checkpoint/all_names.hpp"
 #include "checkpoint/bulk.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/page_cache.hpp"
@@ -25,7 +24,6 @@ namespace safemap {
 namespace {
 
 using checkpoint::BlockRow;
-using checkpoint::NamedTensor;
 using checkpoint::Workers;
 
 using What = TensorDifference::What;
@@ -166,7 +164,7 @@ private:
 
 struct Names {
     Names(const Checkpoint& checkpoint_, const Selection& selection)
-        : checkpoint(checkpoint_), all(checkpoint::all_names(checkpoint, selection)) {
+        : checkpoint(checkpoint_), all(all_names(checkpoint, selection)) {
         by_name.reserve(all.size());
         for (const NamedTensor& named : all) by_name.emplace(named.name, named.tensor);
     }

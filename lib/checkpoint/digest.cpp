@@ -5,7 +5,6 @@
 #include "base/checksum.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
-#include "checkpoint/all_names.hpp"
 #include "checkpoint/bulk.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/page_cache.hpp"
@@ -24,7 +23,6 @@ namespace safemap {
 namespace {
 
 using checkpoint::BlockRow;
-using checkpoint::NamedTensor;
 using checkpoint::Workers;
 
 /// Blocks are handed out in order, so whoever waits for a block waits for a worker that has it already.
@@ -178,7 +176,7 @@ std::string digest_of_all(const std::vector<TensorDigest>& digests, const Hashed
 }  // namespace
 
 CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& options) {
-    const std::vector<NamedTensor> names = checkpoint::all_names(checkpoint, options.selection);
+    const std::vector<NamedTensor> names = all_names(checkpoint, options.selection);
     const Hashed hashed = hashed_of(checkpoint, names);
     CheckpointDigests report;
     for (const LazyTensor* tensor : hashed.tensors) report.bytes += tensor->nbytes();  // at most total_bytes()

@@ -166,12 +166,40 @@ TEST_SUITE("text") {
         CHECK(printable("mod\xC3\xA8le \xFF") == "mod\xC3\xA8le \\xff");
     }
 
+    TEST_CASE("what cannot be seen or turns the direction of text is shown too") {
+        // The first and the last of each range are escaped, their neighbours are not.
+        const auto escaped = [](const char* text) { return printable(text) != text; };
+        for (const char* text : {"\xC2\x80", "\xC2\x9F", "\xE2\x80\x8B", "\xE2\x80\x8F", "\xE2\x80\xA8", "\xE2\x80\xAA",
+                                 "\xE2\x80\xAE", "\xE2\x81\xA6", "\xE2\x81\xA9", "\xEF\xBB\xBF"}) {
+            CAPTURE(printable(text));
+            CHECK(escaped(text));
+        }
+        for (const char* text : {" ", "~", "\xC2\xA0", "\xE2\x80\x8A", "\xE2\x80\x90", "\xE2\x80\xA7", "\xE2\x80\xAF",
+                                 "\xE2\x81\xA5", "\xE2\x81\xAA", "\xEF\xBB\xBE", "\xEF\xBC\x80", "\xF0\x9F\xA6\x99"}) {
+            CAPTURE(text);
+            CHECK_FALSE(escaped(text));
+        }
+        CHECK(printable("w\xE2\x80\xAEx") == "w\\xe2\\x80\\xaex");
+    }
+
     TEST_CASE("columns line up, by characters and not by bytes") {
         Table table({Table::Align::left, Table::Align::right});
         table.row({"mod\xC3\xA8le", "5"});
         table.row({"w", "1234"});
         table.row({"only", ""});
         CHECK(table.text() == "  mod\xC3\xA8le     5\n  w       1234\n  only\n");
+    }
+
+    TEST_CASE("a cell that is too long sticks out and makes no other row longer") {
+        const std::string most(80, 'm');
+        const std::string more(81, 'n');
+        Table table({Table::Align::left, Table::Align::right, Table::Align::right});
+        table.row({"w", "1", "5"});
+        table.row({more, more, "1234"});
+        CHECK(table.text() == "  w  1     5\n  " + more + "  " + more + "  1234\n");
+        table.row({most, "2", "6"});
+        const std::string gap(79, ' ');
+        CHECK(table.text() == "  w" + gap + "  1     5\n  " + more + "  " + more + "  1234\n  " + most + "  2     6\n");
     }
 }
 

@@ -194,7 +194,8 @@ class EveryCommand(Case):
                 self.assertTrue(error['message'].startswith(f"{option}: '{size}' is not a size"), error)
 
     def test_a_selection_of_nothing_is_exit_2(self):
-        for command, *more in [('convert', 'out'), ('convert', 'out', '--dry-run'), ('load', '--device', 'host')]:
+        for command, *more in [('convert', 'out'), ('convert', 'out', '--dry-run'), ('load', '--device', 'host'),
+                               ('hash',)]:
             words = (command, 'small.safetensors', *more)
             error = self.refused('tensor_not_found', 2, *words, '--include', 'no.*', '--include', 'layers')
             self.assertEqual(error['message'], "--include 'no.*' --include 'layers': none of 5 tensors has such a name")
@@ -202,6 +203,8 @@ class EveryCommand(Case):
             self.assertEqual(error['message'], "--exclude '*.w': none of 5 tensors is left")
             self.refused('tensor_not_found', 2, *words, '--exclude', '*')
         self.assertEqual(self.leftovers(), ['small.safetensors'])
+        error = self.refused('tensor_not_found', 2, 'diff', 'small.safetensors', 'small.safetensors', '--include', 'no')
+        self.assertEqual(error['message'], "--include 'no': none of 10 tensors has such a name")
         told = self.done('inspect', 'small.safetensors', '--include', 'no.*')
         self.assertEqual((told['tensors'], told['total_bytes']), ([], 0))
         self.assertEqual(told['notes'], ["--include 'no.*': none of 5 tensors has such a name"])
@@ -212,6 +215,15 @@ class EveryCommand(Case):
         self.assertEqual(self.done('inspect', 'none.safetensors', '--include', '*')['notes'], [])
         self.assertEqual(self.done('convert', 'none.safetensors', 'out', '--include', 'a')['tensors'], 0)
         self.assertEqual(self.done('load', 'none.safetensors', '--device', 'host', '--exclude', '*')['tensors'], 0)
+        self.assertEqual(self.done('hash', 'none.safetensors')['tensors'], {})
+        self.assertEqual(self.done('hash', 'none.safetensors', '--include', 'a')['tensors'], {})
+        self.assertTrue(self.done('diff', 'none.safetensors', 'none.safetensors')['equal'])
+        self.assertTrue(self.done('diff', 'none.safetensors', 'none.safetensors', '--include', 'a')['equal'])
+        # Selected in one of the two only is a difference.
+        for words in (('none.safetensors', 'small.safetensors'), ('small.safetensors', 'none.safetensors')):
+            told = self.safemap('diff', *words, '--include', 'ids', '--json')
+            self.assertEqual((told.code, told.json()['equal']), (1, False))
+            self.refused('tensor_not_found', 2, 'diff', *words, '--include', 'a')
 
     def test_an_index_is_told_by_its_content(self):
         self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
@@ -263,6 +275,21 @@ class EveryCommand(Case):
             self.assertEqual(result.json()['error']['code'], 'invalid_argument')
             self.assertEqual((result.code, result.err), (2, ''))
 
+    def test_a_flag_has_no_value(self):
+        for words in [('inspect', 'small.safetensors', '--quiet=false'), ('inspect', 'small.safetensors', '--tree=0'),
+                      ('convert', 'small.safetensors', 'out', '--dry-run=no'),
+                      ('verify', 'small.safetensors', '--quiet=3'),
+                      ('load', 'small.safetensors', '--device', 'host', '--digest=2')]:
+            with self.subTest(words=words):
+                self.refused('invalid_argument', 2, *words)
+        for flag in ('--json=false', '--json=1'):
+            result = self.safemap('inspect', 'small.safetensors', flag)
+            self.assertEqual((result.code, result.err), (2, ''))
+            self.assertEqual(result.json()['error']['code'], 'invalid_argument')
+        # Which says no more than the flag does.
+        self.assertEqual(len(self.safemap('inspect', 'small.safetensors', '--json=true').json()['tensors']), 5)
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
     def test_a_path_that_is_not_there_is_exit_2(self):
         for command, *more in [('inspect',), ('verify',), ('convert', 'out'), ('hash',), ('diff', 'small.safetensors'),
                                ('load', '--device', 'host')]:
@@ -309,8 +336,32 @@ class EveryCommand(Case):
             for more in ((), ('--json',)):
                 done = subprocess.run([SAFEMAP, 'inspect', 'small.safetensors', *more], cwd=self.folder, stdout=full,
                                       stderr=subprocess.PIPE)
-                self.assertEqual(done.returncode, 3)
-                self.assertIn(b'safemap: error: ', done.stderr)
+                self.assertEqual((done.returncode, done.stderr),
+                                 (3, b'safemap: error: writing to stdout: No space left on device\n'))
+            # The report of an error, too.
+            done = subprocess.run([SAFEMAP, 'inspect', 'nowhere', '--json'], cwd=self.folder, stdout=full,
+                                  stderr=subprocess.PIPE)
+            self.assertEqual((done.returncode, done.stderr),
+                             (3, b'safemap: error: writing to stdout: No space left on device\n'))
+        for more in ('', '--json'):
+            done = subprocess.run(['sh', '-c', f'"$0" inspect small.safetensors {more} >&-', SAFEMAP],
+                                  cwd=self.folder, stderr=subprocess.PIPE)
+            self.assertEqual((done.returncode, done.stderr),
+                             (3, b'safemap: error: writing to stdout: Bad file descriptor\n'))
+
+    def test_a_stdout_that_fails_once_gets_no_second_object(self):
+        # A pipe that nobody reads and that does not wait takes a part of the report.
+        many = [(f'block.{i}.weight.{i * 7}', 'U8', [0], b'') for i in range(2000)]
+        (self.folder / 'many.safetensors').write_bytes(safetensors(many))
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        done = subprocess.run([SAFEMAP, 'inspect', 'many.safetensors', '--json'], cwd=self.folder, stdout=write,
+                              stderr=subprocess.PIPE)
+        os.close(write)
+        with open(read, encoding='utf-8') as pipe:
+            self.assertNotIn('"error"', pipe.read())
+        self.assertEqual(done.returncode, 3)
+        self.assertIn(b'Resource temporarily unavailable', done.stderr)
 
     def test_a_closed_stdout_never_becomes_the_output_file(self):
         done = subprocess.run(['sh', '-c', '"$0" convert small.safetensors out.safetensors >&-', SAFEMAP],
@@ -347,9 +398,29 @@ class EveryCommand(Case):
         self.assertEqual((code, text), (0, ''))
 
     def test_names_cannot_move_the_cursor(self):
-        (self.folder / 'evil.safetensors').write_bytes(safetensors([('a\x1b[2J\n', 'U8', [1], b'x')]))
-        self.assertNotIn('\x1b', self.safemap('inspect', 'evil.safetensors').out)
-        self.assertEqual(self.done('inspect', 'evil.safetensors')['tensors'][0]['name'], 'a\x1b[2J\n')
+        evil = 'a\x1b[2J\n\u202egpj\u200b'
+        (self.folder / 'evil.safetensors').write_bytes(safetensors([(evil, 'U8', [1], b'x')]))
+        for words in (('inspect',), ('inspect', '--tree'), ('hash',), ('load', '--device', 'host', '--digest')):
+            text = self.safemap(words[0], 'evil.safetensors', *words[1:]).out
+            self.assertIn(r'a\x1b[2J\x0a\xe2\x80\xaegpj\xe2\x80\x8b', text)
+            self.assertFalse(set(text) & set('\x1b\u202e\u200b'), words)
+        self.assertEqual(self.done('inspect', 'evil.safetensors')['tensors'][0]['name'], evil)
+
+    def test_text_is_never_much_longer_than_what_it_is_of(self):
+        names = [f'{i:x}' for i in range(2000)]
+        long = 'x' * 1_000_000
+        for file, value in (('a', b'a'), ('b', b'b')):
+            (self.folder / f'{file}.safetensors').write_bytes(
+                safetensors([(name, 'U8', [1], value) for name in [*names, long]]))
+        (self.folder / 'none.safetensors').write_bytes(safetensors([]))
+        size = (self.folder / 'a.safetensors').stat().st_size
+        for words in (('inspect', 'a.safetensors'), ('inspect', 'a.safetensors', '--tree'),
+                      ('diff', 'a.safetensors', 'b.safetensors'), ('diff', 'a.safetensors', 'none.safetensors')):
+            text = self.safemap(*words).out
+            self.assertEqual(text.count(long), 1, words)
+            self.assertLess(len(text), 2 * size, words)
+            lines = text.splitlines()
+            self.assertLess(max(len(line) for line in lines if long not in line), 100, words)
 
 
 class Inspect(Case):
@@ -401,6 +472,31 @@ class Inspect(Case):
                 file = (self.folder / 'out' / tensor['file']).read_bytes()
                 self.assertEqual(file[tensor['offset']:tensor['offset'] + len(data)], data)
 
+    def test_files_of_the_same_name_in_folders_are_told_apart(self):
+        # Opened in sub, the path of its m.safetensors ends as that of sub/sub/m.safetensors is named.
+        sub = self.folder / 'sub'
+        (sub / 'sub' / 'sub').mkdir(parents=True)
+        shards = {'m.safetensors': 'a', 'sub/m.safetensors': 'b', 'sub/sub/m.safetensors': 'c'}
+        for file, name in shards.items():
+            (sub / file).write_bytes(safetensors([(name, 'U8', [1], name.encode())]))
+        weight_map = {name: file for file, name in shards.items()}
+        (sub / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
+        (sub / 'weights').write_text(json.dumps({'weight_map': weight_map}))
+        absolute = str(sub)
+        for path in ('sub', 'sub/', './sub', absolute, 'sub/model.safetensors.index.json', 'sub/weights'):
+            told = self.done('inspect', path)
+            self.assertEqual({t['name']: t['file'] for t in told['tensors']}, weight_map, path)
+            text = self.safemap('inspect', path).out
+            for number, file in enumerate(sorted(shards), 1):
+                self.assertRegex(text, rf'\n  {number}  {re.escape(file)} +1 tensor  1 B\n')
+                self.assertRegex(text, rf'\n  {shards[file]}  +U8 \[1\]  1 B  in {number}\n')
+        for path in ('.', 'model.safetensors.index.json', 'weights'):
+            done = subprocess.run([SAFEMAP, 'inspect', path, '--json'], cwd=sub, stdout=subprocess.PIPE, check=True)
+            self.assertEqual({t['name']: t['file'] for t in json.loads(done.stdout)['tensors']}, weight_map, path)
+        for path in ('m.safetensors', './m.safetensors', 'sub/m.safetensors'):
+            done = subprocess.run([SAFEMAP, 'inspect', path, '--json'], cwd=sub, stdout=subprocess.PIPE, check=True)
+            self.assertEqual(json.loads(done.stdout)['tensors'][0]['file'], 'm.safetensors')
+
     def test_shards_and_prefixes_have_totals(self):
         layers = [(f'model.layers.{i}.{part}', 'BF16', [2, 2], bytes(8))
                   for i in range(8) for part in ('attn.q.weight', 'mlp.weight')]
@@ -408,6 +504,15 @@ class Inspect(Case):
         self.done('convert', 'deep.safetensors', 'out', '--max-shard-size', '40')
         self.expect('inspect_shards', self.safemap('inspect', 'out').out)
         self.expect('inspect_shards_tree', self.safemap('inspect', 'out', '--tree').out)
+
+    def test_names_of_a_tied_tensor_are_on_one_line(self):
+        tied = safetensors([('wte', 'U8', [1], b'x')], {'head': 'wte', 'other': 'wte', 'format': 'pt'})
+        (self.folder / 'tied.safetensors').write_bytes(tied)
+        line = 'head = other = wte\n'
+        self.assertIn('\ntied\n  ' + line, self.safemap('inspect', 'tied.safetensors').out)
+        self.assertIn('\n  tied     ' + line, self.safemap('convert', 'tied.safetensors', 'out').out)
+        told = self.safemap('inspect', 'tied.safetensors', '--include', 'head').out
+        self.assertIn('\ntied\n  head = wte\n', told)
 
     def test_a_damaged_header_is_exit_1(self):
         (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
@@ -550,6 +655,13 @@ class Verify(Case):
         self.assertEqual((told['ok'], told['tensors'], told['bytes'], told['faults']), (True, 5, 72, []))
         self.expect('verify', self.safemap('verify', 'small.safetensors').out)
 
+    def test_help_has_no_options_that_are_refused(self):
+        help_text = self.safemap('verify', '--help').out
+        self.assertNotIn('clude', help_text)
+        for option in ('--include', '--exclude'):
+            error = self.refused('invalid_argument', 2, 'verify', 'small.safetensors', option, '*')
+            self.assertIn(option, error['message'])
+
     def test_every_fault_is_told(self):
         header = {'a': {'dtype': 'F32', 'shape': [3], 'data_offsets': [0, 8]},
                   'b': {'dtype': 'F32', 'shape': [2, 2], 'data_offsets': [8, 16]}}
@@ -627,7 +739,8 @@ class Diff(Case):
         words = ('diff', 'small.safetensors', 'other.safetensors', '--include', 'layers.1.*', '--include', 'n*')
         told = self.safemap(*words, '--exclude', 'no*', '--json').json()
         self.assertEqual([d['name'] for d in told['different']], ['layers.1.w'])
-        self.assertEqual(self.done('diff', 'small.safetensors', 'other.safetensors', '--include', 'x')['equal'], True)
+        told = self.safemap('diff', 'small.safetensors', 'other.safetensors', '--include', 'none', '--json')
+        self.assertEqual((told.code, told.json()['only_in_a']), (1, ['none']))
 
     def test_a_damaged_side_is_an_error_and_no_difference(self):
         (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])

@@ -1,0 +1,11 @@
+// What a checkpoint that is gone knew would dangle: all_names().
+#include <safemap/checkpoint.hpp>
+
+std::string_view first() {
+#ifdef MUST_NOT_COMPILE
+    return safemap::all_names(safemap::Checkpoint::open("model.safetensors"))[0].name;
+#else
+    static const auto checkpoint = safemap::Checkpoint::open("model.safetensors");
+    return safemap::all_names(checkpoint)[0].name;
+#endif
+}
