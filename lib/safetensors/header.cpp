@@ -8,7 +8,7 @@
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "safetensors/rules.hpp"
+#include "safetensors/format.hpp"
 
 #include <simdjson.h>
 
@@ -26,14 +26,6 @@ namespace ondemand = simdjson::ondemand;
 
 [[noreturn]] void not_json(std::string message) { throw Error(Errc::header_not_json, std::move(message)); }
 [[noreturn]] void bad_field(std::string message) { throw Error(Errc::header_bad_field, std::move(message)); }
-
-/// A hostile shape may have millions of dimensions.
-std::string kind_text(Dtype dtype, const Shape& shape) {
-    constexpr std::size_t most = 16;
-    const std::string of = " of " + std::string(name(dtype));
-    if (shape.size() <= most) return "shape " + to_string(shape) + of;
-    return "a shape of " + std::to_string(shape.size()) + " dimensions" + of;
-}
 
 /// The header's bytes, with room behind them for simdjson to read over.
 struct Text {
@@ -693,17 +685,6 @@ Shape TensorList::shape(const Row& row) const {
 TensorInfo TensorList::operator[](std::size_t i) const {
     const Row& row = rows_[i];
     return {name(row), row.dtype, shape(row), {data_offset_ + row.begin, row.end - row.begin}};
-}
-
-std::uint64_t value_bytes(Dtype dtype, const Shape& shape) {
-    const auto elements = element_count(shape);
-    const auto total_bits = elements ? checked_mul(*elements, bits(dtype)) : std::nullopt;
-    if (!total_bits)
-        throw Error(Errc::shape_overflow, kind_text(dtype, shape) + " has a size that does not fit in 64 bits");
-    if (*total_bits % 8 != 0)
-        throw Error(Errc::partial_byte, kind_text(dtype, shape) + " has " + std::to_string(*total_bits) +
-                                            " bits, which are no whole bytes");
-    return *total_bits / 8;
 }
 
 Header read_header(const Source& source, Rules rules, std::uint64_t max_header_bytes, FaultSink& faults) {

@@ -4,7 +4,7 @@
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "safetensors/rules.hpp"
+#include "safetensors/format.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,8 +1,8 @@
 // Parallel loops.
 #include "base/pool.hpp"
+#include "child_process.hpp"
 #include "doctest_safemap.hpp"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -75,16 +75,11 @@ TEST_CASE("ticks happen on the calling thread, also while it waits, and their ex
 
 TEST_CASE("a forked child has a pool of its own") {
     parallel_for(8, 4, [](std::size_t, unsigned) {});
-    const pid_t child = ::fork();
-    if (child == 0) {
+    CHECK(true_in_child([] {
         std::atomic<int> total{0};
         parallel_for(100, 4, [&](std::size_t, unsigned) { total++; });
-        ::_exit(total == 100 ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
+        return total == 100;
+    }));
 }
 
 TEST_CASE("zero threads means one per core") {

@@ -4,6 +4,7 @@
 #include <safemap/digest.hpp>
 #include <safemap/verify.hpp>
 
+#include "child_process.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "io/scripted_calls.hpp"
@@ -14,7 +15,6 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -367,28 +367,18 @@ TEST_CASE("a checkpoint of more shards than the process may open is opened, load
     const TempDir dir;
     constexpr int shards = 100;
     write_shards(dir, shards);
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
+    CHECK(true_in_child([&] {
         const rlimit both = {32, 32};
         bool well = ::setrlimit(RLIMIT_NOFILE, &both) == 0;
-        try {
-            const auto model = Checkpoint::open(dir.path(), {.threads = 4});
-            well = well && model.size() == shards;
-            for (int round = 0; round < 2; ++round)
-                for (const LazyTensor& tensor : model)
-                    well = well && bytes_of(tensor) == std::string("\0\1\2\3", 4) && tensor.view().nbytes() == 4;
-            model.prefetch();
-            model.evict();
-            well = well && verify(dir.path()).ok();
-        } catch (const std::exception&) {
-            well = false;
-        }
-        ::_exit(well ? 0 : 1);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+        const auto model = Checkpoint::open(dir.path(), {.threads = 4});
+        well = well && model.size() == shards;
+        for (int round = 0; round < 2; ++round)
+            for (const LazyTensor& tensor : model)
+                well = well && bytes_of(tensor) == std::string("\0\1\2\3", 4) && tensor.view().nbytes() == 4;
+        model.prefetch();
+        model.evict();
+        return well && verify(dir.path()).ok();
+    }));
 }
 
 TEST_CASE("tensors beyond four gigabytes are read, viewed and cached") {

@@ -1,6 +1,7 @@
 // Tests of kept.hpp: what is open at a time, and what becomes of files that had to be closed.
 #include "io/kept.hpp"
 
+#include "child_process.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "temp_dir.hpp"
@@ -9,7 +10,6 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,21 +53,10 @@ Sources open_files(const TempDir& dir, std::size_t count, Mapping mapping = Mapp
 
 /// Runs in a process of its own, which may have `limit` descriptors and cannot ask for more.
 template <class Run> bool well_in_child(rlim_t limit, Run&& run) {
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
+    return true_in_child([&] {
         const rlimit both = {limit, limit};
-        bool well = ::setrlimit(RLIMIT_NOFILE, &both) == 0;
-        try {
-            well = well && run();
-        } catch (const std::exception&) {
-            well = false;
-        }
-        ::_exit(well ? 0 : 1);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    return status == 0;
+        return ::setrlimit(RLIMIT_NOFILE, &both) == 0 && run();
+    });
 }
 
 }  // namespace

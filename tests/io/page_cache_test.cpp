@@ -1,6 +1,7 @@
 // Tests of page_cache.hpp, and of files that use it: what is in memory, and how it comes and goes.
 #include "io/page_cache.hpp"
 
+#include "child_process.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "temp_dir.hpp"
@@ -9,7 +10,6 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -241,24 +241,14 @@ TEST_CASE("the kernel claims to hold all of other people's files, and is not bel
     const auto path = write_through(dir, "a", pattern(1 << 20));
     fs::permissions(path, fs::perms(0644));
     evict_all(*open_file(path));
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
+    CHECK(true_in_child([&] {
         constexpr uid_t nobody = 65534;
-        bool well = ::setresgid(nobody, nobody, nobody) == 0 && ::setresuid(nobody, nobody, nobody) == 0;
-        try {
-            well = well && open_file(path)->residency({0, 1 << 20}).resident == 0;
-            ScriptedCalls calls;
-            calls.fail_all("cachestat", ENOSYS);
-            well = well && open_file(path)->residency({0, 1 << 20}).total == 0;
-        } catch (const std::exception&) {
-            well = false;
-        }
-        ::_exit(well ? 0 : 1);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+        if (::setresgid(nobody, nobody, nobody) != 0 || ::setresuid(nobody, nobody, nobody) != 0) return false;
+        if (open_file(path)->residency({0, 1 << 20}).resident != 0) return false;
+        ScriptedCalls calls;
+        calls.fail_all("cachestat", ENOSYS);
+        return open_file(path)->residency({0, 1 << 20}).total == 0;
+    }));
 }
 
 TEST_CASE("a file cut short under its mapping is a fault of prefetch, not the end of the process") {

@@ -5,6 +5,7 @@
 #include <safemap/shape.hpp>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace safemap::safetensors {
@@ -18,6 +19,8 @@ inline bool sorts_before(Dtype dtype_a, std::string_view name_a, Dtype dtype_b, 
     return dtype_a != dtype_b ? dtype_a > dtype_b : name_a < name_b;
 }
 
+/// "shape [2, 3] of F32"; of a hostile shape, which may have millions of dimensions, only how many.
+std::string kind_text(Dtype dtype, const Shape& shape);
 /// Bytes of a value. Throws shape_overflow and partial_byte.
 std::uint64_t value_bytes(Dtype dtype, const Shape& shape);
 
