@@ -94,7 +94,8 @@ enum class Float4 : std::uint8_t { elements, pairs };
 /// the view; NumPy takes negative ones, PyTorch (2.13) ends the process on meeting them: load() such views for it.
 /// Throws no_dlpack, also for pairs along a last dimension that is odd or strided.
 SAFEMAP_API ManagedTensorVersioned* export_versioned(const TensorView& view, Float4 float4 = Float4::elements);
-/// The same for consumers from before DLPack 1.0. This form cannot say that bytes are read-only: a consumer that writes
+/// The same for consumers from before DLPack 1.0, and for JAX (0.10), which takes no other, and copies what is not
+/// aligned to 64 bytes, as load() is. This form cannot say that bytes are read-only: a consumer that writes
 /// to those of a mapped file dies of SIGSEGV.
 SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view, Float4 float4 = Float4::elements);
 

@@ -1,7 +1,11 @@
-"""NumPy and PyTorch take views without a copy, and give tensors that are taken without one: through DLPack."""
+"""NumPy and PyTorch take views without a copy, and give tensors that are taken without one: through DLPack. JAX, too,
+where it is installed."""
 import ctypes
 import functools
+import importlib.util
 import json
+import os
+import unittest
 import weakref
 
 import numpy as np
@@ -196,3 +200,24 @@ class DLPack(Case):
         self.assertEqual((taken.dtype, taken.shape), (tensor.dtype, tensor.shape))
         self.assertTrue(torch.equal(taken.view(torch.uint8), tensor.view(torch.uint8)))
         self.assertEqual(taken.data_ptr(), view.describe()['data'])
+
+    @unittest.skipUnless(importlib.util.find_spec('jax'), 'JAX is not installed')
+    def test_jax_takes_views_and_gives_arrays(self):
+        os.environ['JAX_PLATFORMS'] = 'cpu'
+        import jax  # only here: it is large, and no requirement
+        jax.config.update('jax_enable_x64', True)
+        state = self.random_state(common.DTYPES)
+        file = self.saved(state)
+        for name, tensor in state.items():
+            with self.subTest(name=name):
+                view = View.open(file, name, versioned=False)  # JAX 0.10 knows no other
+                taken = jax.dlpack.from_dlpack(view)
+                self.assertEqual(taken.shape, tuple(tensor.shape))
+                self.assertEqual(np.asarray(taken).tobytes(), raw(tensor))
+                address = view.describe()['data']
+                if tensor.numel() and address % 64 == 0:  # JAX copies what is aligned to less
+                    self.assertEqual(taken.unsafe_buffer_pointer(), address)
+                told = View.take(taken, False).describe()
+                self.assertEqual(bytes.fromhex(told['bytes']), raw(tensor))
+                if tensor.numel():
+                    self.assertEqual(told['data'], taken.unsafe_buffer_pointer())
