@@ -381,6 +381,25 @@ TEST_CASE("a checkpoint of more shards than the process may open is opened, load
     }));
 }
 
+TEST_CASE("a checkpoint that may only be read, in a folder that may only be read, is") {
+    const TempDir dir;
+    write_shards(dir, 3);
+    for (const auto& entry : fs::directory_iterator(dir.path())) fs::permissions(entry.path(), fs::perms(0444));
+    fs::permissions(dir.path(), fs::perms(0555));
+    const bool root = ::geteuid() == 0;  // to whom everything is allowed
+    CHECK(true_in_child([&] {
+        constexpr uid_t nobody = 65534;
+        if (root && (::setresgid(nobody, nobody, nobody) != 0 || ::setresuid(nobody, nobody, nobody) != 0))
+            return false;
+        const auto model = Checkpoint::open(dir.path());
+        model.prefetch();
+        for (const LazyTensor& tensor : model)
+            if (bytes_of(tensor) != std::string("\0\1\2\3", 4) || tensor.view().nbytes() != 4) return false;
+        return model.size() == 3 && verify(dir.path()).ok();
+    }));
+    fs::permissions(dir.path(), fs::perms(0755));
+}
+
 TEST_CASE("tensors beyond four gigabytes are read, viewed and cached") {
     const TempDir dir;
     constexpr std::uint64_t first = (std::uint64_t{9} << 29) + 3;  // 4.5 GiB
