@@ -98,7 +98,7 @@ void File::read_at(std::uint64_t offset, std::span<std::byte> into) const {
         const ssize_t count = uninterrupted(
             [&] { return calls.pread(handle->number(), into.data(), into.size(), static_cast<off_t>(offset)); });
         if (count < 0) throw system_error(errno, "read it").with_path(path_);
-        if (count == 0) throw resized(status_of(handle).st_size);
+        if (count == 0) throw resized(identity_of(status_of(handle)).size);
         into = into.subspan(static_cast<std::size_t>(count));
         offset += static_cast<std::uint64_t>(count);
     }
