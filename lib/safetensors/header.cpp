@@ -311,8 +311,9 @@ private:
 
     std::string_view kept_key(ondemand::field& field) {
         const char* raw = field.key().raw();
-        if (const auto plain = plain_string(raw, text_.data() + text_.size())) return *plain;
-        return kept(raw, text_of(field));
+        const auto plain = plain_string(raw, text_.data() + text_.size());
+        escaped_ = !plain;
+        return plain ? *plain : kept(raw, text_of(field));
     }
 
     std::string_view kept_text(ondemand::value& value) {
@@ -409,7 +410,9 @@ private:
             if (error.code() != Errc::header_bad_field && error.code() != Errc::unknown_dtype) throw;
             return report(std::move(error.with_tensor(name)));
         }
-        if (name.find('\0') != std::string_view::npos) allowed_.meet(Errc::bad_name, "a name with a NUL in it", name);
+        // Only an escape can spell it.
+        if (escaped_ && name.find('\0') != std::string_view::npos)
+            allowed_.meet(Errc::bad_name, "a name with a NUL in it", name);
         rows().push_back(row);
     }
 
@@ -671,6 +674,7 @@ private:
     bool seen_metadata_ = false;
     std::vector<Pair> metadata_;
     std::string_view name_;  // of the tensor being read
+    bool escaped_ = false;   // whether that was spelled with escapes
     unsigned seen_ = 0;      // which of its fields
     std::optional<std::uint64_t> elements_;
     Dtype last_dtype_ = Dtype::f32;
