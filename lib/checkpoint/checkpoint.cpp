@@ -28,7 +28,7 @@ private:
     auto name_of() const {
         return [this](std::uint32_t i) -> std::string_view {
             const std::size_t tensors = contents.tensors.size();
-            return i < tensors ? contents.tensors[i].name() : aliases[i - tensors].tensor.name();
+            return i < tensors ? contents.tensors[i].name() : aliases[i - tensors].name();
         };
     }
 
@@ -48,17 +48,12 @@ public:
         const auto found = number(name);
         if (!found) return nullptr;
         const std::size_t tensors = contents.tensors.size();
-        return *found < tensors ? &contents.tensors[*found] : &aliases[*found - tensors].tensor;
+        return *found < tensors ? &contents.tensors[*found] : &aliases[*found - tensors];
     }
 
     Contents contents;
     std::uint64_t total_bytes;
-    /// A tensor under another name.
-    struct Alias {
-        LazyTensor tensor;
-        std::uint32_t number;  // of the stored one
-    };
-    std::vector<Alias> aliases;
+    std::vector<LazyTensor> aliases;  // under their other names
     NameIndex names;
 
 private:
@@ -83,7 +78,7 @@ private:
         if (!tensor || *tensor >= contents.tensors.size()) return;
         for (std::size_t i = 1; i < group.size(); ++i) {
             const auto next = static_cast<std::uint32_t>(contents.tensors.size() + aliases.size());
-            aliases.push_back({contents.tensors[*tensor].renamed(group[i]), *tensor});
+            aliases.push_back(contents.tensors[*tensor].renamed(group[i]));
             if (names.add(group[i], next, name_of()) != next) aliases.pop_back();
         }
     }
@@ -145,7 +140,7 @@ const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
     if (size() <= most) {
         checkpoint::NearNames near(name);
         for (const LazyTensor& tensor : *this) near.consider(tensor.name());
-        for (const State::Alias& alias : state_->aliases) near.consider(alias.tensor.name());
+        for (const LazyTensor& alias : state_->aliases) near.consider(alias.name());
         std::string hint;
         for (const std::string& other : near.names())
             hint += (hint.empty() ? "did you mean " : " or ") + safemap::quoted(other);
@@ -155,15 +150,13 @@ const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
 }
 
 std::vector<LazyTensor> Checkpoint::select(const Selection& selection) const {
-    std::vector<const LazyTensor*> chosen(size());
-    for (std::size_t i = 0; i < size(); ++i)
-        if (selection.matches(tensor(i).name())) chosen[i] = &tensor(i);
-    for (const State::Alias& alias : state_->aliases)
-        if (chosen[alias.number] == nullptr && selection.matches(alias.tensor.name()))
-            chosen[alias.number] = &alias.tensor;
     std::vector<LazyTensor> selected;
-    for (const LazyTensor* tensor : chosen)
-        if (tensor != nullptr) selected.push_back(*tensor);
+    std::size_t last = SIZE_MAX;
+    for (const NamedTensor& named : all_names(*this, selection)) {
+        if (std::exchange(last, named.tensor) == named.tensor) continue;
+        const LazyTensor& stored = tensor(named.tensor);
+        selected.push_back(stored.name() == named.name ? stored : stored.renamed(std::string(named.name)));
+    }
     return selected;
 }
 

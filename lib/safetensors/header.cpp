@@ -9,6 +9,7 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "safetensors/format.hpp"
+#include "safetensors/metadata.hpp"
 
 #include <simdjson.h>
 
@@ -348,18 +349,17 @@ private:
     void read_metadata(ondemand::value value) {
         if (value.type() != ondemand::json_type::object)
             throw Error(Errc::header_bad_metadata, "__metadata__ is not an object");
-        std::vector<Pair>& pairs = metadata_;
         for (ondemand::field field : value.get_object()) {
             const std::string_view key = kept_key(field);
             ondemand::value content = field.value();
             if (content.type() != ondemand::json_type::string)
                 throw Error(Errc::header_bad_metadata, "the value of " + safemap::quoted(key) + " is not a string");
             const std::string_view text = kept_text(content);
-            pairs.push_back({place(key.data()), size32(key), place(text.data()), size32(text)});
+            metadata_.push_back({place(key.data()), size32(key), place(text.data()), size32(text)});
         }
-        const std::size_t members = pairs.size();
-        keep_last(pairs);
-        if (pairs.size() < members)
+        const std::size_t members = metadata_.size();
+        sort_by_key(metadata_, [this](const Pair& pair) { return key_of(pair); });
+        if (metadata_.size() < members)
             allowed_.meet(Errc::duplicate_name, "__metadata__ has a key twice; readers take the last one");
         header_.has_metadata = true;
     }
@@ -381,17 +381,6 @@ private:
     };
 
     std::string_view key_of(const Pair& pair) const { return text_.substr(pair.key, pair.key_size); }
-
-    /// Sorts by key; of a repeated key the last value stays.
-    void keep_last(std::vector<Pair>& pairs) const {
-        std::sort(pairs.begin(), pairs.end(), [this](const Pair& a, const Pair& b) {
-            const auto order = key_of(a) <=> key_of(b);
-            return order != 0 ? order < 0 : a.key < b.key;
-        });
-        const auto kept = std::unique(pairs.rbegin(), pairs.rend(),
-                                      [this](const Pair& a, const Pair& b) { return key_of(a) == key_of(b); });
-        pairs.erase(pairs.begin(), kept.base());
-    }
 
     // ---- one tensor ----
 

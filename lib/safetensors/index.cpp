@@ -41,7 +41,7 @@ void read_metadata(const json::Value& value, Index& index) {
     if (const json::Value* total = value.find("total_size")) index.total_size = read_total_size(*total);
     for (const json::Member& member : *members)
         if (const std::string* text = member.value.string()) index.metadata.emplace_back(member.key, *text);
-    sort_metadata(index.metadata);
+    sort_by_key(index.metadata, [](const auto& pair) -> const std::string& { return pair.first; });
 }
 
 /// Names that would leave the folder on any system. A single dot is harmless.
@@ -82,11 +82,8 @@ private:
     }
 
     std::uint32_t number_of(std::string_view shard) {
-        if (shard.find("./") != shard.npos || shard.find("//") != shard.npos) return number_of_plain(plain_name(shard));
-        return number_of_plain(shard);
-    }
-
-    std::uint32_t number_of_plain(std::string_view shard) {
+        std::string plain;
+        if (shard.find("./") != shard.npos || shard.find("//") != shard.npos) shard = plain = plain_name(shard);
         const auto next = static_cast<std::uint32_t>(index_.shards.size());
         const std::uint32_t number =
             shards_.add(shard, next, [this](std::uint32_t i) { return std::string_view(index_.shards[i]); });

@@ -1,21 +1,17 @@
-// The string map that headers and indexes carry.
+// Order in the string maps that headers and indexes carry.
 #pragma once
 
 #include <algorithm>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace safemap::safetensors {
 
-using Metadata = std::vector<std::pair<std::string, std::string>>;
-
-/// Sorts by key; of a repeated key the last value stays, as in every JSON reader of the field.
-inline void sort_metadata(Metadata& metadata) {
-    std::stable_sort(metadata.begin(), metadata.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    const auto kept = std::unique(metadata.rbegin(), metadata.rend(),
-                                  [](const auto& a, const auto& b) { return a.first == b.first; });
-    metadata.erase(metadata.begin(), kept.base());
+/// Sorts by key_of(pair); of a repeated key the last pair stays, as in every JSON reader of the field.
+template <class Pair, class KeyOf> void sort_by_key(std::vector<Pair>& pairs, KeyOf&& key_of) {
+    std::stable_sort(pairs.begin(), pairs.end(), [&](const Pair& a, const Pair& b) { return key_of(a) < key_of(b); });
+    const auto kept =
+        std::unique(pairs.rbegin(), pairs.rend(), [&](const Pair& a, const Pair& b) { return key_of(a) == key_of(b); });
+    pairs.erase(pairs.begin(), kept.base());
 }
 
 }  // namespace safemap::safetensors
