@@ -44,15 +44,19 @@ void read_metadata(const json::Value& value, Index& index) {
     sort_by_key(index.metadata, [](const auto& pair) -> const std::string& { return pair.first; });
 }
 
-/// Names that would leave the folder on any system. A single dot is harmless.
-bool outside_folder(std::string_view shard) {
-    const bool has_drive = shard.size() >= 2 && shard[1] == ':';  // C:model.safetensors
-    const bool plain = shard.find('\\') == shard.npos && shard.find('\0') == shard.npos;
-    return shard.empty() || has_drive || !plain || !stays_below(shard);
+/// "./a" and "b//a" are other spellings of "a" and "b/a". The result is in `storage` where it differs.
+std::string_view plain_name(std::string_view shard, std::string& storage) {
+    if (shard.find("./") == shard.npos && shard.find("//") == shard.npos) return shard;
+    return storage = std::filesystem::path(shard).lexically_normal().native();
 }
 
-/// "./a" and "b//a" are other spellings of "a" and "b/a".
-std::string plain_name(std::string_view shard) { return std::filesystem::path(shard).lexically_normal().native(); }
+/// Names that would leave the folder on any system, also when they are spelled plainly: "./C:x" is "C:x". A single dot
+/// is harmless.
+bool outside_folder(std::string_view shard, std::string_view plain) {
+    const bool has_drive = plain.size() >= 2 && plain[1] == ':';  // C:model.safetensors
+    const bool portable = shard.find('\\') == shard.npos && shard.find('\0') == shard.npos;
+    return shard.empty() || has_drive || !portable || !stays_below(shard);
+}
 
 class WeightMapReader {
 public:
@@ -60,10 +64,11 @@ public:
 
     void member(std::string_view tensor, std::optional<std::string_view> shard) {
         if (!shard) return fault(tensor, Errc::index_bad_field, "its shard in weight_map is not a string");
-        if (outside_folder(*shard))
+        const std::string_view plain = plain_name(*shard, plain_);
+        if (outside_folder(*shard, plain))
             return fault(tensor, Errc::shard_outside_folder,
                          "the shard " + safemap::quoted(*shard) + " is not in the folder of the index");
-        const std::uint32_t shard_number = number_of(*shard);
+        const std::uint32_t shard_number = number_of(plain);
         // As in Python, the last of a repeated name counts, in the place of the first.
         const auto next = static_cast<std::uint32_t>(index_.weight_map.size());
         const std::uint32_t number = tensors_.add(
@@ -82,8 +87,6 @@ private:
     }
 
     std::uint32_t number_of(std::string_view shard) {
-        std::string plain;
-        if (shard.find("./") != shard.npos || shard.find("//") != shard.npos) shard = plain = plain_name(shard);
         const auto next = static_cast<std::uint32_t>(index_.shards.size());
         const std::uint32_t number =
             shards_.add(shard, next, [this](std::uint32_t i) { return std::string_view(index_.shards[i]); });
@@ -95,6 +98,7 @@ private:
     FaultSink& faults_;
     NameIndex tensors_;
     NameIndex shards_;
+    std::string plain_;
 };
 
 /// Python's json.dump(indent=2) of {"metadata": {…}, "weight_map": {…}}, one level at a time.
