@@ -4,6 +4,7 @@
 #include <safemap/checkpoint.hpp>
 #include <safemap/progress.hpp>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -12,6 +13,19 @@
 #include <vector>
 
 namespace safemap {
+
+/// How tensors are put into shards. All keep the order of the tensors, and give the same shards for the same tensors.
+enum class ShardStrategy : std::uint8_t {
+    greedy,    ///< each is filled as far as it goes: huggingface_hub's rule
+    balanced,  ///< as many as greedy, of near equal sizes, the largest as small as it can be
+    by_prefix  ///< greedy, but a layer, which is all that has one name up to its first number, is never split
+};
+
+/// Whose `model.safetensors.index.json` is written, byte for byte.
+enum class IndexStyle : std::uint8_t {
+    hub,          ///< huggingface_hub's
+    transformers  ///< sorted, with "total_parameters": the elements of all tensors written
+};
 
 struct SaveOptions {
     // What is written.
@@ -26,6 +40,12 @@ struct SaveOptions {
     std::map<std::string, std::string> metadata = {};
     /// The data of each file begins at a multiple of this: 8, 64, 256 or 4096.
     std::uint32_t alignment = 8;
+    /// In each file, tensors whose sizes are multiples of `alignment` come first, so that each of them begins at a
+    /// multiple of it too. Both groups are in the reference's order, nothing stands between tensors, and every reader
+    /// reads the file; the reference would only have written it in another order.
+    bool align_tensors = false;
+    ShardStrategy strategy = ShardStrategy::greedy;
+    IndexStyle index_style = IndexStyle::hub;
 
     // How.
     Monitor monitor = {};
@@ -40,20 +60,28 @@ struct CastReport {
     CastCounts counts = {};
 };
 
+struct FileReport {
+    std::uint64_t tensors = 0;
+    std::uint64_t bytes = 0;  ///< of the whole file
+};
+
 struct SaveReport {
     std::vector<std::string> files;   ///< as OUT names them; the index last
     std::uint64_t tensors = 0;        ///< written
     std::uint64_t bytes_read = 0;     ///< tensor bytes read from the sources
     std::uint64_t bytes_written = 0;  ///< bytes of all files
     std::vector<CastReport> casts;
-    std::vector<SkippedObject> skipped;  ///< tensors of dtypes that safetensors has no name for
+    std::vector<SkippedObject> skipped;   ///< tensors of dtypes that safetensors has no name for
+    std::vector<FileReport> file_sizes;   ///< of each of `files`
+    std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
+    std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be
 };
 
 /// Writes `tensors` to `out`: one file where `out` ends in ".safetensors", else a folder of shards named and split as
 /// huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index). With a slash
 /// behind it, `out` is always a folder.
-/// Tensors are split in the order given and ordered inside each file as the reference implementation sorts them, so
-/// the same input gives the same bytes.
+/// Tensors are split in the order given and ordered inside each file as the reference implementation sorts them (but
+/// see `align_tensors`), so the same input gives the same bytes.
 ///
 /// All or nothing: files are filled in a hidden folder beside it, fsynced, and appear by one rename. Space is allocated
 /// first. Memory is a few fixed buffers whatever the size of a tensor. `out` must not exist yet.

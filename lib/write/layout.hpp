@@ -33,6 +33,8 @@ struct Layout {
     std::uint64_t read_bytes = 0;   ///< of values as they are stored
     std::vector<CastReport> casts;  ///< without counts
     std::vector<SkippedObject> skipped;
+    std::uint64_t unaligned_tensors = 0;
+    std::vector<std::string> notes;
 };
 
 using Metadata = std::map<std::string, std::string>;

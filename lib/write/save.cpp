@@ -35,8 +35,11 @@ SaveReport report_on(Layout& layout) {
     report.skipped = std::move(layout.skipped);
     for (const auto& file : layout.files) {
         report.files.push_back(file.name);
+        report.file_sizes.push_back({.tensors = file.tensors.size(), .bytes = file.size});
         report.bytes_written = write::sum_of_sizes(report.bytes_written, file.size);
     }
+    report.unaligned_tensors = layout.unaligned_tensors;
+    report.notes = std::move(layout.notes);
     return report;
 }
 
