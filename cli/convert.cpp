@@ -4,13 +4,18 @@
 #include "memory.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
+#include "rename.hpp"
 #include "signals.hpp"
 
 #include <safemap/save.hpp>
 
 #include <fmt/core.h>
 
-#include <optional>
+#include <cstddef>
+#include <iterator>
+#include <map>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 namespace safemap::cli {
@@ -76,6 +81,53 @@ std::string as_text(const SaveReport& saved, const Around& around, const std::st
     return text;
 }
 
+/// Of each entry, the names that its tensor is written with: the one that it is stored under first.
+using Names = std::vector<std::vector<std::string>>;
+
+/// Says in `notes` which rules changed nothing.
+Names rename(const std::vector<Entry>& entries, const Renaming& renaming, std::vector<std::string>& notes) {
+    std::vector<std::string> before;
+    for (const Entry& entry : entries) {
+        before.emplace_back(entry.name);
+        before.insert(before.end(), entry.others.begin(), entry.others.end());
+    }
+    Renamed after = rename_all(renaming, before);
+    notes.insert(notes.end(), after.notes.begin(), after.notes.end());
+    Names names;
+    names.reserve(entries.size());
+    auto next = std::make_move_iterator(after.names.begin());
+    for (const Entry& entry : entries) {
+        const auto end = next + static_cast<std::ptrdiff_t>(1 + entry.others.size());
+        names.emplace_back(next, end);
+        next = end;
+    }
+    return names;
+}
+
+using Metadata = std::map<std::string, std::string>;
+
+/// The metadata of a checkpoint, without what says that a tensor is tied: that has names in it which change.
+Metadata untied_metadata(const Checkpoint& checkpoint) {
+    std::unordered_map<std::string_view, std::string_view> stored;
+    for (const AliasGroup& group : checkpoint.aliases())
+        for (std::size_t i = 1; i < group.size(); ++i) stored.emplace(group[i], group.front());
+    Metadata metadata;
+    for (const auto& [key, value] : checkpoint.metadata()) {
+        const auto tie = stored.find(key);
+        if (tie == stored.end() || tie->second != value) metadata.emplace(key, value);
+    }
+    return metadata;
+}
+
+/// Adds the names of tied tensors, which must not be in the way of what the metadata says already.
+void add_renamed_ties(const Names& names, Metadata& metadata) {
+    for (const auto& group : names)
+        for (std::size_t i = 1; i < group.size(); ++i)
+            if (!metadata.emplace(group[i], group.front()).second)
+                throw Error(Errc::name_collision, fmt::format("a tied tensor would become '{}', which the metadata has",
+                                                              printable(group[i])));
+}
+
 class Convert final : public Command {
 public:
     void declare(CLI::App& app) override {
@@ -87,8 +139,21 @@ public:
         add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
                    "bytes of tensors in one file at most (default: 5GB)")
             ->type_name("SIZE");
+        add_parsed(app, "--strategy", options_.strategy, parse_strategy,
+                   "how files are filled: greedy (default), balanced or by_prefix")
+            ->type_name("HOW");
+        add_parsed(app, "--index-style", options_.index_style, parse_index_style,
+                   "whose index is written: hub (default) or transformers")
+            ->type_name("STYLE");
         app.add_option("--align", options_.alignment, "data begins at a multiple of 8 (default), 64, 256 or 4096")
             ->type_name("N");
+        app.add_flag("--align-tensors", options_.align_tensors,
+                     "and so does each tensor whose size is one, which come first");
+        add_repeatable(app, "--strip-prefix", renaming_.prefixes,
+                       "take P off the names that begin with it (repeatable)")
+            ->type_name("P");
+        add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
+            ->type_name("RULE");
         app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");
     }
 
@@ -96,16 +161,20 @@ public:
         if (out_ == "-")
             throw Error(Errc::invalid_argument, "OUT is '-', and nothing is written to stdout")
                 .with_hint("./- is a folder of that name");
+        for (const std::string& rule : rules_) renaming_.rules.emplace_back(rule);
         MemoryPeak memory;
         ProgressBar bar(console);
         const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
         require_selection({checkpoint}, common);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
-        const SaveReport saved = save_entries(checkpoint, entries, bar);
-
         Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes()};
-        for (const Entry& entry : entries)
-            if (entry.tied()) around.aliases.push_back(entry.names());
+        Names renamed;
+        if (!renaming_.empty()) renamed = rename(entries, renaming_, around.notes);
+        const SaveReport saved = save_entries(checkpoint, entries, renamed, bar);
+
+        for (std::size_t i = 0; i < entries.size(); ++i)
+            if (entries[i].tied()) around.aliases.push_back(renamed.empty() ? entries[i].names() : renamed[i]);
+        around.notes.insert(around.notes.end(), saved.notes.begin(), saved.notes.end());
         around.skipped.insert(around.skipped.end(), saved.skipped.begin(), saved.skipped.end());
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
@@ -116,22 +185,23 @@ public:
     }
 
 private:
-    SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries, ProgressBar& bar) const {
+    SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries, const Names& renamed,
+                            ProgressBar& bar) const {
         const DeferSignals deferred;
         SaveOptions options = options_;
         options.threads = common.open.threads;
-        if (!keep_.empty()) {
-            Selection keep;
-            for (const std::string& glob : keep_) keep.include(glob);
-            options.keep_dtype = keep;
-        }
+        if (!keep_.empty()) options.keep_dtype = kept(entries, renamed);
         options.monitor.on_progress = [&bar](const Progress& progress) {
             bar.show(progress);
             return !DeferSignals::cancelled();
         };
-        if (common.selects_all()) return save(out_, checkpoint, options);
+        if (!renaming_.empty()) return save_renamed(checkpoint, entries, renamed, std::move(options));
+        if (!common.selects_all()) return save_part(checkpoint, entries, std::move(options));
+        return save(out_, checkpoint, options);
+    }
 
-        // A part of a checkpoint keeps what the whole would have kept: metadata, then the names of tied tensors.
+    /// A part of a checkpoint keeps what the whole would have kept: metadata, then the names of tied tensors.
+    SaveReport save_part(const Checkpoint& checkpoint, const std::vector<Entry>& entries, SaveOptions options) const {
         std::vector<LazyTensor> tensors;
         tensors.reserve(entries.size());
         for (const auto& [key, value] : checkpoint.metadata()) options.metadata.emplace(key, value);
@@ -142,9 +212,33 @@ private:
         return save(out_, tensors, options);
     }
 
+    SaveReport save_renamed(const Checkpoint& checkpoint, const std::vector<Entry>& entries, const Names& renamed,
+                            SaveOptions options) const {
+        std::vector<LazyTensor> tensors;
+        tensors.reserve(entries.size());
+        for (std::size_t i = 0; i < entries.size(); ++i)
+            tensors.push_back(entries[i].stored->renamed(renamed[i].front()));
+        options.metadata = untied_metadata(checkpoint);
+        add_renamed_ties(renamed, options.metadata);
+        return save(out_, tensors, options);
+    }
+
+    /// What --keep-dtype means: like every GLOB, names of IN.
+    Selection kept(const std::vector<Entry>& entries, const Names& renamed) const {
+        Selection keep;
+        for (const std::string& glob : keep_) keep.include(glob);
+        if (renaming_.empty()) return keep;
+        std::vector<std::string> names;
+        for (std::size_t i = 0; i < entries.size(); ++i)
+            if (keep.matches(entries[i].name)) names.push_back(renamed[i].front());
+        return Selection::names(std::move(names));
+    }
+
     std::string in_;
     std::string out_;
     std::vector<std::string> keep_;
+    std::vector<std::string> rules_;
+    Renaming renaming_;
     SaveOptions options_;
 };
 
