@@ -28,6 +28,10 @@ struct Around {
     std::vector<std::string> notes = {};
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
+    bool dry_run = false;
+
+    /// A dry run holds all that the run would hold, but for the buffers.
+    std::uint64_t predicted_anon_bytes(const SaveReport& saved) const { return peak_anon_bytes + saved.buffer_bytes; }
 };
 
 std::string cast_name(const CastReport& cast) { return fmt::format("{}->{}", name(cast.from), name(cast.to)); }
@@ -52,20 +56,45 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
         json.begin_object().member("name", object.name).member("why", object.why).end_object();
     json.end_array();
     json.member("notes", around.notes);
+    json.member("unaligned_tensors", saved.unaligned_tensors);
+    if (around.dry_run) {
+        json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
+        json.key("plan").begin_array();
+        for (std::size_t i = 0; i < saved.files.size(); ++i) {
+            const FileReport& file = saved.file_sizes[i];
+            json.begin_object().member("file", saved.files[i]).member("tensors", file.tensors);
+            json.member("bytes", file.bytes).end_object();
+        }
+        json.end_array();
+    }
     json.end_object();
     return json;
 }
 
-std::string as_text(const SaveReport& saved, const Around& around, const std::string& out, bool dry_run) {
-    std::string text = fmt::format("{}: {} {}, {}, {}\n", printable(out), dry_run ? "would write" : "wrote",
+std::string plan_text(const SaveReport& saved) {
+    Table table({Table::Align::left, Table::Align::left, Table::Align::right, Table::Align::right});
+    for (std::size_t i = 0; i < saved.files.size(); ++i) {
+        const FileReport& file = saved.file_sizes[i];
+        table.row({"file   ", printable(saved.files[i]), count_text(file.tensors, "tensor"), bytes_text(file.bytes)});
+    }
+    return table.text();
+}
+
+std::string cast_text(const CastReport& cast, bool dry_run) {
+    std::string text = fmt::format("  cast     {}: {}", cast_name(cast), count_text(cast.tensors, "tensor"));
+    if (!dry_run)
+        text += fmt::format(", {}, {} overflowed, {} not finite", count_text(cast.counts.values, "value"),
+                            cast.counts.overflowed, cast.counts.non_finite);
+    return text + '\n';
+}
+
+std::string as_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
+    std::string text = fmt::format("{}: {} {}, {}, {}\n", printable(out), around.dry_run ? "would write" : "wrote",
                                    count_text(saved.tensors, "tensor"), count_text(saved.files.size(), "file"),
                                    bytes_text(saved.bytes_written));
-    if (dry_run)
-        for (const std::string& file : saved.files) text += fmt::format("  file     {}\n", printable(file));
-    for (const CastReport& cast : saved.casts)
-        text += fmt::format("  cast     {}: {}, {}, {} overflowed, {} not finite\n", cast_name(cast),
-                            count_text(cast.tensors, "tensor"), count_text(cast.counts.values, "value"),
-                            cast.counts.overflowed, cast.counts.non_finite);
+    if (around.dry_run) text += plan_text(saved);
+    for (const CastReport& cast : saved.casts) text += cast_text(cast, around.dry_run);
+    if (align_tensors) text += fmt::format("  aligned  all but {}\n", count_text(saved.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.aliases) {
         // The stored name stands last, and once: a name may be as long as the file.
         text += "  tied     ";
@@ -75,33 +104,40 @@ std::string as_text(const SaveReport& saved, const Around& around, const std::st
     for (const SkippedObject& object : around.skipped)
         text += fmt::format("  skipped  {}: {}\n", printable(object.name), printable(object.why));
     for (const std::string& note : around.notes) text += fmt::format("  note     {}\n", printable(note));
-    if (!dry_run)
+    if (around.dry_run)
+        text += fmt::format("  takes    {} to read, {} of memory at most\n", bytes_text(saved.bytes_read),
+                            bytes_text(around.predicted_anon_bytes(saved)));
+    else
         text += fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
                             bytes_text(saved.bytes_read), bytes_text(around.peak_anon_bytes));
     return text;
 }
 
-/// Of each entry, the names that its tensor is written with: the one that it is stored under first.
-using Names = std::vector<std::vector<std::string>>;
+/// The tensors of entries under other names.
+struct RenamedTensors {
+    std::vector<LazyTensor> tensors = {};
+    std::vector<AliasGroup> aliases = {};
+    std::vector<std::string> notes = {};  ///< which rules changed nothing
+};
 
-/// Says in `notes` which rules changed nothing.
-Names rename(const std::vector<Entry>& entries, const Renaming& renaming, std::vector<std::string>& notes) {
+RenamedTensors rename(const std::vector<Entry>& entries, const Renaming& renaming) {
     std::vector<std::string> before;
+    before.reserve(entries.size());
     for (const Entry& entry : entries) {
         before.emplace_back(entry.name);
         before.insert(before.end(), entry.others.begin(), entry.others.end());
     }
-    Renamed after = rename_all(renaming, before);
-    notes.insert(notes.end(), after.notes.begin(), after.notes.end());
-    Names names;
-    names.reserve(entries.size());
-    auto next = std::make_move_iterator(after.names.begin());
+    Renamed after = rename_all(renaming, std::move(before));
+    RenamedTensors result{.notes = std::move(after.notes)};
+    result.tensors.reserve(entries.size());
+    auto name = std::make_move_iterator(after.names.begin());
     for (const Entry& entry : entries) {
-        const auto end = next + static_cast<std::ptrdiff_t>(1 + entry.others.size());
-        names.emplace_back(next, end);
-        next = end;
+        AliasGroup group(name, name + static_cast<std::ptrdiff_t>(1 + entry.others.size()));
+        name += static_cast<std::ptrdiff_t>(group.size());
+        result.tensors.push_back(entry.stored->renamed(group.front()));
+        if (entry.tied()) result.aliases.push_back(std::move(group));
     }
-    return names;
+    return result;
 }
 
 using Metadata = std::map<std::string, std::string>;
@@ -120,8 +156,8 @@ Metadata untied_metadata(const Checkpoint& checkpoint) {
 }
 
 /// Adds the names of tied tensors, which must not be in the way of what the metadata says already.
-void add_renamed_ties(const Names& names, Metadata& metadata) {
-    for (const auto& group : names)
+void add_renamed_ties(const std::vector<AliasGroup>& aliases, Metadata& metadata) {
+    for (const AliasGroup& group : aliases)
         for (std::size_t i = 1; i < group.size(); ++i)
             if (!metadata.emplace(group[i], group.front()).second)
                 throw Error(Errc::name_collision, fmt::format("a tied tensor would become '{}', which the metadata has",
@@ -167,26 +203,28 @@ public:
         const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
         require_selection({checkpoint}, common);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
-        Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes()};
-        Names renamed;
-        if (!renaming_.empty()) renamed = rename(entries, renaming_, around.notes);
+        Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes(), .dry_run = options_.plan_only};
+        RenamedTensors renamed;
+        if (!renaming_.empty()) renamed = rename(entries, renaming_);
         const SaveReport saved = save_entries(checkpoint, entries, renamed, bar);
 
-        for (std::size_t i = 0; i < entries.size(); ++i)
-            if (entries[i].tied()) around.aliases.push_back(renamed.empty() ? entries[i].names() : renamed[i]);
+        for (const Entry& entry : entries)
+            if (entry.tied() && renaming_.empty()) around.aliases.push_back(entry.names());
+        around.aliases.insert(around.aliases.end(), renamed.aliases.begin(), renamed.aliases.end());
+        around.notes.insert(around.notes.end(), renamed.notes.begin(), renamed.notes.end());
         around.notes.insert(around.notes.end(), saved.notes.begin(), saved.notes.end());
         around.skipped.insert(around.skipped.end(), saved.skipped.begin(), saved.skipped.end());
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
 
         if (console.json()) console.result(as_json(saved, around));
-        else console.result(as_text(saved, around, out_, options_.plan_only));
+        else console.result(as_text(saved, around, out_, options_.align_tensors));
         return 0;
     }
 
 private:
-    SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries, const Names& renamed,
-                            ProgressBar& bar) const {
+    SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+                            const RenamedTensors& renamed, ProgressBar& bar) const {
         const DeferSignals deferred;
         SaveOptions options = options_;
         options.threads = common.open.threads;
@@ -195,7 +233,11 @@ private:
             bar.show(progress);
             return !DeferSignals::cancelled();
         };
-        if (!renaming_.empty()) return save_renamed(checkpoint, entries, renamed, std::move(options));
+        if (!renaming_.empty()) {
+            options.metadata = untied_metadata(checkpoint);
+            add_renamed_ties(renamed.aliases, options.metadata);
+            return save(out_, renamed.tensors, options);
+        }
         if (!common.selects_all()) return save_part(checkpoint, entries, std::move(options));
         return save(out_, checkpoint, options);
     }
@@ -212,25 +254,14 @@ private:
         return save(out_, tensors, options);
     }
 
-    SaveReport save_renamed(const Checkpoint& checkpoint, const std::vector<Entry>& entries, const Names& renamed,
-                            SaveOptions options) const {
-        std::vector<LazyTensor> tensors;
-        tensors.reserve(entries.size());
-        for (std::size_t i = 0; i < entries.size(); ++i)
-            tensors.push_back(entries[i].stored->renamed(renamed[i].front()));
-        options.metadata = untied_metadata(checkpoint);
-        add_renamed_ties(renamed, options.metadata);
-        return save(out_, tensors, options);
-    }
-
     /// What --keep-dtype means: like every GLOB, names of IN.
-    Selection kept(const std::vector<Entry>& entries, const Names& renamed) const {
+    Selection kept(const std::vector<Entry>& entries, const RenamedTensors& renamed) const {
         Selection keep;
         for (const std::string& glob : keep_) keep.include(glob);
         if (renaming_.empty()) return keep;
         std::vector<std::string> names;
         for (std::size_t i = 0; i < entries.size(); ++i)
-            if (keep.matches(entries[i].name)) names.push_back(renamed[i].front());
+            if (keep.matches(entries[i].name)) names.push_back(renamed.tensors[i].name());
         return Selection::names(std::move(names));
     }
 

@@ -134,7 +134,7 @@ void require_distinct(const std::vector<std::string>& before, const std::vector<
 
 }  // namespace
 
-Renamed rename_all(const Renaming& renaming, const std::vector<std::string>& names) {
+Renamed rename_all(const Renaming& renaming, std::vector<std::string> names) {
     Renamed renamed{.names = names, .notes = {}};
     for (const std::string& prefix : renaming.prefixes) {
         bool used = false;

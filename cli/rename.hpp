@@ -43,6 +43,6 @@ struct Renamed {
 };
 
 /// Throws name_collision where two of `names` would become one, with both and the result, and what RenameRule throws.
-Renamed rename_all(const Renaming& renaming, const std::vector<std::string>& names);
+Renamed rename_all(const Renaming& renaming, std::vector<std::string> names);
 
 }  // namespace safemap::cli

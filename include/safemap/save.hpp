@@ -74,6 +74,7 @@ struct SaveReport {
     std::vector<SkippedObject> skipped;   ///< tensors of dtypes that safetensors has no name for
     std::vector<FileReport> file_sizes;   ///< of each of `files`
     std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
+    std::uint64_t buffer_bytes = 0;       ///< with `plan_only`: the most that the buffers of the save would take
     std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be
 };
 

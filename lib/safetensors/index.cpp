@@ -112,6 +112,14 @@ std::string_view checked_utf8(std::string_view text) {
 /// Python's json.dump(indent=2) of {"metadata": {…}, "weight_map": {…}}, one level at a time.
 class Writer {
 public:
+    /// `entries` are what most of the text is of; so that it is not copied while it grows.
+    explicit Writer(WeightMapView entries) {
+        std::size_t size = 1024;
+        for (const auto& [tensor, shard] : entries) size += tensor.size() + shard.size() + 12;
+        text_.reserve(size);
+        text_ = "{";
+    }
+
     void open(std::string_view key) {
         member(key);
         text_ += '{';
@@ -148,7 +156,7 @@ private:
         text_.append(2 * depth_, ' ');
     }
 
-    std::string text_ = "{";
+    std::string text_;
     std::size_t depth_ = 1;
     bool empty_ = true;
 };
@@ -183,7 +191,7 @@ Index read_index(const Source& source, FaultSink& faults) {
 }
 
 std::string write_index(std::uint64_t total_size, MetadataView metadata, WeightMapView weight_map) {
-    Writer writer;
+    Writer writer(weight_map);
     writer.open("metadata");
     writer.member("total_size");
     writer.value(total_size);
@@ -205,7 +213,7 @@ std::string write_transformers_index(std::uint64_t total_size, std::uint64_t tot
     std::vector<std::pair<std::string_view, std::string_view>> sorted(weight_map.begin(), weight_map.end());
     std::sort(sorted.begin(), sorted.end());
 
-    Writer writer;
+    Writer writer(weight_map);
     writer.open("metadata");
     for (const auto& [key, value] : members) {
         if (const auto* number = std::get_if<std::uint64_t>(&value)) {
@@ -219,7 +227,9 @@ std::string write_transformers_index(std::uint64_t total_size, std::uint64_t tot
     writer.open("weight_map");
     for (const auto& [tensor, shard] : sorted) writer.member(tensor, shard);
     writer.close();
-    return writer.take() + '\n';
+    std::string text = writer.take();
+    text += '\n';
+    return text;
 }
 
 }  // namespace safemap::safetensors

@@ -57,14 +57,27 @@ struct Stretch {
     Kind kind = Kind::head;
 };
 
+/// Whether a tensor is not to be cut at just any byte.
+bool stands_apart(const LazyTensor& tensor, Dtype written) {
+    if (!whole_bytes(written)) return true;
+    const StridedView& view = tensor.strided_view();
+    return tensor.nbytes() > small_strided && !is_contiguous(view.shape, view.strides);
+}
+
+unsigned worker_count(unsigned threads) { return std::min(threads == 0 ? default_workers : threads, most_workers); }
+
+std::uint64_t block_for(std::uint64_t workers) {
+    return std::min(largest_block, (all_buffers / workers - gatherer_buffers) / page * page);
+}
+
 class Engine {
 public:
     Engine(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
            unsigned threads)
         : tensors_(tensors),
           layout_(layout),
-          workers_(std::min(threads == 0 ? default_workers : threads, most_workers)),
-          block_(std::min(largest_block, (all_buffers / workers_.size() - gatherer_buffers) / page * page)),
+          workers_(worker_count(threads)),
+          block_(block_for(workers_.size())),
           files_(layout.files.size()),
           around_cache_(io::better_around_cache(layout.data_bytes)),
           staging_(staging),
@@ -148,12 +161,8 @@ private:
         units_ += units;
     }
 
-    /// Whether a tensor is not to be cut at just any byte.
     bool stands_apart(const PlannedTensor& planned) const {
-        if (!whole_bytes(planned.dtype)) return true;
-        const LazyTensor& tensor = tensors_[planned.number];
-        const StridedView& view = tensor.strided_view();
-        return tensor.nbytes() > small_strided && !is_contiguous(view.shape, view.strides);
+        return write::stands_apart(tensors_[planned.number], planned.dtype);
     }
 
     std::uint64_t end_of(std::uint32_t file, std::uint32_t tensor) const {
@@ -321,6 +330,23 @@ private:
 void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
                  unsigned threads) {
     Engine(tensors, layout, staging, monitor, threads).run();
+}
+
+std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads) {
+    const std::uint64_t workers = worker_count(threads);
+    std::uint64_t block = std::min(stream_block, layout.data_bytes);
+    bool gathers = false;
+    for (const PlannedFile& file : layout.files)
+        for (const PlannedTensor& planned : file.tensors) {
+            const LazyTensor& tensor = tensors[planned.number];
+            if (stands_apart(tensor, planned.dtype))
+                block = std::max(block, std::min(block_for(workers), tensor.nbytes()));
+            const StridedView& view = tensor.strided_view();
+            gathers = gathers || tensor.stored()->dtype() != planned.dtype || tensor.stored()->piece_count() > 1 ||
+                      !is_contiguous(view.shape, view.strides);
+        }
+    constexpr std::uint64_t stack = 64_KiB;
+    return workers * (block + page + (gathers ? gatherer_buffers : 0) + stack);
 }
 
 }  // namespace safemap::write

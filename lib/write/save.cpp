@@ -51,7 +51,11 @@ SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor
     if (!options.plan_only) io::require_absent(out);
     Layout layout =
         write::lay_out(tensors, metadata, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
-    if (options.plan_only) return report_on(layout);
+    if (options.plan_only) {
+        SaveReport report = report_on(layout);
+        report.buffer_bytes = write::buffer_bytes(tensors, layout, options.threads);
+        return report;
+    }
 
     Staging staging(out, one_file ? Staging::Kind::file : Staging::Kind::folder);
     write::write_files(tensors, layout, staging, options.monitor, options.threads);
