@@ -75,7 +75,9 @@ std::string plan_text(const SaveReport& saved) {
     Table table({Table::Align::left, Table::Align::left, Table::Align::right, Table::Align::right});
     for (std::size_t i = 0; i < saved.files.size(); ++i) {
         const FileReport& file = saved.file_sizes[i];
-        table.row({"file   ", printable(saved.files[i]), count_text(file.tensors, "tensor"), bytes_text(file.bytes)});
+        const bool is_index = saved.files[i].ends_with(".json");
+        table.row({"file   ", printable(saved.files[i]), is_index ? "" : count_text(file.tensors, "tensor"),
+                   bytes_text(file.bytes)});
     }
     return table.text();
 }
@@ -184,7 +186,7 @@ public:
         app.add_option("--align", options_.alignment, "data begins at a multiple of 8 (default), 64, 256 or 4096")
             ->type_name("N");
         app.add_flag("--align-tensors", options_.align_tensors,
-                     "and so does each tensor whose size is one, which come first");
+                     "tensors whose sizes are multiples of N come first, and begin at them");
         add_repeatable(app, "--strip-prefix", renaming_.prefixes,
                        "take P off the names that begin with it (repeatable)")
             ->type_name("P");
