@@ -12,7 +12,6 @@
 #include <fmt/core.h>
 
 #include <cstddef>
-#include <iterator>
 #include <map>
 #include <string_view>
 #include <unordered_map>
@@ -115,33 +114,6 @@ std::string as_text(const SaveReport& saved, const Around& around, const std::st
     return text;
 }
 
-/// The tensors of entries under other names.
-struct RenamedTensors {
-    std::vector<LazyTensor> tensors = {};
-    std::vector<AliasGroup> aliases = {};
-    std::vector<std::string> notes = {};  ///< which rules changed nothing
-};
-
-RenamedTensors rename(const std::vector<Entry>& entries, const Renaming& renaming) {
-    std::vector<std::string> before;
-    before.reserve(entries.size());
-    for (const Entry& entry : entries) {
-        before.emplace_back(entry.name);
-        before.insert(before.end(), entry.others.begin(), entry.others.end());
-    }
-    Renamed after = rename_all(renaming, std::move(before));
-    RenamedTensors result{.notes = std::move(after.notes)};
-    result.tensors.reserve(entries.size());
-    auto name = std::make_move_iterator(after.names.begin());
-    for (const Entry& entry : entries) {
-        AliasGroup group(name, name + static_cast<std::ptrdiff_t>(1 + entry.others.size()));
-        name += static_cast<std::ptrdiff_t>(group.size());
-        result.tensors.push_back(entry.stored->renamed(group.front()));
-        if (entry.tied()) result.aliases.push_back(std::move(group));
-    }
-    return result;
-}
-
 using Metadata = std::map<std::string, std::string>;
 
 /// The metadata of a checkpoint, without what says that a tensor is tied: that has names in it which change.
@@ -157,13 +129,44 @@ Metadata untied_metadata(const Checkpoint& checkpoint) {
     return metadata;
 }
 
-/// Adds the names of tied tensors, which must not be in the way of what the metadata says already.
-void add_renamed_ties(const std::vector<AliasGroup>& aliases, Metadata& metadata) {
-    for (const AliasGroup& group : aliases)
-        for (std::size_t i = 1; i < group.size(); ++i)
-            if (!metadata.emplace(group[i], group.front()).second)
-                throw Error(Errc::name_collision, fmt::format("a tied tensor would become '{}', which the metadata has",
-                                                              printable(group[i])));
+/// What is written where names change.
+struct RenamedTensors {
+    std::vector<LazyTensor> tensors = {};  ///< of the entries, in their order
+    std::vector<AliasGroup> aliases = {};
+    Metadata metadata = {};
+    std::vector<std::string> notes = {};  ///< which rules changed nothing
+
+    /// What is said of the name already stays, as everywhere, unless the name is new.
+    void tie(std::string_view before, const std::string& name, const std::string& stored) {
+        if (metadata.emplace(name, stored).second || before == name) return;
+        throw Error(Errc::name_collision, fmt::format("'{}' would become '{}', which the metadata has already",
+                                                      printable(before), printable(name)));
+    }
+};
+
+RenamedTensors rename(const Checkpoint& checkpoint, const std::vector<Entry>& entries, const Renaming& renaming) {
+    std::vector<std::string> before;
+    before.reserve(entries.size());
+    for (const Entry& entry : entries) {
+        before.emplace_back(entry.name);
+        before.insert(before.end(), entry.others.begin(), entry.others.end());
+    }
+    Renamed after = rename_all(renaming, std::move(before));
+    RenamedTensors result{.metadata = untied_metadata(checkpoint), .notes = std::move(after.notes)};
+    result.tensors.reserve(entries.size());
+    auto name = after.names.begin();
+    for (const Entry& entry : entries) {
+        const std::string& stored = *name++;
+        result.tensors.push_back(entry.stored->renamed(stored));
+        if (!entry.tied()) continue;
+        AliasGroup group = {stored};
+        for (const std::string_view other : entry.others) {
+            result.tie(other, *name, stored);
+            group.push_back(*name++);
+        }
+        result.aliases.push_back(std::move(group));
+    }
+    return result;
 }
 
 class Convert final : public Command {
@@ -207,7 +210,7 @@ public:
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
         Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes(), .dry_run = options_.plan_only};
         RenamedTensors renamed;
-        if (!renaming_.empty()) renamed = rename(entries, renaming_);
+        if (!renaming_.empty()) renamed = rename(checkpoint, entries, renaming_);
         const SaveReport saved = save_entries(checkpoint, entries, renamed, bar);
 
         for (const Entry& entry : entries)
@@ -236,8 +239,7 @@ private:
             return !DeferSignals::cancelled();
         };
         if (!renaming_.empty()) {
-            options.metadata = untied_metadata(checkpoint);
-            add_renamed_ties(renamed.aliases, options.metadata);
+            options.metadata = renamed.metadata;
             return save(out_, renamed.tensors, options);
         }
         if (!common.selects_all()) return save_part(checkpoint, entries, std::move(options));

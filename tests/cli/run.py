@@ -697,7 +697,8 @@ class Convert(Case):
         self.assertEqual(self.names('one.safetensors'), ['h'])
         self.assertEqual(self.done('inspect', 'one.safetensors')['metadata'], {'format': 'pt', 'by': 'me'})
         self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head|wte/w/')
-        self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head/by/')
+        error = self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head/by/')
+        self.assertEqual(error['message'], "'head' would become 'by', which the metadata has already")
 
     def test_the_output_must_be_new(self):
         (self.folder / 'out').mkdir()
@@ -1044,7 +1045,9 @@ class Torch(Case):
         (self.folder / 'pytorch_model.bin.index.json').write_text(json.dumps(index))
         self.done('convert', 'pytorch_model.bin.index.json', 'whole.safetensors')
         self.done('convert', 'pytorch_model.bin.index.json', 'part.safetensors', '--include', '*')
+        self.done('convert', 'pytorch_model.bin.index.json', 'same.safetensors', '--rename', 's/nothing//')
         whole, part = (self.folder / f'{name}.safetensors' for name in ('whole', 'part'))
+        self.assertEqual(whole.read_bytes(), (self.folder / 'same.safetensors').read_bytes())
         self.assertEqual(self.done('inspect', str(whole))['metadata'][alias], 'mine')
         self.assertEqual(whole.read_bytes(), part.read_bytes())
 

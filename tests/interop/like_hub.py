@@ -176,7 +176,8 @@ class LikeHub(Case):
             limit = self.rng.randrange(1, 500)
             split = huggingface_hub.split_torch_state_dict_into_shards(state, max_shard_size=limit)
             ours = self.convert(state, limit, '--index-style', 'transformers')
-            self.assertEqual(sorted(path.name for path in ours.glob('*.safetensors')), sorted(split.filename_to_tensors))
+            self.assertEqual(sorted(path.name for path in ours.glob('*.safetensors')),
+                             sorted(split.filename_to_tensors))
             if len(split.filename_to_tensors) > 1:
                 index = {'metadata': {'total_parameters': sum(t.numel() for t in state.values()), **split.metadata},
                          'weight_map': split.tensor_to_filename}
