@@ -275,7 +275,7 @@ std::string_view layer_of(std::string_view name) {
 }
 
 std::string shard_name(std::size_t shard, std::size_t shards) {
-    if (shards == 1) return "model.safetensors";
+    if (shards == 1) return single_name;
     char text[64];
     std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", shard + 1, shards);
     return text;
