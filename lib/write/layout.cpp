@@ -76,11 +76,11 @@ public:
         const std::size_t count = split.shards.size();
         if (count == 1) {
             add_file(shard_name(0, 1), split.shards.front(), whole_metadata());
-            return std::move(layout_);
+        } else {
+            for (std::size_t i = 0; i < count; ++i)
+                add_file(shard_name(i, count), split.shards[i], {{format_key, format()}});
+            add_index(split);
         }
-        for (std::size_t i = 0; i < count; ++i)
-            add_file(shard_name(i, count), split.shards[i], {{format_key, format()}});
-        add_index(split);
         note_large_layers(split);
         return std::move(layout_);
     }
