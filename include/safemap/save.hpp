@@ -26,6 +26,10 @@ struct SaveOptions {
     std::map<std::string, std::string> metadata = {};
     /// The data of each file begins at a multiple of this: 8, 64, 256 or 4096.
     std::uint32_t alignment = 8;
+    /// Writes a digest of each tensor as it is written, and of all of them, to the metadata, where other readers pass
+    /// them by and verify() finds them: `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. Those
+    /// that the metadata has already are never kept.
+    bool checksums = false;
 
     // How.
     Monitor monitor = {};

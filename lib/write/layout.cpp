@@ -3,7 +3,9 @@
 
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "checkpoint/identity.hpp"
 #include "lazy/stored_tensor.hpp"
+#include "safetensors/digests.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
 #include "tensor/convert.hpp"
@@ -50,10 +52,23 @@ void require_distinct_names(std::span<const LazyTensor> tensors) {
     });
 }
 
+/// Digests of what was read say nothing of what is written.
+Metadata without_digests(const Metadata& metadata) {
+    Metadata kept;
+    for (const auto& entry : metadata)
+        if (!safetensors::is_digest_key(entry.first)) kept.insert(kept.end(), entry);
+    return kept;
+}
+
+void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
+    std::pair<std::string, std::string> entry(key, std::move(value));
+    metadata.insert(std::upper_bound(metadata.begin(), metadata.end(), entry), std::move(entry));
+}
+
 class Planner {
 public:
     Planner(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options)
-        : tensors_(tensors), metadata_(metadata), options_(options) {
+        : tensors_(tensors), metadata_(without_digests(metadata)), options_(options) {
         require_distinct_names(tensors);
         for (const auto& [key, value] : metadata) {
             require_text(key, "a metadata key");
@@ -65,7 +80,7 @@ public:
     Layout one_file(const std::string& name) && {
         std::vector<std::uint32_t> all(chosen_.size());
         for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
-        add_file(name, all, whole_metadata());
+        add_only_file(name, all);
         return std::move(layout_);
     }
 
@@ -74,7 +89,7 @@ public:
         if (split.shards.empty()) split.shards.emplace_back();  // a file that says: no tensors
         const std::size_t count = split.shards.size();
         if (count == 1) {
-            add_file(shard_name(0, 1), split.shards.front(), whole_metadata());
+            add_only_file(shard_name(0, 1), split.shards.front());
             return std::move(layout_);
         }
         for (std::size_t i = 0; i < count; ++i)
@@ -169,7 +184,14 @@ private:
         return {whole.begin(), whole.end()};
     }
 
-    void add_file(const std::string& name, std::span<const std::uint32_t> members, const Pairs& metadata) {
+    void add_only_file(const std::string& name, std::span<const std::uint32_t> members) {
+        Pairs metadata = whole_metadata();
+        if (options_.checksums) add_identity(metadata);
+        add_file(name, members, std::move(metadata));
+        layout_.files.back().has_identity = options_.checksums;
+    }
+
+    void add_file(const std::string& name, std::span<const std::uint32_t> members, Pairs metadata) {
         std::vector<TensorSpec> specs;
         specs.reserve(members.size());
         for (const std::uint32_t member : members) specs.push_back(spec(chosen_[member]));
@@ -178,10 +200,12 @@ private:
         std::vector<TensorSpec> ordered;
         ordered.reserve(order.size());
         for (const std::uint32_t i : order) ordered.push_back(specs[i]);
+        if (options_.checksums) put_sorted(metadata, safetensors::digests_key, list_of_zeros(ordered));
         PlannedFile file{.name = name,
                          .head = safetensors::write_header(ordered, metadata, true, options_.alignment),
                          .tensors = {},
-                         .size = 0};
+                         .size = 0,
+                         .lists_digests = options_.checksums};
         file.tensors.reserve(order.size());
         std::uint64_t offset = file.head.size();
         for (const std::uint32_t i : order) {
@@ -195,6 +219,26 @@ private:
         layout_.files.push_back(std::move(file));
     }
 
+    static std::string list_of_zeros(std::span<const TensorSpec> tensors) {
+        std::vector<std::pair<std::string_view, Digest>> list;
+        list.reserve(tensors.size());
+        for (const TensorSpec& tensor : tensors) list.emplace_back(tensor.name, Digest());
+        return safetensors::write_digests(list);
+    }
+
+    /// Of all that a reader of this metadata will see.
+    void add_identity(Pairs& metadata) {
+        const auto name_of = [this](std::uint32_t i) -> std::string_view { return tensor(chosen_[i]).name(); };
+        NameIndex names;
+        names.add_all(static_cast<std::uint32_t>(chosen_.size()), name_of, [](auto, auto) {});
+        checkpoint::for_each_alias(
+            metadata, [&](std::string_view name) { return names.find(name, name_of); },
+            [this](const std::string& dropped, std::uint32_t i) {
+                layout_.aliases.emplace_back(dropped, chosen_[i].number);
+            });
+        put_sorted(metadata, safetensors::checkpoint_digest_key, hex(Digest()));
+    }
+
     TensorSpec spec(const Chosen& chosen) const {
         const LazyTensor& t = tensor(chosen);
         return {.name = t.name(), .dtype = chosen.dtype, .shape = &t.shape()};
@@ -205,6 +249,7 @@ private:
         Pairs metadata;
         for (const auto& entry : metadata_)
             if (entry.first != format_key && entry.first != "total_size") metadata.push_back(entry);
+        if (options_.checksums) add_identity(metadata);
         std::vector<std::pair<std::string_view, std::string_view>> weight_map;
         weight_map.reserve(chosen_.size());
         for (std::size_t i = 0; i < split.shards.size(); ++i)
@@ -213,13 +258,14 @@ private:
         PlannedFile file{.name = index_name,
                          .head = safetensors::write_index(split.total_size, metadata, weight_map),
                          .tensors = {},
-                         .size = 0};
+                         .size = 0,
+                         .has_identity = options_.checksums};
         file.size = file.head.size();
         layout_.files.push_back(std::move(file));
     }
 
     std::span<const LazyTensor> tensors_;
-    const Metadata& metadata_;
+    Metadata metadata_;
     const SaveOptions& options_;
     std::vector<Chosen> chosen_;  // what is written, in the caller's order
     Layout layout_;
