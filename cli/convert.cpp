@@ -195,6 +195,7 @@ public:
             ->type_name("P");
         add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
+        app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
         app.add_flag("--force", options_.overwrite,
                      "replace the checkpoint that is at OUT, once the new one is complete");
         app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");

@@ -46,6 +46,10 @@ struct SaveOptions {
     bool align_tensors = false;
     ShardStrategy strategy = ShardStrategy::greedy;
     IndexStyle index_style = IndexStyle::hub;
+    /// Writes a digest of each tensor as it is written, and of all of them, to the metadata, where other readers pass
+    /// them by and verify() finds them: `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. Those
+    /// that the metadata has already are never kept.
+    bool checksums = false;
 
     // How.
     /// What stands at the target is replaced, when the new checkpoint is complete. False: it is refused.

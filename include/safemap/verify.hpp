@@ -9,7 +9,7 @@ namespace safemap {
 struct VerifyReport {
     std::uint64_t tensors = 0;
     std::uint64_t bytes = 0;          ///< of tensor values
-    std::uint64_t checked_bytes = 0;  ///< compared with a stored checksum
+    std::uint64_t checked_bytes = 0;  ///< compared with a stored checksum: of tensors, or of whole zip records
     std::vector<Error> faults;        ///< in the order found; empty when all is well
     std::vector<std::string> notes;
 
@@ -23,7 +23,8 @@ struct VerifyOptions {
 };
 
 /// Checks everything there is to check: headers, indexes and directories as open() does, but collecting; that every
-/// byte of every file can be read; stored checksums (CRC-32 of zip records). A file of no known format, and a zip
+/// byte of every file can be read; stored checksums: CRC-32 of zip records, and of tensors what SaveOptions::checksums
+/// wrote, and of all of them together. A file of no known format, and a zip
 /// whose directory cannot be read, are not read further. Throws only for calls that are wrong, for faults of the
 /// system, and cancelled; opening, which comes first, cannot be cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});

@@ -4,9 +4,43 @@
 #include <xxhash.h>
 #include <zlib.h>
 
+#include <bit>
 #include <new>
 
 namespace safemap {
+
+namespace {
+
+constexpr std::string_view digits = "0123456789abcdef";
+
+Digest canonical(XXH128_hash_t hash) noexcept {
+    XXH128_canonical_t bytes;
+    XXH128_canonicalFromHash(&bytes, hash);
+    return std::bit_cast<Digest>(bytes.digest);
+}
+
+}  // namespace
+
+std::string hex(const Digest& digest) {
+    std::string text;
+    for (const std::byte byte : digest) {
+        text += digits[std::to_integer<unsigned>(byte) >> 4];
+        text += digits[std::to_integer<unsigned>(byte) & 15];
+    }
+    return text;
+}
+
+std::optional<Digest> digest_of_hex(std::string_view text) noexcept {
+    Digest digest;
+    if (text.size() != 2 * digest.size()) return std::nullopt;
+    for (std::size_t i = 0; i < digest.size(); ++i) {
+        const std::size_t high = digits.find(text[2 * i]);
+        const std::size_t low = digits.find(text[2 * i + 1]);
+        if (high == digits.npos || low == digits.npos) return std::nullopt;
+        digest[i] = static_cast<std::byte>(high << 4 | low);
+    }
+    return digest;
+}
 
 struct Xxh3::State {
     State() : xxh(XXH3_createState()) {
@@ -27,17 +61,9 @@ Xxh3& Xxh3::operator=(Xxh3&&) noexcept = default;
 
 void Xxh3::update(std::span<const std::byte> bytes) { XXH3_128bits_update(state_->xxh, bytes.data(), bytes.size()); }
 
-std::string Xxh3::hex() const {
-    constexpr char digits[] = "0123456789abcdef";
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_->xxh));
-    std::string text;
-    for (const unsigned char byte : canonical.digest) {
-        text += digits[byte >> 4];
-        text += digits[byte & 15];
-    }
-    return text;
-}
+Digest Xxh3::digest() const noexcept { return canonical(XXH3_128bits_digest(state_->xxh)); }
+
+Digest xxh3(std::span<const std::byte> bytes) noexcept { return canonical(XXH3_128bits(bytes.data(), bytes.size())); }
 
 std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) noexcept {
     return static_cast<std::uint32_t>(

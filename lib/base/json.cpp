@@ -121,14 +121,15 @@ dom::element parsed(dom::parser& parser, std::string_view text, Errc code) {
     return root;
 }
 
-void hand_out(const dom::object& members, Errc code, const OnMember& on_member) {
+/// `depth` as for copy(), of the members.
+void hand_out(const dom::object& members, unsigned depth, Errc code, const OnMember& on_member) {
     for (const dom::key_value_pair member : members) {
         std::string_view text;
         if (!member.value.get_string().get(text)) {
             on_member(member.key, text);
             continue;
         }
-        copy(member.value, 2, code);  // only to see that it is not too deep
+        copy(member.value, depth, code);  // only to see that it is not too deep
         on_member(member.key, std::nullopt);
     }
 }
@@ -163,9 +164,16 @@ Value parse(std::string_view text, Errc code, std::string_view large, const OnMe
         dom::object inner;
         const bool apart = at++ == last && !member.value.get_object().get(inner);
         kept.push_back({std::string(member.key), apart ? Value(Value::Object()) : copy(member.value, 1, code)});
-        if (apart) hand_out(inner, code, on_member);
+        if (apart) hand_out(inner, 2, code, on_member);
     }
     return Value(std::move(kept));
+}
+
+void parse_members(std::string_view text, Errc code, const OnMember& on_member) {
+    dom::parser parser;
+    dom::object members;
+    if (parsed(parser, text, code).get_object().get(members)) throw Error(code, "JSON, but not an object");
+    hand_out(members, 1, code, on_member);
 }
 
 void append_string(std::string& out, std::string_view text, Charset charset) {

@@ -71,6 +71,9 @@ using OnMember = std::function<void(std::string_view key, std::optional<std::str
 /// an empty object stands in its place. Where `large` is repeated, that is so of the last one.
 Value parse(std::string_view text, Errc code, std::string_view large, const OnMember& on_member);
 
+/// The same of a root that is an object itself; throws where it is none.
+void parse_members(std::string_view text, Errc code, const OnMember& on_member);
+
 /// How characters beyond ASCII are written.
 enum class Charset : std::uint8_t {
     utf8,   ///< as they are, and DEL too: serde_json

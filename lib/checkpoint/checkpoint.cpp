@@ -4,6 +4,7 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "checkpoint/contents.hpp"
+#include "checkpoint/identity.hpp"
 #include "checkpoint/near_names.hpp"
 #include "lazy/page_cache.hpp"
 
@@ -57,19 +58,18 @@ public:
     NameIndex names;
 
 private:
-    /// save_model of the safetensors package drops tied tensors and leaves metadata[dropped] = kept.
     void alias_by_metadata() {
         std::vector<AliasGroup> groups;
         std::vector<std::uint32_t> group_of(contents.metadata.empty() ? 0 : contents.tensors.size(), UINT32_MAX);
-        for (const auto& [dropped, kept] : contents.metadata) {
-            const auto tensor = number(kept);
-            if (!tensor || dropped == "format" || number(dropped)) continue;
-            if (group_of[*tensor] == UINT32_MAX) {
-                group_of[*tensor] = static_cast<std::uint32_t>(groups.size());
-                groups.push_back({kept});
+        const auto alias = [&](const std::string& dropped, std::uint32_t tensor) {
+            if (group_of[tensor] == UINT32_MAX) {
+                group_of[tensor] = static_cast<std::uint32_t>(groups.size());
+                groups.push_back({contents.tensors[tensor].name()});
             }
-            groups[group_of[*tensor]].push_back(dropped);
-        }
+            groups[group_of[tensor]].push_back(dropped);
+        };
+        checkpoint::for_each_alias(
+            contents.metadata, [this](std::string_view name) { return number(name); }, alias);
         for (AliasGroup& group : groups) contents.aliases.push_back(std::move(group));
     }
 

@@ -2,59 +2,71 @@
 #include <safemap/verify.hpp>
 
 #include "base/checksum.hpp"
+#include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
+#include "checkpoint/bulk.hpp"
 #include "checkpoint/contents.hpp"
+#include "checkpoint/stored_digests.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <limits>
-#include <optional>
+#include <mutex>
+#include <tuple>
 
 namespace safemap {
 
 namespace {
 
+using checkpoint::BlockRow;
 using checkpoint::Contents;
+using checkpoint::FileDigests;
+using checkpoint::StoredDigest;
 
 using namespace literals;
 
-// Work is handed out in such blocks, and read in them too where the buffers of all workers stay within their bound.
-constexpr std::uint64_t block_bytes = 8_MiB;
+// Work is handed out in such blocks, smaller where the buffers of all workers would not stay within their bound.
+constexpr std::uint64_t largest_block = 8_MiB;
 constexpr std::uint64_t all_buffers = 32_MiB;
 constexpr std::uint64_t page = 4_KiB;
 
-/// Bytes that are read one after the other by one worker: a record with a checksum, or a block of what has none.
+/// Bytes that have one checksum, or none.
 struct Stretch {
     const Source* source = nullptr;
     Extent extent = {};
-    const Checkpoint::StoredChecksum* checksum = nullptr;
+    const Checkpoint::StoredChecksum* record = nullptr;
+    const StoredDigest* tensor = nullptr;
 };
 
-void add_blocks(std::vector<Stretch>& stretches, const Source& source, std::uint64_t begin, std::uint64_t end) {
-    for (; begin < end; begin += block_bytes)
-        stretches.push_back({&source, {begin, std::min(block_bytes, end - begin)}});
-}
-
-/// Every byte of every source once: records with checksums as they are, what is between them in blocks.
-std::vector<Stretch> stretches_of(const Contents& contents) {
-    std::vector<Stretch> stretches;
-    for (const auto& checksum : contents.checksums)
-        stretches.push_back({checksum.source.get(), checksum.extent, &checksum});
+/// Every byte of every source once: records and tensors with checksums, and what is between them.
+std::vector<Stretch> stretches_of(const Contents& contents, const std::vector<FileDigests>& files) {
+    std::vector<Stretch> checked;
+    for (const auto& record : contents.checksums) checked.push_back({record.source.get(), record.extent, &record});
+    for (const FileDigests& file : files)
+        for (const StoredDigest& tensor : file.tensors)
+            checked.push_back({file.source, tensor.extent, nullptr, &tensor});
     const auto by_source = [](const Stretch& a, const Stretch& b) { return std::less<>()(a.source, b.source); };
-    std::sort(stretches.begin(), stretches.end(), [&](const Stretch& a, const Stretch& b) {
+    std::stable_sort(checked.begin(), checked.end(), [&](const Stretch& a, const Stretch& b) {
         return a.source != b.source ? by_source(a, b) : a.extent.offset < b.extent.offset;
     });
-    const std::vector<Stretch> records = stretches;
+
+    std::vector<Stretch> stretches;
+    stretches.reserve(checked.size() + contents.sources.size());
     for (const auto& source : contents.sources) {
         std::uint64_t done = 0;
-        const auto [first, last] = std::equal_range(records.begin(), records.end(), Stretch{source.get()}, by_source);
-        for (auto record = first; record != last; ++record) {
-            add_blocks(stretches, *source, done, record->extent.offset);
-            done = std::max(done, record->extent.end());
+        const auto add_unchecked = [&](std::uint64_t end) {
+            if (done < end) stretches.push_back({source.get(), {done, end - done}});
+        };
+        const auto [first, last] = std::equal_range(checked.begin(), checked.end(), Stretch{source.get()}, by_source);
+        for (auto at = first; at != last; ++at) {
+            add_unchecked(at->extent.offset);
+            stretches.push_back(*at);
+            done = std::max(done, at->extent.end());
         }
-        add_blocks(stretches, *source, done, source->size());
+        add_unchecked(source->size());
     }
     return stretches;
 }
@@ -62,83 +74,121 @@ std::vector<Stretch> stretches_of(const Contents& contents) {
 /// Works through the stretches; safe for several workers.
 class Reader {
 public:
-    Reader(const std::vector<Stretch>& stretches, unsigned threads, Watch& watch, VerifyReport& report)
+    Reader(const std::vector<Stretch>& stretches, unsigned threads, Watch& watch)
         : stretches_(stretches),
-          threads_(thread_count(threads)),
-          block_(std::min(block_bytes, all_buffers / threads_ / page * page)),
+          buffers_(thread_count(threads)),
+          block_(std::min(largest_block, all_buffers / buffers_.size() / page * page)),
           watch_(watch),
-          report_(report),
-          found_(stretches.size()) {}
+          digests_(stretches.size()) {
+        // A CRC-32 is made by one worker.
+        for (const Stretch& stretch : stretches_)
+            row_.add(stretch.record != nullptr ? 1 : (stretch.extent.size + block_ - 1) / block_);
+    }
 
-    void run() {
-        buffers_.resize(threads_);
+    void run(VerifyReport& report) {
         parallel_for(
-            stretches_.size(), threads_, [this](std::size_t i, unsigned worker) { read(i, worker); },
-            [this] { watch_.tick(); });
+            row_.size(), static_cast<unsigned>(buffers_.size()),
+            [this](std::size_t i, unsigned worker) { do_block(row_.at(i), worker); }, [this] { watch_.tick(); });
         // In the order of the file, whichever worker was first.
-        for (Finding& finding : found_) {
-            if (finding.fault) report_.faults.push_back(std::move(*finding.fault));
-            report_.checked_bytes += finding.checked;
+        std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
+            return std::tie(a.place.item, a.place.block) < std::tie(b.place.item, b.place.block);
+        });
+        auto found = found_.begin();
+        for (std::size_t i = 0; i < stretches_.size(); ++i) {
+            const bool faulty = found != found_.end() && found->place.item == i;
+            for (; found != found_.end() && found->place.item == i; ++found)
+                report.faults.push_back(std::move(found->fault));
+            if (stretches_[i].tensor != nullptr && !faulty) compare(stretches_[i], digests_.of(i), report);
         }
+        report.checked_bytes += checked_records_;
     }
 
 private:
-    struct Finding {
-        std::optional<Error> fault = {};
-        std::uint64_t checked = 0;
+    struct Found {
+        BlockRow::Place place;
+        Error fault;
     };
 
-    void read(std::size_t i, unsigned worker) {
-        const Stretch& stretch = stretches_[i];
+    void do_block(BlockRow::Place place, unsigned worker) {
+        const Stretch& stretch = stretches_[place.item];
         try {
-            const std::uint32_t crc = read_all(stretch, worker);
-            if (stretch.checksum != nullptr) compare(stretch, crc, found_[i]);
+            if (stretch.record != nullptr) check_record(place, worker);
+            else read_block(place, worker);
         } catch (Error& error) {
-            if (exit_code(error.code()) != 1) throw;
-            found_[i].fault = std::move(error.with_path(stretch.source->name()));
+            if (exit_code(error.code()) != 1) {
+                digests_.abandon_all();
+                throw;
+            }
+            digests_.abandon(place.item);
+            add(place, std::move(error.with_path(stretch.source->name())));
+        } catch (...) {
+            digests_.abandon_all();
+            throw;
         }
     }
 
-    std::uint32_t read_all(const Stretch& stretch, unsigned worker) {
-        std::vector<std::byte>& buffer = buffers_[worker];
+    void read_block(BlockRow::Place place, unsigned worker) {
+        const Stretch& stretch = stretches_[place.item];
+        const std::uint64_t done = place.block * block_;
+        const auto bytes = read(stretch, done, std::min(block_, stretch.extent.size - done), worker);
+        if (stretch.tensor == nullptr) return;
+        Watch* const watch = worker == 0 ? &watch_ : nullptr;  // worker 0 is the caller's thread
+        digests_.feed(place.item, stretch.extent.size, done, bytes, watch);
+    }
+
+    void check_record(BlockRow::Place place, unsigned worker) {
+        const Stretch& stretch = stretches_[place.item];
         std::uint32_t crc = 0;
-        for (std::uint64_t done = 0; done < stretch.extent.size;) {
-            watch_.check_stop();
-            const std::uint64_t size = std::min(block_, stretch.extent.size - done);
-            if (buffer.size() < size) buffer.resize(size);
-            const std::span block(buffer.data(), size);
-            stretch.source->read_at(stretch.extent.offset + done, block);
-            if (stretch.checksum != nullptr) crc = crc32(crc, block);
-            done += size;
-            watch_.add(size);
-            if (worker == 0) watch_.tick();  // worker 0 is the caller's thread
+        for (std::uint64_t done = 0; done < stretch.extent.size; done += block_) {
+            crc = crc32(crc, read(stretch, done, std::min(block_, stretch.extent.size - done), worker));
+            if (worker == 0) watch_.tick();
         }
-        return crc;
-    }
-
-    static void compare(const Stretch& stretch, std::uint32_t crc, Finding& finding) {
-        const Checkpoint::StoredChecksum& stored = *stretch.checksum;
-        finding.checked = stretch.extent.size;
+        checked_records_ += stretch.extent.size;
+        const Checkpoint::StoredChecksum& stored = *stretch.record;
         if (crc == stored.crc32) return;
-        finding.fault =
-            Error(Errc::checksum_mismatch, "record " + safemap::quoted(stored.record) + ": the data has CRC-32 " +
-                                               hex(crc) + ", stored is " + hex(stored.crc32));
-        finding.fault->with_path(stretch.source->name());
+        Error fault(Errc::checksum_mismatch, "record " + safemap::quoted(stored.record) + ": the data has CRC-32 " +
+                                                 hex32(crc) + ", stored is " + hex32(stored.crc32));
+        add(place, std::move(fault.with_path(stretch.source->name())));
     }
 
-    static std::string hex(std::uint32_t number) {
+    static void compare(const Stretch& stretch, const Digest& found, VerifyReport& report) {
+        report.checked_bytes += stretch.extent.size;
+        if (found == stretch.tensor->digest) return;
+        Error fault(Errc::checksum_mismatch,
+                    "the data has XXH3-128 " + hex(found) + ", stored is " + hex(stretch.tensor->digest));
+        report.faults.push_back(std::move(fault.with_path(stretch.source->name()).with_tensor(stretch.tensor->name)));
+    }
+
+    std::span<const std::byte> read(const Stretch& stretch, std::uint64_t offset, std::uint64_t size, unsigned worker) {
+        watch_.check_stop();
+        std::vector<std::byte>& buffer = buffers_[worker];
+        if (buffer.size() < size) buffer.resize(size);
+        const std::span bytes(buffer.data(), size);
+        stretch.source->read_at(stretch.extent.offset + offset, bytes);
+        watch_.add(size);
+        return bytes;
+    }
+
+    void add(BlockRow::Place place, Error fault) {
+        const std::lock_guard lock(finding_);
+        found_.push_back({place, std::move(fault)});
+    }
+
+    static std::string hex32(std::uint32_t number) {
         std::string text;
         for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[number >> shift & 15];
         return text;
     }
 
     const std::vector<Stretch>& stretches_;
-    unsigned threads_;
+    std::vector<std::vector<std::byte>> buffers_;  // one for each worker
     std::uint64_t block_;
     Watch& watch_;
-    VerifyReport& report_;
-    std::vector<Finding> found_;  // one for each stretch: workers do not meet
-    std::vector<std::vector<std::byte>> buffers_;
+    BlockRow row_;
+    OrderedDigests digests_;  // of stretches
+    std::atomic<std::uint64_t> checked_records_ = 0;
+    std::mutex finding_;
+    std::vector<Found> found_;
 };
 
 }  // namespace
@@ -151,17 +201,23 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
         contents = checkpoint::read_path(path, options.open, faults);
         report.bytes = checkpoint::total_bytes(contents);
     });
+    std::vector<FileDigests> files;
+    for (const auto& source : contents.sources)
+        files.push_back(checkpoint::read_file_digests(*source, options.open, faults));
+    // What is missing is a fault of its own.
+    if (faults.faults().empty()) check_identity(contents, files, path, faults);
     report.faults = faults.take();
     report.notes = std::move(contents.notes);
     report.tensors = contents.tensors.size();
+    contents.metadata = {};  // lists of digests take as much as all names
 
-    const std::vector<Stretch> stretches = stretches_of(contents);
+    const std::vector<Stretch> stretches = stretches_of(contents, files);
     std::uint64_t total = 0;
     for (const Stretch& stretch : stretches)
         total = checked_add(total, stretch.extent.size).value_or(std::numeric_limits<std::uint64_t>::max());
     Watch watch(options.monitor, "verifying", total);
     watch.check_stop();
-    Reader(stretches, options.threads, watch, report).run();
+    Reader(stretches, options.threads, watch).run(report);
     for (const auto& source : contents.sources) source->require_unchanged();
     watch.tell();
     return report;

@@ -50,10 +50,23 @@ void OutputFile::allocate(std::uint64_t size) const {
         throw failed(errno, "set its size to " + bytes_text(size));
 }
 
-void OutputFile::bypass_cache() {
-    // A second open file: the parts that are not whole pages still go through the cache.
+/// A second open file, which need not be asked for by a name that others can take.
+Descriptor OutputFile::opened_again(int flags) const {
     const std::string self = "/proc/self/fd/" + std::to_string(descriptor_.number());
-    around_ = open_at(AT_FDCWD, self.c_str(), O_WRONLY | O_DIRECT);
+    return open_at(AT_FDCWD, self.c_str(), flags);
+}
+
+// The parts that are not whole pages still go through the cache.
+void OutputFile::bypass_cache() { around_ = opened_again(O_WRONLY | O_DIRECT); }
+
+File OutputFile::reader(std::string path) const {
+    Descriptor descriptor = opened_again(O_RDONLY);
+    if (!descriptor) {
+        // That there is no /proc is no fault of the caller's, and path_not_found would be.
+        const int number = errno == ENOENT ? EIO : errno;
+        throw system_error(number, "read back what was written, through /proc/self/fd").with_path(path);
+    }
+    return File(std::make_shared<const Descriptor>(std::move(descriptor)), std::move(path));
 }
 
 // Writes the whole pages that `bytes` begins with past the cache, where `bytes` lies in its page as `offset` does;

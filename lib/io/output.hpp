@@ -1,6 +1,7 @@
 // A file that is being written: its space first, then its bytes in any order from any thread, then the disk.
 #pragma once
 
+#include "io/file.hpp"
 #include "io/system.hpp"
 
 #include <cstddef>
@@ -28,11 +29,14 @@ public:
     void bypass_cache();
     /// Writes all of `bytes`. May be called from several threads at once.
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const;
+    /// The same file as it is now, for reading; messages call it `path`.
+    File reader(std::string path) const;
     /// What was written is on the disk when it returns; nothing can be written afterwards.
     void finish();
 
 private:
     Error failed(int number, const std::string& doing, std::uint64_t given_back = 0) const;
+    Descriptor opened_again(int flags) const;
     std::size_t write_around(std::uint64_t offset, std::span<const std::byte> bytes) const;
 
     Descriptor descriptor_;

@@ -1,19 +1,24 @@
 // Files are cut into units of at most one block; workers take them in the order of the output, gather a unit into
 // their buffer and write it. What a unit is can be told from its number, so the plan is as short as the list of files.
+// Digests are made of what passes by, in the order of the file; what is written in tiles is read once more for them.
 #include "write/engine.hpp"
 
+#include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
+#include "checkpoint/identity.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
+#include "safetensors/digests.hpp"
 #include "write/shards.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -45,7 +50,6 @@ constexpr std::uint64_t page = io::direct_alignment;
 /// A stretch of one file that is cut into units in one way.
 struct Stretch {
     enum class Kind : std::uint8_t {
-        head,    ///< what stands before the data; one unit
         stream,  ///< tensors side by side, cut wherever the file's offset is a multiple of a block
         blocks,  ///< one tensor, cut as Blocks says
     };
@@ -54,7 +58,8 @@ struct Stretch {
     std::uint32_t file = 0;
     std::uint32_t first = 0;  ///< tensors of the file
     std::uint32_t count = 0;
-    Kind kind = Kind::head;
+    Kind kind = Kind::stream;
+    std::atomic<std::uint64_t>* boxes_left = nullptr;  ///< of a tensor that is written in tiles and wants a digest
 };
 
 /// Whether a tensor is not to be cut at just any byte.
@@ -82,6 +87,8 @@ public:
           around_cache_(io::better_around_cache(layout.data_bytes)),
           staging_(staging),
           watch_(monitor, "converting", layout.data_bytes) {
+        const auto lists = [](const PlannedFile& file) { return file.lists_digests; };
+        if (std::any_of(layout.files.begin(), layout.files.end(), lists)) digests_.emplace(tensors.size());
         for (std::uint32_t i = 0; i < files_.size(); ++i) plan(i);
     }
 
@@ -94,6 +101,9 @@ public:
         parallel_for(
             static_cast<std::size_t>(units_), static_cast<unsigned>(workers_.size()),
             [this](std::size_t unit, unsigned worker) { do_unit(unit, workers_[worker]); }, [this] { watch_.tick(); });
+        // Those without data; an index wants the digests of all the others.
+        for (std::uint32_t i = 0; i < files_.size(); ++i)
+            if (files_[i].units == 0) in_file(i, [&] { finish(i); });
         require_unchanged(tensors_);
         for (const Worker& worker : workers_)
             for (std::size_t i = 0; i < worker.counts.size(); ++i) layout_.casts[i].counts += worker.counts[i];
@@ -120,7 +130,6 @@ private:
     void plan(std::uint32_t file) {
         const PlannedFile& planned = layout_.files[file];
         const std::uint64_t before = units_;
-        add({.bytes = {0, planned.head.size()}, .file = file}, 1);
         const auto count = static_cast<std::uint32_t>(planned.tensors.size());
         for (std::uint32_t first = 0; first < count;) {
             std::uint32_t end = first;
@@ -129,6 +138,7 @@ private:
             if (end < count) plan_blocks(file, end++);
             first = end;
         }
+        files_[file].units = units_ - before;
         files_[file].units_left = units_ - before;
     }
 
@@ -146,12 +156,14 @@ private:
 
     void plan_blocks(std::uint32_t file, std::uint32_t tensor) {
         const PlannedTensor& planned = layout_.files[file].tensors[tensor];
-        add({.bytes = {planned.offset, end_of(file, tensor) - planned.offset},
-             .file = file,
-             .first = tensor,
-             .count = 1,
-             .kind = Stretch::Kind::blocks},
-            Blocks(value(planned), block_).count());
+        const Blocks blocks(value(planned), block_);
+        Stretch stretch{.bytes = {planned.offset, end_of(file, tensor) - planned.offset},
+                        .file = file,
+                        .first = tensor,
+                        .count = 1,
+                        .kind = Stretch::Kind::blocks};
+        if (digests_ && !blocks.ranges()) stretch.boxes_left = &boxes_left_.emplace_back(blocks.count());
+        add(stretch, blocks.count());
     }
 
     void add(Stretch stretch, std::uint64_t units) {
@@ -192,30 +204,34 @@ private:
 
     // ---- copying, on any thread
 
+    /// Those who wait for their turn hear of a worker that cannot go on.
     void do_unit(std::uint64_t unit, Worker& worker) {
-        watch_.check_stop();
+        try {
+            watch_.check_stop();
+            copy(unit, worker);
+        } catch (...) {
+            if (digests_) digests_->abandon_all();
+            throw;
+        }
+    }
+
+    void copy(std::uint64_t unit, Worker& worker) {
         const auto after = std::upper_bound(stretches_.begin(), stretches_.end(), unit,
                                             [](std::uint64_t u, const Stretch& s) { return u < s.first_unit; });
         const Stretch& stretch = *std::prev(after);
         const std::uint64_t number = unit - stretch.first_unit;
         in_file(stretch.file, [&] {
             open(stretch.file);
-            switch (stretch.kind) {
-                case Stretch::Kind::head: write_head(stretch); break;
-                case Stretch::Kind::stream: copy_stream(stretch, number, worker); break;
-                case Stretch::Kind::blocks: copy_block(stretch, number, worker); break;
-            }
-            finish_unit(stretch.file);
+            const bool done = stretch.kind == Stretch::Kind::stream ? copy_stream(stretch, number, worker)
+                                                                    : copy_block(stretch, number, worker);
+            if (!done) return;
+            // Whoever does a file's last unit brings it to the disk, while the others write on.
+            if (files_[stretch.file].units_left.fetch_sub(1) == 1) finish(stretch.file);
         });
     }
 
-    void write_head(const Stretch& stretch) {
-        std::string& head = layout_.files[stretch.file].head;
-        output(stretch).write_at(0, std::as_bytes(std::span(head)));
-        std::string().swap(head);
-    }
-
-    void copy_stream(const Stretch& stretch, std::uint64_t number, Worker& worker) {
+    /// Here and below, false where another worker has met an error that ends it all.
+    bool copy_stream(const Stretch& stretch, std::uint64_t number, Worker& worker) {
         const std::uint64_t from = stretch.bytes.offset;
         const std::uint64_t begin = std::max(from, (from / stream_block + number) * stream_block);
         const std::uint64_t end = std::min(stretch.bytes.end(), (from / stream_block + number + 1) * stream_block);
@@ -231,14 +247,17 @@ private:
             const std::uint64_t tensor_end = end_of(stretch.file, static_cast<std::uint32_t>(at - planned.begin()));
             const std::uint64_t stop = std::min(end, tensor_end);
             if (stop <= filled) continue;  // no elements
-            gather(*at, filled - at->offset, whole.subspan(filled - begin, stop - filled), worker);
+            const auto part = whole.subspan(filled - begin, stop - filled);
+            gather(*at, filled - at->offset, part, worker);
+            if (!feed(*at, tensor_end - at->offset, filled - at->offset, part, worker)) return false;
             filled = stop;
         }
         output(stretch).write_at(begin, whole);
         watch_.add(whole.size());
+        return true;
     }
 
-    void copy_block(const Stretch& stretch, std::uint64_t number, Worker& worker) {
+    bool copy_block(const Stretch& stretch, std::uint64_t number, Worker& worker) {
         const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
         const LazyTensor tensor = value(planned);
         const Blocks blocks(tensor, block_);
@@ -246,9 +265,10 @@ private:
             const Extent range = blocks.range(number);
             const auto bytes = buffer(worker).first(static_cast<std::size_t>(range.size));
             gather(planned, range.offset, bytes, worker);
+            if (!feed(planned, stretch.bytes.size, range.offset, bytes, worker)) return false;
             output(stretch).write_at(planned.offset + range.offset, bytes);
             watch_.add(bytes.size());
-            return;
+            return true;
         }
         const Box box = blocks.box(number);
         std::uint64_t size = element_size(tensor.dtype());
@@ -261,6 +281,30 @@ private:
                            output(stretch).write_at(planned.offset + at, bytes.subspan(in_box, length));
                        });
         watch_.add(size);
+        const bool last_box = stretch.boxes_left != nullptr && stretch.boxes_left->fetch_sub(1) == 1;
+        return !last_box || read_back(stretch, worker);
+    }
+
+    /// Units are taken in order, and each waits only for those before it.
+    bool feed(const PlannedTensor& planned, std::uint64_t size, std::uint64_t offset, std::span<const std::byte> bytes,
+              Worker& worker) {
+        Watch* const watch = is_caller(worker) ? &watch_ : nullptr;
+        return !digests_ || digests_->feed(planned.number, size, offset, bytes, watch);
+    }
+
+    bool read_back(const Stretch& stretch, Worker& worker) {
+        const io::File file = output(stretch).reader(staging_.path_of(layout_.files[stretch.file].name));
+        const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
+        for (std::uint64_t done = 0; done < stretch.bytes.size;) {
+            watch_.check_stop();
+            if (is_caller(worker)) watch_.tick();
+            const std::uint64_t size = std::min(stream_block, stretch.bytes.size - done);
+            const auto bytes = buffer(worker).first(static_cast<std::size_t>(size));
+            file.read_at(planned.offset + done, bytes);
+            if (!feed(planned, stretch.bytes.size, done, bytes, worker)) return false;
+            done += size;
+        }
+        return true;
     }
 
     void gather(const PlannedTensor& planned, std::uint64_t offset, std::span<std::byte> into, Worker& worker) {
@@ -289,10 +333,44 @@ private:
         output.emplace(std::move(opened));
     }
 
-    /// Whoever does a file's last unit brings it to the disk, while the others write on.
-    void finish_unit(std::uint32_t file) {
-        if (files_[file].units_left.fetch_sub(1) == 1) files_[file].output->finish();
+    void finish(std::uint32_t file) {
+        open(file);
+        PlannedFile& planned = layout_.files[file];
+        if (planned.lists_digests) safetensors::put_metadata(planned.head, safetensors::digests_key, list_of(planned));
+        if (planned.has_identity)
+            safetensors::put_metadata(planned.head, safetensors::checkpoint_digest_key, hex(identity()));
+        io::OutputFile& output = *files_[file].output;
+        output.write_at(0, std::as_bytes(std::span(planned.head)));
+        std::string().swap(planned.head);
+        output.finish();
     }
+
+    std::string list_of(const PlannedFile& file) const {
+        std::vector<std::pair<std::string_view, Digest>> list;
+        list.reserve(file.tensors.size());
+        for (const PlannedTensor& planned : file.tensors)
+            list.emplace_back(tensors_[planned.number].name(), digests_->of(planned.number));
+        return safetensors::write_digests(list);
+    }
+
+    Digest identity() const {
+        std::vector<checkpoint::NamedDigest> all;
+        all.reserve(layout_.tensors + layout_.aliases.size());
+        std::vector<Dtype> dtypes(tensors_.size());
+        for (const PlannedFile& file : layout_.files)
+            for (const PlannedTensor& planned : file.tensors) {
+                dtypes[planned.number] = planned.dtype;
+                all.push_back(named(tensors_[planned.number].name(), planned.number, planned.dtype));
+            }
+        for (const auto& [name, number] : layout_.aliases) all.push_back(named(name, number, dtypes[number]));
+        return checkpoint::digest_of_all(std::move(all));
+    }
+
+    checkpoint::NamedDigest named(std::string_view name, std::uint32_t number, Dtype dtype) const {
+        return {name, dtype, &tensors_[number].shape(), digests_->of(number)};
+    }
+
+    bool is_caller(const Worker& worker) const noexcept { return &worker == &workers_.front(); }
 
     const io::OutputFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
 
@@ -317,6 +395,8 @@ private:
     std::vector<Worker> workers_;
     std::uint64_t block_;
     std::vector<File> files_;
+    std::optional<OrderedDigests> digests_;  // of the caller's tensors
+    std::deque<std::atomic<std::uint64_t>> boxes_left_;
     std::mutex opening_;
     bool around_cache_;
     io::Staging& staging_;

@@ -12,9 +12,10 @@
 namespace safemap::write {
 
 /// Creates and allocates every file of `layout` in `staging`, then fills them one after the other on `threads` workers
-/// (0: two) and brings each to the disk. The counts of `layout.casts` are filled in. Takes at most 32 MiB for buffers,
-/// and has no more files open than workers, and one. Throws what reading and writing throw, with the tensor and the
-/// file, and cancelled.
+/// (0: two), their heads last, and brings each to the disk. The counts of `layout.casts` are filled in, and digests
+/// where heads have places for them. Takes at most 32 MiB for buffers, 16 bytes a tensor for digests, and has no more
+/// files open than twice the workers, and one. Throws what reading and writing throw, with the tensor and the file, and
+/// cancelled.
 void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
                  unsigned threads);
 

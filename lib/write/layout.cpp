@@ -3,7 +3,9 @@
 
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "checkpoint/identity.hpp"
 #include "lazy/stored_tensor.hpp"
+#include "safetensors/digests.hpp"
 #include "safetensors/format.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
@@ -51,10 +53,23 @@ void require_distinct_names(std::span<const LazyTensor> tensors) {
     });
 }
 
+/// Digests of what was read say nothing of what is written.
+Metadata without_digests(const Metadata& metadata) {
+    Metadata kept;
+    for (const auto& entry : metadata)
+        if (!safetensors::is_digest_key(entry.first)) kept.insert(kept.end(), entry);
+    return kept;
+}
+
+void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
+    std::pair<std::string, std::string> entry(key, std::move(value));
+    metadata.insert(std::upper_bound(metadata.begin(), metadata.end(), entry), std::move(entry));
+}
+
 class Planner {
 public:
     Planner(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options)
-        : tensors_(tensors), metadata_(metadata), options_(options) {
+        : tensors_(tensors), metadata_(without_digests(metadata)), options_(options) {
         require_distinct_names(tensors);
         for (const auto& [key, value] : metadata) {
             require_text(key, "a metadata key");
@@ -66,7 +81,7 @@ public:
     Layout one_file(const std::string& name) && {
         std::vector<std::uint32_t> all(chosen_.size());
         for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
-        add_file(name, all, whole_metadata());
+        add_only_file(name, all);
         return std::move(layout_);
     }
 
@@ -75,7 +90,7 @@ public:
         if (split.shards.empty()) split.shards.emplace_back();  // a file that says: no tensors
         const std::size_t count = split.shards.size();
         if (count == 1) {
-            add_file(shard_name(0, 1), split.shards.front(), whole_metadata());
+            add_only_file(shard_name(0, 1), split.shards.front());
         } else {
             for (std::size_t i = 0; i < count; ++i)
                 add_file(shard_name(i, count), split.shards[i], {{format_key, format()}});
@@ -190,7 +205,14 @@ private:
         return {whole.begin(), whole.end()};
     }
 
-    void add_file(const std::string& name, std::span<const std::uint32_t> members, const Pairs& metadata) {
+    void add_only_file(const std::string& name, std::span<const std::uint32_t> members) {
+        Pairs metadata = whole_metadata();
+        if (options_.checksums) add_identity(metadata);
+        add_file(name, members, std::move(metadata));
+        layout_.files.back().has_identity = options_.checksums;
+    }
+
+    void add_file(const std::string& name, std::span<const std::uint32_t> members, Pairs metadata) {
         std::vector<TensorSpec> specs;
         specs.reserve(members.size());
         for (const std::uint32_t member : members) specs.push_back(spec(chosen_[member]));
@@ -199,10 +221,12 @@ private:
         std::vector<TensorSpec> ordered;
         ordered.reserve(order.size());
         for (const std::uint32_t i : order) ordered.push_back(specs[i]);
+        if (options_.checksums) put_sorted(metadata, safetensors::digests_key, list_of_zeros(ordered));
         PlannedFile file{.name = name,
                          .head = safetensors::write_header(ordered, metadata, true, options_.alignment),
                          .tensors = {},
-                         .size = 0};
+                         .size = 0,
+                         .lists_digests = options_.checksums};
         file.tensors.reserve(order.size());
         std::uint64_t offset = file.head.size();
         for (const std::uint32_t i : order) {
@@ -226,6 +250,26 @@ private:
         return order;
     }
 
+    static std::string list_of_zeros(std::span<const TensorSpec> tensors) {
+        std::vector<std::pair<std::string_view, Digest>> list;
+        list.reserve(tensors.size());
+        for (const TensorSpec& tensor : tensors) list.emplace_back(tensor.name, Digest());
+        return safetensors::write_digests(list);
+    }
+
+    /// Of all that a reader of this metadata will see.
+    void add_identity(Pairs& metadata) {
+        const auto name_of = [this](std::uint32_t i) -> std::string_view { return tensor(chosen_[i]).name(); };
+        NameIndex names;
+        names.add_all(static_cast<std::uint32_t>(chosen_.size()), name_of, [](auto, auto) {});
+        checkpoint::for_each_alias(
+            metadata, [&](std::string_view name) { return names.find(name, name_of); },
+            [this](const std::string& dropped, std::uint32_t i) {
+                layout_.aliases.emplace_back(dropped, chosen_[i].number);
+            });
+        put_sorted(metadata, safetensors::checkpoint_digest_key, hex(Digest()));
+    }
+
     TensorSpec spec(const Chosen& chosen) const {
         const LazyTensor& t = tensor(chosen);
         return {.name = t.name(), .dtype = chosen.dtype, .shape = &t.shape()};
@@ -237,14 +281,16 @@ private:
         for (std::size_t i = 0; i < split.shards.size(); ++i)
             for (const std::uint32_t member : split.shards[i])
                 weight_map.emplace_back(tensor(chosen_[member]).name(), layout_.files[i].name);
-        const Pairs metadata = index_metadata();
+        Pairs metadata = index_metadata();
+        if (options_.checksums) add_identity(metadata);
         PlannedFile file{.name = index_name,
                          .head = options_.index_style == IndexStyle::hub
                                      ? safetensors::write_index(split.total_size, metadata, weight_map)
                                      : safetensors::write_transformers_index(split.total_size, total_parameters(),
                                                                              metadata, weight_map),
                          .tensors = {},
-                         .size = 0};
+                         .size = 0,
+                         .has_identity = options_.checksums};
         file.size = file.head.size();
         layout_.files.push_back(std::move(file));
     }
@@ -267,7 +313,7 @@ private:
     }
 
     std::span<const LazyTensor> tensors_;
-    const Metadata& metadata_;
+    Metadata metadata_;
     const SaveOptions& options_;
     std::vector<Chosen> chosen_;  // what is written, in the caller's order
     Layout layout_;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace safemap::write {
@@ -24,6 +25,8 @@ struct PlannedFile {
     std::string head;                    ///< everything before the data; of an index, everything
     std::vector<PlannedTensor> tensors;  ///< in the order of their bytes, which leave no gaps
     std::uint64_t size = 0;
+    bool lists_digests = false;  ///< `head` has zeros where digests of the tensors go
+    bool has_identity = false;   ///< and where the digest of the checkpoint goes
 };
 
 struct Layout {
@@ -35,6 +38,8 @@ struct Layout {
     std::vector<SkippedObject> skipped;
     std::uint64_t unaligned_tensors = 0;
     std::vector<std::string> notes;
+    /// Where digests are wanted: names that readers will take for other names of tensors, with the tensors' numbers.
+    std::vector<std::pair<std::string, std::uint32_t>> aliases;
 };
 
 using Metadata = std::map<std::string, std::string>;

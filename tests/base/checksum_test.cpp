@@ -18,6 +18,15 @@ TEST_CASE("XXH3-128 gives the values of the reference implementation") {
     CHECK(hash.hex() == "06b05ab6733a618578af5f94892f3950");
 }
 
+TEST_CASE("a digest is read from its digits, and from no others") {
+    const Digest digest = xxh3(bytes_of("abc"));
+    CHECK(hex(digest) == "06b05ab6733a618578af5f94892f3950");
+    CHECK(digest_of_hex("06b05ab6733a618578af5f94892f3950") == digest);
+    for (const auto* text : {"", "06b05ab6733a618578af5f94892f395", "06b05ab6733a618578af5f94892f39500",
+                             "06B05ab6733a618578af5f94892f3950", "06b05ab6733a618578af5f94892f395 "})
+        CHECK_FALSE(digest_of_hex(text));
+}
+
 TEST_CASE("a digest does not depend on how the bytes are cut") {
     std::vector<std::byte> data(100'000);
     for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 31 >> 3);
@@ -32,6 +41,7 @@ TEST_CASE("a digest does not depend on how the bytes are cut") {
             crc = crc32(crc, part);
         }
         CHECK(parts.hex() == whole.hex());
+        CHECK(parts.digest() == xxh3(data));
         CHECK(crc == crc32(0, data));
     }
 }

@@ -1,6 +1,7 @@
 // Every fault, not the first; and every byte read.
 #include <safemap/verify.hpp>
 
+#include "base/checksum.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "io/calls.hpp"
@@ -11,10 +12,34 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+#include <span>
 #include <string>
 #include <thread>
 
 using namespace safemap;
+
+namespace {
+
+std::string xxh3_of(std::string_view bytes) { return hex(xxh3(std::as_bytes(std::span(bytes.data(), bytes.size())))); }
+
+/// A file of the bytes "aaaa" for "a" and "bbb" for "b", with this text as its list of digests.
+std::string with_list(std::string_view list) {
+    std::string escaped;
+    for (const char c : list) escaped += c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
+    return forge::safetensors(R"({"__metadata__":{"safemap.xxh3_128":")" + escaped +
+                                  R"("},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                                  R"("b":{"dtype":"U8","shape":[3],"data_offsets":[4,7]}})",
+                              "aaaabbb");
+}
+
+std::string entry(std::string_view name, std::string_view bytes) {
+    return '"' + std::string(name) + "\":\"" + xxh3_of(bytes) + '"';
+}
+
+}  // namespace
 
 TEST_CASE("a sound file has no faults and all of it is read") {
     const TempDir dir;
@@ -157,4 +182,115 @@ TEST_CASE("checksums of records are compared, and one that was left out is noted
         REQUIRE(report.notes.size() == 1);
         CHECK(report.notes[0].find("1 record has no checksum") == 0);
     }
+}
+
+TEST_CASE("tensors are compared with the digests that their file has of them, and others are not") {
+    const TempDir dir;
+    const auto check = [&](const std::string& list, std::uint64_t checked, std::vector<std::string> wrong) {
+        CAPTURE(list);
+        const auto report = verify(dir.write("m.safetensors", with_list(list)));
+        CHECK(report.checked_bytes == checked);
+        REQUIRE(report.faults.size() == wrong.size());
+        for (std::size_t i = 0; i < wrong.size(); ++i) {
+            CHECK(report.faults[i].code() == Errc::checksum_mismatch);
+            CHECK(report.faults[i].tensor() == wrong[i]);
+            CHECK(report.faults[i].path() == (dir / "m.safetensors").native());
+        }
+    };
+    check('{' + entry("a", "aaaa") + ',' + entry("b", "bbb") + '}', 7, {});
+    check("{ " + entry("b", "bbb") + " ,  " + entry("a", "aaaa") + " }", 7, {});
+    check('{' + entry("b", "bbb") + '}', 3, {});
+    check("{}", 0, {});
+    check('{' + entry("a", "aaax") + ',' + entry("b", "bbb") + '}', 7, {"a"});
+    check('{' + entry("b", "aaaa") + ',' + entry("a", "bbb") + '}', 7, {"a", "b"});
+    check(R"({"\u0061":")" + xxh3_of("aaaa") + "\"}", 4, {});
+}
+
+TEST_CASE("a list of digests that is none is a fault, and what it says of tensors still counts") {
+    const TempDir dir;
+    const auto check = [&](const std::string& list, std::uint64_t checked, std::string_view says) {
+        CAPTURE(list);
+        const auto report = verify(dir.write("m.safetensors", with_list(list)));
+        CHECK(report.checked_bytes == checked);
+        REQUIRE(report.faults.size() == 1);
+        CHECK(report.faults[0].code() == Errc::header_bad_metadata);
+        CHECK(report.faults[0].path() == (dir / "m.safetensors").native());
+        CHECK(report.faults[0].message().find(says) != std::string::npos);
+    };
+    check("", 0, "JSON");
+    check("[]", 0, "not an object");
+    check(R"({"a":"no digest"})", 0, "of 'a'");
+    check('{' + entry("a", "aaaa") + R"(,"b":null})", 0, "of 'b'");
+    check('{' + entry("a", "aaaa") + ',' + entry("x", "") + ',' + entry("y", "") + '}', 4, "name 2 tensors");
+    check('{' + entry("a", "") + ',' + entry("a", "aaaa") + '}', 4, "'a' more than once");
+    check(std::string(10'000, ' ') + "{}", 0, "more than the tensors of the file can take");
+    CHECK_OK(Checkpoint::open(dir / "m.safetensors"));
+}
+
+TEST_CASE("what an index leaves out of a shard is compared as the shard says") {
+    const TempDir dir;
+    const std::string sound = with_list('{' + entry("a", "aaaa") + ',' + entry("b", "bbb") + '}');
+    dir.write("1", sound);
+    const auto index = dir.write("m.index.json", R"({"weight_map":{"a":"1"}})");
+    auto report = verify(index);
+    CHECK(report.ok());
+    CHECK(report.checked_bytes == 7);
+    dir.write("1", sound.substr(0, sound.size() - 1) + 'x');
+    report = verify(index);
+    REQUIRE(report.faults.size() == 1);
+    CHECK(report.faults[0].tensor() == "b");
+}
+
+TEST_CASE("of a header with faults the digests are not asked") {
+    const TempDir dir;
+    std::string file = with_list('{' + entry("a", "aaaa") + '}');
+    const auto report = verify(dir.write("m.safetensors", file.substr(0, file.size() - 1)));
+    REQUIRE(report.faults.size() == 1);
+    CHECK(report.faults[0].code() == Errc::file_truncated);
+    CHECK(report.checked_bytes == 0);
+}
+
+TEST_CASE("a large tensor with a digest is read side by side, once, and hashed in order") {
+    static const io::Calls system = io::calls;
+    static std::mutex mutex;
+    static std::set<std::thread::id> readers;
+    static std::map<off_t, std::size_t> reads;
+    const TempDir dir;
+    constexpr std::size_t size = 40'000'000;
+    std::string data(size, '\0');
+    for (std::size_t i = 0; i < size; ++i) data[i] = static_cast<char>(i * i >> 11);
+    const auto write = [&](const std::string& digest) {
+        return dir.write("m.safetensors",
+                         forge::safetensors(R"({"__metadata__":{"safemap.xxh3_128":"{\"w\":\")" + digest +
+                                                R"(\"}"},"w":{"dtype":"U8","shape":[40000000],)"
+                                                R"("data_offsets":[0,40000000]}})",
+                                            data));
+    };
+    const auto file = write(xxh3_of(data));
+    const std::size_t header = std::filesystem::file_size(file) - size;
+    for (const unsigned threads : {1U, 2U, 3U, 8U, 64U}) {
+        CAPTURE(threads);
+        readers.clear();
+        reads.clear();
+        io::calls.pread = [](int descriptor, void* into, std::size_t count, off_t offset) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            const ssize_t done = system.pread(descriptor, into, count, offset);
+            const std::lock_guard lock(mutex);
+            readers.insert(std::this_thread::get_id());
+            reads[offset] += static_cast<std::size_t>(done);
+            return done;
+        };
+        VerifyOptions options;
+        options.threads = threads;
+        const auto report = verify(file, options);
+        io::calls = system;
+        CHECK(report.ok());
+        CHECK(report.checked_bytes == size);
+        CHECK((threads == 1 || readers.size() > 1));
+        std::size_t read_of_data = 0;
+        for (const auto& [offset, count] : reads)
+            if (offset >= static_cast<off_t>(header)) read_of_data += count;
+        CHECK(read_of_data == size);
+    }
+    CHECK(verify(write(xxh3_of("other"))).faults.size() == 1);
 }

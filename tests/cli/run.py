@@ -38,6 +38,11 @@ def safetensors(tensors, metadata=None):
     return struct.pack('<Q', len(text)) + text + b''.join(data for *_, data in tensors)
 
 
+def header_of(file):
+    with open(file, 'rb') as opened:
+        return json.loads(opened.read(struct.unpack('<Q', opened.read(8))[0]))
+
+
 def floats(*values):
     return struct.pack(f'<{len(values)}f', *values)
 
@@ -745,6 +750,33 @@ class Convert(Case):
             begin = (self.folder / f'{align}.safetensors').read_bytes()[:8]
             self.assertEqual((struct.unpack('<Q', begin)[0] + 8) % align, 0)
 
+    def test_checksums_are_written_where_verify_and_hash_find_them(self):
+        for out, words in [('out.safetensors', ()), ('out', ('--max-shard-size', '30')), ('half', ('--dtype', 'bf16'))]:
+            told = self.done('convert', 'small.safetensors', out, '--checksums', *words)
+            self.assertEqual(list(told), self.KEYS)
+            hashed = self.done('hash', out)
+            metadata = self.done('inspect', out)['metadata']
+            self.assertEqual(metadata['safemap.checkpoint_xxh3_128'], hashed['checkpoint'])
+            self.assertEqual(metadata['who'], 'a "b"')
+            found = {}
+            files = [self.folder / out] if out.endswith('s') else (self.folder / out).glob('*.safetensors')
+            for file in files:
+                found.update(json.loads(header_of(file)['__metadata__']['safemap.xxh3_128']))
+            self.assertEqual(found, hashed['tensors'])
+            checked = self.done('verify', out)
+            self.assertEqual((checked['ok'], checked['checked_bytes']), (True, checked['bytes']))
+        # They say nothing of a part, nor of what is written without them.
+        self.done('convert', 'out.safetensors', 'part.safetensors', '--include', 'layers.*')
+        self.assertEqual(self.done('inspect', 'part.safetensors')['metadata'], {'format': 'pt', 'who': 'a "b"'})
+        self.done('convert', 'out.safetensors', 'again.safetensors', '--include', 'layers.*', '--checksums')
+        self.assertEqual(self.done('verify', 'again.safetensors')['checked_bytes'], 48)
+
+    def test_a_dry_run_knows_what_checksums_take(self):
+        words = ('small.safetensors', 'out', '--max-shard-size', '30', '--checksums')
+        planned = self.done('convert', *words, '--dry-run')
+        written = self.done('convert', *words)
+        self.assertEqual((planned['files'], planned['bytes_written']), (written['files'], written['bytes_written']))
+
     def test_a_selection_keeps_the_metadata(self):
         self.done('convert', 'small.safetensors', 'out.safetensors', '--include', 'layers.*')
         told = self.done('inspect', 'out.safetensors')
@@ -820,6 +852,26 @@ class Verify(Case):
         quiet = self.safemap('verify', 'bad.safetensors', '--quiet')
         self.assertEqual((quiet.code, quiet.out), (1, ''))
         self.assertEqual(quiet.err.count('safemap: error: '), 2)
+
+    def test_data_that_changed_are_told_with_the_tensor(self):
+        self.done('convert', 'small.safetensors', 'out.safetensors', '--checksums')
+        file = self.folder / 'out.safetensors'
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        result = self.safemap('verify', 'out.safetensors', '--json')
+        self.assertEqual((result.code, result.err), (1, ''))
+        told = result.json()
+        self.assertEqual(list(told), self.KEYS)
+        self.assertEqual((told['ok'], told['checked_bytes']), (False, 72))
+        [fault] = told['faults']
+        self.assertEqual((fault['code'], fault['path'], fault['tensor']),
+                         ('checksum_mismatch', 'out.safetensors', 'norm'))
+        self.assertIn(self.done('hash', 'small.safetensors')['tensors']['norm'], fault['message'])
+        self.assertIn(self.done('hash', 'out.safetensors')['tensors']['norm'], fault['message'])
+        text = self.safemap('verify', 'out.safetensors').out
+        self.assertIn("tensor 'norm'", text)
+        self.assertIn('72 B compared with checksums', text)
 
     def test_an_unknown_format_is_a_fault(self):
         (self.folder / 'x.bin').write_bytes(b'GGUF and so on, at some length')

@@ -137,7 +137,7 @@ TEST_CASE("errors say which file and which tensor") {
     REQUIRE(late);
     CHECK(late->code() == Errc::no_space);
     CHECK(late->path() == (dir / "out/model.safetensors").native());
-    CHECK(late->message().find("at offset 0: ") != std::string::npos);
+    CHECK(late->message().find(" at offset ") != std::string::npos);
     CHECK(late->message().find("; free: ") != std::string::npos);
     CHECK(std::string(full->what()).starts_with("save " + (dir / "out").native() + "/: "));
 }

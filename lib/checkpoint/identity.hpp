@@ -1,0 +1,36 @@
+// What makes two checkpoints the same: a digest of all names, dtypes, shapes and values.
+#pragma once
+
+#include "base/checksum.hpp"
+
+#include <safemap/checkpoint.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace safemap::checkpoint {
+
+/// What one name stands for.
+struct NamedDigest {
+    std::string_view name;
+    Dtype dtype = {};
+    const Shape* shape = nullptr;
+    Digest digest = {};
+};
+
+/// As CheckpointDigests::checkpoint says, in any order.
+Digest digest_of_all(std::vector<NamedDigest> tensors);
+
+/// Of tied tensors that were dropped, save_model of the safetensors package leaves metadata[dropped] = kept. Calls
+/// alias(dropped, number) for each key that gives another name to a tensor; `number_of` knows the tensors' own.
+void for_each_alias(std::span<const std::pair<std::string, std::string>> metadata,
+                    const std::function<std::optional<std::uint32_t>(std::string_view)>& number_of,
+                    const std::function<void(const std::string& dropped, std::uint32_t number)>& alias);
+
+}  // namespace safemap::checkpoint
