@@ -9,7 +9,7 @@
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "write/page_buffer.hpp"
-#include "write/target.hpp"
+#include "write/saving.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -2,7 +2,7 @@
 #include <safemap/save.hpp>
 
 #include "write/engine.hpp"
-#include "write/target.hpp"
+#include "write/saving.hpp"
 
 namespace safemap {
 

@@ -13,7 +13,7 @@
 #include "write/open_files.hpp"
 #include "write/seats.hpp"
 #include "write/shards.hpp"
-#include "write/target.hpp"
+#include "write/saving.hpp"
 
 #include <algorithm>
 #include <condition_variable>

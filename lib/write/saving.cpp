@@ -1,5 +1,5 @@
 // The common part of all saves.
-#include "write/target.hpp"
+#include "write/saving.hpp"
 
 #include "base/text.hpp"
 #include "tensor/convert.hpp"
