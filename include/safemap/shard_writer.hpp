@@ -64,9 +64,9 @@ public:
     using Fill = std::function<void(std::uint64_t offset, std::span<std::byte> into)>;
 
     /// Lays the checkpoint out, as save() does with `out` and `options`, allocates its files in a hidden folder beside
-    /// `out`, and writes their headers. `options` are not needed afterwards. Throws what save() throws before it copies
-    /// tensors; unnamed_dtype for what safetensors has no name for; shape_overflow and partial_byte for shapes that no
-    /// tensor has; invalid_argument for options that have no meaning here.
+    /// `out` (or in it, see save()), and writes their headers. `options` are not needed afterwards. Throws what save()
+    /// throws before it copies tensors; unnamed_dtype for what safetensors has no name for; shape_overflow and
+    /// partial_byte for shapes that no tensor has; invalid_argument for options that have no meaning here.
     ShardWriter(const std::filesystem::path& out, std::span<const Declaration> tensors,
                 const SaveOptions& options = {});
     /// Removes everything, unless it was committed. No other thread may be writing any more.
@@ -105,9 +105,9 @@ public:
     /// Waits for writes that are under way, brings everything to the disk and makes it appear at `out`. The report is
     /// that of save(); its `bytes_read` and `casts` tell of what was written. Throws not_written, and changes nothing,
     /// where bytes are missing, with the first tensor that is not whole, the first range that it lacks, and how many
-    /// tensors are not whole; writer_closed the second time, or where a write has failed; already_exists where
-    /// something has come up at `out` meanwhile; and what the system says. After any error but not_written nothing
-    /// stands at `out`, and what was written is gone with the writer.
+    /// tensors are not whole; writer_closed the second time, or where a write has failed; and what save() throws when
+    /// all is copied. After these the writer is at its end, what was written goes with it, and at `out` is what was
+    /// there before, as save() has it.
     SaveReport commit();
 
 private:

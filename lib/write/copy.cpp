@@ -20,7 +20,7 @@ constexpr std::uint64_t page = io::direct_alignment;
 /// Writes bytes of a region one stretch after the other.
 class Rows {
 public:
-    explicit Rows(const Target& to) : to_(to) {}
+    explicit Rows(const Place& to) : to_(to) {}
 
     /// The bytes that follow those of the last call.
     void append(std::span<const std::byte> bytes) {
@@ -37,14 +37,14 @@ public:
     }
 
 private:
-    const Target& to_;
+    const Place& to_;
     std::size_t piece_ = 0;
     std::uint64_t done_ = 0;  // of that piece
 };
 
 /// In the order of the value. What goes to one place is cut where a block of the file ends, and lies in the buffer as
 /// in its page, so that it can be written past the cache.
-void copy_ranges(const Target& to, const LazyTensor& value, Seat& seat) {
+void copy_ranges(const Place& to, const LazyTensor& value, Seat& seat) {
     const std::uint64_t size = value.nbytes();
     const bool one_place = to.pieces.size() == 1 && whole_bytes(value.dtype());
     const std::uint64_t place = one_place ? to.tensor + to.pieces.front().offset : 0;
@@ -61,7 +61,7 @@ void copy_ranges(const Target& to, const LazyTensor& value, Seat& seat) {
     }
 }
 
-void copy_tiles(const Target& to, const LazyTensor& value, const Blocks& tiles, Seat& seat) {
+void copy_tiles(const Place& to, const LazyTensor& value, const Blocks& tiles, Seat& seat) {
     const Region& region = to.region;
     for (std::uint64_t i = 0; i < tiles.count(); ++i) {
         const Box tile = tiles.box(i);
@@ -97,9 +97,9 @@ std::vector<Extent> pieces_of(const Region& region) {
     return pieces;
 }
 
-void copy_memory(const Target& to, std::span<const std::byte> bytes) { Rows(to).append(bytes); }
+void copy_memory(const Place& to, std::span<const std::byte> bytes) { Rows(to).append(bytes); }
 
-void copy_value(const Target& to, const LazyTensor& value, Seat& seat) {
+void copy_value(const Place& to, const LazyTensor& value, Seat& seat) {
     const Blocks blocks(value, Seat::buffer_size);
     if (blocks.ranges()) copy_ranges(to, value, seat);
     else copy_tiles(to, value, blocks, seat);

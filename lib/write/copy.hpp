@@ -30,8 +30,8 @@ Region whole_value(const Shape& shape, Dtype dtype, std::uint64_t offset = 0);
 /// bytes. None is empty.
 std::vector<Extent> pieces_of(const Region& region);
 
-/// A region's place in an output file.
-struct Target {
+/// Where a region goes in an output file.
+struct Place {
     const io::OutputFile& file;
     std::uint64_t tensor = 0;  ///< where the tensor begins in the file
     const Region& region;
@@ -39,9 +39,9 @@ struct Target {
 };
 
 /// Writes the region's bytes, which lie in a row in memory, from where they are.
-void copy_memory(const Target& to, std::span<const std::byte> bytes);
+void copy_memory(const Place& to, std::span<const std::byte> bytes);
 /// Writes a value through the seat's buffer. Its bytes are those of the region, and where the value stands transposed,
 /// so that tiles of it are read, its shape is the extent of the region's box.
-void copy_value(const Target& to, const LazyTensor& value, Seat& seat);
+void copy_value(const Place& to, const LazyTensor& value, Seat& seat);
 
 }  // namespace safemap::write

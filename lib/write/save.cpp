@@ -3,6 +3,7 @@
 
 #include "write/engine.hpp"
 #include "write/saving.hpp"
+#include "write/target.hpp"
 
 namespace safemap {
 
@@ -16,9 +17,9 @@ SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor
     Layout layout = write::lay_out_at(out, tensors, metadata, options);
     if (options.plan_only) return write::report_on(layout);
 
-    io::Staging staging = write::stage(out);
-    write::write_files(tensors, layout, staging, options.monitor, options.threads);
-    staging.commit();
+    write::Target target(out, options.overwrite);
+    write::write_files(tensors, layout, target.staging(), options.monitor, options.threads);
+    target.commit();
     return write::report_on(layout);
 }
 

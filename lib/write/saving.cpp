@@ -22,18 +22,12 @@ void require_sense(const SaveOptions& options) {
 
 }  // namespace
 
-bool names_file(const std::filesystem::path& out) { return out.native().ends_with(".safetensors"); }
-
 Layout lay_out_at(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
                   const SaveOptions& options) {
     require_sense(options);
-    // Before the names, so that the commonest mistake is told first; the staging looks again.
-    if (!options.plan_only) io::require_absent(out);
+    // Before the names, so that the commonest mistake is told first; the target looks again.
+    if (!options.plan_only && !options.overwrite) io::require_absent(out);
     return lay_out(tensors, metadata, options, names_file(out) ? std::optional(out.filename().native()) : std::nullopt);
-}
-
-io::Staging stage(const std::filesystem::path& out) {
-    return io::Staging(out, names_file(out) ? io::Staging::Kind::file : io::Staging::Kind::folder);
 }
 
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file) {

@@ -3,6 +3,7 @@
 
 #include "io/replace.hpp"
 #include "write/layout.hpp"
+#include "write/target.hpp"
 
 #include <safemap/error.hpp>
 
@@ -12,15 +13,10 @@
 
 namespace safemap::write {
 
-/// Whether OUT is a file, and not a folder of shards.
-bool names_file(const std::filesystem::path& out);
-
-/// Looks at the options and, unless there is only a plan to make, at the place; then lays the tensors out. Throws
-/// invalid_argument, unsupported_cast, already_exists, path_not_found, and what lay_out throws.
+/// Looks at the options and, unless there is only a plan to make or something to replace, at the place; then lays the
+/// tensors out. Throws invalid_argument, unsupported_cast, already_exists, path_not_found, and what lay_out throws.
 Layout lay_out_at(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
                   const SaveOptions& options);
-/// Where files are filled before they appear at OUT.
-io::Staging stage(const std::filesystem::path& out);
 /// Creates a file of `layout` and reserves its space; it is closed again, since there may be more files than
 /// descriptors. A full disk is told with what all files take.
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file);

@@ -11,9 +11,10 @@
 #include "write/copy.hpp"
 #include "write/coverage.hpp"
 #include "write/open_files.hpp"
+#include "write/saving.hpp"
 #include "write/seats.hpp"
 #include "write/shards.hpp"
-#include "write/saving.hpp"
+#include "write/target.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -132,14 +133,15 @@ public:
           declared_(declare(declarations)),
           layout_(write::lay_out_at(out, declared_, options.metadata, require_sense(options))),
           around_cache_(io::better_around_cache(layout_.data_bytes)),
-          staging_(write::stage(out)),
-          files_(staging_, names_of(layout_), around_cache_),
-          tensors_(declared_.size()) {
+          target_(out, options.overwrite),
+          files_(target_.staging(), names_of(layout_), around_cache_),
+          tensors_(declared_.size()),
+          report_(write::report_on(layout_)) {
         names_.add_all(
             static_cast<std::uint32_t>(declared_.size()), [this](std::uint32_t i) { return name(i); },
             [](std::uint32_t, std::uint32_t) {});  // the layout has refused those that are there twice
-        layout_.read_bytes = 0;
-        for (const write::PlannedFile& file : layout_.files) write::allocate(staging_, layout_, file);
+        report_.bytes_read = 0;
+        for (const write::PlannedFile& file : layout_.files) write::allocate(target_.staging(), layout_, file);
         for (std::uint32_t i = 0; i < layout_.files.size(); ++i) begin_file(i);
     }
 
@@ -207,7 +209,7 @@ public:
                 const write::OpenFiles::Use file(files_, tensor.file);
                 counts = copy({.file = *file, .tensor = tensor.offset, .region = region, .pieces = pieces}, value);
             } catch (Error& error) {
-                error.with_path(staging_.path_of(layout_.files[tensor.file].name));
+                error.with_path(target_.staging().path_of(layout_.files[tensor.file].name));
                 throw;
             }
             if (value.tensor) require_unchanged({&*value.tensor, 1});
@@ -219,8 +221,8 @@ public:
         return write::during_save(out_, [&] {
             close();
             files_.finish();
-            staging_.commit();
-            return write::report_on(layout_);
+            target_.commit();
+            return report_;
         });
     }
 
@@ -321,7 +323,7 @@ private:
             const write::OpenFiles::Use file(files_, number);
             file->write_at(0, std::as_bytes(std::span(planned.head)));
         } catch (Error& error) {
-            error.with_path(staging_.path_of(planned.name));
+            error.with_path(target_.staging().path_of(planned.name));
             throw;
         }
         for (const write::PlannedTensor& tensor : planned.tensors)
@@ -330,7 +332,7 @@ private:
         std::vector<write::PlannedTensor>().swap(planned.tensors);
     }
 
-    CastCounts copy(const write::Target& to, const Value& value) {
+    CastCounts copy(const write::Place& to, const Value& value) {
         if (!value.tensor && may_be_straight(to, value.memory)) {
             write::copy_memory(to, value.memory);
             return {};
@@ -342,7 +344,7 @@ private:
 
     /// Past the cache goes only what lies in its page of memory as in its page of the file; other memory is copied to
     /// where it does. Rows of a box lie in the file as they like, so that would gain them nothing.
-    bool may_be_straight(const write::Target& to, std::span<const std::byte> memory) const noexcept {
+    bool may_be_straight(const write::Place& to, std::span<const std::byte> memory) const noexcept {
         if (!around_cache_ || to.pieces.size() > 1) return true;
         const std::uint64_t place = to.tensor + to.pieces.front().offset;
         return (reinterpret_cast<std::uintptr_t>(memory.data()) - place) % io::direct_alignment == 0;
@@ -382,14 +384,14 @@ private:
 
     void note(std::uint32_t number, const Value& value, const CastCounts& counts) {
         if (!value.tensor) {
-            layout_.read_bytes = write::sum_of_sizes(layout_.read_bytes, value.memory.size());
+            report_.bytes_read = write::sum_of_sizes(report_.bytes_read, value.memory.size());
             return;
         }
         const Dtype from = value.tensor->stored()->dtype();
         const Dtype to = value.tensor->dtype();
-        layout_.read_bytes = write::sum_of_sizes(layout_.read_bytes, *byte_size(from, value.tensor->element_count()));
+        report_.bytes_read = write::sum_of_sizes(report_.bytes_read, *byte_size(from, value.tensor->element_count()));
         if (from == to) return;
-        auto& casts = layout_.casts;
+        auto& casts = report_.casts;
         auto known = std::find_if(casts.begin(), casts.end(),
                                   [=](const CastReport& cast) { return cast.from == from && cast.to == to; });
         if (known == casts.end()) known = casts.insert(casts.end(), {.from = from, .to = to});
@@ -402,13 +404,14 @@ private:
     NameIndex names_;
     Layout layout_;
     bool around_cache_;
-    io::Staging staging_;
+    write::Target target_;
     write::OpenFiles files_;
     write::Seats seats_{seats};
 
-    std::mutex mutex_;  // guards all that follows, and the report in layout_
+    std::mutex mutex_;  // guards all that follows
     std::condition_variable idle_;
     std::vector<Tensor> tensors_;  // file and offset stay as they are
+    SaveReport report_;
     std::set<std::pair<std::uint32_t, Dtype>> cast_;
     std::size_t under_way_ = 0;
     State state_ = State::open;

@@ -532,6 +532,29 @@ TEST_CASE("a writer that goes without a commit leaves nothing; one that moves go
     CHECK(names_in(dir.path()) == Names{"first"});
 }
 
+TEST_CASE("a writer that overwrites leaves the old checkpoint alone until it commits") {
+    const TempDir dir;
+    const std::vector<LazyTensor> old = {tensor("old", Dtype::u8, {10}), tensor("older", Dtype::u8, {10})};
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::u8, {3})};
+    for (const auto* out : {"out", "out.safetensors"}) {
+        CAPTURE(out);
+        save(dir / out, old, {.max_shard_size = 10});
+        CHECK_FAULT(ShardWriter(dir / out, declared(tensors)), Errc::already_exists);
+        { ShardWriter(dir / out, declared(tensors), {.overwrite = true}).write("w", tensors[0]); }
+        CHECK(Checkpoint::open(dir / out).size() == 2);
+        ShardWriter writer(dir / out, declared(tensors), {.overwrite = true});
+        writer.write("w", tensors[0]);
+        CHECK(Checkpoint::open(dir / out).size() == 2);
+        writer.commit();
+        const auto now = Checkpoint::open(dir / out);
+        CHECK(now.size() == 1);
+        const TensorView value = now["w"].load();
+        CHECK(std::equal(value.bytes().begin(), value.bytes().end(), random_bytes(3, 1).begin()));
+    }
+    CHECK(names_in(dir / "out") == Names{"model.safetensors"});
+    CHECK(names_in(dir.path()) == Names{"out", "out.safetensors"});
+}
+
 TEST_CASE("a write that fails is the end of the writer, and nothing is left of it") {
     const TempDir dir;
     const std::vector<Declaration> tensors = {{"w", Dtype::u8, {3'000}}, {"v", Dtype::u8, {8}}};
