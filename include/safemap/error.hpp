@@ -33,6 +33,9 @@ enum class Errc : std::uint8_t {
     name_collision,      ///< two tensors would have the same name, or a tensor the reserved name `__metadata__`
     budget_exceeded,     ///< more memory is leased, or asked for at once, than the budget holds
     no_such_device,      ///< no device of that name
+    written_twice,       ///< a ShardWriter was given bytes of a tensor a second time
+    not_written,         ///< commit() of a ShardWriter that lacks bytes of a tensor
+    writer_closed,       ///< a ShardWriter that was committed, or a write of which has failed
 
     // The data is wrong.
     unknown_format,    ///< not a checkpoint of any kind that safemap knows

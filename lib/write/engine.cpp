@@ -5,7 +5,6 @@
 
 #include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
-#include "base/text.hpp"
 #include "base/watch.hpp"
 #include "checkpoint/identity.hpp"
 #include "lazy/blocks.hpp"
@@ -13,15 +12,14 @@
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
-#include "write/shards.hpp"
+#include "write/page_buffer.hpp"
+#include "write/saving.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <deque>
-#include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -96,7 +94,7 @@ public:
         watch_.tell();
         for (std::uint32_t i = 0; i < files_.size(); ++i) {
             watch_.check_stop();
-            in_file(i, [&] { allocate(layout_.files[i]); });
+            allocate(staging_, layout_, layout_.files[i]);
         }
         parallel_for(
             static_cast<std::size_t>(units_), static_cast<unsigned>(workers_.size()),
@@ -111,11 +109,8 @@ public:
     }
 
 private:
-    struct FreePages {
-        void operator()(std::byte* pages) const noexcept { ::operator delete[](pages, std::align_val_t{page}); }
-    };
     struct Worker {
-        std::unique_ptr<std::byte[], FreePages> buffer;
+        PageBuffer buffer;
         Gatherer gatherer;
         std::vector<CastCounts> counts;  // as in layout.casts
     };
@@ -186,20 +181,6 @@ private:
     LazyTensor value(const PlannedTensor& planned) const {
         const LazyTensor& tensor = tensors_[planned.number];
         return tensor.dtype() == planned.dtype ? tensor : tensor.cast(planned.dtype);
-    }
-
-    void allocate(const PlannedFile& file) {
-        try {
-            // And closed: there may be more files than descriptors.
-            staging_.add(file.name).allocate(file.size);
-        } catch (Error& error) {
-            if (error.code() == Errc::no_space) {
-                std::uint64_t all = 0;
-                for (const PlannedFile& planned : layout_.files) all = sum_of_sizes(all, planned.size);
-                error.with_hint("all files together take " + bytes_text(all));
-            }
-            throw;
-        }
     }
 
     // ---- copying, on any thread
@@ -375,10 +356,8 @@ private:
     const io::OutputFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
 
     std::span<std::byte> buffer(Worker& worker) const {
-        // Not make_unique: it would write zeros into pages that the next read fills anyway.
-        if (!worker.buffer)
-            worker.buffer.reset(new (std::align_val_t{page}) std::byte[static_cast<std::size_t>(block_)]);
-        return {worker.buffer.get(), static_cast<std::size_t>(block_)};
+        if (worker.buffer.bytes().empty()) worker.buffer = PageBuffer(static_cast<std::size_t>(block_));
+        return worker.buffer.bytes();
     }
 
     template <class Work> void in_file(std::uint32_t file, Work&& work) {
