@@ -4,4 +4,4 @@ import sys
 import common
 
 if __name__ == '__main__':
-    sys.exit(common.main(sys.argv[1], ['dlpack', 'from_torch', 'like_hub', 'like_numpy', 'like_safetensors']))
+    sys.exit(common.main(sys.argv[1], ['casts', 'dlpack', 'from_torch', 'like_hub', 'like_numpy', 'like_safetensors']))
