@@ -112,15 +112,6 @@ using F8E5m2fnuz = Small<std::uint8_t, 5, 2, 16, Beyond::nan>;
 // So many values at a time, which the nearest cache holds as F32.
 constexpr std::size_t block = 1024;
 
-// At most a block, from and to F32; nothing for F32 itself.
-struct Codec {
-    using Loop = void (*)(const std::byte* in, std::byte* out, std::size_t count) noexcept;
-
-    Loop decode = nullptr;
-    Loop encode = nullptr;
-    std::int32_t overflow = f32_infinity;  // the first F32 that has no place
-};
-
 template <class Format>
 void decode_all(const std::byte* __restrict in, std::byte* __restrict f32, std::size_t count) noexcept {
     using Stored = typename Format::Stored;
@@ -149,22 +140,46 @@ void cast_all(const std::byte* __restrict in, std::byte* __restrict out, std::si
         store(out + i * sizeof(To), static_cast<To>(load<From>(in + i * sizeof(From))));
 }
 
-template <class Format> constexpr Codec codec_of{decode_all<Format>, encode_all<Format>, Format::overflow};
-template <> constexpr Codec codec_of<float>{};
-template <> constexpr Codec codec_of<double>{cast_all<double, float>, cast_all<float, double>};
+// At most a block, from and to F32; no loops for F32 itself.
+struct Codec {
+    using Loop = void (*)(const std::byte* in, std::byte* out, std::size_t count) noexcept;
 
-// Nothing where there are no casts.
-constexpr const Codec* find_codec(Dtype dtype) noexcept {
+    Loop decode = nullptr;
+    Loop encode = nullptr;
+    std::int32_t overflow = 0;  // the first F32 that has no place; of what cannot be cast, none has
+};
+
+// A loop once more, for processors that have AVX2: twice as fast where there is much to a value. Chosen by ourselves,
+// because target_clones come with resolvers that run before a sanitizer is ready.
+#if defined(__x86_64__)
+#define SAFEMAP_AVX2 [[gnu::target("avx2"), gnu::flatten]]
+#else
+#define SAFEMAP_AVX2
+#endif
+template <Codec::Loop loop> SAFEMAP_AVX2 void wide(const std::byte* in, std::byte* out, std::size_t count) noexcept {
+    loop(in, out, count);
+}
+
+template <Codec::Loop decode, Codec::Loop encode> Codec codec(Vectors vectors, std::int32_t overflow) noexcept {
+    if (vectors == Vectors::avx2) return {wide<decode>, wide<encode>, overflow};
+    return {decode, encode, overflow};
+}
+
+template <class Format> Codec codec(Vectors vectors) noexcept {
+    return codec<decode_all<Format>, encode_all<Format>>(vectors, Format::overflow);
+}
+
+Codec codec_of(Dtype dtype, Vectors vectors) noexcept {
     switch (dtype) {
-        case Dtype::f64: return &codec_of<double>;
-        case Dtype::f32: return &codec_of<float>;
-        case Dtype::f16: return &codec_of<F16>;
-        case Dtype::bf16: return &codec_of<Bf16>;
-        case Dtype::f8_e4m3: return &codec_of<F8E4m3>;
-        case Dtype::f8_e5m2: return &codec_of<F8E5m2>;
-        case Dtype::f8_e4m3fnuz: return &codec_of<F8E4m3fnuz>;
-        case Dtype::f8_e5m2fnuz: return &codec_of<F8E5m2fnuz>;
-        default: return nullptr;
+        case Dtype::f64: return codec<cast_all<double, float>, cast_all<float, double>>(vectors, f32_infinity);
+        case Dtype::f32: return {.overflow = f32_infinity};
+        case Dtype::f16: return codec<F16>(vectors);
+        case Dtype::bf16: return codec<Bf16>(vectors);
+        case Dtype::f8_e4m3: return codec<F8E4m3>(vectors);
+        case Dtype::f8_e5m2: return codec<F8E5m2>(vectors);
+        case Dtype::f8_e4m3fnuz: return codec<F8E4m3fnuz>(vectors);
+        case Dtype::f8_e5m2fnuz: return codec<F8E5m2fnuz>(vectors);
+        default: return {};
     }
 }
 
@@ -212,15 +227,22 @@ template <class Word> void negate_words(std::span<std::byte> bytes) noexcept {
 
 }  // namespace
 
-bool is_castable(Dtype dtype) noexcept { return find_codec(dtype) != nullptr; }
+bool is_castable(Dtype dtype) noexcept { return codec_of(dtype, Vectors::baseline).overflow != 0; }
 
-ConvertCounts convert(Dtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out) {
+Vectors widest_vectors() noexcept {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) return Vectors::avx2;
+#endif
+    return Vectors::baseline;
+}
+
+ConvertCounts convert(Dtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out, Vectors vectors) {
     if (from == to) {
         if (!in.empty()) std::memcpy(out.data(), in.data(), in.size());
         return {};
     }
-    const Codec source = *find_codec(from);
-    const Codec target = *find_codec(to);
+    const Codec source = codec_of(from, vectors);
+    const Codec target = codec_of(to, vectors);
     const std::size_t from_size = element_size(from);
     const std::size_t to_size = element_size(to);
     const std::size_t count = in.size() / from_size;

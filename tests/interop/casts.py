@@ -33,17 +33,15 @@ def boundaries(dtype):
     steps = values[1:] - values[:-1]
     beyond = torch.stack([values[-1] + steps[-1] / 2, values[0] - steps[0] / 2])
     exact = torch.cat([values, values[:-1] + steps / 2, beyond])
-    infinity = torch.tensor(torch.inf, dtype=exact.dtype)
-    tight = [exact, exact.nextafter(infinity), exact.nextafter(-infinity)]
-    narrow = exact.float()
-    return torch.cat([*tight, narrow.nextafter(infinity.float()).double(), narrow.nextafter(-infinity.float()).double()])
+    near = [x.nextafter(x.new_tensor(way)).double() for x in (exact, exact.float()) for way in (torch.inf, -torch.inf)]
+    return torch.cat([exact, *near])
 
 
 class Casts(Case):
     def inputs(self, dtype):
         if dtype in NARROW:
             return every_value(dtype)
-        # Random bits with every exponent, NaNs with payloads and zeros; the exponents of the narrow formats; boundaries.
+        # Bits of every kind, NaNs with payloads too; the exponents of the narrow formats; their boundaries.
         bits = torch.frombuffer(bytearray(self.rng.randbytes(100_001 * dtype.itemsize)), dtype=dtype).clone()
         moderate = torch.ldexp(bits.double().frexp().mantissa, torch.arange(len(bits)) % 44 - 26).to(dtype)
         return torch.cat([bits, moderate, *(boundaries(narrow).to(dtype) for narrow in NARROW)])

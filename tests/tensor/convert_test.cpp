@@ -35,12 +35,12 @@ std::uint64_t element(std::span<const std::byte> bytes, std::size_t size, std::s
 }
 
 /// Converts all at once and holds each element, and the counts, against the twin.
-void check_casts(Dtype from, std::span<const std::byte> in, Dtype to) {
+void check_casts(Dtype from, std::span<const std::byte> in, Dtype to, Vectors vectors) {
     const std::size_t from_size = element_size(from);
     const std::size_t to_size = element_size(to);
     const std::size_t count = in.size() / from_size;
     std::vector<std::byte> out(count * to_size);
-    const ConvertCounts counts = convert(from, in, to, out);
+    const ConvertCounts counts = convert(from, in, to, out, vectors);
     ConvertCounts wanted;
     for (std::size_t i = 0; i < count; ++i) {
         const std::uint64_t raw = element(in, from_size, i);
@@ -55,6 +55,11 @@ void check_casts(Dtype from, std::span<const std::byte> in, Dtype to) {
     CAPTURE(name(to));
     CHECK(counts.overflowed == wanted.overflowed);
     CHECK(counts.non_finite == wanted.non_finite);
+}
+
+void check_casts(Dtype from, std::span<const std::byte> in, Dtype to) {
+    check_casts(from, in, to, Vectors::baseline);
+    if (widest_vectors() != Vectors::baseline) check_casts(from, in, to, widest_vectors());
 }
 
 template <class T> void check_casts(const std::vector<T>& in, Dtype to) {
@@ -153,7 +158,7 @@ TEST_CASE("a cast touches its own elements and no others, whatever their number 
                 const auto source = std::span(in).subspan(before);
                 std::vector<std::byte> out(after + count * element_size(to) + 64, guard);
                 const auto target = std::span(out).subspan(after, count * element_size(to));
-                convert(from, source, to, target);
+                convert(from, source, to, target, random() % 2 == 0 ? Vectors::baseline : widest_vectors());
                 for (std::size_t i = 0; i < count; ++i) {
                     const std::uint64_t raw = element(source, element_size(from), i);
                     const std::uint64_t wanted = from == to ? raw : slow_cast(from, raw, to).bits;
