@@ -89,6 +89,8 @@ public:
             ->type_name("SIZE");
         app.add_option("--align", options_.alignment, "data begins at a multiple of 8 (default), 64, 256 or 4096")
             ->type_name("N");
+        app.add_flag("--force", options_.overwrite,
+                     "replace the checkpoint that is at OUT, once the new one is complete");
         app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");
     }
 

@@ -60,6 +60,7 @@ enum class Errc : std::uint8_t {
 
     index_not_json,        ///< an index file that is not JSON, or is larger than 128 MiB
     index_bad_field,       ///< an index without `weight_map`, or with one that is no map of strings
+    commit_list_damaged,   ///< what an interrupted save left to be finished (`.safemap-tmp/commit`) cannot be read
     shard_outside_folder,  ///< a shard's name that is empty, absolute, or has `..`, a drive, a backslash or a NUL
     shard_missing,         ///< a shard that the index names and the folder lacks, or that is no file
     shard_lacks_tensor,    ///< a tensor that the index places in a shard which does not hold it

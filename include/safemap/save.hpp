@@ -28,6 +28,8 @@ struct SaveOptions {
     std::uint32_t alignment = 8;
 
     // How.
+    /// What stands at the target is replaced, when the new checkpoint is complete. False: it is refused.
+    bool overwrite = false;
     Monitor monitor = {};
     unsigned threads = 0;    ///< workers, at most eight; 0: two, which is where writing stops gaining
     bool plan_only = false;  ///< lays out and reports; touches no file
@@ -56,12 +58,23 @@ struct SaveReport {
 /// the same input gives the same bytes.
 ///
 /// All or nothing: files are filled in a hidden folder beside it, fsynced, and appear by one rename. Space is allocated
-/// first. Memory is a few fixed buffers whatever the size of a tensor. `out` must not exist yet.
+/// first. Memory is a few fixed buffers whatever the size of a tensor.
 ///
-/// Throws already_exists (also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
-/// path_not_found (no folder to put it in), name_collision, invalid_argument (an alignment that is none, names or
-/// metadata that are not UTF-8), unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy
-/// (another process is saving to `out`), cancelled, and what reading throws; after any of these nothing is left of it.
+/// With `overwrite` an old checkpoint stays whole until the new one takes its place, so there must be space for both;
+/// sources may lie in it, and views of it stay valid. A file is replaced by a rename, and the new one gets its
+/// permissions. In a folder the old model goes (its index and the shards that it names, or its `model.safetensors`);
+/// every other file stays. The folder is exchanged as a whole, so that others see the old model or the new at every
+/// moment. Where that cannot be (folders in it, the root of a mount, a file system without hard links or without
+/// exchange), its files are replaced one by one: safemap sees the old or the new at every moment, and so do others
+/// where the two models share no file name; else these may for a moment see files of both.
+///
+/// Throws already_exists (where `overwrite` is not set, or would put a file in the place of a folder, or a folder in
+/// that of a file; also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
+/// path_not_found (no folder to put it in), several_models (several indexes in the folder that is replaced),
+/// name_collision, invalid_argument (an alignment that is none, names or metadata that are not UTF-8),
+/// unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy (another process is saving to
+/// `out`), cancelled, and what reading throws. After any of these nothing is left of the new, and the old is as it was;
+/// but for an error in the midst of replacing files one by one, which says that the new counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// The tensors of a checkpoint, its metadata, and `__metadata__[alias] = stored name` for tied tensors.

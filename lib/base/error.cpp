@@ -63,6 +63,7 @@ constexpr std::array table{
     Row{Errc::trailing_bytes, "trailing_bytes", reject_data, "bytes after the last tensor"},
     Row{Errc::index_not_json, "index_not_json", reject_data, "the index is not JSON"},
     Row{Errc::index_bad_field, "index_bad_field", reject_data, "a field of the index is missing or wrong"},
+    Row{Errc::commit_list_damaged, "commit_list_damaged", reject_data, "what a save left to be finished is damaged"},
     Row{Errc::shard_outside_folder, "shard_outside_folder", reject_data, "a shard name that leaves the folder"},
     Row{Errc::shard_missing, "shard_missing", reject_data, "a shard is missing"},
     Row{Errc::shard_lacks_tensor, "shard_lacks_tensor", reject_data, "a tensor is not in the shard the index names"},

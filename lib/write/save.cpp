@@ -1,11 +1,11 @@
 // save(): lay out, fill a hidden sibling, rename.
 #include <safemap/save.hpp>
 
-#include "io/replace.hpp"
 #include "tensor/convert.hpp"
 #include "write/engine.hpp"
 #include "write/layout.hpp"
 #include "write/shards.hpp"
+#include "write/target.hpp"
 
 #include <string>
 
@@ -13,11 +13,8 @@ namespace safemap {
 
 namespace {
 
-using io::Staging;
 using write::Layout;
 using write::Metadata;
-
-bool names_file(const std::filesystem::path& out) { return out.native().ends_with(".safetensors"); }
 
 void require_sense(const SaveOptions& options) {
     const std::uint32_t alignment = options.alignment;
@@ -43,16 +40,16 @@ SaveReport report_on(Layout& layout) {
 SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
                     const SaveOptions& options) {
     require_sense(options);
-    const bool one_file = names_file(out);
-    // Before the names, so that the commonest mistake is told first; the staging looks again.
-    if (!options.plan_only) io::require_absent(out);
+    const bool one_file = write::names_file(out);
+    // Before the names, so that the commonest mistake is told first; the target looks again.
+    if (!options.plan_only && !options.overwrite) io::require_absent(out);
     Layout layout =
         write::lay_out(tensors, metadata, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
     if (options.plan_only) return report_on(layout);
 
-    Staging staging(out, one_file ? Staging::Kind::file : Staging::Kind::folder);
-    write::write_files(tensors, layout, staging, options.monitor, options.threads);
-    staging.commit();
+    write::Target target(out, options.overwrite);
+    write::write_files(tensors, layout, target.staging(), options.monitor, options.threads);
+    target.commit();
     return report_on(layout);
 }
 
@@ -62,7 +59,7 @@ template <class Run> SaveReport during_save(const std::filesystem::path& out, Ru
         return run();
     } catch (Error& error) {
         const std::string& path = out.native();
-        const bool folder = !names_file(out) && !path.ends_with('/');
+        const bool folder = !write::names_file(out) && !path.ends_with('/');
         error.during("save " + path + (folder ? "/" : ""));
         throw;
     }

@@ -75,7 +75,7 @@ Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size) {
 }
 
 std::string shard_name(std::size_t shard, std::size_t shards) {
-    if (shards == 1) return "model.safetensors";
+    if (shards == 1) return single_name;
     char text[64];
     std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", shard + 1, shards);
     return text;

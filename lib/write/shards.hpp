@@ -30,6 +30,7 @@ Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size);
 
 /// "model.safetensors" for the only shard, else "model-00001-of-00002.safetensors".
 std::string shard_name(std::size_t shard, std::size_t shards);
+inline constexpr const char* single_name = "model.safetensors";
 inline constexpr const char* index_name = "model.safetensors.index.json";
 
 }  // namespace safemap::write
