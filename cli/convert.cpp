@@ -55,7 +55,7 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
         json.begin_object().member("name", object.name).member("why", object.why).end_object();
     json.end_array();
     json.member("notes", around.notes);
-    json.member("unaligned_tensors", saved.unaligned_tensors);
+    json.member("unaligned_tensors", saved.unaligned_tensors).member("resumed", saved.resumed);
     if (around.dry_run) {
         json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
         json.key("plan").begin_array();
@@ -104,6 +104,8 @@ std::string as_text(const SaveReport& saved, const Around& around, const std::st
     }
     for (const SkippedObject& object : around.skipped)
         text += fmt::format("  skipped  {}: {}\n", printable(object.name), printable(object.why));
+    if (!saved.resumed.empty())
+        text += fmt::format("  resumed  {} had been finished before\n", count_text(saved.resumed.size(), "file"));
     for (const std::string& note : around.notes) text += fmt::format("  note     {}\n", printable(note));
     if (around.dry_run)
         text += fmt::format("  takes    {} to read, {} of memory at most\n", bytes_text(saved.bytes_read),
@@ -198,6 +200,7 @@ public:
         app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
         app.add_flag("--force", options_.overwrite,
                      "replace the checkpoint that is at OUT, once the new one is complete");
+        app.add_flag("--resume", options_.resume, "go on where a process that was killed had come to");
         app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");
     }
 

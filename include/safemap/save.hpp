@@ -54,6 +54,11 @@ struct SaveOptions {
     // How.
     /// What stands at the target is replaced, when the new checkpoint is complete. False: it is refused.
     bool overwrite = false;
+    /// Goes on where a process that was killed while it saved the same sources to the same place, with the same
+    /// options, had come to: files that it had finished are not written again. Where there is none, or anything
+    /// differs, begins anew. A source is the same when it is a file of the same device, inode, size and time of
+    /// modification; what is read from memory is always written anew, and so is a single file.
+    bool resume = false;
     Monitor monitor = {};
     unsigned threads = 0;    ///< workers, at most eight; 0: two, which is where writing stops gaining
     bool plan_only = false;  ///< lays out and reports; touches no file
@@ -81,6 +86,7 @@ struct SaveReport {
     std::vector<FileReport> file_sizes;   ///< of each of `files`
     std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
     std::uint64_t buffer_bytes = 0;       ///< with `plan_only`: the most that the buffers of the save would take
+    std::vector<std::string> resumed;     ///< of `files`, those that were finished before; casts do not count in them
     std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be
 };
 

@@ -65,6 +65,10 @@ public:
     /// of modification). Bulk work asks when it has read, so that what it read was there all along.
     virtual void require_unchanged() const {}
 
+    /// What tells its bytes from all others, and from its own at another time: of a file device, inode, size and time
+    /// of modification. Empty: that is not known, and a save that reads it cannot be continued by another process.
+    virtual std::string identity() const { return {}; }
+
     // The kernel's page cache; a source that knows of none does nothing. Ranges are as for read_at.
     /// How much of `extent` is in memory. Throws as map() does: a file may be mapped to find out.
     virtual Residency residency(Extent extent) const;

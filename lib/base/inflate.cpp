@@ -31,6 +31,10 @@ public:
     const std::string& name() const noexcept override { return name_; }
     std::uint64_t size() const noexcept override { return size_; }
     void require_unchanged() const override { source_->require_unchanged(); }
+    std::string identity() const override {
+        const std::string of = source_->identity();
+        return of.empty() ? of : of + std::to_string(packed_.offset) + ' ' + std::to_string(packed_.size);
+    }
 
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
         if (!Extent{offset, into.size()}.inside(size_))

@@ -26,6 +26,8 @@ public:
     /// given: what only the caller's thread may do. False where the item was abandoned.
     bool feed(std::size_t item, std::uint64_t size, std::uint64_t offset, std::span<const std::byte> bytes,
               Watch* watch = nullptr);
+    /// An item whose digest is known already, and of which nothing is fed.
+    void set(std::size_t item, const Digest& digest) noexcept { digests_[item] = digest; }
     /// The rest of an item, which has begun or will, never comes.
     void abandon(std::size_t item);
     /// Of no item.

@@ -93,8 +93,8 @@ void require_absent(const std::filesystem::path& target) { Staging::Place(target
 
 // ---- preparing
 
-Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existing)
-    : place_(target, existing == Existing::replace && kind == Kind::folder), kind_(kind) {
+Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existing, Job job)
+    : place_(target, existing == Existing::replace && kind == Kind::folder), kind_(kind), job_(std::move(job)) {
     try {
         if (existing == Existing::replace) examine_old();
         else place_.require_absent();
@@ -135,31 +135,55 @@ void Staging::lock_old() const {
 void Staging::claim() {
     const std::string beside = '.' + place_.name + Sibling::suffix;
     if (!old_) {
-        sibling_ = Sibling::claim(place_.parent.number(), beside);
+        sibling_ = settle(place_.parent.number(), beside);
         return;
     }
-    // A save that died in mid-commit is finished first, whatever way this one goes.
-    Sibling::clear(old_.number(), Sibling::suffix);
     inside_ = calls.is_mount_root(old_.number()) || holds_folders(old_.number(), place_.target);
     if (!inside_) {
         try {
-            sibling_ = Sibling::claim(place_.parent.number(), beside);
+            // A save that died in mid-commit is finished first, whatever way this one goes.
+            Sibling::clear(old_.number(), Sibling::suffix);
+            sibling_ = settle(place_.parent.number(), beside);
             return;
         } catch (const Error& error) {
             if (error.code() != Errc::permission_denied) throw;
             inside_ = true;
         }
     }
-    sibling_ = Sibling::claim(old_.number(), Sibling::suffix);
+    sibling_ = settle(old_.number(), Sibling::suffix);
+}
+
+Sibling Staging::settle(int home, const std::string& name) {
+    if (job_.resume && !job_.id.empty() && kind_ == Kind::folder) {
+        Sibling dead = Sibling::take_over(home, name);
+        if (dead && continue_old(dead)) return dead;
+    }
+    return Sibling::claim(home, name);
+}
+
+/// What of a dead process's content is finished stays in it, and nothing else.
+bool Staging::continue_old(const Sibling& dead) {
+    Descriptor content = open_at(dead.folder(), Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!content) return false;
+    std::vector<std::string> done;
+    journal_ = Journal::resume(dead.folder(), content.number(), job_.id, done);
+    if (!journal_) return false;
+    adoptable_.insert(done.begin(), done.end());
+    for (const std::string& name : list_all(content.number(), place_.target))
+        if (adoptable_.count(name) == 0 && calls.unlinkat(content.number(), name.c_str(), 0) != 0)
+            throw system_error(errno, "remove " + safemap::quoted(name) + ", which an interrupted save left");
+    content_ = std::move(content);
+    return true;
 }
 
 void Staging::create_content() {
-    if (kind_ == Kind::file) return;
+    if (kind_ == Kind::file || content_) return;
     const int sibling = sibling_.folder();
     if (calls.mkdirat(sibling, Sibling::content, 0777) != 0) throw system_error(errno, "create the new folder");
     sibling_.grant(sibling, Sibling::content);
     content_ = open_at(sibling, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content_) throw system_error(errno, "open the new folder");
+    if (!job_.id.empty()) journal_ = Journal::begin(sibling, job_.id);
 }
 
 const char* Staging::name_in_folder(const std::string& name) const noexcept {
@@ -168,6 +192,18 @@ const char* Staging::name_in_folder(const std::string& name) const noexcept {
 
 std::string Staging::path_of(const std::string& name) const {
     return kind_ == Kind::folder ? place_.target + "/" + name : place_.target;
+}
+
+bool Staging::adopt(const std::string& name) {
+    if (adoptable_.count(name) == 0) return false;
+    files_.push_back(name);
+    return true;
+}
+
+void Staging::finished(const std::string& name) {
+    if (!journal_) return;
+    const std::lock_guard lock(journaling_);
+    journal_.add(content_.number(), name);
 }
 
 OutputFile Staging::add(const std::string& name) {
@@ -230,6 +266,10 @@ void Staging::set_final_mode() const {
         throw system_error(errno, "set its permissions");
 }
 
+void Staging::remove_journal() {
+    if (journal_) sibling_.remove_file(journal_name);
+}
+
 /// Where nothing stands yet.
 void Staging::appear() {
     const int parent = place_.parent.number();
@@ -242,6 +282,7 @@ void Staging::appear() {
     state_ = State::appeared;
     sync_folder(parent);
     if (sibling_.denied() != 0) set_final_mode();
+    remove_journal();
     sibling_.remove();
     state_ = State::committed;
 }
@@ -356,6 +397,7 @@ void Staging::clear_sibling() noexcept {
     if (!sibling_) return;
     try {
         sibling_.remove_content();
+        remove_journal();
         sibling_.remove();
     } catch (const std::exception&) {
         sibling_.abandon();

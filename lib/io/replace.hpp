@@ -1,13 +1,17 @@
 // A file or folder that others see whole or not at all, whatever happens meanwhile: new, or in the place of an old one.
 #pragma once
 
+#include "io/journal.hpp"
 #include "io/output.hpp"
 #include "io/sibling.hpp"
 #include "io/system.hpp"
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +26,12 @@ void require_absent(const std::filesystem::path& target);
 enum class Existing : std::uint8_t {
     refuse,   ///< is left as it is
     replace,  ///< is replaced when the new is complete
+};
+
+/// A save that can be continued where a dead process left it.
+struct Job {
+    std::string id = {};  ///< as Journal has it; empty: it cannot be continued
+    bool resume = false;  ///< take over what a process with the same job has left; else it is removed
 };
 
 /// Fills a new file or folder in a hidden sibling of the target (see Sibling), which then takes its place.
@@ -40,12 +50,17 @@ public:
     /// A link to a folder that is replaced is followed, a link to a file is replaced itself.
     /// Throws as require_absent does; busy; already_exists where something else has the sibling's name, or what is to
     /// be replaced is not of this kind; permission_denied.
-    Staging(const std::filesystem::path& target, Kind kind, Existing existing = Existing::refuse);
+    Staging(const std::filesystem::path& target, Kind kind, Existing existing = Existing::refuse, Job job = {});
     /// Removes what was not committed.
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
+    /// Whether a process that is dead has finished this file; then it is part of this save. To be asked in the order of
+    /// the files, before add().
+    bool adopt(const std::string& name);
+    /// A file is on the disk, and nothing is going to be changed in it. May be called from several threads.
+    void finished(const std::string& name);
     /// A new file in the folder. For Kind::file: the file itself, whatever `name` says.
     OutputFile add(const std::string& name);
     /// The same file again, after it was closed.
@@ -81,6 +96,8 @@ private:
     void examine_old();
     void lock_old() const;
     void claim();
+    Sibling settle(int home, const std::string& name);
+    bool continue_old(const Sibling& dead);
     void create_content();
 
     void set_permissions() const;
@@ -94,6 +111,7 @@ private:
     int exchange() const;
     void save_latecomers(std::span<const std::string> old_files) noexcept;
     void clear_sibling() noexcept;
+    void remove_journal();
     void commit_in_place(std::span<const std::string> old_files);
 
     Place place_;
@@ -104,6 +122,10 @@ private:
     bool inside_ = false;             ///< the sibling is in that folder
     Sibling sibling_;
     Descriptor content_;  ///< in the sibling, for Kind::folder: what will be the target
+    std::mutex journaling_;
+    Job job_;
+    Journal journal_;
+    std::set<std::string, std::less<>> adoptable_;  ///< files that a dead process has finished
     std::vector<std::string> files_;
     std::vector<std::string> linked_;  ///< files that stay, in the content already
     enum class State : std::uint8_t {

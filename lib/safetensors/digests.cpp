@@ -36,15 +36,34 @@ void read_digests(std::string_view text, const std::function<void(std::string_vi
     }
 }
 
-void put_metadata(std::string& head, std::string_view key, std::string_view value) {
+namespace {
+
+/// Where the value of a key begins, in a head that we wrote: at its quote, or behind everything.
+std::size_t place_of(std::string_view head, std::string_view key) {
     std::string found;
     json::append_string(found, key, json::Charset::utf8);
     // Metadata stands before all tensors, and quotes within a text have a backslash before them: this is the key.
-    const std::size_t at = head.find('"', head.find(found + ':') + found.size());
+    const std::size_t at = head.find(found + ':');
+    return at == head.npos ? at : head.find('"', at + found.size());
+}
+
+}  // namespace
+
+void put_metadata(std::string& head, std::string_view key, std::string_view value) {
+    const std::size_t at = place_of(head, key);
     std::string text;
     json::append_string(text, value, json::Charset::utf8);
     assert(at < head.size() && text.size() <= head.size() - at && head[at + text.size() - 1] == '"');
     std::copy(text.begin(), text.end(), head.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+std::string metadata_in(std::string_view head, std::string_view key) {
+    const std::size_t begin = place_of(head, key);
+    std::size_t end = begin == head.npos ? head.npos : begin + 1;
+    while (end < head.size() && head[end] != '"') end += head[end] == '\\' ? 2 : 1;
+    if (end >= head.size()) throw Error(Errc::header_bad_metadata, "no " + safemap::quoted(key) + " in it");
+    const json::Value value = json::parse(head.substr(begin, end + 1 - begin), Errc::header_bad_metadata);
+    return *value.string();  // what stands between quotes is nothing else
 }
 
 }  // namespace safemap::safetensors

@@ -26,5 +26,7 @@ void read_digests(std::string_view text, const std::function<void(std::string_vi
 /// Writes `value` over that of a metadata key in a header, or in an index, that we wrote: a string of the same length
 /// there.
 void put_metadata(std::string& head, std::string_view key, std::string_view value);
+/// The value of a metadata key in such a header. Throws header_bad_metadata where there is none.
+std::string metadata_in(std::string_view head, std::string_view key);
 
 }  // namespace safemap::safetensors

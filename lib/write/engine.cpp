@@ -87,21 +87,20 @@ public:
           watch_(monitor, "converting", layout.data_bytes) {
         const auto lists = [](const PlannedFile& file) { return file.lists_digests; };
         if (std::any_of(layout.files.begin(), layout.files.end(), lists)) digests_.emplace(tensors.size());
-        for (std::uint32_t i = 0; i < files_.size(); ++i) plan(i);
     }
 
     void run() {
         watch_.tell();
         for (std::uint32_t i = 0; i < files_.size(); ++i) {
             watch_.check_stop();
-            allocate(staging_, layout_, layout_.files[i]);
+            prepare(i);
         }
         parallel_for(
             static_cast<std::size_t>(units_), static_cast<unsigned>(workers_.size()),
             [this](std::size_t unit, unsigned worker) { do_unit(unit, workers_[worker]); }, [this] { watch_.tick(); });
         // Those without data; an index wants the digests of all the others.
         for (std::uint32_t i = 0; i < files_.size(); ++i)
-            if (files_[i].units == 0) in_file(i, [&] { finish(i); });
+            if (files_[i].units == 0 && !files_[i].adopted) in_file(i, [&] { finish(i); });
         require_unchanged(tensors_);
         for (const Worker& worker : workers_)
             for (std::size_t i = 0; i < worker.counts.size(); ++i) layout_.casts[i].counts += worker.counts[i];
@@ -116,11 +115,37 @@ private:
     };
     struct File {
         std::optional<io::OutputFile> output;  // from the first of its units to the last
+        bool adopted = false;                  // finished by a process that was killed
         std::uint64_t units = 0;
         std::atomic<std::uint64_t> units_left = 0;
     };
 
     // ---- planning
+
+    void prepare(std::uint32_t file) {
+        const PlannedFile& planned = layout_.files[file];
+        if (!staging_.adopt(planned.name)) {
+            allocate(staging_, layout_, planned);
+            return plan(file);
+        }
+        files_[file].adopted = true;
+        layout_.resumed.push_back(planned.name);
+        for (const PlannedTensor& tensor : planned.tensors) layout_.read_bytes -= stored_bytes(tensors_[tensor.number]);
+        if (planned.lists_digests) in_file(file, [&] { take_digests(planned); });
+        watch_.add(planned.size - planned.head.size());
+    }
+
+    /// Those that stand in a file which is finished.
+    void take_digests(const PlannedFile& planned) {
+        const io::File file = staging_.reopen(planned.name).reader(staging_.path_of(planned.name));
+        std::string head(planned.head.size(), '\0');
+        file.read_at(0, std::as_writable_bytes(std::span(head)));
+        const std::string list = safetensors::metadata_in(head, safetensors::digests_key);
+        auto tensor = planned.tensors.begin();
+        safetensors::read_digests(list, [&](std::string_view, const Digest& digest) {
+            if (tensor != planned.tensors.end()) digests_->set((tensor++)->number, digest);
+        });
+    }
 
     void plan(std::uint32_t file) {
         const PlannedFile& planned = layout_.files[file];
@@ -324,6 +349,7 @@ private:
         output.write_at(0, std::as_bytes(std::span(planned.head)));
         std::string().swap(planned.head);
         output.finish();
+        staging_.finished(planned.name);
     }
 
     std::string list_of(const PlannedFile& file) const {

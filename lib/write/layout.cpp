@@ -129,7 +129,7 @@ private:
         if (dtype != tensor.dtype()) static_cast<void>(tensor.cast(dtype));
         layout_.data_bytes = sum_of_sizes(layout_.data_bytes, bytes_as(tensor, dtype));
         const Dtype stored = tensor.stored()->dtype();
-        layout_.read_bytes = sum_of_sizes(layout_.read_bytes, bytes_as(tensor, stored));
+        layout_.read_bytes = sum_of_sizes(layout_.read_bytes, stored_bytes(tensor));
         if (stored != dtype) note_cast(stored, dtype);
     }
 
@@ -320,6 +320,8 @@ private:
 };
 
 }  // namespace
+
+std::uint64_t stored_bytes(const LazyTensor& tensor) { return bytes_as(tensor, tensor.stored()->dtype()); }
 
 Layout lay_out(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options,
                const std::optional<std::string>& single_file) {

@@ -38,9 +38,13 @@ struct Layout {
     std::vector<SkippedObject> skipped;
     std::uint64_t unaligned_tensors = 0;
     std::vector<std::string> notes;
+    std::vector<std::string> resumed;  ///< names of files that were there already
     /// Where digests are wanted: names that readers will take for other names of tensors, with the tensors' numbers.
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
 };
+
+/// Bytes of the value of `tensor` as it is stored, before any cast.
+std::uint64_t stored_bytes(const LazyTensor& tensor);
 
 using Metadata = std::map<std::string, std::string>;
 

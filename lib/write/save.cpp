@@ -2,6 +2,7 @@
 #include <safemap/save.hpp>
 
 #include "write/engine.hpp"
+#include "write/job.hpp"
 #include "write/saving.hpp"
 #include "write/target.hpp"
 
@@ -21,7 +22,8 @@ SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor
         return report;
     }
 
-    write::Target target(out, options.overwrite);
+    const io::Job job{.id = write::job_of(tensors, layout), .resume = options.resume};
+    write::Target target(out, options.overwrite, job);
     write::write_files(tensors, layout, target.staging(), options.monitor, options.threads);
     target.commit();
     return write::report_on(layout);

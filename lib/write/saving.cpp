@@ -57,6 +57,7 @@ SaveReport report_on(Layout& layout) {
     }
     report.unaligned_tensors = layout.unaligned_tensors;
     report.notes = std::move(layout.notes);
+    report.resumed = std::move(layout.resumed);
     return report;
 }
 

@@ -15,9 +15,9 @@ namespace safemap::write {
 
 namespace {
 
-io::Staging stage(const std::filesystem::path& out, bool overwrite) {
+io::Staging stage(const std::filesystem::path& out, bool overwrite, const io::Job& job) {
     const auto kind = names_file(out) ? io::Staging::Kind::file : io::Staging::Kind::folder;
-    return io::Staging(out, kind, overwrite ? io::Existing::replace : io::Existing::refuse);
+    return io::Staging(out, kind, overwrite ? io::Existing::replace : io::Existing::refuse, job);
 }
 
 /// Indexes of safetensors: those of pickles belong to another model.
@@ -52,8 +52,8 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
     return files;
 }
 
-Target::Target(const std::filesystem::path& out, bool overwrite)
-    : out_(out), overwrite_(overwrite), staging_(stage(out, overwrite)) {
+Target::Target(const std::filesystem::path& out, bool overwrite, const io::Job& job)
+    : out_(out), overwrite_(overwrite), staging_(stage(out, overwrite, job)) {
     static_cast<void>(old_files());  // what is wrong with them is better told before the work than after it
 }
 

@@ -13,7 +13,7 @@ class Target {
 public:
     /// A file where `out` ends in ".safetensors", else a folder. What stands there is refused unless `overwrite`.
     /// Throws what Staging does, and several_models where it cannot be told which model the folder's old one is.
-    Target(const std::filesystem::path& out, bool overwrite);
+    Target(const std::filesystem::path& out, bool overwrite, const io::Job& job = {});
 
     io::Staging& staging() noexcept { return staging_; }
     /// Everything appears, and what the old model consisted of is gone.

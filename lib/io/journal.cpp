@@ -1,0 +1,126 @@
+// Journals: lines of text, each with a digest of itself, so that one that was torn is known as such.
+#include "io/journal.hpp"
+
+#include "base/checksum.hpp"
+#include "io/calls.hpp"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace safemap::io {
+
+namespace {
+
+constexpr std::string_view first_word = "safemap journal 1 ";
+constexpr std::size_t digest_size = 32;
+constexpr off_t largest_journal = 64 << 20;
+
+std::string digest_of(std::string_view text) {
+    Xxh3 hash;
+    hash.update(std::as_bytes(std::span(text)));
+    return hash.hex();
+}
+
+/// A line cannot hold a line feed, but names can: they are last, and their end is where the digest begins.
+std::string line_of(std::string_view text) { return std::string(text) + digest_of(text) + '\n'; }
+
+/// What tells whether anybody has touched a file; nothing where there is none.
+std::optional<std::string> stamp_of(int folder, const std::string& name) {
+    struct stat status = {};
+    if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
+    const auto time = [](const timespec& t) { return std::to_string(t.tv_sec) + '.' + std::to_string(t.tv_nsec); };
+    return std::to_string(status.st_size) + ' ' + std::to_string(status.st_ino) + ' ' + time(status.st_mtim) + ' ' +
+           time(status.st_ctim) + ' ' + name + ' ';
+}
+
+void append(int file, std::string_view text) {
+    while (!text.empty()) {
+        struct stat status = {};
+        if (calls.fstat(file, &status) != 0) throw system_error(errno, "examine the journal");
+        const ssize_t count =
+            uninterrupted([&] { return calls.pwrite(file, text.data(), text.size(), status.st_size); });
+        if (count <= 0) throw system_error(count < 0 ? errno : EIO, "write the journal");
+        text.remove_prefix(static_cast<std::size_t>(count));
+    }
+    if (uninterrupted([&] { return calls.fsync(file); }) != 0)
+        throw system_error(errno, "bring the journal to the disk");
+}
+
+std::string read_all(int file) {
+    struct stat status = {};
+    if (calls.fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > largest_journal) return {};
+    std::string text(static_cast<std::size_t>(status.st_size), '\0');
+    std::size_t done = 0;
+    while (done < text.size()) {
+        const ssize_t count = uninterrupted(
+            [&] { return calls.pread(file, text.data() + done, text.size() - done, static_cast<off_t>(done)); });
+        if (count < 0) throw system_error(errno, "read the journal");
+        if (count == 0) break;
+        done += static_cast<std::size_t>(count);
+    }
+    text.resize(done);
+    return text;
+}
+
+/// The lines that are whole, without their digests. What follows one that is not was never written, or is not ours.
+std::vector<std::string_view> lines_of(std::string_view text) {
+    std::vector<std::string_view> lines;
+    std::size_t begin = 0;
+    for (std::size_t end = text.find('\n'); end != text.npos; end = text.find('\n', end + 1)) {
+        const std::string_view line = text.substr(begin, end - begin);
+        if (line.size() < digest_size) continue;
+        const std::string_view said = line.substr(0, line.size() - digest_size);
+        if (digest_of(said) != line.substr(said.size())) continue;  // or a line feed in a name
+        lines.push_back(said);
+        begin = end + 1;
+    }
+    return lines;
+}
+
+}  // namespace
+
+Journal Journal::begin(int sibling, const std::string& job) {
+    // Complete before it has its name, so that one that is there says what it is of.
+    Descriptor file = open_at(sibling, new_journal_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
+    if (!file) throw system_error(errno, "create the journal");
+    append(file.number(), line_of(std::string(first_word) + job));
+    if (calls.renameat2(sibling, new_journal_name, sibling, journal_name, 0) != 0)
+        throw system_error(errno, "rename the journal into place");
+    return Journal(std::move(file));
+}
+
+Journal Journal::resume(int sibling, int content, const std::string& job, std::vector<std::string>& finished) {
+    Descriptor file = open_at(sibling, journal_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+    if (!file) {
+        if (means_absent(errno)) return {};
+        throw system_error(errno, "open the journal");
+    }
+    const std::string text = read_all(file.number());
+    const auto lines = lines_of(text);
+    if (lines.empty() || lines.front() != std::string(first_word) + job) return {};
+    // What a dead writer had begun to write must not stand before what this one writes.
+    const auto sound = static_cast<off_t>(lines.back().data() + lines.back().size() + digest_size + 1 - text.data());
+    if (uninterrupted([&] { return calls.ftruncate(file.number(), sound); }) != 0)
+        throw system_error(errno, "shorten the journal");
+    for (std::size_t i = 1; i < lines.size(); ++i) {
+        // Four words, the name and a space.
+        std::size_t at = 0;
+        for (int words = 0; words < 4 && at != lines[i].npos; ++words) at = lines[i].find(' ', at) + 1;
+        if (at == 0 || lines[i].size() <= at) continue;
+        const std::string name(lines[i].substr(at, lines[i].size() - at - 1));
+        if (stamp_of(content, name) == lines[i]) finished.push_back(name);
+    }
+    return Journal(std::move(file));
+}
+
+void Journal::add(int content, const std::string& name) {
+    const auto stamp = stamp_of(content, name);
+    if (!stamp) throw system_error(errno, "examine what is finished");
+    append(file_.number(), line_of(*stamp));
+}
+
+}  // namespace safemap::io

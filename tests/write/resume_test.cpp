@@ -1,0 +1,158 @@
+// Saves that go on where a process was killed.
+#include "doctest_safemap.hpp"
+#include "io/scripted_calls.hpp"
+#include "write/samples.hpp"
+
+#include <safemap/checkpoint.hpp>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+using namespace safemap;
+using namespace samples;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+constexpr std::uint64_t count = 6;  // tensors, each of which is a shard
+
+/// A checkpoint in a file: memory could not be resumed from.
+fs::path source_in(const TempDir& dir, std::uint64_t seed = 1) {
+    std::vector<LazyTensor> tensors;
+    for (std::uint64_t i = 0; i < count; ++i)
+        tensors.push_back(tensor("t" + std::to_string(i), Dtype::f32, {1'000}, seed + i));
+    save(dir / "in.safetensors", tensors, {.overwrite = true});
+    return dir / "in.safetensors";
+}
+
+SaveOptions options_for(bool overwrite = false) {
+    SaveOptions options{.max_shard_size = 4'000, .overwrite = overwrite, .resume = true};
+    options.threads = 1;
+    return options;
+}
+
+/// Saves in another process, which dies at its nth system call.
+bool killed_at(int nth, const fs::path& in, const fs::path& out, const SaveOptions& options) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const auto error = error_of([&] {
+            const Checkpoint model = Checkpoint::open(in);
+            ScriptedCalls calls;
+            calls.die_at(nth);
+            save(out, model, options);
+        });
+        ::_exit(error ? 99 : 0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE((WIFSIGNALED(status) || status == 0));
+    return WIFSIGNALED(status);
+}
+
+}  // namespace
+
+TEST_CASE("a save killed at any system call is continued, and gives the same files") {
+    const TempDir dir = TempDir::in_memory();
+    const fs::path in = source_in(dir);
+    for (const bool checksums : {false, true}) {
+        for (const bool overwrite : {false, true}) {
+            CAPTURE(checksums);
+            CAPTURE(overwrite);
+            SaveOptions options = options_for(overwrite);
+            options.checksums = checksums;
+            fs::remove_all(dir / "whole");
+            save(dir / "whole", Checkpoint::open(in), options);
+            const auto expected = contents_of(dir / "whole");
+            REQUIRE(expected.size() == count + 1);
+
+            std::size_t most_kept = 0;
+            bool died = true;
+            for (int nth = 1; died; ++nth) {
+                CAPTURE(nth);
+                REQUIRE(nth < 400);
+                fs::remove_all(dir / "out");
+                if (overwrite) save(dir / "out", std::vector<LazyTensor>{tensor("old", Dtype::f32, {3})});
+                died = killed_at(nth, in, dir / "out", options);
+                if (!died) break;
+                if (!overwrite && fs::exists(dir / "out")) continue;  // it had come to the end
+                SaveReport report;
+                CHECK_OK(report = save(dir / "out", Checkpoint::open(in), options));
+                CHECK(contents_of(dir / "out") == expected);
+                CHECK(names_in(dir.path()) == Names{"in.safetensors", "out", "whole"});
+                CHECK(report.resumed.size() <= count + 1);
+                most_kept = std::max(most_kept, report.resumed.size());
+            }
+            CHECK(most_kept >= count);
+        }
+    }
+}
+
+TEST_CASE("what has changed since is not continued") {
+    const TempDir dir = TempDir::in_memory();
+    const fs::path in = source_in(dir);
+    // So that some shards are finished, and not all.
+    int nth = 0;
+    const auto leave_half = [&] {
+        fs::remove_all(dir / "out");
+        REQUIRE(killed_at(nth, in, dir / "out", options_for()));
+    };
+    for (nth = 20;; ++nth) {
+        REQUIRE(nth < 400);
+        leave_half();
+        const auto resumed = save(dir / "out", Checkpoint::open(in), options_for()).resumed.size();
+        if (resumed > 2 && resumed < count) break;
+    }
+    const auto resumed_with = [&](SaveOptions options) {
+        leave_half();
+        const auto report = save(dir / "out", Checkpoint::open(in), options);
+        CHECK(names_in(dir.path()) == Names{"in.safetensors", "out"});
+        return report.resumed.size();
+    };
+    CHECK(resumed_with(options_for()) > 2);
+
+    SUBCASE("without resume") {
+        SaveOptions options = options_for();
+        options.resume = false;
+        CHECK(resumed_with(options) == 0);
+    }
+    SUBCASE("with other options") {
+        SaveOptions options = options_for();
+        options.alignment = 64;
+        CHECK(resumed_with(options) == 0);
+        options = options_for();
+        options.dtype = Dtype::bf16;
+        options.max_shard_size = 2'000;
+        CHECK(resumed_with(options) == 0);
+    }
+    SUBCASE("of a source that was written again") {
+        leave_half();
+        source_in(dir, 100);
+        CHECK(save(dir / "out", Checkpoint::open(in), options_for()).resumed.empty());
+        CHECK(read_file(dir / "out/model-00001-of-00006.safetensors").at("t0").bytes == random_bytes(4'000, 100));
+    }
+    SUBCASE("with a finished shard that somebody has touched") {
+        leave_half();
+        const fs::path shard = dir / ".out.safemap-tmp/content/model-00001-of-00006.safetensors";
+        {
+            std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+            file.seekp(-1, std::ios::end);
+            file.put('x');
+        }
+        const auto report = save(dir / "out", Checkpoint::open(in), options_for());
+        CHECK(!report.resumed.empty());
+        CHECK(std::find(report.resumed.begin(), report.resumed.end(), "model-00001-of-00006.safetensors") ==
+              report.resumed.end());
+        CHECK(read_file(dir / "out/model-00001-of-00006.safetensors").at("t0").bytes == random_bytes(4'000, 1));
+    }
+    SUBCASE("of tensors in memory") {
+        leave_half();
+        const std::vector<LazyTensor> tensors = {tensor("t0", Dtype::f32, {1'000})};
+        CHECK(save(dir / "out", tensors, options_for()).resumed.empty());
+    }
+    SUBCASE("as a single file") {
+        CHECK(save(dir / "out.safetensors", Checkpoint::open(in), options_for()).resumed.empty());
+    }
+}
