@@ -40,6 +40,10 @@ constexpr std::array commands{
         "safemap hash w.safetensors", make_hash},
     Row{"load", "PATH --device DEVICE", "Brings every tensor to a device and says how it went.",
         "safemap load w.safetensors --device host --budget 1GiB --digest", make_load},
+    Row{"edit", "FILE", "Changes the metadata and the names in a file.",
+        "safemap edit w.safetensors --set license=mit --rename 's/w/weight/'", make_edit},
+    Row{"repair", "IN OUT", "Mends what others wrote wrongly: gaps, order, padding, what follows the end.",
+        "safemap repair w.safetensors mended.safetensors", make_repair},
 };
 
 // A whole safetensors file: 61 is the length of its header, and the data are the floats 1.0 and 2.0.

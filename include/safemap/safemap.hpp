@@ -9,6 +9,7 @@
 #include <safemap/digest.hpp>
 #include <safemap/dlpack.hpp>
 #include <safemap/dtype.hpp>
+#include <safemap/edit.hpp>
 #include <safemap/elements.hpp>
 #include <safemap/error.hpp>
 #include <safemap/file.hpp>

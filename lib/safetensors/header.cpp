@@ -615,13 +615,17 @@ private:
 
     void trailing() {
         std::string message = bytes_text(data_size_ - covered_) + " after the last tensor";
-        if (rules_ == Rules::lenient) header_.notes.push_back("allowed: " + message);
+        if (rules_ == Rules::lenient || rules_ == Rules::mend) header_.notes.push_back("allowed: " + message);
         else faults_.fault(Error(Errc::trailing_bytes, std::move(message)));
     }
 
     bool sound(const Row& row) {
         const bool in_place = row.begin == covered_ && row.end >= row.begin;
         auto fault = in_place ? std::nullopt : offset_fault(row);
+        if (fault && rules_ == Rules::mend && fault->code() != Errc::offsets_reversed) {
+            allowed_.meet(fault->code(), fault->message(), list().name(row));
+            fault.reset();
+        }
         if (row.end >= row.begin) covered_ = std::max(covered_, row.end);
         if (!fault && !row.sized) fault = size_fault(row);
         if (!fault) return true;

@@ -20,7 +20,12 @@
 namespace safemap::safetensors {
 
 /// What is allowed; mirrors the public Policy, which this layer does not know.
-enum class Rules : std::uint8_t { compatible, strict, lenient };
+enum class Rules : std::uint8_t {
+    compatible,
+    strict,
+    lenient,
+    mend,  ///< for repair(): as lenient, and whatever can be read without guessing
+};
 
 /// A tensor as the header describes it.
 struct TensorInfo {
@@ -93,7 +98,7 @@ struct Header {
 /// offsets_overlap / offsets_leave_gap / offsets_reversed, shape_overflow, partial_byte, size_mismatch, and at the
 /// end file_truncated / trailing_bytes. `strict` refuses besides what the written specification does not have
 /// (header_not_canonical), names twice in one map (duplicate_name) and names with a NUL in them (bad_name).
-/// `lenient` takes trailing bytes. `faults` that return let the rest be checked. Faults carry the tensor's name; the
+/// `lenient` takes trailing bytes, `mend` also gaps between tensors and tensors that share bytes. `faults` that return let the rest be checked. Faults carry the tensor's name; the
 /// caller adds the path. Linear time where tensors stand in order; at most five times the header in memory while it
 /// is read (eight times, where all of it is `__metadata__`), and the header and 32 bytes a tensor afterwards.
 Header read_header(const Source& source, Rules rules, std::uint64_t max_header_bytes, FaultSink& faults);

@@ -1,0 +1,101 @@
+// safemap edit: metadata and names of a file.
+#include "command.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "rename.hpp"
+#include "signals.hpp"
+
+#include <safemap/edit.hpp>
+
+#include <fmt/core.h>
+
+namespace safemap::cli {
+namespace {
+
+class Edit final : public Command {
+public:
+    Edit() { common.selectable = false; }
+
+    void declare(CLI::App& app) override {
+        app.add_option("FILE", file_, "a file in .safetensors")->required()->type_name("");
+        add_repeatable(app, "--set", set_, "add a pair to the metadata, or replace its value (repeatable)")
+            ->type_name("KEY=VALUE");
+        add_repeatable(app, "--unset", options_.unset, "take a key out of the metadata (repeatable)")->type_name("KEY");
+        add_repeatable(app, "--rename", rules_, "change names of tensors: 's/RE/TEXT/' (repeatable)")
+            ->type_name("RULE");
+    }
+
+    int run(Console& console) override {
+        if (!common.selects_all())
+            throw Error(Errc::invalid_argument, "edit is of a whole file: --include and --exclude have no place here");
+        if (set_.empty() && options_.unset.empty() && rules_.empty())
+            throw Error(Errc::invalid_argument, "nothing to edit: wanted --set, --unset or --rename");
+        ProgressBar bar(console);
+        const DeferSignals deferred;
+        EditOptions options = options_;
+        options.open = common.open;
+        options.threads = common.open.threads;
+        options.monitor.on_progress = [&bar](const Progress& progress) {
+            bar.show(progress);
+            return !DeferSignals::cancelled();
+        };
+        for (const std::string& pair : set_) add_pair(pair, options);
+        const std::vector<std::string> notes = rules_.empty() ? std::vector<std::string>() : add_names(options);
+        const EditReport report = edit(file_, options);
+        if (console.json()) console.result(as_json(report, notes));
+        else console.result(as_text(report, notes));
+        return 0;
+    }
+
+private:
+    static void add_pair(const std::string& pair, EditOptions& options) {
+        const std::size_t equals = pair.find('=');
+        if (equals == std::string::npos || equals == 0)
+            throw Error(Errc::invalid_argument, fmt::format("--set '{}', wanted KEY=VALUE", printable(pair)));
+        options.set.insert_or_assign(pair.substr(0, equals), pair.substr(equals + 1));
+    }
+
+    /// What the rules make of every name; what they say besides is returned.
+    std::vector<std::string> add_names(EditOptions& options) const {
+        Renaming renaming;
+        for (const std::string& rule : rules_) renaming.rules.emplace_back(rule);
+        const Checkpoint model = Checkpoint::open(file_, common.open);
+        std::vector<std::string> names;
+        for (const NamedTensor& named : all_names(model, Selection())) names.emplace_back(named.name);
+        Renamed renamed = rename_all(renaming, names);
+        for (std::size_t i = 0; i < names.size(); ++i)
+            if (names[i] != renamed.names[i]) options.rename.emplace(std::move(names[i]), std::move(renamed.names[i]));
+        return std::move(renamed.notes);
+    }
+
+    static JsonWriter as_json(const EditReport& report, const std::vector<std::string>& notes) {
+        JsonWriter json;
+        json.begin_object();
+        json.member("changed", report.changed).member("renamed", report.renamed);
+        json.key("metadata").begin_object();
+        for (const auto& [key, value] : report.metadata) json.member(key, value);
+        json.end_object();
+        json.member("notes", notes);
+        json.end_object();
+        return json;
+    }
+
+    std::string as_text(const EditReport& report, const std::vector<std::string>& notes) const {
+        std::string text =
+            fmt::format("{}: {}, {} of metadata{}\n", printable(file_), count_text(report.renamed, "name") + " changed",
+                        count_text(report.metadata.size(), "pair"), report.changed ? "" : "; as it was");
+        for (const std::string& note : notes) text += fmt::format("  note     {}\n", printable(note));
+        return text;
+    }
+
+    std::string file_;
+    std::vector<std::string> set_;
+    std::vector<std::string> rules_;
+    EditOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_edit() { return std::make_unique<Edit>(); }
+
+}  // namespace safemap::cli

@@ -1,0 +1,73 @@
+// safemap repair: what others wrote wrongly, written as the reference writes.
+#include "command.hpp"
+#include "progress.hpp"
+#include "signals.hpp"
+
+#include <safemap/edit.hpp>
+
+#include <fmt/core.h>
+
+namespace safemap::cli {
+namespace {
+
+class Repair final : public Command {
+public:
+    Repair() { common.selectable = false; }
+
+    void declare(CLI::App& app) override {
+        app.add_option("IN", in_, "a file, a folder or an index")->required()->type_name("");
+        app.add_option("OUT", out_, "a new folder, or a new file in .safetensors")->required()->type_name("");
+        app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
+        app.add_flag("--force", options_.overwrite,
+                     "replace the checkpoint that is at OUT, once the new one is complete");
+    }
+
+    int run(Console& console) override {
+        if (!common.selects_all())
+            throw Error(Errc::invalid_argument, "repair is of everything: --include and --exclude have no place here");
+        const RepairReport report = mend(console);
+        if (console.json()) {
+            JsonWriter json;
+            json.begin_object();
+            json.member("repairs", report.repairs).member("tensors", report.saved.tensors);
+            json.member("files", report.saved.files).member("bytes_written", report.saved.bytes_written);
+            json.end_object();
+            console.result(json);
+        } else {
+            console.result(as_text(report));
+        }
+        return 0;
+    }
+
+private:
+    RepairReport mend(Console& console) const {
+        ProgressBar bar(console);
+        const DeferSignals deferred;
+        SaveOptions options = options_;
+        options.threads = common.open.threads;
+        options.monitor.on_progress = [&bar](const Progress& progress) {
+            bar.show(progress);
+            return !DeferSignals::cancelled();
+        };
+        return repair(in_, out_, options, common.open);
+    }
+
+    std::string as_text(const RepairReport& report) const {
+        std::string text =
+            fmt::format("{}: wrote {}, {}, {}; {} mended\n", printable(out_),
+                        count_text(report.saved.tensors, "tensor"), count_text(report.saved.files.size(), "file"),
+                        bytes_text(report.saved.bytes_written), count_text(report.repairs.size(), "fault"));
+        for (const std::string& repair : report.repairs) text += fmt::format("  mended   {}\n", printable(repair));
+        return text;
+    }
+
+    std::string in_;
+    std::string out_;
+    SaveOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_repair() { return std::make_unique<Repair>(); }
+
+}  // namespace safemap::cli

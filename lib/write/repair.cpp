@@ -1,0 +1,201 @@
+// repair(): reads whatever can be read without guessing, and writes it as the reference would.
+#include "base/text.hpp"
+#include "lazy/stored_tensor.hpp"
+#include "safetensors/digests.hpp"
+#include "safetensors/header.hpp"
+#include "safetensors/index.hpp"
+#include "write/shards.hpp"
+#include "write/target.hpp"
+
+#include <safemap/edit.hpp>
+#include <safemap/file.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+
+namespace safemap {
+
+namespace {
+
+using safetensors::TensorSpec;
+using Metadata = std::map<std::string, std::string>;
+
+/// What stands in the files, and what is wrong with them.
+struct Found {
+    std::vector<LazyTensor> tensors;
+    Metadata metadata;
+    std::vector<std::string> repairs;
+};
+
+/// The head that the reference would have written for these tensors.
+std::string head_of(const safetensors::Header& header, bool& in_order) {
+    std::vector<Shape> shapes;
+    std::vector<TensorSpec> specs;
+    shapes.reserve(header.tensors.size());
+    specs.reserve(header.tensors.size());
+    for (const safetensors::TensorInfo info : header.tensors) {
+        shapes.push_back(info.shape);
+        specs.push_back({.name = info.name, .dtype = info.dtype, .shape = nullptr});
+    }
+    for (std::size_t i = 0; i < specs.size(); ++i) specs[i].shape = &shapes[i];
+    const std::vector<std::uint32_t> order = safetensors::file_order(specs);
+    in_order = std::is_sorted(order.begin(), order.end());
+    std::vector<TensorSpec> ordered;
+    for (const std::uint32_t i : order) ordered.push_back(specs[i]);
+    return safetensors::write_header(ordered, header.metadata, header.has_metadata, 8);
+}
+
+class FileReader {
+public:
+    FileReader(const std::shared_ptr<const Source>& source, std::string name, const OpenOptions& options, Found& found)
+        : source_(source), name_(std::move(name)), found_(found) {
+        ThrowFirst faults;
+        header_ = safetensors::read_header(*source, safetensors::Rules::mend, options.max_header_bytes, faults);
+    }
+
+    const safetensors::Header& header() const noexcept { return header_; }
+
+    void tell_repairs() {
+        constexpr std::string_view allowed = "allowed: ";
+        const std::size_t before = found_.repairs.size();
+        for (const std::string& note : header_.notes)
+            tell(note.starts_with(allowed) ? note.substr(allowed.size()) : note);
+        bool in_order = true;
+        const std::string head = head_of(header_, in_order);
+        if (!in_order) tell("the tensors do not stand in the order of the reference: by dtype, then by name");
+        if (header_.data_offset % 8 != 0)
+            tell("the data begins at byte " + std::to_string(header_.data_offset) + ", which is no multiple of 8");
+        if (found_.repairs.size() == before && !same_head(head))
+            tell("the header is not spelled as the reference spells it");
+    }
+
+    void add_tensors() {
+        for (safetensors::TensorInfo info : header_.tensors)
+            found_.tensors.emplace_back(std::string(info.name),
+                                        stored_run(info.dtype, std::move(info.shape), source_, info.data.offset));
+    }
+
+private:
+    void tell(const std::string& what) { found_.repairs.push_back(name_ + ": " + what); }
+
+    bool same_head(const std::string& head) const {
+        if (header_.data_offset != head.size()) return false;
+        std::string now(head.size(), '\0');
+        source_->read_at(0, std::as_writable_bytes(std::span(now)));
+        return now == head;
+    }
+
+    std::shared_ptr<const Source> source_;
+    std::string name_;
+    Found& found_;
+    safetensors::Header header_;
+};
+
+/// Digests are of files as they were, and a total is written anew.
+void drop_derived(Metadata& metadata) {
+    std::erase_if(metadata, [](const auto& entry) {
+        return safetensors::is_digest_key(entry.first) || entry.first == "total_size" ||
+               entry.first == "total_parameters";
+    });
+}
+
+Found read_one(const std::filesystem::path& file, const OpenOptions& options) {
+    Found found;
+    try {
+        FileReader reader(open_file(file), file.filename().native(), options, found);
+        reader.tell_repairs();
+        reader.add_tensors();
+        found.metadata.insert(reader.header().metadata.begin(), reader.header().metadata.end());
+    } catch (Error& error) {
+        throw std::move(error.with_path(file.native()));
+    }
+    return found;
+}
+
+/// What an index says and its shards do not, or the other way round.
+void compare_index(const safetensors::Index& index, Found& found, const std::string& name) {
+    std::set<std::string_view> held;
+    std::uint64_t total = 0;
+    for (const LazyTensor& tensor : found.tensors) {
+        if (!held.insert(tensor.name()).second)
+            throw Error(Errc::duplicate_name, "two shards hold it").with_tensor(tensor.name());
+        total = write::sum_of_sizes(total, tensor.nbytes());
+    }
+    std::set<std::string_view> placed;
+    for (const auto& place : index.weight_map) {
+        placed.insert(place.tensor);
+        if (held.count(place.tensor) == 0)
+            throw Error(Errc::shard_lacks_tensor, "the index names it, and no shard holds it")
+                .with_tensor(place.tensor);
+    }
+    for (const std::string_view tensor : held)
+        if (placed.count(tensor) == 0)
+            found.repairs.push_back(name + ": it does not name " + safemap::quoted(tensor) + ", which a shard holds");
+    if (index.total_size != total)
+        found.repairs.push_back(name + ": total_size is " +
+                                (index.total_size ? std::to_string(*index.total_size) : std::string("not there")) +
+                                ", the tensors have " + std::to_string(total));
+}
+
+Found read_indexed(const Folder& folder, const std::string& index_name, const OpenOptions& options) {
+    Found found;
+    const auto source = folder.open(index_name);
+    if (!source) throw Error(Errc::path_not_found, "no such file").with_path(folder.name() + '/' + index_name);
+    ThrowFirst faults;
+    const safetensors::Index index = safetensors::read_index(*source, faults);
+    std::optional<Metadata> common;
+    for (const std::string& shard : index.shards) {
+        const auto file = folder.open(shard);
+        if (!file) throw Error(Errc::shard_missing, "the index names it").with_path(folder.name() + '/' + shard);
+        try {
+            FileReader reader(file, shard, options, found);
+            reader.tell_repairs();
+            reader.add_tensors();
+            const Metadata one(reader.header().metadata.begin(), reader.header().metadata.end());
+            if (!common) common = one;
+            std::erase_if(*common, [&](const auto& entry) {
+                const auto same = one.find(entry.first);
+                return same == one.end() || same->second != entry.second;
+            });
+        } catch (Error& error) {
+            throw std::move(error.with_path(file->name()));
+        }
+    }
+    if (common) found.metadata = std::move(*common);
+    for (const auto& [key, value] : index.metadata) found.metadata.insert_or_assign(key, value);
+    compare_index(index, found, index_name);
+    return found;
+}
+
+Found read(const std::filesystem::path& in, const OpenOptions& options) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(in, ignored)) {
+        if (!in.native().ends_with(".index.json")) return read_one(in, options);
+        const auto parent = in.parent_path();
+        return read_indexed(*open_folder(parent.empty() ? "." : parent), in.filename().native(), options);
+    }
+    const std::vector<std::string> files = write::model_files(in);
+    if (files.empty())
+        throw Error(Errc::not_a_checkpoint, "neither an index nor a model.safetensors is in the folder")
+            .with_path(in.native());
+    if (files.front().ends_with(".index.json")) return read_indexed(*open_folder(in), files.front(), options);
+    return read_one(in / files.front(), options);
+}
+
+}  // namespace
+
+RepairReport repair(const std::filesystem::path& in, const std::filesystem::path& out, const SaveOptions& options,
+                    const OpenOptions& open) {
+    Found found = read(in, open);
+    drop_derived(found.metadata);
+    SaveOptions saving = options;
+    for (const auto& entry : found.metadata) saving.metadata.insert(entry);
+    RepairReport report{.repairs = std::move(found.repairs), .saved = save(out, found.tensors, saving)};
+    return report;
+}
+
+}  // namespace safemap
