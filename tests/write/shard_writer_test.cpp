@@ -219,7 +219,10 @@ TEST_CASE("random tensors, cut at random and written in any order by several thr
         for (std::size_t i = 0; i < count; ++i) tensors.push_back(random_tensor("t" + std::to_string(i), random));
         const SaveOptions options{.max_shard_size = 1 + random.up_to(4'000),
                                   .metadata = {{"round", std::to_string(round)}},
-                                  .alignment = random.up_to(1) == 0 ? 8U : 64U};
+                                  .alignment = random.up_to(1) == 0 ? 8U : 64U,
+                                  .align_tensors = random.up_to(1) == 0,
+                                  .strategy = static_cast<ShardStrategy>(random.up_to(2)),
+                                  .index_style = static_cast<IndexStyle>(random.up_to(1))};
         const SaveReport saved = save(dir / "saved", tensors, options);
 
         std::vector<Task> tasks;
@@ -500,6 +503,7 @@ TEST_CASE("declarations and options that make no checkpoint are refused before a
     refused({one}, {.keep_dtype = Selection()}, Errc::invalid_argument);
     refused({one}, {.alignment = 12}, Errc::invalid_argument);
     refused({one}, {.plan_only = true}, Errc::invalid_argument);
+    refused({one}, {.checksums = true}, Errc::invalid_argument);
     refused({{"w", Dtype::u8, {std::uint64_t{1} << 60}}}, {}, Errc::no_space);
 
     const auto error = error_of([&] { ShardWriter(dir / "out", std::vector{Declaration{"z", Dtype::c32, {}}}); });
