@@ -26,5 +26,7 @@ void read_digests(std::string_view text, const std::function<void(std::string_vi
 /// Writes `value` over that of a metadata key in a header, or in an index, that we wrote: a string of the same length
 /// there.
 void put_metadata(std::string& head, std::string_view key, std::string_view value);
+/// The same of a list over one of the same tensors, without making it first: it takes as much as all names.
+void put_digests(std::string& head, std::span<const std::pair<std::string_view, Digest>> tensors);
 
 }  // namespace safemap::safetensors
