@@ -4,13 +4,17 @@
 #include "memory.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
+#include "rename.hpp"
 #include "signals.hpp"
 
 #include <safemap/save.hpp>
 
 #include <fmt/core.h>
 
-#include <optional>
+#include <cstddef>
+#include <map>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 namespace safemap::cli {
@@ -23,6 +27,10 @@ struct Around {
     std::vector<std::string> notes = {};
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
+    bool dry_run = false;
+
+    /// A dry run holds all that the run would hold, but for the buffers.
+    std::uint64_t predicted_anon_bytes(const SaveReport& saved) const { return peak_anon_bytes + saved.buffer_bytes; }
 };
 
 std::string cast_name(const CastReport& cast) { return fmt::format("{}->{}", name(cast.from), name(cast.to)); }
@@ -47,20 +55,47 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
         json.begin_object().member("name", object.name).member("why", object.why).end_object();
     json.end_array();
     json.member("notes", around.notes);
+    json.member("unaligned_tensors", saved.unaligned_tensors);
+    if (around.dry_run) {
+        json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
+        json.key("plan").begin_array();
+        for (std::size_t i = 0; i < saved.files.size(); ++i) {
+            const FileReport& file = saved.file_sizes[i];
+            json.begin_object().member("file", saved.files[i]).member("tensors", file.tensors);
+            json.member("bytes", file.bytes).end_object();
+        }
+        json.end_array();
+    }
     json.end_object();
     return json;
 }
 
-std::string as_text(const SaveReport& saved, const Around& around, const std::string& out, bool dry_run) {
-    std::string text = fmt::format("{}: {} {}, {}, {}\n", printable(out), dry_run ? "would write" : "wrote",
+std::string plan_text(const SaveReport& saved) {
+    Table table({Table::Align::left, Table::Align::left, Table::Align::right, Table::Align::right});
+    for (std::size_t i = 0; i < saved.files.size(); ++i) {
+        const FileReport& file = saved.file_sizes[i];
+        const bool is_index = saved.files[i].ends_with(".json");
+        table.row({"file   ", printable(saved.files[i]), is_index ? "" : count_text(file.tensors, "tensor"),
+                   bytes_text(file.bytes)});
+    }
+    return table.text();
+}
+
+std::string cast_text(const CastReport& cast, bool dry_run) {
+    std::string text = fmt::format("  cast     {}: {}", cast_name(cast), count_text(cast.tensors, "tensor"));
+    if (!dry_run)
+        text += fmt::format(", {}, {} overflowed, {} not finite", count_text(cast.counts.values, "value"),
+                            cast.counts.overflowed, cast.counts.non_finite);
+    return text + '\n';
+}
+
+std::string as_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
+    std::string text = fmt::format("{}: {} {}, {}, {}\n", printable(out), around.dry_run ? "would write" : "wrote",
                                    count_text(saved.tensors, "tensor"), count_text(saved.files.size(), "file"),
                                    bytes_text(saved.bytes_written));
-    if (dry_run)
-        for (const std::string& file : saved.files) text += fmt::format("  file     {}\n", printable(file));
-    for (const CastReport& cast : saved.casts)
-        text += fmt::format("  cast     {}: {}, {}, {} overflowed, {} not finite\n", cast_name(cast),
-                            count_text(cast.tensors, "tensor"), count_text(cast.counts.values, "value"),
-                            cast.counts.overflowed, cast.counts.non_finite);
+    if (around.dry_run) text += plan_text(saved);
+    for (const CastReport& cast : saved.casts) text += cast_text(cast, around.dry_run);
+    if (align_tensors) text += fmt::format("  aligned  all but {}\n", count_text(saved.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.aliases) {
         // The stored name stands last, and once: a name may be as long as the file.
         text += "  tied     ";
@@ -70,10 +105,68 @@ std::string as_text(const SaveReport& saved, const Around& around, const std::st
     for (const SkippedObject& object : around.skipped)
         text += fmt::format("  skipped  {}: {}\n", printable(object.name), printable(object.why));
     for (const std::string& note : around.notes) text += fmt::format("  note     {}\n", printable(note));
-    if (!dry_run)
+    if (around.dry_run)
+        text += fmt::format("  takes    {} to read, {} of memory at most\n", bytes_text(saved.bytes_read),
+                            bytes_text(around.predicted_anon_bytes(saved)));
+    else
         text += fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
                             bytes_text(saved.bytes_read), bytes_text(around.peak_anon_bytes));
     return text;
+}
+
+using Metadata = std::map<std::string, std::string>;
+
+/// The metadata of a checkpoint, without what says that a tensor is tied: that has names in it which change.
+Metadata untied_metadata(const Checkpoint& checkpoint) {
+    std::unordered_map<std::string_view, std::string_view> stored;
+    for (const AliasGroup& group : checkpoint.aliases())
+        for (std::size_t i = 1; i < group.size(); ++i) stored.emplace(group[i], group.front());
+    Metadata metadata;
+    for (const auto& [key, value] : checkpoint.metadata()) {
+        const auto tie = stored.find(key);
+        if (tie == stored.end() || tie->second != value) metadata.emplace(key, value);
+    }
+    return metadata;
+}
+
+/// What is written where names change.
+struct RenamedTensors {
+    std::vector<LazyTensor> tensors = {};  ///< of the entries, in their order
+    std::vector<AliasGroup> aliases = {};
+    Metadata metadata = {};
+    std::vector<std::string> notes = {};  ///< which rules changed nothing
+
+    /// What is said of the name already stays, as everywhere, unless the name is new.
+    void tie(std::string_view before, const std::string& name, const std::string& stored) {
+        if (metadata.emplace(name, stored).second || before == name) return;
+        throw Error(Errc::name_collision, fmt::format("'{}' would become '{}', which the metadata has already",
+                                                      printable(before), printable(name)));
+    }
+};
+
+RenamedTensors rename(const Checkpoint& checkpoint, const std::vector<Entry>& entries, const Renaming& renaming) {
+    std::vector<std::string> before;
+    before.reserve(entries.size());
+    for (const Entry& entry : entries) {
+        before.emplace_back(entry.name);
+        before.insert(before.end(), entry.others.begin(), entry.others.end());
+    }
+    Renamed after = rename_all(renaming, std::move(before));
+    RenamedTensors result{.metadata = untied_metadata(checkpoint), .notes = std::move(after.notes)};
+    result.tensors.reserve(entries.size());
+    auto name = after.names.begin();
+    for (const Entry& entry : entries) {
+        const std::string& stored = *name++;
+        result.tensors.push_back(entry.stored->renamed(stored));
+        if (!entry.tied()) continue;
+        AliasGroup group = {stored};
+        for (const std::string_view other : entry.others) {
+            result.tie(other, *name, stored);
+            group.push_back(*name++);
+        }
+        result.aliases.push_back(std::move(group));
+    }
+    return result;
 }
 
 class Convert final : public Command {
@@ -87,9 +180,24 @@ public:
         add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
                    "bytes of tensors in one file at most (default: 5GB)")
             ->type_name("SIZE");
+        add_parsed(app, "--strategy", options_.strategy, parse_strategy,
+                   "how files are filled: greedy (default), balanced or by_prefix")
+            ->type_name("HOW");
+        add_parsed(app, "--index-style", options_.index_style, parse_index_style,
+                   "whose index is written: hub (default) or transformers")
+            ->type_name("STYLE");
         app.add_option("--align", options_.alignment, "data begins at a multiple of 8 (default), 64, 256 or 4096")
             ->type_name("N");
+        app.add_flag("--align-tensors", options_.align_tensors,
+                     "tensors whose sizes are multiples of N come first, and begin at them");
+        add_repeatable(app, "--strip-prefix", renaming_.prefixes,
+                       "take P off the names that begin with it (repeatable)")
+            ->type_name("P");
+        add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
+            ->type_name("RULE");
         app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
+        app.add_flag("--force", options_.overwrite,
+                     "replace the checkpoint that is at OUT, once the new one is complete");
         app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");
     }
 
@@ -97,42 +205,52 @@ public:
         if (out_ == "-")
             throw Error(Errc::invalid_argument, "OUT is '-', and nothing is written to stdout")
                 .with_hint("./- is a folder of that name");
+        for (const std::string& rule : rules_) renaming_.rules.emplace_back(rule);
         MemoryPeak memory;
         ProgressBar bar(console);
         const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
         require_selection({checkpoint}, common);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
-        const SaveReport saved = save_entries(checkpoint, entries, bar);
+        Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes(), .dry_run = options_.plan_only};
+        RenamedTensors renamed;
+        if (!renaming_.empty()) renamed = rename(checkpoint, entries, renaming_);
+        const SaveReport saved = save_entries(checkpoint, entries, renamed, bar);
 
-        Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes()};
         for (const Entry& entry : entries)
-            if (entry.tied()) around.aliases.push_back(entry.names());
+            if (entry.tied() && renaming_.empty()) around.aliases.push_back(entry.names());
+        around.aliases.insert(around.aliases.end(), renamed.aliases.begin(), renamed.aliases.end());
+        around.notes.insert(around.notes.end(), renamed.notes.begin(), renamed.notes.end());
+        around.notes.insert(around.notes.end(), saved.notes.begin(), saved.notes.end());
         around.skipped.insert(around.skipped.end(), saved.skipped.begin(), saved.skipped.end());
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
 
         if (console.json()) console.result(as_json(saved, around));
-        else console.result(as_text(saved, around, out_, options_.plan_only));
+        else console.result(as_text(saved, around, out_, options_.align_tensors));
         return 0;
     }
 
 private:
-    SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries, ProgressBar& bar) const {
+    SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+                            const RenamedTensors& renamed, ProgressBar& bar) const {
         const DeferSignals deferred;
         SaveOptions options = options_;
         options.threads = common.open.threads;
-        if (!keep_.empty()) {
-            Selection keep;
-            for (const std::string& glob : keep_) keep.include(glob);
-            options.keep_dtype = keep;
-        }
+        if (!keep_.empty()) options.keep_dtype = kept(entries, renamed);
         options.monitor.on_progress = [&bar](const Progress& progress) {
             bar.show(progress);
             return !DeferSignals::cancelled();
         };
-        if (common.selects_all()) return save(out_, checkpoint, options);
+        if (!renaming_.empty()) {
+            options.metadata = renamed.metadata;
+            return save(out_, renamed.tensors, options);
+        }
+        if (!common.selects_all()) return save_part(checkpoint, entries, std::move(options));
+        return save(out_, checkpoint, options);
+    }
 
-        // A part of a checkpoint keeps what the whole would have kept: metadata, then the names of tied tensors.
+    /// A part of a checkpoint keeps what the whole would have kept: metadata, then the names of tied tensors.
+    SaveReport save_part(const Checkpoint& checkpoint, const std::vector<Entry>& entries, SaveOptions options) const {
         std::vector<LazyTensor> tensors;
         tensors.reserve(entries.size());
         for (const auto& [key, value] : checkpoint.metadata()) options.metadata.emplace(key, value);
@@ -143,9 +261,22 @@ private:
         return save(out_, tensors, options);
     }
 
+    /// What --keep-dtype means: like every GLOB, names of IN.
+    Selection kept(const std::vector<Entry>& entries, const RenamedTensors& renamed) const {
+        Selection keep;
+        for (const std::string& glob : keep_) keep.include(glob);
+        if (renaming_.empty()) return keep;
+        std::vector<std::string> names;
+        for (std::size_t i = 0; i < entries.size(); ++i)
+            if (keep.matches(entries[i].name)) names.push_back(renamed.tensors[i].name());
+        return Selection::names(std::move(names));
+    }
+
     std::string in_;
     std::string out_;
     std::vector<std::string> keep_;
+    std::vector<std::string> rules_;
+    Renaming renaming_;
     SaveOptions options_;
 };
 

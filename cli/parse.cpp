@@ -91,6 +91,19 @@ Access parse_access(std::string_view text) {
     refuse(text, "a way of access: auto, mapped or copied");
 }
 
+ShardStrategy parse_strategy(std::string_view text) {
+    if (text == "greedy") return ShardStrategy::greedy;
+    if (text == "balanced") return ShardStrategy::balanced;
+    if (text == "by_prefix") return ShardStrategy::by_prefix;
+    refuse(text, "a strategy: greedy, balanced or by_prefix");
+}
+
+IndexStyle parse_index_style(std::string_view text) {
+    if (text == "hub") return IndexStyle::hub;
+    if (text == "transformers") return IndexStyle::transformers;
+    refuse(text, "a style of index: hub or transformers");
+}
+
 Rank parse_rank(std::string_view text) {
     constexpr std::string_view wanted = "a rank: r/N with r from 0 to N-1, such as 0/8";
     std::string_view rest = text;

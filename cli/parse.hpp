@@ -4,6 +4,7 @@
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/dtype.hpp>
+#include <safemap/save.hpp>
 
 #include <cstdint>
 #include <string_view>
@@ -18,6 +19,8 @@ Dtype parse_dtype_name(std::string_view text);
 
 Policy parse_policy(std::string_view text);
 Access parse_access(std::string_view text);
+ShardStrategy parse_strategy(std::string_view text);
+IndexStyle parse_index_style(std::string_view text);
 
 /// One of several equal workers.
 struct Rank {

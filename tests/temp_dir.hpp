@@ -1,6 +1,8 @@
 // A folder that is gone when the test is over.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -11,10 +13,11 @@
 
 class TempDir {
 public:
-    TempDir() {
-        std::string pattern = (std::filesystem::temp_directory_path() / "safemap-test-XXXXXX").string();
-        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-        path_ = pattern;
+    TempDir() : TempDir(std::filesystem::temp_directory_path()) {}
+    /// In memory where there is such a place: for tests that save thousands of times, and would wait for the disk.
+    static TempDir in_memory() {
+        const std::filesystem::path memory = "/dev/shm";
+        return ::access(memory.c_str(), W_OK | X_OK) == 0 ? TempDir(memory) : TempDir();
     }
     ~TempDir() {
         std::error_code ignored;
@@ -38,5 +41,11 @@ public:
     }
 
 private:
+    explicit TempDir(const std::filesystem::path& parent) {
+        std::string pattern = (parent / "safemap-test-XXXXXX").string();
+        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+        path_ = pattern;
+    }
+
     std::filesystem::path path_;
 };

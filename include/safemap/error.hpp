@@ -33,6 +33,9 @@ enum class Errc : std::uint8_t {
     name_collision,      ///< two tensors would have the same name, or a tensor the reserved name `__metadata__`
     budget_exceeded,     ///< more memory is leased, or asked for at once, than the budget holds
     no_such_device,      ///< no device of that name
+    written_twice,       ///< a ShardWriter was given bytes of a tensor a second time
+    not_written,         ///< commit() of a ShardWriter that lacks bytes of a tensor
+    writer_closed,       ///< a ShardWriter that was committed, or a write of which has failed
 
     // The data is wrong.
     unknown_format,    ///< not a checkpoint of any kind that safemap knows
@@ -60,6 +63,7 @@ enum class Errc : std::uint8_t {
 
     index_not_json,        ///< an index file that is not JSON, or is larger than 128 MiB
     index_bad_field,       ///< an index without `weight_map`, or with one that is no map of strings
+    commit_list_damaged,   ///< what an interrupted save left to be finished (`.safemap-tmp/commit`) cannot be read
     shard_outside_folder,  ///< a shard's name that is empty, absolute, or has `..`, a drive, a backslash or a NUL
     shard_missing,         ///< a shard that the index names and the folder lacks, or that is no file
     shard_lacks_tensor,    ///< a tensor that the index places in a shard which does not hold it

@@ -34,7 +34,9 @@ SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path&
 /// too_many_open_files, out_of_memory, io_error.
 SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name,
                                                           Mapping mapping = Mapping::automatic);
-/// Opens a directory. Throws as open_file() does; path_not_found also for a path that is no folder.
+/// Opens a directory. It stays open: a save that exchanges it (see save.hpp) does not change what is read from it.
+/// Where a save has committed, but died before it had moved its files into place, its files are what the folder holds.
+/// Throws as open_file() does; path_not_found also for a path that is no folder; commit_list_damaged.
 SAFEMAP_API std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path,
                                                       Mapping mapping = Mapping::automatic);
 

@@ -113,8 +113,9 @@ public:
     /// The same tensor under another name.
     LazyTensor renamed(std::string name) const;
     /// The value cast to `dtype` when it is read: between F64, F32, F16, BF16 and the F8 dtypes (not F8_E8M0, which
-    /// holds scales), to the nearest, ties to even; NaN stays NaN. Throws unsupported_cast for anything else but the
-    /// dtype it has, also for a second cast, and shape_overflow where the new size does not fit in 64 bits.
+    /// holds scales), to the nearest, ties to even, as torch casts them; NaN stays NaN. "Casts" in docs/format.md says
+    /// what becomes of values beyond the range of each. Throws unsupported_cast for anything else but the dtype it has,
+    /// also for a second cast, and shape_overflow where the new size does not fit in 64 bits.
     LazyTensor cast(Dtype dtype) const;
     /// A part of it, with Python's meaning of every index. Reads nothing and copies nothing; reading the part
     /// reads only its bytes. Throws as safemap::slice does, and partial_byte_slice.

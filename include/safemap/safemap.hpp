@@ -18,6 +18,7 @@
 #include <safemap/save.hpp>
 #include <safemap/selection.hpp>
 #include <safemap/shape.hpp>
+#include <safemap/shard_writer.hpp>
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
 #include <safemap/tensor_view.hpp>

@@ -4,6 +4,7 @@
 #include <safemap/checkpoint.hpp>
 #include <safemap/progress.hpp>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -12,6 +13,19 @@
 #include <vector>
 
 namespace safemap {
+
+/// How tensors are put into shards. All keep the order of the tensors, and give the same shards for the same tensors.
+enum class ShardStrategy : std::uint8_t {
+    greedy,    ///< each is filled as far as it goes: huggingface_hub's rule
+    balanced,  ///< as many as greedy, of near equal sizes, the largest as small as it can be
+    by_prefix  ///< greedy, but a layer, which is all that has one name up to its first number, is never split
+};
+
+/// Whose `model.safetensors.index.json` is written, byte for byte.
+enum class IndexStyle : std::uint8_t {
+    hub,          ///< huggingface_hub's
+    transformers  ///< sorted, with "total_parameters": the elements of all tensors written
+};
 
 struct SaveOptions {
     // What is written.
@@ -26,12 +40,20 @@ struct SaveOptions {
     std::map<std::string, std::string> metadata = {};
     /// The data of each file begins at a multiple of this: 8, 64, 256 or 4096.
     std::uint32_t alignment = 8;
+    /// In each file, tensors whose sizes are multiples of `alignment` come first, so that each of them begins at a
+    /// multiple of it too. Both groups are in the reference's order, nothing stands between tensors, and every reader
+    /// reads the file; the reference would only have written it in another order.
+    bool align_tensors = false;
+    ShardStrategy strategy = ShardStrategy::greedy;
+    IndexStyle index_style = IndexStyle::hub;
     /// Writes a digest of each tensor as it is written, and of all of them, to the metadata, where other readers pass
     /// them by and verify() finds them: `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. Those
     /// that the metadata has already are never kept.
     bool checksums = false;
 
     // How.
+    /// What stands at the target is replaced, when the new checkpoint is complete. False: it is refused.
+    bool overwrite = false;
     Monitor monitor = {};
     unsigned threads = 0;    ///< workers, at most eight; 0: two, which is where writing stops gaining
     bool plan_only = false;  ///< lays out and reports; touches no file
@@ -44,28 +66,48 @@ struct CastReport {
     CastCounts counts = {};
 };
 
+struct FileReport {
+    std::uint64_t tensors = 0;
+    std::uint64_t bytes = 0;  ///< of the whole file
+};
+
 struct SaveReport {
     std::vector<std::string> files;   ///< as OUT names them; the index last
     std::uint64_t tensors = 0;        ///< written
     std::uint64_t bytes_read = 0;     ///< tensor bytes read from the sources
     std::uint64_t bytes_written = 0;  ///< bytes of all files
     std::vector<CastReport> casts;
-    std::vector<SkippedObject> skipped;  ///< tensors of dtypes that safetensors has no name for
+    std::vector<SkippedObject> skipped;   ///< tensors of dtypes that safetensors has no name for
+    std::vector<FileReport> file_sizes;   ///< of each of `files`
+    std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
+    std::uint64_t buffer_bytes = 0;       ///< with `plan_only`: the most that the buffers of the save would take
+    std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be
 };
 
 /// Writes `tensors` to `out`: one file where `out` ends in ".safetensors", else a folder of shards named and split as
 /// huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index). With a slash
 /// behind it, `out` is always a folder.
-/// Tensors are split in the order given and ordered inside each file as the reference implementation sorts them, so
-/// the same input gives the same bytes.
+/// Tensors are split in the order given and ordered inside each file as the reference implementation sorts them (but
+/// see `align_tensors`), so the same input gives the same bytes.
 ///
 /// All or nothing: files are filled in a hidden folder beside it, fsynced, and appear by one rename. Space is allocated
-/// first. Memory is a few fixed buffers whatever the size of a tensor. `out` must not exist yet.
+/// first. Memory is a few fixed buffers whatever the size of a tensor.
 ///
-/// Throws already_exists (also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
-/// path_not_found (no folder to put it in), name_collision, invalid_argument (an alignment that is none, names or
-/// metadata that are not UTF-8), unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy
-/// (another process is saving to `out`), cancelled, and what reading throws; after any of these nothing is left of it.
+/// With `overwrite` an old checkpoint stays whole until the new one takes its place, so there must be space for both;
+/// sources may lie in it, and views of it stay valid. A file is replaced by a rename, and the new one gets its
+/// permissions. In a folder the old model goes (its index and the shards that it names, or its `model.safetensors`);
+/// every other file stays. The folder is exchanged as a whole, so that others see the old model or the new at every
+/// moment. Where that cannot be (folders in it, the root of a mount, a file system without hard links or without
+/// exchange), its files are replaced one by one: safemap sees the old or the new at every moment, and so do others
+/// where the two models share no file name; else these may for a moment see files of both.
+///
+/// Throws already_exists (where `overwrite` is not set, or would put a file in the place of a folder, or a folder in
+/// that of a file; also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
+/// path_not_found (no folder to put it in), several_models (several indexes in the folder that is replaced),
+/// name_collision, invalid_argument (an alignment that is none, names or metadata that are not UTF-8),
+/// unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy (another process is saving to
+/// `out`), cancelled, and what reading throws. After any of these nothing is left of the new, and the old is as it was;
+/// but for an error in the midst of replacing files one by one, which says that the new counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// The tensors of a checkpoint, its metadata, and `__metadata__[alias] = stored name` for tied tensors.

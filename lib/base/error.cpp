@@ -39,6 +39,9 @@ constexpr std::array table{
     Row{Errc::name_collision, "name_collision", fix_call, "two tensors would have one name"},
     Row{Errc::budget_exceeded, "budget_exceeded", fix_call, "more memory is needed than the budget holds"},
     Row{Errc::no_such_device, "no_such_device", fix_call, "no device of that name"},
+    Row{Errc::written_twice, "written_twice", fix_call, "bytes of a tensor are written a second time"},
+    Row{Errc::not_written, "not_written", fix_call, "bytes of a tensor were never written"},
+    Row{Errc::writer_closed, "writer_closed", fix_call, "the writer takes no more"},
 
     Row{Errc::unknown_format, "unknown_format", reject_data, "not a checkpoint of a known format"},
     Row{Errc::not_a_checkpoint, "not_a_checkpoint", reject_data, "no checkpoint in the folder"},
@@ -63,6 +66,7 @@ constexpr std::array table{
     Row{Errc::trailing_bytes, "trailing_bytes", reject_data, "bytes after the last tensor"},
     Row{Errc::index_not_json, "index_not_json", reject_data, "the index is not JSON"},
     Row{Errc::index_bad_field, "index_bad_field", reject_data, "a field of the index is missing or wrong"},
+    Row{Errc::commit_list_damaged, "commit_list_damaged", reject_data, "what a save left to be finished is damaged"},
     Row{Errc::shard_outside_folder, "shard_outside_folder", reject_data, "a shard name that leaves the folder"},
     Row{Errc::shard_missing, "shard_missing", reject_data, "a shard is missing"},
     Row{Errc::shard_lacks_tensor, "shard_lacks_tensor", reject_data, "a tensor is not in the shard the index names"},

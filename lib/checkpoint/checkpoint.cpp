@@ -141,10 +141,7 @@ const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
         checkpoint::NearNames near(name);
         for (const LazyTensor& tensor : *this) near.consider(tensor.name());
         for (const LazyTensor& alias : state_->aliases) near.consider(alias.name());
-        std::string hint;
-        for (const std::string& other : near.names())
-            hint += (hint.empty() ? "did you mean " : " or ") + safemap::quoted(other);
-        if (!hint.empty()) error.with_hint(hint + '?');
+        error.with_hint(near.question());
     }
     throw error;
 }

@@ -1,6 +1,8 @@
 // Edit distance, cut off where it is too large to matter.
 #include "checkpoint/near_names.hpp"
 
+#include "base/text.hpp"
+
 #include <algorithm>
 #include <numeric>
 
@@ -30,6 +32,13 @@ void NearNames::consider(std::string_view name) {
         names_.pop_back();
         distances_.pop_back();
     }
+}
+
+std::string NearNames::question() const {
+    std::string question;
+    for (const std::string& name : names_)
+        question += (question.empty() ? "did you mean " : " or ") + safemap::quoted(name);
+    return question.empty() ? question : question + '?';
 }
 
 std::size_t NearNames::distance(std::string_view name) const {

@@ -16,6 +16,8 @@ public:
     void consider(std::string_view name);
     /// Nearest first, at most three.
     const std::vector<std::string>& names() const noexcept { return names_; }
+    /// "did you mean 'a' or 'b'?"; empty where there are none.
+    std::string question() const;
 
 private:
     std::size_t distance(std::string_view name) const;

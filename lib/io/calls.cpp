@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -30,6 +31,11 @@ int cachestat(int descriptor, Extent extent, std::uint64_t* pages) {
     const long result = ::syscall(number, descriptor, &range, &counts, 0U);
     *pages = counts.cached;
     return static_cast<int>(result);
+}
+
+bool is_mount_root(int folder) {
+    struct statx status = {};
+    return ::statx(folder, "", AT_EMPTY_PATH, 0, &status) == 0 && (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
 }
 
 std::uint64_t descriptor_limit() {
@@ -62,6 +68,7 @@ Calls calls = {
     .unlinkat = ::unlinkat,
     .linkat = ::linkat,
     .renameat2 = ::renameat2,
+    .is_mount_root = is_mount_root,
     .madvise = ::madvise,
     .mincore = ::mincore,
     .cachestat = cachestat,

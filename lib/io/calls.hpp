@@ -34,6 +34,7 @@ struct Calls {
     int (*unlinkat)(int folder, const char* name, int flags);
     int (*linkat)(int from_folder, const char* from, int to_folder, const char* to, int flags);
     int (*renameat2)(int from_folder, const char* from, int to_folder, const char* to, unsigned flags);
+    bool (*is_mount_root)(int folder);  ///< as far as the kernel says so (since Linux 5.8)
     int (*madvise)(void* address, std::size_t size, int advice);
     int (*mincore)(void* address, std::size_t size, unsigned char* pages);
     int (*cachestat)(int descriptor, Extent extent, std::uint64_t* pages);  ///< since Linux 6.5; `pages` in the cache

@@ -1,5 +1,6 @@
 // A directory as a Folder. It stays open, so neither chdir nor a rename of the directory changes what it means.
 #include "base/text.hpp"
+#include "io/commit_list.hpp"
 #include "io/listing.hpp"
 #include "io/mapping.hpp"
 
@@ -7,13 +8,27 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <optional>
 
 namespace safemap {
 
 namespace io {
 
 namespace {
+
+/// What the folder holds, as somebody who knows of a commit that is not finished sees it.
+std::vector<std::string> with_commit(std::vector<std::string> names, const CommitList& list) {
+    names.insert(names.end(), list.files.begin(), list.files.end());
+    std::sort(names.begin(), names.end());
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    std::erase_if(names, [&](const std::string& name) {
+        const auto in = [&](const auto& some) { return std::find(some.begin(), some.end(), name) != some.end(); };
+        return in(list.removed) && !in(list.files);
+    });
+    return names;
+}
 
 /// A name out of a checkpoint must not lead outside its folder. Symbolic links may: hub caches consist of them.
 void require_below(std::string_view name, const std::string& folder) {
@@ -27,17 +42,29 @@ public:
     FileFolder(Descriptor descriptor, std::filesystem::path path, Mapping mapping)
         : descriptor_(std::make_shared<const Descriptor>(std::move(descriptor))),
           path_(std::move(path)),
-          mapping_(mapping) {}
+          mapping_(mapping),
+          commit_(read_commit_list(descriptor_->number())) {}
 
     const std::string& name() const noexcept override { return path_.native(); }
 
-    std::vector<std::string> list() const override { return list_files(descriptor_->number(), path_.native()); }
+    std::vector<std::string> list() const override {
+        auto names = list_files(descriptor_->number(), path_.native());
+        return commit_ ? with_commit(std::move(names), *commit_) : names;
+    }
 
     std::shared_ptr<const Source> open(std::string_view file) const override {
         require_below(file, name());
         if (file.empty() || file.find('\0') != std::string_view::npos) return nullptr;
+        if (commit_ && std::find(commit_->files.begin(), commit_->files.end(), file) != commit_->files.end())
+            if (auto source = open_below(std::string(staged_content) + '/' + std::string(file))) return source;
+        return open_below(std::string(file));
+    }
+
+private:
+    std::shared_ptr<const Source> open_below(std::string file) const {
+        const std::string path = (path_ / file).native();
         try {
-            return file_source(descriptor_, std::string(file), (path_ / file).native(), mapping_);
+            return file_source(descriptor_, std::move(file), path, mapping_);
         } catch (const Error& error) {
             if (error.code() == Errc::path_not_found) return nullptr;
             if (error.code() != Errc::invalid_argument) throw;
@@ -46,10 +73,10 @@ public:
         }
     }
 
-private:
     Handle descriptor_;  // shared with its files, which may have to be opened again
     std::filesystem::path path_;
     Mapping mapping_;
+    std::optional<CommitList> commit_;  ///< what the last save has begun to do here
 };
 
 }  // namespace

@@ -1,67 +1,35 @@
-// Fills what will be the target in a hidden sibling, then renames it. Everything here is relative to the open parent
-// folder, so a rename of that folder in mid-save moves the checkpoint with it instead of tearing it.
-//
-// The sibling is made empty, then gets its lock file, then the content; it loses the content, then the lock file, and
-// is removed. So at any moment at which a writer may die it is empty or has the lock file in it, which is how it is
-// told from what others put there.
+// Fills what will be the target in a hidden sibling, then puts it in its place. Everything here is relative to the open
+// parent folder, so a rename of that folder in mid-save moves the checkpoint with it instead of tearing it.
 #include "io/replace.hpp"
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
+#include "io/commit_list.hpp"
 #include "io/listing.hpp"
 
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <exception>
+#include <set>
 #include <string_view>
+#include <system_error>
 
 namespace safemap::io {
 
 namespace {
 
-constexpr std::string_view suffix = ".safemap-tmp";
-constexpr const char* lock_name = "safemap.lock";
-constexpr const char* content_name = "content";
 constexpr std::size_t longest_name = 255;  // NAME_MAX of every file system worth naming
-constexpr int most_attempts = 100;         // at a place that others create and remove all the time
-
-constexpr std::string_view litter_hint = "remove it if no process is saving to this place";
-
-enum class Lock { held, taken, unsupported };
-
-Lock try_lock(int descriptor) {
-    if (uninterrupted([&] { return calls.flock(descriptor, LOCK_EX | LOCK_NB); }) == 0) return Lock::held;
-    if (errno == EWOULDBLOCK) return Lock::taken;
-    // Network file systems may know no locks, or (NFS) none on directories.
-    if (errno == EOPNOTSUPP || errno == ENOSYS || errno == ENOLCK || errno == EINVAL || errno == EBADF)
-        return Lock::unsupported;
-    throw system_error(errno, "lock it");
-}
 
 bool flags_unsupported(int number) { return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP; }
 
-bool means_not_empty(int number) { return number == ENOTEMPTY || number == EEXIST; }
-
-/// Whether the file open as `descriptor` is an empty regular one, as the lock is.
-bool is_lock(int descriptor) {
-    struct stat status = {};
-    if (calls.fstat(descriptor, &status) != 0) throw system_error(errno, "examine the lock");
-    return S_ISREG(status.st_mode) && status.st_size == 0;
-}
-
-/// Whether the lock that is open is still the one in the sibling: its former owner, or who took it for litter, may have
-/// removed it before we had it.
-bool still_there(int lock, int sibling) {
-    struct stat open = {};
-    struct stat named = {};
-    if (calls.fstat(lock, &open) != 0) throw system_error(errno, "examine the lock");
-    if (calls.fstatat(sibling, lock_name, &named, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (errno == ENOENT) return false;
-        throw system_error(errno, "examine the lock");
-    }
-    return open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+/// Whether a link or an exchange that fails so will never succeed here, while plain renames may.
+bool never_possible(int number) {
+    return flags_unsupported(number) || number == EPERM || number == EACCES || number == EXDEV || number == EBUSY ||
+           number == EMLINK;
 }
 
 /// "out//" is "out".
@@ -70,205 +38,132 @@ std::string without_slashes(std::string path) {
     return path;
 }
 
+std::set<std::string_view> set_of(std::span<const std::string> a, std::span<const std::string> b) {
+    std::set<std::string_view> all(a.begin(), a.end());
+    all.insert(b.begin(), b.end());
+    return all;
+}
+
+bool same_file(int folder, int other_folder, const char* name) {
+    struct stat one = {};
+    struct stat other = {};
+    return calls.fstatat(folder, name, &one, AT_SYMLINK_NOFOLLOW) == 0 &&
+           calls.fstatat(other_folder, name, &other, AT_SYMLINK_NOFOLLOW) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
+}
+
 }  // namespace
 
-Staging::Place::Place(const std::filesystem::path& path) : target(without_slashes(without_nul(path.native()))) {
+// ---- the target
+
+Staging::Place::Place(const std::filesystem::path& path, bool follow)
+    : target(without_slashes(without_nul(path.native()))) {
     if (target.empty()) throw Error(Errc::invalid_argument, "an empty path to save to");
-    const std::size_t slash = target.rfind('/');
-    const std::string folder = slash == std::string::npos ? "." : target.substr(0, slash + 1);
-    name = target.substr(slash + 1);  // npos + 1 is 0
+    std::string real = target;
+    std::error_code ignored;
+    if (follow && std::filesystem::is_directory(target, ignored)) {
+        const std::filesystem::path resolved = std::filesystem::canonical(target, ignored);
+        if (!ignored) real = resolved.native();
+    }
+    const std::size_t slash = real.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : real.substr(0, slash + 1);
+    name = real.substr(slash + 1);  // npos + 1 is 0
     if (name.empty()) throw Error(Errc::already_exists, "it is the root folder").with_path(target);
-    if (name.size() > longest_name - suffix.size() - 1)
-        throw Error(Errc::invalid_argument, "a name of " + bytes_text(name.size()) + ", wanted at most " +
-                                                std::to_string(longest_name - suffix.size() - 1))
+    const std::size_t longest = longest_name - std::string_view(Sibling::suffix).size() - 1;
+    if (name.size() > longest)
+        throw Error(Errc::invalid_argument,
+                    "a name of " + bytes_text(name.size()) + ", wanted at most " + std::to_string(longest))
             .with_path(target);
     parent = open_at(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY);
     if (!parent) throw system_error(errno, "open the folder to save in").with_path(without_slashes(folder));
 }
 
-bool Staging::Place::exists() const {
-    struct stat status = {};
-    if (calls.fstatat(parent.number(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) return true;
+bool Staging::Place::status(struct stat& found) const {
+    if (calls.fstatat(parent.number(), name.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0) return true;
     if (errno != ENOENT) throw system_error(errno, "examine it").with_path(target);
     return false;
 }
 
 void Staging::Place::require_absent() const {
-    if (exists()) throw Error(Errc::already_exists, "exists already; nothing is overwritten").with_path(target);
+    struct stat found = {};
+    if (status(found)) throw Error(Errc::already_exists, "exists already; nothing is overwritten").with_path(target);
 }
 
-void require_absent(const std::filesystem::path& target) { Staging::Place(target).require_absent(); }
+void require_absent(const std::filesystem::path& target) { Staging::Place(target, false).require_absent(); }
 
-Staging::Staging(const std::filesystem::path& target, Kind kind)
-    : place_(target), kind_(kind), staged_("." + place_.name + std::string(suffix)) {
-    place_.require_absent();
+// ---- preparing
+
+Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existing)
+    : place_(target, existing == Existing::replace && kind == Kind::folder), kind_(kind) {
     try {
+        if (existing == Existing::replace) examine_old();
+        else place_.require_absent();
         claim();
         create_content();
     } catch (Error& error) {
-        discard();
         throw error.with_path(place_.target);
-    } catch (...) {
-        discard();
-        throw;
     }
 }
 
-Staging::~Staging() { discard(); }
+/// What is to be replaced, if there is anything.
+void Staging::examine_old() {
+    struct stat found = {};
+    replaces_ = place_.status(found);
+    if (!replaces_) return;
+    const bool folder = S_ISDIR(found.st_mode);
+    if (kind_ == Kind::folder && !folder)
+        throw Error(Errc::already_exists, "it is no folder, and a folder is to be written");
+    if (kind_ == Kind::file && !S_ISREG(found.st_mode) && !S_ISLNK(found.st_mode))
+        throw Error(Errc::already_exists, folder ? "it is a folder, and a file is to be written"
+                                                 : "it is neither a file nor a folder, and is not replaced");
+    if (!S_ISLNK(found.st_mode)) old_mode_ = found.st_mode & 07777;
+    if (!folder) return;
+    if (calls.faccessat(place_.parent.number(), place_.name.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
+        throw system_error(errno, "write into it");
+    old_ = open_at(place_.parent.number(), place_.name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!old_) throw system_error(errno, "open it");
+    lock_old();
+}
+
+/// Two writers may have chosen different places for their siblings, so the folder itself is locked, too.
+void Staging::lock_old() const {
+    if (uninterrupted([&] { return calls.flock(old_.number(), LOCK_EX | LOCK_NB); }) == 0) return;
+    if (errno == EWOULDBLOCK) throw Error(Errc::busy, "another process is saving to it");
+    // Some file systems know no locks of folders.
+}
 
 void Staging::claim() {
-    for (int attempt = 0; attempt < most_attempts; ++attempt) {
-        if (create()) return;
-        remove_litter();
+    const std::string beside = '.' + place_.name + Sibling::suffix;
+    if (!old_) {
+        sibling_ = Sibling::claim(place_.parent.number(), beside);
+        return;
     }
-    throw Error(Errc::busy, "others keep taking the place " + safemap::quoted(staged_) + " beside it");
-}
-
-/// Creates the sibling and locks it. False where one is there already, or others took ours for litter.
-bool Staging::create() {
-    const int parent = place_.parent.number();
-    if (calls.mkdirat(parent, staged_.c_str(), 0777) != 0) {
-        if (errno == EEXIST) return false;
-        throw system_error(errno, "create " + safemap::quoted(staged_) + " beside it");
+    // A save that died in mid-commit is finished first, whatever way this one goes.
+    Sibling::clear(old_.number(), Sibling::suffix);
+    inside_ = calls.is_mount_root(old_.number()) || holds_folders(old_.number(), place_.target);
+    if (!inside_) {
+        try {
+            sibling_ = Sibling::claim(place_.parent.number(), beside);
+            return;
+        } catch (const Error& error) {
+            if (error.code() != Errc::permission_denied) throw;
+            inside_ = true;
+        }
     }
-    state_ = State::made;
-    grant_owner(parent, staged_.c_str());
-    sibling_ = open_at(parent, staged_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (!sibling_ && errno != ENOENT) throw system_error(errno, "open " + safemap::quoted(staged_) + " beside it");
-    if (sibling_) lock_ = open_at(sibling_.number(), lock_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
-    if (!lock_) {
-        // As long as it was empty, others could remove it, and make one of their own.
-        if (errno != ENOENT && errno != EEXIST)
-            throw system_error(errno, "create a lock in " + safemap::quoted(staged_) + " beside it");
-        state_ = State::none;
-        return false;
-    }
-    state_ = State::owned;
-    grant_owner(lock_.number());
-    // Between creating and locking, another process may have taken it for litter.
-    const Lock lock = try_lock(lock_.number());
-    if (lock != Lock::taken && still_there(lock_.number(), sibling_.number())) return true;
-    state_ = State::none;
-    lock_.reset();
-    if (lock == Lock::taken) throw Error(Errc::busy, "another process is saving to it");
-    return false;
+    sibling_ = Sibling::claim(old_.number(), Sibling::suffix);
 }
 
 void Staging::create_content() {
     if (kind_ == Kind::file) return;
-    const int sibling = sibling_.number();
-    if (calls.mkdirat(sibling, content_name, 0777) != 0) throw system_error(errno, "create a folder beside it");
-    grant_owner(sibling, content_name);
-    content_ = open_at(sibling, content_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (!content_) throw system_error(errno, "open the new folder beside it");
-}
-
-/// A umask may take from the owner what a save needs: to write into the folders, and to open files again.
-void Staging::grant_owner(int folder, const char* name) {
-    struct stat status = {};
-    if (calls.fstatat(folder, name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (errno == ENOENT) return;  // others took it for litter
-        throw system_error(errno, "examine the new folder beside it");
-    }
-    const mode_t mode = status.st_mode & 07777;
-    if ((mode & S_IRWXU) == S_IRWXU) return;
-    denied_ = S_IRWXU & ~mode;
-    if (calls.fchmodat(folder, name, mode | S_IRWXU, 0) != 0 && errno != ENOENT)
-        throw system_error(errno, "set the permissions of the new folder beside it");
-}
-
-/// The same for a file, once it is known of a folder.
-void Staging::grant_owner(int file) const {
-    if (denied_ == 0) return;
-    struct stat status = {};
-    if (calls.fstat(file, &status) != 0 || calls.fchmod(file, (status.st_mode & 07777) | S_IRUSR | S_IWUSR) != 0)
-        throw system_error(errno, "set its permissions");
-}
-
-/// What the umask wanted, at last.
-void Staging::withdraw_grants() const {
-    if (denied_ == 0) return;
-    const auto withdraw = [this](int folder, const char* name) {
-        struct stat status = {};
-        if (calls.fstatat(folder, name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
-            calls.fchmodat(folder, name, status.st_mode & 07777 & ~denied_, 0) != 0)
-            throw system_error(errno, "set its permissions");
-    };
-    if (kind_ == Kind::folder)
-        for (const std::string& file : files_) withdraw(content_.number(), file.c_str());
-    withdraw(place_.parent.number(), place_.name.c_str());
-}
-
-Error Staging::foreign() const {
-    Error error(Errc::already_exists, safemap::quoted(staged_) +
-                                          " stands beside it, where the save has to begin, and "
-                                          "no save left it; nothing is overwritten");
-    error.with_hint("move it away, or save to another place");
-    return error;
-}
-
-/// Removes the sibling that a dead process left. Throws busy where its owner lives, already_exists where it is none.
-void Staging::remove_litter() const {
-    const int parent = place_.parent.number();
-    if (calls.unlinkat(parent, staged_.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return;
-    if (errno == ENOTDIR) throw foreign();
-    if (!means_not_empty(errno)) throw system_error(errno, "remove " + safemap::quoted(staged_) + " beside it");
-
-    const Descriptor sibling = open_at(parent, staged_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (!sibling) {
-        if (errno == ENOENT) return;
-        throw system_error(errno, "open " + safemap::quoted(staged_) + " beside it");
-    }
-    const auto names = list_all(sibling.number(), staged_);
-    if (names.empty()) return;
-    const auto is_ours = [](const std::string& name) { return name == lock_name || name == content_name; };
-    if (!std::all_of(names.begin(), names.end(), is_ours) || names == std::vector<std::string>{content_name})
-        throw foreign();
-    Descriptor lock = open_at(sibling.number(), lock_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
-    if (!lock) {
-        if (errno == ENOENT) return;
-        if (errno == ELOOP || errno == EISDIR || errno == ENXIO) throw foreign();
-        throw system_error(errno, "open the lock in " + safemap::quoted(staged_) + " beside it");
-    }
-    if (!is_lock(lock.number())) throw foreign();
-    switch (try_lock(lock.number())) {
-        case Lock::held: break;
-        case Lock::taken: throw Error(Errc::busy, "another process is saving to it");
-        case Lock::unsupported: {
-            Error error(Errc::busy, safemap::quoted(staged_) +
-                                        " stands beside it, and this file system has no locks to "
-                                        "tell whether its writer lives");
-            throw error.with_hint(litter_hint);
-        }
-    }
-    if (!still_there(lock.number(), sibling.number())) return;
-    remove_content_of(sibling.number());
-    remove_locked(sibling.number(), lock);
-}
-
-/// The content of a sibling whose writer is dead.
-void Staging::remove_content_of(int sibling) const {
-    const auto failed = [this](std::string_view name) {
-        return system_error(errno, "remove " + safemap::quoted(name) + ", which an interrupted save left in " +
-                                       safemap::quoted(staged_));
-    };
-    struct stat status = {};
-    if (calls.fstatat(sibling, content_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (errno == ENOENT) return;
-        throw failed(content_name);
-    }
-    const bool is_folder = S_ISDIR(status.st_mode);
-    if (calls.unlinkat(sibling, content_name, is_folder ? AT_REMOVEDIR : 0) == 0) return;
-    if (!is_folder || !means_not_empty(errno)) throw failed(content_name);
-    const Descriptor content = open_at(sibling, content_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (!content) throw failed(content_name);
-    for (const std::string& file : list_all(content.number(), staged_))
-        if (calls.unlinkat(content.number(), file.c_str(), 0) != 0) throw failed(file);
-    if (calls.unlinkat(sibling, content_name, AT_REMOVEDIR) != 0) throw failed(content_name);
+    const int sibling = sibling_.folder();
+    if (calls.mkdirat(sibling, Sibling::content, 0777) != 0) throw system_error(errno, "create the new folder");
+    sibling_.grant(sibling, Sibling::content);
+    content_ = open_at(sibling, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!content_) throw system_error(errno, "open the new folder");
 }
 
 const char* Staging::name_in_folder(const std::string& name) const noexcept {
-    return kind_ == Kind::folder ? name.c_str() : content_name;
+    return kind_ == Kind::folder ? name.c_str() : Sibling::content;
 }
 
 std::string Staging::path_of(const std::string& name) const {
@@ -278,7 +173,7 @@ std::string Staging::path_of(const std::string& name) const {
 OutputFile Staging::add(const std::string& name) {
     files_.push_back(name);
     OutputFile file = OutputFile::create(files_folder(), name_in_folder(name));
-    grant_owner(file.descriptor());
+    if (sibling_.denied() != 0) sibling_.grant(files_folder(), name_in_folder(name));
     return file;
 }
 
@@ -288,39 +183,78 @@ OutputFile Staging::reopen(const std::string& name) const {
     return OutputFile(std::move(descriptor));
 }
 
-void Staging::commit() {
+// ---- committing
+
+void Staging::commit(std::span<const std::string> old_files) {
     try {
+        set_permissions();
         if (kind_ == Kind::folder) sync_folder(content_.number());
-        appear();
-        sync_folder(place_.parent.number());
-        withdraw_grants();
-        remove_locked(sibling_.number(), lock_);
+        if (old_) {
+            if (inside_ || !exchange_folder(old_files)) commit_in_place(old_files);
+            return;
+        }
+        if (replaces_) exchange_file();
+        else appear();
     } catch (Error& error) {
         throw error.with_path(place_.target);
     }
-    state_ = State::committed;
 }
 
+/// Files get the permissions of those whose place they take; the others what the umask wanted, at last.
+void Staging::set_permissions() const {
+    for (const std::string& file : files_) {
+        struct stat old = {};
+        std::optional<mode_t> mode = kind_ == Kind::file ? old_mode_ : std::nullopt;
+        if (old_ && calls.fstatat(old_.number(), file.c_str(), &old, AT_SYMLINK_NOFOLLOW) == 0) {
+            if (S_ISDIR(old.st_mode))
+                throw Error(Errc::already_exists, "a folder in it is called " + safemap::quoted(file));
+            if (S_ISREG(old.st_mode)) mode = old.st_mode & 07777;
+        }
+        if (!mode && sibling_.denied() == 0) continue;
+        struct stat now = {};
+        if (calls.fstatat(files_folder(), name_in_folder(file), &now, AT_SYMLINK_NOFOLLOW) != 0)
+            throw system_error(errno, "examine it");
+        const mode_t wanted = mode.value_or(now.st_mode & 07777 & ~sibling_.denied());
+        if (wanted != (now.st_mode & 07777) && calls.fchmodat(files_folder(), name_in_folder(file), wanted, 0) != 0)
+            throw system_error(errno, "set the permissions of " + safemap::quoted(file));
+    }
+}
+
+/// The folder's own permissions come last: without them it could not be moved.
+void Staging::set_final_mode() const {
+    if (kind_ != Kind::folder) return;
+    struct stat now = {};
+    if (calls.fstat(content_.number(), &now) != 0) throw system_error(errno, "examine it");
+    const mode_t wanted = old_mode_.value_or(now.st_mode & 07777 & ~sibling_.denied());
+    if (wanted != (now.st_mode & 07777) && calls.fchmod(content_.number(), wanted) != 0)
+        throw system_error(errno, "set its permissions");
+}
+
+/// Where nothing stands yet.
 void Staging::appear() {
     const int parent = place_.parent.number();
-    if (calls.renameat2(sibling_.number(), content_name, parent, place_.name.c_str(), RENAME_NOREPLACE) != 0) {
+    if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), RENAME_NOREPLACE) != 0) {
         const int number = errno;
         if (number == EEXIST) place_.require_absent();
         if (!flags_unsupported(number)) throw system_error(number, "rename it into place");
         appear_without_flags();
     }
     state_ = State::appeared;
+    sync_folder(parent);
+    if (sibling_.denied() != 0) set_final_mode();
+    sibling_.remove();
+    state_ = State::committed;
 }
 
 /// For file systems whose rename always replaces. A file appears by a hard link, which never replaces; a folder, or
 /// a file where there are no links, after one more look at the place.
 void Staging::appear_without_flags() {
-    const int sibling = sibling_.number();
+    const int sibling = sibling_.folder();
     const int parent = place_.parent.number();
     const char* name = place_.name.c_str();
     if (kind_ == Kind::file) {
-        if (calls.linkat(sibling, content_name, parent, name, 0) == 0) {
-            if (calls.unlinkat(sibling, content_name, 0) == 0) return;
+        if (calls.linkat(sibling, Sibling::content, parent, name, 0) == 0) {
+            if (calls.unlinkat(sibling, Sibling::content, 0) == 0) return;
             const int number = errno;
             calls.unlinkat(parent, name, 0);
             throw system_error(number, "rename it into place");
@@ -328,37 +262,140 @@ void Staging::appear_without_flags() {
         if (errno == EEXIST) place_.require_absent();
     }
     place_.require_absent();
-    if (calls.renameat2(sibling, content_name, parent, name, 0) != 0) throw system_error(errno, "rename it into place");
+    if (calls.renameat2(sibling, Sibling::content, parent, name, 0) != 0)
+        throw system_error(errno, "rename it into place");
 }
 
-/// Removes a sibling in which only the lock is left. The lock is closed before the folder goes: on NFS, what is removed
-/// while it is open stays under another name. From then on another writer may have the place.
-void Staging::remove_locked(int sibling, Descriptor& lock) const {
-    if (calls.unlinkat(sibling, lock_name, 0) != 0 && errno != ENOENT)
-        throw system_error(errno, "remove the lock beside it");
-    lock.reset();
-    if (calls.unlinkat(place_.parent.number(), staged_.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT &&
-        !means_not_empty(errno))
-        throw system_error(errno, "remove " + safemap::quoted(staged_) + " beside it");
+/// Of the content and what stands at the target; gives the error number.
+int Staging::exchange() const {
+    const bool done = calls.renameat2(sibling_.folder(), Sibling::content, place_.parent.number(), place_.name.c_str(),
+                                      RENAME_EXCHANGE) == 0;
+    return done ? 0 : errno;
 }
 
-void Staging::discard() noexcept {
-    if (state_ == State::none || state_ == State::committed) return;
-    const int sibling = sibling_.number();
+/// An exchange can be taken back if it cannot be brought to the disk. Where there is none, rename replaces as well.
+void Staging::exchange_file() {
     const int parent = place_.parent.number();
-    // Renamed, but not known to be on the disk: to the caller the save has failed, so it must not be there.
-    if (state_ == State::appeared) calls.renameat2(parent, place_.name.c_str(), sibling, content_name, 0);
-    if (state_ != State::made) {
-        if (kind_ == Kind::folder) {
-            if (denied_ != 0) calls.fchmod(content_.number(), S_IRWXU);
-            for (const std::string& file : files_) calls.unlinkat(content_.number(), file.c_str(), 0);
+    const int number = exchange();
+    if (number == 0) {
+        state_ = State::exchanged;
+        sync_folder(parent);
+        state_ = State::committed;
+    } else {
+        if (!never_possible(number)) throw system_error(number, "rename it into place");
+        if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), 0) != 0)
+            throw system_error(errno, "rename it into place");
+        state_ = State::committed;
+        try {
+            sync_folder(parent);
+        } catch (Error& error) {
+            throw error.with_hint("the new checkpoint counts already, but may not be on the disk yet");
         }
-        calls.unlinkat(sibling, content_name, kind_ == Kind::folder ? AT_REMOVEDIR : 0);
-        calls.unlinkat(sibling, lock_name, 0);
-        lock_.reset();
     }
-    state_ = State::none;
-    calls.unlinkat(parent, staged_.c_str(), AT_REMOVEDIR);
+    clear_sibling();
+}
+
+/// False where this folder cannot be exchanged; then nothing has changed.
+bool Staging::exchange_folder(std::span<const std::string> old_files) {
+    if (!link_what_stays(old_files)) return false;
+    sync_folder(content_.number());
+    const int number = exchange();
+    if (number != 0) {
+        unlink_what_stays();
+        if (never_possible(number)) return false;
+        throw system_error(number, "exchange it with the new one");
+    }
+    state_ = State::exchanged;
+    sync_folder(place_.parent.number());
+    set_final_mode();
+    state_ = State::committed;
+    save_latecomers(old_files);
+    clear_sibling();
+    return true;
+}
+
+/// Into the new folder, by hard links; false where that cannot be.
+bool Staging::link_what_stays(std::span<const std::string> old_files) {
+    const auto goes = set_of(files_, old_files);
+    for (const std::string& name : list_all(old_.number(), place_.target)) {
+        if (goes.count(name) != 0) continue;
+        if (calls.linkat(old_.number(), name.c_str(), content_.number(), name.c_str(), 0) == 0) {
+            linked_.push_back(name);
+            continue;
+        }
+        const int number = errno;
+        if (number == ENOENT) continue;  // removed meanwhile
+        unlink_what_stays();
+        if (never_possible(number)) return false;
+        throw system_error(number, "link " + safemap::quoted(name) + " into the new folder");
+    }
+    return true;
+}
+
+void Staging::unlink_what_stays() {
+    for (const std::string& name : linked_) calls.unlinkat(content_.number(), name.c_str(), 0);
+    linked_.clear();
+}
+
+/// What others put into the old folder while it was exchanged goes into the new one. If it cannot, the sibling stays.
+void Staging::save_latecomers(std::span<const std::string> old_files) noexcept {
+    try {
+        const auto goes = set_of(files_, old_files);
+        for (const std::string& name : list_all(old_.number(), place_.target)) {
+            if (goes.count(name) != 0 || same_file(old_.number(), content_.number(), name.c_str())) continue;
+            if (calls.renameat2(old_.number(), name.c_str(), content_.number(), name.c_str(), 0) != 0)
+                return sibling_.abandon();
+        }
+    } catch (const std::exception&) {
+        sibling_.abandon();
+    }
+}
+
+/// After the new is in force: what cannot be removed now is removed by the next save.
+void Staging::clear_sibling() noexcept {
+    if (!sibling_) return;
+    try {
+        sibling_.remove_content();
+        sibling_.remove();
+    } catch (const std::exception&) {
+        sibling_.abandon();
+    }
+}
+
+void Staging::commit_in_place(std::span<const std::string> old_files) {
+    if (!inside_) {
+        // The content stands beside the folder, on the same file system: it was to be exchanged with it.
+        if (const int number = sibling_.move(old_.number(), Sibling::suffix))
+            throw system_error(number, "move what was prepared into it");
+        inside_ = true;
+    }
+    CommitList list{.files = files_, .removed = {}};
+    for (const std::string& name : old_files)
+        if (std::find(files_.begin(), files_.end(), name) == files_.end()) list.removed.push_back(name);
+    write_commit_list(sibling_.folder(), list);
+    state_ = State::committed;
+    try {
+        finish_commit(old_.number());
+        clear_sibling();
+    } catch (Error& error) {
+        sibling_.abandon();
+        throw error.with_hint(
+            "the new checkpoint counts already; safemap reads it, and the next save into this folder "
+            "finishes what is left to do, but others may see parts of both");
+    }
+}
+
+Staging::~Staging() {
+    if (state_ == State::committed) return;
+    const int parent = place_.parent.number();
+    const char* name = place_.name.c_str();
+    // Renamed, but not known to be on the disk: to the caller the save has failed, so it must not be there.
+    if (state_ == State::appeared) calls.renameat2(parent, name, sibling_.folder(), Sibling::content, 0);
+    if (state_ == State::exchanged && exchange() != 0) {
+        sibling_.abandon();  // what is in it was not ours
+        return;
+    }
+    if (content_ && sibling_.denied() != 0) calls.fchmod(content_.number(), S_IRWXU);
 }
 
 }  // namespace safemap::io

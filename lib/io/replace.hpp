@@ -1,11 +1,14 @@
-// A new file or folder that others see whole or not at all, whatever happens meanwhile.
+// A file or folder that others see whole or not at all, whatever happens meanwhile: new, or in the place of an old one.
 #pragma once
 
 #include "io/output.hpp"
+#include "io/sibling.hpp"
 #include "io/system.hpp"
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,16 +18,29 @@ namespace safemap::io {
 /// there is no folder to put it in.
 void require_absent(const std::filesystem::path& target);
 
-/// Fills a new file or folder in a hidden folder beside the target, `.NAME.safemap-tmp`, and then renames it. A lock
-/// file in there is held under flock for as long as this object lives: one that nobody holds is what a dead process
-/// left, and is removed; a second writer finds it held and gets Errc::busy. What has no such file in it, and is not
-/// empty, is not ours and stays.
+/// What stands at the target already.
+enum class Existing : std::uint8_t {
+    refuse,   ///< is left as it is
+    replace,  ///< is replaced when the new is complete
+};
+
+/// Fills a new file or folder in a hidden sibling of the target (see Sibling), which then takes its place.
+///
+/// A folder that is replaced keeps every file that is neither new nor named as old, and its permissions; a file that is
+/// replaced gives the new one its permissions. How a folder is replaced:
+/// - by exchange: the sibling beside it gets hard links to the files that stay, and the two are exchanged by one
+///   rename. At every moment others see the old folder or the new.
+/// - in place, where there is a folder in it, it is the root of a mount, its own folder cannot be written to, or the
+///   file system has no hard links or no exchange: the sibling is in the folder, a commit list says what is to be done,
+///   then it is done (see commit_list.hpp).
 class Staging {
 public:
     enum class Kind : std::uint8_t { file, folder };
 
-    /// Throws as require_absent does; busy; already_exists where something else has the hidden folder's name.
-    Staging(const std::filesystem::path& target, Kind kind);
+    /// A link to a folder that is replaced is followed, a link to a file is replaced itself.
+    /// Throws as require_absent does; busy; already_exists where something else has the sibling's name, or what is to
+    /// be replaced is not of this kind; permission_denied.
+    Staging(const std::filesystem::path& target, Kind kind, Existing existing = Existing::refuse);
     /// Removes what was not committed.
     ~Staging();
     Staging(const Staging&) = delete;
@@ -37,15 +53,20 @@ public:
     /// Where that file will be, for messages.
     std::string path_of(const std::string& name) const;
 
-    /// Everything appears at the target, by one rename, and is on the disk when it returns. Files must have been
-    /// finished. Throws already_exists where something has come up at the target meanwhile.
-    void commit();
+    /// Everything appears at the target and is on the disk when it returns; of a folder that is replaced, the files
+    /// named by `old_files` are gone then. Files must have been finished; the one added last is the one that names the
+    /// others. Throws already_exists where something has come up at the target meanwhile.
+    ///
+    /// After an error the target is as it was, but for one case: where a folder is replaced in place, and what follows
+    /// the commit list fails, the new counts, and a hint says so.
+    void commit(std::span<const std::string> old_files = {});
 
 private:
     struct Place {
-        explicit Place(const std::filesystem::path& target);
+        Place(const std::filesystem::path& target, bool follow);
         void require_absent() const;
-        bool exists() const;
+        /// Whether something stands there.
+        bool status(struct stat& found) const;
 
         std::string target;  ///< as messages call it
         std::string name;    ///< in its folder
@@ -54,38 +75,43 @@ private:
     friend void require_absent(const std::filesystem::path& target);
 
     /// The folder that files are created in, and a file's name in there.
-    int files_folder() const noexcept { return kind_ == Kind::folder ? content_.number() : sibling_.number(); }
+    int files_folder() const noexcept { return kind_ == Kind::folder ? content_.number() : sibling_.folder(); }
     const char* name_in_folder(const std::string& name) const noexcept;
 
+    void examine_old();
+    void lock_old() const;
     void claim();
-    bool create();
     void create_content();
-    void remove_litter() const;
-    void remove_content_of(int sibling) const;
-    Error foreign() const;
-    void grant_owner(int folder, const char* name);
-    void grant_owner(int file) const;
-    void withdraw_grants() const;
+
+    void set_permissions() const;
+    void set_final_mode() const;
     void appear();
     void appear_without_flags();
-    void remove_locked(int sibling, Descriptor& lock) const;
-    void discard() noexcept;
+    void exchange_file();
+    bool exchange_folder(std::span<const std::string> old_files);
+    bool link_what_stays(std::span<const std::string> old_files);
+    void unlink_what_stays();
+    int exchange() const;
+    void save_latecomers(std::span<const std::string> old_files) noexcept;
+    void clear_sibling() noexcept;
+    void commit_in_place(std::span<const std::string> old_files);
 
     Place place_;
     Kind kind_;
-    std::string staged_;  ///< the sibling's name beside the target
-    Descriptor sibling_;
-    Descriptor lock_;     ///< in the sibling
+    bool replaces_ = false;           ///< something stands at the target
+    std::optional<mode_t> old_mode_;  ///< of a file or folder there
+    Descriptor old_;                  ///< a folder there, locked
+    bool inside_ = false;             ///< the sibling is in that folder
+    Sibling sibling_;
     Descriptor content_;  ///< in the sibling, for Kind::folder: what will be the target
     std::vector<std::string> files_;
-    mode_t denied_ = 0;  ///< what the umask denies the owner, who has it nevertheless until the commit
+    std::vector<std::string> linked_;  ///< files that stay, in the content already
     enum class State : std::uint8_t {
-        none,
-        made,      ///< there is a sibling, which may be another writer's by now
-        owned,     ///< the sibling is ours
-        appeared,  ///< the content is at the target
+        preparing,
+        appeared,   ///< the content is at the target, where nothing was
+        exchanged,  ///< the content is at the target, and what was there in the sibling
         committed,
-    } state_ = State::none;
+    } state_ = State::preparing;
 };
 
 }  // namespace safemap::io

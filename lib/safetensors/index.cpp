@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
+#include <variant>
 #include <vector>
 
 namespace safemap::safetensors {
@@ -101,9 +103,23 @@ private:
     std::string plain_;
 };
 
+std::string_view checked_utf8(std::string_view text) {
+    if (!is_utf8(text))
+        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which an index has to be");
+    return text;
+}
+
 /// Python's json.dump(indent=2) of {"metadata": {…}, "weight_map": {…}}, one level at a time.
 class Writer {
 public:
+    /// `entries` are what most of the text is of; so that it is not copied while it grows.
+    explicit Writer(WeightMapView entries) {
+        std::size_t size = 1024;
+        for (const auto& [tensor, shard] : entries) size += tensor.size() + shard.size() + 12;
+        text_.reserve(size);
+        text_ = "{";
+    }
+
     void open(std::string_view key) {
         member(key);
         text_ += '{';
@@ -123,7 +139,10 @@ public:
         json::append_string(text_, key, json::Charset::ascii);
         text_ += ": ";
     }
-    void value(std::string_view text) { json::append_string(text_, text, json::Charset::ascii); }
+    void member(std::string_view key, std::string_view value) {
+        member(checked_utf8(key));
+        json::append_string(text_, checked_utf8(value), json::Charset::ascii);
+    }
     void value(std::uint64_t number) { json::append_number(text_, number); }
 
     std::string take() {
@@ -137,16 +156,10 @@ private:
         text_.append(2 * depth_, ' ');
     }
 
-    std::string text_ = "{";
+    std::string text_;
     std::size_t depth_ = 1;
     bool empty_ = true;
 };
-
-std::string_view checked_utf8(std::string_view text) {
-    if (!is_utf8(text))
-        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which an index has to be");
-    return text;
-}
 
 }  // namespace
 
@@ -177,24 +190,46 @@ Index read_index(const Source& source, FaultSink& faults) {
     return index;
 }
 
-std::string write_index(std::uint64_t total_size, std::span<const std::pair<std::string, std::string>> metadata,
-                        std::span<const std::pair<std::string_view, std::string_view>> weight_map) {
-    Writer writer;
+std::string write_index(std::uint64_t total_size, MetadataView metadata, WeightMapView weight_map) {
+    Writer writer(weight_map);
     writer.open("metadata");
     writer.member("total_size");
     writer.value(total_size);
-    for (const auto& [key, text] : metadata) {
-        writer.member(checked_utf8(key));
-        writer.value(checked_utf8(text));
+    for (const auto& [key, text] : metadata) writer.member(key, text);
+    writer.close();
+    writer.open("weight_map");
+    for (const auto& [tensor, shard] : weight_map) writer.member(tensor, shard);
+    writer.close();
+    return writer.take();
+}
+
+std::string write_transformers_index(std::uint64_t total_size, std::uint64_t total_parameters, MetadataView metadata,
+                                     WeightMapView weight_map) {
+    // Python sorts by code points, which is how bytes of UTF-8 sort.
+    std::map<std::string_view, std::variant<std::uint64_t, std::string_view>> members;
+    for (const auto& [key, text] : metadata) members.emplace(key, std::string_view(text));
+    members.emplace("total_parameters", total_parameters);
+    members.emplace("total_size", total_size);
+    std::vector<std::pair<std::string_view, std::string_view>> sorted(weight_map.begin(), weight_map.end());
+    std::sort(sorted.begin(), sorted.end());
+
+    Writer writer(weight_map);
+    writer.open("metadata");
+    for (const auto& [key, value] : members) {
+        if (const auto* number = std::get_if<std::uint64_t>(&value)) {
+            writer.member(key);
+            writer.value(*number);
+        } else {
+            writer.member(key, std::get<std::string_view>(value));
+        }
     }
     writer.close();
     writer.open("weight_map");
-    for (const auto& [tensor, shard] : weight_map) {
-        writer.member(checked_utf8(tensor));
-        writer.value(checked_utf8(shard));
-    }
+    for (const auto& [tensor, shard] : sorted) writer.member(tensor, shard);
     writer.close();
-    return writer.take();
+    std::string text = writer.take();
+    text += '\n';
+    return text;
 }
 
 }  // namespace safemap::safetensors

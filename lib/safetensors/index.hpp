@@ -34,9 +34,17 @@ bool is_index(const Source& source);
 /// `..` or a drive or backslash in it.
 Index read_index(const Source& source, FaultSink& faults);
 
+using MetadataView = std::span<const std::pair<std::string, std::string>>;
+/// Tensors and their shards.
+using WeightMapView = std::span<const std::pair<std::string_view, std::string_view>>;
+
 /// The index as huggingface_hub 2.x writes it: two spaces, `metadata` (total_size, then the caller's in order),
 /// `weight_map` in the order given, non-ASCII as \uXXXX, no newline at the end.
-std::string write_index(std::uint64_t total_size, std::span<const std::pair<std::string, std::string>> metadata,
-                        std::span<const std::pair<std::string_view, std::string_view>> weight_map);
+std::string write_index(std::uint64_t total_size, MetadataView metadata, WeightMapView weight_map);
+
+/// The index as transformers 5.x writes it: the same, but every object sorted by key, with total_parameters, and with
+/// a newline at the end. No key of `metadata` may be one of the totals.
+std::string write_transformers_index(std::uint64_t total_size, std::uint64_t total_parameters, MetadataView metadata,
+                                     WeightMapView weight_map);
 
 }  // namespace safemap::safetensors

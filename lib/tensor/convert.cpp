@@ -1,177 +1,202 @@
-// Casts, one kernel for each pair of dtypes, made from one decoder and one encoder for each dtype. The compiler
-// vectorises the loops over F32 and BF16; tests/tensor/convert_test.cpp holds every kernel against a slow twin.
+// Casts: every dtype is decoded to F32 and encoded from it, a block at a time, by loops without branches that the
+// compiler vectorises.
 #include "tensor/convert.hpp"
-
-#include <safemap/float_types.hpp>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <type_traits>
 
 namespace safemap {
 namespace {
 
-// What encodes a float or double into a small format: its fields, and what stands for values beyond its range.
-enum class Overflow { infinity, largest, nan };
+template <class T> T load(const std::byte* from) noexcept {
+    T value;
+    std::memcpy(&value, from, sizeof(T));
+    return value;
+}
 
-template <class Bits, unsigned exponent_bits, unsigned mantissa_bits, int bias, Overflow overflow> struct Encoder {
-    static constexpr std::uint64_t sign_bit = 1ULL << (exponent_bits + mantissa_bits);
-    static constexpr std::uint64_t all_ones = sign_bit - 1;
-    static constexpr std::uint64_t infinity = ((1ULL << exponent_bits) - 1) << mantissa_bits;
-    static constexpr std::uint64_t largest = overflow == Overflow::infinity  ? infinity - 1
-                                             : overflow == Overflow::largest ? all_ones - 1
-                                                                             : all_ones;
+template <class T> void store(std::byte* to, T value) noexcept { std::memcpy(to, &value, sizeof(T)); }
 
-    template <class Float> static Bits encode(Float value, ConvertCounts& counts) noexcept {
-        using Wide = std::conditional_t<sizeof(Float) == 8, std::uint64_t, std::uint32_t>;
-        constexpr unsigned wide_mantissa = sizeof(Float) == 8 ? 52 : 23;
-        constexpr int wide_bias = sizeof(Float) == 8 ? 1023 : 127;
-        constexpr unsigned wide_exponent_max = sizeof(Float) == 8 ? 0x7FF : 0xFF;
+// The bits of an F32 without its sign are in order, and fit in an int32: SSE2 compares only these.
+constexpr std::int32_t f32_infinity = 0x7F80'0000;
 
-        const auto raw = std::bit_cast<Wide>(value);
-        const bool negative = raw >> (8 * sizeof(Float) - 1) != 0;
-        const auto wide_exponent = static_cast<unsigned>(raw >> wide_mantissa) & wide_exponent_max;
-        std::uint64_t mantissa = raw & ((Wide{1} << wide_mantissa) - 1);
+constexpr std::int32_t without_sign(std::uint32_t f32) noexcept {
+    return static_cast<std::int32_t>(f32 & 0x7FFF'FFFFU);
+}
 
-        if (wide_exponent == wide_exponent_max) {
-            ++counts.non_finite;
-            return mantissa != 0 ? nan(negative) : beyond(negative);
-        }
-        if (wide_exponent != 0) mantissa |= 1ULL << wide_mantissa;
-        const int exponent = static_cast<int>(std::max(wide_exponent, 1U)) - wide_bias + bias;
-        // Below the smallest exponent the mantissa loses further bits; from 63 on nothing is left of it.
-        const unsigned shift =
-            std::min(63U, wide_mantissa - mantissa_bits + static_cast<unsigned>(std::max(1 - exponent, 0)));
-        std::uint64_t magnitude = round_shift(mantissa, shift);
-        // The mantissa's hidden bit, still in place, counts for one exponent.
-        if (exponent > 1) magnitude += static_cast<std::uint64_t>(exponent - 1) << mantissa_bits;
-        if (magnitude > largest) {
-            ++counts.overflowed;
-            return beyond(negative);
-        }
-        return signed_bits(magnitude, negative);
+// What is beyond the range becomes, and so which bits are not numbers: those from infinity on, those with all bits set
+// but the sign, or negative zero alone.
+enum class Beyond { infinity, largest, nan };
+
+template <class Bits, unsigned exponent_bits, unsigned mantissa_bits, int bias, Beyond beyond> struct Small {
+    using Stored = Bits;
+
+    static constexpr unsigned width = 8 * sizeof(Bits);
+    static constexpr unsigned dropped = 23 - mantissa_bits;
+    static constexpr std::uint32_t sign_bit = 1U << (width - 1);
+    static constexpr std::uint32_t all_ones = sign_bit - 1;
+    static constexpr std::uint32_t infinity = all_ones >> mantissa_bits << mantissa_bits;
+    static constexpr std::uint32_t largest = beyond == Beyond::infinity  ? infinity - 1
+                                             : beyond == Beyond::largest ? all_ones - 1
+                                                                         : all_ones;
+    // As F32.
+    static constexpr std::int32_t one_exponent = 1 << 23;
+    static constexpr std::int32_t rebias = (127 - bias) * one_exponent;
+    static constexpr std::int32_t smallest_normal = rebias + one_exponent;
+    // The first that is rounded beyond the largest value: half way to the next one, or just after that where the
+    // largest is even.
+    static constexpr std::int32_t overflow =
+        rebias + static_cast<std::int32_t>((largest << dropped) + (1U << (dropped - 1)) + (largest % 2 == 0 ? 1 : 0));
+    // What is rounded to that which stands for all that is beyond: infinity, the largest, or the NaN, which comes next.
+    static constexpr std::int32_t cap = beyond == Beyond::largest ? overflow - 1 : overflow;
+
+    static std::uint32_t decode(Bits stored) noexcept {
+        const std::uint32_t raw = stored & all_ones;
+        const std::uint32_t sign = (stored & sign_bit) << (32 - width);
+        const auto magnitude = static_cast<std::int32_t>(raw << dropped);
+        // A subnormal is its mantissa behind the smallest exponent, less the hidden bit.
+        const bool subnormal = magnitude < one_exponent;
+        const std::int32_t rebiased = magnitude + rebias + (subnormal ? one_exponent : 0);
+        const std::int32_t hidden = subnormal ? smallest_normal : 0;
+        const std::uint32_t number =
+            sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(rebiased) - std::bit_cast<float>(hidden));
+        if constexpr (beyond == Beyond::nan) return stored == sign_bit ? 0x7F80'0001U : number;
+        if constexpr (beyond == Beyond::largest) return number | (raw == all_ones ? f32_infinity : 0);
+        return number | (raw >= infinity ? f32_infinity : 0) | (raw > infinity ? 0x40'0000U : 0);  // quiet, as F16C
     }
 
-private:
-    // mantissa / 2^shift, to the nearest, ties to even.
-    static std::uint64_t round_shift(std::uint64_t mantissa, unsigned shift) noexcept {
-        if (shift == 0) return mantissa;
-        const std::uint64_t whole = mantissa >> shift;
-        const std::uint64_t rest = mantissa & ((1ULL << shift) - 1);
-        const std::uint64_t half = 1ULL << (shift - 1);
-        return whole + (rest > half || (rest == half && (whole & 1) != 0) ? 1 : 0);
+    static std::uint32_t encode(std::uint32_t f32) noexcept {
+        const std::int32_t magnitude = without_sign(f32);
+        const std::uint32_t sign = f32 >> 31 << (width - 1);
+        const std::uint32_t rounded = round(std::min(magnitude, cap));
+        if constexpr (beyond == Beyond::nan) return rounded == 0 ? 0 : sign | rounded;
+        return sign | rounded | (magnitude > f32_infinity ? nan(f32) : 0);
     }
 
-    static Bits signed_bits(std::uint64_t magnitude, bool negative) noexcept {
-        if (overflow == Overflow::nan && magnitude == 0) return 0;  // FNUZ: no negative zero
-        return static_cast<Bits>(magnitude | (negative ? sign_bit : 0));
+    // To the nearest, ties to even, by a float addition: beside a power of two so much larger, the places that fall
+    // away have no room. What the sum has more is the mantissa with its hidden bit, which counts for one exponent.
+    static std::uint32_t round(std::int32_t magnitude) noexcept {
+        const std::int32_t exponent = std::max(magnitude, smallest_normal) & f32_infinity;
+        const std::int32_t larger = exponent + static_cast<std::int32_t>(dropped) * one_exponent;
+        const auto sum = std::bit_cast<std::int32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(larger));
+        return static_cast<std::uint32_t>(sum - larger + ((exponent - smallest_normal) >> dropped));
     }
 
-    static Bits beyond(bool negative) noexcept {
-        if (overflow == Overflow::nan) return static_cast<Bits>(sign_bit);
-        return signed_bits(overflow == Overflow::infinity ? infinity : largest, negative);
-    }
-
-    static Bits nan(bool negative) noexcept {
-        if (overflow == Overflow::nan) return static_cast<Bits>(sign_bit);
-        if (overflow == Overflow::largest) return signed_bits(all_ones, negative);
-        return signed_bits(infinity | (1ULL << (mantissa_bits - 1)), negative);
+    // The upper bits of the payload where there is room for some, as F16C does it.
+    static std::uint32_t nan(std::uint32_t f32) noexcept {
+        if constexpr (width == 8) return all_ones;
+        return 1U << (mantissa_bits - 1) | ((f32 >> dropped) & ((1U << mantissa_bits) - 1));
     }
 };
 
-template <class T> struct EncoderOf;
-template <> struct EncoderOf<bf16> : Encoder<std::uint16_t, 8, 7, 127, Overflow::infinity> {};
-template <> struct EncoderOf<f16> : Encoder<std::uint16_t, 5, 10, 15, Overflow::infinity> {};
-template <> struct EncoderOf<f8_e4m3> : Encoder<std::uint8_t, 4, 3, 7, Overflow::largest> {};
-template <> struct EncoderOf<f8_e5m2> : Encoder<std::uint8_t, 5, 2, 15, Overflow::infinity> {};
-template <> struct EncoderOf<f8_e4m3fnuz> : Encoder<std::uint8_t, 4, 3, 8, Overflow::nan> {};
-template <> struct EncoderOf<f8_e5m2fnuz> : Encoder<std::uint8_t, 5, 2, 16, Overflow::nan> {};
+// The upper half of an F32: no rebias, and its subnormals round as its normals do.
+struct Bf16 {
+    using Stored = std::uint16_t;
+    static constexpr std::int32_t overflow = 0x7F7F'8000;
 
-// The type that holds every value of T exactly and that encoders take.
-template <class T> using WideOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    static std::uint32_t decode(std::uint16_t stored) noexcept { return std::uint32_t{stored} << 16; }
 
-template <class To, class From> To convert_one(From value, ConvertCounts& counts) noexcept {
-    const auto wide = static_cast<WideOf<From>>(value);
-    if constexpr (std::is_floating_point_v<To>) {
-        const To out = static_cast<To>(wide);
-        const bool finite = std::isfinite(wide);
-        counts.non_finite += finite ? 0U : 1U;
-        counts.overflowed += finite && !std::isfinite(out) ? 1U : 0U;
-        return out;
-    } else {
-        return To{EncoderOf<To>::encode(wide, counts)};
+    static std::uint32_t encode(std::uint32_t f32) noexcept {
+        const std::uint32_t rounded = (f32 + 0x7FFFU + ((f32 >> 16) & 1U)) >> 16;
+        return without_sign(f32) > f32_infinity ? 0x7FC0U : rounded;
     }
-}
-
-template <class From, class To> ConvertCounts convert_all(const std::byte* in, std::byte* out, std::size_t count) {
-    ConvertCounts counts;
-    for (std::size_t i = 0; i < count; ++i) {
-        From value;
-        std::memcpy(&value, in + i * sizeof(From), sizeof(From));
-        const To converted = convert_one<To>(value, counts);
-        std::memcpy(out + i * sizeof(To), &converted, sizeof(To));
-    }
-    return counts;
-}
-
-// The cast that models are saved with, without a branch so that it is vectorised: adds half of the last place, and
-// one less for even values, to the bits that fall away.
-template <> ConvertCounts convert_all<float, bf16>(const std::byte* in, std::byte* out, std::size_t count) {
-    constexpr std::size_t block = 4096;  // counters of 32 bits cannot overflow within one
-    ConvertCounts counts;
-    for (std::size_t done = 0; done < count; done += block) {
-        const std::size_t end = std::min(count, done + block);
-        std::uint32_t overflowed = 0;
-        std::uint32_t non_finite = 0;
-        for (std::size_t i = done; i < end; ++i) {
-            std::uint32_t raw;
-            std::memcpy(&raw, in + i * 4, 4);
-            const std::uint32_t magnitude = raw & 0x7FFF'FFFFU;
-            const std::uint32_t rounded = (raw + 0x7FFFU + ((raw >> 16) & 1U)) >> 16;
-            const std::uint32_t quiet = (raw >> 16) | 0x40U;
-            const bool is_nan = magnitude > 0x7F80'0000U;
-            const bool is_finite = magnitude < 0x7F80'0000U;
-            const auto bits = static_cast<std::uint16_t>(is_nan ? quiet : rounded);
-            overflowed += static_cast<std::uint32_t>(is_finite && (rounded & 0x7FFFU) >= 0x7F80U);
-            non_finite += static_cast<std::uint32_t>(!is_finite);
-            std::memcpy(out + i * 2, &bits, 2);
-        }
-        counts.overflowed += overflowed;
-        counts.non_finite += non_finite;
-    }
-    return counts;
-}
-
-using Kernel = ConvertCounts (*)(const std::byte*, std::byte*, std::size_t);
-
-template <class From>
-constexpr std::array<Kernel, 8> kernels_from{
-    convert_all<From, double>,      convert_all<From, float>,       convert_all<From, f16>,
-    convert_all<From, bf16>,        convert_all<From, f8_e4m3>,     convert_all<From, f8_e5m2>,
-    convert_all<From, f8_e4m3fnuz>, convert_all<From, f8_e5m2fnuz>,
 };
 
-constexpr std::array<std::array<Kernel, 8>, 8> kernels{
-    kernels_from<double>,  kernels_from<float>,   kernels_from<f16>,         kernels_from<bf16>,
-    kernels_from<f8_e4m3>, kernels_from<f8_e5m2>, kernels_from<f8_e4m3fnuz>, kernels_from<f8_e5m2fnuz>,
+using F16 = Small<std::uint16_t, 5, 10, 15, Beyond::infinity>;
+using F8E4m3 = Small<std::uint8_t, 4, 3, 7, Beyond::largest>;
+using F8E5m2 = Small<std::uint8_t, 5, 2, 15, Beyond::infinity>;
+using F8E4m3fnuz = Small<std::uint8_t, 4, 3, 8, Beyond::nan>;
+using F8E5m2fnuz = Small<std::uint8_t, 5, 2, 16, Beyond::nan>;
+
+// So many values at a time, which the nearest cache holds as F32.
+constexpr std::size_t block = 1024;
+
+template <class Format>
+void decode_all(const std::byte* __restrict in, std::byte* __restrict f32, std::size_t count) noexcept {
+    using Stored = typename Format::Stored;
+    for (std::size_t i = 0; i < count; ++i) store(f32 + 4 * i, Format::decode(load<Stored>(in + i * sizeof(Stored))));
+}
+
+// In two loops, or GCC narrows every part of the encoding instead of the one result, which takes half as long again.
+template <class Format>
+void encode_all(const std::byte* __restrict f32, std::byte* __restrict out, std::size_t count) noexcept {
+    using Stored = typename Format::Stored;
+    std::array<std::uint32_t, block> encoded;
+    for (std::size_t i = 0; i < count; ++i) encoded[i] = Format::encode(load<std::uint32_t>(f32 + 4 * i));
+    for (std::size_t i = 0; i < count; ++i) store(out + i * sizeof(Stored), static_cast<Stored>(encoded[i]));
+}
+
+// Too little work for two.
+template <>
+void encode_all<Bf16>(const std::byte* __restrict f32, std::byte* __restrict out, std::size_t count) noexcept {
+    for (std::size_t i = 0; i < count; ++i)
+        store(out + 2 * i, static_cast<std::uint16_t>(Bf16::encode(load<std::uint32_t>(f32 + 4 * i))));
+}
+
+template <class From, class To>
+void cast_all(const std::byte* __restrict in, std::byte* __restrict out, std::size_t count) noexcept {
+    for (std::size_t i = 0; i < count; ++i)
+        store(out + i * sizeof(To), static_cast<To>(load<From>(in + i * sizeof(From))));
+}
+
+// At most a block, from and to F32; no loops for F32 itself.
+struct Codec {
+    using Loop = void (*)(const std::byte* in, std::byte* out, std::size_t count) noexcept;
+
+    Loop decode = nullptr;
+    Loop encode = nullptr;
+    std::int32_t overflow = 0;  // the first F32 that has no place; of what cannot be cast, none has
 };
 
-// A dtype's place in the tables above, or -1.
-constexpr int kernel_index(Dtype dtype) noexcept {
+// A loop once more, for processors that have AVX2: twice as fast where there is much to a value. Chosen by ourselves,
+// because target_clones come with resolvers that run before a sanitizer is ready.
+#if defined(__x86_64__)
+#define SAFEMAP_AVX2 [[gnu::target("avx2"), gnu::flatten]]
+#else
+#define SAFEMAP_AVX2
+#endif
+template <Codec::Loop loop> SAFEMAP_AVX2 void wide(const std::byte* in, std::byte* out, std::size_t count) noexcept {
+    loop(in, out, count);
+}
+
+template <Codec::Loop decode, Codec::Loop encode> Codec codec(Vectors vectors, std::int32_t overflow) noexcept {
+    if (vectors == Vectors::avx2) return {wide<decode>, wide<encode>, overflow};
+    return {decode, encode, overflow};
+}
+
+template <class Format> Codec codec(Vectors vectors) noexcept {
+    return codec<decode_all<Format>, encode_all<Format>>(vectors, Format::overflow);
+}
+
+Codec codec_of(Dtype dtype, Vectors vectors) noexcept {
     switch (dtype) {
-        case Dtype::f64: return 0;
-        case Dtype::f32: return 1;
-        case Dtype::f16: return 2;
-        case Dtype::bf16: return 3;
-        case Dtype::f8_e4m3: return 4;
-        case Dtype::f8_e5m2: return 5;
-        case Dtype::f8_e4m3fnuz: return 6;
-        case Dtype::f8_e5m2fnuz: return 7;
-        default: return -1;
+        case Dtype::f64: return codec<cast_all<double, float>, cast_all<float, double>>(vectors, f32_infinity);
+        case Dtype::f32: return {.overflow = f32_infinity};
+        case Dtype::f16: return codec<F16>(vectors);
+        case Dtype::bf16: return codec<Bf16>(vectors);
+        case Dtype::f8_e4m3: return codec<F8E4m3>(vectors);
+        case Dtype::f8_e5m2: return codec<F8E5m2>(vectors);
+        case Dtype::f8_e4m3fnuz: return codec<F8E4m3fnuz>(vectors);
+        case Dtype::f8_e5m2fnuz: return codec<F8E5m2fnuz>(vectors);
+        default: return {};
     }
+}
+
+// How many have a magnitude of `least` or more.
+std::uint32_t count_from(const std::byte* f32, std::size_t count, std::int32_t least) noexcept {
+    std::uint32_t found = 0;
+    for (std::size_t i = 0; i < count; ++i)
+        found += static_cast<std::uint32_t>(without_sign(load<std::uint32_t>(f32 + 4 * i)) >= least);
+    return found;
+}
+
+std::uint32_t count_non_finite_f64(const std::byte* f64, std::size_t count) noexcept {
+    constexpr std::uint64_t infinity = 0x7FF0'0000'0000'0000;
+    std::uint32_t found = 0;
+    for (std::size_t i = 0; i < count; ++i)
+        found += static_cast<std::uint32_t>((load<std::uint64_t>(f64 + 8 * i) & infinity) == infinity);
+    return found;
 }
 
 template <class Word> void swap_words(std::span<std::byte> bytes) noexcept {
@@ -202,16 +227,49 @@ template <class Word> void negate_words(std::span<std::byte> bytes) noexcept {
 
 }  // namespace
 
-bool is_castable(Dtype dtype) noexcept { return kernel_index(dtype) >= 0; }
+bool is_castable(Dtype dtype) noexcept { return codec_of(dtype, Vectors::baseline).overflow != 0; }
 
-ConvertCounts convert(Dtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out) {
+Vectors widest_vectors() noexcept {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) return Vectors::avx2;
+#endif
+    return Vectors::baseline;
+}
+
+ConvertCounts convert(Dtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out, Vectors vectors) {
     if (from == to) {
         if (!in.empty()) std::memcpy(out.data(), in.data(), in.size());
         return {};
     }
-    const auto row = static_cast<std::size_t>(kernel_index(from));
-    const auto column = static_cast<std::size_t>(kernel_index(to));
-    return kernels[row][column](in.data(), out.data(), in.size() / element_size(from));
+    const Codec source = codec_of(from, vectors);
+    const Codec target = codec_of(to, vectors);
+    const std::size_t from_size = element_size(from);
+    const std::size_t to_size = element_size(to);
+    const std::size_t count = in.size() / from_size;
+
+    alignas(64) std::array<std::byte, 4 * block> between;
+    ConvertCounts counts;
+    for (std::size_t done = 0; done < count; done += block) {
+        const std::size_t size = std::min(block, count - done);
+        const std::byte* const stored = in.data() + done * from_size;
+        std::byte* const converted = out.data() + done * to_size;
+
+        const std::byte* f32 = stored;
+        if (source.decode != nullptr) {
+            std::byte* const decoded = target.encode != nullptr ? between.data() : converted;
+            source.decode(stored, decoded, size);
+            f32 = decoded;
+        }
+        if (target.encode != nullptr) target.encode(f32, converted, size);
+
+        const std::uint32_t beyond = count_from(f32, size, target.overflow);
+        if (beyond == 0) continue;
+        const std::uint32_t non_finite =
+            from == Dtype::f64 ? count_non_finite_f64(stored, size) : count_from(f32, size, f32_infinity);
+        counts.overflowed += beyond - non_finite;
+        counts.non_finite += non_finite;
+    }
+    return counts;
 }
 
 void byte_swap(std::span<std::byte> bytes, unsigned size) noexcept {

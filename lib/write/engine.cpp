@@ -5,7 +5,6 @@
 
 #include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
-#include "base/text.hpp"
 #include "base/watch.hpp"
 #include "checkpoint/identity.hpp"
 #include "lazy/blocks.hpp"
@@ -13,15 +12,14 @@
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
-#include "write/shards.hpp"
+#include "write/page_buffer.hpp"
+#include "write/saving.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <deque>
-#include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -62,14 +60,27 @@ struct Stretch {
     std::atomic<std::uint64_t>* boxes_left = nullptr;  ///< of a tensor that is written in tiles and wants a digest
 };
 
+/// Whether a tensor is not to be cut at just any byte.
+bool stands_apart(const LazyTensor& tensor, Dtype written) {
+    if (!whole_bytes(written)) return true;
+    const StridedView& view = tensor.strided_view();
+    return tensor.nbytes() > small_strided && !is_contiguous(view.shape, view.strides);
+}
+
+unsigned worker_count(unsigned threads) { return std::min(threads == 0 ? default_workers : threads, most_workers); }
+
+std::uint64_t block_for(std::uint64_t workers) {
+    return std::min(largest_block, (all_buffers / workers - gatherer_buffers) / page * page);
+}
+
 class Engine {
 public:
     Engine(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
            unsigned threads)
         : tensors_(tensors),
           layout_(layout),
-          workers_(std::min(threads == 0 ? default_workers : threads, most_workers)),
-          block_(std::min(largest_block, (all_buffers / workers_.size() - gatherer_buffers) / page * page)),
+          workers_(worker_count(threads)),
+          block_(block_for(workers_.size())),
           files_(layout.files.size()),
           around_cache_(io::better_around_cache(layout.data_bytes)),
           staging_(staging),
@@ -83,7 +94,7 @@ public:
         watch_.tell();
         for (std::uint32_t i = 0; i < files_.size(); ++i) {
             watch_.check_stop();
-            in_file(i, [&] { allocate(layout_.files[i]); });
+            allocate(staging_, layout_, layout_.files[i]);
         }
         parallel_for(
             static_cast<std::size_t>(units_), static_cast<unsigned>(workers_.size()),
@@ -98,11 +109,8 @@ public:
     }
 
 private:
-    struct FreePages {
-        void operator()(std::byte* pages) const noexcept { ::operator delete[](pages, std::align_val_t{page}); }
-    };
     struct Worker {
-        std::unique_ptr<std::byte[], FreePages> buffer;
+        PageBuffer buffer;
         Gatherer gatherer;
         std::vector<CastCounts> counts;  // as in layout.casts
     };
@@ -160,12 +168,8 @@ private:
         units_ += units;
     }
 
-    /// Whether a tensor is not to be cut at just any byte.
     bool stands_apart(const PlannedTensor& planned) const {
-        if (!whole_bytes(planned.dtype)) return true;
-        const LazyTensor& tensor = tensors_[planned.number];
-        const StridedView& view = tensor.strided_view();
-        return tensor.nbytes() > small_strided && !is_contiguous(view.shape, view.strides);
+        return write::stands_apart(tensors_[planned.number], planned.dtype);
     }
 
     std::uint64_t end_of(std::uint32_t file, std::uint32_t tensor) const {
@@ -177,20 +181,6 @@ private:
     LazyTensor value(const PlannedTensor& planned) const {
         const LazyTensor& tensor = tensors_[planned.number];
         return tensor.dtype() == planned.dtype ? tensor : tensor.cast(planned.dtype);
-    }
-
-    void allocate(const PlannedFile& file) {
-        try {
-            // And closed: there may be more files than descriptors.
-            staging_.add(file.name).allocate(file.size);
-        } catch (Error& error) {
-            if (error.code() == Errc::no_space) {
-                std::uint64_t all = 0;
-                for (const PlannedFile& planned : layout_.files) all = sum_of_sizes(all, planned.size);
-                error.with_hint("all files together take " + bytes_text(all));
-            }
-            throw;
-        }
     }
 
     // ---- copying, on any thread
@@ -366,10 +356,8 @@ private:
     const io::OutputFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
 
     std::span<std::byte> buffer(Worker& worker) const {
-        // Not make_unique: it would write zeros into pages that the next read fills anyway.
-        if (!worker.buffer)
-            worker.buffer.reset(new (std::align_val_t{page}) std::byte[static_cast<std::size_t>(block_)]);
-        return {worker.buffer.get(), static_cast<std::size_t>(block_)};
+        if (worker.buffer.bytes().empty()) worker.buffer = PageBuffer(static_cast<std::size_t>(block_));
+        return worker.buffer.bytes();
     }
 
     template <class Work> void in_file(std::uint32_t file, Work&& work) {
@@ -401,6 +389,23 @@ private:
 void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
                  unsigned threads) {
     Engine(tensors, layout, staging, monitor, threads).run();
+}
+
+std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads) {
+    const std::uint64_t workers = worker_count(threads);
+    std::uint64_t block = std::min(stream_block, layout.data_bytes);
+    bool gathers = false;
+    for (const PlannedFile& file : layout.files)
+        for (const PlannedTensor& planned : file.tensors) {
+            const LazyTensor& tensor = tensors[planned.number];
+            if (stands_apart(tensor, planned.dtype))
+                block = std::max(block, std::min(block_for(workers), tensor.nbytes()));
+            const StridedView& view = tensor.strided_view();
+            gathers = gathers || tensor.stored()->dtype() != planned.dtype || tensor.stored()->piece_count() > 1 ||
+                      !is_contiguous(view.shape, view.strides);
+        }
+    constexpr std::uint64_t stack = 64_KiB;
+    return workers * (block + page + (gathers ? gatherer_buffers : 0) + stack);
 }
 
 }  // namespace safemap::write

@@ -6,6 +6,7 @@
 
 #include <safemap/progress.hpp>
 
+#include <cstdint>
 #include <span>
 
 namespace safemap::write {
@@ -17,5 +18,8 @@ namespace safemap::write {
 /// cancelled.
 void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
                  unsigned threads);
+
+/// Of these 32 MiB, what write_files takes for this layout.
+std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads);
 
 }  // namespace safemap::write

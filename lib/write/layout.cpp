@@ -6,6 +6,7 @@
 #include "checkpoint/identity.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
+#include "safetensors/format.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
 #include "tensor/convert.hpp"
@@ -85,16 +86,17 @@ public:
     }
 
     Layout shards() && {
-        Split split = write::split(sized(), options_.max_shard_size);
+        Split split = write::split(sized(), options_.max_shard_size, options_.strategy);
         if (split.shards.empty()) split.shards.emplace_back();  // a file that says: no tensors
         const std::size_t count = split.shards.size();
         if (count == 1) {
             add_only_file(shard_name(0, 1), split.shards.front());
-            return std::move(layout_);
+        } else {
+            for (std::size_t i = 0; i < count; ++i)
+                add_file(shard_name(i, count), split.shards[i], {{format_key, format()}});
+            add_index(split);
         }
-        for (std::size_t i = 0; i < count; ++i)
-            add_file(shard_name(i, count), split.shards[i], {{format_key, format()}});
-        add_index(split);
+        note_large_layers(split);
         return std::move(layout_);
     }
 
@@ -170,7 +172,26 @@ private:
             sized[i].storage = std::uint64_t{group.first} + 1;
             if (i == group.first) sized[i].size = group.size;
         }
+        if (options_.strategy == ShardStrategy::by_prefix) number_layers(sized);
         return sized;
+    }
+
+    void number_layers(std::vector<Sized>& sized) const {
+        std::unordered_map<std::string_view, std::uint64_t> numbers;
+        for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
+            const std::string_view layer = layer_of(tensor(chosen_[i]).name());
+            if (!layer.empty()) sized[i].layer = numbers.try_emplace(layer, numbers.size() + 1).first->second;
+        }
+    }
+
+    void note_large_layers(const Split& split) {
+        for (const LargeLayer& large : split.large_layers) {
+            const std::string_view name = tensor(chosen_[large.tensor]).name();
+            const std::string_view layer = layer_of(name);
+            layout_.notes.push_back("the layer of " + safemap::quoted(layer.empty() ? name : layer) + " takes " +
+                                    bytes_text(large.size) + ", more than " + bytes_text(options_.max_shard_size) +
+                                    ", and stands whole in " + layout_.files[large.shard].name);
+        }
     }
 
     std::string format() const {
@@ -195,7 +216,7 @@ private:
         std::vector<TensorSpec> specs;
         specs.reserve(members.size());
         for (const std::uint32_t member : members) specs.push_back(spec(chosen_[member]));
-        const std::vector<std::uint32_t> order = safetensors::file_order(specs);
+        const std::vector<std::uint32_t> order = file_order(specs);
 
         std::vector<TensorSpec> ordered;
         ordered.reserve(order.size());
@@ -211,12 +232,22 @@ private:
         for (const std::uint32_t i : order) {
             const Chosen& chosen = chosen_[members[i]];
             file.tensors.push_back({.offset = offset, .number = chosen.number, .dtype = chosen.dtype});
+            if (offset % options_.alignment != 0) ++layout_.unaligned_tensors;
             const auto end = checked_add(offset, bytes_as(tensor(chosen), chosen.dtype));
             if (!end) throw Error(Errc::shape_overflow, "a file of more than 2^64 bytes").with_path(name);
             offset = *end;
         }
         file.size = offset;
         layout_.files.push_back(std::move(file));
+    }
+
+    std::vector<std::uint32_t> file_order(std::span<const TensorSpec> specs) const {
+        std::vector<std::uint32_t> order = safetensors::file_order(specs);
+        if (options_.align_tensors)
+            std::stable_partition(order.begin(), order.end(), [&](std::uint32_t i) {
+                return safetensors::value_bytes(specs[i].dtype, *specs[i].shape) % options_.alignment == 0;
+            });
+        return order;
     }
 
     static std::string list_of_zeros(std::span<const TensorSpec> tensors) {
@@ -245,23 +276,40 @@ private:
     }
 
     void add_index(const Split& split) {
-        // The shards say the format themselves, and the total is the index's own.
-        Pairs metadata;
-        for (const auto& entry : metadata_)
-            if (entry.first != format_key && entry.first != "total_size") metadata.push_back(entry);
-        if (options_.checksums) add_identity(metadata);
         std::vector<std::pair<std::string_view, std::string_view>> weight_map;
         weight_map.reserve(chosen_.size());
         for (std::size_t i = 0; i < split.shards.size(); ++i)
             for (const std::uint32_t member : split.shards[i])
                 weight_map.emplace_back(tensor(chosen_[member]).name(), layout_.files[i].name);
+        Pairs metadata = index_metadata();
+        if (options_.checksums) add_identity(metadata);
         PlannedFile file{.name = index_name,
-                         .head = safetensors::write_index(split.total_size, metadata, weight_map),
+                         .head = options_.index_style == IndexStyle::hub
+                                     ? safetensors::write_index(split.total_size, metadata, weight_map)
+                                     : safetensors::write_transformers_index(split.total_size, total_parameters(),
+                                                                             metadata, weight_map),
                          .tensors = {},
                          .size = 0,
                          .has_identity = options_.checksums};
         file.size = file.head.size();
         layout_.files.push_back(std::move(file));
+    }
+
+    /// The shards say the format themselves, and totals are the index's own.
+    Pairs index_metadata() const {
+        const bool parameters = options_.index_style == IndexStyle::transformers;
+        Pairs metadata;
+        for (const auto& entry : metadata_)
+            if (entry.first != format_key && entry.first != "total_size" &&
+                !(parameters && entry.first == "total_parameters"))
+                metadata.push_back(entry);
+        return metadata;
+    }
+
+    std::uint64_t total_parameters() const {
+        std::uint64_t total = 0;
+        for (const Chosen& chosen : chosen_) total = sum_of_sizes(total, tensor(chosen).element_count());
+        return total;
     }
 
     std::span<const LazyTensor> tensors_;

@@ -36,6 +36,8 @@ struct Layout {
     std::uint64_t read_bytes = 0;   ///< of values as they are stored
     std::vector<CastReport> casts;  ///< without counts
     std::vector<SkippedObject> skipped;
+    std::uint64_t unaligned_tensors = 0;
+    std::vector<std::string> notes;
     /// Where digests are wanted: names that readers will take for other names of tensors, with the tensors' numbers.
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
 };

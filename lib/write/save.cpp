@@ -1,71 +1,30 @@
 // save(): lay out, fill a hidden sibling, rename.
 #include <safemap/save.hpp>
 
-#include "io/replace.hpp"
-#include "tensor/convert.hpp"
 #include "write/engine.hpp"
-#include "write/layout.hpp"
-#include "write/shards.hpp"
-
-#include <string>
+#include "write/saving.hpp"
+#include "write/target.hpp"
 
 namespace safemap {
 
 namespace {
 
-using io::Staging;
 using write::Layout;
 using write::Metadata;
 
-bool names_file(const std::filesystem::path& out) { return out.native().ends_with(".safetensors"); }
-
-void require_sense(const SaveOptions& options) {
-    const std::uint32_t alignment = options.alignment;
-    if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
-        throw Error(Errc::invalid_argument, "alignment " + std::to_string(alignment) + ", wanted 8, 64, 256 or 4096");
-    if (options.dtype && !is_castable(*options.dtype))
-        throw Error(Errc::unsupported_cast, "there are no casts to " + std::string(name(*options.dtype)));
-}
-
-SaveReport report_on(Layout& layout) {
-    SaveReport report;
-    report.tensors = layout.tensors;
-    report.bytes_read = layout.read_bytes;
-    report.casts = std::move(layout.casts);
-    report.skipped = std::move(layout.skipped);
-    for (const auto& file : layout.files) {
-        report.files.push_back(file.name);
-        report.bytes_written = write::sum_of_sizes(report.bytes_written, file.size);
-    }
-    return report;
-}
-
 SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
                     const SaveOptions& options) {
-    require_sense(options);
-    const bool one_file = names_file(out);
-    // Before the names, so that the commonest mistake is told first; the staging looks again.
-    if (!options.plan_only) io::require_absent(out);
-    Layout layout =
-        write::lay_out(tensors, metadata, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
-    if (options.plan_only) return report_on(layout);
-
-    Staging staging(out, one_file ? Staging::Kind::file : Staging::Kind::folder);
-    write::write_files(tensors, layout, staging, options.monitor, options.threads);
-    staging.commit();
-    return report_on(layout);
-}
-
-/// "save out/" before whatever went wrong.
-template <class Run> SaveReport during_save(const std::filesystem::path& out, Run&& run) {
-    try {
-        return run();
-    } catch (Error& error) {
-        const std::string& path = out.native();
-        const bool folder = !names_file(out) && !path.ends_with('/');
-        error.during("save " + path + (folder ? "/" : ""));
-        throw;
+    Layout layout = write::lay_out_at(out, tensors, metadata, options);
+    if (options.plan_only) {
+        SaveReport report = write::report_on(layout);
+        report.buffer_bytes = write::buffer_bytes(tensors, layout, options.threads);
+        return report;
     }
+
+    write::Target target(out, options.overwrite);
+    write::write_files(tensors, layout, target.staging(), options.monitor, options.threads);
+    target.commit();
+    return write::report_on(layout);
 }
 
 /// As huggingface_hub tells of tied tensors. What the caller says goes over what the checkpoint said.
@@ -80,11 +39,11 @@ Metadata metadata_of(const Checkpoint& checkpoint, const SaveOptions& options) {
 }  // namespace
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
-    return during_save(out, [&] { return save_all(out, tensors, options.metadata, options); });
+    return write::during_save(out, [&] { return save_all(out, tensors, options.metadata, options); });
 }
 
 SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, const SaveOptions& options) {
-    return during_save(out, [&] {
+    return write::during_save(out, [&] {
         return save_all(out, {checkpoint.begin(), checkpoint.size()}, metadata_of(checkpoint, options), options);
     });
 }

@@ -1,9 +1,10 @@
-// The parts of the command line that need no file: sizes, ranks, JSON, tables, folded names, the progress line.
+// The parts of the command line that need no file: sizes, ranks, names, JSON, tables, folded names, the progress line.
 #include "fold.hpp"
 #include "memory.hpp"
 #include "output.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
+#include "rename.hpp"
 
 #include "doctest_safemap.hpp"
 
@@ -56,6 +57,18 @@ TEST_SUITE("parse") {
         CHECK_FAULT(parse_access("automatic"), Errc::invalid_argument);
     }
 
+    TEST_CASE("a strategy is greedy, balanced or by_prefix, and an index that of hub or transformers") {
+        CHECK(parse_strategy("greedy") == ShardStrategy::greedy);
+        CHECK(parse_strategy("balanced") == ShardStrategy::balanced);
+        CHECK(parse_strategy("by_prefix") == ShardStrategy::by_prefix);
+        CHECK(parse_index_style("hub") == IndexStyle::hub);
+        CHECK(parse_index_style("transformers") == IndexStyle::transformers);
+        for (const char* text : {"", "by-prefix", "Greedy", "hub "}) {
+            CHECK_FAULT(parse_strategy(text), Errc::invalid_argument);
+            CHECK_FAULT(parse_index_style(text), Errc::invalid_argument);
+        }
+    }
+
     TEST_CASE("a rank is below the number of ranks") {
         CHECK(parse_rank("0/1").of == 1);
         CHECK(parse_rank("7/8").rank == 7);
@@ -86,6 +99,87 @@ TEST_SUITE("parse") {
         constexpr auto most = std::numeric_limits<std::uint64_t>::max();
         check(most - 1, most, 3, 3, 3);
         check(1, 2, most, most / 2 + 1, most);
+    }
+}
+
+TEST_SUITE("rename") {
+    std::string renamed(std::string_view rule, const std::string& name) { return RenameRule(rule).apply(name); }
+
+    TEST_CASE("the first match is replaced, or with g each") {
+        CHECK(renamed("s/layers/h/", "model.layers.0.layers") == "model.h.0.layers");
+        CHECK(renamed("s/layers/h/g", "model.layers.0.layers") == "model.h.0.h");
+        CHECK(renamed("s/^model\\.//", "model.w") == "w");
+        CHECK(renamed("s/x/y/", "none") == "none");
+        CHECK(renamed("s/a*/-/g", "baac") == "-b--c-");  // as ECMAScript: an empty match counts
+        CHECK(renamed("s/$/.weight/", "lm_head") == "lm_head.weight");
+        CHECK(renamed("s/.*//", "w").empty());
+        CHECK(renamed("s/./x/", "") == "");
+    }
+
+    TEST_CASE("groups are $1 or \\1, the whole match is $&, a dollar $$") {
+        CHECK(renamed("s/(\\w+)\\.(\\d+)/$2.$1/", "layers.12.w") == "12.layers.w");
+        CHECK(renamed("s/(\\w+)\\.(\\d+)/\\2.\\1/", "layers.12.w") == "12.layers.w");
+        CHECK(renamed("s/[0-9]+/<$&>/g", "a.1.b.23") == "a.<1>.b.<23>");
+        CHECK(renamed("s/a/$$/", "a") == "$");
+        CHECK(renamed("s/a/$x$/", "a") == "$x$");
+        CHECK(renamed("s/(a)/$10/", "a") == "a0");
+        CHECK(renamed("s/(a)/\\10/", "a") == "a0");
+        CHECK(renamed("s/(a)(b)(c)(d)(e)(f)(g)(h)(i)(j)/$10/", "abcdefghij") == "j");
+        CHECK(renamed("s/(a)|(b)/[$1$2]/g", "ab") == "[a][b]");
+    }
+
+    TEST_CASE("any punctuation may stand for the slash, which a backslash makes plain") {
+        CHECK(renamed("s|a/b|c/d|", "a/b") == "c/d");
+        CHECK(renamed("s/a\\/b/c\\/d/", "a/b") == "c/d");
+        CHECK(renamed("s,a,x\\,y,", "a") == "x,y");
+        CHECK(renamed("s/a/\\\\/", "a") == "\\");
+        CHECK(renamed("s/\\\\/-/", "a\\b") == "a-b");
+        CHECK(renamed("s|a\\|b|x|", "a|b") == "x");
+    }
+
+    TEST_CASE("what is no rule is refused") {
+        for (const char* rule :
+             {"",       "s",        "s/",        "s/a",     "s/a/",       "s/a/b",    "a/b/",    "/a/b/",
+              "sxaxbx", "s a b ",   "s\\a\\b\\", "s/a/b/i", "s/a/b/gg",   "s/a/b/ g", "s//b/",   "s/(/b/",
+              "s/[/b/", "s/a{2/b/", "s/*/b/",    "s/a/$1/", "s/(a)/\\2/", "s/a/\\n/", "s/a/b\\"}) {
+            CAPTURE(std::string(rule));
+            CHECK_FAULT(RenameRule(rule), Errc::invalid_argument);
+        }
+        CHECK_FAULT(RenameRule("s/" + std::string(10'000, '(') + "/b/"), Errc::invalid_argument);
+    }
+
+    TEST_CASE("a name that the machine has no stack for is refused, whatever the rule") {
+        const std::string longest(1024, 'a');
+        for (const char* rule : {"s/((a)|(b))*/x/", "s/.*/x/", "s/((((a|b)+)|c)?)*/x/"})
+            CHECK(renamed(rule, longest) == "x");
+        CHECK_FAULT(renamed("s/b/x/", longest + 'a'), Errc::invalid_argument);
+        CHECK_FAULT(renamed("s/b/x/", std::string(10'000'000, 'a')), Errc::invalid_argument);
+        // A prefix needs no machine.
+        CHECK(rename_all({.prefixes = {"a"}}, {longest + 'b'}).names.front().size() == 1024);
+    }
+
+    TEST_CASE("prefixes go first, then rules in order, each on what the one before left") {
+        const Renaming renaming{.prefixes = {"module.", "model."},
+                                .rules = {RenameRule("s/^a/b/"), RenameRule("s/^b/c/"), RenameRule("s/^model/d/")}};
+        CHECK(rename_all(renaming, {"module.model.a", "model.module.x", "module"}).names ==
+              std::vector<std::string>{"c", "module.x", "module"});
+    }
+
+    TEST_CASE("what changes no name is noted") {
+        const Renaming renaming{.prefixes = {"x."}, .rules = {RenameRule("s/a/a/"), RenameRule("s/a/b/")}};
+        CHECK(rename_all(renaming, {"a"}).notes == std::vector<std::string>{"--strip-prefix 'x.': no name begins so",
+                                                                            "--rename 's/a/a/': it changes no name"});
+    }
+
+    TEST_CASE("two names that become one are refused with both and the result") {
+        const Renaming renaming{.rules = {RenameRule("s/[0-9]+/N/")}};
+        const auto error = error_of([&] { rename_all(renaming, {"w.1", "v.1", "w.2"}); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::name_collision);
+        CHECK(error->message() == "'w.1' and 'w.2' would both become 'w.N'");
+        CHECK_FAULT(rename_all(renaming, {"w.1", "w.N"}), Errc::name_collision);
+        // Places may be taken by those that leave them.
+        CHECK_OK(rename_all({.rules = {RenameRule("s/a/b/"), RenameRule("s/^bb/c/")}}, {"a", "ba"}));
     }
 }
 

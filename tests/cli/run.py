@@ -90,9 +90,9 @@ class Case(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         (self.folder / 'small.safetensors').write_bytes(safetensors(SMALL, {'format': 'pt', 'who': 'a "b"'}))
 
-    def safemap(self, *words, **more):
-        return Result(subprocess.run([SAFEMAP, *words], cwd=self.folder, capture_output=True, env=environment(),
-                                     stdin=subprocess.DEVNULL, timeout=120, **more))
+    def safemap(self, *words, env=None, **more):
+        return Result(subprocess.run([SAFEMAP, *words], cwd=self.folder, capture_output=True, stdin=subprocess.DEVNULL,
+                                     env=environment() if env is None else env, timeout=120, **more))
 
     def done(self, *words):
         """The object of a run that must succeed."""
@@ -184,6 +184,8 @@ class EveryCommand(Case):
                       ('convert', 'small.safetensors', 'out', '--max-shard-size', '5XB'),
                       ('convert', 'small.safetensors', 'out', '--max-shard-size', '0'),
                       ('convert', 'small.safetensors', 'out', '--align', '7'),
+                      ('convert', 'small.safetensors', 'out', '--strategy', 'best'),
+                      ('convert', 'small.safetensors', 'out', '--index-style', 'mine'),
                       ('load', 'small.safetensors', '--device', 'host', '--rank', '2/2'),
                       ('load', 'small.safetensors', '--device', 'host', '--budget', '-1'),
                       ('load', 'small.safetensors', '--device', 'host', '--repeat', '0')]:
@@ -526,7 +528,9 @@ class Inspect(Case):
 
 class Convert(Case):
     KEYS = ['tensors', 'files', 'bytes_read', 'bytes_written', 'seconds', 'peak_anon_bytes', 'cast', 'aliases',
-            'skipped', 'notes']
+            'skipped', 'notes', 'unaligned_tensors']
+    LAYERS = [(name, 'U8', [6], name.encode()[:6].ljust(6)) for name in
+              ('wte', 'h.0.a', 'h.1.a', 'h.0.b', 'h.1.b', 'head')]
 
     def test_json(self):
         told = self.done('convert', 'small.safetensors', 'out.safetensors')
@@ -570,6 +574,138 @@ class Convert(Case):
         self.assertEqual((result.code, result.err), (0, ''))
         self.expect('convert_dry_run', result.out)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_a_dry_run_has_the_plan_that_the_run_carries_out(self):
+        words = ('convert', 'small.safetensors', 'out', '--max-shard-size', '30', '--dtype', 'bf16')
+        plan, text = self.done(*words, '--dry-run'), self.safemap(*words, '--dry-run')
+        self.assertEqual(list(plan), self.KEYS + ['predicted_anon_bytes', 'plan'])
+        self.expect('convert_dry_run_cast', text.out)
+        done = self.done(*words)
+        self.assertEqual([file['file'] for file in plan['plan']], done['files'])
+        for file in plan['plan']:
+            path = self.folder / 'out' / file['file']
+            self.assertEqual(file['bytes'], path.stat().st_size)
+            held = 0 if path.suffix == '.json' else len(self.done('inspect', str(path))['tensors'])
+            self.assertEqual(file['tensors'], held)
+
+    def test_memory_is_predicted(self):
+        size = 1 << 26
+        header = json.dumps({f'w.{i}': {'dtype': 'F32', 'shape': [size // 16], 'data_offsets': [i * size // 4,
+                                                                                           (i + 1) * size // 4]}
+                             for i in range(4)}).encode()
+        with open(self.folder / 'big.safetensors', 'wb') as big:
+            big.write(struct.pack('<Q', len(header)) + header)
+            big.truncate(8 + len(header) + size)
+        for more in ((), ('--dtype', 'bf16'), ('--threads', '4')):
+            words = ('convert', 'big.safetensors', 'out.safetensors', *more, '--json')
+            # Memory that is filled before it is used would all be there.
+            env = environment(MALLOC_PERTURB_='0')
+            predicted = self.safemap(*words, '--dry-run', env=env).json()['predicted_anon_bytes']
+            self.assertLess(predicted, 32 << 20)
+            measured = self.safemap(*words, env=env).json()['peak_anon_bytes']
+            # The sanitizers have memory of their own.
+            if measured < 32 << 20:
+                self.assertLess(measured, predicted + (1 << 20))
+                self.assertLess(predicted, measured + (12 << 20))
+            (self.folder / 'out.safetensors').unlink()
+
+    def by_file(self, folder):
+        """The names in each shard, in the order of the index."""
+        index = json.loads((self.folder / folder / 'model.safetensors.index.json').read_text(encoding='utf-8'))
+        files = {}
+        for name, file in index['weight_map'].items():
+            files.setdefault(file, []).append(name)
+        return [files[file] for file in sorted(files)]
+
+    def test_strategies(self):
+        (self.folder / 'layers.safetensors').write_bytes(safetensors(self.LAYERS))
+        split = {}
+        for strategy in ('greedy', 'balanced', 'by_prefix'):
+            self.done('convert', 'layers.safetensors', strategy, '--max-shard-size', '24', '--strategy', strategy)
+            self.assertTrue(self.done('diff', 'layers.safetensors', strategy)['equal'])
+            split[strategy] = self.by_file(strategy)
+        self.assertEqual(split['greedy'], [['wte', 'h.0.a', 'h.1.a', 'h.0.b'], ['h.1.b', 'head']])
+        self.assertEqual(split['balanced'], [['wte', 'h.0.a', 'h.1.a'], ['h.0.b', 'h.1.b', 'head']])
+        self.assertEqual(split['by_prefix'], [['wte', 'h.0.a', 'h.0.b'], ['h.1.a', 'h.1.b', 'head']])
+        told = self.done('convert', 'layers.safetensors', 'small', '--max-shard-size', '11', '--strategy', 'by_prefix')
+        self.assertEqual(self.by_file('small'), [['h.0.a', 'h.0.b'], ['h.1.a', 'h.1.b'], ['wte'], ['head']])
+        self.assertEqual(told['notes'][0], "the layer of 'h.0' takes 12 bytes, more than 11 bytes, and stands whole in "
+                                           'model-00001-of-00004.safetensors')
+        self.assertEqual(len(told['notes']), 2)
+
+    def test_an_index_of_transformers(self):
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30', '--index-style', 'transformers')
+        text = (self.folder / 'out' / 'model.safetensors.index.json').read_text(encoding='utf-8')
+        index = json.loads(text)
+        self.assertEqual(text, json.dumps(index, indent=2, sort_keys=True) + '\n')
+        self.assertEqual(index['metadata'], {'total_parameters': 16, 'total_size': 72, 'who': 'a "b"'})
+        self.assertTrue(self.done('diff', 'small.safetensors', 'out')['equal'])
+
+    def test_tensors_are_aligned_as_asked(self):
+        tensors = [('a', 'F32', [3], bytes(12)), ('b', 'U8', [64], bytes(64)), ('c', 'F16', [32], bytes(64))]
+        (self.folder / 'odd.safetensors').write_bytes(safetensors(tensors))
+        for more, unaligned in (((), 2), (('--align-tensors',), 0)):
+            told = self.done('convert', 'odd.safetensors', f'{unaligned}.safetensors', '--align', '64', *more)
+            self.assertEqual(told['unaligned_tensors'], unaligned)
+            offsets = [t['offset'] % 64 for t in self.done('inspect', f'{unaligned}.safetensors')['tensors']]
+            self.assertEqual(len([offset for offset in offsets if offset]), unaligned)
+        text = self.safemap('convert', 'odd.safetensors', 'out', '--align', '4096', '--align-tensors').out
+        self.assertIn('\n  aligned  all but 2 tensors\n', text)
+
+    def names(self, path):
+        return [t['name'] for t in self.done('inspect', path)['tensors']]
+
+    def test_names_are_changed_by_prefixes_and_then_by_rules(self):
+        told = self.done('convert', 'small.safetensors', 'out.safetensors', '--strip-prefix', 'layers.',
+                         '--rename', r's/^(\d+)\.w$/h.$1.weight/', '--rename', 's/n/N/g', '--rename', 's/none/x/',
+                         '--dtype', 'bf16', '--keep-dtype', 'layers.1.*')
+        self.assertEqual(sorted(self.names('out.safetensors')), ['NoNe', 'Norm', 'h.0.weight', 'h.1.weight', 'ids'])
+        self.assertEqual(told['notes'], ["--rename 's/none/x/': it changes no name"])
+        dtypes = {t['name']: t['dtype'] for t in self.done('inspect', 'out.safetensors')['tensors']}
+        self.assertEqual((dtypes['h.0.weight'], dtypes['h.1.weight']), ('BF16', 'F32'))
+        self.assertEqual(self.done('inspect', 'out.safetensors')['metadata'], {'format': 'pt', 'who': 'a "b"'})
+
+    def test_what_is_selected_is_so_by_its_name_before(self):
+        self.done('convert', 'small.safetensors', 'out.safetensors', '--include', 'layers.*', '--rename', 's/layers/h/')
+        self.assertEqual(self.names('out.safetensors'), ['h.0.w', 'h.1.w'])
+        self.refused('tensor_not_found', 2, 'convert', 'small.safetensors', 'more', '--include', 'h.*',
+                     '--rename', 's/layers/h/')
+
+    def test_names_that_become_one_are_refused_before_anything_is_written(self):
+        for more in ((), ('--dry-run',)):
+            error = self.refused('name_collision', 2, 'convert', 'small.safetensors', 'out',
+                                 '--rename', r's/\.[01]\./.N./', *more)
+            self.assertEqual(error['message'], "'layers.0.w' and 'layers.1.w' would both become 'layers.N.w'")
+        self.refused('name_collision', 2, 'convert', 'small.safetensors', 'out', '--rename', 's/ids/__metadata__/')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_a_rule_that_is_none_is_refused_before_the_path_is_looked_at(self):
+        for rule in ('', 's/(/x/', 's/a/$1/', 'a/b/', 's/a/b', 's/a/b/i'):
+            error = self.refused('invalid_argument', 2, 'convert', 'nowhere', 'out', '--rename', rule)
+            self.assertTrue(error['message'].startswith(f"--rename: '{rule}' "), error)
+            self.assertIn('s/RE/TEXT/', error['hint'])
+
+    def test_a_name_too_long_for_a_rule_is_refused(self):
+        (self.folder / 'long.safetensors').write_bytes(safetensors([('x' * 1_000_000, 'U8', [1], b'x')]))
+        error = self.refused('invalid_argument', 2, 'convert', 'long.safetensors', 'out', '--rename', 's/(x|y)*/z/')
+        self.assertIn('a name of 1000000 bytes', error['message'])
+        self.assertLess(len(error['message']), 300)
+
+    def test_names_of_tied_tensors_are_changed_too(self):
+        tied = safetensors([('wte', 'U8', [1], b'x'), ('b', 'U8', [1], b'y')], {'head': 'wte', 'by': 'me'})
+        (self.folder / 'tied.safetensors').write_bytes(tied)
+        told = self.done('convert', 'tied.safetensors', 'out.safetensors', '--rename', 's/^/model./')
+        self.assertEqual(told['aliases'], [['model.wte', 'model.head']])
+        inspected = self.done('inspect', 'out.safetensors')
+        self.assertEqual(inspected['metadata'], {'format': 'pt', 'by': 'me', 'model.head': 'model.wte'})
+        self.assertEqual([t.get('alias_of') for t in inspected['tensors'] if t['name'] == 'model.head'], ['model.wte'])
+        # As a name alone, and where the names of the tied would be one, or in the way of metadata.
+        self.done('convert', 'tied.safetensors', 'one.safetensors', '--include', 'head', '--rename', 's/head/h/')
+        self.assertEqual(self.names('one.safetensors'), ['h'])
+        self.assertEqual(self.done('inspect', 'one.safetensors')['metadata'], {'format': 'pt', 'by': 'me'})
+        self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head|wte/w/')
+        error = self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head/by/')
+        self.assertEqual(error['message'], "'head' would become 'by', which the metadata has already")
 
     def test_the_output_must_be_new(self):
         (self.folder / 'out').mkdir()
@@ -963,7 +1099,9 @@ class Torch(Case):
         (self.folder / 'pytorch_model.bin.index.json').write_text(json.dumps(index))
         self.done('convert', 'pytorch_model.bin.index.json', 'whole.safetensors')
         self.done('convert', 'pytorch_model.bin.index.json', 'part.safetensors', '--include', '*')
+        self.done('convert', 'pytorch_model.bin.index.json', 'same.safetensors', '--rename', 's/nothing//')
         whole, part = (self.folder / f'{name}.safetensors' for name in ('whole', 'part'))
+        self.assertEqual(whole.read_bytes(), (self.folder / 'same.safetensors').read_bytes())
         self.assertEqual(self.done('inspect', str(whole))['metadata'][alias], 'mine')
         self.assertEqual(whole.read_bytes(), part.read_bytes())
 

@@ -95,6 +95,53 @@ TEST_CASE("headers are byte for byte those of the safetensors package") {
     SUBCASE("no metadata") { CHECK(write({{"w", Dtype::f32, {2, 2}}}) == header_of("no_metadata.safetensors")); }
 }
 
+TEST_CASE("the tensors of the package's own tests of writing give its bytes") {
+    // safetensors 0.8: test_serialization, test_serialization_forced_alignement, test_fp4, test_empty (both) of the
+    // Rust core; test_serialization, test_serialization_metadata and test_serialization_order of the Python package.
+    struct Row {
+        std::vector<Named> tensors;
+        bool with_metadata;
+        unsigned char size;  // of the header
+        const char* header;
+    };
+    const std::vector<Row> rows = {
+        {{{"attn.0", Dtype::f32, {1, 2, 3}}},
+         false,
+         64,
+         R"({"attn.0":{"dtype":"F32","shape":[1,2,3],"data_offsets":[0,24]}})"},
+        {{{"attn0", Dtype::f32, {1, 1, 2, 3}}},
+         false,
+         72,
+         R"({"attn0":{"dtype":"F32","shape":[1,1,2,3],"data_offsets":[0,24]}}       )"},
+        {{{"attn.0", Dtype::f4, {1, 2, 2}}},
+         false,
+         64,
+         R"({"attn.0":{"dtype":"F4","shape":[1,2,2],"data_offsets":[0,2]}}  )"},
+        {{}, false, 8, "{}      "},
+        {{}, true, 40, R"({"__metadata__":{"framework":"pt"}}     )"},
+        {{{"test", Dtype::i32, {2, 2}}},
+         false,
+         64,
+         R"({"test":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]}}    )"},
+        {{{"test1", Dtype::i32, {2, 2}}},
+         true,
+         96,
+         R"({"__metadata__":{"framework":"pt"},"test1":{"dtype":"I32","shape":[2,2],"data_offsets":[0,16]}} )"},
+        {{{"test2", Dtype::f16, {2, 2}}, {"test3", Dtype::u8, {2, 2}}, {"test", Dtype::f16, {2, 2}}},
+         false,
+         184,
+         R"({"test":{"dtype":"F16","shape":[2,2],"data_offsets":[0,8]},)"
+         R"("test2":{"dtype":"F16","shape":[2,2],"data_offsets":[8,16]},)"
+         R"("test3":{"dtype":"U8","shape":[2,2],"data_offsets":[16,20]}}     )"},
+    };
+    const Metadata metadata = {{"framework", "pt"}};
+    for (const Row& row : rows) {
+        CAPTURE(std::string(row.header));
+        CHECK(write(row.tensors, 8, row.with_metadata ? &metadata : nullptr) ==
+              std::string(1, static_cast<char>(row.size)) + std::string(7, '\0') + row.header);
+    }
+}
+
 TEST_CASE("the files of the safetensors package are read") {
     for (const char* file :
          {"every_dtype.safetensors", "names.safetensors", "empty.safetensors", "no_metadata.safetensors"})

@@ -118,6 +118,28 @@ TEST_CASE("an index is byte for byte that of huggingface_hub") {
     }
 }
 
+TEST_CASE("an index is byte for byte that of transformers") {
+    const std::string first = "model-00001-of-00002.safetensors";
+    const std::string second = "model-00002-of-00002.safetensors";
+    constexpr std::uint64_t size = (1ULL << 53) + 1;
+    // U+FFEE sorts before U+1F600, as bytes and as code points but not as UTF-16.
+    const Views weight_map = {{"w.1", first},    {"\u00e9", first}, {"\U0001f600\x7f", first},
+                              {"\uffee", first}, {"q\"\\", second}, {"w.10", second},
+                              {"W", second}};
+    CHECK(safetensors::write_transformers_index(size, 29, {}, weight_map) ==
+          TempDir::read(SAFEMAP_TEST_DATA "/safetensors/transformers_plain.index.json"));
+    const Map metadata = {{"who", "n\u00e9\n"}, {"total", ""}, {"total_t", "x"}, {"A", "1"}};
+    CHECK(safetensors::write_transformers_index(size, 29, metadata, weight_map) ==
+          TempDir::read(SAFEMAP_TEST_DATA "/safetensors/transformers_metadata.index.json"));
+    CHECK(safetensors::write_transformers_index(0, 0, {}, {}) ==
+          "{\n  \"metadata\": {\n    \"total_parameters\": 0,\n    \"total_size\": 0\n  },\n  \"weight_map\": {}\n}\n");
+    const Index index = read(safetensors::write_transformers_index(7, 3, Map{{"b", "\n"}}, Views{{"w", "s"}}));
+    CHECK(index.total_size == 7U);
+    CHECK(index.metadata == Map{{"b", "\n"}});
+    CHECK(map_of(index) == Map{{"w", "s"}});
+    CHECK_FAULT(safetensors::write_transformers_index(0, 0, Map{{"k", "\xff"}}, {}), Errc::invalid_argument);
+}
+
 TEST_CASE("an index that was written is read back") {
     const Map metadata = {{"a", "\n\"\\"}, {"b", "\U0001f600"}};
     const Index index = read(safetensors::write_index(7, metadata, Views{{"w\x7f", "s"}, {"", "t"}}));

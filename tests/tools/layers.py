@@ -33,7 +33,7 @@ OWNER = {
     'state_tree': 'state',
     'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'selection': 'checkpoint',
     'verify': 'checkpoint',
-    'save': 'write',
+    'save': 'write', 'shard_writer': 'write',
     'device': 'device', 'uploader': 'device',
 }
 

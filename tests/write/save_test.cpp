@@ -137,6 +137,110 @@ TEST_CASE("the data begins where it is asked to") {
     CHECK_FAULT(save(dir / "out", tensors, {.alignment = 0}), Errc::invalid_argument);
 }
 
+TEST_CASE("on request, as many tensors as the order allows begin at a multiple of the alignment") {
+    const TempDir dir;
+    // 130 bytes, 64, 128, 0, 65, 192: what is a multiple of 64 goes first.
+    const std::vector<LazyTensor> tensors = {tensor("odd", Dtype::f16, {65}, 1), tensor("b", Dtype::u8, {64}, 2),
+                                             tensor("a", Dtype::f32, {32}, 3),   tensor("none", Dtype::f64, {0}, 4),
+                                             tensor("bits", Dtype::u8, {65}, 5), tensor("c", Dtype::f32, {48}, 6)};
+    const SaveReport plain = save(dir / "plain.safetensors", tensors, {.alignment = 64});
+    const SaveReport aligned = save(dir / "aligned.safetensors", tensors, {.alignment = 64, .align_tensors = true});
+    const auto offsets_in = [](const fs::path& path) {
+        ThrowFirst faults;
+        const auto header = safetensors::read_header(*open_file(path), safetensors::Rules::strict, 1'000'000, faults);
+        CHECK(header.data_offset % 64 == 0);
+        std::map<std::string, std::uint64_t> offsets;
+        for (const auto& info : header.tensors) offsets.emplace(info.name, info.data.offset - header.data_offset);
+        return offsets;
+    };
+    using Offsets = std::map<std::string, std::uint64_t>;
+    CHECK(offsets_in(dir / "plain.safetensors") ==
+          Offsets{{"none", 0}, {"a", 0}, {"c", 128}, {"odd", 320}, {"b", 450}, {"bits", 514}});
+    CHECK(plain.unaligned_tensors == 2);
+    CHECK(offsets_in(dir / "aligned.safetensors") ==
+          Offsets{{"none", 0}, {"a", 0}, {"c", 128}, {"b", 320}, {"odd", 384}, {"bits", 514}});
+    CHECK(aligned.unaligned_tensors == 1);
+    const auto stored = read_file(dir / "aligned.safetensors");
+    for (const LazyTensor& t : tensors) {
+        std::vector<std::byte> value(static_cast<std::size_t>(t.nbytes()));
+        t.read(0, value);
+        CHECK(stored.at(t.name()).bytes == value);
+    }
+}
+
+TEST_CASE("the report has the tensors and the bytes of every file") {
+    const TempDir dir;
+    const SaveReport report = save(dir / "out", some_tensors(), {.max_shard_size = 46});
+    REQUIRE(report.file_sizes.size() == report.files.size());
+    for (std::size_t i = 0; i < report.files.size(); ++i) {
+        const fs::path path = dir / "out" / report.files[i];
+        CHECK(report.file_sizes[i].bytes == fs::file_size(path));
+        CHECK(report.file_sizes[i].tensors == (path.extension() == ".json" ? 0 : read_file(path).size()));
+    }
+}
+
+TEST_CASE("an index of transformers is sorted and has the number of parameters") {
+    const TempDir dir;
+    save(dir / "out", some_tensors(),
+         {.max_shard_size = 46,
+          .metadata = {{"who", "me"}, {"format", "mlx"}, {"total_parameters", "9"}, {"total_size", "9"}},
+          .index_style = IndexStyle::transformers});
+    CHECK(TempDir::read(dir / "out/model.safetensors.index.json") == R"({
+  "metadata": {
+    "total_parameters": 317,
+    "total_size": 1259,
+    "who": "me"
+  },
+  "weight_map": {
+    "b": "model-00002-of-00003.safetensors",
+    "empty": "model-00003-of-00003.safetensors",
+    "ids": "model-00002-of-00003.safetensors",
+    "mask": "model-00003-of-00003.safetensors",
+    "scalar": "model-00003-of-00003.safetensors",
+    "wte": "model-00001-of-00003.safetensors"
+  }
+}
+)");
+    for (const auto* shard : {"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"})
+        CHECK(metadata_of(dir / "out" / shard) == std::map<std::string, std::string>{{"format", "mlx"}});
+}
+
+TEST_CASE("shards are balanced, or keep layers whole, where asked") {
+    const TempDir dir;
+    std::vector<LazyTensor> tensors;
+    for (const char* name : {"wte", "h.0.a", "h.1.a", "h.0.b", "h.1.b", "head"})
+        tensors.push_back(tensor(name, Dtype::u8, {6}));
+    const auto names_by_file = [&](const SaveReport& report) {
+        std::vector<Names> names;
+        for (const auto& file : report.files)
+            if (file.ends_with(".safetensors")) {
+                names.emplace_back();
+                for (const auto& [name, stored] : read_file(dir / "out" / file)) names.back().push_back(name);
+            }
+        fs::remove_all(dir / "out");
+        return names;
+    };
+    const auto saved = [&](std::uint64_t max, ShardStrategy strategy) {
+        return save(dir / "out", tensors, {.max_shard_size = max, .strategy = strategy});
+    };
+    CHECK(names_by_file(saved(24, ShardStrategy::greedy)) ==
+          std::vector<Names>{{"h.0.a", "h.0.b", "h.1.a", "wte"}, {"h.1.b", "head"}});
+    CHECK(names_by_file(saved(24, ShardStrategy::balanced)) ==
+          std::vector<Names>{{"h.0.a", "h.1.a", "wte"}, {"h.0.b", "h.1.b", "head"}});
+    const SaveReport whole = saved(12, ShardStrategy::by_prefix);
+    CHECK(whole.notes.empty());
+    CHECK(names_by_file(whole) == std::vector<Names>{{"wte"}, {"h.0.a", "h.0.b"}, {"h.1.a", "h.1.b"}, {"head"}});
+    const SaveReport large = saved(11, ShardStrategy::by_prefix);
+    CHECK(large.notes == Names{"the layer of 'h.0' takes 12 bytes, more than 11 bytes, and stands whole in "
+                               "model-00001-of-00004.safetensors",
+                               "the layer of 'h.1' takes 12 bytes, more than 11 bytes, and stands whole in "
+                               "model-00002-of-00004.safetensors"});
+    CHECK(names_by_file(large) == std::vector<Names>{{"h.0.a", "h.0.b"}, {"h.1.a", "h.1.b"}, {"wte"}, {"head"}});
+    tensors = {tensor("h.0.a", Dtype::u8, {6}), tensor("h.0.b", Dtype::u8, {6})};
+    CHECK(saved(11, ShardStrategy::by_prefix).notes ==
+          Names{"the layer of 'h.0' takes 12 bytes, more than 11 bytes, and stands whole in model.safetensors"});
+}
+
 TEST_CASE("names that would collide are refused before a byte is written") {
     const TempDir dir;
     const auto one = tensor("w", Dtype::f32, {2});

@@ -1,4 +1,4 @@
-// Tests of shards.hpp: huggingface_hub's splits, run there.
+// Tests of shards.hpp: huggingface_hub's splits, run there, and slow twins of all.
 #include "write/shards.hpp"
 #include "doctest_safemap.hpp"
 
@@ -107,12 +107,224 @@ TEST_CASE("random splits agree with the slow twin") {
     }
 }
 
+namespace {
+
+/// Greedy with layers for tensors, as it reads: what shares a layer or a storage is joined until nothing changes.
+Split slow_by_prefix(const std::vector<Sized>& tensors, std::uint64_t max) {
+    std::vector<std::vector<std::uint32_t>> units;
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) units.push_back({i});
+    const auto belong = [&](std::uint32_t a, std::uint32_t b) {
+        return (tensors[a].layer != 0 && tensors[a].layer == tensors[b].layer) ||
+               (tensors[a].storage != 0 && tensors[a].storage == tensors[b].storage);
+    };
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (std::size_t a = 0; a < units.size(); ++a)
+            for (std::size_t b = units.size() - 1; b > a; --b) {
+                const bool joined = std::any_of(units[a].begin(), units[a].end(), [&](auto i) {
+                    return std::any_of(units[b].begin(), units[b].end(), [&](auto k) { return belong(i, k); });
+                });
+                if (!joined) continue;
+                units[a].insert(units[a].end(), units[b].begin(), units[b].end());
+                units.erase(units.begin() + static_cast<std::ptrdiff_t>(b));
+                changed = true;
+            }
+    }
+    std::vector<Sized> sizes;
+    for (auto& unit : units) {
+        std::sort(unit.begin(), unit.end());
+        std::uint64_t size = 0;
+        for (const auto i : unit) {
+            const bool first = std::none_of(unit.begin(), unit.end(), [&](auto k) {
+                return k < i && tensors[i].storage != 0 && tensors[k].storage == tensors[i].storage;
+            });
+            if (first) size += tensors[i].size;
+        }
+        sizes.push_back({.size = size});
+    }
+    const Split of_units = slow_split(sizes, max);
+    Split split{.shards = {}, .total_size = of_units.total_size, .large_layers = {}};
+    for (const auto& shard : of_units.shards) {
+        split.shards.emplace_back();
+        for (const auto unit : shard)
+            split.shards.back().insert(split.shards.back().end(), units[unit].begin(), units[unit].end());
+        std::sort(split.shards.back().begin(), split.shards.back().end());
+    }
+    return split;
+}
+
+/// The smallest largest run of all ways to cut `sizes` into `runs` runs; tried by dynamic programming.
+std::uint64_t smallest_largest(const std::vector<std::uint64_t>& sizes, std::size_t runs) {
+    // best[r][n]: the first n sizes in r runs.
+    std::vector<std::vector<std::uint64_t>> best(runs + 1, std::vector<std::uint64_t>(sizes.size() + 1, UINT64_MAX));
+    best[0][0] = 0;
+    for (std::size_t r = 1; r <= runs; ++r)
+        for (std::size_t n = 0; n <= sizes.size(); ++n) {
+            std::uint64_t run = 0;
+            for (std::size_t from = n; from-- > 0;) {
+                run += sizes[from];
+                if (best[r - 1][from] != UINT64_MAX)
+                    best[r][n] = std::min(best[r][n], std::max(run, best[r - 1][from]));
+            }
+        }
+    return best[runs][sizes.size()];
+}
+
+struct Random {
+    std::mt19937_64 engine{20261121};  // NOLINT: the same tensors every time
+
+    std::uint64_t up_to(std::uint64_t n) { return std::uniform_int_distribution<std::uint64_t>(0, n)(engine); }
+    std::vector<Sized> tensors(std::size_t most) {
+        std::vector<Sized> tensors(up_to(most));
+        for (auto& tensor : tensors)
+            tensor = {.size = up_to(12),
+                      .storage = up_to(2) == 0 ? 1 + up_to(5) : 0,
+                      .layer = up_to(2) != 0 ? 1 + up_to(4) : 0};
+        return tensors;
+    }
+};
+
+void check_every_tensor_once(const Split& split, std::size_t tensors) {
+    std::vector<std::uint32_t> all;
+    for (const auto& shard : split.shards) {
+        CHECK_FALSE(shard.empty());
+        all.insert(all.end(), shard.begin(), shard.end());
+    }
+    std::sort(all.begin(), all.end());
+    REQUIRE(all.size() == tensors);
+    for (std::uint32_t i = 0; i < tensors; ++i) CHECK(all[i] == i);
+}
+
+}  // namespace
+
+TEST_CASE("balanced shards are as few as greedy ones, and near equal") {
+    const auto shards_of = [](const std::vector<Sized>& tensors, std::uint64_t max) {
+        return write::split(tensors, max, ShardStrategy::balanced).shards;
+    };
+    // Greedy would make 10 and 2.
+    CHECK(shards_of({{2}, {2}, {2}, {2}, {2}, {2}}, 10) == Shards{{0, 1, 2}, {3, 4, 5}});
+    CHECK(shards_of({{1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}}, 3) ==
+          Shards{{0, 1}, {2, 3}, {4, 5, 6}, {7, 8, 9}});
+    // What is too large stands alone, before the shard that is open.
+    CHECK(shards_of({{4}, {11}, {4}, {4}, {4}}, 10) == Shards{{1}, {0, 2}, {3, 4}});
+    CHECK(shards_of({{12}}, 10) == Shards{{0}});
+    CHECK(shards_of({{0}, {0}}, 0) == Shards{{0, 1}});
+    CHECK(shards_of({}, 10).empty());
+    // The second of a storage follows the first.
+    CHECK(shards_of({{6, 1}, {6}, {6}, {6}, {6, 1}}, 12) == Shards{{0, 1, 4}, {2, 3}});
+}
+
+TEST_CASE("random balanced splits cannot be bettered") {
+    Random random;
+    for (int round = 0; round < 2'000; ++round) {
+        CAPTURE(round);
+        const std::uint64_t max = random.up_to(30);
+        const auto tensors = random.tensors(24);
+        const Split split = write::split(tensors, max, ShardStrategy::balanced);
+        check_every_tensor_once(split, tensors.size());
+        const Split greedy = write::split(tensors, max);
+        CHECK(split.shards.size() == greedy.shards.size());
+        CHECK(split.total_size == greedy.total_size);
+
+        // Those that count, without those that are too large: runs of them, in order.
+        std::vector<std::uint64_t> sizes;
+        std::vector<std::uint64_t> seen;
+        std::vector<bool> counted(tensors.size());
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const auto storage = tensors[i].storage;
+            if (storage != 0 && std::find(seen.begin(), seen.end(), storage) != seen.end()) continue;
+            seen.push_back(storage);
+            counted[i] = true;
+            if (tensors[i].size <= max) sizes.push_back(tensors[i].size);
+        }
+        std::vector<std::uint32_t> order;
+        std::uint64_t largest = 0;
+        std::size_t runs = 0;
+        for (const auto& shard : split.shards) {
+            std::uint64_t size = 0;
+            bool large = false;
+            for (const auto i : shard) {
+                if (!counted[i]) continue;
+                large = tensors[i].size > max;
+                size += tensors[i].size;
+                if (!large) order.push_back(i);
+            }
+            if (large) continue;
+            ++runs;
+            largest = std::max(largest, size);
+        }
+        CHECK(std::is_sorted(order.begin(), order.end()));
+        if (runs > 0) CHECK(largest == smallest_largest(sizes, runs));
+        CHECK(largest <= max);
+        if (runs > 1) CHECK(smallest_largest(sizes, runs - 1) > max);
+    }
+}
+
+TEST_CASE("a layer is never split, wherever its tensors stand") {
+    const auto split = [](const std::vector<Sized>& tensors) {
+        return write::split(tensors, 10, ShardStrategy::by_prefix);
+    };
+    CHECK(split({{4}, {4, 0, 1}, {4, 0, 1}, {4}, {2, 0, 1}}).shards == Shards{{0}, {1, 2, 4}, {3}});
+    CHECK(split({{4, 0, 1}, {4, 0, 2}, {1, 0, 1}, {1, 0, 2}, {1}}).shards == Shards{{0, 1, 2, 3}, {4}});
+    // Layers that share a storage are one; of it, the first tensor counts.
+    CHECK(split({{4, 7, 1}, {3, 0, 1}, {2}, {4, 7, 2}, {3, 0, 2}}).shards == Shards{{0, 1, 3, 4}, {2}});
+
+    const Split large = split({{4}, {8, 0, 1}, {2}, {8, 0, 1}, {11}});
+    CHECK(large.shards == Shards{{1, 3}, {4}, {0, 2}});
+    REQUIRE(large.large_layers.size() == 1);  // a tensor alone is no layer
+    CHECK(large.large_layers[0].tensor == 1);
+    CHECK(large.large_layers[0].shard == 0);
+    CHECK(large.large_layers[0].size == 16);
+}
+
+TEST_CASE("random splits by layers agree with the slow twin") {
+    Random random;
+    for (int round = 0; round < 2'000; ++round) {
+        CAPTURE(round);
+        const std::uint64_t max = random.up_to(40);
+        const auto tensors = random.tensors(24);
+        const Split fast = write::split(tensors, max, ShardStrategy::by_prefix);
+        check_every_tensor_once(fast, tensors.size());
+        const Split slow = slow_by_prefix(tensors, max);
+        REQUIRE(fast.shards == slow.shards);
+        REQUIRE(fast.total_size == slow.total_size);
+    }
+}
+
+TEST_CASE("a layer is named by what stands up to its first number") {
+    CHECK(write::layer_of("model.layers.12.mlp.w") == "model.layers.12");
+    CHECK(write::layer_of("model.layers.12.experts.3.w") == "model.layers.12");
+    CHECK(write::layer_of("model.layers.12") == "model.layers.12");
+    CHECK(write::layer_of("h/0/w") == "h/0");
+    CHECK(write::layer_of("0.weight") == "0");
+    CHECK(write::layer_of("a..1.b") == "a..1");
+    for (const char* name : {"lm_head.weight", "layer1.weight", "conv_2d.0a", "", ".", "a.-1", "x."})
+        CHECK(write::layer_of(name).empty());
+}
+
+TEST_CASE("100,000 tensors are split by every strategy") {
+    std::vector<Sized> tensors(100'000);
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+        tensors[i] = {.size = 1'000 + i % 7, .storage = i % 10 == 0 ? 1 + i / 20 : 0, .layer = 1 + i / 12};
+    for (const auto strategy : {ShardStrategy::greedy, ShardStrategy::balanced, ShardStrategy::by_prefix}) {
+        const Split split = write::split(tensors, 1'000'000, strategy);
+        std::size_t members = 0;
+        for (const auto& shard : split.shards) members += shard.size();
+        CHECK(members == tensors.size());
+        CHECK(split.shards.size() >= 95);
+        CHECK(split.shards.size() < 105);
+    }
+}
+
 TEST_CASE("sizes near 2^64 do not wrap") {
     const std::vector<Sized> tensors = {{UINT64_MAX - 3}, {2}, {1}, {1}};
     const Split split = write::split(std::span(tensors).first(3), UINT64_MAX - 1);
     CHECK(split.shards == Shards{{0, 1}, {2}});
     CHECK(split.total_size == UINT64_MAX);
-    CHECK_FAULT(write::split(tensors, UINT64_MAX), Errc::shape_overflow);
+    for (const auto strategy : {ShardStrategy::greedy, ShardStrategy::balanced, ShardStrategy::by_prefix}) {
+        CHECK(write::split(std::span(tensors).first(3), UINT64_MAX, strategy).shards == Shards{{0, 1, 2}});
+        CHECK_FAULT(write::split(tensors, UINT64_MAX, strategy), Errc::shape_overflow);
+    }
 }
 
 TEST_CASE("shards have hub's names") {

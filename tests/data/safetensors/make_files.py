@@ -4,6 +4,7 @@
 The tests build the same content with safemap and compare byte by byte.
 """
 
+import json
 import pathlib
 
 import numpy as np
@@ -52,6 +53,15 @@ def main():
         for file in folder.iterdir():
             file.unlink()
     folder.rmdir()
+
+    # As save_pretrained() of transformers 5.23.0 writes its index, with metadata as huggingface_hub would add it.
+    state = {"w.1": 6, "é": 6, "😀\x7f": 10, "\uffee": 1, 'q"\\': 2, "w.10": 1, "W": 3}
+    shards = {name: f"model-{1 + i // 4:05}-of-00002.safetensors" for i, name in enumerate(state)}
+    for name, metadata in [("plain", {}), ("metadata", {"who": "né\n", "total": "", "total_t": "x", "A": "1"})]:
+        index = {"metadata": {"total_parameters": sum(state.values()), "total_size": 2**53 + 1, **metadata},
+                 "weight_map": shards}
+        (HERE / f"transformers_{name}.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n",
+                                                              encoding="utf-8")
 
 
 if __name__ == "__main__":

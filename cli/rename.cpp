@@ -1,0 +1,161 @@
+#include "rename.hpp"
+
+#include "output.hpp"
+
+#include <safemap/error.hpp>
+
+#include <fmt/core.h>
+
+#include <cctype>
+#include <unordered_map>
+#include <utility>
+
+namespace safemap::cli {
+namespace {
+
+// With the plainest expression, std::regex takes 250 bytes of stack for each byte of a name; with nested groups several
+// times that, and again with sanitizers.
+constexpr std::size_t longest_name = 1024;
+// Its parser goes down as deep as groups are nested.
+constexpr std::size_t longest_rule = 4096;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+[[noreturn]] void refuse(std::string_view rule, std::string_view why) {
+    constexpr std::size_t shown = 80;
+    const std::string text = printable(rule.substr(0, shown)) + (rule.size() > shown ? "..." : "");
+    throw Error(Errc::invalid_argument, fmt::format("--rename: '{}' {}", text, why))
+        .with_hint("a rule is s/RE/TEXT/, or s/RE/TEXT/g for every match");
+}
+
+/// What stands before the next `delimiter` that has no backslash before it; cuts it off, and the delimiter.
+std::string_view take_part(std::string_view& rest, char delimiter, std::string_view rule) {
+    for (std::size_t i = 0; i < rest.size(); ++i) {
+        if (rest[i] == '\\') {
+            ++i;
+        } else if (rest[i] == delimiter) {
+            const std::string_view part = rest.substr(0, i);
+            rest.remove_prefix(i + 1);
+            return part;
+        }
+    }
+    refuse(rule, fmt::format("has too few '{}'", delimiter));
+}
+
+/// TEXT as std::regex wants it. Groups get two digits, so that a digit behind one is not taken for a part of it.
+std::string replacement_of(std::string_view text, char delimiter, unsigned groups, std::string_view rule) {
+    std::string result;
+    const auto add_group = [&](unsigned group) {
+        if (group > groups) refuse(rule, fmt::format("uses group {}, and its expression has {}", group, groups));
+        result += fmt::format("${:02}", group);
+    };
+    const auto add_literal = [&](char c) { result += c == '$' ? "$$" : std::string(1, c); };
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+        if (text[i] == '$' && (next == '&' || next == '$')) {
+            result += text.substr(i++, 2);
+        } else if (text[i] == '$' && is_digit(next)) {
+            unsigned group = static_cast<unsigned>(next - '0');
+            ++i;
+            // As in ECMAScript, of two digits where there are so many groups.
+            if (i + 1 < text.size() && is_digit(text[i + 1])) {
+                const unsigned wider = group * 10 + static_cast<unsigned>(text[i + 1] - '0');
+                if (wider <= groups) {
+                    group = wider;
+                    ++i;
+                }
+            }
+            add_group(group);
+        } else if (text[i] == '\\') {
+            if (is_digit(next)) add_group(static_cast<unsigned>(next - '0'));
+            else if (next != '\0' && (next == delimiter || next == '\\')) add_literal(next);
+            else
+                refuse(rule, fmt::format("has a backslash in its text that is before no digit, '{}' or backslash",
+                                         delimiter));
+            ++i;
+        } else {
+            add_literal(text[i]);
+        }
+    }
+    return result;
+}
+
+std::regex expression_of(std::string_view text, std::string_view rule) {
+    try {
+        return std::regex(text.begin(), text.end(), std::regex::ECMAScript);
+    } catch (const std::regex_error& error) {
+        refuse(rule, fmt::format("has no regular expression that can be read: {}", error.what()));
+    }
+}
+
+}  // namespace
+
+RenameRule::RenameRule(std::string_view rule) : rule_(rule) {
+    if (rule.size() > longest_rule) refuse(rule, fmt::format("has more than {} bytes", longest_rule));
+    if (rule.size() < 2 || rule[0] != 's' || !std::ispunct(static_cast<unsigned char>(rule[1])) || rule[1] == '\\')
+        refuse(rule, "does not begin with s and a slash");
+    const char delimiter = rule[1];
+    std::string_view rest = rule.substr(2);
+    const std::string_view expression = take_part(rest, delimiter, rule);
+    const std::string_view text = take_part(rest, delimiter, rule);
+    if (!rest.empty() && rest != "g") refuse(rule, fmt::format("ends in '{}', which is no g", printable(rest)));
+    if (expression.empty()) refuse(rule, "has no regular expression");
+    everywhere_ = rest == "g";
+    expression_ = expression_of(expression, rule);
+    replacement_ = replacement_of(text, delimiter, static_cast<unsigned>(expression_.mark_count()), rule);
+}
+
+std::string RenameRule::apply(const std::string& name) const {
+    if (name.size() > longest_name)
+        throw Error(Errc::invalid_argument, fmt::format("--rename: a name of {} bytes, and {} are the most that a rule "
+                                                        "is tried on; it begins with '{}'",
+                                                        name.size(), longest_name, printable(name.substr(0, 80))));
+    using std::regex_constants::format_default;
+    using std::regex_constants::format_first_only;
+    try {
+        return std::regex_replace(name, expression_, replacement_, everywhere_ ? format_default : format_first_only);
+    } catch (const std::regex_error& error) {
+        refuse(rule_, fmt::format("is too much for '{}': {}", printable(name), error.what()));
+    }
+}
+
+namespace {
+
+void require_distinct(const std::vector<std::string>& before, const std::vector<std::string>& after) {
+    std::unordered_map<std::string_view, std::size_t> taken;
+    for (std::size_t i = 0; i < after.size(); ++i) {
+        const auto [first, is_new] = taken.try_emplace(after[i], i);
+        if (!is_new)
+            throw Error(Errc::name_collision,
+                        fmt::format("'{}' and '{}' would both become '{}'", printable(before[first->second]),
+                                    printable(before[i]), printable(after[i])));
+    }
+}
+
+}  // namespace
+
+Renamed rename_all(const Renaming& renaming, std::vector<std::string> names) {
+    Renamed renamed{.names = names, .notes = {}};
+    for (const std::string& prefix : renaming.prefixes) {
+        bool used = false;
+        for (std::string& name : renamed.names) {
+            if (!name.starts_with(prefix)) continue;
+            used = true;
+            name.erase(0, prefix.size());
+        }
+        if (!used) renamed.notes.push_back(fmt::format("--strip-prefix '{}': no name begins so", prefix));
+    }
+    for (const RenameRule& rule : renaming.rules) {
+        bool used = false;
+        for (std::string& name : renamed.names) {
+            std::string changed = rule.apply(name);
+            used = used || changed != name;
+            name = std::move(changed);
+        }
+        if (!used) renamed.notes.push_back(fmt::format("--rename '{}': it changes no name", rule.text()));
+    }
+    require_distinct(names, renamed.names);
+    return renamed;
+}
+
+}  // namespace safemap::cli

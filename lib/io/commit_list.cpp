@@ -1,0 +1,133 @@
+// Commit lists: NUL-terminated lines, "+" and a name to move, "-" and a name to remove. A list is complete or not
+// there.
+#include "io/commit_list.hpp"
+
+#include "base/text.hpp"
+#include "io/calls.hpp"
+#include "io/output.hpp"
+
+#include <fcntl.h>
+
+#include <span>
+#include <string_view>
+
+namespace safemap::io {
+
+namespace {
+
+constexpr std::string_view first_line = "safemap commit 1";
+constexpr std::string_view last_line = "end";
+constexpr std::uint64_t largest_list = 256 << 20;
+
+// In the folder: the sibling, and in there what Sibling and the header call them.
+constexpr const char* list_path = ".safemap-tmp/commit";
+
+Error damaged(const std::string& what) {
+    return Error(Errc::commit_list_damaged, std::string(list_path) + " says how a save is to be finished, but " + what);
+}
+
+std::string read_all(int file) {
+    struct stat status = {};
+    if (calls.fstat(file, &status) != 0) throw system_error(errno, std::string("examine ") + list_path);
+    if (!S_ISREG(status.st_mode)) throw damaged("it is no regular file");
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    if (size > largest_list) throw damaged("it has " + bytes_text(size));
+    std::string text(static_cast<std::size_t>(size), '\0');
+    for (std::size_t done = 0; done < text.size();) {
+        const ssize_t count = uninterrupted(
+            [&] { return calls.pread(file, text.data() + done, text.size() - done, static_cast<off_t>(done)); });
+        if (count < 0) throw system_error(errno, std::string("read ") + list_path);
+        if (count == 0) throw damaged("it became shorter");
+        done += static_cast<std::size_t>(count);
+    }
+    return text;
+}
+
+CommitList parse(std::string_view text) {
+    const auto next_line = [&] {
+        const std::size_t end = text.find('\0');
+        if (end == text.npos) throw damaged("it ends too early");
+        const std::string_view line = text.substr(0, end);
+        text.remove_prefix(end + 1);
+        return line;
+    };
+    if (next_line() != first_line) throw damaged("it is of a version that is not known");
+    CommitList list;
+    for (std::string_view line = next_line(); line != last_line; line = next_line()) {
+        const std::string_view name = line.empty() ? line : line.substr(1);
+        if (name.empty() || !stays_below(name)) throw damaged("it names " + safemap::quoted(name));
+        if (line.front() == '+') list.files.emplace_back(name);
+        else if (line.front() == '-') list.removed.emplace_back(name);
+        else throw damaged("it has a line that is not known");
+    }
+    if (!text.empty()) throw damaged("something follows its end");
+    return list;
+}
+
+/// Removes a file of `folder`, whose name may lead through folders, but through no links.
+void remove_below(int folder, std::string_view name) {
+    Descriptor inner;
+    for (std::size_t slash = name.find('/'); slash != name.npos; slash = name.find('/')) {
+        const std::string part(name.substr(0, slash));
+        name.remove_prefix(slash + 1);
+        if (part.empty() || part == ".") continue;
+        Descriptor next = open_at(folder, part.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+        if (!next && means_absent(errno)) return;
+        if (!next) throw system_error(errno, "open " + safemap::quoted(part));
+        inner = std::move(next);
+        folder = inner.number();
+    }
+    const std::string file(name);
+    if (calls.unlinkat(folder, file.c_str(), 0) != 0 && !means_absent(errno))
+        throw system_error(errno, "remove " + safemap::quoted(file));
+}
+
+/// Moves the files; one that is not in the content any more has been moved before.
+void move_files(int folder, const std::vector<std::string>& files) {
+    const Descriptor content = open_at(folder, staged_content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!content) {
+        if (errno == ENOENT) return;
+        throw system_error(errno, std::string("open ") + staged_content);
+    }
+    for (const std::string& file : files) {
+        // Whoever reads the file that names the others finds these on the disk.
+        if (&file == &files.back()) sync_folder(folder);
+        if (calls.renameat2(content.number(), file.c_str(), folder, file.c_str(), 0) != 0 && errno != ENOENT)
+            throw system_error(errno, "move " + safemap::quoted(file) + " into place");
+    }
+}
+
+}  // namespace
+
+void write_commit_list(int sibling, const CommitList& list) {
+    std::string text(first_line);
+    text += '\0';
+    for (const std::string& name : list.files) (text += '+').append(name) += '\0';
+    for (const std::string& name : list.removed) (text += '-').append(name) += '\0';
+    (text += last_line) += '\0';
+
+    OutputFile file = OutputFile::create(sibling, new_list_name);
+    file.write_at(0, std::as_bytes(std::span(text)));
+    file.finish();
+    if (calls.renameat2(sibling, new_list_name, sibling, commit_list_name, 0) != 0)
+        throw system_error(errno, std::string("rename ") + list_path + " into place");
+    sync_folder(sibling);
+}
+
+std::optional<CommitList> read_commit_list(int folder) {
+    const Descriptor file = open_at(folder, list_path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+    if (file) return parse(read_all(file.number()));
+    if (means_absent(errno)) return std::nullopt;
+    throw system_error(errno, std::string("open ") + list_path);
+}
+
+void finish_commit(int folder) {
+    const auto list = read_commit_list(folder);
+    if (!list) return;
+    move_files(folder, list->files);
+    for (const std::string& name : list->removed) remove_below(folder, name);
+    sync_folder(folder);
+    if (calls.unlinkat(folder, list_path, 0) != 0) throw system_error(errno, std::string("remove ") + list_path);
+}
+
+}  // namespace safemap::io

@@ -1,0 +1,34 @@
+// What a save into a folder that cannot be exchanged as a whole still has to do, on the disk before it begins with it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace safemap::io {
+
+/// The list stands in the sibling inside the folder (`.safemap-tmp/commit`). From the moment it is there the new
+/// content counts: readers look for a file of the list in the sibling's content first (see open_folder()), and the next
+/// save carries out what a dead one left undone.
+struct CommitList {
+    std::vector<std::string> files;    ///< to be moved from the content into the folder; what names the others is last
+    std::vector<std::string> removed;  ///< files of the folder that go then, in this order
+};
+
+/// Where the content stands, in the folder.
+inline constexpr const char* staged_content = ".safemap-tmp/content";
+
+inline constexpr const char* commit_list_name = "commit";
+inline constexpr const char* new_list_name = "commit.new";
+
+/// Puts the list into the sibling open as `sibling`, and on the disk.
+void write_commit_list(int sibling, const CommitList& list);
+/// The list in the sibling inside the folder open as `folder`, if there is one. Throws commit_list_damaged, also for
+/// names that lead out of the folder.
+std::optional<CommitList> read_commit_list(int folder);
+/// Carries out the list in `folder`, if there is one, and removes it. May be repeated after it was interrupted
+/// anywhere. Readers that know nothing of lists see files of both models meanwhile; where no name is in both, they see
+/// the old one until the last of `files` is moved, and then the new.
+void finish_commit(int folder);
+
+}  // namespace safemap::io

@@ -1,0 +1,272 @@
+// The sibling is made empty, then gets its lock file, then the content; it loses the content, then the lock file, and
+// is removed. So at any moment at which a writer may die it is empty or has the lock file in it, which is how it is
+// told from what others put there.
+#include "io/sibling.hpp"
+
+#include "base/text.hpp"
+#include "io/calls.hpp"
+#include "io/commit_list.hpp"
+#include "io/journal.hpp"
+#include "io/listing.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <string_view>
+#include <vector>
+
+namespace safemap::io {
+
+namespace {
+
+constexpr const char* lock_name = "safemap.lock";
+constexpr int most_attempts = 100;  // at a place that others create and remove all the time
+
+enum class Lock { held, taken, unsupported };
+
+Lock try_lock(int descriptor) {
+    if (uninterrupted([&] { return calls.flock(descriptor, LOCK_EX | LOCK_NB); }) == 0) return Lock::held;
+    if (errno == EWOULDBLOCK) return Lock::taken;
+    // Network file systems may know no locks.
+    if (errno == EOPNOTSUPP || errno == ENOSYS || errno == ENOLCK || errno == EINVAL || errno == EBADF)
+        return Lock::unsupported;
+    throw system_error(errno, "lock it");
+}
+
+bool means_not_empty(int number) { return number == ENOTEMPTY || number == EEXIST; }
+
+/// Whether the file open as `descriptor` is an empty regular one, as the lock is.
+bool is_lock(int descriptor) {
+    struct stat status = {};
+    if (calls.fstat(descriptor, &status) != 0) throw system_error(errno, "examine the lock");
+    return S_ISREG(status.st_mode) && status.st_size == 0;
+}
+
+/// Whether the lock that is open is still the one in the sibling: its former owner, or who took it for litter, may have
+/// removed it before we had it.
+bool still_there(int lock, int sibling) {
+    struct stat open = {};
+    struct stat named = {};
+    if (calls.fstat(lock, &open) != 0) throw system_error(errno, "examine the lock");
+    if (calls.fstatat(sibling, lock_name, &named, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) return false;
+        throw system_error(errno, "examine the lock");
+    }
+    return open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+}
+
+/// What may be in a sibling besides its lock and its content.
+constexpr std::array notes = {journal_name, new_journal_name, commit_list_name, new_list_name};
+
+/// Whether a folder with these names in it is one of ours: our names only, and the lock among them, or nothing yet.
+bool is_ours(const std::vector<std::string>& names) {
+    const auto is_known = [](const std::string& name) {
+        return name == lock_name || name == Sibling::content ||
+               std::any_of(notes.begin(), notes.end(), [&](const char* note) { return name == note; });
+    };
+    const bool locked = std::find(names.begin(), names.end(), lock_name) != names.end();
+    return std::all_of(names.begin(), names.end(), is_known) && (locked || names.empty());
+}
+
+Error busy() { return Error(Errc::busy, "another process is saving to it"); }
+
+}  // namespace
+
+Sibling::Sibling(Sibling&& other) noexcept { *this = std::move(other); }
+
+Sibling& Sibling::operator=(Sibling&& other) noexcept {
+    std::swap(home_, other.home_);
+    std::swap(name_, other.name_);
+    std::swap(folder_, other.folder_);
+    std::swap(lock_, other.lock_);
+    std::swap(denied_, other.denied_);
+    return *this;
+}
+
+Sibling Sibling::claim(int home, const std::string& name) {
+    for (int attempt = 0; attempt < most_attempts; ++attempt) {
+        Sibling made(home, name);
+        if (made.create()) return made;
+        clear(home, name);
+    }
+    throw Error(Errc::busy, "others keep taking the place " + safemap::quoted(name));
+}
+
+void Sibling::clear(int home, const std::string& name) {
+    Sibling dead = take_over(home, name);
+    if (!dead) return;
+    dead.remove_content();
+    for (const char* note : notes) dead.remove_file(note);
+    dead.remove();
+}
+
+/// Creates the sibling and locks it. False where one is there already, or others took ours for litter.
+bool Sibling::create() {
+    if (calls.mkdirat(home_, name_.c_str(), 0777) != 0) {
+        if (errno == EEXIST) return false;
+        throw system_error(errno, "create " + safemap::quoted(name_));
+    }
+    try {
+        grant(home_, name_.c_str());
+    } catch (...) {
+        calls.unlinkat(home_, name_.c_str(), AT_REMOVEDIR);
+        throw;
+    }
+    folder_ = open_at(home_, name_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!folder_) {
+        if (errno == ENOENT) return false;
+        const Error error = system_error(errno, "open " + safemap::quoted(name_));
+        calls.unlinkat(home_, name_.c_str(), AT_REMOVEDIR);
+        throw error;
+    }
+    Descriptor lock = open_at(folder(), lock_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
+    if (!lock) {
+        // As long as it was empty, others could remove it, and make one of their own.
+        const int number = errno;
+        if (number != ENOENT && number != EEXIST)
+            throw system_error(number, "create a lock in " + safemap::quoted(name_));
+        folder_.reset();
+        return false;
+    }
+    lock_ = std::move(lock);
+    if (denied_ != 0) grant(folder(), lock_name);
+    // Between creating and locking, another process may have taken it for litter.
+    const Lock state = try_lock(lock_.number());
+    if (state != Lock::taken && still_there(lock_.number(), folder())) return true;
+    abandon();
+    if (state == Lock::taken) throw busy();
+    return false;
+}
+
+Sibling Sibling::take_over(int home, const std::string& name) {
+    const auto foreign = [&] {
+        Error error(Errc::already_exists, safemap::quoted(name) + " stands where it is prepared, and no save left it");
+        error.with_hint("remove it if no process is saving to this place");
+        return error;
+    };
+    const auto failed = [&](int number, const char* doing) {
+        return system_error(number, std::string(doing) + ' ' + safemap::quoted(name));
+    };
+    // Empty, it is nobody's: its writer died before there was a lock, or is about to notice.
+    if (calls.unlinkat(home, name.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return {};
+    if (errno == ENOTDIR) throw foreign();
+    if (!means_not_empty(errno)) throw failed(errno, "remove");
+
+    Sibling dead(home, name);
+    dead.folder_ = open_at(home, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!dead) {
+        if (errno == ENOENT) return {};
+        throw failed(errno, "open");
+    }
+    Descriptor lock;
+    try {
+        const auto names = list_all(dead.folder(), name);
+        if (!is_ours(names)) throw foreign();
+        if (!names.empty()) {
+            lock = open_at(dead.folder(), lock_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+            if (!lock && (errno == ELOOP || errno == EISDIR || errno == ENXIO)) throw foreign();
+            if (!lock && errno != ENOENT) throw failed(errno, "open the lock in");
+        }
+        if (!lock) {
+            dead.abandon();
+            return {};
+        }
+        if (!is_lock(lock.number())) throw foreign();
+        switch (try_lock(lock.number())) {
+            case Lock::held: break;
+            case Lock::taken: throw busy();
+            case Lock::unsupported: {
+                Error error(Errc::busy, safemap::quoted(name) +
+                                            " stands where it is prepared, and this file system has no locks to tell "
+                                            "whether its writer lives");
+                throw error.with_hint("remove it if no process is saving to this place");
+            }
+        }
+        if (!still_there(lock.number(), dead.folder())) {
+            dead.abandon();
+            return {};
+        }
+        if (name == suffix) finish_commit(home);
+    } catch (...) {
+        dead.abandon();
+        throw;
+    }
+    dead.lock_ = std::move(lock);
+    return dead;
+}
+
+void Sibling::grant(int folder, const char* name) {
+    struct stat status = {};
+    if (calls.fstatat(folder, name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) return;  // others took it for litter
+        throw system_error(errno, "examine what was created for it");
+    }
+    const mode_t wanted = S_ISDIR(status.st_mode) ? S_IRWXU : S_IRUSR | S_IWUSR;
+    const mode_t mode = status.st_mode & 07777;
+    if ((mode & wanted) == wanted) return;
+    denied_ |= wanted & ~mode;
+    if (calls.fchmodat(folder, name, mode | wanted, 0) != 0 && errno != ENOENT)
+        throw system_error(errno, "set the permissions of what was created for it");
+}
+
+int Sibling::move(int home, const std::string& name) {
+    if (calls.renameat2(home_, name_.c_str(), home, name.c_str(), 0) != 0) return errno;
+    home_ = home;
+    name_ = name;
+    return 0;
+}
+
+void Sibling::remove_content() const {
+    const auto failed = [this](std::string_view what) {
+        return system_error(errno, "remove " + safemap::quoted(what) + " in " + safemap::quoted(name_));
+    };
+    struct stat status = {};
+    if (calls.fstatat(folder(), content, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) return;
+        throw failed(content);
+    }
+    const bool is_folder = S_ISDIR(status.st_mode);
+    if (calls.unlinkat(folder(), content, is_folder ? AT_REMOVEDIR : 0) == 0) return;
+    if (!is_folder || !means_not_empty(errno)) throw failed(content);
+    const Descriptor inside = open_at(folder(), content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!inside) throw failed(content);
+    for (const std::string& file : list_all(inside.number(), name_))
+        if (calls.unlinkat(inside.number(), file.c_str(), 0) != 0 && errno != ENOENT) throw failed(file);
+    if (calls.unlinkat(folder(), content, AT_REMOVEDIR) != 0) throw failed(content);
+}
+
+void Sibling::remove_file(const char* name) const {
+    if (calls.unlinkat(folder(), name, 0) != 0 && errno != ENOENT)
+        throw system_error(errno, "remove " + safemap::quoted(name) + " in " + safemap::quoted(name_));
+}
+
+void Sibling::remove() {
+    remove_file(lock_name);
+    lock_.reset();
+    if (calls.unlinkat(home_, name_.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT && !means_not_empty(errno))
+        throw system_error(errno, "remove " + safemap::quoted(name_));
+    folder_.reset();
+}
+
+void Sibling::abandon() noexcept {
+    folder_.reset();
+    lock_.reset();
+}
+
+void Sibling::discard() noexcept {
+    if (!folder_) return;
+    try {
+        for (const char* note : notes) calls.unlinkat(folder(), note, 0);
+        remove_content();
+        remove_file(lock_name);
+    } catch (const std::exception&) {
+        // The next writer clears it away.
+    }
+    abandon();
+    calls.unlinkat(home_, name_.c_str(), AT_REMOVEDIR);
+}
+
+}  // namespace safemap::io

@@ -1,0 +1,108 @@
+// Copies block by block, and writes each block to the pieces that it is made of.
+#include "write/copy.hpp"
+
+#include "lazy/blocks.hpp"
+
+#include <algorithm>
+
+namespace safemap::write {
+
+namespace {
+
+using namespace literals;
+
+// As in engine.cpp: blocks close together are written faster.
+constexpr std::uint64_t stream_block = 1_MiB;
+// Blocks that do not begin at a page of the file are multiples of all element sizes, and of what four F6 fill.
+constexpr std::uint64_t grain = 48;
+constexpr std::uint64_t page = io::direct_alignment;
+
+/// Writes bytes of a region one stretch after the other.
+class Rows {
+public:
+    explicit Rows(const Place& to) : to_(to) {}
+
+    /// The bytes that follow those of the last call.
+    void append(std::span<const std::byte> bytes) {
+        while (!bytes.empty()) {
+            const Extent& piece = to_.pieces[piece_];
+            const auto size = static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), piece.size - done_));
+            to_.file.write_at(to_.tensor + piece.offset + done_, bytes.first(size));
+            bytes = bytes.subspan(size);
+            done_ += size;
+            if (done_ < piece.size) return;
+            ++piece_;
+            done_ = 0;
+        }
+    }
+
+private:
+    const Place& to_;
+    std::size_t piece_ = 0;
+    std::uint64_t done_ = 0;  // of that piece
+};
+
+/// In the order of the value. What goes to one place is cut where a block of the file ends, and lies in the buffer as
+/// in its page, so that it can be written past the cache.
+void copy_ranges(const Place& to, const LazyTensor& value, Seat& seat) {
+    const std::uint64_t size = value.nbytes();
+    const bool one_place = to.pieces.size() == 1 && whole_bytes(value.dtype());
+    const std::uint64_t place = one_place ? to.tensor + to.pieces.front().offset : 0;
+    const std::uint64_t block = one_place ? stream_block : stream_block / grain * grain;
+    Rows rows(to);
+    for (std::uint64_t done = 0; done < size;) {
+        const std::uint64_t end = std::min(size, ((place + done) / block + 1) * block - place);
+        const std::uint64_t into_page = one_place ? (place + done) % page : 0;
+        const auto bytes =
+            seat.buffer.bytes().subspan(static_cast<std::size_t>(into_page), static_cast<std::size_t>(end - done));
+        seat.gatherer.fill(value, done, bytes);
+        rows.append(bytes);
+        done = end;
+    }
+}
+
+void copy_tiles(const Place& to, const LazyTensor& value, const Blocks& tiles, Seat& seat) {
+    const Region& region = to.region;
+    for (std::uint64_t i = 0; i < tiles.count(); ++i) {
+        const Box tile = tiles.box(i);
+        Box box = tile;
+        for (std::size_t d = 0; d < box.start.size(); ++d) box.start[d] += region.box.start[d];
+        const auto bytes = seat.buffer.bytes().first(
+            static_cast<std::size_t>(*element_count(tile.extent) * element_size(value.dtype())));
+        seat.gatherer.fill(value, tile, bytes);
+        for_each_range(region.shape, region.element_bits, box,
+                       [&](std::uint64_t at, std::uint64_t in_tile, std::uint64_t length) {
+                           to.file.write_at(to.tensor + region.offset + at, bytes.subspan(in_tile, length));
+                       });
+    }
+}
+
+}  // namespace
+
+Region byte_range(std::uint64_t offset, std::uint64_t size) { return whole_value({size}, Dtype::u8, offset); }
+
+Region whole_value(const Shape& shape, Dtype dtype, std::uint64_t offset) {
+    return {.shape = shape,
+            .box = {.start = Shape(shape.size(), 0), .extent = shape},
+            .element_bits = bits(dtype),
+            .offset = offset};
+}
+
+std::vector<Extent> pieces_of(const Region& region) {
+    std::vector<Extent> pieces;
+    for_each_range(region.shape, region.element_bits, region.box,
+                   [&](std::uint64_t at, std::uint64_t, std::uint64_t length) {
+                       pieces.push_back({region.offset + at, length});
+                   });
+    return pieces;
+}
+
+void copy_memory(const Place& to, std::span<const std::byte> bytes) { Rows(to).append(bytes); }
+
+void copy_value(const Place& to, const LazyTensor& value, Seat& seat) {
+    const Blocks blocks(value, Seat::buffer_size);
+    if (blocks.ranges()) copy_ranges(to, value, seat);
+    else copy_tiles(to, value, blocks, seat);
+}
+
+}  // namespace safemap::write

@@ -1,0 +1,90 @@
+// Opens and closes output files.
+#include "write/open_files.hpp"
+
+#include "io/calls.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace safemap::write {
+
+OpenFiles::OpenFiles(const io::Staging& staging, std::vector<std::string> names, bool around_cache)
+    : staging_(staging),
+      around_cache_(around_cache),
+      most_(std::max<std::size_t>(1, static_cast<std::size_t>(io::calls.descriptor_limit() / 8))),
+      files_(names.size()) {
+    for (std::size_t i = 0; i < names.size(); ++i) files_[i].name = std::move(names[i]);
+}
+
+void OpenFiles::begin(std::size_t number) {
+    {
+        const std::lock_guard lock(mutex_);
+        File& file = files_[number];
+        if (!file.output) open(file);
+        file.last_use = ++uses_;
+        ++file.users;
+    }
+    try {
+        close_idle();
+    } catch (...) {
+        end(number);
+        throw;
+    }
+}
+
+void OpenFiles::end(std::size_t number) noexcept {
+    const std::lock_guard lock(mutex_);
+    --files_[number].users;
+}
+
+void OpenFiles::open(File& file) {
+    try {
+        io::OutputFile output = staging_.reopen(file.name);
+        if (around_cache_) output.bypass_cache();
+        file.output.emplace(std::move(output));
+        ++open_;
+    } catch (Error& error) {
+        error.with_path(staging_.path_of(file.name));
+        throw;
+    }
+}
+
+/// Closes the file unused for longest, where too many are open. The lock is not held while it goes to the disk; who
+/// needs the file meanwhile opens it once more.
+void OpenFiles::close_idle() {
+    std::optional<io::OutputFile> output;
+    std::string name;
+    {
+        const std::lock_guard lock(mutex_);
+        if (open_ <= most_) return;
+        File* oldest = nullptr;
+        for (File& file : files_)
+            if (file.output && file.users == 0 && (oldest == nullptr || file.last_use < oldest->last_use))
+                oldest = &file;
+        if (oldest == nullptr) return;  // as many threads as files
+        output.swap(oldest->output);
+        name = oldest->name;
+        --open_;
+    }
+    finish(*output, name);
+}
+
+void OpenFiles::finish(io::OutputFile& output, const std::string& name) const {
+    try {
+        output.finish();
+    } catch (Error& error) {
+        error.with_path(staging_.path_of(name));
+        throw;
+    }
+}
+
+void OpenFiles::finish() {
+    for (File& file : files_) {
+        if (!file.output) continue;
+        finish(*file.output, file.name);
+        file.output.reset();
+        --open_;
+    }
+}
+
+}  // namespace safemap::write

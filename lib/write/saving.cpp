@@ -1,0 +1,63 @@
+// The common part of all saves.
+#include "write/saving.hpp"
+
+#include "base/text.hpp"
+#include "tensor/convert.hpp"
+#include "write/shards.hpp"
+
+#include <optional>
+#include <utility>
+
+namespace safemap::write {
+
+namespace {
+
+void require_sense(const SaveOptions& options) {
+    const std::uint32_t alignment = options.alignment;
+    if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
+        throw Error(Errc::invalid_argument, "alignment " + std::to_string(alignment) + ", wanted 8, 64, 256 or 4096");
+    if (options.dtype && !is_castable(*options.dtype))
+        throw Error(Errc::unsupported_cast, "there are no casts to " + std::string(name(*options.dtype)));
+}
+
+}  // namespace
+
+Layout lay_out_at(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
+                  const SaveOptions& options) {
+    require_sense(options);
+    // Before the names, so that the commonest mistake is told first; the target looks again.
+    if (!options.plan_only && !options.overwrite) io::require_absent(out);
+    return lay_out(tensors, metadata, options, names_file(out) ? std::optional(out.filename().native()) : std::nullopt);
+}
+
+void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file) {
+    try {
+        staging.add(file.name).allocate(file.size);
+    } catch (Error& error) {
+        if (error.code() == Errc::no_space) {
+            std::uint64_t all = 0;
+            for (const PlannedFile& planned : layout.files) all = sum_of_sizes(all, planned.size);
+            error.with_hint("all files together take " + bytes_text(all));
+        }
+        error.with_path(staging.path_of(file.name));
+        throw;
+    }
+}
+
+SaveReport report_on(Layout& layout) {
+    SaveReport report;
+    report.tensors = layout.tensors;
+    report.bytes_read = layout.read_bytes;
+    report.casts = std::move(layout.casts);
+    report.skipped = std::move(layout.skipped);
+    for (const auto& file : layout.files) {
+        report.files.push_back(file.name);
+        report.file_sizes.push_back({.tensors = file.tensors.size(), .bytes = file.size});
+        report.bytes_written = sum_of_sizes(report.bytes_written, file.size);
+    }
+    report.unaligned_tensors = layout.unaligned_tensors;
+    report.notes = std::move(layout.notes);
+    return report;
+}
+
+}  // namespace safemap::write

@@ -1,0 +1,38 @@
+// What save() and ShardWriter do alike: from OUT and the options to files that are allocated, and to a report.
+#pragma once
+
+#include "io/replace.hpp"
+#include "write/layout.hpp"
+#include "write/target.hpp"
+
+#include <safemap/error.hpp>
+
+#include <filesystem>
+#include <span>
+#include <string>
+
+namespace safemap::write {
+
+/// Looks at the options and, unless there is only a plan to make or something to replace, at the place; then lays the
+/// tensors out. Throws invalid_argument, unsupported_cast, already_exists, path_not_found, and what lay_out throws.
+Layout lay_out_at(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
+                  const SaveOptions& options);
+/// Creates a file of `layout` and reserves its space; it is closed again, since there may be more files than
+/// descriptors. A full disk is told with what all files take.
+void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file);
+
+SaveReport report_on(Layout& layout);
+
+/// Puts "save out/" before whatever goes wrong in `run`.
+template <class Run> auto during_save(const std::filesystem::path& out, Run&& run) {
+    try {
+        return run();
+    } catch (Error& error) {
+        const std::string& path = out.native();
+        const bool folder = !names_file(out) && !path.ends_with('/');
+        error.during("save " + path + (folder ? "/" : ""));
+        throw;
+    }
+}
+
+}  // namespace safemap::write

@@ -1,0 +1,489 @@
+// The streaming writer: what is where is known from the start, so each write goes to its place, and the bookkeeping
+// sees to it that every byte is written once.
+#include <safemap/shard_writer.hpp>
+
+#include "base/name_index.hpp"
+#include "base/text.hpp"
+#include "checkpoint/near_names.hpp"
+#include "lazy/page_cache.hpp"
+#include "lazy/stored_tensor.hpp"
+#include "tensor/reach.hpp"
+#include "write/copy.hpp"
+#include "write/coverage.hpp"
+#include "write/open_files.hpp"
+#include "write/saving.hpp"
+#include "write/seats.hpp"
+#include "write/shards.hpp"
+#include "write/target.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace safemap {
+
+namespace {
+
+using write::Coverage;
+using write::Layout;
+using write::Region;
+
+constexpr std::size_t seats = 8;  // 4 MiB each
+
+const SaveOptions& require_sense(const SaveOptions& options) {
+    if (options.dtype || options.keep_dtype)
+        throw Error(Errc::invalid_argument, "a dtype to save as, where the dtypes that are written are declared");
+    if (options.plan_only) throw Error(Errc::invalid_argument, "only a plan, where there are tensors to be written");
+    return options;
+}
+
+/// Tensors that nobody reads, for laying out.
+std::vector<LazyTensor> declare(std::span<const Declaration> declarations) {
+    const auto nothing = callback_source("a declaration", UINT64_MAX, [](std::uint64_t, std::span<std::byte>) {
+        throw Error(Errc::io_error, "a declaration has no bytes");
+    });
+    std::vector<LazyTensor> tensors;
+    tensors.reserve(declarations.size());
+    for (const Declaration& declared : declarations) {
+        try {
+            if (!in_safetensors(declared.dtype))
+                throw Error(Errc::unnamed_dtype,
+                            "safetensors has no name for torch." + std::string(torch_name(declared.dtype)));
+            tensors.emplace_back(declared.name, stored_run(declared.dtype, declared.shape, nothing, 0));
+        } catch (Error& error) {
+            error.with_tensor(declared.name);
+            throw;
+        }
+    }
+    return tensors;
+}
+
+std::vector<std::string> names_of(const Layout& layout) {
+    std::vector<std::string> names;
+    for (const write::PlannedFile& file : layout.files) names.push_back(file.name);
+    return names;
+}
+
+/// What a write is given: bytes that lie in memory in the order of what is written, or else a tensor to read them from.
+struct Value {
+    std::span<const std::byte> memory = {};
+    std::optional<LazyTensor> tensor = std::nullopt;
+
+    LazyTensor lazy() const {
+        if (tensor) return *tensor;
+        auto source = memory_source("memory of the caller's", SharedBytes{.bytes = memory});
+        return {"", stored_run(Dtype::u8, {memory.size()}, std::move(source), 0)};
+    }
+};
+
+/// The same, for one that has a shape.
+struct Shaped {
+    Shape shape = {};
+    Value value = {};
+};
+
+Shaped shaped(const LazyTensor& tensor, Dtype declared) {
+    return {.shape = tensor.shape(), .value = {.tensor = tensor.cast(declared)}};
+}
+
+/// A strided view as a tensor over the bytes that it touches.
+LazyTensor lazy(const TensorView& view) {
+    const Reach reach =
+        view.element_count() == 0 ? Reach{0, -1} : *reach_of({view.shape(), view.strides(), 0});  // within its bytes
+    const auto elements = static_cast<std::uint64_t>(reach.last - reach.first + 1);
+    // Of sub-byte dtypes, views begin and end at whole bytes.
+    const std::int64_t before = -reach.first * static_cast<std::int64_t>(bits(view.dtype())) / 8;
+    const std::span touched(view.data() - before, static_cast<std::size_t>(*byte_size(view.dtype(), elements)));
+    auto source = memory_source("memory of the caller's", SharedBytes{.bytes = touched, .owner = view.owner()});
+    return {"", stored_run(view.dtype(), {elements}, std::move(source), 0),
+            StridedView{.shape = view.shape(), .strides = view.strides(), .offset = -reach.first}};
+}
+
+Shaped shaped(const TensorView& view, Dtype declared) {
+    if (view.dtype() != declared || !view.contiguous()) return shaped(lazy(view), declared);
+    return {.shape = view.shape(), .value = {.memory = view.bytes()}};
+}
+
+Value filled(const ShardWriter::Fill& fill, std::uint64_t size) {
+    return {.tensor = LazyTensor("", stored_run(Dtype::u8, {size}, callback_source("a fill", size, fill), 0))};
+}
+
+void require_size(std::uint64_t size, std::uint64_t wanted) {
+    if (size != wanted)
+        throw Error(Errc::invalid_argument, bytes_text(size) + " given, wanted " + std::to_string(wanted));
+}
+
+std::string range_text(Extent range) {
+    return bytes_text(range.size) + " from byte " + std::to_string(range.offset) + " on";
+}
+
+}  // namespace
+
+class ShardWriter::Impl {
+public:
+    Impl(const std::filesystem::path& out, std::span<const Declaration> declarations, const SaveOptions& options)
+        : out_(out),
+          declared_(declare(declarations)),
+          layout_(write::lay_out_at(out, declared_, options.metadata, require_sense(options))),
+          around_cache_(io::better_around_cache(layout_.data_bytes)),
+          target_(out, options.overwrite),
+          files_(target_.staging(), names_of(layout_), around_cache_),
+          tensors_(declared_.size()),
+          report_(write::report_on(layout_)) {
+        names_.add_all(
+            static_cast<std::uint32_t>(declared_.size()), [this](std::uint32_t i) { return name(i); },
+            [](std::uint32_t, std::uint32_t) {});  // the layout has refused those that are there twice
+        report_.bytes_read = 0;
+        for (const write::PlannedFile& file : layout_.files) write::allocate(target_.staging(), layout_, file);
+        for (std::uint32_t i = 0; i < layout_.files.size(); ++i) begin_file(i);
+    }
+
+    /// Runs `work` with the number of the tensor called `name`, and says in an error what was being done.
+    template <class Work> void on_tensor(std::string_view name, Work&& work) {
+        write::during_save(out_, [&] {
+            const std::uint32_t number = find(name);
+            try {
+                work(number);
+            } catch (Error& error) {
+                error.with_tensor(name);
+                throw;
+            }
+        });
+    }
+
+    // Of a TensorView or a LazyTensor.
+    template <class Given> void write_whole(std::string_view name, const Given& given) {
+        write_at(name, given, [this](std::uint32_t number, const Shape& shape) { return whole(number, shape); });
+    }
+    template <class Given> void write_range(std::string_view name, std::uint64_t offset, const Given& given) {
+        write_at(name, given, [&](std::uint32_t number, const Shape& shape) { return range(number, offset, shape); });
+    }
+    template <class Given> void write_box(std::string_view name, const Shape& start, const Given& given) {
+        write_at(name, given, [&](std::uint32_t number, const Shape& shape) {
+            return box(number, {.start = start, .extent = shape});
+        });
+    }
+
+    const LazyTensor& declared(std::uint32_t number) const noexcept { return declared_[number]; }
+
+    Region range(std::uint32_t number, Extent range) const {
+        const std::uint64_t size = declared(number).nbytes();
+        if (!range.inside(size))
+            throw Error(Errc::index_out_of_range, range_text(range) + ", of " + std::to_string(size));
+        return write::byte_range(range.offset, range.size);
+    }
+
+    Region box(std::uint32_t number, const Box& box) const {
+        const Shape& shape = declared(number).shape();
+        bool inside = box.start.size() == shape.size() && box.extent.size() == shape.size();
+        for (std::size_t d = 0; inside && d < shape.size(); ++d)
+            inside = Extent{box.start[d], box.extent[d]}.inside(shape[d]);
+        if (!inside)
+            throw Error(Errc::index_out_of_range, "a box at " + to_string(box.start) + " of " + to_string(box.extent) +
+                                                      " in shape " + to_string(shape));
+        const Dtype dtype = declared(number).dtype();
+        if (!whole_bytes(dtype) && !cuts_whole_bytes(dtype, view_of(box, shape)))
+            throw Error(Errc::partial_byte_slice, "a box at " + to_string(box.start) + " of " + to_string(box.extent) +
+                                                      " that cuts bytes of " + std::string(safemap::name(dtype)));
+        return {.shape = shape, .box = box, .element_bits = bits(dtype)};
+    }
+
+    std::uint64_t size_of(std::uint32_t number, const Region& region) const {
+        return *byte_size(declared(number).dtype(), *element_count(region.box.extent));
+    }
+
+    void put(std::uint32_t number, const Region& region, const Value& value) {
+        const std::vector<Extent> pieces = write::pieces_of(region);
+        Claim claim(*this, number, pieces);
+        CastCounts counts;
+        if (!pieces.empty()) {
+            const Tensor& tensor = tensors_[number];
+            try {
+                const write::OpenFiles::Use file(files_, tensor.file);
+                counts = copy({.file = *file, .tensor = tensor.offset, .region = region, .pieces = pieces}, value);
+            } catch (Error& error) {
+                error.with_path(target_.staging().path_of(layout_.files[tensor.file].name));
+                throw;
+            }
+            if (value.tensor) require_unchanged({&*value.tensor, 1});
+        }
+        claim.settle(value, counts);
+    }
+
+    SaveReport commit() {
+        return write::during_save(out_, [&] {
+            close();
+            files_.finish();
+            target_.commit();
+            return report_;
+        });
+    }
+
+private:
+    struct Tensor {
+        std::uint32_t file = 0;
+        std::uint64_t offset = 0;  // in the file
+        Coverage written = {};
+    };
+
+    /// Bytes that are being written. They count as written from the beginning, since no other may write them; a claim
+    /// that ends without being settled is the end of the writer.
+    class Claim {
+    public:
+        Claim(Impl& writer, std::uint32_t number, std::span<const Extent> pieces) : writer_(writer), number_(number) {
+            const std::lock_guard lock(writer_.mutex_);
+            writer_.require_open();
+            Coverage& written = writer_.tensors_[number].written;
+            if (const auto common = written.first_common(pieces))
+                throw Error(Errc::written_twice, range_text(*common) + " are written already");
+            written.add(pieces);
+            ++writer_.under_way_;
+        }
+        ~Claim() {
+            const std::lock_guard lock(writer_.mutex_);
+            if (!settled_) writer_.state_ = State::failed;
+            if (--writer_.under_way_ == 0) writer_.idle_.notify_all();
+        }
+        Claim(const Claim&) = delete;
+        Claim& operator=(const Claim&) = delete;
+
+        void settle(const Value& value, const CastCounts& counts) {
+            const std::lock_guard lock(writer_.mutex_);
+            writer_.note(number_, value, counts);
+            settled_ = true;
+        }
+
+    private:
+        Impl& writer_;
+        std::uint32_t number_;
+        bool settled_ = false;
+    };
+
+    enum class State : std::uint8_t { open, failed, closed };
+
+    const std::string& name(std::uint32_t number) const noexcept { return declared_[number].name(); }
+
+    std::uint32_t find(std::string_view wanted) const {
+        if (const auto number = names_.find(wanted, [this](std::uint32_t i) { return name(i); })) return *number;
+        Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(wanted));
+        constexpr std::size_t most = 4096;  // a suggestion must not take longer than the rest
+        if (declared_.size() <= most) {
+            checkpoint::NearNames near(wanted);
+            for (const LazyTensor& tensor : declared_) near.consider(tensor.name());
+            error.with_hint(near.question());
+        }
+        throw error;
+    }
+
+    /// Writes a value where `place` says that one of its shape goes.
+    template <class Given, class Place> void write_at(std::string_view name, const Given& given, Place&& place) {
+        on_tensor(name, [&](std::uint32_t number) {
+            const Shaped value = shaped(given, declared(number).dtype());
+            put(number, place(number, value.shape), value.value);
+        });
+    }
+
+    Region whole(std::uint32_t number, const Shape& shape) const {
+        if (shape != declared(number).shape())
+            throw Error(Errc::invalid_argument, "a value of shape " + to_string(shape) + ", declared is " +
+                                                    to_string(declared(number).shape()));
+        return write::whole_value(shape, declared(number).dtype());
+    }
+
+    Region range(std::uint32_t number, std::uint64_t offset, const Shape& shape) const {
+        const Dtype dtype = declared(number).dtype();
+        // There is a value of that shape and dtype, so its size fits.
+        static_cast<void>(range(number, {offset, *byte_size(dtype, *element_count(shape))}));
+        const unsigned unit = whole_bytes(dtype) ? element_size(dtype) : bits(dtype) % 3 == 0 ? 3 : 1;
+        if (offset % unit != 0)
+            throw Error(Errc::invalid_argument, "a value from byte " + std::to_string(offset) +
+                                                    " on, where no element of " + std::string(safemap::name(dtype)) +
+                                                    " begins");
+        return write::whole_value(shape, dtype, offset);
+    }
+
+    static StridedView view_of(const Box& box, const Shape& shape) {
+        StridedView view{.shape = box.extent, .strides = row_major(shape)};
+        for (std::size_t d = 0; d < shape.size(); ++d)
+            view.offset += static_cast<std::int64_t>(box.start[d]) * view.strides[d];
+        return view;
+    }
+
+    /// Writes what stands before the data, and keeps of the plan only what is needed from here on.
+    void begin_file(std::uint32_t number) {
+        write::PlannedFile& planned = layout_.files[number];
+        try {
+            const write::OpenFiles::Use file(files_, number);
+            file->write_at(0, std::as_bytes(std::span(planned.head)));
+        } catch (Error& error) {
+            error.with_path(target_.staging().path_of(planned.name));
+            throw;
+        }
+        for (const write::PlannedTensor& tensor : planned.tensors)
+            tensors_[tensor.number] = {.file = number, .offset = tensor.offset};
+        std::string().swap(planned.head);
+        std::vector<write::PlannedTensor>().swap(planned.tensors);
+    }
+
+    CastCounts copy(const write::Place& to, const Value& value) {
+        if (!value.tensor && may_be_straight(to, value.memory)) {
+            write::copy_memory(to, value.memory);
+            return {};
+        }
+        const write::Seats::Taken seat = seats_.take();
+        write::copy_value(to, value.lazy(), *seat);
+        return seat->gatherer.take_counts();
+    }
+
+    /// Past the cache goes only what lies in its page of memory as in its page of the file; other memory is copied to
+    /// where it does. Rows of a box lie in the file as they like, so that would gain them nothing.
+    bool may_be_straight(const write::Place& to, std::span<const std::byte> memory) const noexcept {
+        if (!around_cache_ || to.pieces.size() > 1) return true;
+        const std::uint64_t place = to.tensor + to.pieces.front().offset;
+        return (reinterpret_cast<std::uintptr_t>(memory.data()) - place) % io::direct_alignment == 0;
+    }
+
+    void require_open() const {
+        if (state_ == State::failed)
+            throw Error(Errc::writer_closed, "a write has failed before, and nothing can be written any more");
+        if (state_ == State::closed)
+            throw Error(Errc::writer_closed, "commit() was called before, and nothing can be written any more");
+    }
+
+    void require_whole() const {
+        std::size_t incomplete = 0;
+        std::size_t first = 0;
+        for (std::size_t i = tensors_.size(); i-- > 0;) {
+            if (!tensors_[i].written.first_gap(declared_[i].nbytes())) continue;
+            ++incomplete;
+            first = i;
+        }
+        if (incomplete == 0) return;
+        const Extent gap = *tensors_[first].written.first_gap(declared_[first].nbytes());
+        throw Error(Errc::not_written, range_text(gap) + " are missing; of " + std::to_string(tensors_.size()) +
+                                           " tensors, " + std::to_string(incomplete) +
+                                           (incomplete == 1 ? " is" : " are") + " not whole")
+            .with_tensor(declared_[first].name());
+    }
+
+    void close() {
+        std::unique_lock lock(mutex_);
+        require_open();
+        require_whole();
+        state_ = State::closed;
+        idle_.wait(lock, [this] { return under_way_ == 0; });
+        if (state_ == State::failed) require_open();
+    }
+
+    void note(std::uint32_t number, const Value& value, const CastCounts& counts) {
+        if (!value.tensor) {
+            report_.bytes_read = write::sum_of_sizes(report_.bytes_read, value.memory.size());
+            return;
+        }
+        const Dtype from = value.tensor->stored()->dtype();
+        const Dtype to = value.tensor->dtype();
+        report_.bytes_read = write::sum_of_sizes(report_.bytes_read, *byte_size(from, value.tensor->element_count()));
+        if (from == to) return;
+        auto& casts = report_.casts;
+        auto known = std::find_if(casts.begin(), casts.end(),
+                                  [=](const CastReport& cast) { return cast.from == from && cast.to == to; });
+        if (known == casts.end()) known = casts.insert(casts.end(), {.from = from, .to = to});
+        if (cast_.emplace(number, from).second) ++known->tensors;
+        known->counts += counts;
+    }
+
+    std::filesystem::path out_;
+    std::vector<LazyTensor> declared_;
+    NameIndex names_;
+    Layout layout_;
+    bool around_cache_;
+    write::Target target_;
+    write::OpenFiles files_;
+    write::Seats seats_{seats};
+
+    std::mutex mutex_;  // guards all that follows
+    std::condition_variable idle_;
+    std::vector<Tensor> tensors_;  // file and offset stay as they are
+    SaveReport report_;
+    std::set<std::pair<std::uint32_t, Dtype>> cast_;
+    std::size_t under_way_ = 0;
+    State state_ = State::open;
+};
+
+ShardWriter::ShardWriter(const std::filesystem::path& out, std::span<const Declaration> tensors,
+                         const SaveOptions& options)
+    : impl_(write::during_save(out, [&] { return std::make_unique<Impl>(out, tensors, options); })) {}
+
+ShardWriter::~ShardWriter() = default;
+ShardWriter::ShardWriter(ShardWriter&&) noexcept = default;
+ShardWriter& ShardWriter::operator=(ShardWriter&&) noexcept = default;
+
+void ShardWriter::write(std::string_view name, std::span<const std::byte> bytes) {
+    impl_->on_tensor(name, [&](std::uint32_t number) {
+        require_size(bytes.size(), impl_->declared(number).nbytes());
+        impl_->put(number, impl_->range(number, {0, bytes.size()}), {.memory = bytes});
+    });
+}
+
+void ShardWriter::write(std::string_view name, const TensorView& value) { impl_->write_whole(name, value); }
+void ShardWriter::write(std::string_view name, const LazyTensor& value) { impl_->write_whole(name, value); }
+
+void ShardWriter::write(std::string_view name, const Fill& fill) {
+    impl_->on_tensor(name, [&](std::uint32_t number) {
+        const std::uint64_t size = impl_->declared(number).nbytes();
+        impl_->put(number, impl_->range(number, {0, size}), filled(fill, size));
+    });
+}
+
+void ShardWriter::write_range(std::string_view name, std::uint64_t offset, std::span<const std::byte> bytes) {
+    impl_->on_tensor(name, [&](std::uint32_t number) {
+        impl_->put(number, impl_->range(number, {offset, bytes.size()}), {.memory = bytes});
+    });
+}
+
+void ShardWriter::write_range(std::string_view name, std::uint64_t offset, const TensorView& value) {
+    impl_->write_range(name, offset, value);
+}
+
+void ShardWriter::write_range(std::string_view name, std::uint64_t offset, const LazyTensor& value) {
+    impl_->write_range(name, offset, value);
+}
+
+void ShardWriter::write_range(std::string_view name, Extent range, const Fill& fill) {
+    impl_->on_tensor(
+        name, [&](std::uint32_t number) { impl_->put(number, impl_->range(number, range), filled(fill, range.size)); });
+}
+
+void ShardWriter::write_box(std::string_view name, const Box& box, std::span<const std::byte> bytes) {
+    impl_->on_tensor(name, [&](std::uint32_t number) {
+        const Region region = impl_->box(number, box);
+        require_size(bytes.size(), impl_->size_of(number, region));
+        impl_->put(number, region, {.memory = bytes});
+    });
+}
+
+void ShardWriter::write_box(std::string_view name, const Shape& start, const TensorView& value) {
+    impl_->write_box(name, start, value);
+}
+
+void ShardWriter::write_box(std::string_view name, const Shape& start, const LazyTensor& value) {
+    impl_->write_box(name, start, value);
+}
+
+void ShardWriter::write_box(std::string_view name, const Box& box, const Fill& fill) {
+    impl_->on_tensor(name, [&](std::uint32_t number) {
+        const Region region = impl_->box(number, box);
+        impl_->put(number, region, filled(fill, impl_->size_of(number, region)));
+    });
+}
+
+SaveReport ShardWriter::commit() { return impl_->commit(); }
+
+}  // namespace safemap

@@ -1,0 +1,68 @@
+// What a save replaces.
+#include "write/target.hpp"
+
+#include "base/text.hpp"
+#include "safetensors/index.hpp"
+#include "write/shards.hpp"
+
+#include <safemap/file.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <system_error>
+
+namespace safemap::write {
+
+namespace {
+
+io::Staging stage(const std::filesystem::path& out, bool overwrite) {
+    const auto kind = names_file(out) ? io::Staging::Kind::file : io::Staging::Kind::folder;
+    return io::Staging(out, kind, overwrite ? io::Existing::replace : io::Existing::refuse);
+}
+
+/// Indexes of safetensors: those of pickles belong to another model.
+std::vector<std::string> indexes_among(const std::vector<std::string>& names) {
+    std::vector<std::string> indexes;
+    std::copy_if(names.begin(), names.end(), std::back_inserter(indexes), [](const std::string& name) {
+        return name.ends_with(".index.json") && !name.ends_with(".bin.index.json");
+    });
+    return indexes;
+}
+
+}  // namespace
+
+bool names_file(const std::filesystem::path& out) { return out.native().ends_with(".safetensors"); }
+
+std::vector<std::string> model_files(const std::filesystem::path& path) {
+    const auto folder = open_folder(path, Mapping::never);
+    const std::vector<std::string> names = folder->list();
+    std::vector<std::string> files = indexes_among(names);
+    if (files.size() > 1)
+        throw Error(Errc::several_models, "the folder has several indexes, among them " + safemap::quoted(files[0]) +
+                                              " and " + safemap::quoted(files[1]))
+            .with_path(path.native())
+            .with_hint("it cannot be told which model is to be replaced");
+    if (files.empty()) {
+        if (std::find(names.begin(), names.end(), single_name) != names.end()) files.emplace_back(single_name);
+        return files;
+    }
+    CollectFaults ignored;  // an index that is damaged goes as well as one that is sound
+    if (const auto source = folder->open(files.front()))
+        for (std::string& shard : safetensors::read_index(*source, ignored).shards) files.push_back(std::move(shard));
+    return files;
+}
+
+Target::Target(const std::filesystem::path& out, bool overwrite)
+    : out_(out), overwrite_(overwrite), staging_(stage(out, overwrite)) {
+    static_cast<void>(old_files());  // what is wrong with them is better told before the work than after it
+}
+
+std::vector<std::string> Target::old_files() const {
+    std::error_code ignored;
+    if (!overwrite_ || !std::filesystem::is_directory(out_, ignored)) return {};
+    return model_files(out_);
+}
+
+void Target::commit() { staging_.commit(old_files()); }
+
+}  // namespace safemap::write

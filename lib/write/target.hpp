@@ -1,0 +1,36 @@
+// Where a checkpoint is written to: a file or a folder, new or in the place of an old one.
+#pragma once
+
+#include "io/replace.hpp"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace safemap::write {
+
+class Target {
+public:
+    /// A file where `out` ends in ".safetensors", else a folder. What stands there is refused unless `overwrite`.
+    /// Throws what Staging does, and several_models where it cannot be told which model the folder's old one is.
+    Target(const std::filesystem::path& out, bool overwrite);
+
+    io::Staging& staging() noexcept { return staging_; }
+    /// Everything appears, and what the old model consisted of is gone.
+    void commit();
+
+private:
+    std::vector<std::string> old_files() const;
+
+    std::filesystem::path out_;
+    bool overwrite_;
+    io::Staging staging_;
+};
+
+bool names_file(const std::filesystem::path& out);
+
+/// What goes when a model in `folder` is replaced: its index and the shards that it names, or a `model.safetensors`
+/// without an index. Throws several_models where there are several indexes.
+std::vector<std::string> model_files(const std::filesystem::path& folder);
+
+}  // namespace safemap::write

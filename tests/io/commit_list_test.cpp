@@ -1,0 +1,113 @@
+// Tests of commit_list.hpp: what readers see between the commit of a save and its end, and damaged lists.
+#include "io/commit_list.hpp"
+#include "doctest_safemap.hpp"
+#include "io/system.hpp"
+#include "temp_dir.hpp"
+
+#include <safemap/file.hpp>
+
+#include <fcntl.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+using namespace safemap;
+namespace fs = std::filesystem;
+using Names = std::vector<std::string>;
+
+namespace {
+
+io::Descriptor opened(const fs::path& folder) { return io::open_at(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY); }
+
+std::string text_of(const Folder& folder, const char* name) {
+    const auto source = folder.open(name);
+    REQUIRE(source != nullptr);
+    std::string text(static_cast<std::size_t>(source->size()), '\0');
+    source->read_at(0, std::as_writable_bytes(std::span(text)));
+    return text;
+}
+
+/// A folder with an old a and b, and a new b and c that are to come; a goes.
+void prepare(const TempDir& dir) {
+    dir.write("a", "old a");
+    dir.write("b", "old b");
+    dir.write("other", "mine");
+    fs::create_directories(dir / ".safemap-tmp/content");
+    dir.write(".safemap-tmp/content/b", "new b");
+    dir.write(".safemap-tmp/content/c", "new c");
+    io::write_commit_list(opened(dir / ".safemap-tmp").number(), {.files = {"b", "c"}, .removed = {"a"}});
+}
+
+}  // namespace
+
+TEST_CASE("a folder shows what a commit makes of it, from the list to the last step") {
+    const TempDir dir;
+    prepare(dir);
+    const auto check = [&] {
+        const auto folder = open_folder(dir.path());
+        CHECK(folder->list() == Names{"b", "c", "other"});
+        CHECK(text_of(*folder, "b") == "new b");
+        CHECK(text_of(*folder, "c") == "new c");
+        CHECK(text_of(*folder, "other") == "mine");
+    };
+    check();
+    fs::rename(dir / ".safemap-tmp/content/b", dir / "b");
+    check();
+    fs::rename(dir / ".safemap-tmp/content/c", dir / "c");
+    check();
+    fs::remove(dir / "a");
+    check();
+    fs::remove(dir / ".safemap-tmp/content");
+    check();
+    io::finish_commit(opened(dir.path()).number());
+    check();
+    CHECK(!fs::exists(dir / ".safemap-tmp/commit"));
+}
+
+TEST_CASE("a commit is carried out, once or again") {
+    const TempDir dir;
+    prepare(dir);
+    const auto folder = opened(dir.path());
+    CHECK_OK(io::finish_commit(folder.number()));
+    CHECK(TempDir::read(dir / "b") == "new b");
+    CHECK(TempDir::read(dir / "c") == "new c");
+    CHECK(!fs::exists(dir / "a"));
+    CHECK_OK(io::finish_commit(folder.number()));
+    CHECK(TempDir::read(dir / "b") == "new b");
+}
+
+TEST_CASE("a list that is damaged, or leads out of the folder, is refused by readers and writers") {
+    const TempDir dir;
+    fs::create_directories(dir / ".safemap-tmp");
+    using namespace std::string_literals;
+    const std::string good = "safemap commit 1\0+a\0-b\0end\0"s;
+    const std::vector<std::string> damaged = {
+        "",
+        "safemap commit 1",
+        "safemap commit 2\0end\0"s,
+        "safemap commit 1\0+a\0"s,
+        "safemap commit 1\0+a\0end"s,
+        "safemap commit 1\0+../a\0end\0"s,
+        "safemap commit 1\0-/etc/hostname\0end\0"s,
+        "safemap commit 1\0+\0end\0"s,
+        "safemap commit 1\0\0end\0"s,
+        "safemap commit 1\0*a\0end\0"s,
+        good + "more",
+    };
+    dir.write(".safemap-tmp/commit", good);
+    CHECK_OK(open_folder(dir.path()));
+    for (const std::string& text : damaged) {
+        CAPTURE(text);
+        dir.write(".safemap-tmp/commit", text);
+        CHECK_FAULT(open_folder(dir.path()), Errc::commit_list_damaged);
+        CHECK_FAULT(io::finish_commit(opened(dir.path()).number()), Errc::commit_list_damaged);
+    }
+    for (std::size_t cut = 0; cut < good.size(); ++cut) {
+        dir.write(".safemap-tmp/commit", good.substr(0, cut));
+        CHECK_FAULT(open_folder(dir.path()), Errc::commit_list_damaged);
+    }
+    fs::remove(dir / ".safemap-tmp/commit");
+    fs::create_directory(dir / ".safemap-tmp/commit");
+    CHECK_FAULT(open_folder(dir.path()), Errc::commit_list_damaged);
+}
