@@ -11,12 +11,35 @@
 
 namespace safemap::safetensors {
 
+namespace {
+
+void append_entry(std::string& text, std::string_view name, const Digest& digest) {
+    json::append_string(text, name, json::Charset::utf8);
+    text += ":\"" + hex(digest) + '"';
+}
+
+/// Where the value of a metadata key begins, with its quote, in a head that we wrote; npos where it is not there.
+std::size_t place_of(std::string_view head, std::string_view key) {
+    std::string found;
+    json::append_string(found, key, json::Charset::utf8);
+    // Metadata stands before all tensors, and quotes within a text have a backslash before them: this is the key.
+    const std::size_t at = head.find(found + ':');
+    return at == head.npos ? at : head.find('"', at + found.size());
+}
+
+/// Writes over what stands there.
+void overwrite(std::string& head, std::size_t at, std::string_view text) {
+    assert(at <= head.size() && text.size() <= head.size() - at);
+    std::copy(text.begin(), text.end(), head.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+}  // namespace
+
 std::string write_digests(std::span<const std::pair<std::string_view, Digest>> tensors) {
     std::string text = "{";
     for (const auto& [name, digest] : tensors) {
         if (text.back() != '{') text += ',';
-        json::append_string(text, name, json::Charset::utf8);
-        text += ":\"" + hex(digest) + '"';
+        append_entry(text, name, digest);
     }
     text += '}';
     return text;
@@ -36,25 +59,25 @@ void read_digests(std::string_view text, const std::function<void(std::string_vi
     }
 }
 
-namespace {
-
-/// Where the value of a key begins, in a head that we wrote: at its quote, or behind everything.
-std::size_t place_of(std::string_view head, std::string_view key) {
-    std::string found;
-    json::append_string(found, key, json::Charset::utf8);
-    // Metadata stands before all tensors, and quotes within a text have a backslash before them: this is the key.
-    const std::size_t at = head.find(found + ':');
-    return at == head.npos ? at : head.find('"', at + found.size());
-}
-
-}  // namespace
-
 void put_metadata(std::string& head, std::string_view key, std::string_view value) {
-    const std::size_t at = place_of(head, key);
     std::string text;
     json::append_string(text, value, json::Charset::utf8);
-    assert(at < head.size() && text.size() <= head.size() - at && head[at + text.size() - 1] == '"');
-    std::copy(text.begin(), text.end(), head.begin() + static_cast<std::ptrdiff_t>(at));
+    overwrite(head, place_of(head, key), text);
+}
+
+void put_digests(std::string& head, std::span<const std::pair<std::string_view, Digest>> tensors) {
+    std::size_t at = place_of(head, digests_key) + 1;
+    std::string entry;
+    std::string text;
+    for (const auto& [name, digest] : tensors) {
+        entry = entry.empty() ? "{" : ",";
+        append_entry(entry, name, digest);
+        text.clear();
+        json::append_string(text, entry, json::Charset::utf8);
+        const std::string_view within = std::string_view(text).substr(1, text.size() - 2);
+        overwrite(head, at, within);
+        at += within.size();
+    }
 }
 
 std::string metadata_in(std::string_view head, std::string_view key) {

@@ -26,6 +26,8 @@ void read_digests(std::string_view text, const std::function<void(std::string_vi
 /// Writes `value` over that of a metadata key in a header, or in an index, that we wrote: a string of the same length
 /// there.
 void put_metadata(std::string& head, std::string_view key, std::string_view value);
+/// The same of a list over one of the same tensors, without making it first: it takes as much as all names.
+void put_digests(std::string& head, std::span<const std::pair<std::string_view, Digest>> tensors);
 /// The value of a metadata key in such a header. Throws header_bad_metadata where there is none.
 std::string metadata_in(std::string_view head, std::string_view key);
 

@@ -77,9 +77,12 @@ void refuse_collisions(std::span<const TensorSpec> tensors) {
 }
 
 /// About what the JSON will have, so that it is not copied while it grows.
-std::size_t expected_size(std::span<const TensorSpec> tensors) {
+std::size_t expected_size(std::span<const TensorSpec> tensors,
+                          std::span<const std::pair<std::string, std::string>> metadata) {
     constexpr std::size_t around = 76;  // "":{"dtype":"BF16","shape":[],"data_offsets":[1234567890,1234567890]},
     std::size_t size = length_bytes + 256;
+    for (const auto& [key, value] : metadata)  // a list of digests has four quotes and more an entry
+        size += key.size() + value.size() + value.size() / 8;
     for (const TensorSpec& tensor : tensors) size += around + tensor.name.size() + 6 * tensor.shape->size();
     return size;
 }
@@ -95,7 +98,7 @@ std::string write_header(std::span<const TensorSpec> tensors,
     refuse_collisions(tensors);
 
     std::string file;
-    file.reserve(expected_size(tensors));
+    file.reserve(expected_size(tensors, metadata));
     file.append(length_bytes, '\0');
     file += '{';
     if (with_metadata) append_metadata(file, metadata);

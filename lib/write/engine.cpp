@@ -342,7 +342,7 @@ private:
     void finish(std::uint32_t file) {
         open(file);
         PlannedFile& planned = layout_.files[file];
-        if (planned.lists_digests) safetensors::put_metadata(planned.head, safetensors::digests_key, list_of(planned));
+        if (planned.lists_digests) safetensors::put_digests(planned.head, list_of(planned));
         if (planned.has_identity)
             safetensors::put_metadata(planned.head, safetensors::checkpoint_digest_key, hex(identity()));
         io::OutputFile& output = *files_[file].output;
@@ -352,12 +352,12 @@ private:
         staging_.finished(planned.name);
     }
 
-    std::string list_of(const PlannedFile& file) const {
+    std::vector<std::pair<std::string_view, Digest>> list_of(const PlannedFile& file) const {
         std::vector<std::pair<std::string_view, Digest>> list;
         list.reserve(file.tensors.size());
         for (const PlannedTensor& planned : file.tensors)
             list.emplace_back(tensors_[planned.number].name(), digests_->of(planned.number));
-        return safetensors::write_digests(list);
+        return list;
     }
 
     Digest identity() const {

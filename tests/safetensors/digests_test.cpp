@@ -69,6 +69,16 @@ TEST_CASE("values go into their places in a header and in an index, whatever sta
     put_metadata(head, key, ones);
     CHECK(head == write_header(tensors, metadata(ones), true, 8));
 
+    const std::vector<std::pair<std::string_view, Digest>> empty = {{"\"w\"", filled(0)}, {"\xc3\xa9", filled(0)}};
+    std::vector<std::pair<std::string_view, Digest>> full = empty;
+    for (auto& entry : full) entry.second = filled(0x22);
+    const auto list = [&](const auto& of) {
+        return std::vector<std::pair<std::string, std::string>>{{std::string(digests_key), write_digests(of)}};
+    };
+    std::string listed = write_header(tensors, list(empty), true, 8);
+    put_digests(listed, full);
+    CHECK(listed == write_header(tensors, list(full), true, 8));
+
     const std::vector<std::pair<std::string_view, std::string_view>> weight_map = {{key, "1"}, {"w", "2"}};
     std::string index = write_index(2, metadata(zeros), weight_map);
     put_metadata(index, key, ones);
