@@ -40,6 +40,8 @@ constexpr std::size_t seats = 8;  // 4 MiB each
 const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
         throw Error(Errc::invalid_argument, "a dtype to save as, where the dtypes that are written are declared");
+    if (options.checksums)
+        throw Error(Errc::invalid_argument, "checksums, where ranges come in any order: only save() writes them");
     if (options.plan_only) throw Error(Errc::invalid_argument, "only a plan, where there are tensors to be written");
     return options;
 }
