@@ -55,8 +55,8 @@ struct Declaration {
 /// beside it are there.
 ///
 /// **Options.** SaveOptions that say how save() works have no meaning here: `threads` and `monitor` are ignored.
-/// `dtype`, `keep_dtype`, `checksums` and `plan_only` are refused: the dtype that is declared is the one that is written,
-/// and digests want bytes in order.
+/// `dtype`, `keep_dtype`, `checksums` and `plan_only` are refused: the dtype that is declared is the one that is
+/// written, and digests want bytes in order.
 class SAFEMAP_API ShardWriter {
 public:
     /// Fills `into` with the bytes from `offset` on of what is being written, counted from where this write begins. It
