@@ -38,16 +38,17 @@ def anonymous_bytes(pid):
 
 
 class Run:
-    """One command: how long it took and the most anonymous memory it had."""
+    """One command: how long it took and the most anonymous memory it had; what it printed only where that is kept."""
 
-    def __init__(self, command):
+    def __init__(self, command, keep_output=False):
         self.peak_anon = 0
         start = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE if keep_output else subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE)
         over = threading.Event()
         sampler = threading.Thread(target=self._sample, args=(process.pid, over))
         sampler.start()
-        _, errors = process.communicate()
+        self.output, errors = process.communicate()
         self.seconds = time.perf_counter() - start
         over.set()
         sampler.join()

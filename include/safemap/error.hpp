@@ -51,7 +51,7 @@ enum class Errc : std::uint8_t {
     header_bad_metadata,   ///< `__metadata__` is twice there, or no map of strings; or its digests are no list of them
     header_not_canonical,  ///< the strict policy: a form that the written specification does not have
     duplicate_name,        ///< a name in two files that are opened as a list; under the strict policy, twice in one map
-    bad_name,              ///< the strict policy: a name with a NUL in it
+    bad_name,              ///< a name with a NUL in it: under the strict policy, and in what is saved
     unknown_dtype,         ///< a dtype name that the format does not have
     offsets_reversed,      ///< data_offsets end before they begin
     offsets_overlap,       ///< two tensors share bytes

@@ -35,8 +35,8 @@ struct SaveOptions {
     std::optional<Selection> keep_dtype = std::nullopt;
     /// Bytes of tensors in one shard at most; a larger tensor has a shard of its own. huggingface_hub's default.
     std::uint64_t max_shard_size = 5'000'000'000;
-    /// Written to `__metadata__` of a single file, or to the index's `metadata`. Each file has its "format", or else
-    /// "format": "pt".
+    /// Written to `__metadata__` of a single file, with "format": "pt" where it gives no format; or to the index's
+    /// `metadata`, without the format: shards have "format": "pt", and nothing else, as huggingface_hub writes them.
     std::map<std::string, std::string> metadata = {};
     /// The data of each file begins at a multiple of this: 8, 64, 256 or 4096.
     std::uint32_t alignment = 8;
@@ -110,10 +110,10 @@ struct SaveReport {
 /// Throws already_exists (where `overwrite` is not set, or would put a file in the place of a folder, or a folder in
 /// that of a file; also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
 /// path_not_found (no folder to put it in), several_models (several indexes in the folder that is replaced),
-/// name_collision, invalid_argument (an alignment that is none, names or metadata that are not UTF-8),
-/// unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy (another process is saving to
-/// `out`), cancelled, and what reading throws. After any of these nothing is left of the new, and the old is as it was;
-/// but for an error in the midst of replacing files one by one, which says that the new counts.
+/// name_collision, bad_name (a NUL in it), invalid_argument (an alignment that is none, names or metadata that are not
+/// UTF-8), unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy (another process is
+/// saving to `out`), cancelled, and what reading throws. After any of these nothing is left of the new, and the old is
+/// as it was; but for an error in the midst of replacing files one by one, which says that the new counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// The tensors of a checkpoint, its metadata, and `__metadata__[alias] = stored name` for tied tensors.

@@ -46,6 +46,9 @@ void require_distinct_names(std::span<const LazyTensor> tensors) {
         require_text(tensor.name(), "a tensor's name");
         if (tensor.name() == "__metadata__")
             throw Error(Errc::name_collision, "'__metadata__' is no name that a tensor can have");
+        // The reference writes and reads it; strict readers, and whoever passes names on as C strings, do not.
+        if (tensor.name().find('\0') != std::string::npos)
+            throw Error(Errc::bad_name, "a name with a NUL in it: " + safemap::quoted(tensor.name()));
     }
     const auto name_of = [&](std::uint32_t i) { return std::string_view(tensors[i].name()); };
     NameIndex().add_all(static_cast<std::uint32_t>(tensors.size()), name_of, [&](std::uint32_t, std::uint32_t again) {
@@ -93,7 +96,7 @@ public:
             add_only_file(shard_name(0, 1), split.shards.front());
         } else {
             for (std::size_t i = 0; i < count; ++i)
-                add_file(shard_name(i, count), split.shards[i], {{format_key, format()}});
+                add_file(shard_name(i, count), split.shards[i], {{format_key, format_default}});
             add_index(split);
         }
         note_large_layers(split);
@@ -192,11 +195,6 @@ private:
                                     bytes_text(large.size) + ", more than " + bytes_text(options_.max_shard_size) +
                                     ", and stands whole in " + layout_.files[large.shard].name);
         }
-    }
-
-    std::string format() const {
-        const auto given = metadata_.find(format_key);
-        return given == metadata_.end() ? format_default : given->second;
     }
 
     Pairs whole_metadata() const {

@@ -41,6 +41,7 @@ const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
         throw Error(Errc::invalid_argument, "a dtype to save as, where the dtypes that are written are declared");
     // Digests want the bytes in order, and these come in any; the zeros that the layout has in their place would stay.
+    if (options.resume) throw Error(Errc::invalid_argument, "resume, which a ShardWriter cannot: it knows no sources");
     if (options.checksums) throw Error(Errc::invalid_argument, "checksums, which a ShardWriter does not write");
     if (options.plan_only) throw Error(Errc::invalid_argument, "only a plan, where there are tensors to be written");
     return options;

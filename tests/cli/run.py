@@ -22,7 +22,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SAFEMAP = DATA = None
 UPDATE = False
 
-COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'load')
+COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'load', 'edit', 'repair')
 
 
 def safetensors(tensors, metadata=None):
@@ -713,6 +713,47 @@ class Convert(Case):
         self.refused('already_exists', 2, 'convert', 'small.safetensors', 'small.safetensors')
         self.assertEqual(self.done('inspect', 'small.safetensors')['total_bytes'], 72)
 
+    def test_force_replaces_the_model_and_leaves_the_rest(self):
+        self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
+        (self.folder / 'out' / 'config.json').write_text('mine')
+        (self.folder / 'out' / 'logs').mkdir()
+        told = self.done('convert', 'out', 'out', '--force')
+        self.assertEqual(told['files'], ['model.safetensors'])
+        self.assertEqual(sorted(p.name for p in (self.folder / 'out').iterdir()),
+                         ['config.json', 'logs', 'model.safetensors'])
+        self.assertTrue(self.done('diff', 'small.safetensors', 'out')['equal'])
+        self.done('convert', 'small.safetensors', 'small.safetensors', '--force', '--dtype', 'bf16')
+        self.assertEqual(self.done('inspect', 'small.safetensors')['total_bytes'], 44)
+        self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out/config.json', '--force')
+        self.assertEqual(self.leftovers(), ['out', 'small.safetensors'])
+
+    def test_a_killed_conversion_is_resumed(self):
+        # Sparse, so that it is quickly made; what is written of it is not.
+        count, size = 12, 1 << 24
+        header, place = {}, 0
+        for i in range(count):
+            header[f't{i:02}'] = {'dtype': 'U8', 'shape': [size], 'data_offsets': [place, place + size]}
+            place += size
+        text = json.dumps(header).encode()
+        with open(self.folder / 'big.safetensors', 'wb') as big:
+            big.write(struct.pack('<Q', len(text)) + text)
+            big.truncate(8 + len(text) + place)
+        words = ['convert', 'big.safetensors', 'out', '--max-shard-size', str(size), '--checksums']
+        journal = self.folder / '.out.safemap-tmp' / 'journal'
+        process = subprocess.Popen([SAFEMAP, *words, '--quiet'], cwd=self.folder)
+        while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b'\n') > 3):
+            time.sleep(0.001)
+        process.kill()
+        if process.wait() == 0:
+            self.skipTest('this machine writes 192 MiB before it can be killed')
+        self.assertEqual(self.leftovers(), ['.out.safemap-tmp', 'big.safetensors', 'small.safetensors'])
+        told = self.done(*words, '--resume')
+        self.assertGreaterEqual(len(told['resumed']), 3)
+        self.assertLess(told['bytes_read'], count * size)
+        self.assertEqual(self.leftovers(), ['big.safetensors', 'out', 'small.safetensors'])
+        self.assertEqual(self.done('verify', 'out')['checked_bytes'], count * size)
+        self.assertTrue(self.done('diff', 'big.safetensors', 'out')['equal'])
+
     def test_stdout_is_no_output(self):
         error = self.refused('invalid_argument', 2, 'convert', 'small.safetensors', '-')
         self.assertIn("'-'", error['message'])
@@ -812,6 +853,54 @@ class Convert(Case):
         self.assertEqual(json.loads(out)['error']['code'], 'cancelled')
         self.assertEqual(self.leftovers(), before)
         return True
+
+
+class Edit(Case):
+    def test_metadata_and_names(self):
+        told = self.done('edit', 'small.safetensors', '--set', 'license=mit', '--set', 'note=a=b', '--rename',
+                         's/^layers/model.layers/')
+        self.assertEqual(list(told), ['changed', 'renamed', 'metadata', 'notes'])
+        self.assertEqual((told['changed'], told['renamed'], told['notes']), (True, 2, []))
+        self.assertEqual(told['metadata'], {'format': 'pt', 'license': 'mit', 'note': 'a=b'})
+        shown = self.done('inspect', 'small.safetensors')
+        self.assertEqual(shown['metadata'], told['metadata'])
+        self.assertIn('model.layers.0.w', [t['name'] for t in shown['tensors']])
+        told = self.done('edit', 'small.safetensors', '--unset', 'license', '--unset', 'note')
+        self.assertEqual(told['metadata'], {'format': 'pt'})
+        told = self.done('edit', 'small.safetensors', '--rename', 's/nothing/something/')
+        self.assertEqual((told['changed'], len(told['notes'])), (False, 1))
+        self.expect('edit', self.safemap('edit', 'small.safetensors', '--set', 'a=b').out)
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_what_is_refused(self):
+        for words in [(), ('--set', 'novalue'), ('--set', '=x'), ('--unset', 'missing'), ('--rename', 's/x'),
+                      ('--set', 'a=b', '--include', '*')]:
+            self.refused('invalid_argument', 2, 'edit', 'small.safetensors', *words)
+        self.refused('name_collision', 2, 'edit', 'small.safetensors', '--rename', 's/layers.[01]/x/')
+        self.refused('path_not_found', 2, 'edit', 'none.safetensors', '--set', 'a=b')
+        self.refused('invalid_argument', 2, 'edit', '.', '--set', 'a=b')
+        self.assertEqual(self.done('inspect', 'small.safetensors')['metadata'], {})
+
+
+class Repair(Case):
+    def test_what_is_wrong_is_mended_and_told(self):
+        whole = (self.folder / 'small.safetensors').read_bytes()
+        (self.folder / 'long.safetensors').write_bytes(whole + b'xyz')
+        self.refused('trailing_bytes', 1, 'inspect', 'long.safetensors')
+        told = self.done('repair', 'long.safetensors', 'out.safetensors')
+        self.assertEqual(list(told), ['repairs', 'tensors', 'files', 'bytes_written'])
+        self.assertIn('3 bytes after the last tensor', told['repairs'][0])
+        self.assertTrue(self.done('diff', 'small.safetensors', 'out.safetensors')['equal'])
+        self.assertEqual(self.done('repair', 'out.safetensors', 'again.safetensors')['repairs'], [])
+        self.refused('already_exists', 2, 'repair', 'long.safetensors', 'out.safetensors')
+        self.expect('repair', self.safemap('repair', 'long.safetensors', 'out.safetensors', '--force').out)
+
+    def test_what_cannot_be_mended(self):
+        whole = (self.folder / 'small.safetensors').read_bytes()
+        (self.folder / 'short.safetensors').write_bytes(whole[:-1])
+        self.refused('file_truncated', 1, 'repair', 'short.safetensors', 'out.safetensors')
+        self.refused('path_not_found', 2, 'repair', 'none.safetensors', 'out.safetensors')
+        self.assertEqual(self.leftovers(), ['short.safetensors', 'small.safetensors'])
 
 
 class Verify(Case):

@@ -202,7 +202,7 @@ TEST_CASE("an index of transformers is sorted and has the number of parameters")
 }
 )");
     for (const auto* shard : {"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"})
-        CHECK(metadata_of(dir / "out" / shard) == std::map<std::string, std::string>{{"format", "mlx"}});
+        CHECK(metadata_of(dir / "out" / shard) == std::map<std::string, std::string>{{"format", "pt"}});
 }
 
 TEST_CASE("shards are balanced, or keep layers whole, where asked") {
@@ -253,6 +253,7 @@ TEST_CASE("names that would collide are refused before a byte is written") {
     refused({one, tensor("other", Dtype::f32, {2}), one}, Errc::name_collision);
     refused({one, one.renamed("__metadata__")}, Errc::name_collision);
     refused({one.renamed("\xff")}, Errc::invalid_argument);
+    refused({one.renamed(std::string("w\0x", 3))}, Errc::bad_name);
     CHECK_FAULT(save(dir / "out", std::vector{one}, {.metadata = {{"k", "\xc0\x80"}}}), Errc::invalid_argument);
     CHECK(names_in(dir.path()).empty());
 }

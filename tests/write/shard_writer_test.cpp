@@ -504,6 +504,7 @@ TEST_CASE("declarations and options that make no checkpoint are refused before a
     refused({one}, {.alignment = 12}, Errc::invalid_argument);
     refused({one}, {.plan_only = true}, Errc::invalid_argument);
     refused({one}, {.checksums = true}, Errc::invalid_argument);
+    refused({one}, {.resume = true}, Errc::invalid_argument);
     refused({{"w", Dtype::u8, {std::uint64_t{1} << 60}}}, {}, Errc::no_space);
 
     const auto error = error_of([&] { ShardWriter(dir / "out", std::vector{Declaration{"z", Dtype::c32, {}}}); });

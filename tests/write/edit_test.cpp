@@ -1,0 +1,262 @@
+// Tests of edit.hpp: edit(), which changes what a file says of its values, and repair(), which mends what it should not
+// be.
+#include <safemap/edit.hpp>
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+#include "io/scripted_calls.hpp"
+#include "write/samples.hpp"
+
+#include <safemap/digest.hpp>
+#include <safemap/verify.hpp>
+
+using namespace safemap;
+using namespace samples;
+
+namespace {
+
+using Names = std::vector<std::string>;
+using Metadata = std::map<std::string, std::string>;
+
+std::vector<LazyTensor> tensors() {
+    return {tensor("a", Dtype::f32, {100}, 1), tensor("b", Dtype::bf16, {3, 5}, 2), tensor("c", Dtype::u8, {7}, 3)};
+}
+
+fs::path saved(const TempDir& dir, SaveOptions options = {}) {
+    options.metadata.insert({"tied", "a"});
+    options.metadata.insert({"license", "mit"});
+    options.overwrite = true;
+    save(dir / "f.safetensors", tensors(), options);
+    return dir / "f.safetensors";
+}
+
+/// A file with this header, and `size` bytes 0, 1, 2, … of data behind it.
+fs::path forged(const TempDir& dir, std::string_view header, std::size_t size, const char* name = "in.safetensors") {
+    std::string data;
+    for (std::size_t i = 0; i < size; ++i) data += static_cast<char>(i);
+    return dir.write(name, forge::safetensors(header, data));
+}
+
+std::vector<std::byte> counting(unsigned first, unsigned count) {
+    std::vector<std::byte> bytes;
+    for (unsigned i = 0; i < count; ++i) bytes.push_back(static_cast<std::byte>(first + i));
+    return bytes;
+}
+
+bool mentions(const std::vector<std::string>& sentences, const char* what) {
+    return std::any_of(sentences.begin(), sentences.end(),
+                       [=](const std::string& sentence) { return sentence.find(what) != std::string::npos; });
+}
+
+}  // namespace
+
+TEST_CASE("metadata is set, replaced and taken out, and the values stay") {
+    const TempDir dir;
+    const fs::path file = saved(dir);
+    EditReport report;
+    CHECK_OK(report = edit(file, {.set = {{"license", "apache"}, {"by", "us"}}, .unset = {"tied"}}));
+    CHECK(report.changed);
+    CHECK(report.renamed == 0);
+    CHECK(metadata_of(file) == Metadata{{"by", "us"}, {"format", "pt"}, {"license", "apache"}});
+    CHECK(Metadata(report.metadata.begin(), report.metadata.end()) == metadata_of(file));
+    CHECK(read_file(file).at("a").bytes == random_bytes(400, 1));
+    CHECK(names_in(dir.path()) == Names{"f.safetensors"});
+}
+
+TEST_CASE("names change, and names of tied tensors with them") {
+    const TempDir dir;
+    const fs::path file = saved(dir);
+    EditReport report;
+    CHECK_OK(report = edit(file, {.rename = {{"a", "model.a"}, {"tied", "model.tied"}, {"c", "c"}}}));
+    CHECK(report.renamed == 2);
+    const Checkpoint model = Checkpoint::open(file);
+    CHECK(model.size() == 3);
+    CHECK(model.aliases() == std::vector<AliasGroup>{{"model.a", "model.tied"}});
+    CHECK(model.find("tied") == nullptr);
+    CHECK(read_file(file).at("model.a").bytes == random_bytes(400, 1));
+    CHECK(metadata_of(file).at("model.tied") == "model.a");
+    // Two names may be exchanged.
+    CHECK_OK(edit(file, {.rename = {{"b", "c"}, {"c", "b"}}}));
+    CHECK(read_file(file).at("b").bytes == random_bytes(7, 3));
+    CHECK(read_file(file).at("c").bytes == random_bytes(30, 2));
+}
+
+TEST_CASE("what is as it should be is not written") {
+    const TempDir dir;
+    const fs::path file = saved(dir);
+    const auto before = open_file(file)->identity();
+    EditReport report;
+    CHECK_OK(report = edit(file, {.set = {{"license", "mit"}}, .rename = {{"a", "a"}}}));
+    CHECK(!report.changed);
+    CHECK(open_file(file)->identity() == before);
+}
+
+TEST_CASE("an edited file keeps the alignment of its data, its permissions and its digests") {
+    const TempDir dir;
+    for (const std::uint32_t alignment : {8U, 64U, 256U, 4096U}) {
+        CAPTURE(alignment);
+        const fs::path file = saved(dir, {.alignment = alignment, .checksums = true});
+        fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
+        CHECK_OK(edit(file, {.set = {{"long", std::string(1'000, 'x')}}, .rename = {{"a", "z"}}}));
+        const Checkpoint model = Checkpoint::open(file);
+        CHECK(model["z"].placement()->extent.offset % alignment == 0);
+        CHECK(fs::status(file).permissions() == (fs::perms::owner_read | fs::perms::owner_write));
+        const VerifyReport verified = verify(file);
+        CHECK(verified.ok());
+        CHECK(verified.checked_bytes == 400 + 30 + 7);
+        CHECK(metadata_of(file).at("safemap.checkpoint_xxh3_128") == digests(model).checkpoint);
+    }
+}
+
+TEST_CASE("damage is not given new digests") {
+    const TempDir dir;
+    const fs::path file = saved(dir, {.checksums = true});
+    std::string bytes = TempDir::read(file);
+    bytes.back() ^= 1;
+    dir.write("f.safetensors", bytes);
+    CHECK_FAULT(edit(file, {.set = {{"x", "y"}}}), Errc::checksum_mismatch);
+    CHECK(TempDir::read(file) == bytes);
+}
+
+TEST_CASE("an edit that cannot be is refused, and the file is as it was") {
+    const TempDir dir;
+    const fs::path file = saved(dir);
+    const std::string before = TempDir::read(file);
+    CHECK_FAULT(edit(file, {.unset = {"nothing"}}), Errc::invalid_argument);
+    CHECK_FAULT(edit(file, {.rename = {{"nothing", "x"}}}), Errc::invalid_argument);
+    CHECK_FAULT(edit(file, {.rename = {{"a", "b"}}}), Errc::name_collision);
+    CHECK_FAULT(edit(file, {.rename = {{"a", "__metadata__"}}}), Errc::name_collision);
+    CHECK_FAULT(edit(file, {.rename = {{"tied", "license"}}}), Errc::name_collision);
+    CHECK_FAULT(edit(dir / "none.safetensors", {}), Errc::path_not_found);
+    CHECK_FAULT(edit(dir.path(), {}), Errc::invalid_argument);
+    fs::copy_file(file, dir / "other.name");
+    CHECK_FAULT(edit(dir / "other.name", {.set = {{"x", "y"}}}), Errc::invalid_argument);
+    CHECK(TempDir::read(file) == before);
+}
+
+TEST_CASE("every system call of an edit may fail: the file is the old one, or the new one") {
+    const TempDir dir = TempDir::in_memory();
+    bool failed = true;
+    for (int nth = 1; failed; ++nth) {
+        CAPTURE(nth);
+        REQUIRE(nth < 200);
+        const fs::path file = saved(dir);
+        std::optional<Error> error;
+        {
+            ScriptedCalls calls;
+            calls.fail_nth(nth, EIO);
+            error = error_of([&] { edit(file, {.set = {{"x", "y"}}}); });
+            failed = calls.failed();
+        }
+        if (!error) CHECK(metadata_of(file).count("x") == 1);
+        CHECK(read_file(file).at("a").bytes == random_bytes(400, 1));
+        CHECK_OK(edit(file, {.set = {{"x", "z"}}}));
+        CHECK(names_in(dir.path()) == Names{"f.safetensors"});
+    }
+}
+
+TEST_CASE("what is sound has nothing mended, and comes out as it went in") {
+    const TempDir dir;
+    save(dir / "f.safetensors", tensors());
+    RepairReport report;
+    CHECK_OK(report = repair(dir / "f.safetensors", dir / "g.safetensors"));
+    CHECK(report.repairs.empty());
+    CHECK(TempDir::read(dir / "f.safetensors") == TempDir::read(dir / "g.safetensors"));
+    save(dir / "shards", tensors(), {.max_shard_size = 400});
+    CHECK_OK(report = repair(dir / "shards", dir / "again", {.max_shard_size = 400}));
+    CHECK(report.repairs.empty());
+    CHECK(contents_of(dir / "shards") == contents_of(dir / "again"));
+}
+
+TEST_CASE("gaps, shared bytes, what follows the end, another order and crooked beginnings are mended") {
+    struct Row {
+        const char* what;
+        const char* header;
+        std::size_t size;
+        unsigned a, b;  // the first byte of each tensor
+        const char* told;
+    };
+    constexpr Row rows[] = {
+        {"a gap between tensors",
+         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})",
+         12, 0, 8, "leave 4 bytes"},
+        {"a gap at the beginning",
+         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})",
+         12, 4, 8, "leave 4 bytes"},
+        {"shared bytes",
+         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+         6, 0, 2, "begin inside the tensor before"},
+        {"the same bytes twice",
+         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+         4, 0, 0, "begin inside the tensor before"},
+        {"bytes behind the end",
+         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+         11, 0, 4, "3 bytes after the last tensor"},
+        {"another order",
+         R"({"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+         8, 4, 0, "do not stand in the order"},
+        {"a beginning at no multiple of eight",
+         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}   )",
+         8, 0, 4, "no multiple of 8"},
+        {"a name twice",
+         R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+         8, 0, 4, "twice"},
+    };
+    for (const Row& row : rows) {
+        CAPTURE(row.what);
+        const TempDir dir;
+        forged(dir, row.header, row.size);
+        RepairReport report;
+        CHECK_OK(report = repair(dir / "in.safetensors", dir / "out.safetensors"));
+        CHECK(mentions(report.repairs, row.told));
+        CHECK(mentions(report.repairs, "in.safetensors: "));
+        const auto found = read_file(dir / "out.safetensors");
+        REQUIRE(found.size() == 2);
+        CHECK(found.at("a").bytes == counting(row.a, 4));
+        CHECK(found.at("b").bytes == counting(row.b, 4));
+        OpenOptions strict;
+        strict.policy = Policy::strict;
+        CHECK_OK(Checkpoint::open(dir / "out.safetensors", strict));
+        CHECK(repair(dir / "out.safetensors", dir / "again.safetensors").repairs.empty());
+    }
+}
+
+TEST_CASE("what would have to be guessed is not mended, and nothing is written") {
+    const TempDir dir;
+    const auto refused = [&](const char* header, std::size_t size, Errc code) {
+        CAPTURE(header);
+        forged(dir, header, size);
+        CHECK_FAULT(repair(dir / "in.safetensors", dir / "out.safetensors"), code);
+        CHECK(names_in(dir.path()) == Names{"in.safetensors"});
+    };
+    refused(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 3, Errc::file_truncated);
+    refused(R"({"a":{"dtype":"U8","shape":[5],"data_offsets":[0,4]}})", 4, Errc::size_mismatch);
+    refused(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[4,0]}})", 4, Errc::offsets_reversed);
+    refused(R"({"a":{"dtype":"U9","shape":[4],"data_offsets":[0,4]}})", 4, Errc::unknown_dtype);
+    refused("{", 4, Errc::header_not_json);
+}
+
+TEST_CASE("an index is mended from what its shards hold") {
+    const TempDir dir;
+    save(dir / "in", tensors(), {.max_shard_size = 400, .metadata = {{"by", "us"}}});
+    const std::string index = TempDir::read(dir / "in/model.safetensors.index.json");
+    const auto with = [&](const std::string& text) {
+        dir.write("in/model.safetensors.index.json", text);
+        fs::remove_all(dir / "out");
+        return repair(dir / "in", dir / "out", {.max_shard_size = 400}).repairs;
+    };
+    std::string wrong = index;
+    wrong.replace(wrong.find("437"), 3, "438");
+    CHECK(mentions(with(wrong), "total_size is 438"));
+    CHECK(TempDir::read(dir / "out/model.safetensors.index.json") == index);
+    wrong = index;
+    const std::size_t line = wrong.find("    \"b\"");
+    wrong.erase(line, wrong.find('\n', line) + 1 - line);
+    CHECK(mentions(with(wrong), "does not name 'b'"));
+    CHECK(TempDir::read(dir / "out/model.safetensors.index.json") == index);
+    wrong = index;
+    wrong.insert(line, "    \"d\": \"model-00001-of-00002.safetensors\",\n");
+    dir.write("in/model.safetensors.index.json", wrong);
+    CHECK_FAULT(repair(dir / "in", dir / "no"), Errc::shard_lacks_tensor);
+    CHECK(!fs::exists(dir / "no"));
+}
