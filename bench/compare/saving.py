@@ -3,9 +3,10 @@
 
     bench/compare/saving.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
 
-BUILD is a build folder with the command line, bench/make_pt, bench/bench_limits and bench/save_time in it. PYTHON, where
-given, has torch, safetensors and huggingface_hub; their imports are not counted, and nothing they write is brought to
-the disk. As in run.py every round runs every command once, on warm input, and ratios are medians of the rounds' ratios.
+BUILD is a build folder with the command line, bench/make_pt, bench/bench_limits and bench/save_time in it. PYTHON,
+where given, has torch, safetensors and huggingface_hub; their imports are not counted, and nothing they write is
+brought to the disk. As in run.py every round runs every command once, on warm input, and ratios are medians of the
+rounds' ratios.
 """
 
 import argparse
@@ -79,7 +80,8 @@ class Saving:
             subprocess.run(["sync"], check=True)
             subprocess.run(["cat", self.model], check=True, stdout=subprocess.DEVNULL)
             self.time(name, command, leaves)
-        probe = subprocess.run([self.limits, self.model, self.work / "scratch"], check=True, capture_output=True, text=True)
+        probe = subprocess.run([self.limits, self.model, self.work / "scratch"], check=True, capture_output=True,
+                               text=True)
         self.probes.append(json.loads(probe.stdout))
 
     def row(self, title, name, peer=None, peer_title=None, written=1.0):
@@ -108,8 +110,8 @@ class Saving:
         ]
         return "\n".join([
             f"Machine: {run.machine(self.work)}. Date: {datetime.date.today()}. Command: `{command}`.",
-            f"{self.bytes / 1e9:.2f} GB of fp32, warm; medians of {len(self.probes)} rounds. The probe of the disk in the",
-            f"same rounds: {write / 1e9:.2f} GB/s.",
+            f"{self.bytes / 1e9:.2f} GB of fp32, warm; medians of {len(self.probes)} rounds. The probe of the disk in",
+            f"the same rounds: {write / 1e9:.2f} GB/s.",
             "",
             "| job | seconds (least to most) | in the same rounds | of the probe | peak RssAnon |",
             "| --- | --- | --- | --- | --- |",
@@ -132,7 +134,8 @@ def main():
         for number in range(options.rounds):
             saving.round(number)
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-        print(saving.markdown(f"bench/compare/saving.py {options.build} --size {options.size} --rounds {options.rounds}"))
+        command = f"bench/compare/saving.py {options.build} --size {options.size} --rounds {options.rounds}"
+        print(saving.markdown(command))
 
 
 if __name__ == "__main__":

@@ -98,9 +98,10 @@ struct Header {
 /// offsets_overlap / offsets_leave_gap / offsets_reversed, shape_overflow, partial_byte, size_mismatch, and at the
 /// end file_truncated / trailing_bytes. `strict` refuses besides what the written specification does not have
 /// (header_not_canonical), names twice in one map (duplicate_name) and names with a NUL in them (bad_name).
-/// `lenient` takes trailing bytes, `mend` also gaps between tensors and tensors that share bytes. `faults` that return let the rest be checked. Faults carry the tensor's name; the
-/// caller adds the path. Linear time where tensors stand in order; at most five times the header in memory while it
-/// is read (eight times, where all of it is `__metadata__`), and the header and 32 bytes a tensor afterwards.
+/// `lenient` takes trailing bytes, `mend` also gaps between tensors and tensors that share bytes. `faults` that return
+/// let the rest be checked. Faults carry the tensor's name; the caller adds the path. Linear time where tensors stand
+/// in order; at most five times the header in memory while it is read (eight times, where all of it is `__metadata__`),
+/// and the header and 32 bytes a tensor afterwards.
 Header read_header(const Source& source, Rules rules, std::uint64_t max_header_bytes, FaultSink& faults);
 
 /// What a file is made of, for writing.

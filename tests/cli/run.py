@@ -528,7 +528,7 @@ class Inspect(Case):
 
 class Convert(Case):
     KEYS = ['tensors', 'files', 'bytes_read', 'bytes_written', 'seconds', 'peak_anon_bytes', 'cast', 'aliases',
-            'skipped', 'notes', 'unaligned_tensors']
+            'skipped', 'notes', 'unaligned_tensors', 'resumed']
     LAYERS = [(name, 'U8', [6], name.encode()[:6].ljust(6)) for name in
               ('wte', 'h.0.a', 'h.1.a', 'h.0.b', 'h.1.b', 'head')]
 
@@ -861,25 +861,26 @@ class Edit(Case):
                          's/^layers/model.layers/')
         self.assertEqual(list(told), ['changed', 'renamed', 'metadata', 'notes'])
         self.assertEqual((told['changed'], told['renamed'], told['notes']), (True, 2, []))
-        self.assertEqual(told['metadata'], {'format': 'pt', 'license': 'mit', 'note': 'a=b'})
+        self.assertEqual(told['metadata'], {'format': 'pt', 'license': 'mit', 'note': 'a=b', 'who': 'a "b"'})
         shown = self.done('inspect', 'small.safetensors')
         self.assertEqual(shown['metadata'], told['metadata'])
         self.assertIn('model.layers.0.w', [t['name'] for t in shown['tensors']])
         told = self.done('edit', 'small.safetensors', '--unset', 'license', '--unset', 'note')
-        self.assertEqual(told['metadata'], {'format': 'pt'})
+        self.assertEqual(told['metadata'], {'format': 'pt', 'who': 'a "b"'})
         told = self.done('edit', 'small.safetensors', '--rename', 's/nothing/something/')
         self.assertEqual((told['changed'], len(told['notes'])), (False, 1))
         self.expect('edit', self.safemap('edit', 'small.safetensors', '--set', 'a=b').out)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
     def test_what_is_refused(self):
+        before = self.done('inspect', 'small.safetensors')['metadata']
         for words in [(), ('--set', 'novalue'), ('--set', '=x'), ('--unset', 'missing'), ('--rename', 's/x'),
                       ('--set', 'a=b', '--include', '*')]:
             self.refused('invalid_argument', 2, 'edit', 'small.safetensors', *words)
         self.refused('name_collision', 2, 'edit', 'small.safetensors', '--rename', 's/layers.[01]/x/')
         self.refused('path_not_found', 2, 'edit', 'none.safetensors', '--set', 'a=b')
         self.refused('invalid_argument', 2, 'edit', '.', '--set', 'a=b')
-        self.assertEqual(self.done('inspect', 'small.safetensors')['metadata'], {})
+        self.assertEqual(self.done('inspect', 'small.safetensors')['metadata'], before)
 
 
 class Repair(Case):

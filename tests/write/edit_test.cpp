@@ -169,38 +169,29 @@ TEST_CASE("what is sound has nothing mended, and comes out as it went in") {
 }
 
 TEST_CASE("gaps, shared bytes, what follows the end, another order and crooked beginnings are mended") {
+    const auto tensor_at = [](const char* name, unsigned begin, unsigned end) {
+        const std::string size = std::to_string(end - begin);
+        return '"' + std::string(name) + R"(":{"dtype":"U8","shape":[)" + size + R"(],"data_offsets":[)" +
+               std::to_string(begin) + ',' + std::to_string(end) + "]}";
+    };
+    const auto header = [](const std::string& one, const std::string& other) { return '{' + one + ',' + other + '}'; };
     struct Row {
         const char* what;
-        const char* header;
+        std::string header;
         std::size_t size;
         unsigned a, b;  // the first byte of each tensor
         const char* told;
     };
-    constexpr Row rows[] = {
-        {"a gap between tensors",
-         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})",
-         12, 0, 8, "leave 4 bytes"},
-        {"a gap at the beginning",
-         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})",
-         12, 4, 8, "leave 4 bytes"},
-        {"shared bytes",
-         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
-         6, 0, 2, "begin inside the tensor before"},
-        {"the same bytes twice",
-         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
-         4, 0, 0, "begin inside the tensor before"},
-        {"bytes behind the end",
-         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-         11, 0, 4, "3 bytes after the last tensor"},
-        {"another order",
-         R"({"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-         8, 4, 0, "do not stand in the order"},
-        {"a beginning at no multiple of eight",
-         R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}   )",
-         8, 0, 4, "no multiple of 8"},
-        {"a name twice",
-         R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-         8, 0, 4, "twice"},
+    const std::string a = tensor_at("a", 0, 4);
+    const Row rows[] = {
+        {"a gap between tensors", header(a, tensor_at("b", 8, 12)), 12, 0, 8, "leave 4 bytes"},
+        {"a gap at the beginning", header(tensor_at("a", 4, 8), tensor_at("b", 8, 12)), 12, 4, 8, "leave 4 bytes"},
+        {"shared bytes", header(a, tensor_at("b", 2, 6)), 6, 0, 2, "begin inside the tensor before"},
+        {"the same bytes twice", header(a, tensor_at("b", 0, 4)), 4, 0, 0, "begin inside the tensor before"},
+        {"bytes behind the end", header(a, tensor_at("b", 4, 8)), 11, 0, 4, "3 bytes after the last tensor"},
+        {"another order", header(tensor_at("b", 0, 4), tensor_at("a", 4, 8)), 8, 4, 0, "do not stand in the order"},
+        {"a crooked beginning", header(a, tensor_at("b", 4, 8)) + "   ", 8, 0, 4, "no multiple of 8"},
+        {"a name twice", header(tensor_at("a", 0, 1), a + ',' + tensor_at("b", 4, 8)), 8, 0, 4, "twice"},
     };
     for (const Row& row : rows) {
         CAPTURE(row.what);
