@@ -117,7 +117,8 @@ void write_commit_list(int sibling, const CommitList& list) {
 std::optional<CommitList> read_commit_list(int folder) {
     const Descriptor file = open_at(folder, list_path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
     if (file) return parse(read_all(file.number()));
-    if (means_absent(errno)) return std::nullopt;
+    // Who may not look into the sibling may not read what is in it either, and a live writer may just be filling it.
+    if (means_absent(errno) || errno == EACCES) return std::nullopt;
     throw system_error(errno, std::string("open ") + list_path);
 }
 

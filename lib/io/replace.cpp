@@ -156,7 +156,12 @@ void Staging::claim() {
 Sibling Staging::settle(int home, const std::string& name) {
     if (job_.resume && !job_.id.empty() && kind_ == Kind::folder) {
         Sibling dead = Sibling::take_over(home, name);
-        if (dead && continue_old(dead)) return dead;
+        try {
+            if (dead && continue_old(dead)) return dead;
+        } catch (...) {
+            dead.abandon();  // the next attempt may succeed
+            throw;
+        }
     }
     return Sibling::claim(home, name);
 }
@@ -417,6 +422,7 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     write_commit_list(sibling_.folder(), list);
     state_ = State::committed;
     try {
+        sync_folder(old_.number());  // the sibling itself
         finish_commit(old_.number());
         clear_sibling();
     } catch (Error& error) {
