@@ -560,3 +560,35 @@ TEST_CASE("tensors that together are more than 2^64 bytes are refused, and a fil
     }
     CHECK(names_in(dir.path()).empty());
 }
+
+TEST_CASE("a tensor of more than 2^32 bytes is written whole") {
+    const TempDir dir = TempDir::in_memory();
+    constexpr std::uint64_t size = (std::uint64_t{1} << 32) + 4'096 + 3;
+    if (fs::space(dir.path()).available < size + (std::uint64_t{1} << 30)) {
+        MESSAGE("skipped: no space for 4 GiB");
+        return;
+    }
+    // Zeros, but for the number of each block of 64 KiB at its beginning.
+    constexpr std::uint64_t block = 65'536;
+    const auto source = callback_source("large", size, [](std::uint64_t offset, std::span<std::byte> into) {
+        std::memset(into.data(), 0, into.size());
+        for (std::uint64_t at = (offset + block - 1) / block * block; at < offset + into.size(); at += block)
+            into[at - offset] = static_cast<std::byte>(at / block % 251 + 1);
+    });
+    const std::vector<LazyTensor> tensors = {{"large", stored_run(Dtype::u8, {size}, source, 0)},
+                                             tensor("small", Dtype::boolean, {5}, 7)};
+    CHECK_OK(save(dir / "out.safetensors", tensors));
+    const Checkpoint written = Checkpoint::open(dir / "out.safetensors");
+    CHECK(written["large"].nbytes() == size);
+    const TensorView small = written["small"].load();
+    CHECK(std::ranges::equal(small.bytes(), random_bytes(5, 7)));
+    std::byte byte{};
+    std::uint64_t wrong = 0;
+    for (std::uint64_t at = 0; at < size; at += block) {
+        written["large"].read(at, {&byte, 1});
+        wrong += byte == static_cast<std::byte>(at / block % 251 + 1) ? 0 : 1;
+    }
+    CHECK(wrong == 0);
+    written["large"].read(size - 1, {&byte, 1});
+    CHECK(byte == std::byte{0});
+}
