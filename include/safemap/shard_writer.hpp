@@ -56,8 +56,8 @@ struct Declaration {
 ///
 /// **Options.** SaveOptions that say how save() works have no meaning here: `threads` and `monitor` are ignored.
 /// `dtype`, `keep_dtype` and `plan_only` are refused: the dtype that is declared is the one that is written.
-/// `checksums` are refused as well: bytes come in any order, and digests want them in theirs; and so is `resume`: what
-/// the bytes are of is not known.
+/// `resume` is refused as well: what the bytes are of is not known. With `checksums`, commit() reads everything once
+/// more, by one thread: digests want the bytes in order.
 class SAFEMAP_API ShardWriter {
 public:
     /// Fills `into` with the bytes from `offset` on of what is being written, counted from where this write begins. It

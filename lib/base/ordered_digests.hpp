@@ -35,6 +35,8 @@ public:
 
     /// Once all of the item was fed.
     const Digest& of(std::size_t item) const noexcept { return digests_[item]; }
+    /// Of all items, each as of() has it.
+    std::span<const Digest> all() const noexcept { return digests_; }
 
 private:
     struct Open {

@@ -6,12 +6,12 @@
 #include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
-#include "checkpoint/identity.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
+#include "write/heads.hpp"
 #include "write/page_buffer.hpp"
 #include "write/saving.hpp"
 
@@ -342,39 +342,12 @@ private:
     void finish(std::uint32_t file) {
         open(file);
         PlannedFile& planned = layout_.files[file];
-        if (planned.lists_digests) safetensors::put_digests(planned.head, list_of(planned));
-        if (planned.has_identity)
-            safetensors::put_metadata(planned.head, safetensors::checkpoint_digest_key, hex(identity()));
+        if (digests_) put_digests(planned, layout_, tensors_, digests_->all());
         io::OutputFile& output = *files_[file].output;
         output.write_at(0, std::as_bytes(std::span(planned.head)));
         std::string().swap(planned.head);
         output.finish();
         staging_.finished(planned.name);
-    }
-
-    std::vector<std::pair<std::string_view, Digest>> list_of(const PlannedFile& file) const {
-        std::vector<std::pair<std::string_view, Digest>> list;
-        list.reserve(file.tensors.size());
-        for (const PlannedTensor& planned : file.tensors)
-            list.emplace_back(tensors_[planned.number].name(), digests_->of(planned.number));
-        return list;
-    }
-
-    Digest identity() const {
-        std::vector<checkpoint::NamedDigest> all;
-        all.reserve(layout_.tensors + layout_.aliases.size());
-        std::vector<Dtype> dtypes(tensors_.size());
-        for (const PlannedFile& file : layout_.files)
-            for (const PlannedTensor& planned : file.tensors) {
-                dtypes[planned.number] = planned.dtype;
-                all.push_back(named(tensors_[planned.number].name(), planned.number, planned.dtype));
-            }
-        for (const auto& [name, number] : layout_.aliases) all.push_back(named(name, number, dtypes[number]));
-        return checkpoint::digest_of_all(std::move(all));
-    }
-
-    checkpoint::NamedDigest named(std::string_view name, std::uint32_t number, Dtype dtype) const {
-        return {name, dtype, &tensors_[number].shape(), digests_->of(number)};
     }
 
     bool is_caller(const Worker& worker) const noexcept { return &worker == &workers_.front(); }

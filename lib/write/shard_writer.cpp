@@ -2,14 +2,17 @@
 // sees to it that every byte is written once.
 #include <safemap/shard_writer.hpp>
 
+#include "base/checksum.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "checkpoint/near_names.hpp"
+#include "io/file.hpp"
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "tensor/reach.hpp"
 #include "write/copy.hpp"
 #include "write/coverage.hpp"
+#include "write/heads.hpp"
 #include "write/open_files.hpp"
 #include "write/saving.hpp"
 #include "write/seats.hpp"
@@ -40,9 +43,7 @@ constexpr std::size_t seats = 8;  // 4 MiB each
 const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
         throw Error(Errc::invalid_argument, "a dtype to save as, where the dtypes that are written are declared");
-    // Digests want the bytes in order, and these come in any; the zeros that the layout has in their place would stay.
     if (options.resume) throw Error(Errc::invalid_argument, "resume, which a ShardWriter cannot: it knows no sources");
-    if (options.checksums) throw Error(Errc::invalid_argument, "checksums, which a ShardWriter does not write");
     if (options.plan_only) throw Error(Errc::invalid_argument, "only a plan, where there are tensors to be written");
     return options;
 }
@@ -146,6 +147,7 @@ public:
         report_.bytes_read = 0;
         for (const write::PlannedFile& file : layout_.files) write::allocate(target_.staging(), layout_, file);
         for (std::uint32_t i = 0; i < layout_.files.size(); ++i) begin_file(i);
+        if (options.checksums) digests_.emplace(declared_.size());
     }
 
     /// Runs `work` with the number of the tensor called `name`, and says in an error what was being done.
@@ -223,6 +225,7 @@ public:
     SaveReport commit() {
         return write::during_save(out_, [&] {
             close();
+            for (std::uint32_t i = 0; digests_ && i < layout_.files.size(); ++i) add_digests(i, *digests_);
             files_.finish();
             target_.commit();
             return report_;
@@ -319,20 +322,52 @@ private:
         return view;
     }
 
-    /// Writes what stands before the data, and keeps of the plan only what is needed from here on.
-    void begin_file(std::uint32_t number) {
-        write::PlannedFile& planned = layout_.files[number];
+    template <class Work> void in_file(std::uint32_t number, Work&& work) {
         try {
             const write::OpenFiles::Use file(files_, number);
-            file->write_at(0, std::as_bytes(std::span(planned.head)));
+            work(*file);
         } catch (Error& error) {
-            error.with_path(target_.staging().path_of(planned.name));
+            error.with_path(target_.staging().path_of(layout_.files[number].name));
             throw;
         }
+    }
+
+    /// Writes what stands before the data, and keeps of the plan only what is needed from here on. A head that wants
+    /// digests is written at the end.
+    void begin_file(std::uint32_t number) {
+        write::PlannedFile& planned = layout_.files[number];
         for (const write::PlannedTensor& tensor : planned.tensors)
             tensors_[tensor.number] = {.file = number, .offset = tensor.offset};
+        if (planned.lists_digests || planned.has_identity) return;
+        in_file(number, [&](const io::OutputFile& file) { file.write_at(0, std::as_bytes(std::span(planned.head))); });
         std::string().swap(planned.head);
         std::vector<write::PlannedTensor>().swap(planned.tensors);
+    }
+
+    /// Digests want the bytes in order, and they came in any: they are read once more.
+    void add_digests(std::uint32_t number, std::vector<Digest>& digests) {
+        write::PlannedFile& planned = layout_.files[number];
+        in_file(number, [&](const io::OutputFile& file) {
+            const io::File written = file.reader(target_.staging().path_of(planned.name));
+            const write::Seats::Taken seat = seats_.take();
+            for (const write::PlannedTensor& tensor : planned.tensors)
+                digests[tensor.number] =
+                    digest_in(written, {tensor.offset, declared(tensor.number).nbytes()}, seat->buffer.bytes());
+            write::put_digests(planned, layout_, declared_, digests);
+            file.write_at(0, std::as_bytes(std::span(planned.head)));
+        });
+    }
+
+    static Digest digest_in(const io::File& file, Extent extent, std::span<std::byte> buffer) {
+        Xxh3 hash;
+        while (extent.size > 0) {
+            const auto bytes =
+                buffer.first(static_cast<std::size_t>(std::min<std::uint64_t>(buffer.size(), extent.size)));
+            file.read_at(extent.offset, bytes);
+            hash.update(bytes);
+            extent = {extent.offset + bytes.size(), extent.size - bytes.size()};
+        }
+        return hash.digest();
     }
 
     CastCounts copy(const write::Place& to, const Value& value) {
@@ -410,6 +445,7 @@ private:
     write::Target target_;
     write::OpenFiles files_;
     write::Seats seats_{seats};
+    std::optional<std::vector<Digest>> digests_;  // where they are wanted; known from the commit on
 
     std::mutex mutex_;  // guards all that follows
     std::condition_variable idle_;

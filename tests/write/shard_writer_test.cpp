@@ -222,7 +222,8 @@ TEST_CASE("random tensors, cut at random and written in any order by several thr
                                   .alignment = random.up_to(1) == 0 ? 8U : 64U,
                                   .align_tensors = random.up_to(1) == 0,
                                   .strategy = static_cast<ShardStrategy>(random.up_to(2)),
-                                  .index_style = static_cast<IndexStyle>(random.up_to(1))};
+                                  .index_style = static_cast<IndexStyle>(random.up_to(1)),
+                                  .checksums = random.up_to(1) == 0};
         const SaveReport saved = save(dir / "saved", tensors, options);
 
         std::vector<Task> tasks;
@@ -503,7 +504,6 @@ TEST_CASE("declarations and options that make no checkpoint are refused before a
     refused({one}, {.keep_dtype = Selection()}, Errc::invalid_argument);
     refused({one}, {.alignment = 12}, Errc::invalid_argument);
     refused({one}, {.plan_only = true}, Errc::invalid_argument);
-    refused({one}, {.checksums = true}, Errc::invalid_argument);
     refused({one}, {.resume = true}, Errc::invalid_argument);
     refused({{"w", Dtype::u8, {std::uint64_t{1} << 60}}}, {}, Errc::no_space);
 

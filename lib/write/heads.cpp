@@ -1,0 +1,48 @@
+// Puts digests into heads.
+#include "write/heads.hpp"
+
+#include "checkpoint/identity.hpp"
+#include "safetensors/digests.hpp"
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace safemap::write {
+
+namespace {
+
+/// Of the checkpoint: every name that a reader will see, with what is known of its tensor.
+Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std::span<const Digest> digests) {
+    std::vector<checkpoint::NamedDigest> all;
+    all.reserve(layout.tensors + layout.aliases.size());
+    std::vector<Dtype> dtypes(tensors.size());
+    const auto add = [&](std::string_view name, std::uint32_t number) {
+        all.push_back({name, dtypes[number], &tensors[number].shape(), digests[number]});
+    };
+    for (const PlannedFile& file : layout.files)
+        for (const PlannedTensor& planned : file.tensors) {
+            dtypes[planned.number] = planned.dtype;
+            add(tensors[planned.number].name(), planned.number);
+        }
+    for (const auto& [name, number] : layout.aliases) add(name, number);
+    return checkpoint::digest_of_all(std::move(all));
+}
+
+}  // namespace
+
+void put_digests(PlannedFile& file, const Layout& layout, std::span<const LazyTensor> tensors,
+                 std::span<const Digest> digests) {
+    if (file.lists_digests) {
+        std::vector<std::pair<std::string_view, Digest>> list;
+        list.reserve(file.tensors.size());
+        for (const PlannedTensor& planned : file.tensors)
+            list.emplace_back(tensors[planned.number].name(), digests[planned.number]);
+        safetensors::put_digests(file.head, list);
+    }
+    if (file.has_identity)
+        safetensors::put_metadata(file.head, safetensors::checkpoint_digest_key,
+                                  hex(digest_of(layout, tensors, digests)));
+}
+
+}  // namespace safemap::write
