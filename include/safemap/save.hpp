@@ -112,8 +112,10 @@ struct SaveReport {
 /// path_not_found (no folder to put it in), several_models (several indexes in the folder that is replaced),
 /// name_collision, bad_name (a NUL in it), invalid_argument (an alignment that is none, names or metadata that are not
 /// UTF-8), unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy (another process is
-/// saving to `out`), cancelled, and what reading throws. After any of these nothing is left of the new, and the old is
-/// as it was; but for an error in the midst of replacing files one by one, which says that the new counts.
+/// saving to `out`), file_changed (somebody else has put something there meanwhile, which stays), commit_list_damaged
+/// (a save that was interrupted there cannot be finished), cancelled, and what reading throws. After any of these
+/// nothing is left of the new, and the old is as it was; but for an error in the midst of replacing files one by one,
+/// which says that the new counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// The tensors of a checkpoint, its metadata, and `__metadata__[alias] = stored name` for tied tensors.

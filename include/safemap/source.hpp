@@ -96,6 +96,8 @@ public:
     /// name; throws shard_missing where it is no file but, say, a folder or a pipe, and shard_outside_folder for
     /// absolute names and for names with a `..` in them.
     virtual std::shared_ptr<const Source> open(std::string_view file) const = 0;
+    /// Whether what it holds was replaced since it was opened: by then, what was opened from it may be of two models.
+    virtual bool changed() const { return false; }
 };
 
 /// A source over memory that somebody owns; `owner` is kept as long as the source or a view lives.

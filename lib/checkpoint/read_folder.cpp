@@ -66,6 +66,9 @@ Choice choose(const Names& names) {
     Names indexes;
     std::set_difference(all_indexes.begin(), all_indexes.end(), pickle_indexes.begin(), pickle_indexes.end(),
                         std::back_inserter(indexes));
+    // Beside an index of safetensors, those of other frameworks (flax, tf) are of other models.
+    const Names own = ending_in(indexes, ".safetensors.index.json");
+    if (!own.empty()) indexes = own;
     if (indexes.size() > 1) several(indexes, "indexes");
     if (indexes.size() == 1) return {indexes.front(), true};
     if (has("model.safetensors")) return {"model.safetensors"};

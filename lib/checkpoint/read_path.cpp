@@ -6,6 +6,7 @@
 #include <safemap/file.hpp>
 
 #include <string_view>
+#include <utility>
 
 namespace safemap::checkpoint {
 
@@ -18,12 +19,48 @@ bool is_index(const Source& source) {
     return !name.ends_with(".safetensors") && sniff(source).content == Content::json && safetensors::is_index(source);
 }
 
+/// A save has replaced what a folder holds while it was read.
+struct Replaced {};
+
+/// Passes faults on, unless they are those of a folder that is being replaced.
+class SettledSink final : public FaultSink {
+public:
+    SettledSink(FaultSink& next, const Folder& folder) : next_(next), folder_(folder) {}
+    void fault(Error error) override {
+        if (folder_.changed()) throw Replaced();
+        next_.fault(std::move(error));
+    }
+
+private:
+    FaultSink& next_;
+    const Folder& folder_;
+};
+
+/// Of a folder that is replaced meanwhile, what is read may be of two models, or gone: then it is read again.
+Contents read_settled(const std::filesystem::path& path, Mapping mapping, const OpenOptions& options,
+                      FaultSink& faults) {
+    constexpr int most_attempts = 20;
+    for (int attempt = 1;; ++attempt) {
+        const auto folder = open_folder(path, mapping);
+        if (attempt == most_attempts) return read_folder(*folder, options, faults);
+        try {
+            SettledSink settled(faults, *folder);
+            Contents contents = read_folder(*folder, options, settled);
+            if (!folder->changed()) return contents;
+        } catch (const Replaced&) {
+            continue;
+        } catch (const Error&) {
+            if (!folder->changed()) throw;
+        }
+    }
+}
+
 }  // namespace
 
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {
     const Mapping mapping = mapping_of(options.access);
     std::error_code ignored;
-    if (std::filesystem::is_directory(path, ignored)) return read_folder(*open_folder(path, mapping), options, faults);
+    if (std::filesystem::is_directory(path, ignored)) return read_settled(path, mapping, options, faults);
 
     const auto source = open_file(path, mapping);
     if (!is_index(*source)) return read_file(source, options, faults);

@@ -58,6 +58,7 @@ Calls calls = {
     .fstatvfs = ::fstatvfs,
     .fchmod = ::fchmod,
     .fchmodat = ::fchmodat,
+    .fchownat = ::fchownat,
     .pread = ::pread,
     .pwrite = ::pwrite,
     .fallocate = ::fallocate,

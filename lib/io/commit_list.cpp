@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/output.hpp"
+#include "io/sibling.hpp"
 
 #include <fcntl.h>
 
@@ -22,8 +23,43 @@ constexpr std::uint64_t largest_list = 256 << 20;
 // In the folder: the sibling, and in there what Sibling and the header call them.
 constexpr const char* list_path = ".safemap-tmp/commit";
 
+constexpr std::string_view damaged_hint = "to keep what is in the folder as it is, remove .safemap-tmp";
+
 Error damaged(const std::string& what) {
-    return Error(Errc::commit_list_damaged, std::string(list_path) + " says how a save is to be finished, but " + what);
+    Error error(Errc::commit_list_damaged, std::string(list_path) + " says how a save is to be finished, but " + what);
+    error.with_hint(damaged_hint);
+    return error;
+}
+
+/// What stands in the folder under a name, so that it is known again.
+std::string stamp_of(int folder, const std::string& name) {
+    struct stat status = {};
+    if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (means_absent(errno)) return {};
+        throw system_error(errno, "examine " + safemap::quoted(name));
+    }
+    return std::to_string(status.st_ino) + ' ' + std::to_string(status.st_size) + ' ' +
+           std::to_string(status.st_mtim.tv_sec) + '.' + std::to_string(status.st_mtim.tv_nsec);
+}
+
+bool is_staged(int folder, const std::string& name) {
+    return !stamp_of(folder, std::string(staged_content) + '/' + name).empty();
+}
+
+/// Throws where the folder is not what the list was made for. Another process may be carrying it out meanwhile: what it
+/// has done is not held against the list.
+void require_current(int folder, const CommitList& list) {
+    for (const auto& [name, before] : list.files) {
+        if (is_staged(folder, name) && stamp_of(folder, name) != before && is_staged(folder, name))
+            throw damaged(safemap::quoted(name) + " was written to since that save was interrupted");
+        if (!is_staged(folder, name) && stamp_of(folder, name).empty())
+            throw damaged(safemap::quoted(name) + " is neither prepared nor there");
+    }
+    for (const auto& [name, before] : list.removed) {
+        const std::string now = stamp_of(folder, name);
+        if (!now.empty() && now != before)
+            throw damaged(safemap::quoted(name) + " was written to since that save was interrupted");
+    }
 }
 
 std::string read_all(int file) {
@@ -56,9 +92,9 @@ CommitList parse(std::string_view text) {
     for (std::string_view line = next_line(); line != last_line; line = next_line()) {
         const std::string_view name = line.empty() ? line : line.substr(1);
         if (name.empty() || !stays_below(name)) throw damaged("it names " + safemap::quoted(name));
-        if (line.front() == '+') list.files.emplace_back(name);
-        else if (line.front() == '-') list.removed.emplace_back(name);
-        else throw damaged("it has a line that is not known");
+        if (line.front() != '+' && line.front() != '-') throw damaged("it has a line that is not known");
+        auto& entries = line.front() == '+' ? list.files : list.removed;
+        entries.push_back({.name = std::string(name), .before = std::string(next_line())});
     }
     if (!text.empty()) throw damaged("something follows its end");
     return list;
@@ -83,15 +119,16 @@ void remove_below(int folder, std::string_view name) {
 }
 
 /// Moves the files; one that is not in the content any more has been moved before.
-void move_files(int folder, const std::vector<std::string>& files) {
+void move_files(int folder, const std::vector<CommitList::Entry>& files) {
     const Descriptor content = open_at(folder, staged_content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content) {
         if (errno == ENOENT) return;
         throw system_error(errno, std::string("open ") + staged_content);
     }
-    for (const std::string& file : files) {
+    for (const auto& entry : files) {
+        const std::string& file = entry.name;
         // Whoever reads the file that names the others finds these on the disk.
-        if (&file == &files.back()) sync_folder(folder);
+        if (&entry == &files.back()) sync_folder(folder);
         if (calls.renameat2(content.number(), file.c_str(), folder, file.c_str(), 0) != 0 && errno != ENOENT)
             throw system_error(errno, "move " + safemap::quoted(file) + " into place");
     }
@@ -99,14 +136,26 @@ void move_files(int folder, const std::vector<std::string>& files) {
 
 }  // namespace
 
-void write_commit_list(int sibling, const CommitList& list) {
+void write_commit_list(int sibling, int folder, std::span<const std::string> files,
+                       std::span<const std::string> removed) {
     std::string text(first_line);
     text += '\0';
-    for (const std::string& name : list.files) (text += '+').append(name) += '\0';
-    for (const std::string& name : list.removed) (text += '-').append(name) += '\0';
+    const auto add = [&](char sign, const std::string& name) {
+        (text += sign).append(name) += '\0';
+        text.append(stamp_of(folder, name)) += '\0';
+    };
+    for (const std::string& name : files) add('+', name);
+    for (const std::string& name : removed) add('-', name);
     (text += last_line) += '\0';
 
+    // What a dead save may have left, that this one goes on with.
+    if (calls.unlinkat(sibling, new_list_name, 0) != 0 && errno != ENOENT)
+        throw system_error(errno, std::string("remove an unfinished ") + list_path);
     OutputFile file = OutputFile::create(sibling, new_list_name);
+    struct stat status = {};
+    if (calls.fstat(folder, &status) != 0 ||
+        calls.fchmod(file.descriptor(), (status.st_mode & (S_IRUSR | S_IRGRP | S_IROTH)) | S_IRUSR | S_IWUSR) != 0)
+        throw system_error(errno, std::string("set the permissions of ") + list_path);
     file.write_at(0, std::as_bytes(std::span(text)));
     file.finish();
     if (calls.renameat2(sibling, new_list_name, sibling, commit_list_name, 0) != 0)
@@ -116,17 +165,24 @@ void write_commit_list(int sibling, const CommitList& list) {
 
 std::optional<CommitList> read_commit_list(int folder) {
     const Descriptor file = open_at(folder, list_path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-    if (file) return parse(read_all(file.number()));
-    // Who may not look into the sibling may not read what is in it either, and a live writer may just be filling it.
-    if (means_absent(errno) || errno == EACCES) return std::nullopt;
-    throw system_error(errno, std::string("open ") + list_path);
+    if (file) {
+        CommitList list = parse(read_all(file.number()));
+        require_current(folder, list);
+        return list;
+    }
+    // Before it counts, what a writer prepares is for nobody else to see.
+    const int number = errno;
+    if (means_absent(number)) return std::nullopt;
+    if (number == EACCES && calls.faccessat(folder, Sibling::suffix, X_OK, AT_EACCESS) != 0 && errno == EACCES)
+        return std::nullopt;
+    throw system_error(number, std::string("open ") + list_path);
 }
 
 void finish_commit(int folder) {
     const auto list = read_commit_list(folder);
     if (!list) return;
     move_files(folder, list->files);
-    for (const std::string& name : list->removed) remove_below(folder, name);
+    for (const auto& entry : list->removed) remove_below(folder, entry.name);
     sync_folder(folder);
     if (calls.unlinkat(folder, list_path, 0) != 0) throw system_error(errno, std::string("remove ") + list_path);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,16 @@ namespace safemap::io {
 /// content counts: readers look for a file of the list in the sibling's content first (see open_folder()), and the next
 /// save carries out what a dead one left undone.
 struct CommitList {
-    std::vector<std::string> files;    ///< to be moved from the content into the folder; what names the others is last
-    std::vector<std::string> removed;  ///< files of the folder that go then, in this order
+    struct Entry {
+        std::string name;
+        std::string before = {};  ///< what stood in the folder then: inode, size and time; empty for nothing
+
+        friend bool operator==(const Entry&, const Entry&) = default;
+    };
+    std::vector<Entry> files;    ///< to be moved from the content into the folder; what names the others is last
+    std::vector<Entry> removed;  ///< files of the folder that go then, in this order
+
+    friend bool operator==(const CommitList&, const CommitList&) = default;
 };
 
 /// Where the content stands, in the folder.
@@ -21,10 +30,13 @@ inline constexpr const char* staged_content = ".safemap-tmp/content";
 inline constexpr const char* commit_list_name = "commit";
 inline constexpr const char* new_list_name = "commit.new";
 
-/// Puts the list into the sibling open as `sibling`, and on the disk.
-void write_commit_list(int sibling, const CommitList& list);
-/// The list in the sibling inside the folder open as `folder`, if there is one. Throws commit_list_damaged, also for
-/// names that lead out of the folder.
+/// Puts a list for the open `folder` into the sibling open as `sibling`, and on the disk, for those to read who may
+/// read the folder.
+void write_commit_list(int sibling, int folder, std::span<const std::string> files,
+                       std::span<const std::string> removed);
+/// The list in the sibling inside the folder open as `folder`, if there is one. Throws commit_list_damaged: for names
+/// that lead out of the folder, where a file is nowhere, and where somebody has written to the folder since, so that
+/// what the list would do to it is not what was meant.
 std::optional<CommitList> read_commit_list(int folder);
 /// Carries out the list in `folder`, if there is one, and removes it. May be repeated after it was interrupted
 /// anywhere. Readers that know nothing of lists see files of both models meanwhile; where no name is in both, they see

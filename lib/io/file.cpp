@@ -20,13 +20,6 @@ std::string_view kind_of(mode_t mode) noexcept {
     return "a device";
 }
 
-Identity identity_of(const struct stat& status) noexcept {
-    return {.device = status.st_dev,
-            .inode = status.st_ino,
-            .size = static_cast<std::uint64_t>(status.st_size),
-            .modified_ns = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
-}
-
 /// A name that still means the same when the process has gone to another folder.
 std::string lasting(const std::string& name, const Handle& folder) {
     if (folder || name.empty() || name.starts_with('/')) return name;
@@ -36,6 +29,18 @@ std::string lasting(const std::string& name, const Handle& folder) {
 }
 
 }  // namespace
+
+Identity identity_of(const struct stat& status) noexcept {
+    return {.device = status.st_dev,
+            .inode = status.st_ino,
+            .size = static_cast<std::uint64_t>(status.st_size),
+            .modified_ns = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+std::string text_of(const Identity& identity) {
+    return std::to_string(identity.device) + ' ' + std::to_string(identity.inode) + ' ' +
+           std::to_string(identity.size) + ' ' + std::to_string(identity.modified_ns);
+}
 
 File::File(Handle folder, const std::string& name, std::string path)
     : folder_(std::move(folder)), name_(lasting(name, folder_)), path_(std::move(path)) {

@@ -5,6 +5,8 @@
 
 #include <safemap/bytes.hpp>
 
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,6 +24,10 @@ struct Identity {
 
     friend bool operator==(const Identity&, const Identity&) = default;
 };
+
+Identity identity_of(const struct stat& status) noexcept;
+/// As Source::identity() gives it.
+std::string text_of(const Identity& identity);
 
 /// Keeps its descriptor while there are enough; see Kept. Const members may be called from several threads at once.
 class File {

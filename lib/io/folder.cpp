@@ -1,6 +1,8 @@
 // A directory as a Folder. It stays open, so neither chdir nor a rename of the directory changes what it means.
 #include "base/text.hpp"
+#include "io/calls.hpp"
 #include "io/commit_list.hpp"
+#include "io/file.hpp"
 #include "io/listing.hpp"
 #include "io/mapping.hpp"
 
@@ -10,7 +12,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <mutex>
 #include <optional>
+#include <utility>
 
 namespace safemap {
 
@@ -18,15 +22,17 @@ namespace io {
 
 namespace {
 
+bool lists(const std::vector<CommitList::Entry>& entries, std::string_view name) {
+    return std::any_of(entries.begin(), entries.end(), [name](const auto& entry) { return entry.name == name; });
+}
+
 /// What the folder holds, as somebody who knows of a commit that is not finished sees it.
 std::vector<std::string> with_commit(std::vector<std::string> names, const CommitList& list) {
-    names.insert(names.end(), list.files.begin(), list.files.end());
+    for (const auto& entry : list.files) names.push_back(entry.name);
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
-    std::erase_if(names, [&](const std::string& name) {
-        const auto in = [&](const auto& some) { return std::find(some.begin(), some.end(), name) != some.end(); };
-        return in(list.removed) && !in(list.files);
-    });
+    std::erase_if(names,
+                  [&](const std::string& name) { return lists(list.removed, name) && !lists(list.files, name); });
     return names;
 }
 
@@ -55,9 +61,29 @@ public:
     std::shared_ptr<const Source> open(std::string_view file) const override {
         require_below(file, name());
         if (file.empty() || file.find('\0') != std::string_view::npos) return nullptr;
-        if (commit_ && std::find(commit_->files.begin(), commit_->files.end(), file) != commit_->files.end())
-            if (auto source = open_below(std::string(staged_content) + '/' + std::string(file))) return source;
-        return open_below(std::string(file));
+        std::shared_ptr<const Source> source;
+        if (commit_ && lists(commit_->files, file))
+            source = open_below(std::string(staged_content) + '/' + std::string(file));
+        if (!source) source = open_below(std::string(file));
+        const std::lock_guard lock(opening_);
+        if (source) opened_.emplace_back(file, source->identity());
+        return source;
+    }
+
+    bool changed() const override {
+        struct stat here = {};
+        struct stat there = {};
+        if (calls.fstat(descriptor_->number(), &here) != 0 || calls.fstatat(AT_FDCWD, path_.c_str(), &there, 0) != 0 ||
+            here.st_dev != there.st_dev || here.st_ino != there.st_ino)
+            return true;
+        try {
+            if (read_commit_list(descriptor_->number()) != commit_) return true;
+        } catch (const Error&) {
+            return true;
+        }
+        const std::lock_guard lock(opening_);
+        return std::any_of(opened_.begin(), opened_.end(),
+                           [this](const auto& opened) { return identity_of(opened.first) != opened.second; });
     }
 
 private:
@@ -73,10 +99,22 @@ private:
         }
     }
 
+    /// Of the file that open() would open now.
+    std::string identity_of(const std::string& file) const {
+        struct stat status = {};
+        const std::string staged = std::string(staged_content) + '/' + file;
+        const bool found = (commit_ && lists(commit_->files, file) &&
+                            calls.fstatat(descriptor_->number(), staged.c_str(), &status, 0) == 0) ||
+                           calls.fstatat(descriptor_->number(), file.c_str(), &status, 0) == 0;
+        return found ? text_of(io::identity_of(status)) : std::string();
+    }
+
     Handle descriptor_;  // shared with its files, which may have to be opened again
     std::filesystem::path path_;
     Mapping mapping_;
     std::optional<CommitList> commit_;  ///< what the last save has begun to do here
+    mutable std::mutex opening_;
+    mutable std::vector<std::pair<std::string, std::string>> opened_;  ///< names, and the identities of what they were
 };
 
 }  // namespace

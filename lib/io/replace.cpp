@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/commit_list.hpp"
+#include "io/file.hpp"
 #include "io/listing.hpp"
 
 #include <fcntl.h>
@@ -96,6 +97,9 @@ void require_absent(const std::filesystem::path& target) { Staging::Place(target
 Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existing, Job job)
     : place_(target, existing == Existing::replace && kind == Kind::folder), kind_(kind), job_(std::move(job)) {
     try {
+        // A save that died in mid-commit is finished first: what it has prepared for this place counts already.
+        if (kind == Kind::file && read_commit_list(place_.parent.number()))
+            Sibling::clear(place_.parent.number(), Sibling::suffix);
         if (existing == Existing::replace) examine_old();
         else place_.require_absent();
         claim();
@@ -116,13 +120,30 @@ void Staging::examine_old() {
     if (kind_ == Kind::file && !S_ISREG(found.st_mode) && !S_ISLNK(found.st_mode))
         throw Error(Errc::already_exists, folder ? "it is a folder, and a file is to be written"
                                                  : "it is neither a file nor a folder, and is not replaced");
+    if (S_ISLNK(found.st_mode)) {
+        struct stat target = {};
+        if (calls.fstatat(place_.parent.number(), place_.name.c_str(), &target, 0) == 0 && S_ISREG(target.st_mode))
+            found = target;
+    }
+    if (!job_.replaced.empty() && text_of(identity_of(found)) != job_.replaced)
+        throw Error(Errc::file_changed, "it is not what was read any more");
     if (!S_ISLNK(found.st_mode)) old_mode_ = found.st_mode & 07777;
+    old_identity_ = identity_at(place_.parent.number(), place_.name.c_str());
     if (!folder) return;
     if (calls.faccessat(place_.parent.number(), place_.name.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
         throw system_error(errno, "write into it");
     old_ = open_at(place_.parent.number(), place_.name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!old_) throw system_error(errno, "open it");
     lock_old();
+}
+
+/// Device and inode, and of a file size and time too; empty where nothing is.
+std::string Staging::identity_at(int folder, const char* name) const {
+    struct stat found = {};
+    if (calls.fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) != 0) return {};
+    Identity identity = identity_of(found);
+    if (S_ISDIR(found.st_mode)) identity.size = identity.modified_ns = 0;
+    return text_of(identity);
 }
 
 /// Two writers may have chosen different places for their siblings, so the folder itself is locked, too.
@@ -133,17 +154,19 @@ void Staging::lock_old() const {
 }
 
 void Staging::claim() {
+    const int parent = place_.parent.number();
     const std::string beside = '.' + place_.name + Sibling::suffix;
     if (!old_) {
-        sibling_ = settle(place_.parent.number(), beside);
+        sibling_ = settle(parent, beside);
         return;
     }
-    inside_ = calls.is_mount_root(old_.number()) || holds_folders(old_.number(), place_.target);
+    if (!job_.resume) Sibling::clear(old_.number(), Sibling::suffix);
+    // Whoever is in the folder stays in it: an exchange would take it from under a shell's feet.
+    inside_ = calls.is_mount_root(old_.number()) || holds_folders(old_.number(), place_.target) ||
+              identity_at(AT_FDCWD, ".") == old_identity_;
     if (!inside_) {
         try {
-            // A save that died in mid-commit is finished first, whatever way this one goes.
-            Sibling::clear(old_.number(), Sibling::suffix);
-            sibling_ = settle(place_.parent.number(), beside);
+            sibling_ = settle(parent, beside);
             return;
         } catch (const Error& error) {
             if (error.code() != Errc::permission_denied) throw;
@@ -228,7 +251,7 @@ OutputFile Staging::reopen(const std::string& name) const {
 
 void Staging::commit(std::span<const std::string> old_files) {
     try {
-        set_permissions();
+        set_permissions(old_files);
         if (kind_ == Kind::folder) sync_folder(content_.number());
         if (old_) {
             if (inside_ || !exchange_folder(old_files)) commit_in_place(old_files);
@@ -241,24 +264,57 @@ void Staging::commit(std::span<const std::string> old_files) {
     }
 }
 
-/// Files get the permissions of those whose place they take; the others what the umask wanted, at last.
-void Staging::set_permissions() const {
+/// Files get owner and permissions of those whose place they take; of others in a folder that is replaced, those of the
+/// old model; else what the umask wanted, at last.
+void Staging::set_permissions(std::span<const std::string> old_files) const {
+    struct stat model = {};
+    bool has_model = false;
+    for (const std::string& file : old_files)
+        has_model = has_model || (calls.fstatat(old_.number(), file.c_str(), &model, 0) == 0 && S_ISREG(model.st_mode));
     for (const std::string& file : files_) {
-        struct stat old = {};
-        std::optional<mode_t> mode = kind_ == Kind::file ? old_mode_ : std::nullopt;
-        if (old_ && calls.fstatat(old_.number(), file.c_str(), &old, AT_SYMLINK_NOFOLLOW) == 0) {
+        struct stat old = model;
+        bool there = has_model;
+        if (kind_ == Kind::file) {
+            there = replaces_ && calls.fstatat(place_.parent.number(), place_.name.c_str(), &old, 0) == 0 &&
+                    S_ISREG(old.st_mode);
+        } else if (old_ && calls.fstatat(old_.number(), file.c_str(), &old, 0) == 0) {
             if (S_ISDIR(old.st_mode))
                 throw Error(Errc::already_exists, "a folder in it is called " + safemap::quoted(file));
-            if (S_ISREG(old.st_mode)) mode = old.st_mode & 07777;
+            there = S_ISREG(old.st_mode);
+        } else {
+            old = model;
         }
-        if (!mode && sibling_.denied() == 0) continue;
-        struct stat now = {};
-        if (calls.fstatat(files_folder(), name_in_folder(file), &now, AT_SYMLINK_NOFOLLOW) != 0)
-            throw system_error(errno, "examine it");
-        const mode_t wanted = mode.value_or(now.st_mode & 07777 & ~sibling_.denied());
-        if (wanted != (now.st_mode & 07777) && calls.fchmodat(files_folder(), name_in_folder(file), wanted, 0) != 0)
-            throw system_error(errno, "set the permissions of " + safemap::quoted(file));
+        set_permissions(file, old, there);
     }
+}
+
+void Staging::set_permissions(const std::string& file, const struct stat& old, bool there) const {
+    if (!there && sibling_.denied() == 0) return;
+    const char* name = name_in_folder(file);
+    struct stat now = {};
+    if (calls.fstatat(files_folder(), name, &now, AT_SYMLINK_NOFOLLOW) != 0) throw system_error(errno, "examine it");
+    // Owners are given away by few: what is not permitted stays as it is, the group on its own if need be.
+    if (there && (old.st_uid != now.st_uid || old.st_gid != now.st_gid) &&
+        calls.fchownat(files_folder(), name, old.st_uid, old.st_gid, AT_SYMLINK_NOFOLLOW) != 0)
+        static_cast<void>(
+            calls.fchownat(files_folder(), name, static_cast<uid_t>(-1), old.st_gid, AT_SYMLINK_NOFOLLOW));
+    const mode_t wanted = there ? old.st_mode & 07777 : now.st_mode & 07777 & ~sibling_.denied();
+    if (wanted != (now.st_mode & 07777) && calls.fchmodat(files_folder(), name, wanted, 0) != 0)
+        throw system_error(errno, "set the permissions of " + safemap::quoted(file));
+}
+
+/// Whoever may look into the folder that is replaced may look into what replaces it, as soon as that counts.
+void Staging::open_to_readers() const {
+    struct stat old = {};
+    if (calls.fstat(old_.number(), &old) != 0) throw system_error(errno, "examine it");
+    const auto give = [&](int home, const char* name, int descriptor) {
+        if (calls.fchownat(home, name, old.st_uid, old.st_gid, AT_SYMLINK_NOFOLLOW) != 0)
+            static_cast<void>(calls.fchownat(home, name, static_cast<uid_t>(-1), old.st_gid, AT_SYMLINK_NOFOLLOW));
+        if (calls.fchmod(descriptor, (old.st_mode & 07777) | S_IRWXU) != 0)
+            throw system_error(errno, "set the permissions of the new folder");
+    };
+    give(sibling_.folder(), Sibling::content, content_.number());
+    if (inside_) give(old_.number(), Sibling::suffix, sibling_.folder());
 }
 
 /// The folder's own permissions come last: without them it could not be moved.
@@ -312,11 +368,18 @@ void Staging::appear_without_flags() {
         throw system_error(errno, "rename it into place");
 }
 
-/// Of the content and what stands at the target; gives the error number.
-int Staging::exchange() const {
-    const bool done = calls.renameat2(sibling_.folder(), Sibling::content, place_.parent.number(), place_.name.c_str(),
-                                      RENAME_EXCHANGE) == 0;
-    return done ? 0 : errno;
+/// Of the content and what stands at the target; gives the error number. What stands there has to be what was there at
+/// the beginning: else it is put back, and nothing of it is lost.
+int Staging::exchange() {
+    const auto swap = [this] {
+        return calls.renameat2(sibling_.folder(), Sibling::content, place_.parent.number(), place_.name.c_str(),
+                               RENAME_EXCHANGE) == 0;
+    };
+    if (!swap()) return errno;
+    state_ = State::exchanged;
+    if (identity_at(sibling_.folder(), Sibling::content) == old_identity_) return 0;
+    if (swap()) state_ = State::preparing;
+    throw Error(Errc::file_changed, "somebody else has replaced it meanwhile");
 }
 
 /// An exchange can be taken back if it cannot be brought to the disk. Where there is none, rename replaces as well.
@@ -324,11 +387,12 @@ void Staging::exchange_file() {
     const int parent = place_.parent.number();
     const int number = exchange();
     if (number == 0) {
-        state_ = State::exchanged;
         sync_folder(parent);
         state_ = State::committed;
     } else {
         if (!never_possible(number)) throw system_error(number, "rename it into place");
+        if (identity_at(parent, place_.name.c_str()) != old_identity_)
+            throw Error(Errc::file_changed, "somebody else has replaced it meanwhile");
         if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), 0) != 0)
             throw system_error(errno, "rename it into place");
         state_ = State::committed;
@@ -344,6 +408,7 @@ void Staging::exchange_file() {
 /// False where this folder cannot be exchanged; then nothing has changed.
 bool Staging::exchange_folder(std::span<const std::string> old_files) {
     if (!link_what_stays(old_files)) return false;
+    open_to_readers();
     sync_folder(content_.number());
     const int number = exchange();
     if (number != 0) {
@@ -351,7 +416,6 @@ bool Staging::exchange_folder(std::span<const std::string> old_files) {
         if (never_possible(number)) return false;
         throw system_error(number, "exchange it with the new one");
     }
-    state_ = State::exchanged;
     sync_folder(place_.parent.number());
     set_final_mode();
     state_ = State::committed;
@@ -416,10 +480,11 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
             throw system_error(number, "move what was prepared into it");
         inside_ = true;
     }
-    CommitList list{.files = files_, .removed = {}};
+    std::vector<std::string> removed;
     for (const std::string& name : old_files)
-        if (std::find(files_.begin(), files_.end(), name) == files_.end()) list.removed.push_back(name);
-    write_commit_list(sibling_.folder(), list);
+        if (std::find(files_.begin(), files_.end(), name) == files_.end()) removed.push_back(name);
+    open_to_readers();
+    write_commit_list(sibling_.folder(), old_.number(), files_, removed);
     state_ = State::committed;
     try {
         sync_folder(old_.number());  // the sibling itself
@@ -439,7 +504,8 @@ Staging::~Staging() {
     const char* name = place_.name.c_str();
     // Renamed, but not known to be on the disk: to the caller the save has failed, so it must not be there.
     if (state_ == State::appeared) calls.renameat2(parent, name, sibling_.folder(), Sibling::content, 0);
-    if (state_ == State::exchanged && exchange() != 0) {
+    if (state_ == State::exchanged &&
+        calls.renameat2(sibling_.folder(), Sibling::content, parent, name, RENAME_EXCHANGE) != 0) {
         sibling_.abandon();  // what is in it was not ours
         return;
     }

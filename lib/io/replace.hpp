@@ -32,6 +32,8 @@ enum class Existing : std::uint8_t {
 struct Job {
     std::string id = {};  ///< as Journal has it; empty: it cannot be continued
     bool resume = false;  ///< take over what a process with the same job has left; else it is removed
+    /// Of a file that is replaced: what it has to be, as Source::identity() gives it; empty: whatever it is.
+    std::string replaced = {};
 };
 
 /// Fills a new file or folder in a hidden sibling of the target (see Sibling), which then takes its place.
@@ -100,7 +102,9 @@ private:
     bool continue_old(const Sibling& dead);
     void create_content();
 
-    void set_permissions() const;
+    void set_permissions(std::span<const std::string> old_files) const;
+    void set_permissions(const std::string& file, const struct stat& old, bool there) const;
+    void open_to_readers() const;
     void set_final_mode() const;
     void appear();
     void appear_without_flags();
@@ -108,7 +112,8 @@ private:
     bool exchange_folder(std::span<const std::string> old_files);
     bool link_what_stays(std::span<const std::string> old_files);
     void unlink_what_stays();
-    int exchange() const;
+    int exchange();
+    std::string identity_at(int folder, const char* name) const;
     void save_latecomers(std::span<const std::string> old_files) noexcept;
     void clear_sibling() noexcept;
     void remove_journal();
@@ -119,6 +124,7 @@ private:
     bool replaces_ = false;           ///< something stands at the target
     std::optional<mode_t> old_mode_;  ///< of a file or folder there
     Descriptor old_;                  ///< a folder there, locked
+    std::string old_identity_;        ///< of what is there
     bool inside_ = false;             ///< the sibling is in that folder
     Sibling sibling_;
     Descriptor content_;  ///< in the sibling, for Kind::folder: what will be the target

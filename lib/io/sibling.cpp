@@ -105,7 +105,8 @@ void Sibling::clear(int home, const std::string& name) {
 
 /// Creates the sibling and locks it. False where one is there already, or others took ours for litter.
 bool Sibling::create() {
-    if (calls.mkdirat(home_, name_.c_str(), 0777) != 0) {
+    // For nobody else to see, whatever is to be in it.
+    if (calls.mkdirat(home_, name_.c_str(), S_IRWXU) != 0) {
         if (errno == EEXIST) return false;
         throw system_error(errno, "create " + safemap::quoted(name_));
     }

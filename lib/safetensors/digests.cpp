@@ -7,7 +7,6 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <cassert>
 
 namespace safemap::safetensors {
 
@@ -18,18 +17,23 @@ void append_entry(std::string& text, std::string_view name, const Digest& digest
     text += ":\"" + hex(digest) + '"';
 }
 
-/// Where the value of a metadata key begins, with its quote, in a head that we wrote; npos where it is not there.
+/// Where the value of a metadata key begins, with its quote, in a head that we wrote. Throws where it is not there.
 std::size_t place_of(std::string_view head, std::string_view key) {
     std::string found;
     json::append_string(found, key, json::Charset::utf8);
-    // Metadata stands before all tensors, and quotes within a text have a backslash before them: this is the key.
-    const std::size_t at = head.find(found + ':');
-    return at == head.npos ? at : head.find('"', at + found.size());
+    found += ':';
+    // Metadata stands before all tensors. Within a text a quote has a backslash before it: that is no key.
+    std::size_t at = head.find(found);
+    while (at != head.npos && at > 0 && head[at - 1] == '\\') at = head.find(found, at + 1);
+    const std::size_t value = at == head.npos ? at : head.find('"', at + found.size());
+    if (value == head.npos) throw Error(Errc::header_bad_metadata, "no " + safemap::quoted(key) + " in it");
+    return value;
 }
 
 /// Writes over what stands there.
 void overwrite(std::string& head, std::size_t at, std::string_view text) {
-    assert(at <= head.size() && text.size() <= head.size() - at);
+    if (at > head.size() || text.size() > head.size() - at)
+        throw Error(Errc::header_bad_metadata, "less room than was planned for digests");
     std::copy(text.begin(), text.end(), head.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
@@ -82,7 +86,7 @@ void put_digests(std::string& head, std::span<const std::pair<std::string_view, 
 
 std::string metadata_in(std::string_view head, std::string_view key) {
     const std::size_t begin = place_of(head, key);
-    std::size_t end = begin == head.npos ? head.npos : begin + 1;
+    std::size_t end = begin + 1;
     while (end < head.size() && head[end] != '"') end += head[end] == '\\' ? 2 : 1;
     if (end >= head.size()) throw Error(Errc::header_bad_metadata, "no " + safemap::quoted(key) + " in it");
     const json::Value value = json::parse(head.substr(begin, end + 1 - begin), Errc::header_bad_metadata);

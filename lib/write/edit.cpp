@@ -3,7 +3,9 @@
 
 #include "base/text.hpp"
 #include "safetensors/digests.hpp"
+#include "write/saving.hpp"
 
+#include <safemap/file.hpp>
 #include <safemap/verify.hpp>
 
 #include <algorithm>
@@ -75,7 +77,14 @@ Metadata metadata_of(const Checkpoint& model, const EditOptions& options) {
     return metadata;
 }
 
+void require_free(const std::string& key) {
+    if (safetensors::is_digest_key(key))
+        throw Error(Errc::invalid_argument, safemap::quoted(key) + " holds digests, which are not edited");
+}
+
 void change(Metadata& metadata, const EditOptions& options) {
+    for (const std::string& key : options.unset) require_free(key);
+    for (const auto& [key, value] : options.set) require_free(key);
     for (const std::string& key : options.unset)
         if (metadata.erase(key) == 0)
             throw Error(Errc::invalid_argument, "the metadata has no " + safemap::quoted(key) + " to unset");
@@ -83,6 +92,7 @@ void change(Metadata& metadata, const EditOptions& options) {
 }
 
 EditReport edit_file(const std::filesystem::path& file, const EditOptions& options) {
+    const std::string identity = open_file(file)->identity();
     const Checkpoint model = Checkpoint::open(file, options.open);
     require_safetensors(file, model);
     const bool digests = has_digests(model);
@@ -100,11 +110,11 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
                                                            return a.first == b.first && a.second == b.second;
                                                        });
     if (report.changed) {
-        SaveOptions saving{.metadata = metadata, .alignment = alignment_of(model), .checksums = digests};
+        SaveOptions saving{.alignment = alignment_of(model), .checksums = digests};
         saving.overwrite = true;
         saving.monitor = options.monitor;
         saving.threads = options.threads;
-        save(file, tensors, saving);
+        write::during_save(file, [&] { return write::save_all(file, tensors, metadata, saving, identity); });
     }
     const Checkpoint now = Checkpoint::open(file, options.open);
     report.metadata.assign(now.metadata().begin(), now.metadata().end());

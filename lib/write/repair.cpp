@@ -11,7 +11,7 @@
 #include <safemap/file.hpp>
 
 #include <algorithm>
-#include <numeric>
+#include <map>
 #include <set>
 #include <system_error>
 #include <unordered_map>
@@ -27,6 +27,7 @@ using Metadata = std::map<std::string, std::string>;
 /// What stands in the files, and what is wrong with them.
 struct Found {
     std::vector<LazyTensor> tensors;
+    std::vector<std::uint32_t> shards;  ///< of an index, in which each tensor stands
     Metadata metadata;
     std::vector<std::string> repairs;
 };
@@ -96,7 +97,10 @@ private:
 };
 
 /// Digests are of files as they were, and a total is written anew.
-void drop_derived(Metadata& metadata) {
+void drop_derived(Metadata& metadata, std::vector<std::string>& repairs) {
+    const auto is_digest = [](const auto& entry) { return safetensors::is_digest_key(entry.first); };
+    if (std::any_of(metadata.begin(), metadata.end(), is_digest))
+        repairs.push_back("the digests in the metadata are not compared, and are left out");
     std::erase_if(metadata, [](const auto& entry) {
         return safetensors::is_digest_key(entry.first) || entry.first == "total_size" ||
                entry.first == "total_parameters";
@@ -118,26 +122,36 @@ Found read_one(const std::filesystem::path& file, const OpenOptions& options) {
 
 /// What an index says and its shards do not, or the other way round.
 void compare_index(const safetensors::Index& index, Found& found, const std::string& name) {
-    std::set<std::string_view> held;
+    std::map<std::string_view, std::uint32_t> held;  // and in which shard
     std::uint64_t total = 0;
-    for (const LazyTensor& tensor : found.tensors) {
-        if (!held.insert(tensor.name()).second)
-            throw Error(Errc::duplicate_name, "two shards hold it").with_tensor(tensor.name());
+    for (std::size_t i = 0; i < found.tensors.size(); ++i) {
+        const LazyTensor& tensor = found.tensors[i];
+        const auto [before, is_new] = held.emplace(tensor.name(), found.shards[i]);
+        if (!is_new)
+            throw Error(Errc::duplicate_name, safemap::quoted(index.shards[before->second]) + " and " +
+                                                  safemap::quoted(index.shards[found.shards[i]]) + " hold it")
+                .with_tensor(tensor.name());
         total = write::sum_of_sizes(total, tensor.nbytes());
     }
     std::set<std::string_view> placed;
+    std::size_t misplaced = 0;
     for (const auto& place : index.weight_map) {
         placed.insert(place.tensor);
-        if (held.count(place.tensor) == 0)
+        const auto holder = held.find(place.tensor);
+        if (holder == held.end())
             throw Error(Errc::shard_lacks_tensor, "the index names it, and no shard holds it")
                 .with_tensor(place.tensor);
+        misplaced += holder->second == place.shard ? 0U : 1U;
     }
-    for (const std::string_view tensor : held)
+    if (misplaced > 0)
+        found.repairs.push_back(name + ": it places " + std::to_string(misplaced) +
+                                (misplaced == 1 ? " tensor" : " tensors") + " in shards that do not hold them");
+    for (const auto& [tensor, shard] : held)
         if (placed.count(tensor) == 0)
             found.repairs.push_back(name + ": it does not name " + safemap::quoted(tensor) + ", which a shard holds");
     if (index.total_size != total)
         found.repairs.push_back(name + ": total_size is " +
-                                (index.total_size ? std::to_string(*index.total_size) : std::string("not there")) +
+                                (index.total_size ? std::to_string(*index.total_size) : std::string("no number")) +
                                 ", the tensors have " + std::to_string(total));
 }
 
@@ -148,13 +162,15 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
     ThrowFirst faults;
     const safetensors::Index index = safetensors::read_index(*source, faults);
     std::optional<Metadata> common;
-    for (const std::string& shard : index.shards) {
+    for (std::uint32_t number = 0; number < index.shards.size(); ++number) {
+        const std::string& shard = index.shards[number];
         const auto file = folder.open(shard);
         if (!file) throw Error(Errc::shard_missing, "the index names it").with_path(folder.name() + '/' + shard);
         try {
             FileReader reader(file, shard, options, found);
             reader.tell_repairs();
             reader.add_tensors();
+            found.shards.resize(found.tensors.size(), number);
             const Metadata one(reader.header().metadata.begin(), reader.header().metadata.end());
             if (!common) common = one;
             std::erase_if(*common, [&](const auto& entry) {
@@ -190,8 +206,13 @@ Found read(const std::filesystem::path& in, const OpenOptions& options) {
 
 RepairReport repair(const std::filesystem::path& in, const std::filesystem::path& out, const SaveOptions& options,
                     const OpenOptions& open) {
-    Found found = read(in, open);
-    drop_derived(found.metadata);
+    Found found;
+    try {
+        found = read(in, open);
+    } catch (Error& error) {
+        throw std::move(error.with_path(in.native()));
+    }
+    drop_derived(found.metadata, found.repairs);
     SaveOptions saving = options;
     for (const auto& entry : found.metadata) saving.metadata.insert(entry);
     RepairReport report{.repairs = std::move(found.repairs), .saved = save(out, found.tensors, saving)};

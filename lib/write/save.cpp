@@ -10,24 +10,7 @@ namespace safemap {
 
 namespace {
 
-using write::Layout;
 using write::Metadata;
-
-SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
-                    const SaveOptions& options) {
-    Layout layout = write::lay_out_at(out, tensors, metadata, options);
-    if (options.plan_only) {
-        SaveReport report = write::report_on(layout);
-        report.buffer_bytes = write::buffer_bytes(tensors, layout, options.threads);
-        return report;
-    }
-
-    const io::Job job{.id = write::job_of(tensors, layout), .resume = options.resume};
-    write::Target target(out, options.overwrite, job);
-    write::write_files(tensors, layout, target.staging(), options.monitor, options.threads);
-    target.commit();
-    return write::report_on(layout);
-}
 
 /// As huggingface_hub tells of tied tensors. What the caller says goes over what the checkpoint said.
 Metadata metadata_of(const Checkpoint& checkpoint, const SaveOptions& options) {
@@ -40,13 +23,29 @@ Metadata metadata_of(const Checkpoint& checkpoint, const SaveOptions& options) {
 
 }  // namespace
 
+SaveReport write::save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
+                           const Metadata& metadata, const SaveOptions& options, const std::string& replaced) {
+    Layout layout = lay_out_at(out, tensors, metadata, options);
+    if (options.plan_only) {
+        SaveReport report = report_on(layout);
+        report.buffer_bytes = buffer_bytes(tensors, layout, options.threads);
+        return report;
+    }
+
+    const io::Job job{.id = job_of(tensors, layout), .resume = options.resume, .replaced = replaced};
+    Target target(out, options.overwrite, job);
+    write_files(tensors, layout, target.staging(), options.monitor, options.threads);
+    target.commit();
+    return report_on(layout);
+}
+
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
-    return write::during_save(out, [&] { return save_all(out, tensors, options.metadata, options); });
+    return write::during_save(out, [&] { return write::save_all(out, tensors, options.metadata, options); });
 }
 
 SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, const SaveOptions& options) {
     return write::during_save(out, [&] {
-        return save_all(out, {checkpoint.begin(), checkpoint.size()}, metadata_of(checkpoint, options), options);
+        return write::save_all(out, {checkpoint.begin(), checkpoint.size()}, metadata_of(checkpoint, options), options);
     });
 }
 

@@ -23,6 +23,10 @@ void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& fil
 
 SaveReport report_on(Layout& layout);
 
+/// save(). Where `replaced` is not empty, the file that it replaces has to have that identity.
+SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
+                    const SaveOptions& options, const std::string& replaced = {});
+
 /// Puts "save out/" before whatever goes wrong in `run`.
 template <class Run> auto during_save(const std::filesystem::path& out, Run&& run) {
     try {

@@ -20,12 +20,11 @@ io::Staging stage(const std::filesystem::path& out, bool overwrite, const io::Jo
     return io::Staging(out, kind, overwrite ? io::Existing::replace : io::Existing::refuse, job);
 }
 
-/// Indexes of safetensors: those of pickles belong to another model.
+/// Indexes of safetensors: those of other formats belong to other models.
 std::vector<std::string> indexes_among(const std::vector<std::string>& names) {
     std::vector<std::string> indexes;
-    std::copy_if(names.begin(), names.end(), std::back_inserter(indexes), [](const std::string& name) {
-        return name.ends_with(".index.json") && !name.ends_with(".bin.index.json");
-    });
+    std::copy_if(names.begin(), names.end(), std::back_inserter(indexes),
+                 [](const std::string& name) { return name.ends_with(".safetensors.index.json"); });
     return indexes;
 }
 
@@ -48,7 +47,8 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
     }
     CollectFaults ignored;  // an index that is damaged goes as well as one that is sound
     if (const auto source = folder->open(files.front()))
-        for (std::string& shard : safetensors::read_index(*source, ignored).shards) files.push_back(std::move(shard));
+        for (std::string& shard : safetensors::read_index(*source, ignored).shards)
+            if (shard.ends_with(".safetensors")) files.push_back(std::move(shard));
     return files;
 }
 

@@ -36,7 +36,8 @@ void prepare(const TempDir& dir) {
     fs::create_directories(dir / ".safemap-tmp/content");
     dir.write(".safemap-tmp/content/b", "new b");
     dir.write(".safemap-tmp/content/c", "new c");
-    io::write_commit_list(opened(dir / ".safemap-tmp").number(), {.files = {"b", "c"}, .removed = {"a"}});
+    io::write_commit_list(opened(dir / ".safemap-tmp").number(), opened(dir.path()).number(), Names{"b", "c"},
+                          Names{"a"});
 }
 
 }  // namespace
@@ -81,18 +82,20 @@ TEST_CASE("a list that is damaged, or leads out of the folder, is refused by rea
     const TempDir dir;
     fs::create_directories(dir / ".safemap-tmp");
     using namespace std::string_literals;
-    const std::string good = "safemap commit 1\0+a\0-b\0end\0"s;
+    dir.write("a", "moved already");
+    const std::string good = "safemap commit 1\0+a\0\0-b\0\0end\0"s;
     const std::vector<std::string> damaged = {
         "",
         "safemap commit 1",
         "safemap commit 2\0end\0"s,
-        "safemap commit 1\0+a\0"s,
-        "safemap commit 1\0+a\0end"s,
-        "safemap commit 1\0+../a\0end\0"s,
-        "safemap commit 1\0-/etc/hostname\0end\0"s,
-        "safemap commit 1\0+\0end\0"s,
-        "safemap commit 1\0\0end\0"s,
-        "safemap commit 1\0*a\0end\0"s,
+        "safemap commit 1\0+a\0\0"s,
+        "safemap commit 1\0+a\0\0end"s,
+        "safemap commit 1\0+../a\0\0end\0"s,
+        "safemap commit 1\0-/etc/hostname\0\0end\0"s,
+        "safemap commit 1\0+\0\0end\0"s,
+        "safemap commit 1\0\0\0end\0"s,
+        "safemap commit 1\0*a\0\0end\0"s,
+        "safemap commit 1\0+neither prepared nor there\0\0end\0"s,
         good + "more",
     };
     dir.write(".safemap-tmp/commit", good);
@@ -110,4 +113,56 @@ TEST_CASE("a list that is damaged, or leads out of the folder, is refused by rea
     fs::remove(dir / ".safemap-tmp/commit");
     fs::create_directory(dir / ".safemap-tmp/commit");
     CHECK_FAULT(open_folder(dir.path()), Errc::commit_list_damaged);
+}
+
+TEST_CASE("what was written to the folder since a save was interrupted is not replaced by it, nor hidden") {
+    for (const char* name : {"a", "b"}) {  // one would go, the other would be replaced
+        CAPTURE(name);
+        const TempDir dir;
+        prepare(dir);
+        fs::remove(dir / name);
+        dir.write(name, "newer");
+        const auto error = error_of([&] { open_folder(dir.path()); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::commit_list_damaged);
+        CHECK(error->message().find("was written to since") != std::string::npos);
+        CHECK(!error->hint().empty());
+        CHECK_FAULT(io::finish_commit(opened(dir.path()).number()), Errc::commit_list_damaged);
+        CHECK(TempDir::read(dir / name) == "newer");
+        fs::remove_all(dir / ".safemap-tmp");
+        CHECK(text_of(*open_folder(dir.path()), name) == "newer");
+    }
+}
+
+TEST_CASE("nothing is removed for files that are gone") {
+    const TempDir dir;
+    prepare(dir);
+    fs::remove_all(dir / ".safemap-tmp/content");
+    CHECK_FAULT(io::finish_commit(opened(dir.path()).number()), Errc::commit_list_damaged);
+    CHECK(TempDir::read(dir / "a") == "old a");
+}
+
+TEST_CASE("a folder tells when what it holds was replaced") {
+    const TempDir dir;
+    fs::create_directory(dir / "f");
+    dir.write("f/a", "old");
+    const auto folder = open_folder(dir / "f");
+    const auto file = folder->open("a");
+    dir.write("f/other", "mine");
+    CHECK(!folder->changed());
+    dir.write("f/new", "new");
+    fs::rename(dir / "f/new", dir / "f/a");
+    CHECK(folder->changed());
+
+    const auto exchanged = open_folder(dir / "f");
+    CHECK(!exchanged->changed());
+    fs::rename(dir / "f", dir / "g");
+    fs::create_directory(dir / "f");
+    CHECK(exchanged->changed());
+
+    const TempDir listed;
+    listed.write("b", "old");
+    const auto before = open_folder(listed.path());
+    prepare(listed);
+    CHECK(before->changed());
 }

@@ -115,6 +115,9 @@ private:
         calls.fchmodat = [](int folder, const char* name, mode_t mode, int flags) {
             return fails("fchmodat") ? -1 : current_->system_.fchmodat(folder, name, mode, flags);
         };
+        calls.fchownat = [](int folder, const char* name, uid_t owner, gid_t group, int flags) {
+            return fails("fchownat") ? -1 : current_->system_.fchownat(folder, name, owner, group, flags);
+        };
         calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) -> ssize_t {
             if (fails("pread") || interrupted()) return -1;
             return current_->system_.pread(descriptor, into, shortened(size), offset);

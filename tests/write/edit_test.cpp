@@ -134,6 +134,38 @@ TEST_CASE("an edit that cannot be is refused, and the file is as it was") {
     CHECK(TempDir::read(file) == before);
 }
 
+TEST_CASE("a file that was replaced since it was read is not replaced by an edit of what it was") {
+    const TempDir dir;
+    const fs::path file = saved(dir);
+    EditOptions options{.set = {{"x", "y"}}};
+    bool done = false;
+    options.monitor.on_progress = [&](const Progress&) {
+        if (!std::exchange(done, true)) {
+            save(dir / "other.safetensors", std::vector{tensor("other", Dtype::u8, {1})});
+            fs::rename(dir / "other.safetensors", file);
+        }
+        return true;
+    };
+    CHECK_FAULT(edit(file, options), Errc::file_changed);
+    CHECK(read_file(file).count("other") == 1);
+    CHECK(names_in(dir.path()) == Names{"f.safetensors"});
+}
+
+TEST_CASE("keys that look like those of digests harm nobody, and those of digests are not edited") {
+    const TempDir dir;
+    const fs::path file = saved(dir, {.checksums = true});
+    for (const std::string key : {"a\"safemap.checkpoint_xxh3_128", "a\"safemap.xxh3_128", "\\\"safemap.xxh3_128",
+                                  "a\\", "\":\"safemap.xxh3_128"}) {
+        CAPTURE(key);
+        CHECK_OK(edit(file, {.set = {{key, "0123456789abcdef0123456789abcdef"}}}));
+        CHECK(metadata_of(file).at(key) == "0123456789abcdef0123456789abcdef");
+        CHECK(verify(file).ok());
+        CHECK(verify(file).checked_bytes == 437);
+    }
+    CHECK_FAULT(edit(file, {.unset = {"safemap.xxh3_128"}}), Errc::invalid_argument);
+    CHECK_FAULT(edit(file, {.set = {{"safemap.checkpoint_xxh3_128", "x"}}}), Errc::invalid_argument);
+}
+
 TEST_CASE("every system call of an edit may fail: the file is the old one, or the new one") {
     const TempDir dir = TempDir::in_memory();
     bool failed = true;
@@ -249,5 +281,10 @@ TEST_CASE("an index is mended from what its shards hold") {
     wrong.insert(line, "    \"d\": \"model-00001-of-00002.safetensors\",\n");
     dir.write("in/model.safetensors.index.json", wrong);
     CHECK_FAULT(repair(dir / "in", dir / "no"), Errc::shard_lacks_tensor);
+    wrong = index;
+    const std::size_t other = wrong.find("model-00002-of-00002", line);
+    REQUIRE(other != std::string::npos);
+    wrong.replace(other, 20, "model-00001-of-00002");
+    CHECK(mentions(with(wrong), "in shards that do not hold them"));
     CHECK(!fs::exists(dir / "no"));
 }

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <functional>
 #include <thread>
@@ -406,14 +407,15 @@ TEST_CASE("an index that names files outside the folder or behind links costs no
     fs::create_directory(dir / "other");
     dir.write("precious", "mine");
     dir.write("other/precious", "mine");
-    dir.write("out/inner/shard", "goes");
+    dir.write("out/inner/shard.safetensors", "goes");
     fs::create_directory_symlink("../other", dir / "out/link");
-    dir.write("out/model.safetensors.index.json",
-              R"({"weight_map":{"a":"../precious","b":"link/precious","c":"inner/shard","d":"/etc/hostname"}})");
+    dir.write(
+        "out/model.safetensors.index.json",
+        R"({"weight_map":{"a":"../precious","b":"link/precious","c":"inner/shard.safetensors","d":"/etc/hostname"}})");
     CHECK_OK(save_new(dir / "out", changes[4]));
     CHECK(TempDir::read(dir / "precious") == "mine");
     CHECK(TempDir::read(dir / "other/precious") == "mine");
-    CHECK(!fs::exists(dir / "out/inner/shard"));
+    CHECK(!fs::exists(dir / "out/inner/shard.safetensors"));
     CHECK(names_in(dir / "out") == Names{"inner", "link", "model.safetensors"});
     CHECK(state_of(dir / "out") == "new");
 }
@@ -504,4 +506,133 @@ TEST_CASE("the root of a mount is saved over") {
     CHECK(names_in(dir.path()) == Names{"out"});
     CHECK(names_in(dir / "out").size() == 4);
     ::umount2((dir / "out").c_str(), MNT_DETACH);
+}
+
+TEST_CASE("models of other frameworks stay, and so does what an index names that is no shard") {
+    const TempDir dir;
+    save_old(dir / "out", changes[0]);
+    dir.write("out/flax_model.msgpack.index.json", R"({"weight_map":{"a":"flax_model.msgpack"}})");
+    dir.write("out/flax_model.msgpack", "mine");
+    std::string index = TempDir::read(dir / "out/model.safetensors.index.json");
+    index.insert(index.find("\"a\""), "\"x\": \"config.json\", ");
+    dir.write("out/model.safetensors.index.json", index);
+    CHECK_OK(save_new(dir / "out", changes[4]));
+    CHECK(names_in(dir / "out") ==
+          Names{"config.json", "flax_model.msgpack", "flax_model.msgpack.index.json", "model.safetensors"});
+    CHECK(TempDir::read(dir / "out/config.json") == "mine");
+    save_old(dir / "out", changes[0]);
+    dir.write("out/flax_model.msgpack.index.json", R"({"weight_map":{"a":"flax_model.msgpack"}})");
+    CHECK(state_of(dir / "out") == "old");
+}
+
+TEST_CASE("what somebody else puts in the place meanwhile is not replaced, and not lost") {
+    for (const char* out : {"out", "out.safetensors"}) {
+        for (const bool folder : {false, true}) {
+            CAPTURE(out);
+            CAPTURE(folder);
+            const TempDir dir;
+            const Change change = {"", out, 400, 400};
+            save_old(dir / out, change);
+            SaveOptions options{.max_shard_size = 400, .overwrite = true};
+            bool done = false;
+            options.monitor.on_progress = [&](const Progress& progress) {
+                if (done || progress.bytes_done == 0) return true;
+                done = true;
+                fs::rename(dir / out, dir / "moved");
+                if (folder) fs::create_directory(dir / out);
+                dir.write(folder ? std::string(out) + "/precious" : std::string(out), "mine");
+                return true;
+            };
+            CHECK_FAULT(save(dir / out, new_tensors(), options), Errc::file_changed);
+            CHECK(TempDir::read(folder ? dir / out / "precious" : dir / out) == "mine");
+            CHECK(state_of(dir / "moved") == "old");
+            CHECK(names_in(dir.path()) == Names{"moved", out});
+        }
+    }
+}
+
+TEST_CASE("what is prepared is for nobody else to see, and what replaces has the permissions of the old model") {
+    for (const World& world : worlds()) {
+        CAPTURE(world.what);
+        const TempDir dir;
+        save_old(dir / "out", changes[0]);
+        world.make(dir / "out");
+        fs::permissions(dir / "out", fs::perms::owner_all);
+        for (const auto& name : names_in(dir / "out"))
+            if (name.ends_with(".safetensors")) fs::permissions(dir / "out" / name, fs::perms::owner_read);
+        fs::permissions(dir / "out/model.safetensors.index.json", fs::perms::owner_read | fs::perms::group_read);
+        const KeepCalls keep;
+        world.calls();
+        bool looked = false;
+        SaveOptions options{.max_shard_size = 800, .overwrite = true};
+        options.monitor.on_progress = [&](const Progress& progress) {
+            if (progress.bytes_done == 0) return true;
+            for (const fs::path& place : {dir / ".out.safemap-tmp", dir / "out/.safemap-tmp"}) {
+                if (!fs::exists(place)) continue;
+                looked = true;
+                CHECK(fs::status(place).permissions() == fs::perms::owner_all);
+            }
+            return true;
+        };
+        CHECK_OK(save(dir / "out", new_tensors(), options));
+        CHECK(looked);
+        CHECK(fs::status(dir / "out").permissions() == fs::perms::owner_all);
+        // Shards of other names have what the old model had.
+        const auto expected = fs::perms::owner_read | fs::perms::group_read;
+        CHECK(fs::status(dir / "out/model-00001-of-00002.safetensors").permissions() == expected);
+        CHECK(fs::status(dir / "out/model.safetensors.index.json").permissions() == expected);
+    }
+}
+
+TEST_CASE("a shell in the folder is still in it afterwards") {
+    const TempDir dir;
+    save_old(dir / "out", changes[1]);
+    CHECK(true_in_child([&] {
+        if (::chdir((dir / "out").c_str()) != 0) return false;
+        save(".", new_tensors(), {.max_shard_size = 400, .overwrite = true});
+        return state_of(".") == "new" && fs::exists("config.json") && state_of(dir / "out") == "new";
+    }));
+    CHECK(names_in(dir.path()) == Names{"out"});
+}
+
+TEST_CASE("a file in a folder with a save that was interrupted is written after that is finished") {
+    const TempDir dir;
+    fs::create_directories(dir / "out/.safemap-tmp/content");
+    dir.write("out/.safemap-tmp/safemap.lock", "");
+    save(dir / "next.safetensors", new_tensors());
+    fs::rename(dir / "next.safetensors", dir / "out/.safemap-tmp/content/model.safetensors");
+    using namespace std::string_literals;
+    dir.write("out/.safemap-tmp/commit", "safemap commit 1\0+model.safetensors\0\0end\0"s);
+    CHECK(state_of(dir / "out") == "new");
+    CHECK_OK(save(dir / "out/model.safetensors", old_tensors(), {.overwrite = true}));
+    CHECK(state_of(dir / "out") == "old");
+    CHECK(names_in(dir / "out") == Names{"model.safetensors"});
+}
+
+TEST_CASE("whoever reads while a folder is saved over reads one of the two models") {
+    for (const bool in_place : {false, true}) {
+        CAPTURE(in_place);
+        const TempDir dir = TempDir::in_memory();
+        const Change change = changes[1];
+        save_old(dir / "out", change);
+        if (in_place) fs::create_directory(dir / "out/logs");
+        std::atomic<bool> over = false;
+        std::atomic<int> mixed = 0;
+        std::atomic<int> reads = 0;
+        std::thread reader([&] {
+            while (!over) {
+                const std::string state = state_of(dir / "out");
+                ++reads;
+                if (state != "old" && state != "new") ++mixed;
+            }
+        });
+        for (int i = 0; i < 60; ++i) {
+            save(dir / "out", old_tensors(), {.max_shard_size = 400, .overwrite = true});
+            save_new(dir / "out", change);
+        }
+        over = true;
+        reader.join();
+        CHECK(mixed == 0);
+        CHECK(reads > 0);
+    }
 }
