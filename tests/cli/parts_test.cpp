@@ -139,8 +139,8 @@ TEST_SUITE("rename") {
 
     TEST_CASE("what is no rule is refused") {
         for (const char* rule :
-             {"",       "s",        "s/",        "s/a",     "s/a/",       "s/a/b",    "a/b/",    "/a/b/",
-              "sxaxbx", "s a b ",   "s\\a\\b\\", "s/a/b/i", "s/a/b/gg",   "s/a/b/ g", "s//b/",   "s/(/b/",
+             {"",       "s",        "s/",        "s/a",     "s/a/",       "s/a/b",    "a/b/",   "/a/b/",
+              "sxaxbx", "s a b ",   "s\\a\\b\\", "s/a/b/i", "s/a/b/gg",   "s/a/b/ g", "s//b/",  "s/(/b/",
               "s/[/b/", "s/a{2/b/", "s/*/b/",    "s/a/$1/", "s/(a)/\\2/", "s/a/\\n/", "s/a/b\\"}) {
             CAPTURE(std::string(rule));
             CHECK_FAULT(RenameRule(rule), Errc::invalid_argument);
