@@ -162,16 +162,24 @@ class Compare:
         ])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description):
+    """What every comparison is told."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--size", default="4GB", help="of the input, as make_pt takes it")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=rounds, default=5)
     parser.add_argument("--work", type=pathlib.Path, help="a folder with three times SIZE to spare")
-    options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error("--rounds wants at least 1")
+    return parser
 
+
+def rounds(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("wants at least 1")
+    return int(text)
+
+
+def main():
+    options = arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="safemap-compare-", dir=options.work) as work:
         compare = Compare(options.build.resolve(), pathlib.Path(work), options.size)
         for number in range(options.rounds):

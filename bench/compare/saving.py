@@ -9,7 +9,6 @@ brought to the disk. As in run.py every round runs every command once, on warm i
 rounds' ratios.
 """
 
-import argparse
 import datetime
 import json
 import pathlib
@@ -120,15 +119,9 @@ class Saving:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--size", default="4GB", help="of the input, as make_pt takes it")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work", type=pathlib.Path, help="a folder with three times SIZE to spare")
+    parser = run.arguments(__doc__)
     parser.add_argument("--python", help="an interpreter with torch, safetensors and huggingface_hub")
     options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error("--rounds wants at least 1")
     with tempfile.TemporaryDirectory(prefix="safemap-saving-", dir=options.work) as work:
         saving = Saving(options.build.resolve(), pathlib.Path(work), options.size, options.python)
         for number in range(options.rounds):

@@ -53,6 +53,12 @@ bool same_file(int folder, int other_folder, const char* name) {
            one.st_ino == other.st_ino;
 }
 
+/// Owners are given away by few: what is not permitted stays as it is, the group on its own if need be.
+void give_owner(int folder, const char* name, const struct stat& wanted) {
+    if (calls.fchownat(folder, name, wanted.st_uid, wanted.st_gid, AT_SYMLINK_NOFOLLOW) == 0) return;
+    static_cast<void>(calls.fchownat(folder, name, static_cast<uid_t>(-1), wanted.st_gid, AT_SYMLINK_NOFOLLOW));
+}
+
 }  // namespace
 
 // ---- the target
@@ -252,7 +258,6 @@ OutputFile Staging::reopen(const std::string& name) const {
 void Staging::commit(std::span<const std::string> old_files) {
     try {
         set_permissions(old_files);
-        if (kind_ == Kind::folder) sync_folder(content_.number());
         if (old_) {
             if (inside_ || !exchange_folder(old_files)) commit_in_place(old_files);
             return;
@@ -293,11 +298,7 @@ void Staging::set_permissions(const std::string& file, const struct stat& old, b
     const char* name = name_in_folder(file);
     struct stat now = {};
     if (calls.fstatat(files_folder(), name, &now, AT_SYMLINK_NOFOLLOW) != 0) throw system_error(errno, "examine it");
-    // Owners are given away by few: what is not permitted stays as it is, the group on its own if need be.
-    if (there && (old.st_uid != now.st_uid || old.st_gid != now.st_gid) &&
-        calls.fchownat(files_folder(), name, old.st_uid, old.st_gid, AT_SYMLINK_NOFOLLOW) != 0)
-        static_cast<void>(
-            calls.fchownat(files_folder(), name, static_cast<uid_t>(-1), old.st_gid, AT_SYMLINK_NOFOLLOW));
+    if (there && (old.st_uid != now.st_uid || old.st_gid != now.st_gid)) give_owner(files_folder(), name, old);
     const mode_t wanted = there ? old.st_mode & 07777 : now.st_mode & 07777 & ~sibling_.denied();
     if (wanted != (now.st_mode & 07777) && calls.fchmodat(files_folder(), name, wanted, 0) != 0)
         throw system_error(errno, "set the permissions of " + safemap::quoted(file));
@@ -308,8 +309,7 @@ void Staging::open_to_readers() const {
     struct stat old = {};
     if (calls.fstat(old_.number(), &old) != 0) throw system_error(errno, "examine it");
     const auto give = [&](int home, const char* name, int descriptor) {
-        if (calls.fchownat(home, name, old.st_uid, old.st_gid, AT_SYMLINK_NOFOLLOW) != 0)
-            static_cast<void>(calls.fchownat(home, name, static_cast<uid_t>(-1), old.st_gid, AT_SYMLINK_NOFOLLOW));
+        give_owner(home, name, old);
         if (calls.fchmod(descriptor, (old.st_mode & 07777) | S_IRWXU) != 0)
             throw system_error(errno, "set the permissions of the new folder");
     };
@@ -333,6 +333,7 @@ void Staging::remove_journal() {
 
 /// Where nothing stands yet.
 void Staging::appear() {
+    if (kind_ == Kind::folder) sync_folder(content_.number());
     const int parent = place_.parent.number();
     if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), RENAME_NOREPLACE) != 0) {
         const int number = errno;
@@ -474,6 +475,7 @@ void Staging::clear_sibling() noexcept {
 }
 
 void Staging::commit_in_place(std::span<const std::string> old_files) {
+    sync_folder(content_.number());
     if (!inside_) {
         // The content stands beside the folder, on the same file system: it was to be exchanged with it.
         if (const int number = sibling_.move(old_.number(), Sibling::suffix))

@@ -1,6 +1,6 @@
 // repair(): reads whatever can be read without guessing, and writes it as the reference would.
 #include "base/text.hpp"
-#include "lazy/stored_tensor.hpp"
+#include "checkpoint/contents.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
@@ -14,7 +14,6 @@
 #include <map>
 #include <set>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
 
 namespace safemap {
@@ -161,7 +160,7 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
     if (!source) throw Error(Errc::path_not_found, "no such file").with_path(folder.name() + '/' + index_name);
     ThrowFirst faults;
     const safetensors::Index index = safetensors::read_index(*source, faults);
-    std::optional<Metadata> common;
+    checkpoint::Joined joined;
     for (std::uint32_t number = 0; number < index.shards.size(); ++number) {
         const std::string& shard = index.shards[number];
         const auto file = folder.open(shard);
@@ -171,17 +170,13 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
             reader.tell_repairs();
             reader.add_tensors();
             found.shards.resize(found.tensors.size(), number);
-            const Metadata one(reader.header().metadata.begin(), reader.header().metadata.end());
-            if (!common) common = one;
-            std::erase_if(*common, [&](const auto& entry) {
-                const auto same = one.find(entry.first);
-                return same == one.end() || same->second != entry.second;
-            });
+            checkpoint::Contents one{.metadata = reader.header().metadata};
+            joined.add(one, shard);
         } catch (Error& error) {
             throw std::move(error.with_path(file->name()));
         }
     }
-    if (common) found.metadata = std::move(*common);
+    found.metadata.insert(joined.contents.metadata.begin(), joined.contents.metadata.end());
     for (const auto& [key, value] : index.metadata) found.metadata.insert_or_assign(key, value);
     compare_index(index, found, index_name);
     return found;

@@ -32,7 +32,9 @@ SaveReport write::save_all(const std::filesystem::path& out, std::span<const Laz
         return report;
     }
 
-    const io::Job job{.id = job_of(tensors, layout), .resume = options.resume, .replaced = replaced};
+    const io::Job job{.id = names_file(out) ? std::string() : job_of(tensors, layout),
+                      .resume = options.resume,
+                      .replaced = replaced};
     Target target(out, options.overwrite, job);
     write_files(tensors, layout, target.staging(), options.monitor, options.threads);
     target.commit();

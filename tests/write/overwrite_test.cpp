@@ -159,111 +159,107 @@ void check_finished(const TempDir& dir, const Change& change, const World& world
     CHECK(TempDir::read(out / "config.json") == "mine");
 }
 
-}  // namespace
-
-TEST_CASE("a save over a checkpoint replaces it, and leaves everything else") {
+/// Runs `test` for every change in every world, in a folder of its own.
+template <class Test> void in_every_world(Test&& test) {
     for (const World& world : worlds()) {
         for (const Change& change : changes) {
             CAPTURE(world.what);
             CAPTURE(change.what);
-            const TempDir dir = TempDir::in_memory();
-            save_old(dir / change.out, change);
-            world.make(dir / change.out);
-            CHECK(state_of(dir / change.out) == "old");
-            {
-                const KeepCalls keep;
-                world.calls();
-                CHECK_OK(save_new(dir / change.out, change));
-            }
-            check_finished(dir, change, world);
+            test(TempDir::in_memory(), world, change);
         }
     }
 }
 
+}  // namespace
+
+TEST_CASE("a save over a checkpoint replaces it, and leaves everything else") {
+    in_every_world([](const TempDir& dir, const World& world, const Change& change) {
+        save_old(dir / change.out, change);
+        world.make(dir / change.out);
+        CHECK(state_of(dir / change.out) == "old");
+        {
+            const KeepCalls keep;
+            world.calls();
+            CHECK_OK(save_new(dir / change.out, change));
+        }
+        check_finished(dir, change, world);
+    });
+}
+
 TEST_CASE(
     "a save over a checkpoint that is killed at any system call leaves the old or the new, and the next one finishes") {
-    for (const World& world : worlds()) {
-        for (const Change& change : changes) {
-            CAPTURE(world.what);
-            CAPTURE(change.what);
-            const TempDir dir = TempDir::in_memory();
-            const fs::path out = dir / change.out;
-            bool was_new = false;
-            bool died = true;
-            for (int nth = 1; died; ++nth) {
-                CAPTURE(nth);
-                REQUIRE(nth < 300);
-                save_old(out, change);
-                world.make(out);
-                const pid_t child = ::fork();
-                REQUIRE(child >= 0);
-                if (child == 0) {
-                    world.calls();
-                    ScriptedCalls calls;
-                    calls.die_at(nth);
-                    const auto error = error_of([&] { save_new(out, change); });
-                    ::_exit(error ? 99 : 0);
-                }
-                int status = 0;
-                REQUIRE(::waitpid(child, &status, 0) == child);
-                died = WIFSIGNALED(status);
-                REQUIRE((died || status == 0));
-                const std::string state = state_of(out);
-                CHECK((state == "old" || state == "new"));
-                CHECK(!(was_new && state == "old"));  // once it is committed, it is
-                was_new = state == "new";
-                if (fs::is_directory(out)) CHECK(TempDir::read(out / "config.json") == "mine");
-                CHECK_OK(save_new(out, change));
-                check_finished(dir, change, world);
+    in_every_world([](const TempDir& dir, const World& world, const Change& change) {
+        const fs::path out = dir / change.out;
+        bool was_new = false;
+        bool died = true;
+        for (int nth = 1; died; ++nth) {
+            CAPTURE(nth);
+            REQUIRE(nth < 300);
+            save_old(out, change);
+            world.make(out);
+            const pid_t child = ::fork();
+            REQUIRE(child >= 0);
+            if (child == 0) {
+                world.calls();
+                ScriptedCalls calls;
+                calls.die_at(nth);
+                const auto error = error_of([&] { save_new(out, change); });
+                ::_exit(error ? 99 : 0);
             }
-            CHECK(was_new);
+            int status = 0;
+            REQUIRE(::waitpid(child, &status, 0) == child);
+            died = WIFSIGNALED(status);
+            REQUIRE((died || status == 0));
+            const std::string state = state_of(out);
+            CHECK((state == "old" || state == "new"));
+            CHECK(!(was_new && state == "old"));  // once it is committed, it is
+            was_new = state == "new";
+            if (fs::is_directory(out)) CHECK(TempDir::read(out / "config.json") == "mine");
+            CHECK_OK(save_new(out, change));
+            check_finished(dir, change, world);
         }
-    }
+        CHECK(was_new);
+    });
 }
 
 TEST_CASE(
     "every system call of a save over a checkpoint may fail: the old is whole, or the new counts and the error says "
     "so") {
-    for (const World& world : worlds()) {
-        for (const Change& change : changes) {
-            CAPTURE(world.what);
-            CAPTURE(change.what);
-            const TempDir dir = TempDir::in_memory();
-            const fs::path out = dir / change.out;
-            bool failed = true;
-            for (int nth = 1; failed; ++nth) {
-                CAPTURE(nth);
-                REQUIRE(nth < 300);
-                save_old(out, change);
-                world.make(out);
-                std::optional<Error> error;
-                std::string which;
-                {
-                    const KeepCalls keep;
-                    world.calls();
-                    ScriptedCalls calls;
-                    calls.fail_nth(nth, nth % 2 == 0 ? EIO : ENOSPC);
-                    error = error_of([&] { save_new(out, change); });
-                    which = calls.which();
-                    failed = calls.failed();
-                }
-                CAPTURE(which);
-                const std::string state = state_of(out);
-                if (error) {
-                    CHECK(exit_code(error->code()) == 3);
-                    const bool counts = error->hint().find("the new checkpoint counts") != std::string::npos;
-                    CHECK(state == (counts ? "new" : "old"));
-                    CHECK((!counts || world.in_place));
-                } else {
-                    // What cannot be cleared away after the commit is left to the next save.
-                    CHECK(state == "new");
-                }
-                if (fs::is_directory(out)) CHECK(TempDir::read(out / "config.json") == "mine");
-                CHECK_OK(save_new(out, change));
-                check_finished(dir, change, world);
+    in_every_world([](const TempDir& dir, const World& world, const Change& change) {
+        const fs::path out = dir / change.out;
+        bool failed = true;
+        for (int nth = 1; failed; ++nth) {
+            CAPTURE(nth);
+            REQUIRE(nth < 300);
+            save_old(out, change);
+            world.make(out);
+            std::optional<Error> error;
+            std::string which;
+            {
+                const KeepCalls keep;
+                world.calls();
+                ScriptedCalls calls;
+                calls.fail_nth(nth, nth % 2 == 0 ? EIO : ENOSPC);
+                error = error_of([&] { save_new(out, change); });
+                which = calls.which();
+                failed = calls.failed();
             }
+            CAPTURE(which);
+            const std::string state = state_of(out);
+            if (error) {
+                CHECK(exit_code(error->code()) == 3);
+                const bool counts = error->hint().find("the new checkpoint counts") != std::string::npos;
+                CHECK(state == (counts ? "new" : "old"));
+                CHECK((!counts || world.in_place));
+            } else {
+                // What cannot be cleared away after the commit is left to the next save.
+                CHECK(state == "new");
+            }
+            if (fs::is_directory(out)) CHECK(TempDir::read(out / "config.json") == "mine");
+            CHECK_OK(save_new(out, change));
+            check_finished(dir, change, world);
         }
-    }
+    });
 }
 
 TEST_CASE("interrupted and short system calls make no difference to a save over a checkpoint") {
