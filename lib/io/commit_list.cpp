@@ -1,9 +1,10 @@
-// Commit lists: NUL-terminated lines, "+" and a name to move, "-" and a name to remove. A list is complete or not
-// there.
+// Commit lists: NUL-terminated lines, "+" and a name to move or "-" and a name to remove, and behind each a line with
+// what stood there. A list is complete or not there.
 #include "io/commit_list.hpp"
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
+#include "io/file.hpp"
 #include "io/output.hpp"
 #include "io/sibling.hpp"
 
@@ -38,8 +39,7 @@ std::string stamp_of(int folder, const std::string& name) {
         if (means_absent(errno)) return {};
         throw system_error(errno, "examine " + safemap::quoted(name));
     }
-    return std::to_string(status.st_ino) + ' ' + std::to_string(status.st_size) + ' ' +
-           std::to_string(status.st_mtim.tv_sec) + '.' + std::to_string(status.st_mtim.tv_nsec);
+    return text_of(identity_of(status));
 }
 
 bool is_staged(int folder, const std::string& name) {
@@ -60,6 +60,21 @@ void require_current(int folder, const CommitList& list) {
         if (!now.empty() && now != before)
             throw damaged(safemap::quoted(name) + " was written to since that save was interrupted");
     }
+}
+
+/// Whether the open list has been carried out and removed: the folder, and even what is prepared, may be of a later
+/// save.
+bool is_done(int file) {
+    struct stat status = {};
+    return calls.fstat(file, &status) == 0 && status.st_nlink == 0;
+}
+
+/// Throws unless the list cannot be opened, which failed so, because there is none for us.
+void require_none(int folder, int number) {
+    if (means_absent(number)) return;
+    // Before it counts, what a writer prepares is for nobody else to see.
+    if (number == EACCES && calls.faccessat(folder, Sibling::suffix, X_OK, AT_EACCESS) != 0 && errno == EACCES) return;
+    throw system_error(number, std::string("open ") + list_path);
 }
 
 std::string read_all(int file) {
@@ -164,18 +179,20 @@ void write_commit_list(int sibling, int folder, std::span<const std::string> fil
 }
 
 std::optional<CommitList> read_commit_list(int folder) {
-    const Descriptor file = open_at(folder, list_path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-    if (file) {
-        CommitList list = parse(read_all(file.number()));
-        require_current(folder, list);
-        return list;
+    for (;;) {
+        const Descriptor file = open_at(folder, list_path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+        if (!file) {
+            require_none(folder, errno);
+            return std::nullopt;
+        }
+        try {
+            CommitList list = parse(read_all(file.number()));
+            require_current(folder, list);
+            return list;
+        } catch (const Error&) {
+            if (!is_done(file.number())) throw;
+        }
     }
-    // Before it counts, what a writer prepares is for nobody else to see.
-    const int number = errno;
-    if (means_absent(number)) return std::nullopt;
-    if (number == EACCES && calls.faccessat(folder, Sibling::suffix, X_OK, AT_EACCESS) != 0 && errno == EACCES)
-        return std::nullopt;
-    throw system_error(number, std::string("open ") + list_path);
 }
 
 void finish_commit(int folder) {

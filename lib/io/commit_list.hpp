@@ -14,7 +14,7 @@ namespace safemap::io {
 struct CommitList {
     struct Entry {
         std::string name;
-        std::string before = {};  ///< what stood in the folder then: inode, size and time; empty for nothing
+        std::string before = {};  ///< what stood in the folder then, as text_of(Identity); empty for nothing
 
         friend bool operator==(const Entry&, const Entry&) = default;
     };
