@@ -11,6 +11,10 @@ namespace {
 // Ranges are multiples of this: of every element size, and of the three bytes that four F6 elements fill.
 constexpr std::uint64_t range_grain = 48;
 
+// Bytes of the source side by side for which a tensor is written in rows rather than in tiles. Tiles are read faster,
+// but written in pieces of a few KiB through the page cache.
+constexpr std::uint64_t least_stretch = 256;
+
 // The last dimension of more than one element, and the one along which the source's elements are nearest.
 struct Inner {
     std::size_t value = 0;
@@ -35,6 +39,30 @@ Inner inner_dimensions(const StridedView& view) {
     return inner;
 }
 
+bool stands_transposed(const LazyTensor& tensor, const Inner& inner) {
+    return whole_bytes(tensor.dtype()) && inner.value != inner.source &&
+           tensor.strided_view().strides[inner.value] != 0;
+}
+
+// Whole rows of a transposed tensor, or whole planes and more.
+struct Rows {
+    std::uint64_t bytes = 0;    // as many as may be; none where one is too long
+    std::uint64_t stretch = 0;  // bytes that stand side by side in the source too
+};
+
+Rows rows_of(const LazyTensor& tensor, std::uint64_t max_bytes) {
+    const Inner inner = inner_dimensions(tensor.strided_view());
+    if (tensor.nbytes() == 0 || !stands_transposed(tensor, inner)) return {};
+    const Shape& shape = tensor.shape();
+    const std::uint64_t element = element_size(tensor.dtype());
+    std::uint64_t one = element;  // bytes of one index along dimension d
+    std::size_t d = shape.size() - 1;
+    for (; d > 0 && one * shape[d] <= max_bytes; --d) one *= shape[d];
+    if (d == inner.value) return {};
+    const std::uint64_t most = std::min(shape[d], max_bytes / one);
+    return {most * one, element * (inner.source > d ? shape[inner.source] : inner.source == d ? most : 1)};
+}
+
 }  // namespace
 
 Blocks::Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept
@@ -42,15 +70,24 @@ Blocks::Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept
     count_ = total_bytes_ == 0 ? 0 : (total_bytes_ - 1) / range_bytes_ + 1;
 }
 
-Blocks Blocks::in_order(const LazyTensor& tensor, std::uint64_t max_bytes) noexcept {
-    return Blocks(tensor.nbytes(), max_bytes);
+Blocks Blocks::in_order(const LazyTensor& tensor, std::uint64_t max_bytes) {
+    Blocks blocks(tensor.nbytes(), max_bytes);
+    if (const std::uint64_t rows = rows_of(tensor, max_bytes).bytes) {
+        blocks.range_bytes_ = rows;
+        blocks.count_ = (blocks.total_bytes_ - 1) / rows + 1;
+    }
+    return blocks;
+}
+
+Blocks Blocks::for_disk(const LazyTensor& tensor, std::uint64_t max_bytes) {
+    return rows_of(tensor, max_bytes).stretch >= least_stretch ? in_order(tensor, max_bytes)
+                                                               : Blocks(tensor, max_bytes);
 }
 
 Blocks::Blocks(const LazyTensor& tensor, std::uint64_t max_bytes) : Blocks(tensor.nbytes(), max_bytes) {
-    if (count_ <= 1 || !whole_bytes(tensor.dtype())) return;
-    const StridedView view = tensor.strided_view();
-    const Inner inner = inner_dimensions(view);
-    if (inner.value == inner.source || view.strides[inner.value] == 0) return;
+    if (count_ <= 1) return;
+    const Inner inner = inner_dimensions(tensor.strided_view());
+    if (!stands_transposed(tensor, inner)) return;
 
     ranges_ = false;
     shape_ = tensor.shape();

@@ -14,8 +14,12 @@ class Blocks {
 public:
     /// `max_bytes` (at least 64) of value in one block at most.
     Blocks(const LazyTensor& tensor, std::uint64_t max_bytes);
-    /// Ranges however the source stands, for who needs the bytes in order.
-    static Blocks in_order(const LazyTensor& tensor, std::uint64_t max_bytes) noexcept;
+    /// Ranges however the source stands, for who needs the bytes in order; of whole rows where it stands transposed and
+    /// a row is no longer than `max_bytes`.
+    static Blocks in_order(const LazyTensor& tensor, std::uint64_t max_bytes);
+    /// in_order() where each range is made of stretches of the source that are long enough for the disk to be written
+    /// in ranges, else as the constructor cuts.
+    static Blocks for_disk(const LazyTensor& tensor, std::uint64_t max_bytes);
 
     std::uint64_t count() const noexcept { return count_; }
     /// Whether blocks are ranges of the row-major value, not boxes: always, except where the source stands transposed.
@@ -28,7 +32,6 @@ public:
 
 private:
     Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept;
-
     bool ranges_ = true;
     std::uint64_t count_ = 0;
     std::uint64_t range_bytes_ = 0;

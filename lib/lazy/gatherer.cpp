@@ -1,6 +1,7 @@
 // From stored pieces to values. A box of a value becomes *parts*: rows of elements that stand at one distance from
 // each other in a source. Parts that are long and contiguous are read straight into the output; others are collected,
-// sorted by place, read together through a window, and scattered.
+// sorted by place, read through a window, neighbours together, and scattered; what becomes columns of the output,
+// several at a time.
 #include "lazy/gatherer.hpp"
 
 #include "lazy/stored_tensor.hpp"
@@ -25,6 +26,7 @@ constexpr std::uint64_t direct_size = 16U << 10;  // a contiguous part of this s
 // Bytes between two parts that are cheaper to read along than to skip: a warm pread costs about half a microsecond,
 // in which 8 KiB are copied.
 constexpr std::uint64_t worthwhile_gap = 8U << 10;
+constexpr std::size_t cache_line = 64;
 
 // One dimension of the work: how many, how far apart in the base (in units), how far apart in the output (in bytes).
 struct Axis {
@@ -39,8 +41,9 @@ struct Part {
     std::uint64_t offset;
     std::uint64_t out;
     std::uint64_t count;
-    std::int64_t in_step;   // bytes
-    std::int64_t out_step;  // bytes
+    std::int64_t in_step;    // bytes
+    std::int64_t out_step;   // bytes
+    std::size_t window = 0;  // where it was read to
 
     std::uint64_t low() const noexcept { return in_step < 0 ? offset - span() : offset; }
     std::uint64_t high(unsigned unit) const noexcept { return low() + span() + unit; }
@@ -58,17 +61,52 @@ struct Unit16 {
     std::byte bytes[16];
 };
 
-void copy_part(const Part& part, unsigned unit, const std::byte* in, std::byte* out) {
+/// Calls work() with an object of `unit` bytes.
+template <class Work> void with_unit(unsigned unit, Work&& work) {
+    switch (unit) {
+        case 1: return work(std::uint8_t());
+        case 2: return work(std::uint16_t());
+        case 4: return work(std::uint32_t());
+        case 8: return work(std::uint64_t());
+        default: return work(Unit16());
+    }
+}
+
+void copy_part(const Part& part, unsigned unit, const std::byte* window, std::byte* out) {
+    const std::byte* const in = window + part.window;
     if (part.in_step == static_cast<std::int64_t>(unit) && part.out_step == part.in_step) {
-        std::memcpy(out, in, part.count * unit);
+        std::memcpy(out + part.out, in, part.count * unit);
         return;
     }
-    switch (unit) {
-        case 1: return copy_units<std::uint8_t>(in, part.in_step, out, part.out_step, part.count);
-        case 2: return copy_units<std::uint16_t>(in, part.in_step, out, part.out_step, part.count);
-        case 4: return copy_units<std::uint32_t>(in, part.in_step, out, part.out_step, part.count);
-        case 8: return copy_units<std::uint64_t>(in, part.in_step, out, part.out_step, part.count);
-        default: return copy_units<Unit16>(in, part.in_step, out, part.out_step, part.count);
+    with_unit(unit, [&](auto each) {
+        copy_units<decltype(each)>(in, part.in_step, out + part.out, part.out_step, part.count);
+    });
+}
+
+/// Whether `next` is the column of the output beside that of `part`, and both stand row after row in the window.
+bool are_neighbours(const Part& part, const Part& next, unsigned unit) noexcept {
+    return next.out == part.out + unit && next.count == part.count && next.out_step == part.out_step &&
+           part.in_step == static_cast<std::int64_t>(unit) && next.in_step == part.in_step;
+}
+
+/// Neighbouring columns, as many at a time as fill a cache line of the output.
+template <class Unit> void copy_columns(std::span<const Part> columns, const std::byte* window, std::byte* out) {
+    constexpr std::size_t most = cache_line / sizeof(Unit);
+    const std::int64_t out_step = columns.front().out_step;
+    const std::uint64_t rows = columns.front().count;
+    while (!columns.empty()) {
+        std::array<const std::byte*, most> in = {};
+        const std::size_t count = std::min(most, columns.size());
+        for (std::size_t c = 0; c < count; ++c) in[c] = window + columns[c].window;
+        std::byte* to = out + columns.front().out;
+        const auto copy_rows = [&](std::size_t width) {
+            for (std::uint64_t row = 0; row < rows; ++row, to += out_step)
+                for (std::size_t c = 0; c < width; ++c)
+                    std::memcpy(to + c * sizeof(Unit), in[c] + row * sizeof(Unit), sizeof(Unit));
+        };
+        if (count == most) copy_rows(most);  // a width that the compiler knows
+        else copy_rows(count);
+        columns = columns.subspan(count);
     }
 }
 
@@ -316,41 +354,73 @@ private:
         }
     }
 
-    // Reads what was collected, neighbours together.
+    // Reads what was collected, neighbours together, as much as the window holds before that is scattered.
     void flush() {
-        const unsigned unit = stored_->unit_size();
         const auto before = [](const Part& a, const Part& b) {
             return a.source != b.source ? std::less<>()(a.source, b.source) : a.low() < b.low();
         };
         if (!std::is_sorted(parts_.begin(), parts_.end(), before)) std::sort(parts_.begin(), parts_.end(), before);
 
-        for (std::size_t first = 0; first < parts_.size();) {
-            const std::uint64_t low = parts_[first].low();
-            std::uint64_t high = parts_[first].high(unit);
-            std::size_t end = first + 1;
-            for (; end < parts_.size(); ++end) {
-                const Part& next = parts_[end];
-                const std::uint64_t grown = std::max(high, next.high(unit));
-                if (next.source != parts_[first].source || grown - low > window_size) break;
-                if (next.low() > high && next.low() - high > worthwhile_gap) break;
-                high = grown;
+        std::span<Part> left = parts_;
+        std::span<Part> in_window = left.first(0);
+        std::size_t filled = 0;
+        while (!left.empty()) {
+            const auto [count, extent] = near_each_other(left);
+            const bool straight = count == 1 && contiguous(left.front());
+            if (straight || filled + extent.size > window_size) {
+                scatter(in_window);
+                in_window = left.first(0);
+                filled = 0;
             }
-            read_window(std::span(parts_).subspan(first, end - first), {low, high - low});
-            first = end;
+            if (straight) {
+                read(*left.front().source, extent.offset, out_.subspan(left.front().out, extent.size));
+                in_window = left.subspan(1, 0);
+            } else {
+                window_.resize(window_size);
+                read(*left.front().source, extent.offset, std::span(window_).subspan(filled, extent.size));
+                for (Part& part : left.first(count)) part.window = filled + (part.offset - extent.offset);
+                in_window = std::span(in_window.data(), in_window.size() + count);
+                filled += extent.size;
+            }
+            left = left.subspan(count);
         }
+        scatter(in_window);
         parts_.clear();
     }
 
-    void read_window(std::span<const Part> parts, Extent extent) {
+    struct Run {
+        std::size_t count;
+        Extent extent;
+    };
+
+    // Those of `parts`, from the first on, that are better read along with each other than one by one.
+    Run near_each_other(std::span<const Part> parts) const {
         const unsigned unit = stored_->unit_size();
-        if (parts.size() == 1 && contiguous(parts[0])) {
-            read(*parts[0].source, extent.offset, out_.subspan(parts[0].out, extent.size));
-            return;
+        const std::uint64_t low = parts.front().low();
+        std::uint64_t high = parts.front().high(unit);
+        std::size_t count = 1;
+        for (; count < parts.size(); ++count) {
+            const Part& next = parts[count];
+            const std::uint64_t grown = std::max(high, next.high(unit));
+            if (next.source != parts.front().source || grown - low > window_size) break;
+            if (next.low() > high && next.low() - high > worthwhile_gap) break;
+            high = grown;
         }
-        window_.resize(window_size);
-        read(*parts[0].source, extent.offset, std::span(window_).first(extent.size));
-        for (const Part& part : parts)
-            copy_part(part, unit, window_.data() + (part.offset - extent.offset), out_.data() + part.out);
+        return {count, {low, high - low}};
+    }
+
+    void scatter(std::span<const Part> parts) {
+        const unsigned unit = stored_->unit_size();
+        while (!parts.empty()) {
+            std::size_t count = 1;
+            while (count < parts.size() && are_neighbours(parts[count - 1], parts[count], unit)) ++count;
+            if (count == 1) copy_part(parts.front(), unit, window_.data(), out_.data());
+            else
+                with_unit(unit, [&](auto each) {
+                    copy_columns<decltype(each)>(parts.first(count), window_.data(), out_.data());
+                });
+            parts = parts.subspan(count);
+        }
     }
 
     const StoredTensor* stored_ = nullptr;

@@ -176,7 +176,7 @@ private:
 
     void plan_blocks(std::uint32_t file, std::uint32_t tensor) {
         const PlannedTensor& planned = layout_.files[file].tensors[tensor];
-        const Blocks blocks(value(planned), block_);
+        const Blocks blocks = Blocks::for_disk(value(planned), block_ - page);
         Stretch stretch{.bytes = {planned.offset, end_of(file, tensor) - planned.offset},
                         .file = file,
                         .first = tensor,
@@ -241,9 +241,7 @@ private:
         const std::uint64_t from = stretch.bytes.offset;
         const std::uint64_t begin = std::max(from, (from / stream_block + number) * stream_block);
         const std::uint64_t end = std::min(stretch.bytes.end(), (from / stream_block + number + 1) * stream_block);
-        // In memory as in its page of the file, so that it can be written past the cache.
-        const std::span<std::byte> whole =
-            buffer(worker).subspan(static_cast<std::size_t>(begin % page), static_cast<std::size_t>(end - begin));
+        const std::span<std::byte> whole = in_page(begin, end - begin, worker);
         const auto& planned = layout_.files[stretch.file].tensors;
         const auto first = planned.begin() + stretch.first;
         auto at = std::upper_bound(first, first + stretch.count, begin,
@@ -266,13 +264,14 @@ private:
     bool copy_block(const Stretch& stretch, std::uint64_t number, Worker& worker) {
         const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
         const LazyTensor tensor = value(planned);
-        const Blocks blocks(tensor, block_);
+        const Blocks blocks = Blocks::for_disk(tensor, block_ - page);
         if (blocks.ranges()) {
             const Extent range = blocks.range(number);
-            const auto bytes = buffer(worker).first(static_cast<std::size_t>(range.size));
+            const std::uint64_t begin = planned.offset + range.offset;
+            const auto bytes = in_page(begin, range.size, worker);
             gather(planned, range.offset, bytes, worker);
             if (!feed(planned, stretch.bytes.size, range.offset, bytes, worker)) return false;
-            output(stretch).write_at(planned.offset + range.offset, bytes);
+            output(stretch).write_at(begin, bytes);
             watch_.add(bytes.size());
             return true;
         }
@@ -353,6 +352,11 @@ private:
     bool is_caller(const Worker& worker) const noexcept { return &worker == &workers_.front(); }
 
     const io::OutputFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
+
+    /// Stands in memory as at `begin` in its page of the file, so that it can be written past the cache.
+    std::span<std::byte> in_page(std::uint64_t begin, std::uint64_t size, Worker& worker) const {
+        return buffer(worker).subspan(static_cast<std::size_t>(begin % page), static_cast<std::size_t>(size));
+    }
 
     std::span<std::byte> buffer(Worker& worker) const {
         if (worker.buffer.bytes().empty()) worker.buffer = PageBuffer(static_cast<std::size_t>(block_));

@@ -41,13 +41,27 @@ TEST_CASE("tensors without elements have no blocks, small ones have one") {
 }
 
 TEST_CASE("who needs the bytes in order gets ranges of a transpose too") {
-    const auto blocks = Blocks::in_order(floats({16384, 16384}, {{16384, 16384}, {1, 16384}, 0}), 4U << 20);
+    const auto blocks = Blocks::in_order(floats({16384, 16380}, {{16384, 16380}, {1, 16384}, 0}), 4U << 20);
     CHECK(blocks.ranges());
+    CHECK(blocks.range(0).size % (16380 * 4) == 0);
     std::uint64_t end = 0;
     for (std::uint64_t i = 0; i < blocks.count(); ++i) {
         CHECK(blocks.range(i).offset == end);
         CHECK(blocks.range(i).size <= 4U << 20);
         end = blocks.range(i).end();
     }
-    CHECK(end == std::uint64_t{16384} * 16384 * 4);
+    CHECK(end == std::uint64_t{16384} * 16380 * 4);
+    CHECK(Blocks::in_order(floats({4, 16384}, {{4, 16384}, {1, 4}, 0}), 4800).range(0).size == 4800);
+}
+
+TEST_CASE("what goes to disk is cut into rows where these are read well, else into tiles") {
+    const auto wide = Blocks::for_disk(floats({16384, 16384}, {{16384, 16384}, {1, 16384}, 0}), 4U << 20);
+    CHECK(wide.ranges());
+    CHECK(wide.range(0).size == 64 * 16384 * 4);
+    CHECK_FALSE(Blocks::for_disk(floats({16384, 32768}, {{16384, 32768}, {1, 16384}, 0}), 4U << 20).ranges());
+    // Of images, one is as long in the source.
+    const auto images = Blocks::for_disk(
+        floats({8, 64, 224, 224}, {{8, 64, 224, 224}, {224 * 224 * 64, 1, 224 * 64, 64}, 0}), 16U << 20);
+    CHECK(images.ranges());
+    CHECK(images.range(0).size == 64 * 224 * 224 * 4);
 }
