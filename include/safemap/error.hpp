@@ -88,6 +88,8 @@ enum class Errc : std::uint8_t {
     pickle_unsupported,  ///< extension codes, out-of-band buffers, text persistent ids
     bad_tensor,          ///< a tensor description that no tensor can have
     storage_too_short,   ///< a tensor that reaches past its storage, or a storage past its record
+    bad_structure,       ///< a structure document that is damaged, or names a tensor that is not there
+    structure_too_large,  ///< a nested state dict too deep or too large for a structure document
 
     // The system failed while working.
     permission_denied,    ///< EACCES, EPERM, EROFS

@@ -89,6 +89,8 @@ constexpr std::array table{
     Row{Errc::pickle_unsupported, "pickle_unsupported", reject_data, "a pickle feature that is not supported"},
     Row{Errc::bad_tensor, "bad_tensor", reject_data, "a description that no tensor can have"},
     Row{Errc::storage_too_short, "storage_too_short", reject_data, "a tensor reaches past its storage"},
+    Row{Errc::bad_structure, "bad_structure", reject_data, "the structure document is damaged"},
+    Row{Errc::structure_too_large, "structure_too_large", reject_data, "a tree too deep or too large for a document"},
 
     Row{Errc::permission_denied, "permission_denied", check_system, "permission denied"},
     Row{Errc::no_space, "no_space", free_space, "no space left"},

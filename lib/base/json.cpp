@@ -47,10 +47,10 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-/// `depth` counts the containers that the element stands in.
-Value copy(const dom::element& element, unsigned depth, Errc code) {
-    if (depth == max_depth && (element.is_array() || element.is_object()))
-        throw Error(code, "not JSON: more than 127 arrays and objects within each other");
+/// `left` counts the containers that may still be entered.
+Value copy(const dom::element& element, unsigned left, Errc code) {
+    if (left == 0 && (element.is_array() || element.is_object()))
+        throw Error(code, "not JSON: too many arrays and objects within each other");
     switch (element.type()) {
         case dom::element_type::NULL_VALUE: return Value(std::monostate{});
         case dom::element_type::BOOL: return Value(element.get_bool().value_unsafe());
@@ -66,14 +66,14 @@ Value copy(const dom::element& element, unsigned depth, Errc code) {
         case dom::element_type::ARRAY: {
             Value::Array items;
             const dom::array array = element.get_array().value_unsafe();
-            for (const dom::element item : array) items.push_back(copy(item, depth + 1, code));
+            for (const dom::element item : array) items.push_back(copy(item, left - 1, code));
             return Value(std::move(items));
         }
         case dom::element_type::OBJECT: {
             Value::Object members;
             const dom::object object = element.get_object().value_unsafe();
             for (const dom::key_value_pair member : object)
-                members.push_back({std::string(member.key), copy(member.value, depth + 1, code)});
+                members.push_back({std::string(member.key), copy(member.value, left - 1, code)});
             return Value(std::move(members));
         }
     }
@@ -111,9 +111,9 @@ std::uint32_t take_code_point(std::string_view& text) {
 }
 
 /// Lives in `parser`.
-dom::element parsed(dom::parser& parser, std::string_view text, Errc code) {
+dom::element parsed(dom::parser& parser, std::string_view text, Errc code, unsigned deepest = max_depth) {
     // simdjson does not count empty containers, so copy() does.
-    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, max_depth + 2);
+    auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, deepest + 2);
     dom::element root;
     if (!error) error = parser.parse(text.data(), text.size()).get(root);
     if (error == simdjson::MEMALLOC) throw std::bad_alloc();
@@ -121,15 +121,15 @@ dom::element parsed(dom::parser& parser, std::string_view text, Errc code) {
     return root;
 }
 
-/// `depth` as for copy(), of the members.
-void hand_out(const dom::object& members, unsigned depth, Errc code, const OnMember& on_member) {
+/// `left` as for copy(), of the members.
+void hand_out(const dom::object& members, unsigned left, Errc code, const OnMember& on_member) {
     for (const dom::key_value_pair member : members) {
         std::string_view text;
         if (!member.value.get_string().get(text)) {
             on_member(member.key, text);
             continue;
         }
-        copy(member.value, depth, code);  // only to see that it is not too deep
+        copy(member.value, left, code);  // only to see that it is not too deep
         on_member(member.key, std::nullopt);
     }
 }
@@ -141,16 +141,16 @@ constexpr bool special(unsigned char byte, Charset charset) {
 
 }  // namespace
 
-Value parse(std::string_view text, Errc code) {
+Value parse(std::string_view text, Errc code, unsigned deepest) {
     dom::parser parser;
-    return copy(parsed(parser, text, code), 0, code);
+    return copy(parsed(parser, text, code, deepest), deepest, code);
 }
 
 Value parse(std::string_view text, Errc code, std::string_view large, const OnMember& on_member) {
     dom::parser parser;
     const dom::element root = parsed(parser, text, code);
     dom::object members;
-    if (root.get_object().get(members)) return copy(root, 0, code);
+    if (root.get_object().get(members)) return copy(root, max_depth, code);
 
     std::size_t last = SIZE_MAX;
     std::size_t at = 0;
@@ -163,8 +163,9 @@ Value parse(std::string_view text, Errc code, std::string_view large, const OnMe
     for (const dom::key_value_pair member : members) {
         dom::object inner;
         const bool apart = at++ == last && !member.value.get_object().get(inner);
-        kept.push_back({std::string(member.key), apart ? Value(Value::Object()) : copy(member.value, 1, code)});
-        if (apart) hand_out(inner, 2, code, on_member);
+        kept.push_back(
+            {std::string(member.key), apart ? Value(Value::Object()) : copy(member.value, max_depth - 1, code)});
+        if (apart) hand_out(inner, max_depth - 2, code, on_member);
     }
     return Value(std::move(kept));
 }
@@ -173,7 +174,7 @@ void parse_members(std::string_view text, Errc code, const OnMember& on_member) 
     dom::parser parser;
     dom::object members;
     if (parsed(parser, text, code).get_object().get(members)) throw Error(code, "JSON, but not an object");
-    hand_out(members, 1, code, on_member);
+    hand_out(members, max_depth - 1, code, on_member);
 }
 
 void append_string(std::string& out, std::string_view text, Charset charset) {
@@ -196,6 +197,13 @@ void append_string(std::string& out, std::string_view text, Charset charset) {
         }
     }
     out += '"';
+}
+
+void append_real(std::string& out, double number) {
+    char digits[32];
+    const std::string_view text(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+    out += text;
+    if (text.find_first_of(".e") == text.npos) out += ".0";
 }
 
 void append_number(std::string& out, std::uint64_t number) {

@@ -62,7 +62,7 @@ inline const Value::Object* Value::object() const noexcept { return std::get_if<
 
 /// Parses and validates all of `text`: UTF-8, strings, numbers, depth, nothing behind the value. Throws Error(code)
 /// that says what is wrong.
-Value parse(std::string_view text, Errc code);
+Value parse(std::string_view text, Errc code, unsigned deepest = max_depth);
 
 /// A member of an object that is too large for a tree; `text` is nothing where the value is no string. Both last until
 /// the call returns.
@@ -82,6 +82,8 @@ enum class Charset : std::uint8_t {
 
 /// Appends `text` (UTF-8) in quotes, escaped as that writer escapes it.
 void append_string(std::string& out, std::string_view text, Charset charset);
+/// Appends the shortest text that reads back as the same finite number, and as no integer.
+void append_real(std::string& out, double number);
 /// Appends a decimal number.
 void append_number(std::string& out, std::uint64_t number);
 

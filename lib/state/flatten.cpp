@@ -2,10 +2,11 @@
 // tests/reference/slow_flatten.hpp.
 #include "base/text.hpp"
 #include "state/names.hpp"
+#include "state/ties.hpp"
 
-#include <safemap/state_tree.hpp>
+#include <safemap/structure.hpp>
 
-#include <functional>
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -16,6 +17,8 @@ namespace safemap {
 namespace {
 
 using NodeId = StateTree::NodeId;
+using state::Tie;
+using state::TieHash;
 constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 
 /// All names together: no header of safetensors is longer. Without a limit, lists nested n deep with a tensor on
@@ -25,31 +28,6 @@ constexpr std::size_t max_name_bytes = 100'000'000;
 constexpr std::size_t max_segment_bytes = 4 * max_name_bytes;
 /// Of a path that is only an example.
 constexpr std::size_t example_bytes = 200;
-
-/// What makes two tensors one: the same elements of the same store, seen the same way.
-struct Tie {
-    const LazyTensor* tensor;
-
-    friend bool operator==(const Tie& a, const Tie& b) {
-        const StridedView& x = a.tensor->strided_view();
-        const StridedView& y = b.tensor->strided_view();
-        return a.tensor->stored() == b.tensor->stored() && a.tensor->dtype() == b.tensor->dtype() &&
-               a.tensor->decoding() == b.tensor->decoding() && x.offset == y.offset && x.shape == y.shape &&
-               x.strides == y.strides;
-    }
-};
-
-struct TieHash {
-    std::size_t operator()(const Tie& tie) const noexcept {
-        const StridedView& view = tie.tensor->strided_view();
-        std::size_t hash = std::hash<const void*>{}(tie.tensor->stored().get());
-        const auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15U; };
-        mix(static_cast<std::uint64_t>(view.offset));
-        for (const std::uint64_t size : view.shape) mix(size);
-        for (const std::int64_t stride : view.strides) mix(static_cast<std::uint64_t>(stride));
-        return hash;
-    }
-};
 
 std::string counted(std::size_t count, std::string_view one, std::string_view many) {
     return std::to_string(count) + " " + std::string(count == 1 ? one : many);
@@ -71,7 +49,7 @@ public:
 
     FlatState run() {
         if (tree_.size() == 0) return std::move(out_);
-        if (flat_root()) take_verbatim();
+        if (is_flat(tree_)) take_verbatim();
         else walk();
         finish();
         return std::move(out_);
@@ -92,17 +70,6 @@ private:
         bool holds_tensors = false;
         bool repeated = false;
     };
-
-    bool flat_root() const {
-        const auto* dict = std::get_if<StateTree::Dict>(&tree_[tree_.root()]);
-        if (dict == nullptr) return false;
-        for (const auto& [key, value] : dict->items) {
-            const auto* text = std::get_if<std::string>(&tree_[key]);
-            if (text == nullptr || !state::verbatim_name(*text)) return false;
-            if (!std::holds_alternative<StateTree::Tensor>(tree_[value])) return false;
-        }
-        return true;
-    }
 
     void take_verbatim() {
         out_.verbatim = true;
@@ -300,6 +267,16 @@ private:
 };
 
 }  // namespace
+
+bool is_flat(const StateTree& tree) {
+    if (tree.size() == 0) return false;
+    const auto* dict = std::get_if<StateTree::Dict>(&tree[tree.root()]);
+    return dict != nullptr && std::all_of(dict->items.begin(), dict->items.end(), [&](const auto& item) {
+               const auto* text = std::get_if<std::string>(&tree[item.first]);
+               return text != nullptr && state::verbatim_name(*text) &&
+                      std::holds_alternative<StateTree::Tensor>(tree[item.second]);
+           });
+}
 
 FlatState flatten(const StateTree& tree) { return Flattener(tree).run(); }
 

@@ -1,0 +1,39 @@
+// The structure document: what a nested state dict is besides its tensors, as JSON in the metadata of safetensors.
+#pragma once
+
+#include <safemap/state_tree.hpp>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace safemap {
+
+/// The key of `__metadata__` that it stands under.
+inline constexpr std::string_view structure_key = "safemap.structure";
+/// The U8 tensor that it stands in where it is longer than `longest_inline_structure` bytes.
+inline constexpr std::string_view structure_tensor = "~structure";
+inline constexpr std::size_t longest_inline_structure = 1U << 20;
+/// Arrays and objects within each other in a document, at most: what common readers of JSON take.
+inline constexpr unsigned deepest_structure = 500;
+
+/// The name that a tensor is stored under, told the one that flatten() gives it; nothing where it is not stored.
+using StoredName = std::function<std::optional<std::string>(const std::string& name)>;
+/// The tensor stored under a name, null for none.
+using FindTensor = std::function<const LazyTensor*(const std::string& name)>;
+
+/// Whether flatten() keeps the keys of this tree as names, so that a document would only tell of the order, of the
+/// kind of dictionary, and of attributes: a flat dict or OrderedDict of tensors.
+SAFEMAP_API bool is_flat(const StateTree& tree);
+
+/// The document of a tree; docs/format.md is its specification. Tensors are referred to by name; one that is not
+/// stored becomes an opaque object. Linear in the tree and in what it gives. Throws structure_too_large: deeper than
+/// `deepest_structure`, or longer than a safetensors header can be.
+SAFEMAP_API std::string structure_of(const StateTree& tree, const StoredName& stored_name);
+
+/// The tree of a document, its tensors those that `find` gives. Throws bad_structure: for what structure_of() does not
+/// write, and for a tensor that is not there.
+SAFEMAP_API StateTree unflatten(std::string_view document, const FindTensor& find);
+
+}  // namespace safemap

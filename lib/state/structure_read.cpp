@@ -1,0 +1,338 @@
+// From a structure document to a tree. Recursion is bounded by the depth that the JSON parser lets through.
+#include <safemap/structure.hpp>
+
+#include "base/base64.hpp"
+#include "base/json.hpp"
+#include "base/text.hpp"
+#include "state/names.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <limits>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace safemap {
+
+namespace {
+
+using json::Value;
+using NodeId = StateTree::NodeId;
+using Items = std::span<const Value>;
+
+[[noreturn]] void bad(const std::string& path, const std::string& what) {
+    throw Error(Errc::bad_structure, "the structure document, at " +
+                                         safemap::quoted(path.empty() ? std::string(state::root_name) : path) + ": " +
+                                         what);
+}
+
+class Reader {
+public:
+    explicit Reader(const FindTensor& find) : find_(find) {}
+
+    StateTree run(const Value& document) {
+        const Value* const version = document.find("v");
+        if (version == nullptr || version->integer() != 1)
+            throw Error(Errc::bad_structure, "the structure document is of a version that is not known, wanted 1");
+        const Value* const root = document.find("root");
+        if (root == nullptr) throw Error(Errc::bad_structure, "the structure document has no root");
+        collect_targets(*root);
+        const NodeId id = node(*root);
+        tree_.set_root(id);
+        return std::move(tree_);
+    }
+
+private:
+    /// Paths that something refers to: of no others the nodes are remembered.
+    void collect_targets(const Value& value) {
+        if (const auto* object = value.object())
+            for (const json::Member& member : *object) collect_targets(member.value);
+        const auto* array = value.array();
+        if (array == nullptr || array->empty()) return;
+        const std::string* const tag = array->front().string();
+        if (tag != nullptr && (*tag == "@" || *tag == "@T") && array->size() > 1 && (*array)[1].string() != nullptr)
+            targets_.insert(*(*array)[1].string());
+        for (const Value& item : *array) collect_targets(item);
+    }
+
+    NodeId node(const Value& value) {
+        if (value.is_null()) return tree_.add(StateTree::None{});
+        if (const auto boolean = value.boolean()) return tree_.add(*boolean);
+        if (const auto integer = value.integer()) return tree_.add(*integer);
+        if (value.unsigned_integer()) bad(path_, "an integer beyond 64 bits that is not spelled as [\"i\", ...]");
+        if (const auto number = value.number()) return tree_.add(*number);
+        if (const auto* text = value.string()) return tree_.add(*text);
+        if (const auto* object = value.object()) return members(*object, {}, false);
+        return tagged(*value.array());
+    }
+
+    NodeId tagged(const Value::Array& array) {
+        const std::string* const tag = array.empty() ? nullptr : array.front().string();
+        if (tag == nullptr) bad(path_, "a list that does not begin with what it is");
+        const Items items = Items(array).subspan(1);
+        for (std::size_t kind = 0; kind < sequences.size(); ++kind)
+            if (*tag == sequences[kind]) return sequence(static_cast<StateTree::Sequence::Kind>(kind), items);
+        for (std::size_t kind = 0; kind < constants.size(); ++kind)
+            if (*tag == constants[kind])
+                return tree_.add(StateTree::Constant{.kind = static_cast<StateTree::Constant::Kind>(kind),
+                                                     .text = only_text(items)});
+        if (*tag == "T") return tensor(items);
+        if (*tag == "@T") return tied(items);
+        if (*tag == "@") return target(only_text(items));
+        if (*tag == "d" || *tag == "od") return dictionary(items, *tag == "od");
+        if (*tag == "o") return opaque(items);
+        if (*tag == "i") return integer(only_text(items));
+        if (*tag == "f") return tree_.add(real(only_text(items)));
+        if (*tag == "c") return complex(items);
+        if (*tag == "s") return tree_.add(bytes(items));
+        if (*tag == "b") return tree_.add(StateTree::Bytes{.bytes = bytes(items)});
+        if (*tag == "ba") return remember(path_, tree_.add(StateTree::Bytes{bytes(items), true}));
+        bad(path_, safemap::quoted(*tag) + ", which is not known");
+    }
+
+    // ---- values
+
+    const std::string& only_text(Items items) const {
+        if (items.size() != 1 || items.front().string() == nullptr) bad(path_, "a value that wants one text");
+        return *items.front().string();
+    }
+
+    NodeId integer(const std::string& decimal) {
+        std::int64_t value = 0;
+        const auto [end, error] = std::from_chars(decimal.data(), decimal.data() + decimal.size(), value);
+        const bool whole = end == decimal.data() + decimal.size() && !decimal.empty();
+        if (whole && error == std::errc()) return tree_.add(value);
+        const std::string_view digits = std::string_view(decimal).substr(decimal.starts_with('-') ? 1 : 0);
+        if (digits.empty() || digits.find_first_not_of("0123456789") != digits.npos)
+            bad(path_, "an integer spelled " + safemap::quoted(decimal));
+        return tree_.add(StateTree::BigInt{decimal});
+    }
+
+    double real(const std::string& text) const {
+        if (text == "inf") return std::numeric_limits<double>::infinity();
+        if (text == "-inf") return -std::numeric_limits<double>::infinity();
+        if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+        std::uint64_t bits = 0;
+        const char* const last = text.data() + text.size();
+        if (!text.starts_with("0x") || text.size() != 18 ||
+            std::from_chars(text.data() + 2, last, bits, 16).ptr != last)
+            bad(path_, "a number spelled " + safemap::quoted(text));
+        return std::bit_cast<double>(bits);
+    }
+
+    NodeId complex(Items items) {
+        if (items.size() != 2) bad(path_, "a complex number of " + std::to_string(items.size()) + " parts");
+        return tree_.add(StateTree::Complex{part(items[0]), part(items[1])});
+    }
+    double part(const Value& value) const {
+        if (const auto number = value.number()) return *number;
+        const auto* array = value.array();
+        const bool formed = array != nullptr && array->size() == 2 && array->front().string() != nullptr &&
+                            *array->front().string() == "f";
+        if (!formed) bad(path_, "a complex number whose parts are no numbers");
+        return real(only_text(Items(*array).subspan(1)));
+    }
+
+    std::string bytes(Items items) const {
+        auto bytes = from_base64(only_text(items));
+        if (!bytes) bad(path_, "bytes that are not in base64");
+        return std::move(*bytes);
+    }
+
+    // ---- tensors
+
+    NodeId tensor(Items items) {
+        const std::string implied = path_.empty() ? std::string(state::root_name) : path_;
+        const Kept kept = kept_of(items);
+        const std::string* const other = items.empty() ? nullptr : text_member(items.front(), "n");
+        const std::string& name = other != nullptr ? *other : implied;
+        const LazyTensor* const found = find_(name);
+        if (found == nullptr) bad(path_, "the tensor " + safemap::quoted(name) + " is not there");
+        return remember(tensor_path(), tree_.add(StateTree::Tensor{*found, kept.parameter, kept.requires_grad}));
+    }
+
+    NodeId tied(Items items) {
+        if (items.empty() || items.front().string() == nullptr) bad(path_, "a tie that does not say with what");
+        const Kept kept = kept_of(items.subspan(1));
+        StateTree::Node node = tree_[target(*items.front().string())];
+        if (auto* const tensor = std::get_if<StateTree::Tensor>(&node)) {
+            tensor->parameter = kept.parameter;
+            tensor->requires_grad = kept.requires_grad;
+        }
+        return remember(tensor_path(), tree_.add(std::move(node)));
+    }
+
+    struct Kept {
+        bool parameter = false;
+        bool requires_grad = false;
+    };
+    /// Of nothing, or of one object.
+    Kept kept_of(Items items) const {
+        if (items.empty()) return {};
+        if (items.size() > 1 || items.front().object() == nullptr) bad(path_, "a tensor described by no object");
+        return {items.front().find("p") != nullptr, items.front().find("rg") != nullptr};
+    }
+
+    const std::string* text_member(const Value& object, std::string_view key) const {
+        const Value* const member = object.find(key);
+        if (member == nullptr) return nullptr;
+        if (member->string() == nullptr) bad(path_, safemap::quoted(key) + " is no text");
+        return member->string();
+    }
+
+    // ---- containers
+
+    NodeId sequence(StateTree::Sequence::Kind kind, Items items) {
+        using Kind = StateTree::Sequence::Kind;
+        const NodeId id = remember(path_, tree_.add(StateTree::Sequence{.kind = kind}));
+        std::vector<NodeId> children;
+        children.reserve(items.size());
+        const bool ordinals = kind == Kind::set || kind == Kind::frozenset;
+        for (std::size_t i = 0; i < items.size(); ++i)
+            children.push_back(below(ordinals ? state::ordinal_segment(i) : std::to_string(i), items[i]));
+        std::get<StateTree::Sequence>(tree_[id]).items = std::move(children);
+        return id;
+    }
+
+    /// {…}, or pairs; then attributes, if any.
+    NodeId dictionary(Items items, bool ordered) {
+        const bool has_members = !items.empty() && items.front().object() != nullptr;
+        const bool has_attributes = items.size() > (has_members ? 1U : 0U) && items.back().object() != nullptr;
+        const Value* const last = has_attributes ? items.back().find("@attrs") : nullptr;
+        if (has_attributes && (last == nullptr || last->object() == nullptr)) bad(path_, "attributes that are none");
+        if (has_members && items.size() > (has_attributes ? 2U : 1U)) bad(path_, "a dictionary in two forms");
+        const NodeId id = has_members ? members(*items.front().object(), {}, ordered)
+                                      : pairs(has_attributes ? items.first(items.size() - 1) : items, ordered);
+        if (has_attributes) {
+            auto made = children("~attrs", *last->object());
+            std::get<StateTree::Dict>(tree_[id]).attributes = std::move(made);
+        }
+        return id;
+    }
+
+    NodeId members(const Value::Object& object, StateTree::Dict dict, bool ordered) {
+        dict.ordered = ordered;
+        const NodeId id = remember(path_, tree_.add(std::move(dict)));
+        std::vector<std::pair<NodeId, NodeId>> items;
+        items.reserve(object.size());
+        for (const json::Member& member : object) {
+            const NodeId key = tree_.add(member.key);
+            const std::string segment = state::key_segment(tree_[key], items.size());
+            items.emplace_back(key, below(segment, member.value));
+        }
+        std::get<StateTree::Dict>(tree_[id]).items = std::move(items);
+        return id;
+    }
+
+    NodeId pairs(Items entries, bool ordered) {
+        const NodeId id = remember(path_, tree_.add(StateTree::Dict{.ordered = ordered}));
+        std::vector<std::pair<NodeId, NodeId>> items;
+        items.reserve(entries.size());
+        for (const Value& entry : entries) {
+            const auto* pair = entry.array();
+            if (pair == nullptr || pair->size() != 2) bad(path_, "an entry that is no pair of key and value");
+            const std::size_t before = path_.size();
+            state::append_segment(path_, state::ordinal_segment(items.size()));
+            const NodeId key = below(state::key_segment_below, (*pair)[0]);
+            path_.resize(before);
+            const std::string segment = state::key_segment(tree_[key], items.size());
+            items.emplace_back(key, below(segment, (*pair)[1]));
+        }
+        std::get<StateTree::Dict>(tree_[id]).items = std::move(items);
+        return id;
+    }
+
+    NodeId opaque(Items items) {
+        const bool formed = (items.size() == 2 || items.size() == 3) && items[0].string() != nullptr &&
+                            items[1].object() != nullptr && (items.size() == 2 || items[2].string() != nullptr);
+        if (!formed) bad(path_, "an object that is not spelled as a class, its parts, and why");
+        const NodeId id = remember(
+            path_, tree_.add(StateTree::Opaque{.type = *items[0].string(),
+                                               .why = items.size() == 3 ? *items[2].string() : std::string()}));
+        auto made = children({}, *items[1].object());
+        std::get<StateTree::Opaque>(tree_[id]).children = std::move(made);
+        return id;
+    }
+
+    std::vector<std::pair<std::string, NodeId>> children(std::string_view segment, const Value::Object& object) {
+        std::vector<std::pair<std::string, NodeId>> made;
+        made.reserve(object.size());
+        const std::size_t before = path_.size();
+        if (!segment.empty()) state::append_segment(path_, segment);
+        for (const json::Member& member : object) {
+            const NodeId child = member.key.empty() && is_tensor(member.value)
+                                     ? itself(member.value)
+                                     : below(state::child_segment(member.key), member.value);
+            made.emplace_back(member.key, child);
+        }
+        path_.resize(before);
+        return made;
+    }
+
+    bool is_tensor(const Value& value) const {
+        const auto* array = value.array();
+        const std::string* const tag = array == nullptr || array->empty() ? nullptr : array->front().string();
+        if (tag == nullptr) return false;
+        if (*tag == "@" && array->size() == 2 && (*array)[1].string() != nullptr) {
+            const auto found = by_path_.find(*(*array)[1].string());
+            return found != by_path_.end() && std::holds_alternative<StateTree::Tensor>(tree_[found->second]);
+        }
+        return *tag == "T" || *tag == "@T";
+    }
+
+    /// The tensor that an object is around has the object's path as its name.
+    NodeId itself(const Value& value) {
+        in_object_ = true;
+        const NodeId id = node(value);
+        in_object_ = false;
+        return id;
+    }
+    std::string tensor_path() const { return in_object_ ? path_ + "/~itself" : path_; }
+
+    NodeId below(std::string_view segment, const Value& value) {
+        const std::size_t before = path_.size();
+        const bool in_object = std::exchange(in_object_, false);
+        state::append_segment(path_, segment);
+        const NodeId id = node(value);
+        path_.resize(before);
+        in_object_ = in_object;
+        return id;
+    }
+
+    // ---- references
+
+    NodeId remember(const std::string& path, NodeId id) {
+        if (targets_.count(path) != 0) by_path_.emplace(path, id);
+        return id;
+    }
+    NodeId target(const std::string& path) const {
+        const auto found = by_path_.find(path);
+        if (found == by_path_.end()) bad(path_, "it refers to " + safemap::quoted(path) + ", which is not before it");
+        return found->second;
+    }
+
+    static constexpr std::array<std::string_view, 5> sequences{"l", "t", "set", "fset", "size"};
+    static constexpr std::array<std::string_view, 4> constants{"dtype", "device", "layout", "g"};
+
+    const FindTensor& find_;
+    StateTree tree_;
+    std::string path_;
+    bool in_object_ = false;
+    std::unordered_set<std::string> targets_;
+    std::unordered_map<std::string, NodeId> by_path_;
+};
+
+}  // namespace
+
+StateTree unflatten(std::string_view document, const FindTensor& find) {
+    return Reader(find).run(json::parse(document, Errc::bad_structure, deepest_structure));
+}
+
+}  // namespace safemap

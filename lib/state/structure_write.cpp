@@ -1,0 +1,390 @@
+// From a tree to its structure document. What stands in several places is written where flatten() meets it first, and
+// referred to by that path elsewhere. No recursion is deeper than the document may be.
+#include <safemap/structure.hpp>
+
+#include "base/base64.hpp"
+#include "base/json.hpp"
+#include "base/text.hpp"
+#include "state/names.hpp"
+#include "state/ties.hpp"
+
+#include <safemap/error.hpp>
+
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+namespace safemap {
+
+namespace {
+
+using NodeId = StateTree::NodeId;
+
+/// No header of safetensors is longer. References to long paths would otherwise take the square of a tree.
+constexpr std::size_t longest_document = 100'000'000;
+constexpr std::int64_t largest_exact = (std::int64_t{1} << 53) - 1;  // in every reader of JSON
+constexpr std::uint64_t plain_nan = 0x7ff8'0000'0000'0000;
+
+bool is_tensor(const StateTree::Node& node) { return std::holds_alternative<StateTree::Tensor>(node); }
+
+/// What keeps its identity: Python compares other values only by what they are.
+bool has_identity(const StateTree::Node& node) {
+    if (const auto* bytes = std::get_if<StateTree::Bytes>(&node)) return bytes->mutable_array;
+    if (const auto* sequence = std::get_if<StateTree::Sequence>(&node)) {
+        using Kind = StateTree::Sequence::Kind;
+        return sequence->kind != Kind::size && (sequence->kind != Kind::tuple || !sequence->items.empty());
+    }
+    return is_tensor(node) || std::holds_alternative<StateTree::Dict>(node) ||
+           std::holds_alternative<StateTree::Opaque>(node);
+}
+
+/// Which nodes and which stores are met more than once: only of those the path is remembered.
+class Repeated {
+public:
+    explicit Repeated(const StateTree& tree) : places_(tree.size()) {
+        for (NodeId id = 0; id < tree.size(); ++id) std::visit([this](const auto& node) { count(node); }, tree[id]);
+        for (NodeId id = 0; id < tree.size(); ++id)
+            if (const auto* tensor = std::get_if<StateTree::Tensor>(&tree[id])) ++tensors_[{&tensor->tensor}];
+        if (tree.size() > 0) ++places_[tree.root()];
+    }
+
+    bool node(NodeId id) const { return places_[id] > 1; }
+    bool tensor(const LazyTensor& tensor) const {
+        const auto found = tensors_.find({&tensor});
+        return found != tensors_.end() && found->second > 1;
+    }
+
+private:
+    void count(const StateTree::Sequence& sequence) {
+        for (const NodeId item : sequence.items) ++places_[item];
+    }
+    void count(const StateTree::Dict& dict) {
+        for (const auto& [key, value] : dict.items) {
+            ++places_[key];
+            ++places_[value];
+        }
+        for (const auto& [name, value] : dict.attributes) ++places_[value];
+    }
+    void count(const StateTree::Opaque& opaque) {
+        for (const auto& [name, child] : opaque.children) ++places_[child];
+    }
+    template <class Leaf> void count(const Leaf&) {}
+
+    std::vector<std::uint32_t> places_;
+    std::unordered_map<state::Tie, std::uint32_t, state::TieHash> tensors_;
+};
+
+class Writer {
+public:
+    Writer(const StateTree& tree, const StoredName& stored_name)
+        : tree_(tree), stored_name_(stored_name), repeated_(tree), flat_(is_flat(tree)) {}
+
+    std::string run() {
+        out_ = R"({"v":1,"root":)";
+        depth_ = 1;
+        if (tree_.size() == 0) out_ += "null";
+        else node(tree_.root());
+        out_ += '}';
+        return std::move(out_);
+    }
+
+private:
+    void node(NodeId id) {
+        if (out_.size() + path_.size() > longest_document) too_large("longer than " + bytes_text(longest_document));
+        if (repeated_.node(id)) {
+            if (const auto first = paths_.find(id); first != paths_.end()) return tagged("@", first->second);
+            if (has_identity(tree_[id]) && !is_tensor(tree_[id])) remember(paths_, id, path_);
+        }
+        if (const auto* each = std::get_if<StateTree::Tensor>(&tree_[id])) tensor(id, *each);
+        else std::visit([this](const auto& each) { write(each); }, tree_[id]);
+    }
+
+    /// For references that come later.
+    template <class Paths, class Key> void remember(Paths& paths, Key key, const std::string& path) {
+        remembered_ += path.size();
+        if (remembered_ > longest_document) too_large("longer than " + bytes_text(longest_document));
+        paths.emplace(key, path);
+    }
+
+    // ---- values
+
+    void write(StateTree::None) { out_ += "null"; }
+    void write(bool value) { out_ += value ? "true" : "false"; }
+    void write(std::int64_t value) {
+        std::array<char, 24> digits;
+        const std::string_view decimal(digits.data(),
+                                       std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr);
+        if (value >= -largest_exact && value <= largest_exact) out_ += decimal;
+        else tagged("i", decimal);
+    }
+    void write(const StateTree::BigInt& value) { tagged("i", value.decimal); }
+    void write(double value) {
+        if (std::isfinite(value)) return json::append_real(out_, value);
+        if (std::isinf(value)) return tagged("f", value > 0 ? "inf" : "-inf");
+        const auto bits = std::bit_cast<std::uint64_t>(value);
+        if (bits == plain_nan) return tagged("f", "nan");
+        std::array<char, 16> digits;
+        const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), bits, 16).ptr;
+        tagged("f", "0x" + std::string(digits.data(), end));
+    }
+    void write(const StateTree::Complex& value) {
+        open("c");
+        next();
+        write(value.real);
+        next();
+        write(value.imag);
+        close();
+    }
+    void write(const std::string& value) {
+        if (is_utf8(value)) json::append_string(out_, value, json::Charset::utf8);
+        else tagged("s", to_base64(value));
+    }
+    void write(const StateTree::Bytes& value) { tagged(value.mutable_array ? "ba" : "b", to_base64(value.bytes)); }
+    void write(const StateTree::Constant& value) {
+        using Kind = StateTree::Constant::Kind;
+        switch (value.kind) {
+            case Kind::dtype: return tagged("dtype", value.text);
+            case Kind::device: return tagged("device", value.text);
+            case Kind::layout: return tagged("layout", value.text);
+            case Kind::other: return tagged("g", value.text);
+        }
+    }
+
+    void write(const StateTree::Tensor&) {}  // tensor() does
+
+    // ---- tensors
+
+    /// For references: one in the place of the object around it has the object's path as its name.
+    std::string tensor_path() const { return in_object_ ? path_ + "/~itself" : path_; }
+
+    void tensor(NodeId id, const StateTree::Tensor& tensor) {
+        const bool ties = repeated_.tensor(tensor.tensor) && tensor.tensor.element_count() > 0;
+        const auto first = ties ? ties_.find(state::Tie{&tensor.tensor}) : ties_.end();
+        const std::string implied = path_.empty() ? std::string(state::root_name) : path_;
+        const std::string& name = flat_ ? key_ : implied;
+        const auto stored = first == ties_.end() && in_attributes_ == 0 ? stored_name_(name) : std::nullopt;
+        if (first == ties_.end() && !stored) return not_stored();
+
+        const std::string path = tensor_path();
+        if (repeated_.node(id)) remember(paths_, id, path);
+        if (first != ties_.end()) return tied(tensor, first->second);
+        if (ties) remember(ties_, state::Tie{&tensor.tensor}, path);
+        open("T");
+        attributes(tensor, *stored == implied ? nullptr : &*stored);
+        close();
+    }
+
+    void tied(const StateTree::Tensor& tensor, const std::string& path) {
+        open("@T");
+        text(path);
+        attributes(tensor, nullptr);
+        close();
+    }
+
+    void attributes(const StateTree::Tensor& tensor, const std::string* name) {
+        if (!tensor.parameter && !tensor.requires_grad && name == nullptr) return;
+        next();
+        char separator = '{';
+        const auto member = [&](std::string_view key) {
+            out_ += std::exchange(separator, ',');
+            json::append_string(out_, key, json::Charset::utf8);
+            out_ += ':';
+        };
+        if (name != nullptr) {
+            member("n");
+            json::append_string(out_, *name, json::Charset::utf8);
+        }
+        if (tensor.parameter) {
+            member("p");
+            out_ += '1';
+        }
+        if (tensor.requires_grad) {
+            member("rg");
+            out_ += '1';
+        }
+        out_ += '}';
+    }
+
+    void not_stored() {
+        open("o");
+        text("torch.Tensor");
+        out_ += ",{}";
+        text("a tensor that was not stored");
+        close();
+    }
+
+    // ---- containers
+
+    void write(const StateTree::Sequence& sequence) {
+        using Kind = StateTree::Sequence::Kind;
+        constexpr std::array tags{"l", "t", "set", "fset", "size"};
+        const bool ordinals = sequence.kind == Kind::set || sequence.kind == Kind::frozenset;
+        open(tags[static_cast<std::size_t>(sequence.kind)]);
+        for (std::size_t i = 0; i < sequence.items.size(); ++i) {
+            next();
+            below(ordinals ? state::ordinal_segment(i) : std::to_string(i), sequence.items[i]);
+        }
+        close();
+    }
+
+    void write(const StateTree::Dict& dict) {
+        const bool tagged_one = dict.ordered || !dict.attributes.empty();
+        const bool texts = has_text_keys(dict);
+        if (tagged_one || !texts) open(dict.ordered ? "od" : "d");
+        if (tagged_one && texts) next();
+        if (texts) members(dict);
+        else pairs(dict);
+        if (!dict.attributes.empty()) attributes(dict);
+        if (tagged_one || !texts) close();
+    }
+
+    bool has_text_keys(const StateTree::Dict& dict) const {
+        for (const auto& [key, value] : dict.items) {
+            const auto* text = std::get_if<std::string>(&tree_[key]);
+            if (text == nullptr || !is_utf8(*text)) return false;
+        }
+        return true;
+    }
+
+    void members(const StateTree::Dict& dict) {
+        deepen();
+        char separator = '{';
+        if (dict.items.empty()) out_ += separator;
+        for (std::size_t i = 0; i < dict.items.size(); ++i) {
+            const auto& [key, value] = dict.items[i];
+            const auto& text = std::get<std::string>(tree_[key]);
+            out_ += std::exchange(separator, ',');
+            json::append_string(out_, text, json::Charset::utf8);
+            if (flat_) key_ = text;
+            out_ += ':';
+            below(state::key_segment(tree_[key], i), value);
+        }
+        out_ += '}';
+        --depth_;
+    }
+
+    void pairs(const StateTree::Dict& dict) {
+        for (std::size_t i = 0; i < dict.items.size(); ++i) {
+            const auto& [key, value] = dict.items[i];
+            next();
+            deepen();
+            out_ += '[';
+            const std::size_t before = path_.size();
+            state::append_segment(path_, state::ordinal_segment(i));
+            below(state::key_segment_below, key);
+            path_.resize(before);
+            next();
+            below(state::key_segment(tree_[key], i), value);
+            out_ += ']';
+            --depth_;
+        }
+    }
+
+    /// No names lead there, so what tensors are in there is not stored.
+    void attributes(const StateTree::Dict& dict) {
+        ++in_attributes_;
+        depth_ += 2;
+        out_ += ",{\"@attrs\":";
+        const std::size_t before = path_.size();
+        state::append_segment(path_, "~attrs");
+        children(dict.attributes);
+        path_.resize(before);
+        out_ += '}';
+        depth_ -= 2;
+        --in_attributes_;
+    }
+
+    void write(const StateTree::Opaque& opaque) {
+        open("o");
+        text(opaque.type);
+        next();
+        deepen();
+        children(opaque.children);
+        --depth_;
+        if (!opaque.why.empty()) text(opaque.why);
+        close();
+    }
+
+    void children(const std::vector<std::pair<std::string, NodeId>>& named) {
+        char separator = '{';
+        if (named.empty()) out_ += separator;
+        for (const auto& [name, child] : named) {
+            out_ += std::exchange(separator, ',');
+            json::append_string(out_, name, json::Charset::utf8);
+            out_ += ':';
+            if (name.empty() && is_tensor(tree_[child])) {
+                in_object_ = true;
+                node(child);
+                in_object_ = false;
+            } else {
+                below(state::child_segment(name), child);
+            }
+        }
+        out_ += '}';
+    }
+
+    void below(std::string_view segment, NodeId child) {
+        const std::size_t before = path_.size();
+        const bool in_object = std::exchange(in_object_, false);
+        state::append_segment(path_, segment);
+        node(child);
+        path_.resize(before);
+        in_object_ = in_object;
+    }
+
+    // ---- JSON
+
+    void open(std::string_view tag) {
+        deepen();
+        ((out_ += "[\"") += tag) += '"';
+    }
+    void close() {
+        out_ += ']';
+        --depth_;
+    }
+    void next() { out_ += ','; }
+    void text(std::string_view value) {
+        next();
+        json::append_string(out_, value, json::Charset::utf8);
+    }
+    void tagged(std::string_view tag, std::string_view value) {
+        open(tag);
+        text(value);
+        close();
+    }
+
+    void deepen() {
+        if (++depth_ > deepest_structure)
+            too_large("of more than " + std::to_string(deepest_structure) + " arrays and objects within each other");
+    }
+
+    [[noreturn]] static void too_large(const std::string& what) {
+        throw Error(Errc::structure_too_large, "its structure document would be " + what);
+    }
+
+    const StateTree& tree_;
+    const StoredName& stored_name_;
+    Repeated repeated_;
+    const bool flat_;  ///< names are keys
+    std::string key_ = {};
+    std::string out_;
+    std::string path_;
+    bool in_object_ = false;  ///< a tensor that has the path of the object around it
+    unsigned in_attributes_ = 0;
+    unsigned depth_ = 0;
+    std::size_t remembered_ = 0;
+    std::unordered_map<NodeId, std::string> paths_;  ///< of what is in several places
+    std::unordered_map<state::Tie, std::string, state::TieHash> ties_;
+};
+
+}  // namespace
+
+std::string structure_of(const StateTree& tree, const StoredName& stored_name) {
+    return Writer(tree, stored_name).run();
+}
+
+}  // namespace safemap

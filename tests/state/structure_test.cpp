@@ -1,0 +1,378 @@
+// The structure document: examples of the format, random trees there and back, and documents that are not ours.
+#include <safemap/structure.hpp>
+
+#include "doctest_safemap.hpp"
+#include "state/names.hpp"
+
+#include <bit>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <unordered_map>
+
+using namespace safemap;
+using NodeId = StateTree::NodeId;
+using Kind = StateTree::Sequence::Kind;
+
+namespace {
+
+using Tensors = std::map<std::string, LazyTensor>;
+
+std::shared_ptr<const StoredTensor> store(std::size_t elements = 8) {
+    return stored_run(Dtype::f32, Shape{elements}, memory_source("memory", std::vector<std::byte>(4 * elements)), 0);
+}
+
+NodeId tensor(StateTree& tree, const std::shared_ptr<const StoredTensor>& stored = store(), std::int64_t offset = 0) {
+    return tree.add(
+        StateTree::Tensor{.tensor = LazyTensor({}, stored, {.shape = {2}, .strides = {1}, .offset = offset})});
+}
+
+/// What a file of the flattened tree would hold.
+Tensors stored_tensors(const StateTree& tree) {
+    Tensors tensors;
+    for (const LazyTensor& each : flatten(tree).tensors) tensors.emplace(each.name(), each);
+    return tensors;
+}
+
+std::string document_of(const StateTree& tree) {
+    const Tensors tensors = stored_tensors(tree);
+    return structure_of(
+        tree, [&](const std::string& name) { return tensors.count(name) == 0 ? std::nullopt : std::optional(name); });
+}
+
+StateTree read(std::string_view document, const Tensors& tensors = {}) {
+    return unflatten(document, [&](const std::string& name) {
+        const auto found = tensors.find(name);
+        return found == tensors.end() ? nullptr : &found->second;
+    });
+}
+
+/// Equal in every value, type, order and bit, and with the same things in several places. Slow and plain.
+class Same {
+public:
+    Same(const StateTree& a, const StateTree& b) : a_(a), b_(b) {}
+    bool operator()() { return node(a_.root(), b_.root()); }
+
+private:
+    bool node(NodeId i, NodeId j) {
+        const auto& a = a_[i];
+        const auto& b = b_[j];
+        if (a.index() != b.index()) return false;
+        const bool shared = std::holds_alternative<StateTree::Dict>(a) ||
+                            std::holds_alternative<StateTree::Opaque>(a) ||
+                            std::holds_alternative<StateTree::Tensor>(a) || is_shared(a);
+        if (shared) {
+            const auto [there, fresh] = in_b_.emplace(i, j);
+            const auto [back, fresh_too] = in_a_.emplace(j, i);
+            if (there->second != j || back->second != i) return false;
+            if (!fresh) return true;
+        }
+        if (const auto* x = std::get_if<double>(&a))
+            return std::bit_cast<std::uint64_t>(*x) == std::bit_cast<std::uint64_t>(std::get<double>(b));
+        if (const auto* x = std::get_if<bool>(&a)) return *x == std::get<bool>(b);
+        if (const auto* x = std::get_if<std::int64_t>(&a)) return *x == std::get<std::int64_t>(b);
+        if (const auto* x = std::get_if<std::string>(&a)) return *x == std::get<std::string>(b);
+        if (const auto* x = std::get_if<StateTree::BigInt>(&a))
+            return x->decimal == std::get<StateTree::BigInt>(b).decimal;
+        if (const auto* x = std::get_if<StateTree::Complex>(&a)) {
+            const auto& y = std::get<StateTree::Complex>(b);
+            return std::bit_cast<std::uint64_t>(x->real) == std::bit_cast<std::uint64_t>(y.real) &&
+                   std::bit_cast<std::uint64_t>(x->imag) == std::bit_cast<std::uint64_t>(y.imag);
+        }
+        if (const auto* x = std::get_if<StateTree::Bytes>(&a)) {
+            const auto& y = std::get<StateTree::Bytes>(b);
+            return x->bytes == y.bytes && x->mutable_array == y.mutable_array;
+        }
+        if (const auto* x = std::get_if<StateTree::Constant>(&a)) {
+            const auto& y = std::get<StateTree::Constant>(b);
+            return x->kind == y.kind && x->text == y.text;
+        }
+        if (const auto* x = std::get_if<StateTree::Tensor>(&a)) {
+            const auto& y = std::get<StateTree::Tensor>(b);
+            return x->tensor.stored() == y.tensor.stored() &&
+                   x->tensor.strided_view().offset == y.tensor.strided_view().offset && x->parameter == y.parameter &&
+                   x->requires_grad == y.requires_grad;
+        }
+        if (const auto* x = std::get_if<StateTree::Sequence>(&a)) {
+            const auto& y = std::get<StateTree::Sequence>(b);
+            if (x->kind != y.kind || x->items.size() != y.items.size()) return false;
+            for (std::size_t k = 0; k < x->items.size(); ++k)
+                if (!node(x->items[k], y.items[k])) return false;
+            return true;
+        }
+        if (const auto* x = std::get_if<StateTree::Dict>(&a)) {
+            const auto& y = std::get<StateTree::Dict>(b);
+            if (x->ordered != y.ordered || x->items.size() != y.items.size()) return false;
+            for (std::size_t k = 0; k < x->items.size(); ++k)
+                if (!node(x->items[k].first, y.items[k].first) || !node(x->items[k].second, y.items[k].second))
+                    return false;
+            return parts(x->attributes, y.attributes);
+        }
+        if (const auto* x = std::get_if<StateTree::Opaque>(&a)) {
+            const auto& y = std::get<StateTree::Opaque>(b);
+            return x->type == y.type && x->why == y.why && parts(x->children, y.children);
+        }
+        return std::holds_alternative<StateTree::None>(a);
+    }
+
+    /// Python tells other values apart only by what they are.
+    static bool is_shared(const StateTree::Node& node) {
+        if (const auto* bytes = std::get_if<StateTree::Bytes>(&node)) return bytes->mutable_array;
+        const auto* sequence = std::get_if<StateTree::Sequence>(&node);
+        return sequence != nullptr && sequence->kind != Kind::size &&
+               !(sequence->kind == Kind::tuple && sequence->items.empty());
+    }
+
+    template <class Parts> bool parts(const Parts& x, const Parts& y) {
+        if (x.size() != y.size()) return false;
+        for (std::size_t k = 0; k < x.size(); ++k)
+            if (x[k].first != y[k].first || !node(x[k].second, y[k].second)) return false;
+        return true;
+    }
+
+    const StateTree& a_;
+    const StateTree& b_;
+    std::map<NodeId, NodeId> in_b_;
+    std::map<NodeId, NodeId> in_a_;
+};
+
+std::string spelled(StateTree::Node node) {
+    StateTree tree;
+    tree.set_root(tree.add(std::move(node)));
+    const std::string document = document_of(tree);
+    const StateTree again = read(document);
+    CHECK(Same(tree, again)());
+    const std::string_view head = R"({"v":1,"root":)";
+    REQUIRE(document.starts_with(head));
+    return document.substr(head.size(), document.size() - head.size() - 1);
+}
+
+}  // namespace
+
+TEST_CASE("values are spelled as the specification says, and read back bit for bit") {
+    using namespace std::string_literals;
+    CHECK(spelled(StateTree::None{}) == "null");
+    CHECK(spelled(true) == "true");
+    CHECK(spelled(std::int64_t{-7}) == "-7");
+    CHECK(spelled((std::int64_t{1} << 53) - 1) == "9007199254740991");
+    CHECK(spelled(std::int64_t{1} << 53) == R"(["i","9007199254740992"])");
+    CHECK(spelled(std::numeric_limits<std::int64_t>::min()) == R"(["i","-9223372036854775808"])");
+    CHECK(spelled(StateTree::BigInt{"18446744073709551616"}) == R"(["i","18446744073709551616"])");
+    CHECK(spelled(1.0) == "1.0");
+    CHECK(spelled(-0.0) == "-0.0");
+    CHECK(spelled(0.1) == "0.1");
+    CHECK(spelled(5e-324) == "5e-324");
+    CHECK(spelled(1e308) == "1e+308");
+    CHECK(spelled(std::numeric_limits<double>::infinity()) == R"(["f","inf"])");
+    CHECK(spelled(-std::numeric_limits<double>::infinity()) == R"(["f","-inf"])");
+    CHECK(spelled(std::bit_cast<double>(0x7ff8000000000000U)) == R"(["f","nan"])");
+    CHECK(spelled(std::bit_cast<double>(0x7ff0000000000001U)) == R"(["f","0x7ff0000000000001"])");
+    CHECK(spelled(std::bit_cast<double>(0xfff8000000000000U)) == R"(["f","0xfff8000000000000"])");
+    CHECK(spelled("a\"\xc3\xa9\n"s) == "\"a\\\"\xc3\xa9\\n\"");
+    CHECK(spelled("nul\0"s) == R"("nul\u0000")");
+    CHECK(spelled("\xed\xa0\x80x"s) == R"(["s","7aCAeA=="])");
+    CHECK(spelled(StateTree::Bytes{.bytes = "ab"}) == R"(["b","YWI="])");
+    CHECK(spelled(StateTree::Bytes{.bytes = "", .mutable_array = true}) == R"(["ba",""])");
+    CHECK(spelled(StateTree::Complex{-0.0, std::numeric_limits<double>::infinity()}) == R"(["c",-0.0,["f","inf"]])");
+    CHECK(spelled(StateTree::Constant{.kind = StateTree::Constant::Kind::dtype, .text = "float32"}) ==
+          R"(["dtype","float32"])");
+    CHECK(spelled(StateTree::Sequence{.kind = Kind::tuple}) == R"(["t"])");
+    CHECK(spelled(StateTree::Dict{}) == "{}");
+    CHECK(spelled(StateTree::Dict{.ordered = true}) == R"(["od",{}])");
+    CHECK(spelled(StateTree::Opaque{.type = "a.B", .why = "unknown"}) == R"(["o","a.B",{},"unknown"])");
+}
+
+TEST_CASE("an optimizer's state is readable, and says which tensors are which") {
+    StateTree tree;
+    const auto text = [&](const char* value) { return tree.add(std::string(value)); };
+    const NodeId shared = tensor(tree);
+    const auto stored = store();
+    StateTree::Dict state;
+    state.items = {
+        {tree.add(std::int64_t{0}), tree.add(StateTree::Dict{.items = {{text("exp_avg"), tensor(tree, stored)},
+                                                                       {text("again"), tensor(tree, stored)},
+                                                                       {text("step"), tree.add(3.0)}}})}};
+    StateTree::Dict model{.ordered = true};
+    model.items = {{text("a/b"), shared}, {text("tied"), shared}};
+    model.attributes = {{"_metadata", tree.add(StateTree::Dict{})}};
+    StateTree::Dict root;
+    root.items = {{text("model"), tree.add(std::move(model))}, {text("state"), tree.add(std::move(state))}};
+    tree.set_root(tree.add(std::move(root)));
+    const std::string document = document_of(tree);
+    CHECK(document ==
+          R"({"v":1,"root":{"model":["od",{"a/b":["T"],"tied":["@","model/a~1b"]},{"@attrs":{"_metadata":{}}}],)"
+          R"("state":["d",[0,{"exp_avg":["T"],"again":["@T","state/0/exp_avg"],"step":3.0}]]}})");
+    CHECK(Same(tree, read(document, stored_tensors(tree)))());
+}
+
+TEST_CASE("a tensor under another name says so, and one that is not stored becomes an object") {
+    StateTree tree;
+    StateTree::Dict dict;
+    dict.items = {{tree.add(std::string("w")), tensor(tree)}, {tree.add(std::string("x")), tensor(tree)}};
+    tree.set_root(tree.add(std::move(dict)));
+    const std::string document = structure_of(
+        tree, [](const std::string& name) { return name == "w" ? std::optional("model.w") : std::nullopt; });
+    CHECK(document ==
+          R"({"v":1,"root":{"w":["T",{"n":"model.w"}],"x":["o","torch.Tensor",{},"a tensor that was not stored"]}})");
+    Tensors tensors;
+    tensors.emplace("model.w", flatten(tree).tensors[0].renamed("model.w"));
+    const StateTree again = read(document, tensors);
+    const auto& items = std::get<StateTree::Dict>(again[again.root()]).items;
+    CHECK(std::get<StateTree::Tensor>(again[items[0].second]).tensor.name() == "model.w");
+}
+
+TEST_CASE("random trees come back as they were, with rings, ties and whatever stands in several places") {
+    std::mt19937 random(7);
+    using namespace std::string_literals;
+    const std::vector<std::string> keys{
+        "", "a", "b", "a/b", "a~b", "~s", "0", "-1", "00", "__metadata__", "~true", "~root", "\xed\xa0\x80", "x\0"s};
+    const std::vector<double> reals{
+        0.0, -0.0, 0.1, 1e300, std::numeric_limits<double>::infinity(), std::bit_cast<double>(0x7ff0000000000001U)};
+    for (int round = 0; round < 4000; ++round) {
+        CAPTURE(round);
+        StateTree tree;
+        const auto stored = store(16);
+        const std::size_t size = 1 + random() % 30;
+        const auto any = [&] { return static_cast<NodeId>(random() % size); };
+        std::vector<NodeId> pairs;
+        const auto named = [&] {
+            std::vector<std::pair<std::string, NodeId>> parts;
+            for (const std::string& key : {""s, "x"s, "0"s})
+                if (random() % 3 == 0) parts.emplace_back(key, any());
+            return parts;
+        };
+        for (std::size_t i = 0; i < size; ++i) {
+            switch (random() % 13) {
+                case 0:
+                case 1:
+                case 2: {
+                    const NodeId id =
+                        tensor(tree, random() % 2 ? stored : store(), static_cast<std::int64_t>(random() % 3));
+                    std::get<StateTree::Tensor>(tree[id]).parameter = random() % 2 == 0;
+                    std::get<StateTree::Tensor>(tree[id]).requires_grad = random() % 2 == 0;
+                    break;
+                }
+                case 3: tree.add(std::int64_t(random())); break;
+                case 4: tree.add(random() % 2 == 0); break;
+                case 5: tree.add(keys[random() % keys.size()]); break;
+                case 6: tree.add(reals[random() % reals.size()]); break;
+                case 7: tree.add(StateTree::Bytes{keys[random() % keys.size()], random() % 2 == 0}); break;
+                case 8:
+                case 9: {
+                    StateTree::Sequence sequence{.kind = static_cast<Kind>(random() % 4)};
+                    for (std::size_t n = random() % 4; n > 0; --n) sequence.items.push_back(any());
+                    tree.add(std::move(sequence));
+                    break;
+                }
+                case 10: {
+                    StateTree::Dict dict{.ordered = random() % 2 == 0};
+                    for (std::size_t n = random() % 4; n > 0; --n) dict.items.emplace_back(any(), any());
+                    pairs.push_back(tree.add(std::move(dict)));
+                    break;
+                }
+                case 11: {
+                    StateTree::Dict dict{.ordered = random() % 2 == 0};
+                    for (std::size_t n = 0; n < 3; ++n) dict.items.emplace_back(static_cast<NodeId>(size + n), any());
+                    if (random() % 2 == 0) dict.attributes = {{"_metadata", static_cast<NodeId>(size)}};
+                    tree.add(std::move(dict));
+                    break;
+                }
+                default: tree.add(StateTree::Opaque{.type = "x.Y", .why = "unknown", .children = named()});
+            }
+        }
+        for (std::size_t n = 0; n < 3; ++n) tree.add(keys[1 + n]);
+        // As in Python no key is there twice.
+        for (const NodeId id : pairs) {
+            std::set<std::string> seen;
+            std::erase_if(std::get<StateTree::Dict>(tree[id]).items, [&](const auto& item) {
+                return !seen.insert(state::key_segment(tree[item.first], 0)).second;
+            });
+        }
+        tree.set_root(any());
+        const std::string document = document_of(tree);
+        CAPTURE(document);
+        CHECK(Same(tree, read(document, stored_tensors(tree)))());
+    }
+}
+
+TEST_CASE("what is too deep or too long for a document is refused, and quickly") {
+    SUBCASE("lists in one another") {
+        StateTree tree;
+        NodeId id = tree.add(StateTree::None{});
+        for (int i = 0; i < 300'000; ++i) id = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {id}});
+        tree.set_root(id);
+        CHECK_FAULT(document_of(tree), Errc::structure_too_large);
+    }
+    SUBCASE("a long text in very many places") {
+        StateTree tree;
+        const NodeId text = tree.add(std::string(1'000'000, 'x'));
+        StateTree::Sequence list{.kind = Kind::list};
+        for (int i = 0; i < 1'000'000; ++i) list.items.push_back(text);
+        tree.set_root(tree.add(std::move(list)));
+        CHECK_FAULT(document_of(tree), Errc::structure_too_large);
+    }
+    SUBCASE("as deep as it may be") {
+        StateTree tree;
+        NodeId id = tree.add(StateTree::None{});
+        for (unsigned i = 0; i + 1 < deepest_structure; ++i)
+            id = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {id}});
+        tree.set_root(id);
+        CHECK(Same(tree, read(document_of(tree)))());
+        tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::list, .items = {id}}));
+        CHECK_FAULT(document_of(tree), Errc::structure_too_large);
+    }
+}
+
+TEST_CASE("a document that is not ours is one clear error") {
+    for (const char* root : {
+             R"([])",
+             R"([1])",
+             R"(["x"])",
+             R"(["T"])",
+             R"(["T",{"n":1}])",
+             R"(["T",1])",
+             R"(["i",1])",
+             R"(["i","1.5"])",
+             R"(["i",""])",
+             R"(["i","-"])",
+             R"(["i"])",
+             R"(["f","1.5"])",
+             R"(["f","0x1"])",
+             R"(["f","0x7ff800000000000g"])",
+             R"(["b","YWI"])",
+             R"(["b","YWJ="])",
+             R"(["b","Y=I="])",
+             R"(["s"])",
+             R"(["c",1.0])",
+             R"(["c",1.0,"x"])",
+             R"(["@","a"])",
+             R"(["l",["@","1"],["l"]])",
+             R"(["@T"])",
+             R"(["@T",""])",
+             R"(["d",1])",
+             R"(["d",[1]])",
+             R"(["d",{},{}])",
+             R"(["od",{},{"@attrs":1}])",
+             R"(["od",{},{},{"@attrs":{}}])",
+             R"(["o"])",
+             R"(["o","x"])",
+             R"(["o",1,{}])",
+             R"(["o","x",{},1])",
+             R"(["dtype",1])",
+             R"(18446744073709551615)",
+             R"(1e999)",
+             R"("\ud800")",
+         }) {
+        CAPTURE(root);
+        const std::string document = std::string(R"({"v":1,"root":)") + root + "}";
+        CHECK_FAULT(read(document), Errc::bad_structure);
+    }
+    for (const char* document : {"", "{", "[]", "{}", R"({"v":2,"root":null})", R"({"v":1})", R"({"root":null})"}) {
+        CAPTURE(document);
+        CHECK_FAULT(read(document), Errc::bad_structure);
+    }
+    const std::string deep = R"({"v":1,"root":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
+    CHECK_FAULT(read(deep), Errc::bad_structure);
+}
