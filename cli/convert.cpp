@@ -197,6 +197,9 @@ public:
             ->type_name("P");
         add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
+        add_parsed(app, "--structure", options_.structure, parse_structure,
+                   "the structure document: auto (default: of nested trees), keep (always) or drop (never)")
+            ->type_name("WHEN");
         app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
         app.add_flag("--force", options_.overwrite,
                      "replace the checkpoint that is at OUT, once the new one is complete");
@@ -246,7 +249,7 @@ private:
         };
         if (!renaming_.empty()) {
             options.metadata = renamed.metadata;
-            return save(out_, renamed.tensors, options);
+            return save_some(checkpoint, entries, renamed.tensors, std::move(options));
         }
         if (!common.selects_all()) return save_part(checkpoint, entries, std::move(options));
         return save(out_, checkpoint, options);
@@ -261,7 +264,24 @@ private:
             tensors.push_back(entry.named());
             for (const std::string_view other : entry.others) options.metadata.emplace(other, entry.name);
         }
-        return save(out_, tensors, options);
+        return save_some(checkpoint, entries, std::move(tensors), std::move(options));
+    }
+
+    /// `tensors` are those of the entries, as they are to be called.
+    SaveReport save_some(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+                         std::vector<LazyTensor> tensors, SaveOptions options) const {
+        std::unordered_map<std::string_view, const LazyTensor*> stored;
+        for (std::size_t i = 0; i < entries.size(); ++i) stored.emplace(entries[i].stored_name(), &tensors[i]);
+        const auto stored_name = [&](const std::string& name) -> std::optional<std::string> {
+            const auto found = stored.find(name);
+            if (found == stored.end() || !in_safetensors(found->second->dtype())) return std::nullopt;
+            return found->second->name();
+        };
+        const AddedStructure added = add_structure(checkpoint, stored_name, options);
+        if (added.tensor) tensors.push_back(*added.tensor);
+        SaveReport report = save(out_, tensors, options);
+        report.notes.insert(report.notes.begin(), added.notes.begin(), added.notes.end());
+        return report;
     }
 
     /// What --keep-dtype means: like every GLOB, names of IN.

@@ -3,6 +3,8 @@
 #include "describe.hpp"
 #include "entries.hpp"
 
+#include <safemap/save.hpp>
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -56,8 +58,18 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     json.end_object();
 }
 
+/// Of what has no tree, that of its names.
+std::string structure(const Checkpoint& checkpoint) {
+    SaveOptions options{.structure = StructurePolicy::keep};
+    const AddedStructure added = add_structure(
+        checkpoint, [](const std::string& name) { return name; }, options);
+    if (!added.tensor) return options.metadata[std::string(structure_key)];
+    const TensorView document = added.tensor->load();
+    return {reinterpret_cast<const char*>(document.bytes().data()), document.bytes().size()};
+}
+
 JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries, FileNames files,
-                   const std::vector<std::string>& notes) {
+                   const std::vector<std::string>& notes, const std::string& structure) {
     JsonWriter json;
     json.begin_object();
     json.member("format", name(checkpoint.format())).member("files", checkpoint.files());
@@ -74,6 +86,7 @@ JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entri
         json.begin_object().member("name", object.name).member("type", object.type).end_object();
     json.end_array();
     json.member("notes", notes);
+    if (!structure.empty()) json.key("structure").json(structure);
     json.end_object();
     return json;
 }
@@ -261,16 +274,20 @@ public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
         app.add_flag("--tree", tree_, "names as a tree");
+        app.add_flag("--structure", structure_, "the structure document too: every value of a nested state dict");
     }
 
     int run(Console& console) override {
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
         std::vector<std::string> notes = checkpoint.notes();
+        const auto& only_in_tree = checkpoint.only_in_tree();
+        notes.insert(notes.end(), only_in_tree.begin(), only_in_tree.end());
+        const std::string document = structure_ ? structure(checkpoint) : std::string();
         const std::string nothing = empty_selection({checkpoint}, common);
         if (!nothing.empty()) notes.push_back(nothing);
-        if (console.json()) console.result(as_json(checkpoint, entries, FileNames(checkpoint, path_), notes));
-        else console.result(as_text(checkpoint, entries, notes));
+        if (console.json()) console.result(as_json(checkpoint, entries, FileNames(checkpoint, path_), notes, document));
+        else console.result(as_text(checkpoint, entries, notes) + section("structure", document));
         return 0;
     }
 
@@ -295,6 +312,7 @@ private:
 
     std::string path_;
     bool tree_ = false;
+    bool structure_ = false;
 };
 
 }  // namespace

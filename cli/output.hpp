@@ -48,6 +48,9 @@ public:
         return end_array();
     }
 
+    /// Of text that is JSON already.
+    JsonWriter& json(std::string_view text) { return raw(text); }
+
     template <class T> JsonWriter& member(std::string_view name, const T& of) { return key(name).value(of); }
 
     const std::string& text() const& noexcept { return text_; }

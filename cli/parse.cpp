@@ -104,6 +104,13 @@ IndexStyle parse_index_style(std::string_view text) {
     refuse(text, "a style of index: hub or transformers");
 }
 
+StructurePolicy parse_structure(std::string_view text) {
+    if (text == "auto") return StructurePolicy::automatic;
+    if (text == "keep") return StructurePolicy::keep;
+    if (text == "drop") return StructurePolicy::drop;
+    refuse(text, "when the structure document is written: auto, keep or drop");
+}
+
 Rank parse_rank(std::string_view text) {
     constexpr std::string_view wanted = "a rank: r/N with r from 0 to N-1, such as 0/8";
     std::string_view rest = text;

@@ -122,9 +122,13 @@ public:
     const LazyTensor* begin() const&& = delete;
     const LazyTensor* end() const&& = delete;
 
-    /// The nested tree of a single `.pt`; null for anything else.
+    /// The nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else.
     const StateTree* tree() const& noexcept;
     const StateTree* tree() const&& = delete;
+    /// Human sentences about what is in the tree of a `.pt` only, and lost where tensors are saved without a structure
+    /// document: plain values, attributes, and containers in several places.
+    const std::vector<std::string>& only_in_tree() const& noexcept;
+    const std::vector<std::string>& only_in_tree() const&& = delete;
 
     /// For verify: what is known of the bytes besides the tensors.
     struct StoredChecksum {

@@ -3,6 +3,7 @@
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/progress.hpp>
+#include <safemap/structure.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -27,6 +28,13 @@ enum class IndexStyle : std::uint8_t {
     transformers  ///< sorted, with "total_parameters": the elements of all tensors written
 };
 
+/// When the structure document is written: what a nested state dict is besides its tensors. See structure.hpp.
+enum class StructurePolicy : std::uint8_t {
+    automatic,  ///< for a nested tree; a flat dict or OrderedDict of tensors becomes an ordinary file
+    keep,       ///< always
+    drop,       ///< never
+};
+
 struct SaveOptions {
     // What is written.
     /// Casts every F64, F32, F16, BF16 and F8 tensor; others stay. Nothing: dtypes stay.
@@ -46,6 +54,8 @@ struct SaveOptions {
     bool align_tensors = false;
     ShardStrategy strategy = ShardStrategy::greedy;
     IndexStyle index_style = IndexStyle::hub;
+    /// Of a checkpoint, where that is saved; see add_structure() for tensors of one.
+    StructurePolicy structure = StructurePolicy::automatic;
     /// Writes a digest of each tensor as it is written, and of all of them, to the metadata, where other readers pass
     /// them by and verify() finds them: `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. Those
     /// that the metadata has already are never kept.
@@ -118,8 +128,21 @@ struct SaveReport {
 /// which says that the new counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
-/// The tensors of a checkpoint, its metadata, and `__metadata__[alias] = stored name` for tied tensors.
+/// The tensors of a checkpoint, its metadata, `__metadata__[alias] = stored name` for tied tensors, and the structure
+/// document as `structure` says: in `__metadata__["safemap.structure"]`, of shards in the index's metadata; one of more
+/// than 1 MiB in a U8 tensor `~structure`.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint,
                             const SaveOptions& options = {});
+
+struct AddedStructure {
+    std::optional<LazyTensor> tensor = std::nullopt;  ///< to be saved too: a document of more than 1 MiB
+    std::vector<std::string> notes = {};              ///< human sentences on what is not kept
+};
+
+/// For who saves tensors of `checkpoint` under other names, or some of them: puts the structure document into the
+/// metadata of `options`, as `options.structure` says. `stored_name` is told the names of the checkpoint's tensors.
+/// Throws structure_too_large, where it is to be kept in any case.
+SAFEMAP_API AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& stored_name,
+                                         SaveOptions& options);
 
 }  // namespace safemap

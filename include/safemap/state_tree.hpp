@@ -85,11 +85,12 @@ struct SkippedObject {
 
 /// A tree as names and tensors.
 struct FlatState {
-    std::vector<LazyTensor> tensors;     ///< in the order of the tree, each stored tensor once
-    std::vector<AliasGroup> aliases;     ///< tied tensors: same object, or equal storage, offset, shape, strides
-    std::vector<SkippedObject> skipped;  ///< opaque objects
-    std::vector<std::string> notes;      ///< human sentences: what is not kept
-    bool verbatim = false;               ///< the root was a flat dict of tensors, and names are its keys
+    std::vector<LazyTensor> tensors;        ///< in the order of the tree, each stored tensor once
+    std::vector<AliasGroup> aliases;        ///< tied tensors: same object, or equal storage, offset, shape, strides
+    std::vector<SkippedObject> skipped;     ///< opaque objects
+    std::vector<std::string> notes;         ///< human sentences: what has no name
+    std::vector<std::string> only_in_tree;  ///< and what names and tensors do not tell
+    bool verbatim = false;                  ///< the root was a flat dict of tensors, and names are its keys
 };
 
 /// Names for the tensors of a tree. A flat dict or OrderedDict of tensors (string keys, none empty or

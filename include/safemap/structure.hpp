@@ -18,7 +18,8 @@ inline constexpr std::size_t longest_inline_structure = 1U << 20;
 /// Arrays and objects within each other in a document, at most: what common readers of JSON take.
 inline constexpr unsigned deepest_structure = 500;
 
-/// The name that a tensor is stored under, told the one that flatten() gives it; nothing where it is not stored.
+/// The name that a tensor is stored under, told its own, or where it has none, the one that flatten() gives it; nothing
+/// where it is not stored.
 using StoredName = std::function<std::optional<std::string>(const std::string& name)>;
 /// The tensor stored under a name, null for none.
 using FindTensor = std::function<const LazyTensor*(const std::string& name)>;

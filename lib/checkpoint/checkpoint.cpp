@@ -123,6 +123,7 @@ const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& no
     return state_->contents.checksums;
 }
 const StateTree* Checkpoint::tree() const& noexcept { return state_->contents.tree.get(); }
+const std::vector<std::string>& Checkpoint::only_in_tree() const& noexcept { return state_->contents.only_in_tree; }
 
 std::size_t Checkpoint::size() const noexcept { return state_->contents.tensors.size(); }
 std::uint64_t Checkpoint::total_bytes() const noexcept { return state_->total_bytes; }

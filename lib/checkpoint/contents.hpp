@@ -26,6 +26,7 @@ struct Contents {
     std::vector<AliasGroup> aliases = {};
     std::vector<LazyTensor> tensors = {};
     std::shared_ptr<const StateTree> tree = {};
+    std::vector<std::string> only_in_tree = {};
     std::vector<Checkpoint::StoredChecksum> checksums = {};
     /// Everything that tensors stand in, for those who want to read all of it.
     std::vector<std::shared_ptr<const Source>> sources = {};

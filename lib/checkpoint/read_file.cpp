@@ -1,6 +1,7 @@
 // Reads one file: safetensors, or an archive of torch.save.
 #include "checkpoint/contents.hpp"
 #include "checkpoint/sniff.hpp"
+#include "checkpoint/structure.hpp"
 #include "safetensors/header.hpp"
 #include "torch/archive.hpp"
 
@@ -28,6 +29,7 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
     for (safetensors::TensorInfo info : header.tensors)
         contents.tensors.emplace_back(std::string(info.name),
                                       stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
+    take_structure(contents, faults);
     return contents;
 }
 
@@ -39,6 +41,7 @@ Contents read_torch(const std::shared_ptr<const Source>& source, FaultSink& faul
     contents.format = Format::torch;
     contents.notes = std::move(archive.notes);
     contents.notes.insert(contents.notes.end(), flat.notes.begin(), flat.notes.end());
+    contents.only_in_tree = std::move(flat.only_in_tree);
     contents.skipped = std::move(flat.skipped);
     contents.aliases = std::move(flat.aliases);
     contents.tensors = std::move(flat.tensors);

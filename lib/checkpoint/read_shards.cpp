@@ -3,6 +3,7 @@
 #include "base/pool.hpp"
 #include "base/text.hpp"
 #include "checkpoint/contents.hpp"
+#include "checkpoint/structure.hpp"
 #include "safetensors/index.hpp"
 
 #include <algorithm>
@@ -190,6 +191,7 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     merge_metadata(index, contents);
     compare_total_size(index, contents);
     judge_repeated(index, options.policy, with_path, contents);
+    take_structure(contents, with_path);
     return contents;
 }
 

@@ -224,12 +224,13 @@ private:
         std::erase_if(out_.aliases, [](const AliasGroup& group) { return group.size() < 2; });
         note_repeats();
         if (plain_.count > 0) {
-            note(counted(plain_.count, "plain value is", "plain values are") + " not kept, for example " +
-                 plain_.example + ": only tensors are, until the structure document comes");
+            only_in_tree(counted(plain_.count, "plain value", "plain values") + ", for example " + plain_.example +
+                         ": only a structure document keeps what is no tensor");
         }
         if (attributes_.count > 0) {
-            note("the attributes (such as _metadata) of " + counted(attributes_.count, "dictionary", "dictionaries") +
-                 " are not kept, for example of " + attributes_.example);
+            only_in_tree("the attributes (such as _metadata) of " +
+                         counted(attributes_.count, "dictionary", "dictionaries") + ", for example of " +
+                         attributes_.example + ": only a structure document keeps them");
         }
         if (unnamed_.count > 0) {
             note(counted(unnamed_.count, "object has", "objects have") + " no name and " +
@@ -244,11 +245,12 @@ private:
             if (seen_[id].holds_tensors) tally.add(path);
         }
         if (tally.count == 0) return;
-        note(counted(tally.count, "container with tensors occurs", "containers with tensors occur") +
-             " more than once, for example again at " + tally.example +
-             ": the tensors have the names of the first place only");
+        only_in_tree(counted(tally.count, "container with tensors occurs", "containers with tensors occur") +
+                     " more than once, for example again at " + tally.example +
+                     ": the tensors have the names of the first place only");
     }
 
+    void only_in_tree(std::string text) { out_.only_in_tree.push_back(std::move(text)); }
     void note(std::string text) { out_.notes.push_back(std::move(text)); }
 
     const StateTree& tree_;

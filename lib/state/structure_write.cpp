@@ -100,7 +100,7 @@ private:
             if (has_identity(tree_[id]) && !is_tensor(tree_[id])) remember(paths_, id, path_);
         }
         if (const auto* each = std::get_if<StateTree::Tensor>(&tree_[id])) tensor(id, *each);
-        else std::visit([this](const auto& each) { write(each); }, tree_[id]);
+        else std::visit([this](const auto& value) { write(value); }, tree_[id]);
     }
 
     /// For references that come later.
@@ -165,7 +165,8 @@ private:
         const bool ties = repeated_.tensor(tensor.tensor) && tensor.tensor.element_count() > 0;
         const auto first = ties ? ties_.find(state::Tie{&tensor.tensor}) : ties_.end();
         const std::string implied = path_.empty() ? std::string(state::root_name) : path_;
-        const std::string& name = flat_ ? key_ : implied;
+        const std::string& own = tensor.tensor.name();
+        const std::string& name = !own.empty() ? own : flat_ ? key_ : implied;
         const auto stored = first == ties_.end() && in_attributes_ == 0 ? stored_name_(name) : std::nullopt;
         if (first == ties_.end() && !stored) return not_stored();
 

@@ -80,6 +80,9 @@ Metadata metadata_of(const Checkpoint& model, const EditOptions& options) {
 void require_free(const std::string& key) {
     if (safetensors::is_digest_key(key))
         throw Error(Errc::invalid_argument, safemap::quoted(key) + " holds digests, which are not edited");
+    if (key == structure_key)
+        throw Error(Errc::invalid_argument,
+                    safemap::quoted(key) + " holds the structure document, which is not edited");
 }
 
 void change(Metadata& metadata, const EditOptions& options) {
@@ -110,11 +113,15 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
                                                            return a.first == b.first && a.second == b.second;
                                                        });
     if (report.changed) {
-        SaveOptions saving{.alignment = alignment_of(model), .checksums = digests};
+        SaveOptions saving{.metadata = std::move(metadata), .alignment = alignment_of(model), .checksums = digests};
         saving.overwrite = true;
+        const auto stored_name = [&](const std::string& name) { return std::optional(renamed(name, options)); };
+        saving.structure = model.tree() == nullptr ? StructurePolicy::drop : StructurePolicy::keep;
+        const AddedStructure added = add_structure(model, stored_name, saving);
+        if (added.tensor) tensors.push_back(*added.tensor);
         saving.monitor = options.monitor;
         saving.threads = options.threads;
-        write::during_save(file, [&] { return write::save_all(file, tensors, metadata, saving, identity); });
+        write::during_save(file, [&] { return write::save_all(file, tensors, saving.metadata, saving, identity); });
     }
     const Checkpoint now = Checkpoint::open(file, options.open);
     report.metadata.assign(now.metadata().begin(), now.metadata().end());

@@ -4,6 +4,8 @@
 #include "checkpoint/identity.hpp"
 #include "safetensors/digests.hpp"
 
+#include <safemap/structure.hpp>
+
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -23,6 +25,7 @@ Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std:
     for (const PlannedFile& file : layout.files)
         for (const PlannedTensor& planned : file.tensors) {
             dtypes[planned.number] = planned.dtype;
+            if (layout.has_structure_tensor && tensors[planned.number].name() == structure_tensor) continue;
             add(tensors[planned.number].name(), planned.number);
         }
     for (const auto& [name, number] : layout.aliases) add(name, number);

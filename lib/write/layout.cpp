@@ -4,6 +4,7 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "checkpoint/identity.hpp"
+#include "checkpoint/structure.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/format.hpp"
@@ -11,6 +12,8 @@
 #include "safetensors/index.hpp"
 #include "tensor/convert.hpp"
 #include "write/shards.hpp"
+
+#include <safemap/structure.hpp>
 
 #include <algorithm>
 #include <unordered_map>
@@ -324,7 +327,10 @@ std::uint64_t stored_bytes(const LazyTensor& tensor) { return bytes_as(tensor, t
 Layout lay_out(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options,
                const std::optional<std::string>& single_file) {
     Planner planner(tensors, metadata, options);
-    return single_file ? std::move(planner).one_file(*single_file) : std::move(planner).shards();
+    Layout layout = single_file ? std::move(planner).one_file(*single_file) : std::move(planner).shards();
+    const auto structure = metadata.find(std::string(structure_key));
+    layout.has_structure_tensor = structure != metadata.end() && checkpoint::is_structure_apart(structure->second);
+    return layout;
 }
 
 }  // namespace safemap::write

@@ -38,7 +38,8 @@ struct Layout {
     std::vector<SkippedObject> skipped;
     std::uint64_t unaligned_tensors = 0;
     std::vector<std::string> notes;
-    std::vector<std::string> resumed;  ///< names of files that were there already
+    std::vector<std::string> resumed;   ///< names of files that were there already
+    bool has_structure_tensor = false;  ///< which is no tensor of the checkpoint
     /// Where digests are wanted: names that readers will take for other names of tensors, with the tensors' numbers.
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
 };

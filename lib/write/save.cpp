@@ -21,6 +21,15 @@ Metadata metadata_of(const Checkpoint& checkpoint, const SaveOptions& options) {
     return metadata;
 }
 
+/// All that safetensors has a dtype for, under their names.
+StoredName saved_name(const Checkpoint& checkpoint) {
+    return [&checkpoint](const std::string& name) -> std::optional<std::string> {
+        const LazyTensor* const tensor = checkpoint.find(name);
+        if (tensor == nullptr || !in_safetensors(tensor->dtype())) return std::nullopt;
+        return name;
+    };
+}
+
 }  // namespace
 
 SaveReport write::save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
@@ -47,7 +56,19 @@ SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> te
 
 SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, const SaveOptions& options) {
     return write::during_save(out, [&] {
-        return write::save_all(out, {checkpoint.begin(), checkpoint.size()}, metadata_of(checkpoint, options), options);
+        SaveOptions full = options;
+        full.metadata = metadata_of(checkpoint, options);
+        const AddedStructure added = add_structure(checkpoint, saved_name(checkpoint), full);
+        std::span<const LazyTensor> tensors(checkpoint.begin(), checkpoint.size());
+        std::vector<LazyTensor> with_structure;
+        if (added.tensor) {
+            with_structure.assign(tensors.begin(), tensors.end());
+            with_structure.push_back(*added.tensor);
+            tensors = with_structure;
+        }
+        SaveReport report = write::save_all(out, tensors, full.metadata, full);
+        report.notes.insert(report.notes.begin(), added.notes.begin(), added.notes.end());
+        return report;
     });
 }
 

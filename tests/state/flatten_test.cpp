@@ -100,8 +100,8 @@ TEST_CASE("a flat dictionary keeps its keys, and ties are aliases") {
         CHECK(names(flat) == std::vector<std::string>{"a/b", "other"});
         REQUIRE(flat.aliases.size() == 1);
         CHECK(flat.aliases[0] == AliasGroup{"a/b", "0", "again"});
-        REQUIRE(flat.notes.size() == 1);
-        CHECK(flat.notes[0].find("_metadata") != std::string::npos);
+        REQUIRE(flat.only_in_tree.size() == 1);
+        CHECK(flat.only_in_tree[0].find("_metadata") != std::string::npos);
     }
 }
 
@@ -152,9 +152,9 @@ TEST_CASE("plain values are counted in one note") {
                   {text(tree, "steps"), tree.add(std::int64_t{3})}};
     tree.set_root(tree.add(std::move(dict)));
     const auto flat = flatten(tree);
-    REQUIRE(flat.notes.size() == 1);
-    CHECK(flat.notes[0].find("2 plain values") == 0);
-    CHECK(flat.notes[0].find("lr") != std::string::npos);
+    REQUIRE(flat.only_in_tree.size() == 1);
+    CHECK(flat.only_in_tree[0].find("2 plain values") == 0);
+    CHECK(flat.only_in_tree[0].find("lr") != std::string::npos);
 }
 
 TEST_CASE("random trees have the names of the slow twin, and no name twice") {
@@ -227,8 +227,8 @@ TEST_CASE("a container that occurs again is noted and not walked again") {
     const auto flat = flatten(tree);
     CHECK(names(flat) == std::vector<std::string>{"0/0"});
     CHECK(flat.aliases.empty());
-    REQUIRE(flat.notes.size() == 1);
-    CHECK(flat.notes[0].find("again at 1") != std::string::npos);
+    REQUIRE(flat.only_in_tree.size() == 1);
+    CHECK(flat.only_in_tree[0].find("again at 1") != std::string::npos);
 }
 
 TEST_CASE("depth, doubling and long keys do not cost more than the tree is large") {

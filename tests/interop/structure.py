@@ -1,0 +1,260 @@
+"""What torch.save wrote comes back whole from safetensors: by a reader of the structure document that knows docs/format.md
+and nothing of safemap."""
+import base64
+import collections
+import json
+import math
+import struct
+
+import safetensors
+import safetensors.torch
+import torch
+
+from common import DTYPES, Case, safemap, shape_of, tensor_of
+from from_torch import escaped
+
+PROTOCOLS = [2, 3, 4, 5]
+
+
+class Reader:
+    """A structure document and the tensors beside it, as the objects they stand for."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.by_path = {}
+
+    def keep(self, path, made):
+        self.by_path.setdefault(path, made)
+        return made
+
+    def below(self, path, segment, node):
+        return self.node(node, f'{path}/{segment}' if path else segment)
+
+    @staticmethod
+    def segment(key, place):
+        spelled = key is None or isinstance(key, (bool, int)) or (
+            isinstance(key, str) and '\0' not in key and not any(0xD800 <= ord(c) < 0xE000 for c in key))
+        return escaped(key) if spelled else f'~k{place}'
+
+    def node(self, node, path=''):
+        if isinstance(node, dict):
+            return self.members(self.keep(path, {}), node, path)
+        if not isinstance(node, list):
+            return node
+        return getattr(self, 'read_' + node[0].replace('@', 'at_'))(node[1:], path)
+
+    def members(self, made, node, path):
+        for place, (key, value) in enumerate(node.items()):
+            made[key] = self.below(path, self.segment(key, place), value)
+        return made
+
+    def entries(self, made, parts, path):
+        self.keep(path, made)
+        if parts and isinstance(parts[-1], dict) and len(parts) > (1 if isinstance(parts[0], dict) else 0):
+            if '@attrs' in parts[-1] and (len(parts) > 1 or not isinstance(parts[0], dict)):
+                parts = parts[:-1]  # plain Python has no place for them
+        if parts and isinstance(parts[0], dict):
+            return self.members(made, parts[0], path)
+        for place, (key, value) in enumerate(parts):
+            key = self.node(key, f'{path}/~k{place}/~key' if path else f'~k{place}/~key')
+            made[key] = self.below(path, self.segment(key, place), value)
+        return made
+
+    def read_d(self, parts, path):
+        return self.entries({}, parts, path)
+
+    def read_od(self, parts, path):
+        return self.entries(collections.OrderedDict(), parts, path)
+
+    def read_l(self, parts, path):
+        made = self.keep(path, [])
+        made.extend(self.below(path, str(i), part) for i, part in enumerate(parts))
+        return made
+
+    def read_t(self, parts, path):
+        return self.keep(path, tuple(self.below(path, str(i), part) for i, part in enumerate(parts)))
+
+    def read_set(self, parts, path):
+        return self.keep(path, {self.below(path, f'~k{i}', part) for i, part in enumerate(parts)})
+
+    def read_fset(self, parts, path):
+        return self.keep(path, frozenset(self.below(path, f'~k{i}', part) for i, part in enumerate(parts)))
+
+    def read_size(self, parts, path):
+        return torch.Size(parts)
+
+    def read_T(self, parts, path):
+        name = parts[0]['n'] if parts and 'n' in parts[0] else path or '~root'
+        return self.keep(path, self.tensors[name])
+
+    def read_at_T(self, parts, path):
+        return self.keep(path, self.by_path[parts[0]].view(self.by_path[parts[0]].shape))
+
+    def read_at_(self, parts, path):
+        return self.by_path[parts[0]]
+
+    def read_i(self, parts, path):
+        return int(parts[0])
+
+    def read_f(self, parts, path):
+        text = parts[0]
+        return struct.unpack('>d', bytes.fromhex(text[2:]))[0] if text.startswith('0x') else float(text)
+
+    def read_c(self, parts, path):
+        return complex(self.node(parts[0]), self.node(parts[1]))
+
+    def read_s(self, parts, path):
+        return base64.b64decode(parts[0]).decode('utf-8', 'surrogatepass')
+
+    def read_b(self, parts, path):
+        return base64.b64decode(parts[0])
+
+    def read_ba(self, parts, path):
+        return self.keep(path, bytearray(base64.b64decode(parts[0])))
+
+    def read_dtype(self, parts, path):
+        return getattr(torch, parts[0])
+
+    def read_device(self, parts, path):
+        return torch.device(parts[0])
+
+    def read_o(self, parts, path):
+        return ('object', parts[0], self.members({}, parts[1], path))
+
+
+
+def read(path):
+    """A file of safetensors with a structure document."""
+    tensors = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, 'pt') as file:
+        document = json.loads(file.metadata()['safemap.structure'])
+    if 'tensor' in document:
+        document = json.loads(bytes(tensors.pop(document['tensor']).tolist()))
+    return Reader(tensors).node(document['root'])
+
+
+def random_tree(rng, depth, pool):
+    """Plain values and containers of every kind, some of them in several places, rings among them."""
+    kind = rng.randrange(24)
+    if depth == 0:
+        kind %= 14
+    if kind < 4:
+        made = tensor_of(rng, rng.choice(DTYPES), shape_of(rng, 3))
+        pool.append(made)
+        return made
+    values = {
+        4: lambda: rng.choice([None, True, False]),
+        5: lambda: rng.choice([0, -1, 2**53 - 1, 2**53, -2**63, 2**63, 2**200, -2**200, rng.randrange(10**6)]),
+        6: lambda: rng.choice([0.0, -0.0, 1.0, math.inf, -math.inf, 5e-324, 1e308, rng.random(),
+                               struct.unpack('>d', bytes.fromhex(rng.choice(
+                                   ['7ff8000000000000', 'fff8000000000000', '7ff8000000000001'])))[0]]),
+        7: lambda: rng.choice(['', 'a.b', 'a/b', '~', '0', '__metadata__', '\ud800x', 'é名', '@', '\n', 'n\0']),
+        8: lambda: rng.randbytes(rng.randrange(5)),
+        9: lambda: rng.choice([torch.Size((1, 2)), torch.Size(()), torch.float32, torch.bfloat16,
+                               torch.device('cpu'), torch.device('cuda', 1)]),
+        10: lambda: complex(rng.choice([0.0, -0.0, 2.5]), rng.choice([math.inf, 1.0])),
+        11: lambda: bytearray(rng.randbytes(3)),
+        12: lambda: rng.choice([set(), {1, 'x'}, frozenset((2.5, None))]),
+        13: lambda: rng.choice(pool) if pool else None,
+    }
+    if kind in values:
+        return values[kind]()
+    if kind < 17:
+        made = [random_tree(rng, depth - 1, pool) for _ in range(rng.randrange(4))]
+        if rng.random() < 0.2:
+            made.append(made)
+        pool.append(made)
+        return made
+    if kind < 19:
+        return tuple(random_tree(rng, depth - 1, pool) for _ in range(rng.randrange(4)))
+    made = {} if kind < 22 else collections.OrderedDict()
+    keys = ['', 'a', 'b.c', 'b/c', 'b', '~', '~0', '~s0', '~k0', '~true', '~key', '0', '1', '-1', '00', '__metadata__',
+            '~root', '\ud800', 'n\0', 0, 1, -1, 2, None, 2.5, (1, 'x'), b'k', 2**70]
+    for _ in range(rng.randrange(6)):
+        made[rng.choice(keys)] = random_tree(rng, depth - 1, pool)
+    pool.append(made)
+    return made
+
+
+class Structure(Case):
+    def assert_same_tree(self, found, wanted, seen=None):
+        """In every value, type, order and bit, and with the same objects in several places."""
+        seen = {} if seen is None else seen
+        if isinstance(wanted, (dict, list, set, bytearray, torch.Tensor)):
+            if id(wanted) in seen:
+                self.assertEqual(seen[id(wanted)], id(found))
+                return
+            seen[id(wanted)] = id(found)
+        if isinstance(wanted, torch.Tensor):
+            self.assert_same(found, wanted, 'a tensor')
+            return
+        self.assertIs(type(found), type(wanted))
+        if isinstance(wanted, float):
+            self.assertEqual(struct.pack('>d', found), struct.pack('>d', wanted))
+        elif isinstance(wanted, complex):
+            self.assert_same_tree(found.real, wanted.real, seen)
+            self.assert_same_tree(found.imag, wanted.imag, seen)
+        elif isinstance(wanted, dict):
+            self.assertEqual(list(found), list(wanted))
+            for (key, value), (other, wanted_value) in zip(found.items(), wanted.items()):
+                self.assertIs(type(key), type(other))
+                self.assert_same_tree(value, wanted_value, seen)
+        elif isinstance(wanted, (list, tuple)) and not isinstance(wanted, torch.Size):
+            self.assertEqual(len(found), len(wanted))
+            for value, wanted_value in zip(found, wanted):
+                self.assert_same_tree(value, wanted_value, seen)
+        else:
+            self.assertEqual(found, wanted)
+
+    def there_and_back(self, state, *options, protocol=2):
+        torch.save(state, self.folder / 'in.pt', pickle_protocol=protocol)
+        out = self.folder / 'out.safetensors'
+        report = safemap('convert', self.folder / 'in.pt', out, '--structure', 'keep', '--force', *options)
+        self.assertTrue(safemap('verify', out)['ok'])
+        self.assert_same_tree(read(out), state)
+        # And once more, from safetensors.
+        again = self.folder / 'again.safetensors'
+        safemap('convert', out, again, '--structure', 'keep', '--force')
+        self.assert_same_tree(read(again), state)
+        return report
+
+    def test_random_trees(self):
+        for number in range(60):
+            protocol = PROTOCOLS[number % len(PROTOCOLS)]
+            with self.subTest(number=number, protocol=protocol):
+                self.there_and_back(random_tree(self.rng, 4, []), protocol=protocol)
+
+    def test_a_training_state(self):
+        model = torch.nn.Sequential(torch.nn.Linear(9, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.rng.random())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        for _ in range(3):
+            model(torch.randn(4, 9)).square().sum().backward()
+            optimizer.step()
+            scheduler.step()
+        state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'epoch': 3, 'loss': [0.5, math.nan],
+                 'scheduler': scheduler.state_dict(), 'rng': torch.get_rng_state(),
+                 'args': {'name': 'x', 'betas': (0.9, 0.95), 'none': None}}
+        del state['model']._metadata  # plain Python has no place for it
+        for protocol in PROTOCOLS:
+            with self.subTest(protocol=protocol):
+                self.there_and_back(state, protocol=protocol)
+                self.there_and_back(state, '--strip-prefix', 'optimizer/', '--rename', 's/weight/kernel/',
+                                    '--checksums', protocol=protocol)
+
+    def test_a_large_document_is_a_tensor(self):
+        state = {'w': torch.randn(3), 'log': [self.rng.random() for _ in range(100_000)]}
+        report = self.there_and_back(state, '--checksums')
+        self.assertEqual(report['tensors'], 2)
+        out = self.folder / 'out.safetensors'
+        self.assertIn('~structure', safetensors.torch.load_file(out))
+        self.assertEqual([tensor['name'] for tensor in safemap('inspect', out)['tensors']], ['w'])
+        self.assertEqual(list(safemap('hash', out)['tensors']), ['w'])
+
+    def test_flat_is_plain_unless_asked(self):
+        torch.save({'a/b': torch.ones(2), '0': torch.zeros(1)}, self.folder / 'in.pt')
+        out = self.folder / 'flat.safetensors'
+        safemap('convert', self.folder / 'in.pt', out)
+        with safetensors.safe_open(out, 'pt') as file:
+            self.assertEqual(file.metadata(), {'format': 'pt'})
+        self.there_and_back({'a/b': torch.ones(2), '0': torch.zeros(1)})

@@ -1,0 +1,176 @@
+// Nested state dicts in safetensors: where their structure document stands, when it is written, and what keeps it true.
+#include <safemap/edit.hpp>
+#include <safemap/save.hpp>
+#include <safemap/structure.hpp>
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+#include "write/samples.hpp"
+
+#include <safemap/digest.hpp>
+#include <safemap/verify.hpp>
+
+#include <algorithm>
+
+using namespace safemap;
+using namespace samples;
+
+namespace {
+
+const fs::path training = fs::path(SAFEMAP_TEST_DATA) / "pt/train_gpt.pt";
+const fs::path flat = fs::path(SAFEMAP_TEST_DATA) / "pt/state_dict.pt";
+
+/// The document that the tree of a checkpoint has, under the names of that checkpoint.
+std::string document_of(const Checkpoint& checkpoint) {
+    REQUIRE(checkpoint.tree() != nullptr);
+    return structure_of(*checkpoint.tree(), [&](const std::string& name) -> std::optional<std::string> {
+        const LazyTensor* const tensor = checkpoint.find(name);
+        if (tensor == nullptr || !in_safetensors(tensor->dtype())) return std::nullopt;
+        return name;
+    });
+}
+
+/// A checkpoint whose document is large: tensors, and a text of `size` bytes.
+fs::path with_text(const TempDir& dir, std::size_t size) {
+    const std::string text(size, 'x');
+    const std::string quoted =
+        "\"{\\\"v\\\":1,\\\"root\\\":{\\\"w\\\":[\\\"T\\\"],\\\"log\\\":\\\"" + text + "\\\"}}\"";
+    const std::string header = R"({"__metadata__":{"safemap.structure":)" + quoted +
+                               R"(},"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+    return dir.write("large.safetensors", forge::safetensors(header, "ab"));
+}
+
+bool has_tree(const fs::path& path) {
+    const Checkpoint checkpoint = Checkpoint::open(path);
+    return checkpoint.tree() != nullptr;
+}
+
+std::vector<std::string> lost(const fs::path& path) {
+    const Checkpoint checkpoint = Checkpoint::open(path);
+    return checkpoint.only_in_tree();
+}
+
+std::vector<std::string> names_of(const Checkpoint& checkpoint) {
+    std::vector<std::string> names;
+    for (const LazyTensor& tensor : checkpoint) names.push_back(tensor.name());
+    return names;
+}
+
+}  // namespace
+
+TEST_CASE("a nested state dict keeps its structure, in one file and in shards, again and again") {
+    const TempDir dir;
+    const Checkpoint source = Checkpoint::open(training);
+    const std::string wanted = document_of(source);
+    CHECK(wanted.find("param_groups") != std::string::npos);
+    SaveReport report;
+    CHECK_OK(report = save(dir / "one.safetensors", source));
+    CHECK(report.notes.empty());
+    CHECK_OK(save(dir / "shards", source, {.max_shard_size = 100'000, .checksums = true}));
+    CHECK(verify(dir / "shards").ok());
+    const Checkpoint one = Checkpoint::open(dir / "one.safetensors");
+    CHECK(document_of(one) == wanted);
+    for (const auto& [key, value] : one.metadata()) CHECK(key != "safemap.structure");  // it is the tree now
+    CHECK(document_of(Checkpoint::open(dir / "shards")) == wanted);
+    CHECK_OK(save(dir / "again.safetensors", Checkpoint::open(dir / "shards")));
+    CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(dir / "one.safetensors"));
+    CHECK(digests(one).checkpoint == digests(source).checkpoint);
+}
+
+TEST_CASE("when the document is written") {
+    const TempDir dir;
+    const auto notes_of = [&](const fs::path& from, StructurePolicy policy) {
+        return save(dir / "out.safetensors", Checkpoint::open(from), {.structure = policy, .overwrite = true}).notes;
+    };
+    CHECK(notes_of(training, StructurePolicy::drop) == lost(training));
+    CHECK_FALSE(has_tree(dir / "out.safetensors"));
+    CHECK_FALSE(lost(training).empty());
+    CHECK(notes_of(training, StructurePolicy::keep).empty());
+    CHECK(has_tree(dir / "out.safetensors"));
+    const auto plain = notes_of(flat, StructurePolicy::automatic);
+    CHECK(plain == lost(flat));
+    CHECK_FALSE(has_tree(dir / "out.safetensors"));
+    CHECK(notes_of(flat, StructurePolicy::keep).empty());
+    CHECK(has_tree(dir / "out.safetensors"));
+    CHECK(document_of(Checkpoint::open(dir / "out.safetensors")) == document_of(Checkpoint::open(flat)));
+    // Of safetensors without one: a dictionary of all names.
+    save(dir / "plain.safetensors", std::vector<LazyTensor>{tensor("a/b", Dtype::f32, {3}, 1)});
+    notes_of(dir / "plain.safetensors", StructurePolicy::keep);
+    CHECK(document_of(Checkpoint::open(dir / "out.safetensors")) == R"({"v":1,"root":{"a/b":["T",{"n":"a/b"}]}})");
+}
+
+TEST_CASE("a large document is a tensor that nobody sees") {
+    const TempDir dir;
+    for (const bool apart : {false, true}) {
+        CAPTURE(apart);
+        const Checkpoint source = Checkpoint::open(with_text(dir, longest_inline_structure - 100 + (apart ? 200 : 0)));
+        const fs::path out = dir / "out.safetensors";
+        SaveReport report;
+        CHECK_OK(report = save(out, source, {.checksums = true, .overwrite = true}));
+        CHECK(report.tensors == (apart ? 2 : 1));
+        CHECK(TempDir::read(out).substr(0, 1'000).find("~structure") ==
+              (apart ? TempDir::read(out).find("~structure") : std::string::npos));
+        const Checkpoint again = Checkpoint::open(out);
+        CHECK(names_of(again) == std::vector<std::string>{"w"});
+        CHECK(document_of(again) == document_of(source));
+        CHECK(digests(again).checkpoint == digests(source).checkpoint);
+        CHECK(verify(out).ok());
+        // An edit keeps it true.
+        CHECK_OK(edit(out, {.rename = {{"w", "kernel"}}}));
+        CHECK(document_of(Checkpoint::open(out)).find(R"({"w":["T",{"n":"kernel"}])") != std::string::npos);
+        CHECK(verify(out).ok());
+        CHECK_FAULT(edit(out, {.unset = {"safemap.structure"}}), Errc::invalid_argument);
+        if (!apart) continue;
+        std::string bytes = TempDir::read(out);
+        bytes[bytes.rfind("xxx")] = 'y';
+        dir.write("damaged.safetensors", bytes);
+        CHECK_FAULT(Checkpoint::open(dir / "damaged.safetensors"), Errc::checksum_mismatch);
+        CHECK_FALSE(verify(dir / "damaged.safetensors").ok());
+    }
+}
+
+TEST_CASE("a tensor that has the name of the document's stays a tensor") {
+    const TempDir dir;
+    const std::string text(longest_inline_structure + 1, 'x');
+    const std::string header =
+        R"({"__metadata__":{"safemap.structure":"{\"v\":1,\"root\":[\"l\",[\"T\",{\"n\":\"~structure\"}],\")" + text +
+        R"(\"]}"},"~structure":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+    const Checkpoint source = Checkpoint::open(dir.write("in.safetensors", forge::safetensors(header, "ab")));
+    CHECK(source.size() == 1);
+    CHECK_OK(save(dir / "out.safetensors", source, {.checksums = true}));
+    const Checkpoint again = Checkpoint::open(dir / "out.safetensors");
+    CHECK(names_of(again) == std::vector<std::string>{"~structure"});
+    CHECK(document_of(again) == document_of(source));
+    CHECK(verify(dir / "out.safetensors").ok());
+}
+
+TEST_CASE("a tree that is too deep for a document is saved without one, with a note") {
+    const TempDir dir;
+    const Checkpoint deep = Checkpoint::open(fs::path(SAFEMAP_TEST_DATA) / "pt/broken/nested_lists.pt");
+    SaveReport report;
+    CHECK_OK(report = save(dir / "out.safetensors", deep));
+    REQUIRE_FALSE(report.notes.empty());
+    CHECK(report.notes.front().find("no structure document is written") == 0);
+    CHECK_FAULT(save(dir / "keep.safetensors", deep, {.structure = StructurePolicy::keep}), Errc::structure_too_large);
+    CHECK_FALSE(fs::exists(dir / "keep.safetensors"));
+}
+
+TEST_CASE("a document that is damaged is told with the file") {
+    const TempDir dir;
+    const auto open = [&](const std::string& says, const std::string& tensor = "w") {
+        const std::string header = R"({"__metadata__":{"safemap.structure":)" + says + R"(},")" + tensor +
+                                   R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+        return has_tree(dir.write("f.safetensors", forge::safetensors(header, "abcd")));
+    };
+    CHECK(open(R"("{\"v\":1,\"root\":[\"T\",{\"n\":\"w\"}]}")"));
+    const std::string apart = R"("{\"v\":1,\"tensor\":\"~structure\",\"xxh3_128\":\"00\"}")";
+    for (const auto& [says, tensor] : std::vector<std::pair<std::string, std::string>>{
+             {R"("{\"v\":1,\"root\":[\"T\"]}")", "w"}, {R"("")", "w"}, {apart, "w"}, {apart, "~structure"}}) {
+        CAPTURE(says);
+        const auto error = error_of([&, says = says, tensor = tensor] { open(says, tensor); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::bad_structure);
+        CHECK(error->path() == (dir / "f.safetensors").native());
+        CHECK_FALSE(verify(dir / "f.safetensors").ok());
+    }
+}
