@@ -197,6 +197,8 @@ public:
             ->type_name("P");
         add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
+        app.add_option("--root", root_, "only what lies under this path of a nested state dict: model")
+            ->type_name("PATH");
         add_parsed(app, "--structure", options_.structure, parse_structure,
                    "the structure document: auto (default: of nested trees), keep (always) or drop (never)")
             ->type_name("WHEN");
@@ -214,10 +216,11 @@ public:
         for (const std::string& rule : rules_) renaming_.rules.emplace_back(rule);
         MemoryPeak memory;
         ProgressBar bar(console);
-        const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
+        const Checkpoint checkpoint = open_root();
         require_selection({checkpoint}, common);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
         Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes(), .dry_run = options_.plan_only};
+        if (root_.empty()) note_parts(checkpoint, around.notes);
         RenamedTensors renamed;
         if (!renaming_.empty()) renamed = rename(checkpoint, entries, renaming_);
         const SaveReport saved = save_entries(checkpoint, entries, renamed, bar);
@@ -237,6 +240,24 @@ public:
     }
 
 private:
+    Checkpoint open_root() const {
+        const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
+        if (root_.empty()) return checkpoint;
+        try {
+            return checkpoint.below(root_);
+        } catch (Error& error) {
+            throw error.with_path(in_);
+        }
+    }
+
+    static void note_parts(const Checkpoint& checkpoint, std::vector<std::string>& notes) {
+        const std::vector<std::string> parts = checkpoint.parts();
+        if (parts.size() < 2) return;
+        std::string all;
+        for (const std::string& part : parts) all += (all.empty() ? "" : ", ") + part;
+        notes.push_back("it holds " + all + ": --root converts one of them");
+    }
+
     SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
                             const RenamedTensors& renamed, ProgressBar& bar) const {
         const DeferSignals deferred;
@@ -297,6 +318,7 @@ private:
 
     std::string in_;
     std::string out_;
+    std::string root_;
     std::vector<std::string> keep_;
     std::vector<std::string> rules_;
     Renaming renaming_;

@@ -130,6 +130,12 @@ public:
     const std::vector<std::string>& only_in_tree() const& noexcept;
     const std::vector<std::string>& only_in_tree() const&& = delete;
 
+    /// What lies at a path of the tree, as a checkpoint of its own: names begin there. Throws invalid_argument where
+    /// nothing does, or there is no tree; the hint has the candidates.
+    Checkpoint below(std::string_view path) const;
+    /// The parts of the tree's root that hold tensors: "model", "optimizer". None of a flat state dict.
+    std::vector<std::string> parts() const;
+
     /// For verify: what is known of the bytes besides the tensors.
     struct StoredChecksum {
         std::shared_ptr<const Source> source;

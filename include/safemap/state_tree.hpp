@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -64,6 +66,12 @@ public:
     const Node& operator[](NodeId id) const { return nodes_[id]; }
     Node& operator[](NodeId id) { return nodes_[id]; }
     std::size_t size() const noexcept { return nodes_.size(); }
+
+    /// The node at a path, spelled as flatten() spells names: "optimizer/state/0/exp_avg"; "" is the root. Nothing
+    /// where there is none. Linear in what the containers on the way hold.
+    std::optional<NodeId> find(std::string_view path) const;
+    /// The nodes that `root` leads to, as a tree of their own.
+    StateTree subtree(NodeId root) const;
 
     NodeId root() const noexcept { return root_; }
     void set_root(NodeId id) noexcept { root_ = id; }

@@ -8,12 +8,20 @@
 #include "checkpoint/near_names.hpp"
 #include "lazy/page_cache.hpp"
 
+#include <safemap/structure.hpp>
+
 #include <algorithm>
 #include <utility>
 
 namespace safemap {
 
 using checkpoint::Contents;
+
+namespace {
+
+constexpr std::size_t most_parts = 16;  // of a root that is a list of thousands, a hint is no help
+
+}  // namespace
 
 std::string_view name(Format format) noexcept {
     switch (format) {
@@ -124,6 +132,39 @@ const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& no
 }
 const StateTree* Checkpoint::tree() const& noexcept { return state_->contents.tree.get(); }
 const std::vector<std::string>& Checkpoint::only_in_tree() const& noexcept { return state_->contents.only_in_tree; }
+
+std::vector<std::string> Checkpoint::parts() const {
+    std::vector<std::string> parts;
+    if (tree() == nullptr || is_flat(*tree())) return parts;
+    for (const NamedTensor& named : all_names(*this)) {
+        const std::string_view part = named.name.substr(0, named.name.find('/'));
+        if (part.size() == named.name.size()) continue;
+        if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.emplace_back(part);
+        if (parts.size() == most_parts) break;
+    }
+    return parts;
+}
+
+Checkpoint Checkpoint::below(std::string_view path) const {
+    const auto node = tree() == nullptr ? std::nullopt : tree()->find(path);
+    if (!node) {
+        Error error(Errc::invalid_argument, "nothing in it is called " + safemap::quoted(path));
+        std::string candidates;
+        for (const std::string& part : parts())
+            candidates += (candidates.empty() ? "there are " : ", ") + safemap::quoted(part);
+        throw error.with_hint(candidates.empty() ? "it is a flat state dict, without parts" : candidates);
+    }
+    auto part = std::make_shared<const StateTree>(tree()->subtree(*node));
+    FlatState flat = flatten(*part);
+    Contents contents = state_->contents;
+    contents.tensors = std::move(flat.tensors);
+    contents.aliases = std::move(flat.aliases);
+    contents.skipped = std::move(flat.skipped);
+    contents.only_in_tree = std::move(flat.only_in_tree);
+    contents.tree = std::move(part);
+    std::erase_if(contents.metadata, [this](const auto& pair) { return find(pair.first) != nullptr; });
+    return Checkpoint(std::make_shared<const State>(std::move(contents)));
+}
 
 std::size_t Checkpoint::size() const noexcept { return state_->contents.tensors.size(); }
 std::uint64_t Checkpoint::total_bytes() const noexcept { return state_->total_bytes; }

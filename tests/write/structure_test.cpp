@@ -174,3 +174,27 @@ TEST_CASE("a document that is damaged is told with the file") {
         CHECK_FALSE(verify(dir / "f.safetensors").ok());
     }
 }
+
+TEST_CASE("a part of a training state is converted on its own, by paths that begin there") {
+    const TempDir dir;
+    const Checkpoint whole = Checkpoint::open(training);
+    CHECK(whole.parts() == std::vector<std::string>{"model", "optimizer", "rng_state"});
+    const Checkpoint model = whole.below("model");
+    CHECK(model.find("tokens.weight") != nullptr);
+    CHECK(model.find("model/tokens.weight") == nullptr);
+    CHECK(model.parts().empty());
+    CHECK(model.aliases() == std::vector<AliasGroup>{{"tokens.weight", "head.weight"}});
+    CHECK_OK(save(dir / "model.safetensors", model));
+    CHECK_FALSE(has_tree(dir / "model.safetensors"));
+    // The same of safetensors that have the structure.
+    save(dir / "whole.safetensors", whole);
+    CHECK_OK(save(dir / "again.safetensors", Checkpoint::open(dir / "whole.safetensors").below("model")));
+    CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(dir / "model.safetensors"));
+    const Checkpoint optimizer = whole.below("optimizer");
+    CHECK(optimizer.tree()->find("param_groups/0/lr"));
+    const auto error = error_of([&] { whole.below("models"); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::invalid_argument);
+    CHECK(error->hint().find("'model', 'optimizer'") != std::string::npos);
+    CHECK_FAULT(Checkpoint::open(flat).below("x"), Errc::invalid_argument);
+}
