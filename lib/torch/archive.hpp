@@ -28,7 +28,8 @@ struct Archive {
     std::vector<Record> records;
 };
 
-/// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults. A tensor with a
+/// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults, and
+/// checksum_mismatch of data.pkl; other records have their checksums looked at by verify. A tensor with a
 /// fault is left out where `faults` returns.
 Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults);
 

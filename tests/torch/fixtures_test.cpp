@@ -194,6 +194,22 @@ TEST_CASE("records have the checksums that the zip states") {
     CHECK(fixtures::open(fixtures::content("skip_data.pt")).notes.size() == 1);
 }
 
+TEST_CASE("a pickle that has not its checksum is refused, one without a checksum is not") {
+    const std::string whole = fixtures::content("flat.pt");
+    const auto with_sum = [&](std::string_view sum) {
+        std::string bytes = whole;
+        bytes.replace(bytes.find("PK\1\2") + 16, 4, sum);  // data.pkl is the first record
+        return bytes;
+    };
+    CHECK_FAULT(fixtures::open(with_sum("abcd")), Errc::checksum_mismatch);
+    const auto archive = fixtures::open(with_sum({"\0\0\0\0", 4}));
+    CHECK(flatten(archive.tree).tensors.size() == flatten(fixtures::open(whole).tree).tensors.size());
+    CollectFaults faults;
+    static_cast<void>(torch::read_archive(fixtures::source(with_sum("abcd")), faults));
+    REQUIRE(faults.faults().size() == 1);
+    CHECK(faults.faults()[0].code() == Errc::checksum_mismatch);
+}
+
 TEST_CASE("every truncation of a valid file is refused") {
     for (const char* file : {"aligned_1.pt", "deflated.pt", "tied.pt"}) {
         CAPTURE(file);
