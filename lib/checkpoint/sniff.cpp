@@ -2,6 +2,7 @@
 #include "checkpoint/sniff.hpp"
 
 #include "base/text.hpp"
+#include "torch/legacy.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -83,9 +84,6 @@ constexpr Signature signatures[] = {
      "an xz file", "unxz it first"},
     {0, "\x93NUMPY"sv, "a NumPy array", ""},
     {0, "PYTORCH1"sv, "a PyTorch 1.0 stream file", resave},
-    // The magic number of torch.save before 1.6, as a pickle of its own: 0x1950a86a20f9469cfc6c.
-    {0, "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv,
-     "a file of torch.save before 1.6 (legacy format)", resave},
     {0, "PK\x05\x06"sv, "a zip without records", ""},
 };
 
@@ -132,8 +130,8 @@ Sniffed sniff(const Source& source) {
     for (const Signature& signature : signatures)
         if (std::string_view(head).substr(std::min(signature.offset, head.size())).starts_with(signature.bytes))
             return {Content::unknown, std::string(signature.looks_like), std::string(signature.hint)};
-    if (is_pickle(head))
-        return {Content::unknown, "a plain pickle, not a file of torch.save", "torch.save its tensors to a new file"};
+    if (torch::is_legacy(head)) return {Content::legacy, "a file of torch.save before 1.6"};
+    if (is_pickle(head)) return {Content::pickle, "a pickle"};
     if (auto tar = sniff_tar(head)) return std::move(*tar);
     if (head.find_first_not_of('\0') == std::string::npos)
         return {Content::unknown, head.size() == source.size() ? "zeros" : "zeros at its beginning",

@@ -8,11 +8,18 @@
 
 namespace safemap::checkpoint {
 
-enum class Content : std::uint8_t { safetensors, zip, json, unknown };
+enum class Content : std::uint8_t {
+    safetensors,
+    zip,     ///< of torch.save, or of TorchScript
+    legacy,  ///< of torch.save before 1.6
+    pickle,
+    json,
+    unknown,
+};
 
 struct Sniffed {
     Content content = Content::unknown;
-    /// For what we do not read: what it looks like, "a git-lfs pointer", and what can be done about it.
+    /// What it looks like, "a git-lfs pointer", and what can be done about it where we do not read it.
     std::string looks_like = {};
     std::string hint = {};
 };

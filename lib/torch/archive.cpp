@@ -37,7 +37,7 @@ public:
         } else {
             check_root();
             list_records();
-            read_pickle_record(*pickle);
+            reporting(faults_, [&] { read_pickle_record(*pickle); });
         }
         return std::move(out_);
     }
@@ -82,26 +82,21 @@ private:
     }
 
     void read_pickle_record(const ZipRecord& record) {
-        try {
-            const Storages storages{.find = [this](std::string_view key) { return storage(key); },
-                                    .big_endian = big_endian()};
-            const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
-            if (record.size > limits.max_bytes) {
-                throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + " in " +
-                                                        bytes_text(record.packed.size) + "; at most " +
-                                                        bytes_text(limits.max_bytes) + " are read");
-            }
-            const std::vector<char> bytes = read_all(zip_.open(record));
-            check_sum(record, bytes);
-            const PickleGraph pickle = read_pickle(bytes, limits);
-            note_trailing(bytes.size() - pickle.consumed());
-            Rebuilt rebuilt = rebuild(pickle, storages, faults_);
-            out_.tree = std::move(rebuilt.tree);
-            out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
-        } catch (Error& error) {
-            if (remedy(error.code()) != Remedy::reject_data) throw;
-            faults_.fault(std::move(error));
+        const Storages storages{.find = [this](std::string_view key) { return storage(key); },
+                                .big_endian = big_endian()};
+        const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
+        if (record.size > limits.max_bytes) {
+            throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + " in " +
+                                                    bytes_text(record.packed.size) + "; at most " +
+                                                    bytes_text(limits.max_bytes) + " are read");
         }
+        const std::vector<char> bytes = read_all(zip_.open(record));
+        check_sum(record, bytes);
+        const PickleGraph pickle = read_pickle(bytes, limits);
+        note_trailing(bytes.size() - pickle.consumed());
+        Rebuilt rebuilt = rebuild(pickle, storages, faults_);
+        out_.tree = std::move(rebuilt.tree);
+        out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     }
 
     /// Of the pickle alone: tensors are not read yet. What is wrong here is no more for verify to find.

@@ -8,7 +8,10 @@
 
 #include <safemap/state_tree.hpp>
 
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,9 +20,16 @@ namespace safemap::torch {
 
 /// Where the bytes of storages are.
 struct Storages {
-    /// The bytes of the storage with that key. Throws zip_missing_record, zip_bad_record.
+    /// The bytes of the storage with that key. Throws zip_missing_record, zip_bad_record; bad_tensor where the file is
+    /// no zip.
     std::function<RecordData(std::string_view key)> find;
     bool big_endian = false;
+    /// In a tar of torch 0.1: the tensor with that key, which is what persistent ids are there.
+    std::function<LazyTensor(std::int64_t key)> tensor = {};
+    /// Where the pickle's own bytes are, for storages that stand in it; null: in memory only.
+    std::shared_ptr<const Source> file = {};
+    std::span<const char> bytes = {};  ///< of the pickle, from `bytes_at` on in `file`
+    std::uint64_t bytes_at = 0;
 };
 
 struct Rebuilt {
