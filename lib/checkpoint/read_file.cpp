@@ -5,6 +5,7 @@
 #include "torch/archive.hpp"
 #include "torch/legacy.hpp"
 #include "torch/plain.hpp"
+#include "torch/tar.hpp"
 
 #include <filesystem>
 
@@ -90,6 +91,7 @@ Contents read_known(const std::shared_ptr<const Source>& source, const OpenOptio
         case Content::zip: return contents_of(torch::read_archive(source, faults));
         case Content::legacy: return contents_of(torch::read_legacy(source, faults));
         case Content::pickle: return contents_of(torch::read_plain(source, faults));
+        case Content::tar: return contents_of(torch::read_tar(source, faults));
         case Content::json:
         case Content::unknown: break;
     }

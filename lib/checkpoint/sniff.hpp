@@ -13,6 +13,7 @@ enum class Content : std::uint8_t {
     zip,     ///< of torch.save, or of TorchScript
     legacy,  ///< of torch.save before 1.6
     pickle,
+    tar,  ///< of torch 0.1
     json,
     unknown,
 };
@@ -24,8 +25,8 @@ struct Sniffed {
     std::string hint = {};
 };
 
-/// Looks at the first bytes only. A header length inside the file and a `{` behind it (after
-/// whitespace) are safetensors before anything else is tried.
+/// Looks at the first bytes, and where they say nothing at the last, for a zip behind something else. A header length
+/// inside the file and a `{` behind it (after whitespace) are safetensors before anything else is tried.
 Sniffed sniff(const Source& source);
 
 }  // namespace safemap::checkpoint

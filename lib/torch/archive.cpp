@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "torch/pickle.hpp"
 #include "torch/rebuild.hpp"
+#include "torch/script.hpp"
 #include "torch/zip.hpp"
 
 #include <optional>
@@ -30,9 +31,7 @@ public:
 
     Archive read() {
         const ZipRecord* pickle = find("data.pkl");
-        if (find("constants.pkl") != nullptr) {
-            faults_.fault({Errc::unknown_format, "a TorchScript archive; a file of torch.save was wanted"});
-        } else if (pickle == nullptr) {
+        if (pickle == nullptr) {
             faults_.fault({Errc::zip_missing_record, "no record data.pkl in the folder that the first record is in"});
         } else {
             check_root();
@@ -94,9 +93,17 @@ private:
         check_sum(record, bytes);
         const PickleGraph pickle = read_pickle(bytes, limits);
         note_trailing(bytes.size() - pickle.consumed());
-        Rebuilt rebuilt = rebuild(pickle, storages, faults_);
+        Rebuilt rebuilt = rebuild_root(pickle, storages);
         out_.tree = std::move(rebuilt.tree);
         out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
+    }
+
+    /// Only TorchScript has constants.
+    Rebuilt rebuild_root(const PickleGraph& pickle, const Storages& storages) {
+        if (find("constants.pkl") == nullptr || !is_script(pickle)) return rebuild(pickle, storages, faults_);
+        out_.notes.push_back(
+            "a TorchScript archive: the tensors of its modules are read, its code and constants are not");
+        return rebuild(pickle, script_state(pickle), storages, faults_);
     }
 
     /// Of the pickle alone: tensors are not read yet. What is wrong here is no more for verify to find.

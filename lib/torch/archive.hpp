@@ -1,5 +1,5 @@
-// A file of torch.save (zip, torch 1.6 and later) as a StateTree. Reads the zip directory, the local headers and
-// data.pkl; reads no tensor byte, executes nothing.
+// A file of torch.save (zip, torch 1.6 and later) as a StateTree, or one of TorchScript. Reads the zip directory, the
+// local headers and data.pkl; reads no tensor byte, executes nothing.
 #pragma once
 
 #include "base/faults.hpp"

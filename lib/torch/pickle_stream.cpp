@@ -13,7 +13,7 @@ namespace safemap::torch {
 namespace {
 
 /// Growing four times costs a third more than knowing the size.
-constexpr std::uint64_t first_window = 4_KiB;
+constexpr std::uint64_t first_window = 512;
 constexpr std::uint64_t growth = 4;
 
 Error truncated(std::string_view what, const std::string& how) {

@@ -142,9 +142,27 @@ public:
         places_.reserve(pickle.size());
     }
 
-    /// Breadth first: a node is numbered when it is first referred to, and filled when its turn comes.
     Rebuilt run() {
         out_.tree.set_root(refer(pickle_.root(), {}));
+        return fill();
+    }
+    Rebuilt run(std::span<const NamedValue> parts) {
+        const NodeId root = add(StateTree::Dict{}, PickleGraph::nothing, {});
+        StateTree::Dict dict;
+        for (const NamedValue& part : parts) {
+            allowance_.spend(sizeof(Node) + entry_cost + child_cost + 2 * part.name.size());
+            const Place place{.parent = root, .child = dict.items.size()};
+            const NodeId key = add(part.name, PickleGraph::nothing, place);
+            dict.items.emplace_back(key, refer(part.value, place));
+        }
+        out_.tree[root] = std::move(dict);
+        out_.tree.set_root(root);
+        return fill();
+    }
+
+private:
+    /// Breadth first: a node is numbered when it is first referred to, and filled when its turn comes.
+    Rebuilt fill() {
         for (NodeId id = 0; id < sources_.size(); ++id) {
             if (sources_[id] == PickleGraph::nothing) continue;
             Node node = interpret(sources_[id], id);
@@ -156,7 +174,6 @@ public:
         return std::move(out_);
     }
 
-private:
     /// Where a node was first found, for its path.
     struct Place {
         NodeId parent = no_node;
@@ -244,9 +261,13 @@ private:
     Node persistent(Id id, NodeId self) {
         if (const Id named = class_of(pickle_, id); named != id) return constant(named);
         if (is_stored_tensor(id)) return guarded(self, [&] { return stored_tensor(id); });
-        const auto class_name = storage_class(pickle_, id);
-        return Opaque{.type = class_name ? "torch." + std::string(*class_name) : "a persistent id",
-                      .why = class_name ? "a storage, which is no tensor" : "an object that is stored elsewhere"};
+        if (const auto class_name = storage_class(pickle_, id)) {
+            return storage_object("torch." + std::string(*class_name));
+        }
+        return Opaque{.type = "a persistent id", .why = "an object that is stored elsewhere"};
+    }
+    static Node storage_object(std::string type) {
+        return Opaque{.type = std::move(type), .why = "a storage, which is no tensor"};
     }
 
     // Calls.
@@ -291,7 +312,7 @@ private:
         if (function == "_codecs.encode") return encoded(arguments);
         if (function == "builtins.bytes") return bytes(arguments, false);
         if (function == "builtins.bytearray") return bytes(arguments, true);
-        if (function == load_from_bytes) return Opaque{.type = "torch.Storage", .why = "a storage, which is no tensor"};
+        if (function == load_from_bytes) return storage_object("torch.Storage");
         return std::nullopt;
     }
 
@@ -523,7 +544,9 @@ private:
         return pickle_.kind(pickle_.persistent(id)) == Kind::integer;
     }
     Node stored_tensor(Id id) const {
-        return StateTree::Tensor{.tensor = storages_.tensor(pickle_.integer(pickle_.persistent(id)))};
+        auto tensor = storages_.tensor(pickle_.integer(pickle_.persistent(id)));
+        if (!tensor) return storage_object("torch.Storage");
+        return StateTree::Tensor{.tensor = std::move(*tensor)};
     }
 
     /// The tensor that a node of the pickle is.
@@ -836,6 +859,11 @@ private:
 
 Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
     return Rebuilder(pickle, storages, faults).run();
+}
+
+Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
+                FaultSink& faults) {
+    return Rebuilder(pickle, storages, faults).run(parts);
 }
 
 }  // namespace safemap::torch

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,8 +25,9 @@ struct Storages {
     /// no zip.
     std::function<RecordData(std::string_view key)> find;
     bool big_endian = false;
-    /// In a tar of torch 0.1: the tensor with that key, which is what persistent ids are there.
-    std::function<LazyTensor(std::int64_t key)> tensor = {};
+    /// In a tar of torch 0.1: the tensor with that key, which is what persistent ids are there; nothing where it is a
+    /// storage's. Throws bad_tensor, shape_overflow, storage_too_short.
+    std::function<std::optional<LazyTensor>(std::int64_t key)> tensor = {};
     /// Where the pickle's own bytes are, for storages that stand in it; null: in memory only.
     std::shared_ptr<const Source> file = {};
     std::span<const char> bytes = {};  ///< of the pickle, from `bytes_at` on in `file`
@@ -40,5 +42,14 @@ struct Rebuilt {
 /// Throws or reports bad_tensor, shape_overflow, storage_too_short and what `storages` throws, each with the
 /// tensor's name; where `faults` returns, an opaque object stands in the tensor's place.
 Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults);
+
+/// A part of a pickle, and the name that it is to have.
+struct NamedValue {
+    std::string name;
+    PickleGraph::Id value;
+};
+/// The same of a dictionary of such parts, which the pickle itself has not.
+Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
+                FaultSink& faults);
 
 }  // namespace safemap::torch

@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "torch/storage_types.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -74,6 +75,9 @@ Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides
         throw bad_tensor(std::to_string(sizes.size()) + " dimensions, but " + std::to_string(strides.size()) +
                          " strides");
     }
+    const auto negative = [](std::int64_t value) { return value < 0; };
+    if (std::any_of(sizes.begin(), sizes.end(), negative)) throw bad_tensor("a dimension below 0");
+    if (std::any_of(strides.begin(), strides.end(), negative)) throw bad_tensor("a stride below 0");
     Geometry geometry{.view = {.strides = std::move(strides), .offset = offset}, .elements = 0};
     Shape& shape = geometry.view.shape;
     for (const std::int64_t size : sizes) shape.push_back(static_cast<std::uint64_t>(size));
@@ -116,11 +120,7 @@ Dims<std::int64_t> TensorReader::integers(Id id, std::string_view what) const {
                          " are read");
     }
     Dims<std::int64_t> values;
-    for (const Id item : items) {
-        const std::int64_t value = integer_of(pickle_, item, what);
-        if (value < 0) throw bad_tensor("a " + std::string(what) + " of " + std::to_string(value));
-        values.push_back(value);
-    }
+    for (const Id item : items) values.push_back(integer_of(pickle_, item, what));
     return values;
 }
 

@@ -86,7 +86,7 @@ TEST_CASE("every file that torch wrote has the names, dtypes, shapes and bytes t
         });
         CHECK_MESSAGE(!error.has_value(), std::string(error ? error->what() : ""));
     }
-    CHECK(files == 50);
+    CHECK(files == 52);
 }
 
 TEST_CASE("ties are those that torch has") {

@@ -134,6 +134,17 @@ TEST_CASE("storages follow each other, each with its count") {
     CHECK(flat.tensors[1].dtype() == Dtype::i16);
 }
 
+TEST_CASE("protocol 1 has no opcode of its own, and says in text what has none") {
+    Legacy file = eight();
+    file.magic = "L119547037146038801333356L\n";
+    file.version = "M\xe9\3";
+    file.machine = machine("I01\n");
+    std::string bytes;
+    for (const std::string& part : {file.magic, file.version, file.machine, file.object, file.keys})
+        bytes += part + ".";
+    CHECK(loaded(flatten(fixtures::open(bytes + file.storages).tree).tensors.at(0)) == "01234567");
+}
+
 TEST_CASE("storages are little-endian, whatever the machine was") {
     Legacy file = eight();
     file.object = forge::dict({forge::text("x"), bytes_tensor(storage("ShortStorage", "a", 4), 0, 4)});
