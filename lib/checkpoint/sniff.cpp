@@ -100,8 +100,11 @@ Sniffed sniff_zip(std::string_view head) {
     return {Content::zip};
 }
 
-/// Pickle protocols 2 to 5 begin with a byte 0x80 and their number; protocol 0 and 1 cannot be told.
-bool is_pickle(std::string_view head) { return head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5; }
+/// Protocols 2 to 5 begin with a byte 0x80 and their number. Older ones do not, but dictionaries can be told.
+bool is_pickle(std::string_view head) {
+    if (head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5) return true;
+    return head.starts_with("(dp") || head.starts_with("}q\0"sv) || head.starts_with("ccollections\nOrderedDict\n");
+}
 
 /// Protocol buffers without a signature: ir_version, a small number, and a field that may come next in a ModelProto.
 bool is_onnx(std::string_view head) {

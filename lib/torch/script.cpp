@@ -21,6 +21,8 @@ using Kind = PickleGraph::Kind;
 constexpr std::size_t max_name_bytes = 1024;
 /// Of memory, for a name in the lists and sets that it passes through, beside its bytes.
 constexpr std::uint64_t name_cost = 256;
+/// Of an attribute that is looked at: modules that are in many others have their names many times.
+constexpr std::uint64_t item_cost = 16;
 
 bool is_global(const PickleGraph& pickle, Id id) { return pickle.kind(id) == Kind::global; }
 
@@ -40,16 +42,13 @@ bool may_hold_tensors(const PickleGraph& pickle, Id id) {
 
 class Walk {
 public:
-    explicit Walk(const PickleGraph& pickle)
-        : pickle_(pickle), allowance_(pickle.allowance()), seen_(pickle.size(), false) {}
+    explicit Walk(const PickleGraph& pickle) : pickle_(pickle), allowance_(pickle.allowance()) {}
 
     std::vector<NamedValue> run() {
         modules_.push_back({{}, pickle_.root()});
         while (!modules_.empty()) {
             const NamedValue module = std::move(modules_.back());
             modules_.pop_back();
-            if (seen_[module.value]) continue;
-            seen_[module.value] = true;
             const std::size_t above = modules_.size();
             for (const Id state : pickle_.call(module.value).states) add_state(module.name, state);
             std::reverse(modules_.begin() + static_cast<std::ptrdiff_t>(above), modules_.end());
@@ -60,6 +59,7 @@ public:
 private:
     void add_state(const std::string& prefix, Id state) {
         const auto items = pickle_.items_or_nothing(state);
+        allowance_.spend(item_cost * items.size());
         if (pickle_.kind(state) == Kind::dict) {
             for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
                 if (pickle_.kind(items[i]) == Kind::text) add(prefix, pickle_.text(items[i]), items[i + 1]);
@@ -86,8 +86,7 @@ private:
             modules_.push_back({std::move(whole), value});
             return;
         }
-        if (!names_.insert(whole).second)
-            throw Error(Errc::duplicate_name, "two attributes are called " + quoted(whole));
+        if (!names_.insert(whole).second) throw Error(Errc::bad_tensor, "two attributes are called " + quoted(whole));
         out_.push_back({std::move(whole), value});
     }
 
@@ -101,7 +100,6 @@ private:
 
     const PickleGraph& pickle_;
     Allowance allowance_;
-    std::vector<bool> seen_;
     std::vector<NamedValue> modules_;  ///< yet to be looked at
     std::vector<NamedValue> out_;
     std::unordered_set<std::string> names_;

@@ -63,6 +63,9 @@ TEST_CASE("legacy files are told by their magic number, other pickles by their p
         CHECK(sniff(*forge::source(head + magic)).content == Content::legacy);
     CHECK(sniff(*forge::source("L119547037146038801333356L\n.I1001\n.")).content == Content::legacy);
     CHECK(sniff(*forge::source("\x80\x02}.")).content == Content::pickle);
+    CHECK(sniff(*forge::source("}q\0(U\1a"s)).content == Content::pickle);
+    CHECK(sniff(*forge::source("(dp0\nVa\n")).content == Content::pickle);
+    CHECK(sniff(*forge::source("ccollections\nOrderedDict\n)R.")).content == Content::pickle);
     CHECK(sniff(*forge::source("\x80\x06}.")).content == Content::unknown);
     CHECK_FAULT(Checkpoint::open(forge::source("\x80\x04\x95 a pickle")), Errc::file_truncated);
 }

@@ -64,12 +64,21 @@ TEST_CASE("lists and dictionaries of tensors keep their places, those of other t
     CHECK(names(forge::global("__torch__.net", "Net") + ")\x81" + forge::tuple({tensor(), "N"}) + "b") == Names{"0"});
 }
 
-TEST_CASE("a module that is there again is read once, also where it holds itself") {
-    const std::string shared = "q\1";
-    CHECK(names(module("net", {forge::text("a"), module("s", {forge::text("w"), tensor()}) + shared, forge::text("b"),
-                               "h\1"})) == Names{"a.w"});
-    CHECK(names(forge::global("__torch__", "Net") + ")\x81q\1" +
-                forge::dict({forge::text("self"), "h\1", forge::text("w"), tensor()}) + "b") == Names{"w"});
+TEST_CASE("a module that is there again has both names, one that holds itself is refused") {
+    const auto shared = flatten(open(module("net", {forge::text("a"), module("s", {forge::text("w"), tensor()}) + "q\1",
+                                                    forge::text("b"), "h\1"}))
+                                    .tree);
+    REQUIRE(shared.aliases.size() == 1);
+    CHECK(shared.aliases[0] == AliasGroup{"a.w", "b.w"});
+    CHECK_FAULT(open(forge::global("__torch__", "Net") + ")\x81q\1" +
+                     forge::dict({forge::text("self"), "h\1", forge::text("w"), tensor()}) + "b"),
+                Errc::pickle_too_large);
+
+    std::string doubling = module("net", {forge::text("w"), tensor()});
+    for (int i = 0; i < 60; ++i) {
+        doubling = module("net", {forge::text("a"), doubling + "q\1", forge::text("b"), "h\1"});
+    }
+    CHECK_FAULT(open(doubling), Errc::pickle_too_large);
 }
 
 TEST_CASE("names are bounded and told apart, however deep the modules are") {
@@ -80,7 +89,7 @@ TEST_CASE("names are bounded and told apart, however deep the modules are") {
     CHECK_FAULT(open(deep), Errc::pickle_too_large);
     CHECK_FAULT(open(module("net", {forge::text("a.b"), tensor(), forge::text("a"),
                                     module("net", {forge::text("b"), tensor()})})),
-                Errc::duplicate_name);
+                Errc::bad_tensor);
 }
 
 TEST_CASE("a tensor that is wrong is named by its dotted name") {
