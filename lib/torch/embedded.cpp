@@ -58,8 +58,7 @@ RecordData place_of(std::string_view bytes, const Storages& storages, Allowance&
     const bool inside = std::less_equal<>()(all.data(), bytes.data()) &&
                         std::less_equal<>()(bytes.data() + bytes.size(), all.data() + all.size());
     if (storages.file && inside) {
-        return {storages.file,
-                {storages.bytes_at + static_cast<std::uint64_t>(bytes.data() - all.data()), bytes.size()}};
+        return {storages.file, {static_cast<std::uint64_t>(bytes.data() - all.data()), bytes.size()}};
     }
     allowance.spend(bytes.size());
     return in_memory(bytes);

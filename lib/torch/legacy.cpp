@@ -70,6 +70,7 @@ void LegacyFile::list_storages() {
         const auto parts = type ? pickle.items(pickle.persistent(id)) : std::span<const PickleGraph::Id>();
         if (parts.size() < 5 || pickle.kind(parts[4]) != Kind::integer || pickle.integer(parts[4]) < 0) continue;
         if (pickle.kind(parts[2]) != Kind::text && pickle.kind(parts[2]) != Kind::bytes) continue;
+        if (pickle.text(parts[2]).size() > max_storage_key) continue;
         storages_.try_emplace(pickle.text(parts[2]),
                               Stored{.type = *type, .elements = static_cast<std::uint64_t>(pickle.integer(parts[4]))});
     }

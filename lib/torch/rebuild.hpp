@@ -28,10 +28,9 @@ struct Storages {
     /// In a tar of torch 0.1: the tensor with that key, which is what persistent ids are there; nothing where it is a
     /// storage's. Throws bad_tensor, shape_overflow, storage_too_short.
     std::function<std::optional<LazyTensor>(std::int64_t key)> tensor = {};
-    /// Where the pickle's own bytes are, for storages that stand in it; null: in memory only.
+    /// The file that begins with the pickle's `bytes`, for storages that stand in it; null: they are in memory only.
     std::shared_ptr<const Source> file = {};
-    std::span<const char> bytes = {};  ///< of the pickle, from `bytes_at` on in `file`
-    std::uint64_t bytes_at = 0;
+    std::span<const char> bytes = {};
 };
 
 struct Rebuilt {

@@ -15,8 +15,6 @@ namespace {
 using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
 
-/// Of a storage's key, which is looked up for each of its tensors; torch writes numbers.
-constexpr std::size_t max_key_bytes = 1024;
 constexpr std::uint64_t max_int64 = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
 Error bad_tensor(const std::string& what) { return {Errc::bad_tensor, what}; }
@@ -70,7 +68,7 @@ StorageId storage_id(const PickleGraph& pickle, Id id) {
     const bool formed =
         (parts.size() == 5 || parts.size() == 6) && is_text(pickle, parts[2]) && is_text(pickle, parts[3]);
     if (!formed) throw bad_tensor("a persistent id that is no storage");
-    if (pickle.text(parts[2]).size() > max_key_bytes) {
+    if (pickle.text(parts[2]).size() > max_storage_key) {
         throw bad_tensor("a storage whose key has " + bytes_text(pickle.text(parts[2]).size()));
     }
     const auto type = storage_type(*class_name);

@@ -4,11 +4,15 @@
 #include "torch/pickle.hpp"
 #include "torch/storage_types.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
 namespace safemap::torch {
+
+/// Of a storage's key, which is looked up for each of its tensors; torch writes numbers.
+inline constexpr std::size_t max_storage_key = 1024;
 
 struct StorageId {
     std::string_view key;

@@ -220,6 +220,16 @@ TEST_CASE("the list of storages is that of the object") {
     check_refused(file, Errc::bad_tensor, "no list");
 }
 
+TEST_CASE("a key that is longer than anybody's is looked up by nobody") {
+    const std::string key(1025, 'k');
+    Legacy file = eight();
+    file.object = forge::dict({forge::text("x"), bytes_tensor(storage("ByteStorage", key, 8), 0, 8)});
+    file.keys = list_of({});
+    check_refused(file, Errc::bad_tensor, "a storage whose key has 1025 bytes");
+    file.keys = list_of({key});
+    check_refused(file, Errc::bad_tensor, "is of no tensor");
+}
+
 TEST_CASE("other versions, and what is not the format, are refused") {
     Legacy file = eight();
     file.version = forge::integer(1002);
