@@ -64,7 +64,7 @@ private:
     }
     /// Of all bytes, those of the sum taken for spaces.
     std::uint64_t sum() const {
-        std::uint64_t sum = 8 * ' ';
+        std::uint64_t sum = std::uint64_t{8} * ' ';
         for (std::size_t i = 0; i < bytes_.size(); ++i) {
             if (i < 148 || i >= 156) sum += static_cast<unsigned char>(bytes_[i]);
         }
@@ -180,12 +180,12 @@ private:
             }
             view.first += range.offset;
             view.count = range.size;
-            add(integer_of(pickle, said[0], "key of a view"), std::move(view));
+            add(integer_of(pickle, said[0], "key of a view"), view);
         }
     }
 
-    void add(std::int64_t key, Storage storage) {
-        if (storages_.try_emplace(key, std::move(storage)).second) return;
+    void add(std::int64_t key, const Storage& storage) {
+        if (storages_.try_emplace(key, storage).second) return;
         throw bad("storage " + std::to_string(key) + " is there twice");
     }
     const Storage& storage(std::int64_t key) const {
