@@ -30,4 +30,14 @@ private:
     std::vector<Error> faults_;
 };
 
+/// Runs `read`; faults of the data that it throws go to `faults`, others pass.
+template <class Read> void reporting(FaultSink& faults, Read&& read) {
+    try {
+        read();
+    } catch (Error& error) {
+        if (exit_code(error.code()) != 1) throw;
+        faults.fault(std::move(error));
+    }
+}
+
 }  // namespace safemap

@@ -1,9 +1,12 @@
-// Reads one file: safetensors, or an archive of torch.save.
+// Reads one file: safetensors, or what torch wrote.
 #include "checkpoint/contents.hpp"
 #include "checkpoint/sniff.hpp"
 #include "checkpoint/structure.hpp"
 #include "safetensors/header.hpp"
 #include "torch/archive.hpp"
+#include "torch/legacy.hpp"
+#include "torch/plain.hpp"
+#include "torch/tar.hpp"
 
 #include <filesystem>
 
@@ -33,8 +36,7 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
     return contents;
 }
 
-Contents read_torch(const std::shared_ptr<const Source>& source, FaultSink& faults) {
-    torch::Archive archive = torch::read_archive(source, faults);
+Contents contents_of(torch::Archive archive) {
     FlatState flat = flatten(archive.tree);
 
     Contents contents;
@@ -89,7 +91,10 @@ Contents read_known(const std::shared_ptr<const Source>& source, const OpenOptio
     const Sniffed sniffed = sniff(*source);
     switch (sniffed.content) {
         case Content::safetensors: return read_safetensors(source, options, faults);
-        case Content::zip: return read_torch(source, faults);
+        case Content::zip: return contents_of(torch::read_archive(source, faults));
+        case Content::legacy: return contents_of(torch::read_legacy(source, faults));
+        case Content::pickle: return contents_of(torch::read_plain(source, faults));
+        case Content::tar: return contents_of(torch::read_tar(source, faults));
         case Content::json:
         case Content::unknown: break;
     }

@@ -2,6 +2,8 @@
 #include "checkpoint/sniff.hpp"
 
 #include "base/text.hpp"
+#include "torch/legacy.hpp"
+#include "torch/zip.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -83,10 +85,6 @@ constexpr Signature signatures[] = {
      "an xz file", "unxz it first"},
     {0, "\x93NUMPY"sv, "a NumPy array", ""},
     {0, "PYTORCH1"sv, "a PyTorch 1.0 stream file", resave},
-    // The magic number of torch.save before 1.6, as a pickle of its own: 0x1950a86a20f9469cfc6c.
-    {0, "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."sv,
-     "a file of torch.save before 1.6 (legacy format)", resave},
-    {0, "PK\x05\x06"sv, "a zip without records", ""},
 };
 
 /// The name in the first local header.
@@ -102,14 +100,24 @@ Sniffed sniff_zip(std::string_view head) {
     return {Content::zip};
 }
 
-/// Pickle protocols 2 to 5 begin with a byte 0x80 and their number; protocol 0 and 1 cannot be told.
-bool is_pickle(std::string_view head) { return head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5; }
+/// Protocols 2 to 5 begin with a byte 0x80 and their number. Older ones do not, but dictionaries can be told.
+bool is_pickle(std::string_view head) {
+    if (head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5) return true;
+    return head.starts_with("(dp") || head.starts_with("}q\0"sv) || head.starts_with("ccollections\nOrderedDict\n");
+}
+
+/// Protocol buffers without a signature: ir_version, a small number, and a field that may come next in a ModelProto.
+bool is_onnx(std::string_view head) {
+    constexpr std::string_view next_fields = "\x12\x1a\x22\x3a\x42";  // names, domain, graph, opset_import
+    return head.size() > 4 && head[0] == '\x08' && head[1] > 0 && head[1] < 32 &&
+           next_fields.find(head[2]) != next_fields.npos;
+}
 
 std::optional<Sniffed> sniff_tar(std::string_view head) {
     if (head.size() < 262 || head.substr(257, 5) != "ustar") return std::nullopt;
     const std::string_view first = head.substr(0, std::min<std::size_t>(head.find('\0'), 100));
     for (const std::string_view member : {"sys_info"sv, "pickle"sv, "storages"sv, "tensors"sv})
-        if (first == member) return Sniffed{Content::unknown, "a tar archive of torch 0.1", std::string(resave)};
+        if (first == member) return Sniffed{Content::tar, "a tar archive of torch 0.1"};
     return Sniffed{Content::unknown, "a tar archive", "unpack it first"};
 }
 
@@ -129,12 +137,14 @@ Sniffed sniff(const Source& source) {
     if (head.empty()) return {Content::unknown, "an empty file", "a download or a copy may not have finished"};
     if (is_safetensors(source, head)) return {Content::safetensors};
     if (head.starts_with("PK\x03\x04")) return sniff_zip(head);
+    if (head.starts_with("PK\x05\x06")) return {Content::zip};  // without records
     for (const Signature& signature : signatures)
         if (std::string_view(head).substr(std::min(signature.offset, head.size())).starts_with(signature.bytes))
             return {Content::unknown, std::string(signature.looks_like), std::string(signature.hint)};
-    if (is_pickle(head))
-        return {Content::unknown, "a plain pickle, not a file of torch.save", "torch.save its tensors to a new file"};
+    if (torch::is_legacy(head)) return {Content::legacy, "a file of torch.save before 1.6"};
+    if (is_pickle(head)) return {Content::pickle, "a pickle"};
     if (auto tar = sniff_tar(head)) return std::move(*tar);
+    if (is_onnx(head)) return {Content::unknown, "an ONNX model"};
     if (head.find_first_not_of('\0') == std::string::npos)
         return {Content::unknown, head.size() == source.size() ? "zeros" : "zeros at its beginning",
                 "a download or a copy may not have finished"};
@@ -142,6 +152,7 @@ Sniffed sniff(const Source& source) {
         return {Content::unknown, "a safetensors file that ends inside its header",
                 "a download or a copy may not have finished"};
     if (Sniffed text = sniff_text(head); !text.looks_like.empty()) return text;
+    if (torch::ends_as_zip(source)) return {Content::zip};
     if (source.size() < 8) return {Content::unknown, "a file of " + bytes_text(source.size())};
     return {Content::unknown, ""};
 }

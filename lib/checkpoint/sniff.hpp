@@ -8,17 +8,25 @@
 
 namespace safemap::checkpoint {
 
-enum class Content : std::uint8_t { safetensors, zip, json, unknown };
+enum class Content : std::uint8_t {
+    safetensors,
+    zip,     ///< of torch.save, or of TorchScript
+    legacy,  ///< of torch.save before 1.6
+    pickle,
+    tar,  ///< of torch 0.1
+    json,
+    unknown,
+};
 
 struct Sniffed {
     Content content = Content::unknown;
-    /// For what we do not read: what it looks like, "a git-lfs pointer", and what can be done about it.
+    /// What it looks like, "a git-lfs pointer", and what can be done about it where we do not read it.
     std::string looks_like = {};
     std::string hint = {};
 };
 
-/// Looks at the first bytes only. A header length inside the file and a `{` behind it (after
-/// whitespace) are safetensors before anything else is tried.
+/// Looks at the first bytes, and where they say nothing at the last, for a zip behind something else. A header length
+/// inside the file and a `{` behind it (after whitespace) are safetensors before anything else is tried.
 Sniffed sniff(const Source& source);
 
 }  // namespace safemap::checkpoint

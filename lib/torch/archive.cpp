@@ -1,9 +1,11 @@
 // The zip of torch.save: which record is what. Tested by tests/torch/rebuild_test.cpp and fixtures_test.cpp.
 #include "torch/archive.hpp"
 
+#include "base/checksum.hpp"
 #include "base/text.hpp"
 #include "torch/pickle.hpp"
 #include "torch/rebuild.hpp"
+#include "torch/script.hpp"
 #include "torch/zip.hpp"
 
 #include <optional>
@@ -29,14 +31,12 @@ public:
 
     Archive read() {
         const ZipRecord* pickle = find("data.pkl");
-        if (find("constants.pkl") != nullptr) {
-            faults_.fault({Errc::unknown_format, "a TorchScript archive; a file of torch.save was wanted"});
-        } else if (pickle == nullptr) {
+        if (pickle == nullptr) {
             faults_.fault({Errc::zip_missing_record, "no record data.pkl in the folder that the first record is in"});
         } else {
             check_root();
             list_records();
-            read_pickle_record(*pickle);
+            reporting(faults_, [&] { read_pickle_record(*pickle); });
         }
         return std::move(out_);
     }
@@ -81,25 +81,37 @@ private:
     }
 
     void read_pickle_record(const ZipRecord& record) {
-        try {
-            const Storages storages{.find = [this](std::string_view key) { return storage(key); },
-                                    .big_endian = big_endian()};
-            const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
-            if (record.size > limits.max_bytes) {
-                throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + " in " +
-                                                        bytes_text(record.packed.size) + "; at most " +
-                                                        bytes_text(limits.max_bytes) + " are read");
-            }
-            const std::vector<char> bytes = read_all(zip_.open(record));
-            const PickleGraph pickle = read_pickle(bytes, limits);
-            note_trailing(bytes.size() - pickle.consumed());
-            Rebuilt rebuilt = rebuild(pickle, storages, faults_);
-            out_.tree = std::move(rebuilt.tree);
-            out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
-        } catch (Error& error) {
-            if (remedy(error.code()) != Remedy::reject_data) throw;
-            faults_.fault(std::move(error));
+        const Storages storages{.find = [this](std::string_view key) { return storage(key); },
+                                .big_endian = big_endian()};
+        const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
+        if (record.size > limits.max_bytes) {
+            throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + " in " +
+                                                    bytes_text(record.packed.size) + "; at most " +
+                                                    bytes_text(limits.max_bytes) + " are read");
         }
+        const std::vector<char> bytes = read_all(zip_.open(record));
+        check_sum(record, bytes);
+        const PickleGraph pickle = read_pickle(bytes, limits);
+        note_trailing(bytes.size() - pickle.consumed());
+        Rebuilt rebuilt = rebuild_root(pickle, storages);
+        out_.tree = std::move(rebuilt.tree);
+        out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
+    }
+
+    /// Only TorchScript has constants.
+    Rebuilt rebuild_root(const PickleGraph& pickle, const Storages& storages) {
+        if (find("constants.pkl") == nullptr || !is_script(pickle)) return rebuild(pickle, storages, faults_);
+        out_.notes.push_back(
+            "a TorchScript archive: the tensors of its modules are read, its code and constants are not");
+        return rebuild(pickle, script_state(pickle), storages, faults_);
+    }
+
+    /// Of the pickle alone: tensors are not read yet. What is wrong here is no more for verify to find.
+    void check_sum(const ZipRecord& record, std::span<const char> bytes) {
+        if (record.crc32 == 0 || crc32(0, std::as_bytes(bytes)) == record.crc32) return;
+        std::erase_if(out_.records, [&](const Archive::Record& each) { return each.name == record.name; });
+        throw Error(Errc::checksum_mismatch,
+                    "record " + quoted(record.name) + ": the data has another CRC-32 than the zip states");
     }
 
     void note_trailing(std::size_t count) {

@@ -1,5 +1,5 @@
-// A file of torch.save (zip, torch 1.6 and later) as a StateTree. Reads the zip directory, the local headers and
-// data.pkl; reads no tensor byte, executes nothing.
+// A file of torch.save (zip, torch 1.6 and later) as a StateTree, or one of TorchScript. Reads the zip directory, the
+// local headers and data.pkl; reads no tensor byte, executes nothing.
 #pragma once
 
 #include "base/faults.hpp"
@@ -28,7 +28,8 @@ struct Archive {
     std::vector<Record> records;
 };
 
-/// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults. A tensor with a
+/// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults, and
+/// checksum_mismatch of data.pkl; other records have their checksums looked at by verify. A tensor with a
 /// fault is left out where `faults` returns.
 Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults);
 

@@ -369,11 +369,17 @@ private:
         return value;
     }
 
+    /// More bytes are wanted than are left.
+    Error beyond(std::uint64_t count) const {
+        const std::uint64_t left = bytes_.size() - at_;
+        Errc code = Errc::pickle_bad_count;
+        if (limits_.follows) code = count - left <= *limits_.follows ? Errc::pickle_truncated : Errc::file_truncated;
+        return fault(code,
+                     bytes_text(count) + " wanted, " + bytes_text(left + limits_.follows.value_or(0)) + " are left");
+    }
+
     std::string_view take(std::uint64_t count) {
-        if (count > bytes_.size() - at_) {
-            throw fault(Errc::pickle_bad_count,
-                        bytes_text(count) + " wanted, " + bytes_text(bytes_.size() - at_) + " are left");
-        }
+        if (count > bytes_.size() - at_) throw beyond(count);
         const std::string_view taken = bytes_.substr(at_, count);
         at_ += count;
         return taken;
@@ -418,7 +424,7 @@ private:
     /// Frames only say how much to read ahead.
     void frame() {
         const auto size = number<std::uint64_t>();
-        if (size > bytes_.size() - at_) throw fault(Errc::pickle_bad_count, "a frame of " + bytes_text(size));
+        if (size > bytes_.size() - at_) throw beyond(size);
     }
 
     void spend(std::uint64_t bytes) { graph_.allowance_.spend(bytes); }

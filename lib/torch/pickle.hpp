@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,9 @@ struct PickleLimits {
     std::uint64_t max_bytes = most_bytes;
     std::uint64_t max_memory = least_memory;
     std::size_t max_long_bytes = 65'536;  ///< of one integer
+    /// Bytes of the file that follow those of the pickle that are there. Where it may go on in them, it is
+    /// pickle_truncated, and not wrong; past them it is file_truncated. Nothing: all of the pickle is there.
+    std::optional<std::uint64_t> follows = {};
 
     /// Those of a pickle that takes `packed` bytes of its file: what a file may need is bounded by its size, also
     /// where it is deflated.

@@ -3,6 +3,7 @@
 
 #include "base/text.hpp"
 #include "state/names.hpp"
+#include "torch/embedded.hpp"
 #include "torch/storage_types.hpp"
 #include "torch/tensors.hpp"
 
@@ -68,24 +69,6 @@ std::string dotted(const PickleGraph::Global& global) {
     return name;
 }
 
-/// The elements of a UTF-8 text as Latin-1 bytes; nothing where one is beyond.
-std::optional<std::string> latin1(std::string_view text) {
-    std::string bytes;
-    bytes.reserve(text.size());
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const auto first = static_cast<unsigned char>(text[i]);
-        if (first < 0x80) {
-            bytes += text[i];
-        } else if ((first == 0xC2 || first == 0xC3) && i + 1 < text.size()) {
-            const auto second = static_cast<unsigned char>(text[++i]);
-            bytes += static_cast<char>(static_cast<unsigned char>((first & 0x03) << 6 | (second & 0x3F)));
-        } else {
-            return std::nullopt;
-        }
-    }
-    return bytes;
-}
-
 /// Keys that Python takes for the same: 1, 1.0 and True are.
 class SeenKeys {
 public:
@@ -149,18 +132,37 @@ class Rebuilder {
 public:
     Rebuilder(const PickleGraph& pickle, const Storages& storages, FaultSink& faults)
         : pickle_(pickle),
+          storages_(storages),
           faults_(faults),
           allowance_(pickle.allowance()),
-          tensors_(pickle, storages),
+          tensors_(pickle, storages, allowance_),
           nodes_(pickle.size(), no_node) {
         out_.tree.reserve(pickle.size());
         sources_.reserve(pickle.size());
         places_.reserve(pickle.size());
     }
 
-    /// Breadth first: a node is numbered when it is first referred to, and filled when its turn comes.
     Rebuilt run() {
         out_.tree.set_root(refer(pickle_.root(), {}));
+        return fill();
+    }
+    Rebuilt run(std::span<const NamedValue> parts) {
+        const NodeId root = add(StateTree::Dict{}, PickleGraph::nothing, {});
+        StateTree::Dict dict;
+        for (const NamedValue& part : parts) {
+            allowance_.spend(sizeof(Node) + entry_cost + child_cost + 2 * part.name.size());
+            const Place place{.parent = root, .child = dict.items.size()};
+            const NodeId key = add(part.name, PickleGraph::nothing, place);
+            dict.items.emplace_back(key, refer(part.value, place));
+        }
+        out_.tree[root] = std::move(dict);
+        out_.tree.set_root(root);
+        return fill();
+    }
+
+private:
+    /// Breadth first: a node is numbered when it is first referred to, and filled when its turn comes.
+    Rebuilt fill() {
         for (NodeId id = 0; id < sources_.size(); ++id) {
             if (sources_[id] == PickleGraph::nothing) continue;
             Node node = interpret(sources_[id], id);
@@ -172,7 +174,6 @@ public:
         return std::move(out_);
     }
 
-private:
     /// Where a node was first found, for its path.
     struct Place {
         NodeId parent = no_node;
@@ -208,7 +209,7 @@ private:
             case Kind::frozenset: return sequence(Sequence::Kind::frozenset, pickle_.items(id), self);
             case Kind::dict: return dict(pickle_.items(id), self);
             case Kind::global: return constant(id);
-            case Kind::persistent: return storage_object(id);
+            case Kind::persistent: return persistent(id, self);
             case Kind::call: break;
         }
         if (!names_.empty()) names_ = {};  // clear() would cost the most names ever there were
@@ -257,20 +258,27 @@ private:
         return Constant{.kind = Constant::Kind::other, .text = dotted(global)};
     }
 
-    Node storage_object(Id id) const {
-        const auto class_name = tensors_.storage_class(id);
-        return Opaque{.type = class_name ? "torch." + std::string(*class_name) : "a persistent id",
-                      .why = class_name ? "a storage, which is no tensor" : "an object that is stored elsewhere"};
+    Node persistent(Id id, NodeId self) {
+        if (const Id named = class_of(pickle_, id); named != id) return constant(named);
+        if (is_stored_tensor(id)) return guarded(self, [&] { return stored_tensor(id); });
+        if (const auto class_name = storage_class(pickle_, id)) {
+            return storage_object("torch." + std::string(*class_name));
+        }
+        return Opaque{.type = "a persistent id", .why = "an object that is stored elsewhere"};
+    }
+    static Node storage_object(std::string type) {
+        return Opaque{.type = std::move(type), .why = "a storage, which is no tensor"};
     }
 
     // Calls.
 
     Node call(Id id, NodeId self) {
         const auto said = pickle_.call(id);
-        if (pickle_.kind(said.callee) != Kind::global) {
+        const Id callee = class_of(pickle_, said.callee);
+        if (pickle_.kind(callee) != Kind::global) {
             return opaque_call("the result of a call", std::string(unknown_class), said, self);
         }
-        const auto global = pickle_.global(said.callee);
+        const auto global = pickle_.global(callee);
         if (runs_code(global.module, global.name)) {
             return opaque_call(dotted(global), "a call of " + dotted(global) + ", which was not made", said, self);
         }
@@ -304,6 +312,7 @@ private:
         if (function == "_codecs.encode") return encoded(arguments);
         if (function == "builtins.bytes") return bytes(arguments, false);
         if (function == "builtins.bytearray") return bytes(arguments, true);
+        if (function == load_from_bytes) return storage_object("torch.Storage");
         return std::nullopt;
     }
 
@@ -393,12 +402,7 @@ private:
 
     /// How protocol 2 spells bytes: text in which each character is one byte.
     std::optional<std::string> encoded_text(std::span<const Id> arguments) {
-        if (arguments.size() != 2 || pickle_.kind(arguments[0]) != Kind::text) return std::nullopt;
-        if (pickle_.kind(arguments[1]) != Kind::text) return std::nullopt;
-        const std::string_view encoding = pickle_.text(arguments[1]);
-        if (encoding != "latin1" && encoding != "latin-1") return std::nullopt;
-        allowance_.spend(pickle_.text(arguments[0]).size());
-        return latin1(pickle_.text(arguments[0]));
+        return torch::encoded_text(pickle_, arguments, allowance_);
     }
     std::optional<Node> encoded(std::span<const Id> arguments) {
         auto bytes = encoded_text(arguments);
@@ -534,8 +538,20 @@ private:
         return StateTree::Tensor{.tensor = std::move(*tensor), .requires_grad = requires_grad};
     }
 
+    /// In the oldest files persistent ids are the keys of tensors.
+    bool is_stored_tensor(Id id) const {
+        if (!storages_.tensor || pickle_.kind(id) != Kind::persistent) return false;
+        return pickle_.kind(pickle_.persistent(id)) == Kind::integer;
+    }
+    Node stored_tensor(Id id) const {
+        auto tensor = storages_.tensor(pickle_.integer(pickle_.persistent(id)));
+        if (!tensor) return storage_object("torch.Storage");
+        return StateTree::Tensor{.tensor = std::move(*tensor)};
+    }
+
     /// The tensor that a node of the pickle is.
     Node tensor_at(Id id, NodeId self, int wrappers) {
+        if (is_stored_tensor(id)) return stored_tensor(id);
         if (pickle_.kind(id) == Kind::call) {
             const auto inner = pickle_.call(id);
             if (pickle_.kind(inner.callee) == Kind::global) {
@@ -601,7 +617,7 @@ private:
         const std::string scheme(pickle_.global(quantizer[0]).name);
         Opaque out{.type = "torch.Tensor",
                    .why = "a quantized tensor (" + scheme + "): the numbers are kept as they are stored"};
-        const auto class_name = tensors_.storage_class(arguments[0]);
+        const auto class_name = storage_class(pickle_, arguments[0]);
         const auto type = class_name ? storage_type(*class_name) : std::nullopt;
         if (type && (type->dtype == Dtype::quint4x2 || type->dtype == Dtype::quint2x4)) {
             out.why = "a quantized tensor (" + scheme + ") of several elements in a byte";
@@ -657,6 +673,7 @@ private:
     // Opaque objects, and what is in them.
 
     std::string type_name(Id id) const {
+        id = class_of(pickle_, id);
         return pickle_.kind(id) == Kind::global ? dotted(pickle_.global(id)) : "a class without a name";
     }
 
@@ -804,7 +821,7 @@ private:
         std::map<std::string, std::size_t> calls;
         for (Id id = 0; id < pickle_.size(); ++id) {
             if (pickle_.kind(id) != Kind::call) continue;
-            const Id callee = pickle_.call(id).callee;
+            const Id callee = class_of(pickle_, pickle_.call(id).callee);
             if (pickle_.kind(callee) != Kind::global) continue;
             const auto global = pickle_.global(callee);
             if (runs_code(global.module, global.name)) ++calls[dotted(global)];
@@ -824,6 +841,7 @@ private:
     }
 
     const PickleGraph& pickle_;
+    const Storages& storages_;
     FaultSink& faults_;
     Allowance allowance_;
     TensorReader tensors_;
@@ -841,6 +859,11 @@ private:
 
 Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
     return Rebuilder(pickle, storages, faults).run();
+}
+
+Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
+                FaultSink& faults) {
+    return Rebuilder(pickle, storages, faults).run(parts);
 }
 
 }  // namespace safemap::torch

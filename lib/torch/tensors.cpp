@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "torch/storage_types.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -17,8 +18,6 @@ using Kind = PickleGraph::Kind;
 Error bad_tensor(const std::string& what) { return {Errc::bad_tensor, what}; }
 Error overflow(const std::string& what) { return {Errc::shape_overflow, what + " does not fit in 64 bits"}; }
 
-/// Of a storage's key, which is looked up for each of its tensors; torch writes numbers.
-constexpr std::size_t max_key_bytes = 1024;
 /// Entries of the dictionary with the lazy bits, which is read for each tensor that has it; torch writes two.
 constexpr std::size_t max_metadata = 64;
 constexpr std::uint64_t max_int64 = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
@@ -50,56 +49,60 @@ std::uint64_t elements_in(std::uint64_t bytes, Dtype dtype) {
     return *pairs;
 }
 
+/// torch counts pairs of float4, safetensors single ones: the last dimension has twice as many.
+void double_last(Geometry& geometry) {
+    StridedView& view = geometry.view;
+    if (view.shape.empty()) throw bad_tensor("a float4 tensor without dimensions");
+    const bool adjacent = view.strides.back() == 1 || view.shape.back() <= 1;
+    if (geometry.elements > 0 && !adjacent) throw bad_tensor("a float4 tensor whose last dimension is strided");
+    for (std::int64_t& stride : view.strides) {
+        if (__builtin_mul_overflow(stride, std::int64_t{2}, &stride)) throw overflow("a stride");
+    }
+    view.strides.back() = 1;
+    if (__builtin_mul_overflow(view.offset, std::int64_t{2}, &view.offset)) throw overflow("an offset");
+    const auto last = checked_mul(view.shape.back(), 2);
+    const auto elements = checked_mul(geometry.elements, 2);
+    if (!last || !elements) throw overflow("a shape of float4");
+    view.shape.back() = *last;
+    geometry.elements = *elements;
+}
+
 }  // namespace
+
+Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides, std::int64_t offset) {
+    if (offset < 0) throw bad_tensor("an offset of " + std::to_string(offset));
+    if (sizes.size() != strides.size()) {
+        throw bad_tensor(std::to_string(sizes.size()) + " dimensions, but " + std::to_string(strides.size()) +
+                         " strides");
+    }
+    const auto negative = [](std::int64_t value) { return value < 0; };
+    if (std::any_of(sizes.begin(), sizes.end(), negative)) throw bad_tensor("a dimension below 0");
+    if (std::any_of(strides.begin(), strides.end(), negative)) throw bad_tensor("a stride below 0");
+    Geometry geometry{.view = {.strides = std::move(strides), .offset = offset}, .elements = 0};
+    Shape& shape = geometry.view.shape;
+    for (const std::int64_t size : sizes) shape.push_back(static_cast<std::uint64_t>(size));
+    const auto elements = element_count(shape);
+    if (!elements || *elements > max_int64) throw overflow("the element count of shape " + to_string(shape));
+    geometry.elements = *elements;
+    return geometry;
+}
+
+void fit(Geometry& geometry, std::uint64_t elements) {
+    StridedView& view = geometry.view;
+    if (geometry.elements == 0) {
+        // Where nothing is, strides and offset say nothing; torch writes any.
+        view.strides = row_major(view.shape);
+        view.offset = 0;
+    } else if (const std::uint64_t end = reach(view); end > elements) {
+        throw Error(Errc::storage_too_short, "shape " + to_string(view.shape) + " reaches element " +
+                                                 std::to_string(end) + " of a storage of " + std::to_string(elements));
+    }
+}
 
 std::optional<Dtype> TensorReader::dtype(Id id) const {
     if (id == PickleGraph::nothing || pickle_.kind(id) != Kind::global) return std::nullopt;
     const auto global = pickle_.global(id);
     return global.module == "torch" ? dtype_from_torch(global.name) : std::nullopt;
-}
-
-std::optional<std::string_view> TensorReader::storage_class(Id id) const {
-    if (pickle_.kind(id) != Kind::persistent) return std::nullopt;
-    const Id said = pickle_.persistent(id);
-    if (pickle_.kind(said) != Kind::tuple) return std::nullopt;
-    const auto parts = pickle_.items(said);
-    if (parts.size() < 2 || pickle_.kind(parts[1]) != Kind::global) return std::nullopt;
-    return pickle_.global(parts[1]).name;
-}
-
-/// ('storage', class, key, location, numel[, view]); texts are bytes where Python 2 wrote the file.
-TensorReader::Storage TensorReader::storage(Id id) const {
-    const auto is_text = [this](Id part) {
-        return pickle_.kind(part) == Kind::text || pickle_.kind(part) == Kind::bytes;
-    };
-    const auto class_name = storage_class(id);
-    if (!class_name) throw bad_tensor("no storage where the tensor's storage should be");
-    const auto parts = pickle_.items(pickle_.persistent(id));
-    const bool formed = (parts.size() == 5 || parts.size() == 6) && is_text(parts[0]) &&
-                        pickle_.text(parts[0]) == "storage" && is_text(parts[2]) && is_text(parts[3]);
-    if (!formed) throw bad_tensor("a persistent id that is no storage");
-    if (pickle_.text(parts[2]).size() > max_key_bytes) {
-        throw bad_tensor("a storage whose key has " + bytes_text(pickle_.text(parts[2]).size()));
-    }
-    const auto type = storage_type(*class_name);
-    if (!type) throw bad_tensor("a storage of class " + quoted(*class_name) + ", which is not known");
-    const std::int64_t elements = integer(parts[4], "storage size");
-    if (elements < 0) throw bad_tensor("a storage of " + std::to_string(elements) + " elements");
-    const auto count = static_cast<std::uint64_t>(elements);
-    if (const auto size = byte_size(type->dtype, count); !size || *size > max_int64) {
-        throw overflow("the size of a storage of " + std::to_string(elements) + " elements");
-    }
-    return {.key = pickle_.text(parts[2]),
-            .dtype = type->dtype,
-            .elements = count,
-            .untyped = type->untyped,
-            .meta = pickle_.text(parts[3]) == "meta"};
-}
-
-std::int64_t TensorReader::integer(Id id, std::string_view what) const {
-    if (pickle_.kind(id) == Kind::integer) return pickle_.integer(id);
-    if (pickle_.kind(id) == Kind::big_integer) throw overflow("the " + std::string(what));
-    throw bad_tensor("a " + std::string(what) + " that is no integer");
 }
 
 /// Of a tuple, a list, or torch.Size of one.
@@ -117,47 +120,13 @@ Dims<std::int64_t> TensorReader::integers(Id id, std::string_view what) const {
                          " are read");
     }
     Dims<std::int64_t> values;
-    for (const Id item : items) {
-        const std::int64_t value = integer(item, what);
-        if (value < 0) throw bad_tensor("a " + std::string(what) + " of " + std::to_string(value));
-        values.push_back(value);
-    }
+    for (const Id item : items) values.push_back(integer_of(pickle_, item, what));
     return values;
 }
 
-TensorReader::Geometry TensorReader::geometry(const Parts& parts) const {
+Geometry TensorReader::geometry(const Parts& parts) const {
     const auto sizes = integers(parts.size, "dimension");
-    Geometry geometry{.view = {.strides = integers(parts.stride, "stride"), .offset = integer(parts.offset, "offset")},
-                      .elements = 0};
-    StridedView& view = geometry.view;
-    if (view.offset < 0) throw bad_tensor("an offset of " + std::to_string(view.offset));
-    if (sizes.size() != view.strides.size()) {
-        throw bad_tensor(std::to_string(sizes.size()) + " dimensions, but " + std::to_string(view.strides.size()) +
-                         " strides");
-    }
-    for (const std::int64_t size : sizes) view.shape.push_back(static_cast<std::uint64_t>(size));
-    const auto elements = element_count(view.shape);
-    if (!elements || *elements > max_int64) throw overflow("the element count of shape " + to_string(view.shape));
-    geometry.elements = *elements;
-    return geometry;
-}
-
-/// torch counts pairs of float4, safetensors single ones: the last dimension has twice as many.
-void TensorReader::double_last(Geometry& geometry) const {
-    StridedView& view = geometry.view;
-    if (view.shape.empty()) throw bad_tensor("a float4 tensor without dimensions");
-    const bool adjacent = view.strides.back() == 1 || view.shape.back() <= 1;
-    if (geometry.elements > 0 && !adjacent) throw bad_tensor("a float4 tensor whose last dimension is strided");
-    for (std::int64_t& stride : view.strides) {
-        if (__builtin_mul_overflow(stride, std::int64_t{2}, &stride)) throw overflow("a stride");
-    }
-    view.strides.back() = 1;
-    if (__builtin_mul_overflow(view.offset, std::int64_t{2}, &view.offset)) throw overflow("an offset");
-    const auto last = checked_mul(view.shape.back(), 2);
-    const auto elements = checked_mul(geometry.elements, 2);
-    if (!last || !elements) throw overflow("a shape of float4");
-    view.shape.back() = *last;
-    geometry.elements = *elements;
+    return geometry_of(sizes, integers(parts.stride, "stride"), integer_of(pickle_, parts.offset, "offset"));
 }
 
 Decoding TensorReader::decoding(Dtype dtype, Id metadata) const {
@@ -181,10 +150,27 @@ Decoding TensorReader::decoding(Dtype dtype, Id metadata) const {
     return decoding;
 }
 
-std::shared_ptr<const StoredTensor> TensorReader::stored(const Storage& storage, Dtype dtype, std::uint64_t elements) {
-    auto& store = stores_[{storage.key, dtype, elements}];
+StorageId TensorReader::storage(Id id) {
+    if (!is_embedded(pickle_, id)) return storage_id(pickle_, id);
+    auto known = embedded_.find(id);
+    if (known == embedded_.end()) {
+        known = embedded_.emplace(id, embedded_storage(pickle_, id, storages_, allowance_)).first;
+    }
+    const EmbeddedStorage& found = known->second;
+    return {.key = {}, .type = found.type, .elements = found.elements, .count = found.elements};
+}
+
+RecordData TensorReader::bytes_of(Id id, const StorageId& storage) const {
+    const auto embedded = embedded_.find(id);
+    return embedded == embedded_.end() ? storages_.find(storage.key) : embedded->second.data;
+}
+
+std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId& storage, Dtype dtype,
+                                                         std::uint64_t elements) {
+    const Id embedded = embedded_.contains(id) ? id : PickleGraph::nothing;
+    auto& store = stores_[{storage.key, embedded, dtype, elements}];
     if (store) return store;
-    const RecordData data = storages_.find(storage.key);
+    const RecordData data = bytes_of(id, storage);
     const auto wanted = byte_size(dtype, elements);
     if (!wanted || *wanted > data.extent.size) {
         throw Error(Errc::storage_too_short, "storage " + quoted(storage.key) + " has " + bytes_text(data.extent.size) +
@@ -196,29 +182,24 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(const Storage& storage,
 }
 
 std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
-    const Storage storage = this->storage(parts.storage);
+    const StorageId storage = this->storage(parts.storage);
     Geometry geometry = this->geometry(parts);
-    const Dtype dtype = parts.dtype.value_or(storage.dtype);
-    if (!storage.untyped && dtype != storage.dtype) {
+    const Dtype dtype = parts.dtype.value_or(storage.type.dtype);
+    if (!storage.type.untyped && dtype != storage.type.dtype) {
         throw bad_tensor("elements of " + std::string(torch_name(dtype)) + " in a storage of " +
-                         std::string(torch_name(storage.dtype)));
+                         std::string(torch_name(storage.type.dtype)));
     }
+    if (storage.type.untyped && storage.count != storage.elements) throw bad_tensor("a view of an untyped storage");
     if (dtype == Dtype::f4) double_last(geometry);
     StridedView& view = geometry.view;
     if (!byte_size(dtype, geometry.elements)) throw overflow("the size of shape " + to_string(view.shape));
-    const std::uint64_t elements = storage.untyped ? elements_in(storage.elements, dtype) : storage.elements;
+    const auto in_dtype = [&](std::uint64_t count) { return storage.type.untyped ? elements_in(count, dtype) : count; };
 
-    if (geometry.elements == 0) {
-        // Where nothing is, strides and offset say nothing; torch writes any.
-        view.strides = row_major(view.shape);
-        view.offset = 0;
-    } else if (const std::uint64_t end = reach(view); end > elements) {
-        throw Error(Errc::storage_too_short, "shape " + to_string(view.shape) + " reaches element " +
-                                                 std::to_string(end) + " of a storage of " + std::to_string(elements));
-    }
+    fit(geometry, in_dtype(storage.count));
+    if (geometry.elements > 0) view.offset += static_cast<std::int64_t>(storage.first);
     const Decoding decoding = this->decoding(dtype, parts.metadata);
     if (storage.meta) return std::nullopt;
-    return LazyTensor({}, stored(storage, dtype, elements), std::move(view), decoding);
+    return LazyTensor({}, stored(parts.storage, storage, dtype, in_dtype(storage.elements)), std::move(view), decoding);
 }
 
 }  // namespace safemap::torch

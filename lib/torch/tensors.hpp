@@ -1,8 +1,10 @@
 // Tensors of a pickle: storages by their persistent ids, and views of them. Every number is checked here, once.
 #pragma once
 
+#include "torch/embedded.hpp"
 #include "torch/pickle.hpp"
 #include "torch/rebuild.hpp"
+#include "torch/storage_id.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 
@@ -17,11 +19,23 @@ namespace safemap::torch {
 /// torch allows any number of dimensions; nobody has more, and 10,000 are an attack.
 inline constexpr std::size_t max_dimensions = 64;
 
+/// Which elements of a storage a tensor has.
+struct Geometry {
+    StridedView view;
+    std::uint64_t elements;
+};
+/// Throws bad_tensor and shape_overflow where no tensor has such numbers.
+Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides, std::int64_t offset);
+/// Throws shape_overflow, and storage_too_short where it reaches past a storage of so many elements. Where a tensor
+/// has no elements, makes its strides and offset those that it would have.
+void fit(Geometry& geometry, std::uint64_t elements);
+
 class TensorReader {
 public:
     using Id = PickleGraph::Id;
 
-    TensorReader(const PickleGraph& pickle, const Storages& storages) : pickle_(pickle), storages_(storages) {}
+    TensorReader(const PickleGraph& pickle, const Storages& storages, Allowance& allowance)
+        : pickle_(pickle), storages_(storages), allowance_(allowance) {}
 
     /// The arguments of a rebuild function.
     struct Parts {
@@ -38,34 +52,21 @@ public:
 
     /// The dtype of a global such as torch.float32.
     std::optional<Dtype> dtype(Id id) const;
-    /// The class of a storage, "FloatStorage", where `id` is one.
-    std::optional<std::string_view> storage_class(Id id) const;
 
 private:
-    struct Storage {
-        std::string_view key;
-        Dtype dtype;
-        std::uint64_t elements;
-        bool untyped;
-        bool meta;
-    };
-    struct Geometry {
-        StridedView view;
-        std::uint64_t elements;
-    };
-
-    Storage storage(Id id) const;
     Geometry geometry(const Parts& parts) const;
-    std::int64_t integer(Id id, std::string_view what) const;
     Dims<std::int64_t> integers(Id id, std::string_view what) const;
     Decoding decoding(Dtype dtype, Id metadata) const;
-    std::shared_ptr<const StoredTensor> stored(const Storage& storage, Dtype dtype, std::uint64_t elements);
-    void double_last(Geometry& geometry) const;
+    StorageId storage(Id id);
+    RecordData bytes_of(Id id, const StorageId& storage) const;
+    std::shared_ptr<const StoredTensor> stored(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements);
 
     const PickleGraph& pickle_;
     const Storages& storages_;
-    /// One store for each storage, dtype and size, so that tied tensors share it.
-    std::map<std::tuple<std::string_view, Dtype, std::uint64_t>, std::shared_ptr<const StoredTensor>> stores_;
+    Allowance& allowance_;
+    std::map<Id, EmbeddedStorage> embedded_;  ///< by the call that would load it
+    /// One store for each storage, dtype and size, so that tied tensors share it. A storage has a key, or is embedded.
+    std::map<std::tuple<std::string_view, Id, Dtype, std::uint64_t>, std::shared_ptr<const StoredTensor>> stores_;
 };
 
 }  // namespace safemap::torch

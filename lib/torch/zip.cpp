@@ -350,6 +350,16 @@ private:
 
 }  // namespace
 
+bool ends_as_zip(const Source& source) {
+    try {
+        static_cast<void>(EndRecords(source).find());
+        return true;
+    } catch (const Error& error) {
+        if (remedy(error.code()) != Remedy::reject_data) throw;
+        return false;
+    }
+}
+
 ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink& faults) {
     ZipDirectory zip;
     zip.source_ = std::move(source);

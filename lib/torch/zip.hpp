@@ -28,6 +28,9 @@ struct RecordData {
     Extent extent;  ///< in `source`
 };
 
+/// Whether there is a directory where zips have it, whatever the file begins with.
+bool ends_as_zip(const Source& source);
+
 /// Immutable once read.
 class ZipDirectory {
 public:

@@ -175,6 +175,15 @@ TEST_CASE("checksums of records are compared, and one that was left out is noted
         CHECK(report.faults[0].message().find("archive/data/0") != std::string::npos);
         CHECK(report.faults[0].path() == (dir / "m.pt").native());
     }
+    SUBCASE("a wrong one of the pickle, which open refuses too") {
+        records[0].wrong_crc = true;
+        const auto path = dir.write("m.pt", forge::zip(records));
+        CHECK_FAULT(Checkpoint::open(path), Errc::checksum_mismatch);
+        const auto report = verify(path);
+        REQUIRE(report.faults.size() == 1);
+        CHECK(report.faults[0].code() == Errc::checksum_mismatch);
+        CHECK(report.faults[0].message().find("archive/data.pkl") != std::string::npos);
+    }
     SUBCASE("one left out") {
         records[3].zero_crc = true;
         const auto report = verify(dir.write("m.pt", forge::zip(records)));

@@ -1214,6 +1214,40 @@ class Torch(Case):
         self.expect('inspect_train', self.safemap('inspect', self.pt('train_gpt.pt'), '--tree').out.replace(
             str(DATA), 'DATA'))
 
+    def test_the_same_tensors_in_any_container(self):
+        for first, *others in [('train_protocol4.pt', 'train_legacy_protocol4.pt', 'train_protocol3.pt'),
+                               ('plain_pickle2.pkl', 'plain_pickle4.pkl'), ('old_address_keys.pt', 'tar_0_1.pt')]:
+            whole = self.done('hash', self.pt(first))
+            for other in others:
+                with self.subTest(file=other):
+                    self.assertEqual(self.done('hash', self.pt(other)), whole)
+                    self.assertTrue(self.done('verify', self.pt(other))['ok'])
+                    self.done('convert', self.pt(other), other + '.safetensors')
+                    self.assertEqual(self.done('hash', other + '.safetensors'), whole)
+
+    def test_offsets_before_zips_are_places_in_the_file(self):
+        for name in ('train_legacy_protocol4.pt', 'plain_pickle4.pkl', 'tar_0_1.pt'):
+            file = (DATA / 'pt' / name).read_bytes()
+            self.done('convert', self.pt(name), 'out.safetensors', '--force')
+            out = (self.folder / 'out.safetensors').read_bytes()
+            written = {t['name']: t for t in self.done('inspect', 'out.safetensors')['tensors']}
+            placed = [t for t in self.done('inspect', self.pt(name))['tensors'] if 'offset' in t]
+            self.assertTrue(placed)
+            for tensor in placed:
+                self.assertEqual(tensor['file'], name)
+                place, other = tensor['offset'], written[tensor['name']]['offset']
+                self.assertEqual(file[place:place + tensor['nbytes']], out[other:other + tensor['nbytes']])
+
+    def test_a_script_archive_is_its_state_dict(self):
+        told = self.done('inspect', self.pt('torchscript.pt'))
+        self.assertEqual([t['name'] for t in told['tensors']], ['weight', 'shift', 'inner.scale'])
+        self.assertTrue(any('TorchScript' in note for note in told['notes']))
+
+    def test_what_is_cut_short_says_what_was_wanted(self):
+        error = self.refused('file_truncated', 1, 'inspect', self.pt('broken/legacy_truncated.pt'))
+        self.assertIn('160 bytes wanted, 140 bytes are left', error['message'])
+        self.refused('zip_missing_record', 1, 'inspect', self.pt('broken/zip_without_entries.pt'))
+
     def test_a_damaged_record_is_a_fault(self):
         result = self.safemap('verify', self.pt('broken/bad_crc.pt'), '--json')
         self.assertEqual(result.code, 1)

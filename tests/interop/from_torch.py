@@ -1,5 +1,6 @@
 """What torch.save wrote, converted, is what the safetensors package loads."""
 import collections
+import pickle
 
 import safetensors
 import safetensors.torch
@@ -36,9 +37,9 @@ def names_of(tree, path=()):
 
 
 class FromTorch(Case):
-    def convert(self, state, *options, protocol=2):
+    def convert(self, state, *options, protocol=2, save=torch.save):
         """state, saved by torch and converted to one file: what the package loads, and the tool's report."""
-        torch.save(state, self.folder / 'in.pt', pickle_protocol=protocol)
+        save(state, self.folder / 'in.pt', pickle_protocol=protocol)
         out = self.folder / 'out.safetensors'
         out.unlink(missing_ok=True)
         report = safemap('convert', self.folder / 'in.pt', out, *options)
@@ -58,6 +59,41 @@ class FromTorch(Case):
                 self.assert_same_dict(loaded, state)
                 self.assertEqual(report['tensors'], len(state))
                 self.assertEqual(report['skipped'], [])
+
+    def test_the_format_before_zips(self):
+        def save(state, file, **options):
+            torch.save(state, file, _use_new_zipfile_serialization=False, **options)
+
+        base = tensor_of(self.rng, torch.float32, (64, 33))
+        for protocol in [1, *PROTOCOLS]:
+            with self.subTest(protocol=protocol):
+                state = {f'{name}.{i}': strided(self.rng, tensor_of(self.rng, dtype, shape_of(self.rng)))
+                         for dtype, name in common.NAMES.items() for i in range(4)}
+                state |= {f'part.{i}': base[i:, i:] for i in range(3)}
+                loaded, report = self.convert(state, protocol=protocol, save=save)
+                self.assert_same_dict(loaded, state)
+                self.assertEqual(report['skipped'], [])
+
+    def test_plain_pickles(self):
+        def save(state, file, pickle_protocol):
+            file.write_bytes(pickle.dumps(state, pickle_protocol))
+
+        for protocol in [0, 1, *PROTOCOLS]:
+            with self.subTest(protocol=protocol):
+                state = {f'{name}.{i}': strided(self.rng, tensor_of(self.rng, dtype, shape_of(self.rng)))
+                         for dtype, name in common.NAMES.items() for i in range(2)}
+                loaded, _ = self.convert({'in': state, 'epoch': 3}, protocol=protocol, save=save)
+                self.assert_same_dict(loaded, {f'in/{name}': tensor for name, tensor in state.items()})
+
+    def test_script_modules(self):
+        def save(module, file, **_):
+            torch.jit.script(module).save(str(file))
+
+        model = torch.nn.Sequential(torch.nn.Linear(9, 5), torch.nn.BatchNorm1d(5),
+                                    torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.ReLU()))
+        loaded, report = self.convert(model, save=save)
+        self.assert_same_dict(loaded, model.state_dict())
+        self.assertEqual(report['skipped'], [])
 
     def test_any_strides(self):
         rng = self.rng

@@ -1,0 +1,106 @@
+// Storages inside pickles: torch/storage.py, _load_from_bytes. Tested by tests/torch/legacy_test.cpp.
+#include "torch/embedded.hpp"
+
+#include "torch/legacy.hpp"
+#include "torch/storage_id.hpp"
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace safemap::torch {
+
+namespace {
+
+using Id = PickleGraph::Id;
+using Kind = PickleGraph::Kind;
+
+/// What reading a file of one storage takes, beyond its bytes.
+constexpr std::uint64_t file_cost = 4096;
+
+/// The elements of a UTF-8 text as Latin-1 bytes; nothing where one is beyond.
+std::optional<std::string> latin1(std::string_view text) {
+    std::string bytes;
+    bytes.reserve(text.size());
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const auto first = static_cast<unsigned char>(text[i]);
+        if (first < 0x80) {
+            bytes += text[i];
+        } else if ((first == 0xC2 || first == 0xC3) && i + 1 < text.size()) {
+            const auto second = static_cast<unsigned char>(text[++i]);
+            bytes += static_cast<char>(static_cast<unsigned char>((first & 0x03) << 6 | (second & 0x3F)));
+        } else {
+            return std::nullopt;
+        }
+    }
+    return bytes;
+}
+
+bool is_call_of(const PickleGraph& pickle, Id id, std::string_view module, std::string_view name) {
+    if (pickle.kind(id) != Kind::call) return false;
+    const Id callee = pickle.call(id).callee;
+    if (pickle.kind(callee) != Kind::global) return false;
+    const auto global = pickle.global(callee);
+    return global.module == module && global.name == name;
+}
+
+RecordData in_memory(std::string_view bytes) {
+    std::vector<std::byte> copy(bytes.size());
+    if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());
+    return {memory_source("a storage in a pickle", std::move(copy)), {0, bytes.size()}};
+}
+
+/// In the pickle's file, where they stand there as they are.
+RecordData place_of(std::string_view bytes, const Storages& storages, Allowance& allowance) {
+    const std::string_view all(storages.bytes.data(), storages.bytes.size());
+    const bool inside = std::less_equal<>()(all.data(), bytes.data()) &&
+                        std::less_equal<>()(bytes.data() + bytes.size(), all.data() + all.size());
+    if (storages.file && inside) {
+        return {storages.file, {static_cast<std::uint64_t>(bytes.data() - all.data()), bytes.size()}};
+    }
+    allowance.spend(bytes.size());
+    return in_memory(bytes);
+}
+
+RecordData bytes_of(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
+    if (pickle.kind(id) == Kind::bytes) return place_of(pickle.text(id), storages, allowance);
+    if (is_call_of(pickle, id, "_codecs", "encode")) {
+        if (const auto bytes = encoded_text(pickle, pickle.items(pickle.call(id).arguments), allowance)) {
+            return in_memory(*bytes);
+        }
+    }
+    throw Error(Errc::bad_tensor, "_load_from_bytes of something that is not bytes");
+}
+
+}  // namespace
+
+std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<const Id> arguments,
+                                        Allowance& allowance) {
+    if (arguments.size() != 2 || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
+    if (pickle.kind(arguments[1]) != Kind::text) return std::nullopt;
+    const std::string_view encoding = pickle.text(arguments[1]);
+    if (encoding != "latin1" && encoding != "latin-1") return std::nullopt;
+    allowance.spend(pickle.text(arguments[0]).size());
+    return latin1(pickle.text(arguments[0]));
+}
+
+bool is_embedded(const PickleGraph& pickle, Id id) {
+    return is_call_of(pickle, id, "torch.storage", "_load_from_bytes");
+}
+
+EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
+    const auto arguments = pickle.items(pickle.call(id).arguments);
+    if (arguments.size() != 1) throw Error(Errc::bad_tensor, "_load_from_bytes of something that is not bytes");
+    const RecordData bytes = bytes_of(pickle, arguments[0], storages, allowance);
+    allowance.spend(file_cost + bytes.extent.size);
+    const LegacyFile file(bytes.source, bytes.extent);
+    const StorageId storage = storage_id(file.object(), file.object().root());
+    if (storage.first != 0 || storage.count != storage.elements) {
+        throw Error(Errc::bad_tensor, "_load_from_bytes of a view of a storage");
+    }
+    return {.type = storage.type, .elements = storage.elements, .data = file.storage(storage.key)};
+}
+
+}  // namespace safemap::torch

@@ -1,0 +1,38 @@
+// Bytes that stand in a pickle, in each spelling, and the storages that are whole files of torch.save among them: so
+// pickle.dump writes tensors.
+#pragma once
+
+#include "torch/pickle.hpp"
+#include "torch/rebuild.hpp"
+#include "torch/storage_types.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace safemap::torch {
+
+inline constexpr std::string_view load_from_bytes = "torch.storage._load_from_bytes";
+
+/// The arguments of _codecs.encode(text, 'latin1'), which is how protocol 2 spells bytes: each character is one.
+/// Nothing where they are others. Throws pickle_too_large where `allowance` has no room for the bytes.
+std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<const PickleGraph::Id> arguments,
+                                        Allowance& allowance);
+
+/// Whether a node is the call of _load_from_bytes.
+bool is_embedded(const PickleGraph& pickle, PickleGraph::Id id);
+
+/// A storage, and where its bytes are.
+struct EmbeddedStorage {
+    StorageType type;
+    std::uint64_t elements = 0;
+    RecordData data;
+};
+/// The storage that the call would load: its argument is a file of one storage. Throws what LegacyFile throws, and
+/// bad_tensor where it is of something else; then no file inside that file is looked for.
+EmbeddedStorage embedded_storage(const PickleGraph& pickle, PickleGraph::Id id, const Storages& storages,
+                                 Allowance& allowance);
+
+}  // namespace safemap::torch

@@ -1,0 +1,128 @@
+// The legacy format. The reference is torch/serialization.py, _legacy_save and _legacy_load. Tested by
+// tests/torch/legacy_test.cpp and fixtures_test.cpp.
+#include "torch/legacy.hpp"
+
+#include "base/text.hpp"
+#include "torch/rebuild.hpp"
+#include "torch/storage_id.hpp"
+
+#include <span>
+#include <utility>
+
+namespace safemap::torch {
+
+namespace {
+
+using Kind = PickleGraph::Kind;
+
+/// 0x1950a86a20f9469cfc6c
+constexpr std::string_view magic = "119547037146038801333356";
+constexpr std::int64_t version = 1001;
+
+bool is_magic(const PickleGraph& pickle) {
+    return pickle.kind(pickle.root()) == Kind::big_integer && pickle.text(pickle.root()).size() <= magic.size() &&
+           pickle.decimal(pickle.root()) == magic;
+}
+
+void check_version(const PickleGraph& pickle) {
+    if (pickle.kind(pickle.root()) == Kind::integer && pickle.integer(pickle.root()) == version) return;
+    throw Error(Errc::unknown_format,
+                "a file of torch.save of another version than " + std::to_string(version) + ", the only one there is");
+}
+
+Error bad_storage(std::string_view key, const std::string& what) {
+    return {Errc::bad_tensor, "storage " + quoted(key) + what};
+}
+
+}  // namespace
+
+bool is_legacy(std::string_view head) {
+    if (!head.starts_with('\x80') && !head.starts_with('L')) return false;
+    try {
+        return is_magic(read_pickle(head));
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part) : source_(source) {
+    PickleStream stream(source, part);
+    if (!is_magic(stream.pickle("the magic number").graph)) {
+        throw Error(Errc::unknown_format, "no file of torch.save: it begins with another magic number");
+    }
+    check_version(stream.pickle("the version").graph);
+    // What it says of the machine is of no use: storages are little-endian whatever it is.
+    static_cast<void>(stream.pickle("the description of the machine"));
+    object_ = stream.pickle("the object");
+    list_storages();
+    const HeldPickle keys = stream.pickle("the list of storages");
+    place_storages(stream, keys.graph);
+    trailing_ = stream.left();
+}
+
+/// What a storage holds says the persistent id that is first in the file. One that is wrong is reported with the
+/// tensor.
+void LegacyFile::list_storages() {
+    const PickleGraph& pickle = object_.graph;
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        const auto class_name = storage_class(pickle, id);
+        const auto type = class_name ? storage_type(*class_name) : std::nullopt;
+        const auto parts = type ? pickle.items(pickle.persistent(id)) : std::span<const PickleGraph::Id>();
+        if (parts.size() < 5 || pickle.kind(parts[4]) != Kind::integer || pickle.integer(parts[4]) < 0) continue;
+        if (pickle.kind(parts[2]) != Kind::text && pickle.kind(parts[2]) != Kind::bytes) continue;
+        if (pickle.text(parts[2]).size() > max_storage_key) continue;
+        storages_.try_emplace(pickle.text(parts[2]),
+                              Stored{.type = *type, .elements = static_cast<std::uint64_t>(pickle.integer(parts[4]))});
+    }
+}
+
+void LegacyFile::place_storages(PickleStream& stream, const PickleGraph& keys) {
+    if (keys.kind(keys.root()) != Kind::list) throw Error(Errc::bad_tensor, "the list of storages is no list");
+    for (const PickleGraph::Id key : keys.items(keys.root())) {
+        if (keys.kind(key) != Kind::text && keys.kind(key) != Kind::bytes) {
+            throw Error(Errc::bad_tensor, "the list of storages has a key that is no text");
+        }
+        place_storage(stream, keys.text(key));
+    }
+}
+
+void LegacyFile::place_storage(PickleStream& stream, std::string_view key) {
+    const auto known = storages_.find(key);
+    if (known == storages_.end()) throw bad_storage(key, " is of no tensor, so nothing says how long it is");
+    Stored& stored = known->second;
+    if (stored.found) throw bad_storage(key, " is there twice");
+    const std::string what = "storage " + quoted(key);
+    const std::int64_t count = stream.number(what);
+    if (count < 0) throw bad_storage(key, " has " + std::to_string(count) + " elements");
+    const auto elements = static_cast<std::uint64_t>(count);
+    const auto size = byte_size(stored.type.dtype, elements);
+    if (!size) throw Error(Errc::file_truncated, what + " has " + std::to_string(elements) + " elements");
+    stored.place = stream.skip(*size, what);
+    stored.found = true;
+    if (elements == stored.elements) return;
+    throw bad_storage(key, " has " + std::to_string(elements) + " elements, but " + std::to_string(stored.elements) +
+                               " where it is named");
+}
+
+RecordData LegacyFile::storage(std::string_view key) const {
+    const auto known = storages_.find(key);
+    if (known == storages_.end() || !known->second.found) throw bad_storage(key, " is not in the file");
+    return {source_, known->second.place};
+}
+
+Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults) {
+    Archive out;
+    reporting(faults, [&] {
+        const LegacyFile file(source, {0, source->size()});
+        if (file.trailing() > 0) {
+            out.notes.push_back(bytes_text(file.trailing()) + " after the last storage are ignored");
+        }
+        const Storages storages{.find = [&](std::string_view key) { return file.storage(key); }};
+        Rebuilt rebuilt = rebuild(file.object(), storages, faults);
+        out.tree = std::move(rebuilt.tree);
+        out.notes.insert(out.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
+    });
+    return out;
+}
+
+}  // namespace safemap::torch

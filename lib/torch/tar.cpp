@@ -1,0 +1,246 @@
+// The oldest format. The reference is legacy_load in torch/serialization.py; headers are POSIX ustar. Tested by
+// tests/torch/tar_test.cpp and fixtures_test.cpp.
+#include "torch/tar.hpp"
+
+#include "base/text.hpp"
+#include "torch/pickle_stream.hpp"
+#include "torch/rebuild.hpp"
+#include "torch/storage_id.hpp"
+#include "torch/tensors.hpp"
+
+#include <array>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace safemap::torch {
+
+namespace {
+
+using Id = PickleGraph::Id;
+using Kind = PickleGraph::Kind;
+
+constexpr std::uint64_t block = 512;
+/// torch 0.1 writes four.
+constexpr int max_members = 64;
+/// Of storages, views and tensors; each is held in memory.
+constexpr std::int64_t max_entries = 1'000'000;
+
+Error bad(const std::string& what) { return {Errc::bad_tensor, what}; }
+
+/// The header of a member.
+class Header {
+public:
+    Header(const Source& source, std::uint64_t at) {
+        source.read_at(at, std::as_writable_bytes(std::span(bytes_)));
+        if (text(257, 5) != "ustar" || octal(148, 8) != sum()) {
+            throw Error(Errc::unknown_format, "a tar archive without a header at byte " + std::to_string(at));
+        }
+    }
+
+    std::string_view name() const { return text(0, 100); }
+    std::optional<std::uint64_t> size() const { return octal(124, 12); }
+
+private:
+    /// Ends before a NUL.
+    std::string_view text(std::size_t at, std::size_t size) const {
+        const std::string_view field(bytes_.data() + at, size);
+        return field.substr(0, field.find('\0'));
+    }
+    std::optional<std::uint64_t> octal(std::size_t at, std::size_t size) const {
+        std::string_view digits = text(at, size);
+        while (digits.ends_with(' ')) digits.remove_suffix(1);
+        while (digits.starts_with(' ')) digits.remove_prefix(1);
+        if (digits.empty()) return std::nullopt;
+        std::uint64_t value = 0;  // of twelve digits at most
+        for (const char digit : digits) {
+            if (digit < '0' || digit > '7') return std::nullopt;
+            value = value * 8 + static_cast<std::uint64_t>(digit - '0');
+        }
+        return value;
+    }
+    /// Of all bytes, those of the sum taken for spaces.
+    std::uint64_t sum() const {
+        std::uint64_t sum = std::uint64_t{8} * ' ';
+        for (std::size_t i = 0; i < bytes_.size(); ++i) {
+            if (i < 148 || i >= 156) sum += static_cast<unsigned char>(bytes_[i]);
+        }
+        return sum;
+    }
+
+    std::array<char, block> bytes_;
+};
+
+/// The members by name.
+std::map<std::string, Extent, std::less<>> members_of(const Source& source) {
+    std::map<std::string, Extent, std::less<>> members;
+    std::uint64_t at = 0;
+    for (int i = 0; i < max_members && Extent{at, block}.inside(source.size()); ++i) {
+        char first = 0;
+        source.read_at(at, std::as_writable_bytes(std::span(&first, 1)));
+        if (first == 0) break;
+        const Header header(source, at);
+        const auto size = header.size();
+        if (!size || !Extent{at + block, *size}.inside(source.size())) {
+            throw Error(Errc::file_truncated, "member " + quoted(header.name()) + ": " +
+                                                  (size ? bytes_text(*size) : "no size that can be read") +
+                                                  ", and the file ends after " +
+                                                  bytes_text(source.size() - at - block));
+        }
+        members.insert_or_assign(std::string(header.name()), Extent{at + block, *size});
+        at += block + (*size + block - 1) / block * block;
+    }
+    return members;
+}
+
+struct Storage {
+    std::shared_ptr<const StoredTensor> store;
+    std::uint64_t first = 0;  ///< of a view
+    std::uint64_t count = 0;
+};
+struct Entry {
+    std::int64_t storage = 0;
+    Dims<std::int64_t> sizes = {};
+    Dims<std::int64_t> strides = {};
+    std::int64_t offset = 0;
+};
+
+class TarReader {
+public:
+    explicit TarReader(const std::shared_ptr<const Source>& source) : source_(source), members_(members_of(*source)) {}
+
+    Rebuilt read(FaultSink& faults) {
+        read_storages(member("storages"));
+        read_tensors(member("tensors"));
+        const HeldPickle object = member("pickle").pickle("member 'pickle'");
+        const Storages storages{.find = [](std::string_view key) -> RecordData {
+                                    throw bad("storage " + quoted(key) + " has no place in a tar archive");
+                                },
+                                .tensor = [this](std::int64_t key) { return tensor(key); }};
+        return rebuild(object.graph, storages, faults);
+    }
+
+private:
+    PickleStream member(std::string_view name) const {
+        const auto found = members_.find(name);
+        if (found != members_.end()) return {source_, found->second};
+        throw Error(Errc::unknown_format,
+                    "a tar archive without the member " + quoted(name) + ", which torch 0.1 writes");
+    }
+
+    static std::int64_t count(PickleStream& stream, const std::string& what) {
+        const HeldPickle held = stream.pickle(what);
+        const std::int64_t count = integer_of(held.graph, held.graph.root(), "count of " + what);
+        if (count >= 0 && count <= max_entries) return count;
+        throw bad(std::to_string(count) + " " + what + "; at most " + std::to_string(max_entries) + " are read");
+    }
+    /// The members of a tuple.
+    static std::span<const Id> parts(const PickleGraph& pickle, Id id, std::size_t count, const char* what) {
+        const auto items = pickle.items_or_nothing(id);
+        if (pickle.kind(id) == Kind::tuple && items.size() == count) return items;
+        throw bad("a " + std::string(what) + " that is no tuple of " + std::to_string(count));
+    }
+
+    /// (key, location, class), the number of elements, the elements; at the end the views.
+    void read_storages(PickleStream stream) {
+        for (std::int64_t left = count(stream, "storages"); left > 0; --left) {
+            const HeldPickle held = stream.pickle("a storage");
+            const PickleGraph& pickle = held.graph;
+            const auto said = parts(pickle, pickle.root(), 3, "storage");
+            const std::int64_t key = integer_of(pickle, said[0], "key of a storage");
+            const auto type =
+                pickle.kind(said[2]) == Kind::global ? storage_type(pickle.global(said[2]).name) : std::nullopt;
+            if (!type) throw bad("storage " + std::to_string(key) + " of a class that is not known");
+            const std::string what = "storage " + std::to_string(key);
+            const std::int64_t number = stream.number(what);
+            const auto elements = static_cast<std::uint64_t>(number);
+            const auto size = byte_size(type->dtype, elements);
+            if (number < 0 || !size) throw bad(what + " of " + std::to_string(number) + " elements");
+            const Extent place = stream.skip(*size, what);
+            add(key, {stored_run(type->dtype, Shape{elements}, source_, place.offset), 0, elements});
+        }
+        read_views(stream.pickle("the views of storages").graph);
+    }
+
+    /// (key, key of the storage, first element, elements)
+    void read_views(const PickleGraph& pickle) {
+        for (const Id id : pickle.items_or_nothing(pickle.root())) {
+            const auto said = parts(pickle, id, 4, "view of a storage");
+            Storage view = storage(integer_of(pickle, said[1], "key of a storage"));
+            const std::int64_t first = integer_of(pickle, said[2], "offset of a view");
+            const std::int64_t count = integer_of(pickle, said[3], "size of a view");
+            const Extent range{static_cast<std::uint64_t>(first), static_cast<std::uint64_t>(count)};
+            if (first < 0 || count < 0 || !range.inside(view.count)) {
+                throw Error(Errc::storage_too_short, "a view of " + std::to_string(count) + " elements from " +
+                                                         std::to_string(first) + " on, of a storage of " +
+                                                         std::to_string(view.count));
+            }
+            view.first += range.offset;
+            view.count = range.size;
+            add(integer_of(pickle, said[0], "key of a view"), view);
+        }
+    }
+
+    void add(std::int64_t key, const Storage& storage) {
+        if (storages_.try_emplace(key, storage).second) return;
+        throw bad("storage " + std::to_string(key) + " is there twice");
+    }
+    const Storage& storage(std::int64_t key) const {
+        const auto found = storages_.find(key);
+        if (found != storages_.end()) return found->second;
+        throw bad("storage " + std::to_string(key) + " is not in the file");
+    }
+
+    /// (key, key of the storage, class), the number of dimensions in four bytes of eight, sizes, strides, offset.
+    void read_tensors(PickleStream stream) {
+        for (std::int64_t left = count(stream, "tensors"); left > 0; --left) {
+            const HeldPickle held = stream.pickle("a tensor");
+            const auto said = parts(held.graph, held.graph.root(), 3, "tensor");
+            const std::int64_t key = integer_of(held.graph, said[0], "key of a tensor");
+            const std::string what = "tensor " + std::to_string(key);
+            Entry entry{.storage = integer_of(held.graph, said[1], "key of a storage")};
+            const auto dimensions = static_cast<std::uint32_t>(stream.number(what) & 0xFFFF'FFFF);
+            if (dimensions > max_dimensions) throw bad(what + " of " + std::to_string(dimensions) + " dimensions");
+            for (std::uint32_t i = 0; i < dimensions; ++i) entry.sizes.push_back(stream.number(what));
+            for (std::uint32_t i = 0; i < dimensions; ++i) entry.strides.push_back(stream.number(what));
+            entry.offset = stream.number(what);
+            if (!tensors_.try_emplace(key, std::move(entry)).second) throw bad(what + " is there twice");
+        }
+    }
+
+    std::optional<LazyTensor> tensor(std::int64_t key) const {
+        const auto found = tensors_.find(key);
+        if (found == tensors_.end()) {
+            storage(key);
+            return std::nullopt;
+        }
+        const Entry& entry = found->second;
+        const Storage& storage = this->storage(entry.storage);
+        Geometry geometry = geometry_of(entry.sizes, entry.strides, entry.offset);
+        fit(geometry, storage.count);
+        if (geometry.elements > 0) geometry.view.offset += static_cast<std::int64_t>(storage.first);
+        return LazyTensor({}, storage.store, std::move(geometry.view), {});
+    }
+
+    std::shared_ptr<const Source> source_;
+    std::map<std::string, Extent, std::less<>> members_;
+    std::map<std::int64_t, Storage> storages_;
+    std::map<std::int64_t, Entry> tensors_;
+};
+
+}  // namespace
+
+Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults) {
+    Archive out;
+    reporting(faults, [&] {
+        Rebuilt rebuilt = TarReader(source).read(faults);
+        out.tree = std::move(rebuilt.tree);
+        out.notes = std::move(rebuilt.notes);
+    });
+    return out;
+}
+
+}  // namespace safemap::torch

@@ -1,0 +1,108 @@
+// TorchScript archives, forged: which attributes become tensors of which name.
+#include "torch/script.hpp"
+
+#include "doctest_safemap.hpp"
+#include "fixtures.hpp"
+#include "forge.hpp"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+using namespace safemap;
+
+namespace {
+
+std::string tensor() {
+    return forge::tensor(forge::storage("ByteStorage", "0", 4), 0, {forge::integer(4)}, {forge::integer(1)});
+}
+std::string module(const std::string& type, std::initializer_list<std::string> attributes) {
+    return forge::global("__torch__." + type, "Net") + ")\x81" + forge::dict(attributes) + "b";
+}
+torch::Archive open(const std::string& root) {
+    forge::Zip zip;
+    zip.add("a/data.pkl", forge::pickle(root));
+    zip.add("a/data/0", "0123");
+    zip.add("a/constants.pkl", forge::pickle(")"));
+    return fixtures::open(zip.join());
+}
+std::vector<std::string> names(const std::string& root) {
+    std::vector<std::string> out;
+    for (const LazyTensor& tensor : flatten(open(root).tree).tensors) out.push_back(tensor.name());
+    return out;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("a module's own tensors come first, then those of its children, with dots between") {
+    const std::string inner = module("inner", {forge::text("scale"), tensor(), forge::text("steps"), "K\7"});
+    const std::string root =
+        module("net", {forge::text("training"), "\x88", forge::text("first"), inner, forge::text("weight"), tensor(),
+                       forge::text("none"), "N", forge::text("second"), module("b", {forge::text("third"), inner})});
+    const auto archive = open(root);
+    REQUIRE(archive.notes.size() == 1);
+    CHECK(archive.notes[0].find("TorchScript") != std::string::npos);
+    const auto flat = flatten(archive.tree);
+    CHECK(flat.verbatim);
+    REQUIRE(flat.tensors.size() == 1);  // all are of one storage
+    REQUIRE(flat.aliases.size() == 1);
+    CHECK(flat.aliases[0] == AliasGroup{"weight", "first.scale", "second.third.scale"});
+    CHECK(flat.skipped.empty());
+}
+
+TEST_CASE("lists and dictionaries of tensors keep their places, those of other things are left out") {
+    const auto tagged = [](std::string_view function, const std::string& value) {
+        return forge::call("torch.jit._pickle", function, {value, forge::text("List[Tensor]")});
+    };
+    CHECK(names(module("net", {forge::text("list"), tagged("build_tensorlist", "](" + tensor() + "e"),
+                               forge::text("ints"), tagged("build_intlist", "](K\1K\2e")})) == Names{"list/0"});
+    CHECK(
+        names(module("net", {forge::text("map"), tagged("restore_type_tag", forge::dict({forge::text("k"), tensor()})),
+                             forge::text("empty"), tagged("restore_type_tag", "}")})) == Names{"map/k"});
+    CHECK(names(forge::global("__torch__.net", "Net") + ")\x81" + forge::tuple({tensor(), "N"}) + "b") == Names{"0"});
+}
+
+TEST_CASE("a module that is there again has both names, one that holds itself is refused") {
+    const auto shared = flatten(open(module("net", {forge::text("a"), module("s", {forge::text("w"), tensor()}) + "q\1",
+                                                    forge::text("b"), "h\1"}))
+                                    .tree);
+    REQUIRE(shared.aliases.size() == 1);
+    CHECK(shared.aliases[0] == AliasGroup{"a.w", "b.w"});
+    CHECK_FAULT(open(forge::global("__torch__", "Net") + ")\x81q\1" +
+                     forge::dict({forge::text("self"), "h\1", forge::text("w"), tensor()}) + "b"),
+                Errc::pickle_too_large);
+
+    std::string doubling = module("net", {forge::text("w"), tensor()});
+    for (int i = 0; i < 60; ++i) {
+        doubling = module("net", {forge::text("a"), doubling + "q\1", forge::text("b"), "h\1"});
+    }
+    CHECK_FAULT(open(doubling), Errc::pickle_too_large);
+}
+
+TEST_CASE("names are bounded and told apart, however deep the modules are") {
+    std::string deep = module("net", {forge::text("w"), tensor()});
+    for (int i = 0; i < 300; ++i) deep = module("net", {forge::text("m"), deep});
+    CHECK(names(deep).at(0).size() == 601);
+    for (int i = 0; i < 300; ++i) deep = module("net", {forge::text("m"), deep});
+    CHECK_FAULT(open(deep), Errc::pickle_too_large);
+    CHECK_FAULT(open(module("net", {forge::text("a.b"), tensor(), forge::text("a"),
+                                    module("net", {forge::text("b"), tensor()})})),
+                Errc::bad_tensor);
+}
+
+TEST_CASE("a tensor that is wrong is named by its dotted name") {
+    const std::string wrong =
+        forge::tensor(forge::storage("ByteStorage", "0", 4), 0, {forge::integer(5)}, {forge::integer(1)});
+    const auto error = error_of([&] {
+        open(module("net", {forge::text("a"), module("s", {forge::text("w"), wrong})}));
+    });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::storage_too_short);
+    CHECK(error->tensor() == "a.w");
+}
+
+TEST_CASE("an archive with constants whose root is no module is read as any other") {
+    CHECK(names(forge::dict({forge::text("x"), forge::dict({forge::text("y"), tensor()})})) == Names{"x/y"});
+}
