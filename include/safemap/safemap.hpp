@@ -14,6 +14,7 @@
 #include <safemap/error.hpp>
 #include <safemap/file.hpp>
 #include <safemap/float_types.hpp>
+#include <safemap/fold.hpp>
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/progress.hpp>
 #include <safemap/save.hpp>
