@@ -31,8 +31,8 @@ OWNER = {
     'tensor_view': 'tensor',
     'lazy_tensor': 'lazy',
     'state_tree': 'state', 'structure': 'state',
-    'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'selection': 'checkpoint',
-    'verify': 'checkpoint',
+    'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'plan': 'checkpoint',
+    'selection': 'checkpoint', 'verify': 'checkpoint',
     'save': 'write', 'shard_writer': 'write', 'edit': 'write',
     'device': 'device', 'uploader': 'device',
 }
