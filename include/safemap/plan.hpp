@@ -82,7 +82,9 @@ struct SAFEMAP_API LoadPlan {
     std::vector<std::string> notes = {};
 
     /// Whether there is no fault that LoadOptions does not allow.
-    bool ok() const noexcept { return fault_.empty(); }
+    bool ok() const noexcept {
+        return unfilled_.empty() && (ignore_unexpected_ || unexpected.empty()) && shape.empty() && dtype.empty();
+    }
     /// Throws model_mismatch, which says why, unless ok().
     void require() const;
     /// What to load or upload, in the order of the model and under its names: the checkpoint's own tensors, of which
@@ -96,7 +98,9 @@ struct SAFEMAP_API LoadPlan {
 private:
     friend class LoadPlanner;
     std::vector<LazyTensor> tensors_ = {};
-    std::string fault_ = {};  // what makes it not ok; empty where it is
+    std::vector<ExpectedTensor> unfilled_ = {};  // of those missing
+    Fill fill_ = Fill::error;
+    bool ignore_unexpected_ = false;
 };
 
 /// Finds every expected tensor by its name, by the other names of a tied tensor in the checkpoint, or else by the names

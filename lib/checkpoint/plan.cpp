@@ -82,7 +82,7 @@ std::set<std::string_view> candidate_prefixes(const Items& bare, const Items& fu
             if (!other.name.ends_with(item->name)) continue;
             const auto prefix = other.name.substr(0, other.name.size() - item->name.size());
             if (prefix.ends_with('.') || prefix.ends_with('/')) prefixes.insert(prefix);
-            if (prefixes.size() == most) return prefixes;
+            if (prefixes.size() > most) return {};  // nothing is certain of so many
         }
     }
     return prefixes;
@@ -180,6 +180,8 @@ public:
           held_(checkpoint),
           roots_(checkpoint::checked_roots(expected)),
           used_(checkpoint.size(), false) {
+        plan_.fill_ = options.fill;
+        plan_.ignore_unexpected_ = options.ignore_unexpected;
         match();
     }
 
@@ -191,8 +193,8 @@ public:
                 plan_.unexpected.push_back(named(checkpoint_.tensor(each.tensor), each.name));
         add_ties();
         note_untied();
+        note_skipped();
         note_prefixes();
-        find_faults();
         return std::move(plan_);
     }
 
@@ -226,7 +228,7 @@ private:
         plan_.missing.push_back(expected);
         if (options_.fill == Fill::none) return;
         if (can_fill(expected)) return plan_.tensors_.push_back(filling(i));
-        unfilled_.push_back(expected);
+        plan_.unfilled_.push_back(expected);
     }
 
     bool can_fill(const ExpectedTensor& tensor) const {
@@ -272,6 +274,15 @@ private:
         }
     }
 
+    /// What a `.pt` holds under a name that is missing, and could not be kept as a tensor.
+    void note_skipped() {
+        std::set<std::string_view> missing;
+        for (const ExpectedTensor& tensor : plan_.missing) missing.insert(tensor.name);
+        for (const SkippedObject& object : checkpoint_.skipped())
+            if (missing.contains(object.name))
+                plan_.notes.push_back(safemap::quoted(object.name) + " is there, but cannot be loaded: " + object.why);
+    }
+
     void note_prefixes() {
         const Items missing = items_of(plan_.missing);
         const Items unexpected = items_of(plan_.unexpected);
@@ -285,15 +296,6 @@ private:
                                   ", and are the checkpoint's without it");
     }
 
-    void find_faults() {
-        std::string& fault = plan_.fault_;
-        add_fault(fault, options_.fill == Fill::nan ? "missing, of dtypes without NaN" : "missing",
-                  foldables(unfilled_));
-        if (!options_.ignore_unexpected) add_fault(fault, "unexpected", foldables(plan_.unexpected));
-        add_fault(fault, "of another shape", shapes_of(plan_.shape));
-        add_fault(fault, "of another dtype", dtypes_of(plan_.dtype));
-    }
-
     const Checkpoint& checkpoint_;
     std::span<const ExpectedTensor> expected_;
     const LoadOptions& options_;
@@ -302,15 +304,19 @@ private:
     // Numbers of tensors, by expected tensor: the one of its name, and the one that it gets.
     std::vector<std::size_t> own_;
     std::vector<std::size_t> given_;
-    std::vector<bool> used_;  // by tensor
-    std::vector<ExpectedTensor> unfilled_;
+    std::vector<bool> used_;                                  // by tensor
     std::unordered_map<std::uint32_t, LazyTensor> fillings_;  // by root
     LoadPlan plan_;
 };
 
 void LoadPlan::require() const {
     if (ok()) return;
-    Error error(Errc::model_mismatch, "the checkpoint is not what the model expects: " + fault_);
+    std::string fault;
+    add_fault(fault, fill_ == Fill::nan ? "missing, of dtypes without NaN" : "missing", foldables(unfilled_));
+    if (!ignore_unexpected_) add_fault(fault, "unexpected", foldables(unexpected));
+    add_fault(fault, "of another shape", shapes_of(shape));
+    add_fault(fault, "of another dtype", dtypes_of(dtype));
+    Error error(Errc::model_mismatch, "the checkpoint is not what the model expects: " + fault);
     if (!checkpoint_prefix.empty() || !model_prefix.empty()) error.with_hint(notes.back());
     throw error;
 }

@@ -1169,6 +1169,13 @@ class Plan(Case):
             told = self.told(0, 'plan', 'tied.safetensors', '--expect', 'model.json')
             self.assertEqual(told['tied'], [['wte', 'head'] + (['out'] if 'out' in expected else [])])
 
+    def test_what_is_there_but_no_tensor_is_told(self):
+        self.expects({'weight': {'dtype': 'F32', 'shape': [2, 2]}, 'real': {'dtype': 'F32', 'shape': [2, 2]}})
+        told = self.told(1, 'plan', str(DATA / 'pt' / 'meta.pt'), '--expect', 'model.json')
+        self.assertEqual(told['missing'], ['weight'])
+        self.assertEqual(told['notes'], [
+            "'weight' is there, but cannot be loaded: a tensor on the meta device, which has no data"])
+
     def test_a_prefix_is_told(self):
         told = self.told(1, *self.expects({'model.' + name: tensor for name, tensor in self.FITS.items()}))
         self.assertEqual(told['notes'], ["names of the model begin with 'model.', and are the checkpoint's without it"])
