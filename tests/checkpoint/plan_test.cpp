@@ -325,12 +325,14 @@ TEST_CASE("any part of a filling is what it is of the whole, and a terabyte of i
     const TensorView part = w.slice({{.start = -3}}).load();
     CHECK(part.element_count() == 3);
     for (const double x : part.as<double>()) CHECK(std::isnan(x));
-    for (const std::size_t size : {0U, 8U, 16U, 24U, 40U, 4096U, 4104U}) {
-        std::vector<std::byte> bytes(size);
-        w.read(8 * 5, bytes);
-        const std::string nan = forge::little_endian(std::numeric_limits<double>::quiet_NaN());
-        for (std::size_t i = 0; i < size; ++i) CHECK(bytes[i] == static_cast<std::byte>(nan[i % 8]));
-    }
+    const std::string nan = forge::little_endian(std::numeric_limits<double>::quiet_NaN());
+    const auto source = w.placement().value().source;
+    for (const std::size_t offset : {0U, 3U, 8U, 4095U})
+        for (const std::size_t size : {0U, 1U, 7U, 8U, 9U, 23U, 4096U, 4099U}) {
+            std::vector<std::byte> bytes(size);
+            source->read_at(offset, bytes);
+            for (std::size_t i = 0; i < size; ++i) CHECK(bytes[i] == static_cast<std::byte>(nan[(offset + i) % 8]));
+        }
     CHECK_FAULT(w.view(), Errc::no_view);
     CHECK(tensors[1].load().nbytes() == 0);
 }
