@@ -30,8 +30,8 @@ struct ExpectedTensor {
 SAFEMAP_API std::vector<ExpectedTensor> expected_tensors(const Checkpoint& checkpoint, const Selection& selection = {});
 /// The same from JSON, `{"w": {"dtype": "BF16", "shape": [2, 3]}, ...}`, in its order. Dtypes are as parse_dtype()
 /// takes them; a tied tensor has "alias_of" too. Other members are passed by, and so is `__metadata__`: the header of a
-/// safetensors file will do. Throws expectation_not_json, expectation_bad_field, unknown_dtype,
-/// shape_overflow and partial_byte. Memory is some ten times `json`.
+/// safetensors file will do. Throws expectation_not_json, expectation_bad_field, unknown_dtype, shape_overflow and
+/// partial_byte. Memory is some ten times `json`.
 SAFEMAP_API std::vector<ExpectedTensor> parse_expected(std::string_view json);
 /// The same from a file of such JSON, up to 32 MiB, or from anything that Checkpoint::open takes; which of them is told
 /// by content, as there. Throws what either throws.
