@@ -24,6 +24,7 @@ std::unique_ptr<Command> make_convert();
 std::unique_ptr<Command> make_verify();
 std::unique_ptr<Command> make_diff();
 std::unique_ptr<Command> make_hash();
+std::unique_ptr<Command> make_plan();
 std::unique_ptr<Command> make_load();
 std::unique_ptr<Command> make_edit();
 std::unique_ptr<Command> make_repair();

@@ -1,9 +1,9 @@
 // How commands show tensors: as JSON, and as lines in which eighty layers are one.
 #pragma once
 
-#include "fold.hpp"
 #include "output.hpp"
 
+#include <safemap/fold.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <string>

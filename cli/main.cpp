@@ -38,6 +38,10 @@ constexpr std::array commands{
         "cp w.safetensors v.safetensors\n  safemap diff w.safetensors v.safetensors", make_diff},
     Row{"hash", "PATH", "A digest of every tensor and of the whole, the same in any container.",
         "safemap hash w.safetensors", make_hash},
+    Row{"plan", "PATH --expect FILE", "Whether a checkpoint is what a model expects. Reads no tensor byte.",
+        "echo '{\"w\": {\"dtype\": \"F32\", \"shape\": [2]}}' > model.json\n"
+        "  safemap plan w.safetensors --expect model.json",
+        make_plan},
     Row{"load", "PATH --device DEVICE", "Brings every tensor to a device and says how it went.",
         "safemap load w.safetensors --device host --budget 1GiB --digest", make_load},
     Row{"edit", "FILE", "Changes the metadata and the names in a file.",

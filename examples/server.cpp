@@ -6,6 +6,8 @@
 //     held NAME               the sum of all of that view
 //     open PATH               serves this checkpoint from now on, or says why not
 //
+// `server PATH EXPECTED` serves only checkpoints that are what EXPECTED says, JSON or another checkpoint.
+//
 // Answers are lines on stdout that begin with the number of their request: "7 sum 1.5", "8 error shard_missing: ...".
 #include <safemap/safemap.hpp>
 
@@ -27,7 +29,9 @@ namespace {
 /// The checkpoint that is served now.
 class Served {
 public:
-    explicit Served(safemap::Checkpoint model) : model_(std::move(model)) {}
+    /// Where anything is expected, only what fits it is served.
+    Served(const std::filesystem::path& path, std::vector<safemap::ExpectedTensor> expected)
+        : expected_(std::move(expected)), model_(opened(path)) {}
 
     /// A copy is cheap, shares, and keeps what it needs: a change does not disturb who has one.
     safemap::Checkpoint now() const {
@@ -37,19 +41,27 @@ public:
 
     /// Throws what is wrong with the new one, and then nothing has changed.
     void change_to(const std::filesystem::path& path) {
-        safemap::Checkpoint next = safemap::Checkpoint::open(path);  // without the lock: others go on meanwhile
+        safemap::Checkpoint next = opened(path);  // without the lock: others go on meanwhile
         const std::lock_guard lock(mutex_);
         std::swap(model_, next);
     }
 
 private:
+    safemap::Checkpoint opened(const std::filesystem::path& path) const {
+        safemap::Checkpoint model = safemap::Checkpoint::open(path);
+        if (!expected_.empty()) safemap::plan_load(model, expected_).require();
+        return model;
+    }
+
+    const std::vector<safemap::ExpectedTensor> expected_;
     mutable std::mutex mutex_;
     safemap::Checkpoint model_;
 };
 
 class Server {
 public:
-    Server(const std::filesystem::path& path, unsigned threads) : served_(safemap::Checkpoint::open(path)) {
+    Server(const std::filesystem::path& path, std::vector<safemap::ExpectedTensor> expected, unsigned threads)
+        : served_(path, std::move(expected)) {
         for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
     }
 
@@ -165,9 +177,11 @@ private:
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 2) return 2;
+    if (argc != 2 && argc != 3) return 2;
     try {
-        Server server(argv[1], 4);
+        std::vector<safemap::ExpectedTensor> expected;
+        if (argc == 3) expected = safemap::read_expected(argv[2]);
+        Server server(argv[1], std::move(expected), 4);
         std::string line;
         for (std::uint64_t number = 1; std::getline(std::cin, line); ++number) server.take(number, line);
     } catch (const safemap::Error& error) {

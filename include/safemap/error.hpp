@@ -68,6 +68,10 @@ enum class Errc : std::uint8_t {
     shard_missing,         ///< a shard that the index names and the folder lacks, or that is no file
     shard_lacks_tensor,    ///< a tensor that the index places in a shard which does not hold it
 
+    expectation_not_json,   ///< what a model expects, in a file that is not JSON, no object, or larger than 32 MiB
+    expectation_bad_field,  ///< a tensor expected twice, with no or a wrong dtype or shape, or as an alias of none
+    model_mismatch,         ///< a checkpoint that is not what a model expects: names, shapes or dtypes
+
     zip_bad_directory,   ///< no end record, or a directory that contradicts the file
     zip_bad_record,      ///< a record whose header, size, place or name is wrong
     zip_overlap,         ///< two records share bytes

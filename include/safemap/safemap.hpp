@@ -14,7 +14,9 @@
 #include <safemap/error.hpp>
 #include <safemap/file.hpp>
 #include <safemap/float_types.hpp>
+#include <safemap/fold.hpp>
 #include <safemap/lazy_tensor.hpp>
+#include <safemap/plan.hpp>
 #include <safemap/progress.hpp>
 #include <safemap/save.hpp>
 #include <safemap/selection.hpp>

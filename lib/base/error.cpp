@@ -70,6 +70,10 @@ constexpr std::array table{
     Row{Errc::shard_outside_folder, "shard_outside_folder", reject_data, "a shard name that leaves the folder"},
     Row{Errc::shard_missing, "shard_missing", reject_data, "a shard is missing"},
     Row{Errc::shard_lacks_tensor, "shard_lacks_tensor", reject_data, "a tensor is not in the shard the index names"},
+
+    Row{Errc::expectation_not_json, "expectation_not_json", reject_data, "what a model expects is not a JSON object"},
+    Row{Errc::expectation_bad_field, "expectation_bad_field", reject_data, "an expected tensor is described wrongly"},
+    Row{Errc::model_mismatch, "model_mismatch", reject_data, "the checkpoint is not what the model expects"},
     Row{Errc::zip_bad_directory, "zip_bad_directory", reject_data, "the zip directory is missing or wrong"},
     Row{Errc::zip_bad_record, "zip_bad_record", reject_data, "a zip record is wrong"},
     Row{Errc::zip_overlap, "zip_overlap", reject_data, "two zip records share bytes"},

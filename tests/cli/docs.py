@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 
-COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'load', 'edit', 'repair')
+COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edit', 'repair')
 
 
 def quoted_example(root):

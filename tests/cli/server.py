@@ -34,7 +34,10 @@ class Server(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
         self.old = self.write('old', {'w': ('F32', [4, 2], range(8)), 'half': ('BF16', [2], [0.5, 1.5])})
         self.new = self.write('new', {'w': ('F32', [4, 2], range(100, 108)), 'more': ('F32', [1], [7])})
-        self.server = subprocess.Popen([SERVER, self.old], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.start(self.old)
+
+    def start(self, *words):
+        self.server = subprocess.Popen([SERVER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.asked = 0
 
     def tearDown(self):
@@ -79,6 +82,20 @@ class Server(unittest.TestCase):
         self.assertTrue(self.ask('open', bad).startswith('error file_truncated: '))
         self.assertTrue(self.ask('open', self.folder / 'nowhere').startswith('error path_not_found: '))
         self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 28')
+
+    def test_a_checkpoint_that_is_not_as_expected_changes_nothing(self):
+        self.tearDown()
+        expected = self.folder / 'expected.json'
+        expected.write_text('{"w": {"dtype": "F32", "shape": [4, 2]}, "half": {"dtype": "BF16", "shape": [2]}}')
+        self.start(self.old, expected)
+        answer = self.ask('open', self.new)
+        self.assertTrue(answer.startswith('error model_mismatch: '), answer)
+        self.assertIn('1 missing (half: BF16 [2]), 1 unexpected (more: F32 [1])', answer)
+        self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 28')
+        self.assertEqual(self.ask('open', self.old), f'serves {self.old}')
+        refused = subprocess.run([SERVER, self.new, expected], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn('1 missing', refused.stderr)
 
     def test_what_is_held_outlives_its_checkpoint(self):
         self.assertEqual(self.ask('hold', 'w'), 'holds w')

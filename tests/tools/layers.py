@@ -25,14 +25,14 @@ MAY_INCLUDE = {
 
 # Public header: the layer that owns it. safemap.hpp is all of them, and nobody's to include.
 OWNER = {
-    'api': 'base', 'bytes': 'base', 'error': 'base', 'progress': 'base', 'source': 'base',
+    'api': 'base', 'bytes': 'base', 'error': 'base', 'fold': 'base', 'progress': 'base', 'source': 'base',
     'file': 'io',
     'dlpack': 'tensor', 'dtype': 'tensor', 'elements': 'tensor', 'float_types': 'tensor', 'shape': 'tensor',
     'tensor_view': 'tensor',
     'lazy_tensor': 'lazy',
     'state_tree': 'state', 'structure': 'state',
-    'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'selection': 'checkpoint',
-    'verify': 'checkpoint',
+    'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'plan': 'checkpoint',
+    'selection': 'checkpoint', 'verify': 'checkpoint',
     'save': 'write', 'shard_writer': 'write', 'edit': 'write',
     'device': 'device', 'uploader': 'device',
 }

@@ -1,4 +1,5 @@
-#include "fold.hpp"
+// Cuts names into parts, and folds the numbers that stand in the same part.
+#include <safemap/fold.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -7,7 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace safemap::cli {
+namespace safemap {
 namespace {
 
 // A hostile name of a million dots is cut in its beginning only.
@@ -138,4 +139,4 @@ std::string number_ranges(const std::vector<std::uint64_t>& numbers) {
     return text + '}';
 }
 
-}  // namespace safemap::cli
+}  // namespace safemap

@@ -1,0 +1,47 @@
+// Structure documents: what is accepted is a tree whose own document is read as the same tree again.
+#include <safemap/error.hpp>
+#include <safemap/structure.hpp>
+
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+using namespace safemap;
+
+/// A tensor of every name; those whose names are of even length are tied.
+class Tensors {
+public:
+    const LazyTensor* find(const std::string& name) {
+        return &found_.emplace_back(name, name.size() % 2 == 0 ? tied_ : store());
+    }
+
+private:
+    static std::shared_ptr<const StoredTensor> store() {
+        return stored_run(Dtype::u8, {1}, memory_source("one", std::vector<std::byte>(1)), 0);
+    }
+    std::shared_ptr<const StoredTensor> tied_ = store();
+    std::deque<LazyTensor> found_;
+};
+
+std::string again(std::string_view document) {
+    Tensors tensors;
+    const StateTree tree = unflatten(document, [&](const std::string& name) { return tensors.find(name); });
+    return structure_of(tree, [](const std::string& name) { return name; });
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
+    try {
+        const std::string once = again({reinterpret_cast<const char*>(bytes), size});
+        if (again(once) != once) std::abort();
+    } catch (const Error& error) {
+        if (exit_code(error.code()) != 1) std::abort();
+    }
+    return 0;
+}

@@ -1,0 +1,154 @@
+// Reads what a model expects: out of a checkpoint, or out of JSON.
+#include "checkpoint/expected.hpp"
+
+#include "base/json.hpp"
+#include "base/name_index.hpp"
+#include "base/text.hpp"
+#include "checkpoint/contents.hpp"
+#include "checkpoint/sniff.hpp"
+#include "safetensors/format.hpp"
+#include "safetensors/index.hpp"
+
+#include <safemap/file.hpp>
+
+#include <utility>
+
+namespace safemap {
+
+namespace {
+
+constexpr std::uint64_t max_json_bytes = 32_MiB;
+
+Error bad_field(std::string what) { return Error(Errc::expectation_bad_field, std::move(what)); }
+
+const std::string& read_string(const json::Value& value, std::string_view key) {
+    if (const std::string* const text = value.string()) return *text;
+    throw bad_field(safemap::quoted(key) + " is not a string");
+}
+
+Dtype read_dtype(const json::Value& value) {
+    const std::string& text = read_string(value, "dtype");
+    if (const auto dtype = parse_dtype(text)) return *dtype;
+    throw Error(Errc::unknown_dtype, safemap::quoted(text) + " is not a dtype: BF16, bf16, bfloat16 and so on");
+}
+
+Shape read_shape(const json::Value& value) {
+    const json::Value::Array* const dimensions = value.array();
+    if (dimensions == nullptr) throw bad_field("'shape' is not an array");
+    Shape shape;
+    for (const json::Value& dimension : *dimensions) {
+        const auto number = dimension.unsigned_integer();
+        if (!number) throw bad_field("dimension " + std::to_string(shape.size()) + " is not a whole number from 0 on");
+        shape.push_back(*number);
+    }
+    return shape;
+}
+
+const json::Value& required(const json::Value& tensor, std::string_view key) {
+    if (const json::Value* const value = tensor.find(key)) return *value;
+    throw bad_field("no " + safemap::quoted(key));
+}
+
+ExpectedTensor read_tensor(const json::Member& member) {
+    try {
+        if (member.value.object() == nullptr) throw bad_field("not an object with dtype and shape");
+        ExpectedTensor tensor{.name = member.key,
+                              .dtype = read_dtype(required(member.value, "dtype")),
+                              .shape = read_shape(required(member.value, "shape"))};
+        if (const json::Value* const alias = member.value.find("alias_of"))
+            tensor.alias_of = read_string(*alias, "alias_of");
+        return tensor;
+    } catch (Error& error) {
+        error.with_tensor(member.key);
+        throw;
+    }
+}
+
+std::string read_text(const Source& source) {
+    if (source.size() > max_json_bytes)
+        throw Error(Errc::expectation_not_json, bytes_text(source.size()) + " are too many for names and shapes");
+    std::string text(source.size(), '\0');
+    source.read_at(0, std::as_writable_bytes(std::span(text.data(), text.size())));
+    return text;
+}
+
+/// JSON, and no index: by the names that Checkpoint::open goes by, then by content.
+bool is_expectation(const Source& source) {
+    const std::string_view name = source.name();
+    if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;
+    return checkpoint::sniff(source).content == checkpoint::Content::json && !safetensors::is_index(source);
+}
+
+void require_size(const ExpectedTensor& tensor) {
+    const auto refuse = [&](Errc code, const char* why) {
+        throw Error(code, "shape " + to_string(tensor.shape) + " of " + std::string(name(tensor.dtype)) + why)
+            .with_tensor(tensor.name);
+    };
+    const auto elements = element_count(tensor.shape);
+    if (!elements || !checked_mul(*elements, bits(tensor.dtype)))
+        refuse(Errc::shape_overflow, " has a size that does not fit in 64 bits");
+    if (!byte_size(tensor.dtype, *elements)) refuse(Errc::partial_byte, " does not fill whole bytes");
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> checkpoint::checked_roots(std::span<const ExpectedTensor> expected) {
+    NameIndex numbers;
+    const auto name_of = [&](std::uint32_t i) { return std::string_view(expected[i].name); };
+    numbers.add_all(static_cast<std::uint32_t>(expected.size()), name_of, [&](std::uint32_t first, std::uint32_t) {
+        throw bad_field("expected twice").with_tensor(expected[first].name);
+    });
+
+    std::vector<std::uint32_t> roots;
+    roots.reserve(expected.size());
+    for (const ExpectedTensor& tensor : expected) {
+        require_size(tensor);
+        const auto own = static_cast<std::uint32_t>(roots.size());
+        const auto root = tensor.alias_of.empty() ? own : numbers.find(tensor.alias_of, name_of);
+        if (!root || (*root != own && !expected[*root].alias_of.empty()))
+            throw bad_field("an alias of " + safemap::quoted(tensor.alias_of) + ", which is " +
+                            (root ? "an alias itself" : "not expected"))
+                .with_tensor(tensor.name);
+        roots.push_back(*root);
+    }
+    return roots;
+}
+
+std::vector<ExpectedTensor> expected_tensors(const Checkpoint& checkpoint, const Selection& selection) {
+    const std::vector<NamedTensor> names = all_names(checkpoint, selection);
+    std::vector<ExpectedTensor> expected;
+    expected.reserve(names.size());
+    for (std::size_t i = 0, first = 0; i < names.size(); ++i) {
+        if (names[i].tensor != names[first].tensor) first = i;
+        const LazyTensor& tensor = checkpoint.tensor(names[i].tensor);
+        expected.push_back({std::string(names[i].name), tensor.dtype(), tensor.shape(),
+                            std::string(i == first ? std::string_view() : names[first].name)});
+    }
+    return expected;
+}
+
+std::vector<ExpectedTensor> parse_expected(std::string_view text) {
+    const json::Value root = json::parse(text, Errc::expectation_not_json);
+    if (root.object() == nullptr) throw Error(Errc::expectation_not_json, "JSON, but not an object");
+    std::vector<ExpectedTensor> expected;
+    expected.reserve(root.object()->size());
+    for (const json::Member& member : *root.object())
+        if (member.key != safetensors::reserved_name) expected.push_back(read_tensor(member));
+    checkpoint::checked_roots(expected);
+    return expected;
+}
+
+std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path, const OpenOptions& options) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) return expected_tensors(Checkpoint::open(path, options));
+    const auto source = open_file(path, checkpoint::mapping_of(options.access));
+    if (!is_expectation(*source)) return expected_tensors(Checkpoint::open(path, options));
+    try {
+        return parse_expected(read_text(*source));
+    } catch (Error& error) {
+        error.with_path(source->name());
+        throw;
+    }
+}
+
+}  // namespace safemap

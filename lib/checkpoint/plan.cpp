@@ -1,0 +1,345 @@
+// Matches the names that a model expects with those of a checkpoint.
+#include <safemap/plan.hpp>
+
+#include "base/name_index.hpp"
+#include "base/text.hpp"
+#include "checkpoint/expected.hpp"
+#include "checkpoint/fill.hpp"
+
+#include <safemap/fold.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace safemap {
+
+namespace {
+
+constexpr std::size_t none = SIZE_MAX;
+
+// ---- names
+
+/// Every name of a checkpoint, and the number of its tensor.
+class Held {
+    auto name_of() const {
+        return [this](std::uint32_t i) { return names_[i].name; };
+    }
+
+public:
+    explicit Held(const Checkpoint& checkpoint) : names_(all_names(checkpoint)) {
+        index_.add_all(static_cast<std::uint32_t>(names_.size()), name_of(), [](auto, auto) {});
+    }
+
+    const std::vector<NamedTensor>& names() const noexcept { return names_; }
+    /// none where no tensor has that name.
+    std::size_t tensor(std::string_view name) const {
+        const auto found = index_.find(name, name_of());
+        return found ? names_[*found].tensor : none;
+    }
+
+private:
+    std::vector<NamedTensor> names_;
+    NameIndex index_;
+};
+
+LazyTensor named(const LazyTensor& tensor, std::string_view name) {
+    return tensor.name() == name ? tensor : tensor.renamed(std::string(name));
+}
+
+// ---- prefixes
+
+struct Item {
+    std::string_view name;
+    const Shape* shape;
+};
+using Items = std::vector<Item>;
+
+Items items_of(const std::vector<ExpectedTensor>& tensors) {
+    Items items;
+    for (const ExpectedTensor& tensor : tensors) items.push_back({tensor.name, &tensor.shape});
+    return items;
+}
+
+Items items_of(const std::vector<LazyTensor>& tensors) {
+    Items items;
+    for (const LazyTensor& tensor : tensors) items.push_back({tensor.name(), &tensor.shape()});
+    return items;
+}
+
+/// What stands before a name of `bare` in names of `full`. Long names are the ones to ask: few others end in them.
+std::set<std::string_view> candidate_prefixes(const Items& bare, const Items& full) {
+    constexpr std::size_t most = 16;
+    std::array<Item, 4> asked = {};
+    const auto last = std::partial_sort_copy(bare.begin(), bare.end(), asked.begin(), asked.end(),
+                                             [](auto& a, auto& b) { return a.name.size() > b.name.size(); });
+    std::set<std::string_view> prefixes;
+    for (auto item = asked.begin(); item != last; ++item) {
+        for (const Item& other : full) {
+            if (!other.name.ends_with(item->name)) continue;
+            const auto prefix = other.name.substr(0, other.name.size() - item->name.size());
+            if (prefix.ends_with('.') || prefix.ends_with('/')) prefixes.insert(prefix);
+            if (prefixes.size() > most) return {};  // nothing is certain of so many
+        }
+    }
+    return prefixes;
+}
+
+/// The one prefix with which all of `bare` are in `full`, or all of `full` come from `bare`; empty where there is none,
+/// or another.
+std::string certain_prefix(const Items& bare, const Items& full) {
+    NameIndex index;
+    const auto name_of = [&](std::uint32_t i) { return full[i].name; };
+    index.add_all(static_cast<std::uint32_t>(full.size()), name_of, [](auto, auto) {});
+    const auto explains_all = [&](std::string_view prefix) {
+        std::size_t explained = 0;
+        for (const Item& item : bare) {
+            const auto other = index.find(std::string(prefix).append(item.name), name_of);
+            if (other && *full[*other].shape == *item.shape) ++explained;
+        }
+        return explained == std::min(bare.size(), full.size());
+    };
+
+    std::string certain;
+    for (const std::string_view prefix : candidate_prefixes(bare, full)) {
+        if (!explains_all(prefix)) continue;
+        if (!certain.empty()) return {};
+        certain = prefix;
+    }
+    return certain;
+}
+
+// ---- text
+
+std::string kind_of(Dtype dtype, const Shape& shape) { return std::string(name(dtype)) + ' ' + to_string(shape); }
+
+std::string sides(std::string_view expected, std::string_view found) {
+    return std::string(expected).append(" expected, ").append(found).append(" found");
+}
+
+std::vector<Foldable> foldables(const std::vector<ExpectedTensor>& tensors) {
+    std::vector<Foldable> names;
+    for (const ExpectedTensor& tensor : tensors) names.push_back({tensor.name, kind_of(tensor.dtype, tensor.shape)});
+    return names;
+}
+
+std::vector<Foldable> foldables(const std::vector<LazyTensor>& tensors) {
+    std::vector<Foldable> names;
+    for (const LazyTensor& tensor : tensors) names.push_back({tensor.name(), kind_of(tensor.dtype(), tensor.shape())});
+    return names;
+}
+
+std::vector<Foldable> shapes_of(const std::vector<TensorMismatch>& mismatches) {
+    std::vector<Foldable> names;
+    for (const auto& [expected, found] : mismatches)
+        names.push_back({expected.name, sides(to_string(expected.shape), to_string(found.shape()))});
+    return names;
+}
+
+std::vector<Foldable> dtypes_of(const std::vector<TensorMismatch>& mismatches) {
+    std::vector<Foldable> names;
+    for (const auto& [expected, found] : mismatches)
+        names.push_back({expected.name, sides(name(expected.dtype), name(found.dtype()))});
+    return names;
+}
+
+std::string line_of(const Folded& folded) {
+    std::string line = printable(folded.name()) + ": " + folded.kind;
+    if (folded.count > 1) line += ' ' + folded.times();
+    return line;
+}
+
+std::string lines(std::string_view what, const std::vector<Foldable>& names) {
+    std::string text;
+    for (const Folded& folded : fold(names)) text.append(what).append(" ").append(line_of(folded)).append("\n");
+    return text;
+}
+
+/// "2 missing (h.{0..1}.bias: F32 [4] x 2)", with the first few names.
+void add_fault(std::string& fault, std::string_view what, const std::vector<Foldable>& names) {
+    constexpr std::size_t most = 3;
+    if (names.empty()) return;
+    const std::vector<Folded> folded = fold(names);
+    if (!fault.empty()) fault += ", ";
+    fault.append(std::to_string(names.size())).append(" ").append(what).append(" (");
+    for (std::size_t i = 0; i < std::min(folded.size(), most); ++i) fault += (i > 0 ? "; " : "") + line_of(folded[i]);
+    fault += folded.size() > most ? "; ...)" : ")";
+}
+
+}  // namespace
+
+class LoadPlanner {
+public:
+    LoadPlanner(const Checkpoint& checkpoint, std::span<const ExpectedTensor> expected, const LoadOptions& options)
+        : checkpoint_(checkpoint),
+          expected_(expected),
+          options_(options),
+          held_(checkpoint),
+          roots_(checkpoint::checked_roots(expected)),
+          used_(checkpoint.size(), false) {
+        plan_.fill_ = options.fill;
+        plan_.ignore_unexpected_ = options.ignore_unexpected;
+        match();
+    }
+
+    LoadPlan plan() {
+        for (std::uint32_t i = 0; i < expected_.size(); ++i)
+            if (selected(expected_[i].name)) add(i);
+        for (const NamedTensor& each : held_.names())
+            if (!used_[each.tensor] && selected(each.name))
+                plan_.unexpected.push_back(named(checkpoint_.tensor(each.tensor), each.name));
+        add_ties();
+        note_untied();
+        note_skipped();
+        note_prefixes();
+        return std::move(plan_);
+    }
+
+private:
+    bool selected(std::string_view name) const { return options_.selection.matches(name); }
+
+    /// A root without a tensor of its own gets that of its first alias, and an alias that of its root.
+    void match() {
+        own_.reserve(expected_.size());
+        for (const ExpectedTensor& tensor : expected_) own_.push_back(held_.tensor(tensor.name));
+        given_ = own_;
+        for (std::size_t i = 0; i < given_.size(); ++i)
+            if (given_[roots_[i]] == none) given_[roots_[i]] = own_[i];
+        for (std::size_t i = 0; i < given_.size(); ++i)
+            if (given_[i] == none) given_[i] = given_[roots_[i]];
+        for (const std::size_t tensor : given_)
+            if (tensor != none) used_[tensor] = true;
+    }
+
+    void add(std::uint32_t i) {
+        const ExpectedTensor& expected = expected_[i];
+        if (given_[i] == none) return add_missing(i);
+        const LazyTensor found = named(checkpoint_.tensor(given_[i]), expected.name);
+        if (found.shape() != expected.shape) plan_.shape.push_back({expected, found});
+        if (found.dtype() != expected.dtype) plan_.dtype.push_back({expected, found});
+        plan_.tensors_.push_back(found);
+    }
+
+    void add_missing(std::uint32_t i) {
+        const ExpectedTensor& expected = expected_[i];
+        plan_.missing.push_back(expected);
+        if (options_.fill == Fill::none) return;
+        if (can_fill(expected)) return plan_.tensors_.push_back(filling(i));
+        plan_.unfilled_.push_back(expected);
+    }
+
+    bool can_fill(const ExpectedTensor& tensor) const {
+        if (options_.fill == Fill::nan) return checkpoint::nan_bits(tensor.dtype).has_value();
+        return options_.fill == Fill::zeros;
+    }
+
+    /// Tied tensors share one.
+    LazyTensor filling(std::uint32_t i) {
+        const auto& [name, dtype, shape, alias_of] = expected_[i];
+        const auto known = fillings_.find(roots_[i]);
+        if (known != fillings_.end() && known->second.dtype() == dtype && known->second.shape() == shape)
+            return known->second.renamed(name);
+        const auto make = options_.fill == Fill::nan ? checkpoint::nans : checkpoint::zeros;
+        LazyTensor made = make(name, dtype, shape);
+        fillings_.emplace(roots_[i], made);
+        return made;
+    }
+
+    void add_ties() {
+        std::unordered_map<std::size_t, AliasGroup> of_the_model;
+        for (std::size_t i = 0; i < expected_.size(); ++i)
+            if (own_[i] == none && given_[i] != none) of_the_model[given_[i]].push_back(expected_[i].name);
+
+        const std::vector<NamedTensor>& names = held_.names();
+        for (std::size_t i = 0; i < names.size();) {
+            const std::size_t tensor = names[i].tensor;
+            AliasGroup group;
+            for (; i < names.size() && names[i].tensor == tensor; ++i) group.emplace_back(names[i].name);
+            if (const auto more = of_the_model.find(tensor); more != of_the_model.end())
+                group.insert(group.end(), more->second.begin(), more->second.end());
+            const bool asked_for = std::any_of(group.begin(), group.end(), [&](auto& name) { return selected(name); });
+            if (group.size() > 1 && used_[tensor] && asked_for) plan_.tied.push_back(std::move(group));
+        }
+    }
+
+    void note_untied() {
+        for (std::size_t i = 0; i < expected_.size(); ++i) {
+            const ExpectedTensor& alias = expected_[i];
+            if (own_[i] == none || own_[i] == given_[roots_[i]] || !selected(alias.name)) continue;
+            plan_.notes.push_back(safemap::quoted(alias.name) + " is tied to " + safemap::quoted(alias.alias_of) +
+                                  " in the model, but stored apart: each gets its own");
+        }
+    }
+
+    /// What a `.pt` holds under a name that is missing, and could not be kept as a tensor.
+    void note_skipped() {
+        std::set<std::string_view> missing;
+        for (const ExpectedTensor& tensor : plan_.missing) missing.insert(tensor.name);
+        for (const SkippedObject& object : checkpoint_.skipped())
+            if (missing.contains(object.name))
+                plan_.notes.push_back(safemap::quoted(object.name) + " is there, but cannot be loaded: " + object.why);
+    }
+
+    void note_prefixes() {
+        const Items missing = items_of(plan_.missing);
+        const Items unexpected = items_of(plan_.unexpected);
+        plan_.checkpoint_prefix = certain_prefix(missing, unexpected);
+        plan_.model_prefix = certain_prefix(unexpected, missing);
+        if (!plan_.checkpoint_prefix.empty())
+            plan_.notes.push_back("names of the checkpoint begin with " + safemap::quoted(plan_.checkpoint_prefix) +
+                                  ", and are the model's without it");
+        if (!plan_.model_prefix.empty())
+            plan_.notes.push_back("names of the model begin with " + safemap::quoted(plan_.model_prefix) +
+                                  ", and are the checkpoint's without it");
+    }
+
+    const Checkpoint& checkpoint_;
+    std::span<const ExpectedTensor> expected_;
+    const LoadOptions& options_;
+    Held held_;
+    std::vector<std::uint32_t> roots_;
+    // Numbers of tensors, by expected tensor: the one of its name, and the one that it gets.
+    std::vector<std::size_t> own_;
+    std::vector<std::size_t> given_;
+    std::vector<bool> used_;                                  // by tensor
+    std::unordered_map<std::uint32_t, LazyTensor> fillings_;  // by root
+    LoadPlan plan_;
+};
+
+void LoadPlan::require() const {
+    if (ok()) return;
+    std::string fault;
+    add_fault(fault, fill_ == Fill::nan ? "missing, of dtypes without NaN" : "missing", foldables(unfilled_));
+    if (!ignore_unexpected_) add_fault(fault, "unexpected", foldables(unexpected));
+    add_fault(fault, "of another shape", shapes_of(shape));
+    add_fault(fault, "of another dtype", dtypes_of(dtype));
+    Error error(Errc::model_mismatch, "the checkpoint is not what the model expects: " + fault);
+    if (!checkpoint_prefix.empty() || !model_prefix.empty()) error.with_hint(notes.back());
+    throw error;
+}
+
+std::vector<LazyTensor> LoadPlan::tensors() const {
+    require();
+    return tensors_;
+}
+
+std::string LoadPlan::text() const {
+    std::string text = lines("missing", foldables(missing)) + lines("unexpected", foldables(unexpected)) +
+                       lines("shape", shapes_of(shape)) + lines("dtype", dtypes_of(dtype));
+    for (const AliasGroup& group : tied) {
+        text += "tied";
+        for (const std::string& name : group) text += (&name == &group.front() ? " " : " = ") + printable(name);
+        text += '\n';
+    }
+    for (const std::string& note : notes) text += "note " + note + '\n';
+    return text;
+}
+
+LoadPlan plan_load(const Checkpoint& checkpoint, std::span<const ExpectedTensor> expected, const LoadOptions& options) {
+    return LoadPlanner(checkpoint, expected, options).plan();
+}
+
+}  // namespace safemap
