@@ -1339,6 +1339,49 @@ class Torch(Case):
         self.expect('inspect_train', self.safemap('inspect', self.pt('train_gpt.pt'), '--tree').out.replace(
             str(DATA), 'DATA'))
 
+    def test_the_structure_of_a_training_checkpoint_is_kept(self):
+        train = self.pt('train_gpt.pt')
+        wanted = self.done('inspect', train, '--structure')['structure']
+        self.assertEqual(wanted['v'], 1)
+        groups = wanted['root']['optimizer']['param_groups']
+        self.assertEqual(groups[0], 'l')
+        self.assertEqual(groups[1]['betas'][0], 't')
+        self.assertNotIn('structure', self.done('inspect', train))
+        text = self.safemap('inspect', train, '--structure').out
+        self.assertEqual(json.loads(text[text.index('{"v":1'):]), wanted)
+        report = self.done('convert', train, 'out.safetensors')
+        self.assertFalse([note for note in report['notes'] if 'only a structure document' in note])
+        self.done('convert', 'out.safetensors', 'shards', '--max-shard-size', '100kB')
+        for path in ('out.safetensors', 'shards'):
+            self.assertEqual(self.done('inspect', path, '--structure')['structure'], wanted)
+        report = self.done('convert', train, 'out.safetensors', '--structure', 'drop', '--force')
+        self.assertTrue([note for note in report['notes'] if 'only a structure document' in note])
+        self.assertEqual(self.done('inspect', 'out.safetensors')['metadata'],
+                         {'format': 'pt', 'model/head.weight': 'model/tokens.weight'})
+        self.done('convert', train, 'out.safetensors', '--include', 'model/*', '--rename', 's/model/m/', '--force')
+        kept = self.done('inspect', 'out.safetensors', '--structure')['structure']['root']
+        self.assertEqual(kept['model'][1]['positions'], ['T', {'n': 'm/positions'}])
+        self.assertEqual(kept['optimizer']['state'][1][1]['exp_avg'][:2], ['o', 'torch.Tensor'])
+        self.assertEqual(kept['optimizer']['param_groups'], groups)
+        self.refused('invalid_argument', 2, 'convert', train, 'x', '--structure', 'maybe')
+
+    def test_a_part_of_a_training_checkpoint(self):
+        train = self.pt('train_gpt.pt')
+        whole = self.done('convert', train, 'whole.safetensors')
+        self.assertTrue([note for note in whole['notes'] if '--root converts one of them' in note])
+        part = self.done('convert', train, 'model.safetensors', '--root', 'model')
+        self.assertFalse([note for note in part['notes'] if '--root' in note])
+        self.assertEqual(part['aliases'], [['tokens.weight', 'head.weight']])
+        named = {tensor['name'] for tensor in self.done('inspect', 'model.safetensors')['tensors']}
+        self.assertEqual({'model/' + name for name in named},
+                         {tensor['name'] for tensor in self.done('inspect', train, '--include', 'model/*')['tensors']})
+        self.done('convert', 'whole.safetensors', 'again.safetensors', '--root', 'model')
+        self.assertEqual(self.done('hash', 'again.safetensors'), self.done('hash', 'model.safetensors'))
+        self.done('convert', train, 'group.safetensors', '--root', 'optimizer/state/0')
+        error = self.refused('invalid_argument', 2, 'convert', train, 'x', '--root', 'nodel')
+        self.assertIn("'model', 'optimizer'", error['hint'])
+        self.refused('invalid_argument', 2, 'convert', 'model.safetensors', 'x', '--root', 'model')
+
     def test_the_same_tensors_in_any_container(self):
         for first, *others in [('train_protocol4.pt', 'train_legacy_protocol4.pt', 'train_protocol3.pt'),
                                ('plain_pickle2.pkl', 'plain_pickle4.pkl'), ('old_address_keys.pt', 'tar_0_1.pt')]:

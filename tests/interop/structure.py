@@ -1,5 +1,4 @@
-"""What torch.save wrote comes back whole from safetensors: by a reader of the structure document that knows docs/format.md
-and nothing of safemap."""
+"""What torch.save wrote comes back whole, by a reader that knows docs/format.md and nothing of safemap."""
 import base64
 import collections
 import json

@@ -164,10 +164,10 @@ TEST_CASE("a document that is damaged is told with the file") {
     };
     CHECK(open(R"("{\"v\":1,\"root\":[\"T\",{\"n\":\"w\"}]}")"));
     const std::string apart = R"("{\"v\":1,\"tensor\":\"~structure\",\"xxh3_128\":\"00\"}")";
-    for (const auto& [says, tensor] : std::vector<std::pair<std::string, std::string>>{
+    for (const auto& row : std::vector<std::pair<std::string, std::string>>{
              {R"("{\"v\":1,\"root\":[\"T\"]}")", "w"}, {R"("")", "w"}, {apart, "w"}, {apart, "~structure"}}) {
-        CAPTURE(says);
-        const auto error = error_of([&, says = says, tensor = tensor] { open(says, tensor); });
+        CAPTURE(row.first);
+        const auto error = error_of([&] { open(row.first, row.second); });
         REQUIRE(error);
         CHECK(error->code() == Errc::bad_structure);
         CHECK(error->path() == (dir / "f.safetensors").native());
