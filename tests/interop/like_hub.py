@@ -59,7 +59,7 @@ class LikeHub(Case):
     def convert_file(self, file, limit, *options):
         out = self.folder / 'ours'
         shutil.rmtree(out, ignore_errors=True)
-        safemap('convert', file, out, '--max-shard-size', limit, *options)
+        safemap('convert', file, out, '--structure', 'drop', '--max-shard-size', limit, *options)
         return out
 
     def save(self, state, limit, metadata=None):

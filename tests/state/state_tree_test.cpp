@@ -25,8 +25,9 @@ struct Training {
                        {text("0"), tree.add(StateTree::Sequence{.kind = Kind::set, .items = {member}})},
                        {text("a/b"), shared}};
         StateTree::Dict root;
-        root.items = {{text("state"), tree.add(std::move(inner))},
-                      {text("args"), tree.add(StateTree::Opaque{.type = "x.Y", .children = {{"lr", step}}})}};
+        root.items = {
+            {text("state"), tree.add(std::move(inner))},
+            {text("args"), tree.add(StateTree::Opaque{.type = "x.Y", .why = "unknown", .children = {{"lr", step}}})}};
         tree.set_root(tree.add(std::move(root)));
         std::get<StateTree::Sequence>(tree[shared]).items.push_back(tree.root());  // a ring
     }
