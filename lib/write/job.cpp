@@ -4,6 +4,8 @@
 #include "base/checksum.hpp"
 #include "lazy/stored_tensor.hpp"
 
+#include <safemap/structure.hpp>
+
 #include <unordered_map>
 
 namespace safemap::write {
@@ -71,6 +73,8 @@ std::string job_of(std::span<const LazyTensor> tensors, const Layout& layout) {
         for (const PlannedTensor& planned : file.tensors) {
             const LazyTensor& tensor = tensors[planned.number];
             job.tensor(tensor);
+            // Comes from memory; the metadata, which is in a head, has its digest.
+            if (layout.has_structure_tensor && tensor.name() == structure_tensor) continue;
             for (const auto& source : tensor.stored()->sources())
                 if (!job.source(*source)) return {};
         }

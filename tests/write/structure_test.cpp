@@ -5,6 +5,8 @@
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
+#include "write/job.hpp"
+#include "write/layout.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/digest.hpp>
@@ -127,6 +129,22 @@ TEST_CASE("a large document is a tensor that nobody sees") {
         CHECK_FAULT(Checkpoint::open(dir / "damaged.safetensors"), Errc::checksum_mismatch);
         CHECK_FALSE(verify(dir / "damaged.safetensors").ok());
     }
+}
+
+TEST_CASE("a save with a large document can be resumed") {
+    const TempDir dir;
+    const auto job = [&](std::size_t size) {
+        const Checkpoint source = Checkpoint::open(with_text(dir, size));
+        SaveOptions options;
+        const AddedStructure added = add_structure(
+            source, [](const std::string& name) { return name; }, options);
+        REQUIRE(added.tensor);
+        const std::vector<LazyTensor> tensors{source.tensor(0), *added.tensor};
+        return write::job_of(tensors, write::lay_out(tensors, options.metadata, options, std::nullopt));
+    };
+    const std::string first = job(longest_inline_structure);
+    CHECK_FALSE(first.empty());
+    CHECK(job(longest_inline_structure + 1) != first);
 }
 
 TEST_CASE("a tensor that has the name of the document's stays a tensor") {
