@@ -58,16 +58,6 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     json.end_object();
 }
 
-/// Of what has no tree, that of its names.
-std::string structure(const Checkpoint& checkpoint) {
-    SaveOptions options{.structure = StructurePolicy::keep};
-    const AddedStructure added = add_structure(
-        checkpoint, [](const std::string& name) { return name; }, options);
-    if (!added.tensor) return options.metadata[std::string(structure_key)];
-    const TensorView document = added.tensor->load();
-    return {reinterpret_cast<const char*>(document.bytes().data()), document.bytes().size()};
-}
-
 JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries, FileNames files,
                    const std::vector<std::string>& notes, const std::string& structure) {
     JsonWriter json;
@@ -283,7 +273,8 @@ public:
         std::vector<std::string> notes = checkpoint.notes();
         const auto& only_in_tree = checkpoint.only_in_tree();
         notes.insert(notes.end(), only_in_tree.begin(), only_in_tree.end());
-        const std::string document = structure_ ? structure(checkpoint) : std::string();
+        const auto own_name = [](const std::string& name) { return name; };
+        const std::string document = structure_ ? structure_of(checkpoint, own_name) : std::string();
         const std::string nothing = empty_selection({checkpoint}, common);
         if (!nothing.empty()) notes.push_back(nothing);
         if (console.json()) console.result(as_json(checkpoint, entries, FileNames(checkpoint, path_), notes, document));

@@ -134,13 +134,17 @@ SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const La
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint,
                             const SaveOptions& options = {});
 
+/// The structure document of a checkpoint: of its tree, or of what has none, of all names as one dictionary.
+/// `stored_name` is told the names of the checkpoint's tensors. Throws structure_too_large.
+SAFEMAP_API std::string structure_of(const Checkpoint& checkpoint, const StoredName& stored_name);
+
 struct AddedStructure {
     std::optional<LazyTensor> tensor = std::nullopt;  ///< to be saved too: a document of more than 1 MiB
     std::vector<std::string> notes = {};              ///< human sentences on what is not kept
 };
 
 /// For who saves tensors of `checkpoint` under other names, or some of them: puts the structure document into the
-/// metadata of `options`, as `options.structure` says. `stored_name` is told the names of the checkpoint's tensors.
+/// metadata of `options`, as `options.structure` says.
 /// Throws structure_too_large, where it is to be kept in any case.
 SAFEMAP_API AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& stored_name,
                                          SaveOptions& options);

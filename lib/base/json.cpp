@@ -2,10 +2,13 @@
 // that nobody else sees simdjson.
 #include "base/json.hpp"
 
+#include "base/text.hpp"
+
 #include <simdjson.h>
 
 #include <charconv>
 #include <new>
+#include <span>
 #include <utility>
 
 namespace safemap::json {
@@ -140,6 +143,13 @@ constexpr bool special(unsigned char byte, Charset charset) {
 }
 
 }  // namespace
+
+std::string read_text(const Source& source, std::uint64_t most, Errc code, std::string_view what) {
+    if (source.size() > most) throw Error(code, bytes_text(source.size()) + " are too many for " + std::string(what));
+    std::string text(source.size(), '\0');
+    source.read_at(0, std::as_writable_bytes(std::span(text.data(), text.size())));
+    return text;
+}
 
 Value parse(std::string_view text, Errc code, unsigned deepest) {
     dom::parser parser;

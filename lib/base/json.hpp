@@ -3,6 +3,7 @@
 #pragma once
 
 #include <safemap/error.hpp>
+#include <safemap/source.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -60,6 +61,8 @@ inline const std::string* Value::string() const noexcept { return std::get_if<st
 inline const Value::Array* Value::array() const noexcept { return std::get_if<Array>(&content_); }
 inline const Value::Object* Value::object() const noexcept { return std::get_if<Object>(&content_); }
 
+/// All of `source`. Throws Error(code) where that is more than `most` bytes, "too many for " what.
+std::string read_text(const Source& source, std::uint64_t most, Errc code, std::string_view what);
 /// Parses and validates all of `text`: UTF-8, strings, numbers, depth, nothing behind the value. Throws Error(code)
 /// that says what is wrong.
 Value parse(std::string_view text, Errc code, unsigned deepest = max_depth);

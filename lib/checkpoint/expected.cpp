@@ -64,14 +64,6 @@ ExpectedTensor read_tensor(const json::Member& member) {
     }
 }
 
-std::string read_text(const Source& source) {
-    if (source.size() > max_json_bytes)
-        throw Error(Errc::expectation_not_json, bytes_text(source.size()) + " are too many for names and shapes");
-    std::string text(source.size(), '\0');
-    source.read_at(0, std::as_writable_bytes(std::span(text.data(), text.size())));
-    return text;
-}
-
 /// JSON, and no index: by the names that Checkpoint::open goes by, then by content.
 bool is_expectation(const Source& source) {
     const std::string_view name = source.name();
@@ -144,7 +136,7 @@ std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path, con
     const auto source = open_file(path, checkpoint::mapping_of(options.access));
     if (!is_expectation(*source)) return expected_tensors(Checkpoint::open(path, options));
     try {
-        return parse_expected(read_text(*source));
+        return parse_expected(json::read_text(*source, max_json_bytes, Errc::expectation_not_json, "names and shapes"));
     } catch (Error& error) {
         error.with_path(source->name());
         throw;

@@ -21,11 +21,7 @@ namespace {
 constexpr std::uint64_t max_index_bytes = 128_MiB;
 
 std::string read_text(const Source& source) {
-    if (source.size() > max_index_bytes)
-        throw Error(Errc::index_not_json, bytes_text(source.size()) + " are too many for an index");
-    std::string text(source.size(), '\0');
-    source.read_at(0, std::as_writable_bytes(std::span(text.data(), text.size())));
-    return text;
+    return json::read_text(source, max_index_bytes, Errc::index_not_json, "an index");
 }
 
 /// Some writers give it as 13476835328.0.

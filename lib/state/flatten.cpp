@@ -134,9 +134,7 @@ private:
 
     std::optional<NodeId> item(const StateTree::Sequence& sequence, std::size_t i) {
         if (i >= sequence.items.size()) return std::nullopt;
-        using Kind = StateTree::Sequence::Kind;
-        const bool set = sequence.kind == Kind::set || sequence.kind == Kind::frozenset;
-        descend(set ? state::ordinal_segment(i) : std::to_string(i));
+        descend(state::item_segment(sequence.kind, i));
         return sequence.items[i];
     }
 

@@ -57,6 +57,11 @@ struct KeySegment {
 
 std::string ordinal_segment(std::size_t place) { return "~k" + std::to_string(place); }
 
+std::string item_segment(StateTree::Sequence::Kind kind, std::size_t place) {
+    using Kind = StateTree::Sequence::Kind;
+    return kind == Kind::set || kind == Kind::frozenset ? ordinal_segment(place) : std::to_string(place);
+}
+
 std::string key_segment(const StateTree::Node& key, std::size_t place) { return std::visit(KeySegment{place}, key); }
 
 std::string child_segment(std::string_view child) {

@@ -24,6 +24,8 @@ inline constexpr std::string_view key_segment_below = "~key";
 
 /// The segment of the `place`-th entry of a dictionary, whose key is `key`.
 std::string key_segment(const StateTree::Node& key, std::size_t place);
+/// The segment of the `place`-th item of a sequence.
+std::string item_segment(StateTree::Sequence::Kind kind, std::size_t place);
 /// The segment of the `place`-th entry whose key is no name.
 std::string ordinal_segment(std::size_t place);
 /// The segment of a child of an opaque object: an attribute by the rule of strings, a place as it is.

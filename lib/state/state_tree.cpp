@@ -1,27 +1,24 @@
 // The array of nodes: adding, finding, and taking a part of it. What names them is lib/state/flatten.cpp.
+#include "state/children.hpp"
 #include "state/names.hpp"
 
 #include <safemap/error.hpp>
 #include <safemap/state_tree.hpp>
 
 #include <limits>
-#include <type_traits>
 
 namespace safemap {
 
 namespace {
 
 using NodeId = StateTree::NodeId;
-using Sequence = StateTree::Sequence;
 
 /// The child of a container that `segment` names.
 std::optional<NodeId> child(const StateTree& tree, NodeId parent, std::string_view segment) {
     const StateTree::Node& node = tree[parent];
-    if (const auto* sequence = std::get_if<Sequence>(&node)) {
-        const bool set = sequence->kind == Sequence::Kind::set || sequence->kind == Sequence::Kind::frozenset;
+    if (const auto* sequence = std::get_if<StateTree::Sequence>(&node))
         for (std::size_t i = 0; i < sequence->items.size(); ++i)
-            if ((set ? state::ordinal_segment(i) : std::to_string(i)) == segment) return sequence->items[i];
-    }
+            if (state::item_segment(sequence->kind, i) == segment) return sequence->items[i];
     if (const auto* dict = std::get_if<StateTree::Dict>(&node))
         for (std::size_t i = 0; i < dict->items.size(); ++i)
             if (state::key_segment(tree[dict->items[i].first], i) == segment) return dict->items[i].second;
@@ -29,21 +26,6 @@ std::optional<NodeId> child(const StateTree& tree, NodeId parent, std::string_vi
         for (const auto& [name, part] : opaque->children)
             if (state::child_segment(name) == segment) return part;
     return std::nullopt;
-}
-
-/// Calls visit(id) for every child, by reference: it may be changed.
-template <class Node, class Visit> void for_each_child(Node& node, Visit&& visit) {
-    if (auto* const sequence = std::get_if<Sequence>(&node))
-        for (auto& item : sequence->items) visit(item);
-    if (auto* const dict = std::get_if<StateTree::Dict>(&node)) {
-        for (auto& [key, value] : dict->items) {
-            visit(key);
-            visit(value);
-        }
-        for (auto& [name, value] : dict->attributes) visit(value);
-    }
-    if (auto* const opaque = std::get_if<StateTree::Opaque>(&node))
-        for (auto& [name, part] : opaque->children) visit(part);
 }
 
 }  // namespace
@@ -83,7 +65,7 @@ StateTree StateTree::subtree(NodeId root) const {
     part.set_root(number_of(root));
     for (std::size_t i = 0; i < order.size(); ++i) {
         Node node = nodes_[order[i]];
-        for_each_child(node, [&](NodeId& id) { id = number_of(id); });
+        state::for_each_child(node, [&](NodeId& id) { id = number_of(id); });
         part.add(std::move(node));
     }
     return part;

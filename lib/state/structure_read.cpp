@@ -69,7 +69,7 @@ private:
         if (value.unsigned_integer()) bad(path_, "an integer beyond 64 bits that is not spelled as [\"i\", ...]");
         if (const auto number = value.number()) return tree_.add(*number);
         if (const auto* text = value.string()) return tree_.add(*text);
-        if (const auto* object = value.object()) return members(*object, {}, false);
+        if (const auto* object = value.object()) return members(*object, false);
         return tagged(*value.array());
     }
 
@@ -190,13 +190,11 @@ private:
     // ---- containers
 
     NodeId sequence(StateTree::Sequence::Kind kind, Items items) {
-        using Kind = StateTree::Sequence::Kind;
         const NodeId id = remember(path_, tree_.add(StateTree::Sequence{.kind = kind}));
         std::vector<NodeId> children;
         children.reserve(items.size());
-        const bool ordinals = kind == Kind::set || kind == Kind::frozenset;
         for (std::size_t i = 0; i < items.size(); ++i)
-            children.push_back(below(ordinals ? state::ordinal_segment(i) : std::to_string(i), items[i]));
+            children.push_back(below(state::item_segment(kind, i), items[i]));
         std::get<StateTree::Sequence>(tree_[id]).items = std::move(children);
         return id;
     }
@@ -208,7 +206,7 @@ private:
         const Value* const last = has_attributes ? items.back().find("@attrs") : nullptr;
         if (has_attributes && (last == nullptr || last->object() == nullptr)) bad(path_, "attributes that are none");
         if (has_members && items.size() > (has_attributes ? 2U : 1U)) bad(path_, "a dictionary in two forms");
-        const NodeId id = has_members ? members(*items.front().object(), {}, ordered)
+        const NodeId id = has_members ? members(*items.front().object(), ordered)
                                       : pairs(has_attributes ? items.first(items.size() - 1) : items, ordered);
         if (has_attributes) {
             auto made = children("~attrs", *last->object());
@@ -217,9 +215,8 @@ private:
         return id;
     }
 
-    NodeId members(const Value::Object& object, StateTree::Dict dict, bool ordered) {
-        dict.ordered = ordered;
-        const NodeId id = remember(path_, tree_.add(std::move(dict)));
+    NodeId members(const Value::Object& object, bool ordered) {
+        const NodeId id = remember(path_, tree_.add(StateTree::Dict{.ordered = ordered}));
         std::vector<std::pair<NodeId, NodeId>> items;
         items.reserve(object.size());
         for (const json::Member& member : object) {

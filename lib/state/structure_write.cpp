@@ -5,6 +5,7 @@
 #include "base/base64.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "state/children.hpp"
 #include "state/names.hpp"
 #include "state/ties.hpp"
 
@@ -31,22 +32,22 @@ constexpr std::uint64_t plain_nan = 0x7ff8'0000'0000'0000;
 
 bool is_tensor(const StateTree::Node& node) { return std::holds_alternative<StateTree::Tensor>(node); }
 
-/// What keeps its identity: Python compares other values only by what they are.
+/// What keeps its identity, tensors aside: Python compares other values only by what they are.
 bool has_identity(const StateTree::Node& node) {
     if (const auto* bytes = std::get_if<StateTree::Bytes>(&node)) return bytes->mutable_array;
     if (const auto* sequence = std::get_if<StateTree::Sequence>(&node)) {
         using Kind = StateTree::Sequence::Kind;
         return sequence->kind != Kind::size && (sequence->kind != Kind::tuple || !sequence->items.empty());
     }
-    return is_tensor(node) || std::holds_alternative<StateTree::Dict>(node) ||
-           std::holds_alternative<StateTree::Opaque>(node);
+    return std::holds_alternative<StateTree::Dict>(node) || std::holds_alternative<StateTree::Opaque>(node);
 }
 
 /// Which nodes and which stores are met more than once: only of those the path is remembered.
 class Repeated {
 public:
     explicit Repeated(const StateTree& tree) : places_(tree.size()) {
-        for (NodeId id = 0; id < tree.size(); ++id) std::visit([this](const auto& node) { count(node); }, tree[id]);
+        for (NodeId id = 0; id < tree.size(); ++id)
+            state::for_each_child(tree[id], [this](NodeId child) { ++places_[child]; });
         for (NodeId id = 0; id < tree.size(); ++id)
             if (const auto* tensor = std::get_if<StateTree::Tensor>(&tree[id])) ++tensors_[{&tensor->tensor}];
         if (tree.size() > 0) ++places_[tree.root()];
@@ -59,21 +60,6 @@ public:
     }
 
 private:
-    void count(const StateTree::Sequence& sequence) {
-        for (const NodeId item : sequence.items) ++places_[item];
-    }
-    void count(const StateTree::Dict& dict) {
-        for (const auto& [key, value] : dict.items) {
-            ++places_[key];
-            ++places_[value];
-        }
-        for (const auto& [name, value] : dict.attributes) ++places_[value];
-    }
-    void count(const StateTree::Opaque& opaque) {
-        for (const auto& [name, child] : opaque.children) ++places_[child];
-    }
-    template <class Leaf> void count(const Leaf&) {}
-
     std::vector<std::uint32_t> places_;
     std::unordered_map<state::Tie, std::uint32_t, state::TieHash> tensors_;
 };
@@ -97,7 +83,7 @@ private:
         if (out_.size() + path_.size() > longest_document) too_large("longer than " + bytes_text(longest_document));
         if (repeated_.node(id)) {
             if (const auto first = paths_.find(id); first != paths_.end()) return tagged("@", first->second);
-            if (has_identity(tree_[id]) && !is_tensor(tree_[id])) remember(paths_, id, path_);
+            if (has_identity(tree_[id])) remember(paths_, id, path_);
         }
         if (const auto* each = std::get_if<StateTree::Tensor>(&tree_[id])) tensor(id, *each);
         else std::visit([this](const auto& value) { write(value); }, tree_[id]);
@@ -221,13 +207,11 @@ private:
     // ---- containers
 
     void write(const StateTree::Sequence& sequence) {
-        using Kind = StateTree::Sequence::Kind;
         constexpr std::array tags{"l", "t", "set", "fset", "size"};
-        const bool ordinals = sequence.kind == Kind::set || sequence.kind == Kind::frozenset;
         open(tags[static_cast<std::size_t>(sequence.kind)]);
         for (std::size_t i = 0; i < sequence.items.size(); ++i) {
             next();
-            below(ordinals ? state::ordinal_segment(i) : std::to_string(i), sequence.items[i]);
+            below(state::item_segment(sequence.kind, i), sequence.items[i]);
         }
         close();
     }

@@ -30,6 +30,11 @@ LazyTensor tensor_of(const std::string& document) {
 
 }  // namespace
 
+std::string structure_of(const Checkpoint& checkpoint, const StoredName& stored_name) {
+    const StateTree* const tree = checkpoint.tree();
+    return structure_of(tree == nullptr ? flat_tree(checkpoint) : *tree, stored_name);
+}
+
 AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& stored_name, SaveOptions& options) {
     const StateTree* const tree = checkpoint.tree();
     const bool plain = tree == nullptr || is_flat(*tree);
@@ -39,7 +44,7 @@ AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& sto
     if (!wanted) return added;
     std::string document;
     try {
-        document = structure_of(tree == nullptr ? flat_tree(checkpoint) : *tree, stored_name);
+        document = structure_of(checkpoint, stored_name);
     } catch (const Error& error) {
         if (error.code() != Errc::structure_too_large || options.structure == StructurePolicy::keep) throw;
         added.notes.insert(added.notes.begin(), "no structure document is written: " + error.message());

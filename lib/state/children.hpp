@@ -1,0 +1,26 @@
+// The nodes that a node of a tree refers to.
+#pragma once
+
+#include <safemap/state_tree.hpp>
+
+#include <variant>
+
+namespace safemap::state {
+
+/// Calls visit(id) for keys, values, items, attributes and parts; with a reference that may be written to, where the
+/// node is not const.
+template <class Node, class Visit> void for_each_child(Node& node, Visit&& visit) {
+    if (auto* const sequence = std::get_if<StateTree::Sequence>(&node))
+        for (auto& item : sequence->items) visit(item);
+    if (auto* const dict = std::get_if<StateTree::Dict>(&node)) {
+        for (auto& [key, value] : dict->items) {
+            visit(key);
+            visit(value);
+        }
+        for (auto& [name, value] : dict->attributes) visit(value);
+    }
+    if (auto* const opaque = std::get_if<StateTree::Opaque>(&node))
+        for (auto& [name, part] : opaque->children) visit(part);
+}
+
+}  // namespace safemap::state
