@@ -97,7 +97,7 @@ public:
     Shards(const std::vector<Entry>& entries, FileNames files) {
         for (const Entry& entry : entries) {
             const auto placement = entry.tensor().placement();
-            if (!placement) continue;
+            if (!placement || !placement->source->is_file()) continue;
             const auto [known, fresh] = numbers_.try_emplace(placement->source.get(), totals_.size());
             if (fresh) totals_.emplace_back(files.of(*placement->source), Total{});
             totals_[known->second].second.add(entry.tensor());

@@ -19,6 +19,7 @@ namespace safemap {
 class SAFEMAP_API StateTree {
 public:
     using NodeId = std::uint32_t;
+    static constexpr NodeId no_node = 0xFFFF'FFFF;
 
     struct None {};
     struct BigInt {
@@ -37,28 +38,46 @@ public:
         std::vector<NodeId> items = {};
     };
     struct Dict {
-        bool ordered = false;                                         ///< collections.OrderedDict
-        std::vector<std::pair<NodeId, NodeId>> items = {};            ///< in insertion order; keys are nodes
-        std::vector<std::pair<std::string, NodeId>> attributes = {};  ///< `_metadata` of a module's state dict
+        bool ordered = false;                               ///< collections.OrderedDict
+        std::vector<std::pair<NodeId, NodeId>> items = {};  ///< in insertion order; keys are nodes
+        /// `_metadata` of a module's state dict; `__class__` of a Counter or defaultdict, a Constant.
+        std::vector<std::pair<std::string, NodeId>> attributes = {};
     };
     struct Constant {
-        enum class Kind : std::uint8_t { dtype, device, layout, other } kind;
-        std::string text;  ///< "float32", "cuda:0"
+        enum class Kind : std::uint8_t { dtype, device, layout, numpy_dtype, other } kind;
+        std::string text;  ///< "float32", "cuda:0"; NumPy's as in its array protocol: "<f4", "<M8[ns]"
     };
     struct Tensor {
         LazyTensor tensor;
         bool parameter = false;
         bool requires_grad = false;
+        bool numpy = false;  ///< a NumPy array
+        /// A dictionary of what was set on the object, or the last of all numbers: nothing. Tensors in there have no
+        /// names.
+        NodeId attributes = no_node;
     };
-    /// An object of a class that safemap does not know, or a tensor that is not kept as one (meta, sparse, quantised).
-    /// Never built, never called.
+    /// A number or text of NumPy's: its class, as numpy.dtype() takes it ("float32", "<M8[ns]"), and the Python value
+    /// (integer, float, bool, complex, string or bytes) that is equal to it; bytes where there is none.
+    struct NumpyScalar {
+        std::string dtype;
+        NodeId value;
+    };
+    /// An object of a class that safemap does not know, or a tensor that is more than its elements. Never built,
+    /// never called.
     struct Opaque {
+        /// Of tensors: what their children are. quantized: "" (the numbers as they are stored), scheme, and scale and
+        /// zero_point or scales, zero_points and axis. sparse: layout, indices or compressed_indices and
+        /// plain_indices, values, size. nested: buffer, sizes, strides, offsets.
+        enum class Form : std::uint8_t { object, quantized, sparse, nested };
+
         std::string type;                                           ///< "argparse.Namespace"
         std::string why;                                            ///< a sentence for the report
         std::vector<std::pair<std::string, NodeId>> children = {};  ///< what was found inside, by attribute or place
+        std::uint32_t arguments = 0;  ///< so many of the children, the first, are what the class would be called with
+        Form form = Form::object;
     };
     using Node = std::variant<None, bool, std::int64_t, BigInt, double, Complex, std::string, Bytes, Sequence, Dict,
-                              Constant, Tensor, Opaque>;
+                              Constant, NumpyScalar, Tensor, Opaque>;
 
     NodeId add(Node node);
     /// Makes room for so many nodes.

@@ -40,6 +40,22 @@ bool is_utf8(std::string_view text) noexcept {
     return true;
 }
 
+void append_utf8(std::string& out, std::uint32_t code) {
+    const auto byte = [&out](std::uint32_t value) { out += static_cast<char>(static_cast<unsigned char>(value)); };
+    if (code < 0x80) return byte(code);
+    if (code < 0x800) {
+        byte(0xC0 | code >> 6);
+    } else if (code < 0x10000) {
+        byte(0xE0 | code >> 12);
+        byte(0x80 | (code >> 6 & 0x3F));
+    } else {
+        byte(0xF0 | code >> 18);
+        byte(0x80 | (code >> 12 & 0x3F));
+        byte(0x80 | (code >> 6 & 0x3F));
+    }
+    byte(0x80 | (code & 0x3F));
+}
+
 std::string printable(std::string_view text, std::size_t limit) {
     constexpr std::string_view digits = "0123456789abcdef";
     std::string out;

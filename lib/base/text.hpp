@@ -9,6 +9,8 @@ namespace safemap {
 
 /// Whether `text` is UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 bool is_utf8(std::string_view text) noexcept;
+/// Adds the UTF-8 of a character up to U+10FFFF; a surrogate becomes three bytes, which is no UTF-8.
+void append_utf8(std::string& out, std::uint32_t code);
 /// For messages: control characters and bytes that are no UTF-8 escaped, at most `limit` bytes and then "…".
 std::string printable(std::string_view text, std::size_t limit = 200);
 /// "'name'", printable.

@@ -1,5 +1,6 @@
 // Reads one file: safetensors, or what torch wrote.
 #include "checkpoint/contents.hpp"
+#include "checkpoint/olmo.hpp"
 #include "checkpoint/sniff.hpp"
 #include "checkpoint/structure.hpp"
 #include "safetensors/header.hpp"
@@ -33,6 +34,7 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
         contents.tensors.emplace_back(std::string(info.name),
                                       stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
     take_structure(contents, faults);
+    if (!contents.tree) take_olmo_names(contents, faults);
     return contents;
 }
 

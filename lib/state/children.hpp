@@ -19,6 +19,10 @@ template <class Node, class Visit> void for_each_child(Node& node, Visit&& visit
         }
         for (auto& [name, value] : dict->attributes) visit(value);
     }
+    if (auto* const tensor = std::get_if<StateTree::Tensor>(&node);
+        tensor != nullptr && tensor->attributes != StateTree::no_node)
+        visit(tensor->attributes);
+    if (auto* const scalar = std::get_if<StateTree::NumpyScalar>(&node)) visit(scalar->value);
     if (auto* const opaque = std::get_if<StateTree::Opaque>(&node))
         for (auto& [name, part] : opaque->children) visit(part);
 }

@@ -77,7 +77,7 @@ private:
         note_attributes(dict);
         for (const auto& [key, value] : dict.items) {
             path_ = std::get<std::string>(tree_[key]);
-            visit_tensor(value, std::get<StateTree::Tensor>(tree_[value]).tensor);
+            visit_tensor(value, std::get<StateTree::Tensor>(tree_[value]));
         }
     }
 
@@ -93,7 +93,7 @@ private:
 
     void visit(NodeId id) {
         const StateTree::Node& node = tree_[id];
-        if (const auto* tensor = std::get_if<StateTree::Tensor>(&node)) return visit_tensor(id, tensor->tensor);
+        if (const auto* tensor = std::get_if<StateTree::Tensor>(&node)) return visit_tensor(id, *tensor);
         if (is_container(node)) return enter(id, node);
         plain_.add(path_);
     }
@@ -169,8 +169,10 @@ private:
         state::append_segment(path_, segment);
     }
 
-    void visit_tensor(NodeId id, const LazyTensor& tensor) {
+    void visit_tensor(NodeId id, const StateTree::Tensor& node) {
+        const LazyTensor& tensor = node.tensor;
         ++tensors_met_;
+        if (node.attributes != StateTree::no_node) own_attributes_.add(path_);
         if (!take_name()) return leave_out("torch.Tensor");
         std::uint32_t& group = seen_[id].group;
         if (group == none) group = group_of(tensor);
@@ -230,6 +232,10 @@ private:
                          counted(attributes_.count, "dictionary", "dictionaries") + ", for example of " +
                          attributes_.example + ": only a structure document keeps them");
         }
+        if (own_attributes_.count > 0) {
+            only_in_tree("what was set on " + counted(own_attributes_.count, "tensor", "tensors") +
+                         ", for example on " + own_attributes_.example + ": only a structure document keeps it");
+        }
         if (unnamed_.count > 0) {
             note(counted(unnamed_.count, "object has", "objects have") + " no name and " +
                  (unnamed_.count == 1 ? "is" : "are") + " left out: all names together would be longer than " +
@@ -263,6 +269,7 @@ private:
     std::size_t segment_bytes_ = 0;
     Tally plain_;
     Tally attributes_;
+    Tally own_attributes_;  ///< of tensors
     Tally unnamed_;
 };
 
@@ -273,8 +280,8 @@ bool is_flat(const StateTree& tree) {
     const auto* dict = std::get_if<StateTree::Dict>(&tree[tree.root()]);
     return dict != nullptr && std::all_of(dict->items.begin(), dict->items.end(), [&](const auto& item) {
                const auto* text = std::get_if<std::string>(&tree[item.first]);
-               return text != nullptr && state::verbatim_name(*text) &&
-                      std::holds_alternative<StateTree::Tensor>(tree[item.second]);
+               const auto* tensor = std::get_if<StateTree::Tensor>(&tree[item.second]);
+               return text != nullptr && state::verbatim_name(*text) && tensor != nullptr && !tensor->numpy;
            });
 }
 

@@ -5,8 +5,6 @@
 #include <safemap/error.hpp>
 #include <safemap/state_tree.hpp>
 
-#include <limits>
-
 namespace safemap {
 
 namespace {
@@ -31,7 +29,7 @@ std::optional<NodeId> child(const StateTree& tree, NodeId parent, std::string_vi
 }  // namespace
 
 StateTree::NodeId StateTree::add(Node node) {
-    if (nodes_.size() >= std::numeric_limits<NodeId>::max()) {
+    if (nodes_.size() >= no_node) {
         throw Error(Errc::pickle_too_large, "a tree of more than 2^32 - 1 values");
     }
     nodes_.push_back(std::move(node));
@@ -51,11 +49,10 @@ std::optional<StateTree::NodeId> StateTree::find(std::string_view path) const {
 }
 
 StateTree StateTree::subtree(NodeId root) const {
-    constexpr NodeId absent = std::numeric_limits<NodeId>::max();
-    std::vector<NodeId> numbers(nodes_.size(), absent);
+    std::vector<NodeId> numbers(nodes_.size(), no_node);
     std::vector<NodeId> order;  // of the new tree
     const auto number_of = [&](NodeId old) {
-        if (numbers[old] == absent) {
+        if (numbers[old] == no_node) {
             numbers[old] = static_cast<NodeId>(order.size());
             order.push_back(old);
         }

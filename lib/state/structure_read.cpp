@@ -12,6 +12,7 @@
 #include <array>
 #include <bit>
 #include <charconv>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <unordered_map>
@@ -83,11 +84,14 @@ private:
             if (*tag == constants[kind])
                 return tree_.add(StateTree::Constant{.kind = static_cast<StateTree::Constant::Kind>(kind),
                                                      .text = only_text(items)});
-        if (*tag == "T") return tensor(items);
+        for (std::size_t form = 0; form < forms.size(); ++form)
+            if (*tag == forms[form]) return opaque(static_cast<StateTree::Opaque::Form>(form), items);
+        if (*tag == "T") return tensor(items, false);
+        if (*tag == "np") return tensor(items, true);
+        if (*tag == "nps") return numpy_scalar(items);
         if (*tag == "@T") return tied(items);
         if (*tag == "@") return target(only_text(items));
         if (*tag == "d" || *tag == "od") return dictionary(items, *tag == "od");
-        if (*tag == "o") return opaque(items);
         if (*tag == "i") return integer(only_text(items));
         if (*tag == "f") return tree_.add(real(only_text(items)));
         if (*tag == "c") return complex(items);
@@ -140,6 +144,12 @@ private:
         return real(only_text(Items(*array).subspan(1)));
     }
 
+    NodeId numpy_scalar(Items items) {
+        if (items.size() != 2 || items[0].string() == nullptr) bad(path_, "a NumPy scalar that is no dtype and value");
+        const NodeId value = node(items[1]);
+        return tree_.add(StateTree::NumpyScalar{.dtype = *items[0].string(), .value = value});
+    }
+
     std::string bytes(Items items) const {
         auto bytes = from_base64(only_text(items));
         if (!bytes) bad(path_, "bytes that are not in base64");
@@ -148,14 +158,17 @@ private:
 
     // ---- tensors
 
-    NodeId tensor(Items items) {
+    NodeId tensor(Items items, bool numpy) {
         const std::string implied = path_.empty() ? std::string(state::root_name) : path_;
         const Kept kept = kept_of(items);
         const std::string* const other = items.empty() ? nullptr : text_member(items.front(), "n");
         const std::string& name = other != nullptr ? *other : implied;
         const LazyTensor* const found = find_(name);
         if (found == nullptr) bad(path_, "the tensor " + safemap::quoted(name) + " is not there");
-        return remember(tensor_path(), tree_.add(StateTree::Tensor{*found, kept.parameter, kept.requires_grad}));
+        const NodeId id =
+            remember(tensor_path(), tree_.add(StateTree::Tensor{*found, kept.parameter, kept.requires_grad, numpy}));
+        add_attributes(id, kept.attributes);
+        return id;
     }
 
     NodeId tied(Items items) {
@@ -165,19 +178,29 @@ private:
         if (auto* const tensor = std::get_if<StateTree::Tensor>(&node)) {
             tensor->parameter = kept.parameter;
             tensor->requires_grad = kept.requires_grad;
+            tensor->attributes = StateTree::no_node;
         }
-        return remember(tensor_path(), tree_.add(std::move(node)));
+        const NodeId id = remember(tensor_path(), tree_.add(std::move(node)));
+        add_attributes(id, kept.attributes);
+        return id;
+    }
+    void add_attributes(NodeId id, const Value* attributes) {
+        if (attributes == nullptr) return;
+        const NodeId made = below("~attrs", *attributes);
+        if (auto* const tensor = std::get_if<StateTree::Tensor>(&tree_[id])) tensor->attributes = made;
     }
 
     struct Kept {
         bool parameter = false;
         bool requires_grad = false;
+        const Value* attributes = nullptr;
     };
     /// Of nothing, or of one object.
     Kept kept_of(Items items) const {
         if (items.empty()) return {};
         if (items.size() > 1 || items.front().object() == nullptr) bad(path_, "a tensor described by no object");
-        return {items.front().find("p") != nullptr, items.front().find("rg") != nullptr};
+        const Value& object = items.front();
+        return {object.find("p") != nullptr, object.find("rg") != nullptr, object.find("attrs")};
     }
 
     const std::string* text_member(const Value& object, std::string_view key) const {
@@ -246,16 +269,37 @@ private:
         return id;
     }
 
-    NodeId opaque(Items items) {
-        const bool formed = (items.size() == 2 || items.size() == 3) && items[0].string() != nullptr &&
-                            items[1].object() != nullptr && (items.size() == 2 || items[2].string() != nullptr);
-        if (!formed) bad(path_, "an object that is not spelled as a class, its parts, and why");
-        const NodeId id = remember(
-            path_, tree_.add(StateTree::Opaque{.type = *items[0].string(),
-                                               .why = items.size() == 3 ? *items[2].string() : std::string()}));
-        auto made = children({}, *items[1].object());
+    /// A class, arguments, parts and why; of tensors in parts only these.
+    NodeId opaque(StateTree::Opaque::Form form, Items items) {
+        const bool object = form == StateTree::Opaque::Form::object;
+        const Items arguments = object ? arguments_of(items) : Items();
+        const Items parts = items.subspan(object ? 2 : 0);
+        const bool formed = (parts.size() == 1 || parts.size() == 2) && parts[0].object() != nullptr &&
+                            (parts.size() == 1 || parts[1].string() != nullptr);
+        if (!formed) bad(path_, "an object that is not spelled as its parts, and why");
+        const NodeId id =
+            remember(path_, tree_.add(StateTree::Opaque{.type = object ? *items[0].string() : "torch.Tensor",
+                                                        .why = parts.size() == 2 ? *parts[1].string() : std::string(),
+                                                        .arguments = static_cast<std::uint32_t>(arguments.size()),
+                                                        .form = form}));
+        std::vector<std::pair<std::string, NodeId>> made;
+        for (const Value& argument : arguments) {
+            std::string place = std::to_string(made.size());
+            const NodeId child = below(place, argument);
+            made.emplace_back(std::move(place), child);
+        }
+        auto named = children({}, *parts[0].object());
+        made.insert(made.end(), std::make_move_iterator(named.begin()), std::make_move_iterator(named.end()));
         std::get<StateTree::Opaque>(tree_[id]).children = std::move(made);
         return id;
+    }
+    /// Those of ["o", class, ["t", …], …].
+    Items arguments_of(Items items) const {
+        const auto* tuple = items.size() < 2 ? nullptr : items[1].array();
+        const bool formed = tuple != nullptr && !tuple->empty() && tuple->front().string() != nullptr &&
+                            *tuple->front().string() == "t" && items[0].string() != nullptr;
+        if (!formed) bad(path_, "an object that does not begin with its class and arguments");
+        return Items(*tuple).subspan(1);
     }
 
     std::vector<std::pair<std::string, NodeId>> children(std::string_view segment, const Value::Object& object) {
@@ -281,7 +325,7 @@ private:
             const auto found = by_path_.find(*(*array)[1].string());
             return found != by_path_.end() && std::holds_alternative<StateTree::Tensor>(tree_[found->second]);
         }
-        return *tag == "T" || *tag == "@T";
+        return *tag == "T" || *tag == "np" || *tag == "@T";
     }
 
     /// The tensor that an object is around has the object's path as its name.
@@ -316,7 +360,8 @@ private:
     }
 
     static constexpr std::array<std::string_view, 5> sequences{"l", "t", "set", "fset", "size"};
-    static constexpr std::array<std::string_view, 4> constants{"dtype", "device", "layout", "g"};
+    static constexpr std::array<std::string_view, 5> constants{"dtype", "device", "layout", "npdtype", "g"};
+    static constexpr std::array<std::string_view, 4> forms{"o", "q", "sp", "nt"};
 
     const FindTensor& find_;
     StateTree tree_;

@@ -11,10 +11,12 @@
 
 #include <safemap/error.hpp>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <span>
 #include <unordered_map>
 #include <variant>
 #include <vector>
@@ -24,6 +26,7 @@ namespace safemap {
 namespace {
 
 using NodeId = StateTree::NodeId;
+using Parts = std::span<const std::pair<std::string, NodeId>>;
 
 /// No header of safetensors is longer. References to long paths would otherwise take the square of a tree.
 constexpr std::size_t longest_document = 100'000'000;
@@ -136,8 +139,17 @@ private:
             case Kind::dtype: return tagged("dtype", value.text);
             case Kind::device: return tagged("device", value.text);
             case Kind::layout: return tagged("layout", value.text);
+            case Kind::numpy_dtype: return tagged("npdtype", value.text);
             case Kind::other: return tagged("g", value.text);
         }
+    }
+
+    void write(const StateTree::NumpyScalar& scalar) {
+        open("nps");
+        text(scalar.dtype);
+        next();
+        node(scalar.value);
+        close();
     }
 
     void write(const StateTree::Tensor&) {}  // tensor() does
@@ -160,7 +172,7 @@ private:
         if (repeated_.node(id)) remember(paths_, id, path);
         if (first != ties_.end()) return tied(tensor, first->second);
         if (ties) remember(ties_, state::Tie{&tensor.tensor}, path);
-        open("T");
+        open(tensor.numpy ? "np" : "T");
         attributes(tensor, *stored == implied ? nullptr : &*stored);
         close();
     }
@@ -173,7 +185,8 @@ private:
     }
 
     void attributes(const StateTree::Tensor& tensor, const std::string* name) {
-        if (!tensor.parameter && !tensor.requires_grad && name == nullptr) return;
+        const bool has_own = tensor.attributes != StateTree::no_node;
+        if (!tensor.parameter && !tensor.requires_grad && !has_own && name == nullptr) return;
         next();
         char separator = '{';
         const auto member = [&](std::string_view key) {
@@ -193,13 +206,19 @@ private:
             member("rg");
             out_ += '1';
         }
+        if (has_own) {
+            member("attrs");
+            ++in_attributes_;
+            below("~attrs", tensor.attributes);
+            --in_attributes_;
+        }
         out_ += '}';
     }
 
     void not_stored() {
         open("o");
         text("torch.Tensor");
-        out_ += ",{}";
+        out_ += R"(,["t"],{})";
         text("a tensor that was not stored");
         close();
     }
@@ -276,7 +295,7 @@ private:
         out_ += ",{\"@attrs\":";
         const std::size_t before = path_.size();
         state::append_segment(path_, "~attrs");
-        children(dict.attributes);
+        parts(dict.attributes);
         path_.resize(before);
         out_ += '}';
         depth_ -= 2;
@@ -284,29 +303,45 @@ private:
     }
 
     void write(const StateTree::Opaque& opaque) {
-        open("o");
-        text(opaque.type);
+        constexpr std::array tags{"o", "q", "sp", "nt"};
+        const Parts all(opaque.children);
+        const std::size_t positional = std::min<std::size_t>(opaque.arguments, all.size());
+        open(tags[static_cast<std::size_t>(opaque.form)]);
+        if (opaque.form == StateTree::Opaque::Form::object) {
+            text(opaque.type);
+            next();
+            arguments(all.first(positional));
+        }
         next();
         deepen();
-        children(opaque.children);
+        parts(all.subspan(positional));
         --depth_;
         if (!opaque.why.empty()) text(opaque.why);
         close();
     }
 
-    void children(const std::vector<std::pair<std::string, NodeId>>& named) {
+    void arguments(Parts arguments) {
+        open("t");
+        for (const auto& [name, argument] : arguments) {
+            next();
+            below(state::child_segment(name), argument);
+        }
+        close();
+    }
+
+    void parts(Parts parts) {
         char separator = '{';
-        if (named.empty()) out_ += separator;
-        for (const auto& [name, child] : named) {
+        if (parts.empty()) out_ += separator;
+        for (const auto& [name, part] : parts) {
             out_ += std::exchange(separator, ',');
             json::append_string(out_, name, json::Charset::utf8);
             out_ += ':';
-            if (name.empty() && is_tensor(tree_[child])) {
+            if (name.empty() && is_tensor(tree_[part])) {
                 in_object_ = true;
-                node(child);
+                node(part);
                 in_object_ = false;
             } else {
-                below(state::child_segment(name), child);
+                below(state::child_segment(name), part);
             }
         }
         out_ += '}';

@@ -64,16 +64,6 @@ RecordData place_of(std::string_view bytes, const Storages& storages, Allowance&
     return in_memory(bytes);
 }
 
-RecordData bytes_of(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
-    if (pickle.kind(id) == Kind::bytes) return place_of(pickle.text(id), storages, allowance);
-    if (is_call_of(pickle, id, "_codecs", "encode")) {
-        if (const auto bytes = encoded_text(pickle, pickle.items(pickle.call(id).arguments), allowance)) {
-            return in_memory(*bytes);
-        }
-    }
-    throw Error(Errc::bad_tensor, "_load_from_bytes of something that is not bytes");
-}
-
 }  // namespace
 
 std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<const Id> arguments,
@@ -86,14 +76,29 @@ std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<con
     return latin1(pickle.text(arguments[0]));
 }
 
+RecordData embedded_bytes(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
+    const Kind kind = pickle.kind(id);
+    if (kind == Kind::bytes || kind == Kind::bytearray || kind == Kind::text)
+        return place_of(pickle.text(id), storages, allowance);
+    if (is_call_of(pickle, id, "_codecs", "encode")) {
+        if (const auto bytes = encoded_text(pickle, pickle.items(pickle.call(id).arguments), allowance))
+            return in_memory(*bytes);
+    }
+    // How protocol 2 spells those that there are none of.
+    if (is_call_of(pickle, id, "builtins", "bytes") && pickle.items(pickle.call(id).arguments).empty())
+        return in_memory({});
+    throw Error(Errc::bad_tensor, "elements that are not bytes");
+}
+
 bool is_embedded(const PickleGraph& pickle, Id id) {
     return is_call_of(pickle, id, "torch.storage", "_load_from_bytes");
 }
 
 EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
     const auto arguments = pickle.items(pickle.call(id).arguments);
-    if (arguments.size() != 1) throw Error(Errc::bad_tensor, "_load_from_bytes of something that is not bytes");
-    const RecordData bytes = bytes_of(pickle, arguments[0], storages, allowance);
+    if (arguments.size() != 1 || pickle.kind(arguments[0]) == Kind::text)
+        throw Error(Errc::bad_tensor, "_load_from_bytes of something that is not bytes");
+    const RecordData bytes = embedded_bytes(pickle, arguments[0], storages, allowance);
     allowance.spend(file_cost + bytes.extent.size);
     const LegacyFile file(bytes.source, bytes.extent);
     const StorageId storage = storage_id(file.object(), file.object().root());

@@ -21,6 +21,11 @@ inline constexpr std::string_view load_from_bytes = "torch.storage._load_from_by
 std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<const PickleGraph::Id> arguments,
                                         Allowance& allowance);
 
+/// The bytes that a node is in any spelling, Python 2's too: in the file where they stand there as they are. Throws
+/// bad_tensor where it is something else, pickle_too_large where `allowance` has no room for a copy.
+RecordData embedded_bytes(const PickleGraph& pickle, PickleGraph::Id id, const Storages& storages,
+                          Allowance& allowance);
+
 /// Whether a node is the call of _load_from_bytes.
 bool is_embedded(const PickleGraph& pickle, PickleGraph::Id id);
 

@@ -148,22 +148,6 @@ bool is_python_text(std::string_view text) {
     return is_utf8(without);
 }
 
-void append_utf8(std::string& out, std::uint32_t code) {
-    const auto byte = [&out](std::uint32_t value) { out += static_cast<char>(static_cast<unsigned char>(value)); };
-    if (code < 0x80) return byte(code);
-    if (code < 0x800) {
-        byte(0xC0 | code >> 6);
-    } else if (code < 0x10000) {
-        byte(0xE0 | code >> 12);
-        byte(0x80 | (code >> 6 & 0x3F));
-    } else {
-        byte(0xF0 | code >> 18);
-        byte(0x80 | (code >> 12 & 0x3F));
-        byte(0x80 | (code >> 6 & 0x3F));
-    }
-    byte(0x80 | (code & 0x3F));
-}
-
 std::optional<std::uint32_t> hex_digits(std::string_view digits) {
     std::uint32_t value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);

@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "state/names.hpp"
 #include "torch/embedded.hpp"
+#include "torch/numpy.hpp"
 #include "torch/storage_types.hpp"
 #include "torch/tensors.hpp"
 
@@ -30,7 +31,6 @@ using Opaque = StateTree::Opaque;
 using Sequence = StateTree::Sequence;
 using Constant = StateTree::Constant;
 
-constexpr NodeId no_node = std::numeric_limits<NodeId>::max();
 /// Parameter of Parameter of …; torch writes two, and each costs a C++ call here.
 constexpr int max_wrappers = 16;
 /// Longer integers cost the square of their length to print, and nobody counts that far.
@@ -45,6 +45,7 @@ constexpr std::size_t max_key_bytes = 1024;
 constexpr std::uint64_t link_cost = 4;
 constexpr std::uint64_t entry_cost = 64;
 constexpr std::uint64_t child_cost = 192;
+constexpr std::uint64_t argument_cost = 64;
 constexpr std::uint64_t tensor_cost = 1024;
 constexpr std::uint64_t opaque_cost = 384;
 constexpr std::uint64_t fault_cost = 512;
@@ -55,6 +56,7 @@ struct NodeCost {
     std::uint64_t operator()(const StateTree::Bytes& value) const { return value.bytes.size(); }
     std::uint64_t operator()(const StateTree::BigInt& value) const { return value.decimal.size(); }
     std::uint64_t operator()(const Constant& value) const { return value.text.size(); }
+    std::uint64_t operator()(const StateTree::NumpyScalar& value) const { return value.dtype.size(); }
     std::uint64_t operator()(const StateTree::Tensor&) const { return tensor_cost; }
     std::uint64_t operator()(const Opaque& value) const {
         return opaque_cost + 2 * (value.type.size() + value.why.size());
@@ -136,7 +138,7 @@ public:
           faults_(faults),
           allowance_(pickle.allowance()),
           tensors_(pickle, storages, allowance_),
-          nodes_(pickle.size(), no_node) {
+          nodes_(pickle.size(), StateTree::no_node) {
         out_.tree.reserve(pickle.size());
         sources_.reserve(pickle.size());
         places_.reserve(pickle.size());
@@ -170,13 +172,12 @@ private:
             out_.tree[id] = std::move(node);
         }
         note_calls();
-        note_attributes();
         return std::move(out_);
     }
 
     /// Where a node was first found, for its path.
     struct Place {
-        NodeId parent = no_node;
+        NodeId parent = StateTree::no_node;
         std::size_t child = 0;
     };
 
@@ -186,7 +187,7 @@ private:
         return out_.tree.add(std::move(node));
     }
     NodeId refer(Id id, Place place) {
-        if (nodes_[id] == no_node) nodes_[id] = add(StateTree::None{}, id, place);
+        if (nodes_[id] == StateTree::no_node) nodes_[id] = add(StateTree::None{}, id, place);
         return nodes_[id];
     }
 
@@ -245,7 +246,7 @@ private:
             const std::size_t place = seen.place_of(pickle_, items[i], out.items.size());
             // The key before the value: the path of a value that is wrong is made of keys.
             if (place == out.items.size())
-                out.items.emplace_back(refer(items[i], {.parent = self, .child = place}), no_node);
+                out.items.emplace_back(refer(items[i], {.parent = self, .child = place}), StateTree::no_node);
             out.items[place].second = refer(items[i + 1], {.parent = self, .child = place});
         }
     }
@@ -288,7 +289,10 @@ private:
         if (is_tensor_function(function) && !made_of_nothing) {
             return guarded(self, [&] { return tensor_call(function, arguments, self, 0); });
         }
-        if (auto node = old_tensor(global, said, self)) return std::move(*node);
+        if (auto node = old_tensor(global, said, self, 0)) return std::move(*node);
+        if (global.module.starts_with("numpy")) {
+            if (auto node = numpy_call(id, function, said, self)) return std::move(*node);
+        }
         if (auto node = plain_call(function, arguments, said, self)) return std::move(*node);
         return opaque_call(function, std::string(unknown_class), said, self);
     }
@@ -297,7 +301,7 @@ private:
     std::optional<Node> plain_call(std::string_view function, std::span<const Id> arguments,
                                    const PickleGraph::Call& said, NodeId self) {
         if (function == "collections.OrderedDict") return mapping(true, arguments, said, self);
-        if (function == "collections.Counter") return mapping(false, arguments, said, self);
+        if (function == "collections.Counter") return counter(arguments, said, self);
         if (function == "collections.defaultdict") return default_dict(arguments, said, self);
         if (function == "builtins.dict") return mapping(false, arguments, said, self);
         if (!said.states.empty() || !said.items.empty() || !said.appends.empty()) return std::nullopt;
@@ -352,14 +356,22 @@ private:
         }
         return true;
     }
+    std::optional<Node> counter(std::span<const Id> arguments, const PickleGraph::Call& said, NodeId self) {
+        auto out = mapping(false, arguments, said, self);
+        if (out) add_class(std::get<StateTree::Dict>(*out), said, self);
+        return out;
+    }
     std::optional<Node> default_dict(std::span<const Id> arguments, const PickleGraph::Call& said, NodeId self) {
         if (arguments.size() > 1) return std::nullopt;
         auto out = mapping(false, {}, said, self);
-        if (!arguments.empty()) {
-            std::get<StateTree::Dict>(*out).attributes.emplace_back("default_factory",
-                                                                    refer(arguments[0], {.parent = self}));
-        }
+        auto& dict = std::get<StateTree::Dict>(*out);
+        add_class(dict, said, self);
+        if (!arguments.empty()) dict.attributes.emplace_back("default_factory", refer(arguments[0], {.parent = self}));
         return out;
+    }
+    void add_class(StateTree::Dict& dict, const PickleGraph::Call& said, NodeId self) {
+        allowance_.spend(child_cost);
+        dict.attributes.emplace_back("__class__", refer(class_of(pickle_, said.callee), {.parent = self}));
     }
 
     std::optional<Node> members(Sequence::Kind kind, std::span<const Id> arguments, NodeId self) {
@@ -419,12 +431,62 @@ private:
         return StateTree::Bytes{.bytes = std::move(*content), .mutable_array = mutable_array};
     }
     std::optional<std::string> content_of(Id id) {
-        if (pickle_.kind(id) == Kind::bytes) return std::string(pickle_.text(id));
-        if (pickle_.kind(id) != Kind::call) return std::nullopt;
+        const Kind kind = pickle_.kind(id);
+        if (kind == Kind::bytes || kind == Kind::bytearray) return std::string(pickle_.text(id));
+        if (kind != Kind::call) return std::nullopt;
         const auto inner = pickle_.call(id);
         const bool encode =
             pickle_.kind(inner.callee) == Kind::global && dotted(pickle_.global(inner.callee)) == "_codecs.encode";
         return encode ? encoded_text(pickle_.items(inner.arguments)) : std::nullopt;
+    }
+
+    // NumPy.
+
+    std::optional<Node> numpy_call(Id id, std::string_view function, const PickleGraph::Call& said, NodeId self) {
+        if (const auto dtype = numpy_dtype(pickle_, id))
+            return Constant{.kind = Constant::Kind::numpy_dtype, .text = dtype->text};
+        if (const auto array = numpy_array(pickle_, said))
+            return guarded(self, [&] { return numpy_array_node(*array, self); });
+        if (function == "numpy._core.multiarray.scalar") return guarded(self, [&] { return numpy_scalar(said, self); });
+        return std::nullopt;
+    }
+
+    Node numpy_array_node(const NumpyArray& array, NodeId self) {
+        const std::string type = array.type == PickleGraph::nothing ? "numpy.ndarray" : type_name(array.type);
+        const auto dtype = numpy_dtype(pickle_, array.dtype);
+        if (!dtype || !dtype->dtype) return numpy_parts(array, type, self);
+        Node tensor =
+            StateTree::Tensor{.tensor = numpy_tensor(pickle_, array, *dtype, storages_, allowance_), .numpy = true};
+        if (type == "numpy.ndarray") return tensor;
+        Opaque out{.type = type, .why = "a NumPy array of a class of its own; it is kept as a plain one"};
+        add_itself(out, std::move(tensor), self);
+        return out;
+    }
+
+    /// Of texts, records, dates, objects.
+    Opaque numpy_parts(const NumpyArray& array, std::string type, NodeId self) {
+        const auto dtype = numpy_dtype(pickle_, array.dtype);
+        Opaque out{.type = std::move(type),
+                   .why = "a NumPy array of " + (dtype ? dtype->text : std::string("records")) +
+                          ", which no tensor can be; its parts are kept"};
+        add_child(out, "dtype", array.dtype, self);
+        add_child(out, "shape", array.shape, self);
+        out.children.emplace_back("fortran", add(array.fortran, PickleGraph::nothing, {.parent = self}));
+        add_child(out, "data", array.data, self);
+        return out;
+    }
+
+    /// (dtype, bytes), or of objects the object itself.
+    Node numpy_scalar(const PickleGraph::Call& said, NodeId self) {
+        const auto arguments = pickle_.items(said.arguments);
+        const auto dtype = arguments.size() == 2 ? numpy_dtype(pickle_, arguments[0]) : std::nullopt;
+        if (!dtype || dtype->kind == 'O')
+            return opaque_call("numpy.generic", "a NumPy scalar of records or objects; its parts are kept", said, self);
+        const auto bytes = content_of(arguments[1]);
+        if (!bytes) throw Error(Errc::bad_tensor, "a NumPy scalar that is not made of bytes");
+        allowance_.spend(sizeof(Node) + bytes->size());
+        const NodeId value = add(numpy_value(*dtype, *bytes), PickleGraph::nothing, {.parent = self});
+        return StateTree::NumpyScalar{.dtype = numpy_class(*dtype), .value = value};
     }
 
     // Tensors.
@@ -467,28 +529,30 @@ private:
         const std::string_view short_name = function.starts_with(utils) ? function.substr(utils.size()) : function;
         if (short_name == "tensor") {
             require(given == 4, function, given);
-            return strided(arguments, {}, PickleGraph::nothing, false);
+            return strided(arguments, {}, PickleGraph::nothing, false, self);
         }
         if (short_name == "tensor_v2") {
             require(given == 6 || given == 7, function, given);
-            return strided(arguments, {}, given == 7 ? arguments[6] : PickleGraph::nothing, truth(arguments[4]));
+            return strided(arguments, {}, given == 7 ? arguments[6] : PickleGraph::nothing, truth(arguments[4]), self);
         }
         if (short_name == "tensor_v3") {
             require((given == 7 || given == 8) && tensors_.dtype(arguments[6]), function, given);
             return strided(arguments, tensors_.dtype(arguments[6]), given == 8 ? arguments[7] : PickleGraph::nothing,
-                           truth(arguments[4]));
+                           truth(arguments[4]), self);
         }
         if (short_name == "parameter" || short_name == "parameter_with_state" ||
             short_name == "torch.nn.parameter.Parameter") {
             require(given >= 1, function, given);
-            if (short_name == "parameter_with_state" && given > 3) count_attributes(arguments[3], self);
-            return parameter(arguments[0], given < 2 || truth(arguments[1]), self, wrappers);
+            Node node = parameter(arguments[0], given < 2 || truth(arguments[1]), self, wrappers);
+            if (short_name == "parameter_with_state" && given > 3) set_attributes(node, arguments[3], self);
+            return node;
         }
         if (short_name == "torch.nn.parameter.Buffer") {
             require(given >= 1, function, given);
             return tensor_at(arguments[0], self, wrappers);
         }
-        if (short_name == "device_tensor_from_cpu_tensor") {
+        if (short_name == "device_tensor_from_cpu_tensor" || short_name == "device_tensor_from_numpy" ||
+            short_name == "xla_tensor") {
             require(given == 4, function, given);
             return device_tensor(arguments, self, wrappers);
         }
@@ -496,7 +560,12 @@ private:
             require(given == 4, function, given);
             return subclass(arguments, self, wrappers);
         }
-        if (short_name == "meta_tensor_no_storage") return meta_tensor();
+        if (short_name == "meta_tensor_no_storage") {
+            require(given == 4, function, given);
+            Opaque out = meta_tensor();
+            add_named(out, {"dtype", "size", "stride", "requires_grad"}, arguments, self);
+            return out;
+        }
         if (short_name == "qtensor") {
             require(given >= 6, function, given);
             return quantized(arguments, self);
@@ -507,13 +576,18 @@ private:
         }
         if (short_name == "nested_tensor") {
             require(given == 4, function, given);
-            return named_parts("a nested tensor; its parts are kept", {"buffer", "sizes", "strides", "offsets"},
-                               arguments, self);
+            Opaque out{
+                .type = "torch.Tensor", .why = "a nested tensor; its parts are kept", .form = Opaque::Form::nested};
+            add_named(out, {"buffer", "sizes", "strides", "offsets"}, arguments, self);
+            return out;
         }
         if (short_name == "wrapper_subclass") {
             require(given >= 1, function, given);
-            return Opaque{.type = type_name(arguments[0]),
-                          .why = "a tensor subclass without data of its own; its parts are kept"};
+            Opaque out{.type = type_name(arguments[0]),
+                       .why = "a tensor subclass without data of its own; its parts are kept"};
+            add_named(out, {"dtype", "size", "stride", "storage_offset", "layout", "device", "requires_grad"},
+                      arguments.subspan(1), self);
+            return out;
         }
         Opaque out{.type = "torch.Tensor",
                    .why = "a tensor made by " + std::string(function) + ", which safemap does not know"};
@@ -521,21 +595,28 @@ private:
         return out;
     }
 
-    static Node meta_tensor() {
+    static Opaque meta_tensor() {
         return Opaque{.type = "torch.Tensor", .why = "a tensor on the meta device, which has no data"};
     }
 
     bool truth(Id id) const { return pickle_.kind(id) == Kind::boolean && pickle_.boolean(id); }
 
-    Node strided(std::span<const Id> arguments, std::optional<Dtype> dtype, Id metadata, bool requires_grad) {
-        auto tensor = tensors_.describe({.storage = arguments[0],
-                                         .offset = arguments[1],
-                                         .size = arguments[2],
-                                         .stride = arguments[3],
-                                         .dtype = dtype,
-                                         .metadata = metadata});
-        if (!tensor) return meta_tensor();
-        return StateTree::Tensor{.tensor = std::move(*tensor), .requires_grad = requires_grad};
+    Node strided(std::span<const Id> arguments, std::optional<Dtype> dtype, Id metadata, bool requires_grad,
+                 NodeId self) {
+        const TensorReader::Parts parts{.storage = arguments[0],
+                                        .offset = arguments[1],
+                                        .size = arguments[2],
+                                        .stride = arguments[3],
+                                        .dtype = dtype,
+                                        .metadata = metadata};
+        if (auto tensor = tensors_.describe(parts))
+            return StateTree::Tensor{.tensor = std::move(*tensor), .requires_grad = requires_grad};
+        Opaque out = meta_tensor();
+        const std::string stored_dtype(torch_name(tensors_.dtype(parts)));
+        out.children.emplace_back("dtype", add(Constant{.kind = Constant::Kind::dtype, .text = stored_dtype},
+                                               PickleGraph::nothing, {.parent = self}));
+        add_named(out, {"size", "stride"}, arguments.subspan(2), self);
+        return out;
     }
 
     /// In the oldest files persistent ids are the keys of tensors.
@@ -551,6 +632,7 @@ private:
 
     /// The tensor that a node of the pickle is.
     Node tensor_at(Id id, NodeId self, int wrappers) {
+        if (wrappers > max_wrappers) throw Error(Errc::bad_tensor, "wrappers around wrappers around a tensor");
         if (is_stored_tensor(id)) return stored_tensor(id);
         if (pickle_.kind(id) == Kind::call) {
             const auto inner = pickle_.call(id);
@@ -559,7 +641,9 @@ private:
                 if (is_tensor_function(function)) {
                     return tensor_call(function, pickle_.items(inner.arguments), self, wrappers + 1);
                 }
-                if (auto node = old_tensor(pickle_.global(inner.callee), inner, self)) return std::move(*node);
+                if (auto node = old_tensor(pickle_.global(inner.callee), inner, self, wrappers))
+                    return std::move(*node);
+                if (const auto array = numpy_array(pickle_, inner)) return numpy_array_node(*array, self);
             }
         }
         throw Error(Errc::bad_tensor, "no tensor where a tensor should be");
@@ -577,7 +661,8 @@ private:
     /// A tensor of a device that torch saves by way of the CPU; the device may hold another dtype.
     Node device_tensor(std::span<const Id> arguments, NodeId self, int wrappers) {
         Node node = tensor_at(arguments[0], self, wrappers);
-        const auto* made = std::get_if<StateTree::Tensor>(&node);
+        auto* const made = std::get_if<StateTree::Tensor>(&node);
+        if (made != nullptr) made->numpy = false;
         if (made == nullptr || tensors_.dtype(arguments[1]) == made->tensor.dtype()) return node;
         Opaque out{.type = "torch.Tensor", .why = "a tensor of another device in the dtype that it has on the CPU"};
         add_itself(out, std::move(node), self);
@@ -598,7 +683,7 @@ private:
             return node;
         }
         if (is_plain_tensor_class(type) && only_plain_values(arguments[3])) {
-            count_attributes(arguments[3], self);
+            set_attributes(node, arguments[3], self);
             return node;
         }
         Opaque out{.type = type,
@@ -616,22 +701,17 @@ private:
         require(formed, "_rebuild_qtensor", arguments.size());
         const std::string scheme(pickle_.global(quantizer[0]).name);
         Opaque out{.type = "torch.Tensor",
-                   .why = "a quantized tensor (" + scheme + "): the numbers are kept as they are stored"};
+                   .why = "a quantized tensor (" + scheme + "): the numbers are kept as they are stored",
+                   .form = Opaque::Form::quantized};
         const auto class_name = storage_class(pickle_, arguments[0]);
         const auto type = class_name ? storage_type(*class_name) : std::nullopt;
         if (type && (type->dtype == Dtype::quint4x2 || type->dtype == Dtype::quint2x4)) {
             out.why = "a quantized tensor (" + scheme + ") of several elements in a byte";
         } else {
-            add_itself(out, strided(arguments, {}, PickleGraph::nothing, truth(arguments[5])), self);
+            add_itself(out, strided(arguments, {}, PickleGraph::nothing, truth(arguments[5]), self), self);
         }
-        const bool per_tensor = scheme.starts_with("per_tensor");
-        constexpr std::array tensor_names{"scale", "zero_point"};
-        constexpr std::array channel_names{"scales", "zero_points", "axis"};
-        const std::size_t parts = std::min(quantizer.size(), channel_names.size() + 1);
-        for (std::size_t i = 1; i < parts; ++i) {
-            if (per_tensor && i <= tensor_names.size()) add_child(out, tensor_names[i - 1], quantizer[i], self);
-            if (!per_tensor && i <= channel_names.size()) add_child(out, channel_names[i - 1], quantizer[i], self);
-        }
+        if (scheme.starts_with("per_tensor")) add_named(out, {"scheme", "scale", "zero_point"}, quantizer, self);
+        else add_named(out, {"scheme", "scales", "zero_points", "axis"}, quantizer, self);
         return out;
     }
 
@@ -645,29 +725,44 @@ private:
             const auto made = this->layout(pickle_.items(pickle_.call(arguments[0]).arguments));
             if (made) layout = std::get<Constant>(*made).text;
         }
-        const std::string why = "a sparse tensor (" + layout + "); its parts are kept";
-        if (layout == "sparse_coo") return named_parts(why, {"indices", "values"}, data, self);
-        return named_parts(why, {"compressed_indices", "plain_indices", "values"}, data, self);
-    }
-
-    Opaque named_parts(std::string why, std::initializer_list<std::string_view> names, std::span<const Id> parts,
-                       NodeId self) {
-        Opaque out{.type = "torch.Tensor", .why = std::move(why)};
-        std::size_t i = 0;
-        for (const std::string_view name : names) {
-            if (i < parts.size()) add_child(out, std::string(name), parts[i++], self);
-        }
+        Opaque out{.type = "torch.Tensor",
+                   .why = "a sparse tensor (" + layout + "); its parts are kept",
+                   .form = Opaque::Form::sparse};
+        add_child(out, "layout", arguments[0], self);
+        if (layout == "sparse_coo") add_named(out, {"indices", "values", "size", "is_coalesced"}, data, self);
+        else add_named(out, {"compressed_indices", "plain_indices", "values", "size"}, data, self);
         return out;
     }
 
     /// Before torch 0.4: torch.FloatTensor and its kind, made of nothing, whose state is (storage, offset, size,
-    /// stride).
-    std::optional<Node> old_tensor(const PickleGraph::Global& global, const PickleGraph::Call& said, NodeId self) {
-        if (global.module != "torch" && global.module != "torch.cuda") return std::nullopt;
-        if (!tensor_class_dtype(global.name) || said.states.size() != 1) return std::nullopt;
-        if (pickle_.kind(said.states[0]) != Kind::tuple || pickle_.items(said.states[0]).size() != 4)
+    /// stride); and Variables and Parameters, which are made of (tensor, requires_grad, …), or of nothing and have the
+    /// state (tensor, gradient, hooks, requires_grad, volatile).
+    std::optional<Node> old_tensor(const PickleGraph::Global& global, const PickleGraph::Call& said, NodeId self,
+                                   int wrappers) {
+        const std::string type = dotted(global);
+        const bool variable = type == "torch.autograd.variable.Variable" || is_plain_tensor_class(type);
+        const bool typed =
+            (global.module == "torch" || global.module == "torch.cuda") && tensor_class_dtype(global.name).has_value();
+        const auto arguments = pickle_.items(said.arguments);
+        if (variable && arguments.size() == 4 && said.states.empty())
+            return guarded(self, [&] { return old_variable(arguments[0], arguments[1], self, wrappers); });
+        if ((!variable && !typed) || said.states.size() != 1 || pickle_.kind(said.states[0]) != Kind::tuple)
             return std::nullopt;
-        return guarded(self, [&] { return strided(pickle_.items(said.states[0]), {}, PickleGraph::nothing, false); });
+        const auto state = pickle_.items(said.states[0]);
+        if (state.size() == 4)
+            return guarded(self, [&] { return strided(state, {}, PickleGraph::nothing, false, self); });
+        if (!variable || state.size() != 5) return std::nullopt;
+        return guarded(self, [&] {
+            Node node = old_variable(state[0], state[3], self, wrappers);
+            auto* const made = std::get_if<StateTree::Tensor>(&node);
+            if (made != nullptr) made->parameter = type == "torch.nn.parameter.Parameter";
+            return node;
+        });
+    }
+    Node old_variable(Id tensor, Id requires_grad, NodeId self, int wrappers) {
+        Node node = tensor_at(tensor, self, wrappers + 1);
+        if (auto* const made = std::get_if<StateTree::Tensor>(&node)) made->requires_grad = truth(requires_grad);
+        return node;
     }
 
     // Opaque objects, and what is in them.
@@ -706,12 +801,16 @@ private:
         }
     }
 
-    /// Only what may hold tensors: the rest says how the object is made, and it is not.
     void add_arguments(Opaque& out, std::span<const Id> arguments, NodeId self) {
-        allowance_.spend(link_cost * arguments.size());
-        for (std::size_t i = 0; i < arguments.size(); ++i) {
-            if (!is_plain(arguments[i])) add_child(out, std::to_string(i), arguments[i], self);
-        }
+        allowance_.spend(argument_cost * arguments.size());
+        out.arguments = static_cast<std::uint32_t>(arguments.size());
+        for (std::size_t i = 0; i < arguments.size(); ++i)
+            out.children.emplace_back(unique(std::to_string(i)), refer(arguments[i], {.parent = self, .child = i}));
+    }
+    /// As many as there are.
+    void add_named(Opaque& out, std::initializer_list<std::string_view> names, std::span<const Id> parts, NodeId self) {
+        for (std::size_t i = 0; i < std::min(names.size(), parts.size()); ++i)
+            add_child(out, std::string(names.begin()[i]), parts[i], self);
     }
 
     /// A dictionary of attributes, (dictionary or None, dictionary of slots), or whatever the class understands.
@@ -731,7 +830,7 @@ private:
             }
             return;
         }
-        if (kind == Kind::tuple || kind == Kind::list) {
+        if ((kind == Kind::tuple || kind == Kind::list) && out.arguments == 0) {
             for (std::size_t i = 0; i < items.size(); ++i) add_child(out, std::to_string(i), items[i], self);
             return;
         }
@@ -777,9 +876,9 @@ private:
         allowance_.spend(link_cost * items.size());
         return std::all_of(items.begin(), items.end(), [this](Id id) { return is_plain(id); });
     }
-    void count_attributes(Id state, NodeId self) {
-        if (is_plain(state)) return;
-        if (with_attributes_++ == 0) attributes_example_ = self;
+    void set_attributes(Node& node, Id state, NodeId self) {
+        auto* const tensor = std::get_if<StateTree::Tensor>(&node);
+        if (tensor != nullptr && !is_plain(state)) tensor->attributes = refer(state, {.parent = self});
     }
 
     // Names and notes.
@@ -788,7 +887,7 @@ private:
     std::string path_of(NodeId id) const {
         std::vector<std::string> segments;
         std::size_t bytes = 0;
-        while (places_[id].parent != no_node && segments.size() < max_path_levels) {
+        while (places_[id].parent != StateTree::no_node && segments.size() < max_path_levels) {
             const Place place = places_[id];
             std::string each = segment(place);
             bytes += each.size() + 1;
@@ -797,7 +896,7 @@ private:
             id = place.parent;
         }
         if (segments.empty()) return std::string(state::root_name);
-        std::string path = places_[id].parent == no_node ? "" : "...";
+        std::string path = places_[id].parent == StateTree::no_node ? "" : "...";
         for (auto each = segments.rbegin(); each != segments.rend(); ++each) state::append_segment(path, *each);
         return path;
     }
@@ -833,12 +932,6 @@ private:
                 ", which was not made: files that do so are made to run code on the machine that loads them");
         }
     }
-    void note_attributes() {
-        if (with_attributes_ == 0) return;
-        out_.notes.push_back(std::to_string(with_attributes_) +
-                             (with_attributes_ == 1 ? " tensor has" : " tensors have") +
-                             " attributes that are not kept, for example " + path_of(attributes_example_));
-    }
 
     const PickleGraph& pickle_;
     const Storages& storages_;
@@ -851,8 +944,6 @@ private:
     std::vector<Place> places_;
     std::unordered_set<std::string> names_;  ///< of the children of the object at hand
     std::size_t repeated_names_ = 0;         ///< among them; only rises, so that finding a free name stays cheap
-    std::size_t with_attributes_ = 0;
-    NodeId attributes_example_ = 0;
 };
 
 }  // namespace

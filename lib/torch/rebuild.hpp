@@ -35,7 +35,7 @@ struct Storages {
 
 struct Rebuilt {
     StateTree tree;
-    std::vector<std::string> notes;  ///< human sentences: calls that were not made, attributes that are dropped
+    std::vector<std::string> notes;  ///< human sentences: calls that were not made
 };
 
 /// Throws or reports bad_tensor, shape_overflow, storage_too_short and what `storages` throws, each with the

@@ -50,6 +50,8 @@ public:
     /// bad_tensor, shape_overflow, storage_too_short, and what finding the record throws.
     std::optional<LazyTensor> describe(const Parts& parts);
 
+    /// The dtype that describe() gives. Throws bad_tensor and shape_overflow where the storage is none.
+    Dtype dtype(const Parts& parts) { return parts.dtype.value_or(storage(parts.storage).type.dtype); }
     /// The dtype of a global such as torch.float32.
     std::optional<Dtype> dtype(Id id) const;
 

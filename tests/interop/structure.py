@@ -3,8 +3,11 @@ import base64
 import collections
 import json
 import math
+import pickle
 import struct
+import sys
 
+import numpy
 import safetensors
 import safetensors.torch
 import torch
@@ -13,6 +16,18 @@ from common import DTYPES, Case, safemap, shape_of, tensor_of
 from from_torch import escaped
 
 PROTOCOLS = [2, 3, 4, 5]
+
+
+class Object:
+    """One of a class that is not told more about: that of the document, or a real one of Python's."""
+
+    def __init__(self, name, arguments=(), parts=None):
+        self.name, self.arguments, self.parts = name, list(arguments), parts if parts is not None else {}
+
+    def __reduce_ex__(self, protocol):
+        """Pickled as its class would be."""
+        module, _, name = self.name.rpartition('.')
+        return getattr(sys.modules[module], name), tuple(self.arguments), self.parts
 
 
 class Reader:
@@ -117,9 +132,20 @@ class Reader:
     def read_device(self, parts, path):
         return torch.device(parts[0])
 
-    def read_o(self, parts, path):
-        return ('object', parts[0], self.members({}, parts[1], path))
+    def read_np(self, parts, path):
+        return self.keep(path, self.read_T(parts, path).numpy())
 
+    def read_nps(self, parts, path):
+        return numpy.dtype(parts[0]).type(self.node(parts[1]))
+
+    def read_npdtype(self, parts, path):
+        return numpy.dtype(parts[0])
+
+    def read_o(self, parts, path):
+        arguments = [self.below(path, str(place), part) for place, part in enumerate(parts[1][1:])]
+        made = self.keep(path, Object(parts[0], arguments))
+        self.members(made.parts, parts[2], path)
+        return made
 
 
 def read(path):
@@ -134,9 +160,9 @@ def read(path):
 
 def random_tree(rng, depth, pool):
     """Plain values and containers of every kind, some of them in several places, rings among them."""
-    kind = rng.randrange(24)
+    kind = rng.randrange(27)
     if depth == 0:
-        kind %= 14
+        kind %= 16
     if kind < 4:
         made = tensor_of(rng, rng.choice(DTYPES), shape_of(rng, 3))
         pool.append(made)
@@ -155,18 +181,27 @@ def random_tree(rng, depth, pool):
         11: lambda: bytearray(rng.randbytes(3)),
         12: lambda: rng.choice([set(), {1, 'x'}, frozenset((2.5, None))]),
         13: lambda: rng.choice(pool) if pool else None,
+        14: lambda: numpy_value(rng, pool),
+        15: lambda: rng.choice([numpy.dtype('>i2'), numpy.dtype('<M8[25us]'), numpy.dtype('S3')]),
     }
     if kind in values:
         return values[kind]()
-    if kind < 17:
+    if kind == 16:
+        made = Object('argparse.Namespace', parts={'lr': rng.random()})
+        pool.append(made)
+        made.parts['values'] = [random_tree(rng, depth - 1, pool)]
+        return made
+    if kind == 17:
+        return Object('collections.deque', [[random_tree(rng, depth - 1, pool)], rng.randrange(9)])
+    if kind < 20:
         made = [random_tree(rng, depth - 1, pool) for _ in range(rng.randrange(4))]
         if rng.random() < 0.2:
             made.append(made)
         pool.append(made)
         return made
-    if kind < 19:
+    if kind < 22:
         return tuple(random_tree(rng, depth - 1, pool) for _ in range(rng.randrange(4)))
-    made = {} if kind < 22 else collections.OrderedDict()
+    made = {} if kind < 25 else collections.OrderedDict()
     keys = ['', 'a', 'b.c', 'b/c', 'b', '~', '~0', '~s0', '~k0', '~true', '~key', '0', '1', '-1', '00', '__metadata__',
             '~root', '\ud800', 'n\0', 0, 1, -1, 2, None, 2.5, (1, 'x'), b'k', 2**70]
     for _ in range(rng.randrange(6)):
@@ -175,11 +210,33 @@ def random_tree(rng, depth, pool):
     return made
 
 
+def numpy_value(rng, pool):
+    """An array or a scalar, of random bits, in either byte order and order of dimensions."""
+    code = rng.choice(['b1', 'i1', 'u2', 'i4', 'u8', 'f2', 'f4', 'f8', 'c8'])
+    if code == 'b1' or rng.random() < 0.5:
+        dtype = numpy.dtype(code)
+        bits = rng.randbytes(dtype.itemsize) if code != 'b1' else rng.choice([b'\0', b'\1'])
+        return numpy.frombuffer(bits, dtype)[0]
+    shape = shape_of(rng, 3)
+    dtype = numpy.dtype(rng.choice('<>') + code)
+    made = numpy.frombuffer(rng.randbytes(dtype.itemsize * math.prod(shape)), dtype).reshape(shape)
+    made = numpy.array(made, order=rng.choice('CF'))
+    pool.append(made)
+    return made
+
+
+def bits_of(value):
+    """Of a NumPy value; a NaN of less than 64 bits that signals is quiet once Python has seen it."""
+    value = numpy.asarray(value)
+    value = numpy.ascontiguousarray(value.astype(value.dtype.newbyteorder('<')))
+    return value.tobytes()
+
+
 class Structure(Case):
     def assert_same_tree(self, found, wanted, seen=None):
         """In every value, type, order and bit, and with the same objects in several places."""
         seen = {} if seen is None else seen
-        if isinstance(wanted, (dict, list, set, bytearray, torch.Tensor)):
+        if isinstance(wanted, (dict, list, set, bytearray, torch.Tensor, numpy.ndarray, Object)):
             if id(wanted) in seen:
                 self.assertEqual(seen[id(wanted)], id(found))
                 return
@@ -188,7 +245,16 @@ class Structure(Case):
             self.assert_same(found, wanted, 'a tensor')
             return
         self.assertIs(type(found), type(wanted))
-        if isinstance(wanted, float):
+        if isinstance(wanted, numpy.ndarray):
+            self.assertEqual((found.dtype, found.shape), (wanted.dtype.newbyteorder('<'), wanted.shape))
+            self.assertEqual(bits_of(found), bits_of(wanted))
+        elif isinstance(wanted, numpy.generic):
+            self.assertTrue(numpy.isnan(found).all() and numpy.isnan(wanted).all() or bits_of(found) == bits_of(wanted))
+        elif isinstance(wanted, Object):
+            self.assertEqual(found.name, wanted.name)
+            self.assert_same_tree(found.arguments, wanted.arguments, {} | seen)
+            self.assert_same_tree(found.parts, wanted.parts, {} | seen)
+        elif isinstance(wanted, float):
             self.assertEqual(struct.pack('>d', found), struct.pack('>d', wanted))
         elif isinstance(wanted, complex):
             self.assert_same_tree(found.real, wanted.real, seen)
@@ -249,6 +315,35 @@ class Structure(Case):
         self.assertIn('~structure', safetensors.torch.load_file(out))
         self.assertEqual([tensor['name'] for tensor in safemap('inspect', out)['tensors']], ['w'])
         self.assertEqual(list(safemap('hash', out)['tensors']), ['w'])
+
+    def test_names_of_olmo(self):
+        """Written as olmo/safetensors_util.py does: names are pickles in base64, and values that are no dicts too."""
+        state = {'state': {number: {'exp_avg': torch.randn(3), 'step': torch.tensor(1.0)} for number in range(3)},
+                 'param_groups': [{'lr': 0.1, 'params': [0, 1, 2], 'betas': (0.9, 0.99)}], 'epoch': 7}
+        for protocol in PROTOCOLS:
+            flat = {}
+
+            def put(keys, value):
+                if isinstance(value, dict):
+                    for key, each in value.items():
+                        put((*keys, key), each)
+                    return
+                pickled = not isinstance(value, torch.Tensor)
+                name = base64.urlsafe_b64encode(pickle.dumps((keys, pickled), protocol)).decode()
+                flat[name] = torch.frombuffer(bytearray(pickle.dumps(value, protocol)), dtype=torch.uint8) \
+                    if pickled else value
+
+            put((), state)
+            source, out = self.folder / 'olmo.safetensors', self.folder / 'readable.safetensors'
+            safetensors.torch.save_file(flat, source)
+            names = {tensor['name'] for tensor in safemap('inspect', source)['tensors']}
+            self.assertEqual(names, {f'state/{n}/{part}' for n in range(3) for part in ('exp_avg', 'step')})
+            safemap('convert', source, out, '--force')
+            found = read(out)
+            self.assertEqual(found['param_groups'], state['param_groups'])
+            self.assertEqual(found['epoch'], 7)
+            for number in range(3):
+                self.assert_same_dict(found['state'][number], state['state'][number])
 
     def test_flat_is_plain_unless_asked(self):
         torch.save({'a/b': torch.ones(2), '0': torch.zeros(1)}, self.folder / 'in.pt')

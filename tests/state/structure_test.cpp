@@ -93,7 +93,11 @@ private:
             const auto& y = std::get<StateTree::Tensor>(b);
             return x->tensor.stored() == y.tensor.stored() &&
                    x->tensor.strided_view().offset == y.tensor.strided_view().offset && x->parameter == y.parameter &&
-                   x->requires_grad == y.requires_grad;
+                   x->requires_grad == y.requires_grad && x->numpy == y.numpy && own(x->attributes, y.attributes);
+        }
+        if (const auto* x = std::get_if<StateTree::NumpyScalar>(&a)) {
+            const auto& y = std::get<StateTree::NumpyScalar>(b);
+            return x->dtype == y.dtype && node(x->value, y.value);
         }
         if (const auto* x = std::get_if<StateTree::Sequence>(&a)) {
             const auto& y = std::get<StateTree::Sequence>(b);
@@ -112,9 +116,15 @@ private:
         }
         if (const auto* x = std::get_if<StateTree::Opaque>(&a)) {
             const auto& y = std::get<StateTree::Opaque>(b);
-            return x->type == y.type && x->why == y.why && parts(x->children, y.children);
+            return x->type == y.type && x->why == y.why && x->form == y.form && x->arguments == y.arguments &&
+                   parts(x->children, y.children);
         }
         return std::holds_alternative<StateTree::None>(a);
+    }
+
+    bool own(NodeId i, NodeId j) {
+        if (i == StateTree::no_node || j == StateTree::no_node) return i == j;
+        return node(i, j);
     }
 
     /// Python tells other values apart only by what they are.
@@ -181,7 +191,9 @@ TEST_CASE("values are spelled as the specification says, and read back bit for b
     CHECK(spelled(StateTree::Sequence{.kind = Kind::tuple}) == R"(["t"])");
     CHECK(spelled(StateTree::Dict{}) == "{}");
     CHECK(spelled(StateTree::Dict{.ordered = true}) == R"(["od",{}])");
-    CHECK(spelled(StateTree::Opaque{.type = "a.B", .why = "unknown"}) == R"(["o","a.B",{},"unknown"])");
+    CHECK(spelled(StateTree::Constant{.kind = StateTree::Constant::Kind::numpy_dtype, .text = "<M8[ns]"}) ==
+          R"(["npdtype","<M8[ns]"])");
+    CHECK(spelled(StateTree::Opaque{.type = "a.B", .why = "unknown"}) == R"(["o","a.B",["t"],{},"unknown"])");
 }
 
 TEST_CASE("an optimizer's state is readable, and says which tensors are which") {
@@ -207,6 +219,75 @@ TEST_CASE("an optimizer's state is readable, and says which tensors are which") 
     CHECK(Same(tree, read(document, stored_tensors(tree)))());
 }
 
+TEST_CASE("what is more than a tensor or a number of Python's says what it is") {
+    using Form = StateTree::Opaque::Form;
+    StateTree tree;
+    const auto text = [&](const char* value) { return tree.add(std::string(value)); };
+    const NodeId array = tensor(tree);
+    std::get<StateTree::Tensor>(tree[array]).numpy = true;
+    const NodeId noted = tensor(tree);
+    std::get<StateTree::Tensor>(tree[noted]).parameter = true;
+    std::get<StateTree::Tensor>(tree[noted]).attributes =
+        tree.add(StateTree::Dict{.items = {{text("note"), text("mine")}}});
+    const auto constant = [&](StateTree::Constant::Kind kind, const char* name) {
+        return tree.add(StateTree::Constant{kind, name});
+    };
+    const NodeId quantized = tree.add(StateTree::Opaque{
+        .type = "torch.Tensor",
+        .why = {},
+        .children = {{"", tensor(tree)},
+                     {"scheme", constant(StateTree::Constant::Kind::other, "torch.per_tensor_affine")},
+                     {"scale", tree.add(0.5)}},
+        .form = Form::quantized});
+    const NodeId sparse = tree.add(StateTree::Opaque{
+        .type = "torch.Tensor",
+        .why = {},
+        .children = {{"layout", constant(StateTree::Constant::Kind::layout, "sparse_coo")}, {"indices", tensor(tree)}},
+        .form = Form::sparse});
+    const NodeId nested = tree.add(StateTree::Opaque{
+        .type = "torch.Tensor", .why = "kept", .children = {{"buffer", tensor(tree)}}, .form = Form::nested});
+    const NodeId object = tree.add(
+        StateTree::Opaque{.type = "a.Point",
+                          .why = {},
+                          .children = {{"0", tensor(tree)}, {"1", tree.add(std::int64_t{2})}, {"lr", tree.add(0.1)}},
+                          .arguments = 2});
+    const NodeId scalar = tree.add(StateTree::NumpyScalar{"float32", tree.add(0.5)});
+    StateTree::Dict root;
+    root.items = {{text("array"), array}, {text("noted"), noted},  {text("q"), quantized},  {text("sp"), sparse},
+                  {text("nt"), nested},   {text("point"), object}, {text("scalar"), scalar}};
+    tree.set_root(tree.add(std::move(root)));
+    const std::string document = document_of(tree);
+    CHECK(document == R"({"v":1,"root":{"array":["np"],"noted":["T",{"p":1,"attrs":{"note":"mine"}}],)"
+                      R"("q":["q",{"":["T"],"scheme":["g","torch.per_tensor_affine"],"scale":0.5}],)"
+                      R"("sp":["sp",{"layout":["layout","sparse_coo"],"indices":["T"]}],)"
+                      R"("nt":["nt",{"buffer":["T"]},"kept"],"point":["o","a.Point",["t",["T"],2],{"lr":0.1}],)"
+                      R"("scalar":["nps","float32",0.5]}})");
+    const Tensors tensors = stored_tensors(tree);
+    CHECK(tensors.count("q") == 1);
+    CHECK(tensors.count("sp/indices") == 1);
+    CHECK(tensors.count("point/0") == 1);
+    CHECK(Same(tree, read(document, tensors))());
+}
+
+TEST_CASE("tensors in a tensor's attributes are told of, and not stored") {
+    StateTree tree;
+    const NodeId around = tensor(tree);
+    StateTree::Dict own;
+    own.items = {{tree.add(std::string("other")), tensor(tree)}, {tree.add(std::string("self")), around}};
+    std::get<StateTree::Tensor>(tree[around]).attributes = tree.add(std::move(own));
+    tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::list, .items = {around}}));
+    CHECK(flatten(tree).tensors.size() == 1);
+    REQUIRE(flatten(tree).only_in_tree.size() == 1);
+    CHECK(flatten(tree).only_in_tree[0].find("for example on 0") != std::string::npos);
+    const std::string document = document_of(tree);
+    CHECK(document == R"({"v":1,"root":["l",["T",{"attrs":{"other":)"
+                      R"(["o","torch.Tensor",["t"],{},"a tensor that was not stored"],"self":["@","0"]}}]]})");
+    const StateTree again = read(document, stored_tensors(tree));
+    const NodeId first = std::get<StateTree::Sequence>(again[again.root()]).items[0];
+    const auto& attributes = std::get<StateTree::Dict>(again[std::get<StateTree::Tensor>(again[first]).attributes]);
+    CHECK(attributes.items[1].second == first);
+}
+
 TEST_CASE("a tensor under another name says so, and one that is not stored becomes an object") {
     StateTree tree;
     StateTree::Dict dict;
@@ -214,8 +295,8 @@ TEST_CASE("a tensor under another name says so, and one that is not stored becom
     tree.set_root(tree.add(std::move(dict)));
     const std::string document = structure_of(
         tree, [](const std::string& name) { return name == "w" ? std::optional("model.w") : std::nullopt; });
-    CHECK(document ==
-          R"({"v":1,"root":{"w":["T",{"n":"model.w"}],"x":["o","torch.Tensor",{},"a tensor that was not stored"]}})");
+    CHECK(document == R"({"v":1,"root":{"w":["T",{"n":"model.w"}],"x":)"
+                      R"(["o","torch.Tensor",["t"],{},"a tensor that was not stored"]}})");
     Tensors tensors;
     tensors.emplace("model.w", flatten(tree).tensors[0].renamed("model.w"));
     const StateTree again = read(document, tensors);
@@ -243,15 +324,29 @@ TEST_CASE("random trees come back as they were, with rings, ties and whatever st
                 if (random() % 3 == 0) parts.emplace_back(key, any());
             return parts;
         };
+        const auto object = [&] {
+            const auto form = static_cast<StateTree::Opaque::Form>(random() % 4);
+            StateTree::Opaque made{.type = "torch.Tensor", .why = "unknown", .children = named(), .form = form};
+            if (form != StateTree::Opaque::Form::object || random() % 2 == 0) return made;
+            made.type = "x.Y";
+            made.children.clear();
+            made.arguments = static_cast<std::uint32_t>(random() % 3);
+            for (std::uint32_t n = 0; n < made.arguments; ++n) made.children.emplace_back(std::to_string(n), any());
+            made.children.emplace_back("z", any());
+            return made;
+        };
         for (std::size_t i = 0; i < size; ++i) {
-            switch (random() % 13) {
+            switch (random() % 14) {
                 case 0:
                 case 1:
                 case 2: {
-                    const NodeId id =
-                        tensor(tree, random() % 2 ? stored : store(), static_cast<std::int64_t>(random() % 3));
+                    const bool tied = random() % 2 == 0;
+                    const NodeId id = tensor(tree, tied ? stored : store(), static_cast<std::int64_t>(random() % 3));
                     std::get<StateTree::Tensor>(tree[id]).parameter = random() % 2 == 0;
                     std::get<StateTree::Tensor>(tree[id]).requires_grad = random() % 2 == 0;
+                    std::get<StateTree::Tensor>(tree[id]).numpy = !tied && random() % 2 == 0;
+                    if (random() % 4 == 0)
+                        std::get<StateTree::Tensor>(tree[id]).attributes = static_cast<NodeId>(size + 3);
                     break;
                 }
                 case 3: tree.add(std::int64_t(random())); break;
@@ -279,10 +374,12 @@ TEST_CASE("random trees come back as they were, with rings, ties and whatever st
                     tree.add(std::move(dict));
                     break;
                 }
-                default: tree.add(StateTree::Opaque{.type = "x.Y", .why = "unknown", .children = named()});
+                case 12: tree.add(StateTree::NumpyScalar{"float32", static_cast<NodeId>(size)}); break;
+                default: tree.add(object());
             }
         }
         for (std::size_t n = 0; n < 3; ++n) tree.add(keys[1 + n]);
+        tree.add(StateTree::Dict{.items = {{static_cast<NodeId>(size), static_cast<NodeId>(size + 1)}}});
         // As in Python no key is there twice.
         for (const NodeId id : pairs) {
             std::set<std::string> seen;
@@ -358,8 +455,20 @@ TEST_CASE("a document that is not ours is one clear error") {
              R"(["od",{},{},{"@attrs":{}}])",
              R"(["o"])",
              R"(["o","x"])",
-             R"(["o",1,{}])",
-             R"(["o","x",{},1])",
+             R"(["o","x",{}])",
+             R"(["o","x",["l"],{}])",
+             R"(["o","x",["t"]])",
+             R"(["o",1,["t"],{}])",
+             R"(["o","x",["t"],{},1])",
+             R"(["o","x",["t"],{},"why",1])",
+             R"(["q"])",
+             R"(["q",1])",
+             R"(["sp",{},1])",
+             R"(["nt",{"x":["T"]}])",
+             R"(["np"])",
+             R"(["nps","float32"])",
+             R"(["nps",1,1.0])",
+             R"(["npdtype"])",
              R"(["dtype",1])",
              R"(18446744073709551615)",
              R"(1e999)",

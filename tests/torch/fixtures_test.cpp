@@ -52,8 +52,7 @@ bool fits(Errc code, const std::string& word) {
 /// Some open, and say what is odd.
 bool opens(const fixtures::File& file) {
     const std::set<std::string> words{"unsafe-call", "trailing", "bad-checksum", "nesting", "opaque-root"};
-    // numpy arrays are opaque, so far.
-    return words.contains(file.error) || file.file == "broken/numpy_short.pt";
+    return words.contains(file.error);
 }
 
 }  // namespace

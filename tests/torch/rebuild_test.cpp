@@ -355,3 +355,73 @@ TEST_CASE("archives must be what they say") {
     CHECK_FAULT(fixtures::open(with([](Zip& zip) { zip.records[0].name = zip.records[0].local_name = "data.pkl"; })),
                 Errc::zip_missing_record);
 }
+
+TEST_CASE("Variables and Parameters from before torch 0.4 are the tensors in them") {
+    const std::string inner = forge::tensor(floats(), 4, {number(2)}, {number(1)});
+    const std::string hooks = forge::call("collections", "OrderedDict", {});
+    for (const std::string& value : {forge::call("torch.autograd.variable", "Variable", {inner, "\x88", "\x89", hooks}),
+                                     forge::call("torch.autograd.variable", "Variable", {}) +
+                                         forge::tuple({inner, "N", hooks, "\x88", "\x89"}) + "b",
+                                     forge::call("torch.nn.parameter", "Parameter", {}) +
+                                         forge::tuple({inner, "N", hooks, "\x88", "\x89"}) + "b"}) {
+        CAPTURE(value);
+        const auto tensor = root_as<StateTree::Tensor>(value);
+        CHECK(tensor.tensor.shape() == Shape{2});
+        CHECK(tensor.tensor.strided_view().offset == 4);
+        CHECK(tensor.requires_grad);
+        CHECK(tensor.parameter == (value.find("Parameter") != value.npos));
+    }
+    const std::string of_view =
+        forge::tuple({floats(), number(1), forge::tuple({number(3)}), forge::tuple({number(1)})});
+    CHECK(root_as<StateTree::Tensor>(forge::call("torch._tensor", "Tensor", {}) + of_view + "b").tensor.shape() ==
+          Shape{3});
+    std::string nested = inner;
+    for (int i = 0; i < 20; ++i)
+        nested = forge::call("torch.autograd.variable", "Variable", {nested, "\x88", "\x89", hooks});
+    CHECK_FAULT(flat_of(nested), Errc::bad_tensor);
+}
+
+TEST_CASE("a tensor of a device that was saved by way of NumPy is a tensor") {
+    const std::string f4 = forge::call("numpy", "dtype", {forge::text("f4"), "\x89", "\x88"});
+    const std::string array = forge::call("numpy.core.multiarray", "_reconstruct",
+                                          {forge::global("numpy", "ndarray"), forge::tuple({number(0)}), "U\1b"}) +
+                              forge::tuple({number(1), forge::tuple({number(2)}), f4, "\x89", "U\10abcdefgh"}) + "b";
+    const auto made = [&](const char* function, const char* dtype) {
+        return tree_of(in_dict(forge::call("torch._utils", function,
+                                           {array, forge::global("torch", dtype), forge::text("xla:0"), "\x89"})));
+    };
+    for (const char* function : {"_rebuild_device_tensor_from_numpy", "_rebuild_xla_tensor"}) {
+        CAPTURE(function);
+        const auto tree = made(function, "float32");
+        const auto* tensor = std::get_if<StateTree::Tensor>(&tree[*tree.find("x")]);
+        REQUIRE(tensor != nullptr);
+        CHECK(!tensor->numpy);
+        CHECK(tensor->tensor.dtype() == Dtype::f32);
+        CHECK(tensor->tensor.shape() == Shape{2});
+        const auto other = made(function, "bfloat16");
+        CHECK(std::holds_alternative<StateTree::Opaque>(other[*other.find("x")]));
+        CHECK(flatten(other).tensors.size() == 1);
+    }
+}
+
+TEST_CASE("a tensor without data tells its dtype and shape, an object what it would be made of") {
+    const auto meta = tree_of(in_dict(forge::call(
+        "torch._utils", "_rebuild_meta_tensor_no_storage",
+        {forge::global("torch", "bfloat16"), forge::tuple({number(3)}), forge::tuple({number(1)}), "\x89"})));
+    const auto on_meta =
+        tree_of(in_dict(forge::tensor(forge::storage("BFloat16Storage", "0", 3, "meta"), 0, {number(3)}, {number(1)})));
+    for (const StateTree* tree : {&meta, &on_meta}) {
+        const auto dtype = tree->find("x/dtype");
+        REQUIRE(dtype.has_value());
+        CHECK(std::get<StateTree::Constant>((*tree)[*dtype]).text == "bfloat16");
+        REQUIRE(tree->find("x/size/0").has_value());
+        CHECK(std::get<std::int64_t>((*tree)[*tree->find("x/size/0")]) == 3);
+    }
+    const auto object = root_as<StateTree::Opaque>(forge::call("my_model", "Point", {number(1), forge::text("a")}) +
+                                                   forge::dict({forge::text("0"), number(5)}) + "b");
+    CHECK(object.arguments == 2);
+    REQUIRE(object.children.size() == 3);
+    CHECK(object.children[0].first == "0");
+    CHECK(object.children[1].first == "1");
+    CHECK(object.children[2].first == "0~1");
+}

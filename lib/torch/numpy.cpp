@@ -1,0 +1,241 @@
+// Tested by tests/torch/numpy_test.cpp.
+#include "torch/numpy.hpp"
+
+#include "base/text.hpp"
+#include "torch/embedded.hpp"
+#include "torch/storage_id.hpp"
+#include "torch/tensors.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <utility>
+
+namespace safemap::torch {
+
+namespace {
+
+using Id = PickleGraph::Id;
+using Kind = PickleGraph::Kind;
+
+struct Named {
+    std::string_view code;
+    std::string_view name;
+    Dtype dtype;
+};
+constexpr std::array numbers{
+    Named{"b1", "bool", Dtype::boolean},  Named{"i1", "int8", Dtype::i8},          Named{"u1", "uint8", Dtype::u8},
+    Named{"i2", "int16", Dtype::i16},     Named{"u2", "uint16", Dtype::u16},       Named{"i4", "int32", Dtype::i32},
+    Named{"u4", "uint32", Dtype::u32},    Named{"i8", "int64", Dtype::i64},        Named{"u8", "uint64", Dtype::u64},
+    Named{"f2", "float16", Dtype::f16},   Named{"f4", "float32", Dtype::f32},      Named{"f8", "float64", Dtype::f64},
+    Named{"c8", "complex64", Dtype::c64}, Named{"c16", "complex128", Dtype::c128},
+};
+
+const Named* number(std::string_view code) {
+    const auto found = std::find_if(numbers.begin(), numbers.end(), [&](const Named& row) { return row.code == code; });
+    return found == numbers.end() ? nullptr : &*found;
+}
+
+bool is_global(const PickleGraph& pickle, Id id, std::string_view module, std::string_view name) {
+    if (pickle.kind(id) != Kind::global) return false;
+    const auto global = pickle.global(id);
+    return global.module == module && global.name == name;
+}
+
+std::optional<std::uint64_t> digits(std::string_view text) {
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+    return value;
+}
+
+/// The text that bytes of a pickle are, in both spellings.
+std::optional<std::string> short_bytes(const PickleGraph& pickle, Id id) {
+    if (pickle.kind(id) == Kind::bytes || pickle.kind(id) == Kind::text) return std::string(pickle.text(id));
+    if (pickle.kind(id) != Kind::call) return std::nullopt;
+    const auto call = pickle.call(id);
+    if (!is_global(pickle, call.callee, "_codecs", "encode")) return std::nullopt;
+    const auto arguments = pickle.items(call.arguments);
+    if (arguments.empty() || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
+    return std::string(pickle.text(arguments[0]));
+}
+
+/// "[25ns]" of (metadata, (unit, count, …)), which states of dates and times have.
+std::optional<std::string> unit(const PickleGraph& pickle, std::span<const Id> state) {
+    if (state.size() < 9) return std::nullopt;
+    const auto pair = pickle.items_or_nothing(state[8]);
+    const auto parts = pair.size() == 2 ? pickle.items_or_nothing(pair[1]) : std::span<const Id>();
+    if (parts.size() < 2 || pickle.kind(parts[1]) != Kind::integer) return std::nullopt;
+    const auto name = short_bytes(pickle, parts[0]);
+    if (!name || name->empty() || name->size() > 16) return std::nullopt;
+    if (*name == "generic") return std::string();
+    const std::int64_t count = pickle.integer(parts[1]);
+    return "[" + (count == 1 ? std::string() : std::to_string(count)) + *name + "]";
+}
+
+/// A number of another width as a double, NaNs with their bits.
+double widened(std::uint64_t bits, int exponent_bits, int mantissa_bits) {
+    const std::uint64_t mantissa = bits & ((std::uint64_t{1} << mantissa_bits) - 1);
+    const std::uint64_t exponents = (std::uint64_t{1} << exponent_bits) - 1;
+    const std::uint64_t exponent = bits >> mantissa_bits & exponents;
+    const bool negative = (bits >> (mantissa_bits + exponent_bits) & 1) != 0;
+    if (exponent == exponents) {
+        const std::uint64_t sign = negative ? std::uint64_t{1} << 63 : 0;
+        return std::bit_cast<double>(sign | 0x7FF0'0000'0000'0000U | mantissa << (52 - mantissa_bits));
+    }
+    const int bias = static_cast<int>(exponents >> 1);
+    const std::uint64_t whole = exponent == 0 ? mantissa : mantissa | std::uint64_t{1} << mantissa_bits;
+    const double magnitude =
+        std::ldexp(static_cast<double>(whole), std::max(static_cast<int>(exponent), 1) - bias - mantissa_bits);
+    return negative ? -magnitude : magnitude;
+}
+
+double real_of(std::uint64_t bits, std::uint64_t size) {
+    if (size == 2) return widened(bits, 5, 10);
+    return size == 4 ? widened(bits, 8, 23) : std::bit_cast<double>(bits);
+}
+
+std::uint64_t unsigned_of(std::string_view bytes, bool big_endian) {
+    std::uint64_t value = 0;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+        const auto byte = static_cast<unsigned char>(bytes[big_endian ? i : bytes.size() - 1 - i]);
+        value = value << 8 | byte;
+    }
+    return value;
+}
+
+StateTree::Node integer_value(std::uint64_t bits, const NumpyDtype& dtype) {
+    if (dtype.kind == 'u') {
+        if (bits <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+            return static_cast<std::int64_t>(bits);
+        return StateTree::BigInt{std::to_string(bits)};
+    }
+    const auto unused = static_cast<int>(64 - 8 * dtype.size);
+    return static_cast<std::int64_t>(bits << unused) >> unused;
+}
+
+/// Characters of four bytes, the zeros at the end aside, in the spelling of pickles: surrogates are three bytes.
+std::optional<std::string> text_value(std::string_view bytes, bool big_endian) {
+    std::string text;
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i + 4 <= bytes.size(); i += 4) {
+        const std::uint64_t code = unsigned_of(bytes.substr(i, 4), big_endian);
+        if (code > 0x10FFFF) return std::nullopt;
+        append_utf8(text, static_cast<std::uint32_t>(code));
+        if (code != 0) kept = text.size();
+    }
+    text.resize(kept);
+    return text;
+}
+
+}  // namespace
+
+std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
+    if (pickle.kind(id) != Kind::call) return std::nullopt;
+    const auto call = pickle.call(id);
+    const auto arguments = pickle.items(call.arguments);
+    if (!is_global(pickle, call.callee, "numpy", "dtype") || arguments.empty() || call.states.size() > 1)
+        return std::nullopt;
+    const auto code = short_bytes(pickle, arguments[0]);
+    const auto state = call.states.empty() ? std::span<const Id>() : pickle.items_or_nothing(call.states[0]);
+    if (!code || code->size() < 2 || (!call.states.empty() && state.size() < 5)) return std::nullopt;
+    for (std::size_t i = 2; i < std::min<std::size_t>(state.size(), 5); ++i)
+        if (pickle.kind(state[i]) != Kind::none) return std::nullopt;  // arrays in elements, names, fields
+    const auto size = digits(std::string_view(*code).substr(1));
+    const auto order = state.empty() ? std::string("<") : short_bytes(pickle, state[1]).value_or(std::string());
+    if (!size || *size > std::numeric_limits<std::uint32_t>::max() || order.size() != 1) return std::nullopt;
+
+    NumpyDtype dtype{.text = {}, .kind = code->front(), .size = *size};
+    if (dtype.kind == 'U') dtype.size *= 4;
+    const Named* const row = number(*code);
+    if (row != nullptr) dtype.dtype = row->dtype;
+    const bool ordered =
+        dtype.kind == 'U' || (dtype.kind != 'S' && dtype.kind != 'V' && dtype.kind != 'O' && *size > 1);
+    dtype.big_endian = ordered && order == ">";
+    dtype.text = (!ordered ? "|" : dtype.big_endian ? ">" : "<") + *code;
+    if (dtype.kind != 'M' && dtype.kind != 'm') return dtype;
+    const auto of_time = unit(pickle, state);
+    if (!of_time) return std::nullopt;
+    dtype.text += *of_time;
+    return dtype;
+}
+
+std::string numpy_class(const NumpyDtype& dtype) {
+    const Named* const row = number(std::string_view(dtype.text).substr(1));
+    return row == nullptr || dtype.big_endian ? dtype.text : std::string(row->name);
+}
+
+std::optional<NumpyArray> numpy_array(const PickleGraph& pickle, const PickleGraph::Call& call) {
+    if (pickle.kind(call.callee) != Kind::global) return std::nullopt;
+    const auto arguments = pickle.items(call.arguments);
+    if (is_global(pickle, call.callee, "numpy._core.numeric", "_frombuffer")) {
+        // (buffer, dtype, shape, order)
+        if (arguments.size() != 4 || !call.states.empty()) return std::nullopt;
+        const auto order = short_bytes(pickle, arguments[3]);
+        return NumpyArray{PickleGraph::nothing, arguments[1], arguments[2], arguments[0], order == "F"};
+    }
+    if (!is_global(pickle, call.callee, "numpy._core.multiarray", "_reconstruct")) return std::nullopt;
+    if (arguments.empty() || call.states.size() != 1) return std::nullopt;
+    // (version, shape, dtype, is Fortran, data); the oldest have no version.
+    auto state = pickle.items_or_nothing(call.states[0]);
+    if (state.size() == 5) state = state.subspan(1);
+    if (state.size() != 4) return std::nullopt;
+    const bool fortran = pickle.kind(state[2]) == Kind::boolean && pickle.boolean(state[2]);
+    return NumpyArray{arguments[0], state[1], state[0], state[3], fortran};
+}
+
+LazyTensor numpy_tensor(const PickleGraph& pickle, const NumpyArray& array, const NumpyDtype& dtype,
+                        const Storages& storages, Allowance& allowance) {
+    const auto items = pickle.items_or_nothing(array.shape);
+    if (pickle.kind(array.shape) != Kind::tuple || items.size() > max_dimensions)
+        throw Error(Errc::bad_tensor,
+                    "a NumPy array whose shape is no tuple of at most " + std::to_string(max_dimensions) + " integers");
+    Dims<std::int64_t> sizes;
+    for (const Id item : items) sizes.push_back(integer_of(pickle, item, "dimension"));
+    Dims<std::int64_t> strides;
+    for (std::size_t i = 0; i < sizes.size(); ++i) strides.push_back(1);
+    Geometry geometry = geometry_of(sizes, std::move(strides), 0);
+    StridedView& view = geometry.view;
+    view.strides = row_major(view.shape);
+    if (array.fortran && geometry.elements > 0) {
+        std::int64_t stride = 1;
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+            view.strides[i] = stride;
+            stride *= sizes[i];
+        }
+    }
+    const RecordData data = embedded_bytes(pickle, array.data, storages, allowance);
+    const auto wanted = byte_size(*dtype.dtype, geometry.elements);
+    if (!wanted) throw Error(Errc::shape_overflow, "the size of a NumPy array does not fit in 64 bits");
+    if (data.extent.size != *wanted) {
+        const Errc code = data.extent.size < *wanted ? Errc::storage_too_short : Errc::bad_tensor;
+        throw Error(code, "a NumPy array of " + dtype.text + " of shape " + to_string(view.shape) + " takes " +
+                              bytes_text(*wanted) + ", and has " + bytes_text(data.extent.size));
+    }
+    auto stored = stored_run(*dtype.dtype, Shape{geometry.elements}, data.source, data.extent.offset);
+    return LazyTensor({}, std::move(stored), std::move(view), Decoding{.byte_swap = dtype.big_endian});
+}
+
+StateTree::Node numpy_value(const NumpyDtype& dtype, std::string_view bytes) {
+    if (bytes.size() != dtype.size) {
+        throw Error(Errc::bad_tensor, "a NumPy scalar of " + dtype.text + " takes " + bytes_text(dtype.size) +
+                                          ", and has " + bytes_text(bytes.size()));
+    }
+    const auto integer = [&] { return integer_value(unsigned_of(bytes, dtype.big_endian), dtype); };
+    const auto real = [&](std::string_view part) { return real_of(unsigned_of(part, dtype.big_endian), part.size()); };
+    const std::size_t half = bytes.size() / 2;
+    if (dtype.dtype == Dtype::boolean) return bytes.front() != 0;
+    if (dtype.dtype && dtype.kind == 'f') return real(bytes);
+    if (dtype.dtype && dtype.kind == 'c')
+        return StateTree::Complex{real(bytes.substr(0, half)), real(bytes.substr(half))};
+    if (dtype.dtype || ((dtype.kind == 'M' || dtype.kind == 'm') && dtype.size == 8)) return integer();
+    if (dtype.kind == 'U')
+        if (auto text = text_value(bytes, dtype.big_endian)) return std::move(*text);
+    return StateTree::Bytes{.bytes = std::string(bytes)};
+}
+
+}  // namespace safemap::torch
