@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -89,6 +90,12 @@ public:
     /// The node at a path, spelled as flatten() spells names: "optimizer/state/0/exp_avg"; "" is the root. Nothing
     /// where there is none. Linear in what the containers on the way hold.
     std::optional<NodeId> find(std::string_view path) const;
+    /// Puts a node where a path leads, in place of what is there, or as the last entry of a dictionary, the next item of
+    /// a list, tuple or torch.Size, or a part of an object. Other places that hold what was there keep it. Throws
+    /// invalid_argument where there is no such container, or where the last segment is no key or item it can have.
+    void put(std::string_view path, NodeId node);
+    /// Takes out what a path leads to, and says whether there was anything. Items behind it move up. The root stays.
+    bool erase(std::string_view path);
     /// The nodes that `root` leads to, as a tree of their own.
     StateTree subtree(NodeId root) const;
 
@@ -99,6 +106,11 @@ private:
     std::vector<Node> nodes_;
     NodeId root_ = 0;
 };
+
+/// For people: one line for each value, names folded (`layers.{0..79}`), below each other as they are in each other;
+/// tensors by dtype and shape. A container that was met before is told of by its path. No tensor is read. Names are cut
+/// at 200 bytes, values at 80, and levels below 64 are left out.
+SAFEMAP_API std::ostream& operator<<(std::ostream& out, const StateTree& tree);
 
 /// A tensor's other names: the stored name first.
 using AliasGroup = std::vector<std::string>;

@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <variant>
 
@@ -66,6 +67,29 @@ std::string key_segment(const StateTree::Node& key, std::size_t place) { return 
 
 std::string child_segment(std::string_view child) {
     return looks_like_integer(child) ? std::string(child) : string_segment(child);
+}
+
+std::optional<StateTree::Node> key_of(std::string_view segment) {
+    if (segment == "~none") return StateTree::None{};
+    if (segment == "~true") return true;
+    if (segment == "~false") return false;
+    if (looks_like_integer(segment)) {
+        std::int64_t value = 0;
+        const auto [end, error] = std::from_chars(segment.data(), segment.data() + segment.size(), value);
+        if (error == std::errc()) return value;
+        return StateTree::BigInt{std::string(segment)};
+    }
+    if (segment.starts_with("~s")) segment.remove_prefix(2);
+    std::string text;
+    for (std::size_t i = 0; i < segment.size(); ++i) {
+        if (segment[i] != '~') {
+            text += segment[i];
+            continue;
+        }
+        if (++i == segment.size() || (segment[i] != '0' && segment[i] != '1')) return std::nullopt;
+        text += segment[i] == '0' ? '~' : '/';
+    }
+    return text;
 }
 
 bool verbatim_name(std::string_view key) { return !key.empty() && key != reserved && is_utf8(key); }

@@ -12,6 +12,7 @@
 #include <safemap/state_tree.hpp>
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,8 @@ inline constexpr std::string_view key_segment_below = "~key";
 
 /// The segment of the `place`-th entry of a dictionary, whose key is `key`.
 std::string key_segment(const StateTree::Node& key, std::size_t place);
+/// The key that a segment spells; nothing for one that only tells the place of an entry.
+std::optional<StateTree::Node> key_of(std::string_view segment);
 /// The segment of the `place`-th item of a sequence.
 std::string item_segment(StateTree::Sequence::Kind kind, std::size_t place);
 /// The segment of the `place`-th entry whose key is no name.

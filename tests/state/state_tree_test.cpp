@@ -3,6 +3,8 @@
 
 #include "doctest_safemap.hpp"
 
+#include <sstream>
+
 using namespace safemap;
 using NodeId = StateTree::NodeId;
 using Kind = StateTree::Sequence::Kind;
@@ -61,4 +63,80 @@ TEST_CASE("a part of a tree is what its root leads to, with what is shared and r
     CHECK(ring.size() == training.tree.size());
     CHECK(ring.find("2/state/0") == ring.root());
     CHECK(ring.find("2/state/a~1b") == ring.root());
+}
+
+TEST_CASE("nodes are put where a path leads, and taken out") {
+    Training training;
+    StateTree& tree = training.tree;
+    const NodeId nine = tree.add(std::int64_t{9});
+    const auto value = [&](const char* path) { return std::get<std::int64_t>(tree[*tree.find(path)]); };
+    for (const char* path : {"state/0/1", "state/0/3", "state/new~0key~1", "state/7", "state/~s7", "state/~none",
+                             "state/~true", "args/lr", "args/eps", "epoch"}) {
+        CAPTURE(path);
+        tree.put(path, nine);
+        REQUIRE(tree.find(path).has_value());
+        CHECK(value(path) == 9);
+    }
+    const auto& state = std::get<StateTree::Dict>(tree[*tree.find("state")]);
+    CHECK(std::get<std::string>(tree[state.items[3].first]) == "new~key/");
+    CHECK(std::get<std::int64_t>(tree[state.items[4].first]) == 7);
+    CHECK(std::get<std::string>(tree[state.items[5].first]) == "7");
+    CHECK(std::get<bool>(tree[state.items[7].first]));
+    for (const char* path : {"state/0/5", "state/0/x", "x/y", "state/~s0/~k3", "state/~k9", "state/a~", "state/a~2",
+                             "state/~sx", "epoch/0", "args/~s7"}) {
+        CAPTURE(path);
+        CHECK_FAULT(tree.put(path, nine), Errc::invalid_argument);
+    }
+    CHECK(tree.erase("state/0/0"));
+    CHECK(value("state/0/0") == 9);
+    CHECK(tree.erase("state/~none"));
+    CHECK_FALSE(tree.erase("state/~none"));
+    CHECK_FALSE(tree.erase("state/0/9"));
+    CHECK_FALSE(tree.erase("nothing/there"));
+    CHECK_FALSE(tree.erase(""));
+    CHECK(tree.erase("args/lr"));
+    CHECK_FALSE(tree.find("args/lr").has_value());
+    tree.put("", nine);
+    CHECK(tree.root() == nine);
+}
+
+TEST_CASE("what an object would be made of is counted when some of it goes") {
+    StateTree tree;
+    const NodeId one = tree.add(std::int64_t{1});
+    tree.set_root(tree.add(
+        StateTree::Opaque{.type = "a.B", .why = {}, .children = {{"0", one}, {"1", one}, {"x", one}}, .arguments = 2}));
+    CHECK(tree.erase("1"));
+    CHECK(std::get<StateTree::Opaque>(tree[tree.root()]).arguments == 1);
+    CHECK(tree.erase("x"));
+    CHECK(std::get<StateTree::Opaque>(tree[tree.root()]).arguments == 1);
+}
+
+TEST_CASE("a tree prints folded, and ends where it turns back") {
+    const auto printed = [](const StateTree& tree) {
+        std::ostringstream out;
+        out << tree;
+        return out.str();
+    };
+    CHECK(printed(Training().tree) ==
+          "state\n  0\n    0  'x'\n    1  7\n    2  the same as '~root'\n  ~s0\n    ~k0  2.5\n"
+          "  a~1b  the same as 'state/0'\nargs  x.Y\n  lr  7\n");
+    CHECK(printed(StateTree()) == "");
+
+    StateTree tree;
+    const auto stored = stored_run(Dtype::bf16, Shape{6}, memory_source("memory", std::vector<std::byte>(12)), 0);
+    StateTree::Sequence layers{.kind = Kind::list};
+    for (int i = 0; i < 12; ++i) {
+        const NodeId tensor = tree.add(StateTree::Tensor{.tensor = LazyTensor({}, stored).slice({})});
+        layers.items.push_back(tree.add(StateTree::Dict{.items = {{tree.add(std::string("w")), tensor}}}));
+    }
+    StateTree::Dict root;
+    root.items = {{tree.add(std::string("layers")), tree.add(std::move(layers))},
+                  {tree.add(std::string("cfg")), tree.add(StateTree::Dict{})}};
+    tree.set_root(tree.add(std::move(root)));
+    CHECK(printed(tree) == "layers\n  {0..11}\n    w  BF16 [6]  x 12\ncfg  {}\n");
+
+    NodeId deep = tree.add(StateTree::None{});
+    for (int i = 0; i < 100'000; ++i) deep = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {deep}});
+    tree.set_root(deep);
+    CHECK(printed(tree).find("...") != std::string::npos);
 }

@@ -1,0 +1,132 @@
+// A tree for people to read. Tested by tests/state/state_tree_test.cpp.
+#include "base/json.hpp"
+#include "base/text.hpp"
+#include "state/names.hpp"
+
+#include <safemap/fold.hpp>
+#include <safemap/state_tree.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <ostream>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace safemap {
+
+namespace {
+
+using NodeId = StateTree::NodeId;
+
+constexpr std::size_t deepest = 64;
+constexpr std::size_t longest_name = 200;
+constexpr std::size_t longest_value = 80;
+
+/// A value in one line; of containers what there is to say where they are empty.
+struct Value {
+    const StateTree& tree;
+
+    std::string operator()(StateTree::None) const { return "None"; }
+    std::string operator()(bool value) const { return value ? "True" : "False"; }
+    std::string operator()(std::int64_t value) const { return std::to_string(value); }
+    std::string operator()(const StateTree::BigInt& value) const { return printable(value.decimal, longest_value); }
+    std::string operator()(double value) const {
+        if (value != value) return "nan";
+        if (value - value != 0) return value > 0 ? "inf" : "-inf";
+        std::string text;
+        json::append_real(text, value);
+        return text;
+    }
+    std::string operator()(const StateTree::Complex& value) const {
+        return "(" + (*this)(value.real) + ", " + (*this)(value.imag) + "j)";
+    }
+    std::string operator()(const std::string& value) const { return "'" + printable(value, longest_value) + "'"; }
+    std::string operator()(const StateTree::Bytes& value) const { return bytes_text(value.bytes.size()); }
+    std::string operator()(const StateTree::Constant& value) const { return printable(value.text, longest_value); }
+    std::string operator()(const StateTree::NumpyScalar& value) const {
+        return printable(value.dtype, longest_value) + " " + std::visit(*this, tree[value.value]);
+    }
+    std::string operator()(const StateTree::Tensor& value) const {
+        return (value.numpy ? "NumPy " : "") + std::string(name(value.tensor.dtype())) + " " +
+               to_string(value.tensor.shape());
+    }
+    std::string operator()(const StateTree::Sequence& value) const {
+        constexpr const char* empty[]{"[]", "()", "set()", "frozenset()", "torch.Size([])"};
+        return empty[static_cast<std::size_t>(value.kind)];
+    }
+    std::string operator()(const StateTree::Dict&) const { return "{}"; }
+    std::string operator()(const StateTree::Opaque& value) const { return printable(value.type, longest_value); }
+};
+
+/// The lines of the values, in order, each with its path.
+class Leaves {
+public:
+    explicit Leaves(const StateTree& tree) : tree_(tree) {}
+
+    std::vector<Foldable> run() {
+        if (tree_.size() > 0) visit(tree_.root(), 0);
+        return std::move(lines_);
+    }
+
+private:
+    void visit(NodeId id, std::size_t depth) {
+        const StateTree::Node& node = tree_[id];
+        const auto* sequence = std::get_if<StateTree::Sequence>(&node);
+        const auto* dict = std::get_if<StateTree::Dict>(&node);
+        const auto* opaque = std::get_if<StateTree::Opaque>(&node);
+        const std::size_t size = sequence != nullptr ? sequence->items.size()
+                                 : dict != nullptr   ? dict->items.size()
+                                 : opaque != nullptr ? opaque->children.size()
+                                                     : 0;
+        if (size == 0) return line(std::visit(Value{tree_}, node));
+        if (const auto [first, fresh] = first_.try_emplace(id, path_); !fresh)
+            return line("the same as " + quoted(first->second.empty() ? state::root_name : first->second));
+        if (depth == deepest) return line("...");
+        if (opaque != nullptr) line(Value{tree_}(*opaque));
+        for (std::size_t i = 0; i < size; ++i) {
+            if (sequence != nullptr) below(state::item_segment(sequence->kind, i), sequence->items[i], depth);
+            if (dict != nullptr)
+                below(state::key_segment(tree_[dict->items[i].first], i), dict->items[i].second, depth);
+            if (opaque != nullptr)
+                below(state::child_segment(opaque->children[i].first), opaque->children[i].second, depth);
+        }
+    }
+
+    void below(const std::string& segment, NodeId child, std::size_t depth) {
+        const std::size_t before = path_.size();
+        state::append_segment(path_, printable(segment, longest_name));
+        visit(child, depth + 1);
+        path_.resize(before);
+    }
+
+    void line(std::string value) { lines_.push_back({.name = path_, .kind = std::move(value)}); }
+
+    const StateTree& tree_;
+    std::string path_;
+    std::vector<Foldable> lines_;
+    std::unordered_map<NodeId, std::string> first_;
+};
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const StateTree& tree) {
+    NameParts before;
+    for (const Folded& folded : fold(Leaves(tree).run())) {
+        const NameParts& parts = folded.parts;
+        const auto same = std::mismatch(parts.begin(), parts.end(), before.begin(), before.end()).first;
+        const auto known = std::min<std::ptrdiff_t>(same - parts.begin(), std::ssize(parts) - 1);
+        for (std::ptrdiff_t level = known; level < std::ssize(parts); ++level) {
+            const std::string& part = parts[static_cast<std::size_t>(level)];
+            out << std::string(2 * static_cast<std::size_t>(level), ' ') << part.substr(level == 0 ? 0 : 1);
+            if (level + 1 < std::ssize(parts)) out << '\n';
+        }
+        const std::string times = folded.times();
+        out << (parts.empty() || parts.back().empty() ? "" : "  ") << folded.kind << (times.empty() ? "" : "  ")
+            << times << '\n';
+        before = parts;
+    }
+    return out;
+}
+
+}  // namespace safemap
