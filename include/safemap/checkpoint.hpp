@@ -136,6 +136,10 @@ public:
     /// The parts of the tree's root that hold tensors: "model", "optimizer". None of a flat state dict.
     std::vector<std::string> parts() const;
 
+    /// Of the one file that it was opened from: what tells later whether that has changed; docs/format.md,
+    /// "safemap.source", defines it. Nothing for several files. Reads up to 1.4 MiB, and throws what reading throws.
+    std::optional<std::string> fingerprint() const;
+
     /// For verify: what is known of the bytes besides the tensors.
     struct StoredChecksum {
         std::shared_ptr<const Source> source;

@@ -6,6 +6,7 @@
 #include "checkpoint/contents.hpp"
 #include "checkpoint/identity.hpp"
 #include "checkpoint/near_names.hpp"
+#include "checkpoint/twin.hpp"
 #include "lazy/page_cache.hpp"
 
 #include <safemap/structure.hpp>
@@ -164,6 +165,12 @@ Checkpoint Checkpoint::below(std::string_view path) const {
     contents.tree = std::move(part);
     std::erase_if(contents.metadata, [this](const auto& pair) { return find(pair.first) != nullptr; });
     return Checkpoint(std::make_shared<const State>(std::move(contents)));
+}
+
+std::optional<std::string> Checkpoint::fingerprint() const {
+    const auto& sources = state_->contents.sources;
+    if (sources.size() != 1) return std::nullopt;
+    return checkpoint::fingerprint(*sources.front());
 }
 
 std::size_t Checkpoint::size() const noexcept { return state_->contents.tensors.size(); }

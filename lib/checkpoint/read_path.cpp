@@ -1,6 +1,7 @@
 // Opens paths of the file system.
 #include "checkpoint/contents.hpp"
 #include "checkpoint/sniff.hpp"
+#include "checkpoint/twin.hpp"
 #include "safetensors/index.hpp"
 
 #include <safemap/file.hpp>
@@ -63,7 +64,11 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     if (std::filesystem::is_directory(path, ignored)) return read_settled(path, mapping, options, faults);
 
     const auto source = open_file(path, mapping);
-    if (!is_index(*source)) return read_file(source, options, faults);
+    if (!is_index(*source)) {
+        Contents contents = read_file(source, options, faults);
+        note_twin(path, contents);
+        return contents;
+    }
     const auto parent = path.parent_path();
     return read_shards(*open_folder(parent.empty() ? "." : parent, mapping), source, options, faults);
 }

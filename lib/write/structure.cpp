@@ -1,5 +1,6 @@
 // Puts the structure document of a checkpoint among what is written.
 #include "checkpoint/structure.hpp"
+#include "checkpoint/twin.hpp"
 
 #include <safemap/save.hpp>
 #include <safemap/structure.hpp>
@@ -41,6 +42,9 @@ AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& sto
     const bool wanted =
         options.structure == StructurePolicy::keep || (options.structure == StructurePolicy::automatic && !plain);
     AddedStructure added{.notes = checkpoint.only_in_tree()};
+    if ((wanted || options.checksums) && checkpoint.format() == Format::torch)
+        if (auto fingerprint = checkpoint.fingerprint())
+            options.metadata[std::string(checkpoint::source_key)] = std::move(*fingerprint);
     if (!wanted) return added;
     std::string document;
     try {
