@@ -2,10 +2,12 @@
 // tests/torch/rebuild_test.cpp.
 #include "torch/tensors.hpp"
 
+#include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "torch/storage_types.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 
@@ -165,8 +167,13 @@ RecordData TensorReader::bytes_of(Id id, const StorageId& storage) const {
     return embedded == embedded_.end() ? storages_.find(storage.key) : embedded->second.data;
 }
 
+std::size_t TensorReader::StoreHash::operator()(const StoreKey& key) const {
+    const std::array<std::uint64_t, 3> numbers{key.embedded, static_cast<std::uint64_t>(key.dtype), key.elements};
+    return name_hash(key.key) + name_hash({reinterpret_cast<const char*>(numbers.data()), sizeof(numbers)});
+}
+
 std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId& storage, Dtype dtype,
-                                                         std::uint64_t elements) {
+                                                         const Shape& shape, std::uint64_t elements) {
     const Id embedded = embedded_.contains(id) ? id : PickleGraph::nothing;
     auto& store = stores_[{storage.key, embedded, dtype, elements}];
     if (store) return store;
@@ -177,7 +184,7 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
                                                  ", but " + std::to_string(elements) + " elements of " +
                                                  std::string(torch_name(dtype)) + " are wanted");
     }
-    store = stored_run(dtype, Shape{elements}, data.source, data.extent.offset);
+    store = stored_run(dtype, shape, data.source, data.extent.offset);
     return store;
 }
 
@@ -199,7 +206,12 @@ std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
     if (geometry.elements > 0) view.offset += static_cast<std::int64_t>(storage.first);
     const Decoding decoding = this->decoding(dtype, parts.metadata);
     if (storage.meta) return std::nullopt;
-    return LazyTensor({}, stored(parts.storage, storage, dtype, in_dtype(storage.elements)), std::move(view), decoding);
+    const std::uint64_t elements = in_dtype(storage.elements);
+    const bool whole = geometry.elements == elements && view.offset == 0 && view.strides == row_major(view.shape);
+    auto store = stored(parts.storage, storage, dtype, whole ? view.shape : Shape{elements}, elements);
+    LazyTensor all({}, store, decoding);
+    if (whole && all.shape() == view.shape) return all;
+    return LazyTensor({}, std::move(store), std::move(view), decoding);
 }
 
 }  // namespace safemap::torch

@@ -8,11 +8,13 @@
 
 #include <safemap/lazy_tensor.hpp>
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <tuple>
+#include <unordered_map>
 
 namespace safemap::torch {
 
@@ -54,19 +56,35 @@ public:
     std::optional<Dtype> dtype(Id id) const;
 
 private:
+    /// A storage has a key, or is embedded.
+    struct StoreKey {
+        std::string_view key;
+        Id embedded;
+        Dtype dtype;
+        std::uint64_t elements;
+
+        friend bool operator==(const StoreKey&, const StoreKey&) = default;
+    };
+    /// Not noexcept: so the table keeps hashes, and computes each once.
+    struct StoreHash {
+        std::size_t operator()(const StoreKey& key) const;
+    };
+
     Geometry geometry(const Parts& parts) const;
     Dims<std::int64_t> integers(Id id, std::string_view what) const;
     Decoding decoding(Dtype dtype, Id metadata) const;
     StorageId storage(Id id);
     RecordData bytes_of(Id id, const StorageId& storage) const;
-    std::shared_ptr<const StoredTensor> stored(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements);
+    /// All elements of a storage; of that shape where it was not asked for before.
+    std::shared_ptr<const StoredTensor> stored(Id id, const StorageId& storage, Dtype dtype, const Shape& shape,
+                                               std::uint64_t elements);
 
     const PickleGraph& pickle_;
     const Storages& storages_;
     Allowance& allowance_;
     std::map<Id, EmbeddedStorage> embedded_;  ///< by the call that would load it
-    /// One store for each storage, dtype and size, so that tied tensors share it. A storage has a key, or is embedded.
-    std::map<std::tuple<std::string_view, Id, Dtype, std::uint64_t>, std::shared_ptr<const StoredTensor>> stores_;
+    /// One store for each storage, dtype and size, so that tied tensors share it.
+    std::unordered_map<StoreKey, std::shared_ptr<const StoredTensor>, StoreHash> stores_;
 };
 
 }  // namespace safemap::torch
