@@ -174,11 +174,17 @@ private:
         ++tensors_met_;
         if (!take_name()) return leave_out("torch.Tensor");
         std::uint32_t& number = seen_[id].tensor;
-        if (number == none) number = tied_to(tensor);
+        const bool shared = number == none && may_be_tied(tensor);
+        if (shared) number = tied_to(tensor);
         if (number != none) return add_alias(number);
         number = static_cast<std::uint32_t>(out_.tensors.size());
         out_.tensors.push_back(tensor.renamed(name()));
-        if (tensor.element_count() > 0) ties_.emplace(Tie{&tensor}, number);
+        if (shared) ties_.emplace(Tie{&tensor}, number);
+    }
+
+    /// Not of no elements, nor where no other tensor of the tree has its store.
+    static bool may_be_tied(const LazyTensor& tensor) {
+        return tensor.element_count() > 0 && tensor.stored().use_count() > 1;
     }
 
     void add_alias(std::uint32_t number) {
@@ -187,9 +193,8 @@ private:
         group.push_back(name());
     }
 
-    /// What a tensor object not met before is tied to; nothing of no elements is tied to anything.
+    /// What a tensor object not met before is tied to.
     std::uint32_t tied_to(const LazyTensor& tensor) const {
-        if (tensor.element_count() == 0) return none;
         const auto found = ties_.find(Tie{&tensor});
         return found == ties_.end() ? none : found->second;
     }

@@ -2,14 +2,13 @@
 // tests/torch/rebuild_test.cpp.
 #include "torch/tensors.hpp"
 
-#include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "torch/storage_types.hpp"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace safemap::torch {
 
@@ -35,6 +34,10 @@ std::uint64_t reach(const StridedView& view) {
     }
     if (last >= max_int64) throw overflow("the offset " + std::to_string(last));
     return last + 1;
+}
+
+template <class T> void append_bytes(std::string& out, T value) {
+    out.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
 /// Whether an element is negated by its bits: FNUZ has no negative zero, E8M0 no sign, and F4 and F6 are packed.
@@ -167,16 +170,16 @@ RecordData TensorReader::bytes_of(Id id, const StorageId& storage) const {
     return embedded == embedded_.end() ? storages_.find(storage.key) : embedded->second.data;
 }
 
-std::size_t TensorReader::StoreHash::operator()(const StoreKey& key) const {
-    const std::array<std::uint64_t, 3> numbers{key.embedded, static_cast<std::uint64_t>(key.dtype), key.elements};
-    return name_hash(key.key) + name_hash({reinterpret_cast<const char*>(numbers.data()), sizeof(numbers)});
-}
-
 std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId& storage, Dtype dtype,
                                                          const Shape& shape, std::uint64_t elements) {
     const Id embedded = embedded_.contains(id) ? id : PickleGraph::nothing;
-    auto& store = stores_[{storage.key, embedded, dtype, elements}];
-    if (store) return store;
+    std::string key;
+    append_bytes(key, embedded);
+    append_bytes(key, dtype);
+    append_bytes(key, elements);
+    key += storage.key;
+    const auto key_of = [this](std::uint32_t i) -> std::string_view { return stores_[i].key; };
+    if (const auto known = by_key_.find(key, key_of)) return stores_[*known].stored;
     const RecordData data = bytes_of(id, storage);
     const auto wanted = byte_size(dtype, elements);
     if (!wanted || *wanted > data.extent.size) {
@@ -184,8 +187,10 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
                                                  ", but " + std::to_string(elements) + " elements of " +
                                                  std::string(torch_name(dtype)) + " are wanted");
     }
-    store = stored_run(dtype, shape, data.source, data.extent.offset);
-    return store;
+    const auto number = static_cast<std::uint32_t>(stores_.size());
+    stores_.push_back({std::move(key), stored_run(dtype, shape, data.source, data.extent.offset)});
+    by_key_.add(stores_[number].key, number, key_of);
+    return stores_[number].stored;
 }
 
 std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {

@@ -1,6 +1,7 @@
 // Tensors of a pickle: storages by their persistent ids, and views of them. Every number is checked here, once.
 #pragma once
 
+#include "base/name_index.hpp"
 #include "torch/embedded.hpp"
 #include "torch/pickle.hpp"
 #include "torch/rebuild.hpp"
@@ -8,13 +9,13 @@
 
 #include <safemap/lazy_tensor.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
-#include <unordered_map>
+#include <vector>
 
 namespace safemap::torch {
 
@@ -56,18 +57,9 @@ public:
     std::optional<Dtype> dtype(Id id) const;
 
 private:
-    /// A storage has a key, or is embedded.
-    struct StoreKey {
-        std::string_view key;
-        Id embedded;
-        Dtype dtype;
-        std::uint64_t elements;
-
-        friend bool operator==(const StoreKey&, const StoreKey&) = default;
-    };
-    /// Not noexcept: so the table keeps hashes, and computes each once.
-    struct StoreHash {
-        std::size_t operator()(const StoreKey& key) const;
+    struct Store {
+        std::string key;  ///< what tells it from others, as bytes
+        std::shared_ptr<const StoredTensor> stored;
     };
 
     Geometry geometry(const Parts& parts) const;
@@ -83,8 +75,9 @@ private:
     const Storages& storages_;
     Allowance& allowance_;
     std::map<Id, EmbeddedStorage> embedded_;  ///< by the call that would load it
-    /// One store for each storage, dtype and size, so that tied tensors share it.
-    std::unordered_map<StoreKey, std::shared_ptr<const StoredTensor>, StoreHash> stores_;
+    /// One store for each storage, dtype and size, so that tied tensors share it. A storage has a key, or is embedded.
+    std::vector<Store> stores_;
+    NameIndex by_key_;  ///< of stores_
 };
 
 }  // namespace safemap::torch
