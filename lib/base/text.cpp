@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 namespace safemap {
 namespace {
@@ -29,10 +31,22 @@ std::size_t sequence_length(std::string_view text) noexcept {
     return continues(1, low, high) && continues(2) && continues(3) ? 4 : 0;
 }
 
+// How many bytes at the front are ASCII, counted in words: names mostly are.
+std::size_t ascii_words(std::string_view text) noexcept {
+    std::size_t at = 0;
+    for (std::uint64_t word; text.size() - at >= sizeof(word); at += sizeof(word)) {
+        std::memcpy(&word, text.data() + at, sizeof(word));
+        if ((word & 0x8080'8080'8080'8080U) != 0) break;
+    }
+    return at;
+}
+
 }  // namespace
 
 bool is_utf8(std::string_view text) noexcept {
     while (!text.empty()) {
+        text.remove_prefix(ascii_words(text));
+        if (text.empty()) break;
         const std::size_t length = sequence_length(text);
         if (length == 0) return false;
         text.remove_prefix(length);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -65,8 +66,8 @@ private:
     };
     /// What is known of a node that may occur again.
     struct Seen {
-        std::uint32_t group = none;  ///< of a tensor
-        bool entered = false;        ///< of a container
+        std::uint32_t tensor = none;  ///< its number
+        bool entered = false;         ///< of a container
         bool holds_tensors = false;
         bool repeated = false;
     };
@@ -174,18 +175,28 @@ private:
         ++tensors_met_;
         if (node.attributes != StateTree::no_node) own_attributes_.add(path_);
         if (!take_name()) return leave_out("torch.Tensor");
-        std::uint32_t& group = seen_[id].group;
-        if (group == none) group = group_of(tensor);
-        if (group != none) return out_.aliases[group].push_back(name());
-        group = static_cast<std::uint32_t>(out_.aliases.size());
-        out_.aliases.push_back({name()});
+        std::uint32_t& number = seen_[id].tensor;
+        const bool shared = number == none && may_be_tied(tensor);
+        if (shared) number = tied_to(tensor);
+        if (number != none) return add_alias(number);
+        number = static_cast<std::uint32_t>(out_.tensors.size());
         out_.tensors.push_back(tensor.renamed(name()));
-        if (tensor.element_count() > 0) ties_.emplace(Tie{&tensor}, group);
+        if (shared) ties_.emplace(Tie{&tensor}, number);
     }
 
-    /// The group that a tensor object not met before belongs to; nothing of no elements is tied to anything.
-    std::uint32_t group_of(const LazyTensor& tensor) const {
-        if (tensor.element_count() == 0) return none;
+    /// Not of no elements, nor where no other tensor of the tree has its store.
+    static bool may_be_tied(const LazyTensor& tensor) {
+        return tensor.element_count() > 0 && tensor.stored().use_count() > 1;
+    }
+
+    void add_alias(std::uint32_t number) {
+        AliasGroup& group = aliases_[number];
+        if (group.empty()) group.push_back(out_.tensors[number].name());
+        group.push_back(name());
+    }
+
+    /// What a tensor object not met before is tied to.
+    std::uint32_t tied_to(const LazyTensor& tensor) const {
         const auto found = ties_.find(Tie{&tensor});
         return found == ties_.end() ? none : found->second;
     }
@@ -221,7 +232,7 @@ private:
     }
 
     void finish() {
-        std::erase_if(out_.aliases, [](const AliasGroup& group) { return group.size() < 2; });
+        for (auto& [number, group] : aliases_) out_.aliases.push_back(std::move(group));
         note_repeats();
         if (plain_.count > 0) {
             only_in_tree(counted(plain_.count, "plain value", "plain values") + ", for example " + plain_.example +
@@ -263,6 +274,7 @@ private:
     std::vector<Frame> frames_;
     std::vector<Seen> seen_;
     std::unordered_map<Tie, std::uint32_t, TieHash> ties_;
+    std::map<std::uint32_t, AliasGroup> aliases_;  ///< by tensor; only of those with several names
     std::vector<std::pair<NodeId, std::string>> repeats_;
     std::size_t tensors_met_ = 0;
     std::size_t name_bytes_ = 0;

@@ -23,7 +23,8 @@ struct Tie {
 };
 
 struct TieHash {
-    std::size_t operator()(const Tie& tie) const noexcept {
+    // Not noexcept, since a view may be copied: so tables keep hashes, and compute each once.
+    std::size_t operator()(const Tie& tie) const {
         const StridedView& view = tie.tensor->strided_view();
         std::size_t hash = std::hash<const void*>{}(tie.tensor->stored().get());
         const auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15U; };

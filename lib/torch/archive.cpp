@@ -63,6 +63,7 @@ private:
     /// torch writes checksum 0 when it is told to compute none, and for holes.
     void list_records() {
         std::size_t unchecked = 0;
+        out_.records.reserve(zip_.records().size());
         for (const ZipRecord& record : zip_.records()) {
             if (record.crc32 == 0 && record.size > 0) {
                 ++unchecked;

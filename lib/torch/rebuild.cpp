@@ -92,9 +92,15 @@ public:
 private:
     using Texts = std::unordered_map<std::string_view, std::size_t>;
     static constexpr std::size_t unset = std::numeric_limits<std::size_t>::max();
+    static constexpr std::size_t short_text = 128;
 
-    /// By node first: a long text that stands in many places is hashed once.
+    /// A long text by node first: where it stands in many places it is hashed once.
     std::size_t text(Texts& texts, const PickleGraph& pickle, Id key, std::size_t place) {
+        if (const auto text = pickle.text(key); text.size() <= short_text) {
+            const auto [known, fresh] = texts.try_emplace(text, place);
+            if (fresh) allowance_.spend(entry_cost + text.size());
+            return known->second;
+        }
         const auto [known, fresh] = nodes_.try_emplace(key, place);
         if (!fresh) return known->second;
         allowance_.spend(entry_cost + pickle.text(key).size());
@@ -110,7 +116,7 @@ private:
     }
 
     Allowance& allowance_;
-    std::unordered_map<Id, std::size_t> nodes_;  ///< of texts and bytes
+    std::unordered_map<Id, std::size_t> nodes_;  ///< of long texts and bytes
     Texts texts_;
     Texts bytes_;
     std::map<std::int64_t, std::size_t> integers_;  ///< ordered: hashes of integers can be made to collide

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace safemap::torch {
 
@@ -33,6 +34,10 @@ std::uint64_t reach(const StridedView& view) {
     }
     if (last >= max_int64) throw overflow("the offset " + std::to_string(last));
     return last + 1;
+}
+
+template <class T> void append_bytes(std::string& out, T value) {
+    out.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
 /// Whether an element is negated by its bits: FNUZ has no negative zero, E8M0 no sign, and F4 and F6 are packed.
@@ -166,10 +171,15 @@ RecordData TensorReader::bytes_of(Id id, const StorageId& storage) const {
 }
 
 std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId& storage, Dtype dtype,
-                                                         std::uint64_t elements) {
+                                                         const Shape& shape, std::uint64_t elements) {
     const Id embedded = embedded_.contains(id) ? id : PickleGraph::nothing;
-    auto& store = stores_[{storage.key, embedded, dtype, elements}];
-    if (store) return store;
+    std::string key;
+    append_bytes(key, embedded);
+    append_bytes(key, dtype);
+    append_bytes(key, elements);
+    key += storage.key;
+    const auto key_of = [this](std::uint32_t i) -> std::string_view { return stores_[i].key; };
+    if (const auto known = by_key_.find(key, key_of)) return stores_[*known].stored;
     const RecordData data = bytes_of(id, storage);
     const auto wanted = byte_size(dtype, elements);
     if (!wanted || *wanted > data.extent.size) {
@@ -177,8 +187,10 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
                                                  ", but " + std::to_string(elements) + " elements of " +
                                                  std::string(torch_name(dtype)) + " are wanted");
     }
-    store = stored_run(dtype, Shape{elements}, data.source, data.extent.offset);
-    return store;
+    const auto number = static_cast<std::uint32_t>(stores_.size());
+    stores_.push_back({std::move(key), stored_run(dtype, shape, data.source, data.extent.offset)});
+    by_key_.add(stores_[number].key, number, key_of);
+    return stores_[number].stored;
 }
 
 std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
@@ -199,7 +211,12 @@ std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
     if (geometry.elements > 0) view.offset += static_cast<std::int64_t>(storage.first);
     const Decoding decoding = this->decoding(dtype, parts.metadata);
     if (storage.meta) return std::nullopt;
-    return LazyTensor({}, stored(parts.storage, storage, dtype, in_dtype(storage.elements)), std::move(view), decoding);
+    const std::uint64_t elements = in_dtype(storage.elements);
+    const bool whole = geometry.elements == elements && view.offset == 0 && view.strides == row_major(view.shape);
+    auto store = stored(parts.storage, storage, dtype, whole ? view.shape : Shape{elements}, elements);
+    LazyTensor all({}, store, decoding);
+    if (whole && all.shape() == view.shape) return all;
+    return LazyTensor({}, std::move(store), std::move(view), decoding);
 }
 
 }  // namespace safemap::torch

@@ -1,6 +1,7 @@
 // Tensors of a pickle: storages by their persistent ids, and views of them. Every number is checked here, once.
 #pragma once
 
+#include "base/name_index.hpp"
 #include "torch/embedded.hpp"
 #include "torch/pickle.hpp"
 #include "torch/rebuild.hpp"
@@ -8,11 +9,13 @@
 
 #include <safemap/lazy_tensor.hpp>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
-#include <tuple>
+#include <vector>
 
 namespace safemap::torch {
 
@@ -56,19 +59,27 @@ public:
     std::optional<Dtype> dtype(Id id) const;
 
 private:
+    struct Store {
+        std::string key;  ///< what tells it from others, as bytes
+        std::shared_ptr<const StoredTensor> stored;
+    };
+
     Geometry geometry(const Parts& parts) const;
     Dims<std::int64_t> integers(Id id, std::string_view what) const;
     Decoding decoding(Dtype dtype, Id metadata) const;
     StorageId storage(Id id);
     RecordData bytes_of(Id id, const StorageId& storage) const;
-    std::shared_ptr<const StoredTensor> stored(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements);
+    /// All elements of a storage; of that shape where it was not asked for before.
+    std::shared_ptr<const StoredTensor> stored(Id id, const StorageId& storage, Dtype dtype, const Shape& shape,
+                                               std::uint64_t elements);
 
     const PickleGraph& pickle_;
     const Storages& storages_;
     Allowance& allowance_;
     std::map<Id, EmbeddedStorage> embedded_;  ///< by the call that would load it
     /// One store for each storage, dtype and size, so that tied tensors share it. A storage has a key, or is embedded.
-    std::map<std::tuple<std::string_view, Id, Dtype, std::uint64_t>, std::shared_ptr<const StoredTensor>> stores_;
+    std::vector<Store> stores_;
+    NameIndex by_key_;  ///< of stores_
 };
 
 }  // namespace safemap::torch

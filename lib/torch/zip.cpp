@@ -11,7 +11,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_set>
 
 namespace safemap::torch {
 
@@ -35,6 +34,10 @@ constexpr std::uint16_t extra_zip64 = 0x0001;
 constexpr std::uint32_t see_zip64 = 0xFFFF'FFFF;
 /// The directory is held in memory. A torch checkpoint takes about 70 bytes for each storage.
 constexpr std::uint64_t max_directory_size = 256_MiB;
+/// Local headers with less between them are read together: asking once more costs as much as copying that.
+constexpr std::uint64_t max_gap = 4_KiB;
+/// Read at once.
+constexpr std::uint64_t max_window = 64_KiB;
 /// zlib's technical notes: deflate never packs tighter than 1032 to 1.
 constexpr std::uint64_t max_deflate_ratio = 1032;
 
@@ -154,6 +157,7 @@ private:
 /// An entry of the central directory.
 struct Entry {
     std::string_view name;
+    std::string_view extra;
     std::uint16_t flags = 0;
     std::uint16_t method = 0;
     std::uint32_t crc32 = 0;
@@ -163,7 +167,8 @@ struct Entry {
 };
 
 /// The zip64 field holds what did not fit, in this order. False where something did not fit and no field says more.
-bool read_zip64_extra(Entry& entry, std::string_view extra) {
+bool read_zip64_extra(Entry& entry) {
+    std::string_view extra = entry.extra;
     std::array<std::uint64_t*, 3> overflowing{};
     std::size_t wanted = 0;
     for (std::uint64_t* value : {&entry.size, &entry.packed, &entry.header_at}) {
@@ -183,29 +188,38 @@ bool read_zip64_extra(Entry& entry, std::string_view extra) {
     return wanted == 0;
 }
 
-/// Takes the next entry off `rest`; nothing where it is wrong in itself. Where the next one would begin is lost when
-/// this one is cut short: that is thrown.
-std::optional<Entry> next_entry(std::string_view& rest, FaultSink& faults) {
-    if (rest.size() < central_size || little<std::uint32_t>(rest.data()) != central_signature) {
-        throw bad_directory("a directory entry does not begin where the one before ends");
-    }
+bool begins_entry(std::string_view rest) {
+    return rest.size() >= central_size && little<std::uint32_t>(rest.data()) == central_signature;
+}
+
+/// Takes the next entry off `rest`, without what its zip64 field says; nothing where none is there, or it is cut short.
+std::optional<Entry> take_entry(std::string_view& rest) {
+    if (!begins_entry(rest)) return std::nullopt;
     const char* fixed = rest.data();
     const std::size_t name_size = little<std::uint16_t>(fixed + 28);
     const std::size_t extra_size = little<std::uint16_t>(fixed + 30);
     const std::size_t comment_size = little<std::uint16_t>(fixed + 32);
-    rest.remove_prefix(central_size);
-    if (name_size + extra_size + comment_size > rest.size()) throw bad_directory("a directory entry is cut short");
-    Entry entry{.name = rest.substr(0, name_size),
-                .flags = little<std::uint16_t>(fixed + 8),
-                .method = little<std::uint16_t>(fixed + 10),
-                .crc32 = little<std::uint32_t>(fixed + 16),
-                .packed = little<std::uint32_t>(fixed + 20),
-                .size = little<std::uint32_t>(fixed + 24),
-                .header_at = little<std::uint32_t>(fixed + 42)};
-    const std::string_view extra = rest.substr(name_size, extra_size);
-    rest.remove_prefix(name_size + extra_size + comment_size);
-    if (read_zip64_extra(entry, extra)) return entry;
-    faults.fault(bad_record(entry.name, "a size or place that needs a zip64 field, and no such field"));
+    if (name_size + extra_size + comment_size > rest.size() - central_size) return std::nullopt;
+    const Entry entry{.name = rest.substr(central_size, name_size),
+                      .extra = rest.substr(central_size + name_size, extra_size),
+                      .flags = little<std::uint16_t>(fixed + 8),
+                      .method = little<std::uint16_t>(fixed + 10),
+                      .crc32 = little<std::uint32_t>(fixed + 16),
+                      .packed = little<std::uint32_t>(fixed + 20),
+                      .size = little<std::uint32_t>(fixed + 24),
+                      .header_at = little<std::uint32_t>(fixed + 42)};
+    rest.remove_prefix(central_size + name_size + extra_size + comment_size);
+    return entry;
+}
+
+/// Takes the next entry off `rest`; nothing where it is wrong in itself. Where the next one would begin is lost when
+/// this one is cut short: that is thrown.
+std::optional<Entry> next_entry(std::string_view& rest, FaultSink& faults) {
+    if (!begins_entry(rest)) throw bad_directory("a directory entry does not begin where the one before ends");
+    auto entry = take_entry(rest);
+    if (!entry) throw bad_directory("a directory entry is cut short");
+    if (read_zip64_extra(*entry)) return entry;
+    faults.fault(bad_record(entry->name, "a size or place that needs a zip64 field, and no such field"));
     return std::nullopt;
 }
 
@@ -247,12 +261,13 @@ public:
     Entries(const Source& source, const Directory& place, FaultSink& faults)
         : source_(source), place_(place), faults_(faults) {}
 
-    std::vector<Placed> read(std::string_view rest) {
+    std::vector<Placed> read(std::string_view directory) {
+        rest_ = directory;
         placed_.reserve(place_.count);
-        for (std::uint64_t i = 0; i < place_.count; ++i) take(next_entry(rest, faults_));
-        if (!rest.empty()) {
-            faults_.fault(bad_directory(bytes_text(rest.size()) + " after the last of " + std::to_string(place_.count) +
-                                        " directory entries"));
+        for (std::uint64_t i = 0; i < place_.count; ++i) take(next_entry(rest_, faults_));
+        if (!rest_.empty()) {
+            faults_.fault(bad_directory(bytes_text(rest_.size()) + " after the last of " +
+                                        std::to_string(place_.count) + " directory entries"));
         }
         drop_overlaps();
         return std::move(placed_);
@@ -268,7 +283,7 @@ private:
     std::optional<Error> fault_of(Entry entry) {
         if (auto fault = name_fault(entry.name)) return fault;
         if (auto fault = method_fault(entry)) return fault;
-        if (!names_.insert(entry.name).second) {
+        if (!is_new(entry.name)) {
             return Error(Errc::zip_duplicate, "two records named " + quoted(entry.name));
         }
         const auto header_at = checked_add(entry.header_at, place_.prefix);
@@ -287,6 +302,12 @@ private:
         return std::nullopt;
     }
 
+    bool is_new(std::string_view name) {
+        const auto number = static_cast<std::uint32_t>(names_.size());
+        names_.push_back(name);
+        return index_.add(name, number, [this](std::uint32_t i) { return names_[i]; }) == number;
+    }
+
     /// Compares the local header with the entry, and finds the payload behind it: only the local header knows how
     /// much padding there is.
     std::optional<Error> header_fault(const Entry& entry, Extent& payload) {
@@ -296,9 +317,7 @@ private:
             return bad_record(entry.name, "its header would be at " + std::to_string(entry.header_at) +
                                               ", the directory is at " + std::to_string(limit));
         }
-        buffer_.resize(header_size);
-        read_into(source_, entry.header_at, buffer_);
-        const char* header = buffer_.data();
+        const char* header = read_header({entry.header_at, header_size});
         if (little<std::uint32_t>(header) != local_signature)
             return bad_record(entry.name, "no header where it should be");
         const std::size_t name_size = little<std::uint16_t>(header + 26);
@@ -318,6 +337,30 @@ private:
         if (payload.inside(limit)) return std::nullopt;
         return bad_record(entry.name, bytes_text(payload.size) + " at " + std::to_string(payload.offset) +
                                           ", but the directory is at " + std::to_string(limit));
+    }
+
+    /// The bytes of a header; those that follow it closely are read with it.
+    const char* read_header(Extent header) {
+        if (header.offset < window_.offset || header.end() > window_.end()) {
+            window_ = {header.offset, end_of_close_headers(header) - header.offset};
+            buffer_.resize(window_.size);
+            read_into(source_, window_.offset, buffer_);
+        }
+        return buffer_.data() + (header.offset - window_.offset);
+    }
+
+    /// Where the headers of the next entries end that lie close behind this one and each other.
+    std::uint64_t end_of_close_headers(Extent header) const {
+        std::uint64_t end = header.end();
+        for (std::string_view rest = rest_; auto entry = take_entry(rest);) {
+            if (!read_zip64_extra(*entry)) break;
+            const auto at = checked_add(entry->header_at, place_.prefix);
+            const Extent next{at.value_or(0), local_size + entry->name.size()};
+            if (next.offset < end || next.offset - end > max_gap || !next.inside(place_.place.offset)) break;
+            if (next.end() - header.offset > max_window) break;
+            end = next.end();
+        }
+        return end;
     }
 
     /// Reports every record whose header begins before the one ahead of it ends.
@@ -344,7 +387,10 @@ private:
     const Directory& place_;
     FaultSink& faults_;
     std::vector<Placed> placed_;
-    std::unordered_set<std::string_view> names_;
+    std::string_view rest_;  ///< of the directory, behind the entry at hand
+    std::vector<std::string_view> names_;
+    NameIndex index_;  ///< of names_
+    Extent window_;    ///< of the source, which is in buffer_
     std::vector<char> buffer_;
 };
 
@@ -367,16 +413,18 @@ ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink&
     zip.directory_.resize(place.place.size);
     read_into(*zip.source_, place.place.offset, zip.directory_);
     const std::string_view directory(zip.directory_.data(), zip.directory_.size());
-    for (const Placed& placed : Entries(*zip.source_, place, faults).read(directory)) {
-        zip.by_name_.emplace(placed.record.name, zip.records_.size());
-        zip.records_.push_back(placed.record);
-    }
+    const std::vector<Placed> placed = Entries(*zip.source_, place, faults).read(directory);
+    zip.records_.reserve(placed.size());
+    for (const Placed& each : placed) zip.records_.push_back(each.record);
+    zip.by_name_.add_all(
+        static_cast<std::uint32_t>(placed.size()), [&](std::uint32_t i) { return zip.records_[i].name; },
+        [](std::uint32_t, std::uint32_t) {});
     return zip;
 }
 
 const ZipRecord* ZipDirectory::find(std::string_view name) const noexcept {
-    const auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : &records_[found->second];
+    const auto found = by_name_.find(name, [this](std::uint32_t i) { return records_[i].name; });
+    return found ? &records_[*found] : nullptr;
 }
 
 RecordData ZipDirectory::open(const ZipRecord& record) const {

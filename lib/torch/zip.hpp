@@ -1,15 +1,15 @@
 // The directory of a zip file, as torch.save and re-packers write them: which record stands where. Reads the end
-// record, the central directory and each local header; no payload.
+// record, the central directory and each local header; of payloads none but what is as small as headers, between them.
 #pragma once
 
 #include "base/faults.hpp"
+#include "base/name_index.hpp"
 
 #include <safemap/source.hpp>
 
 #include <cstdint>
 #include <memory>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace safemap::torch {
@@ -58,7 +58,7 @@ private:
     std::shared_ptr<const Source> source_;
     std::vector<char> directory_;  ///< the central directory: names are views into it
     std::vector<ZipRecord> records_;
-    std::unordered_map<std::string_view, std::size_t> by_name_;
+    NameIndex by_name_;  ///< of records_
 };
 
 }  // namespace safemap::torch

@@ -35,6 +35,20 @@ bool is_utf8_twin(std::string_view text) {
 
 }  // namespace
 
+TEST_CASE("is_utf8 finds a wrong byte wherever it stands in a text") {
+    for (std::size_t size = 1; size <= 40; ++size) {
+        CHECK(is_utf8(std::string(size, 'a')));
+        for (std::size_t at = 0; at < size; ++at) {
+            std::string text(size, 'a');
+            text[at] = '\x80';
+            CHECK_FALSE(is_utf8(text));
+            text.replace(at, 1, "\xC3\xA9");
+            CHECK(is_utf8(text));
+            CHECK_FALSE(is_utf8(text.substr(0, at + 1)));
+        }
+    }
+}
+
 TEST_CASE("is_utf8 agrees with decoding on all one, two and three byte texts, and on the edges of four") {
     for (unsigned v = 0; v < 0x1000000; v += v < 0x10000 ? 1 : 7) {
         const char bytes[] = {static_cast<char>(v), static_cast<char>(v >> 8), static_cast<char>(v >> 16)};

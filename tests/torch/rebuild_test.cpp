@@ -127,6 +127,36 @@ TEST_CASE("views of one storage share it, and equal ones are ties") {
     CHECK(flat.aliases[0] == AliasGroup{"a", "b"});
 }
 
+TEST_CASE("a storage is shared by tensors of all of it, in whatever shape, and of parts") {
+    const std::initializer_list<std::string> rows{number(4), number(4)};
+    const std::initializer_list<std::string> row_major{number(4), number(1)};
+    const std::initializer_list<std::string> column_major{number(1), number(4)};
+    const auto flat = flat_of(forge::dict({
+        forge::text("a"),
+        forge::tensor(floats(), 0, rows, row_major),
+        forge::text("b"),
+        forge::tensor(floats(), 0, rows, column_major),
+        forge::text("c"),
+        forge::tensor(floats(), 0, {number(16)}, {number(1)}),
+        forge::text("d"),
+        forge::tensor(floats(), 0, rows, row_major),
+        forge::text("e"),
+        forge::tensor(floats(), 0, {number(1), number(16)}, {number(3), number(1)}),
+        forge::text("f"),
+        forge::tensor(floats(), 12, {number(2), number(2)}, {number(2), number(1)}),
+    }));
+    REQUIRE(flat.tensors.size() == 5);
+    REQUIRE(flat.aliases.size() == 1);
+    CHECK(flat.aliases[0] == AliasGroup{"a", "d"});
+    for (const LazyTensor& tensor : flat.tensors) CHECK(tensor.stored() == flat.tensors[0].stored());
+    CHECK(flat.tensors[0].shape() == Shape{4, 4});
+    CHECK(flat.tensors[0].strided_view().strides == Strides{4, 1});
+    CHECK(flat.tensors[1].strided_view().strides == Strides{1, 4});
+    CHECK(flat.tensors[2].shape() == Shape{16});
+    CHECK(flat.tensors[3].strided_view().strides == Strides{3, 1});
+    CHECK(flat.tensors[4].strided_view().offset == 12);
+}
+
 TEST_CASE("bytes of an untyped storage are what the tensor says they are") {
     const auto v3 = [](const char* dtype, std::int64_t count, std::int64_t stride = 1) {
         return in_dict(forge::call("torch._utils", "_rebuild_tensor_v3",

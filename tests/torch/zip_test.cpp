@@ -6,6 +6,7 @@
 #include "forge.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 using namespace safemap;
@@ -222,4 +223,66 @@ TEST_CASE("ten thousand records are read in one pass") {
     const auto directory = read(zip.join());
     CHECK(directory.records().size() == 10'000);
     CHECK(data_of(directory, "a/data/9999") == "9999");
+}
+
+namespace {
+
+/// The places that reading the directory of a zip asks for, after its end records and the central directory.
+std::vector<Extent> header_reads(const std::string& zip, std::size_t records) {
+    std::vector<Extent> reads;
+    const auto source = callback_source("a.pt", zip.size(), [&](std::uint64_t offset, std::span<std::byte> into) {
+        reads.push_back({offset, into.size()});
+        std::memcpy(into.data(), zip.data() + offset, into.size());
+    });
+    ThrowFirst faults;
+    const auto directory = ZipDirectory::read(source, faults);
+    REQUIRE(directory.records().size() == records);
+    std::erase_if(reads, [end = zip.find("PK\1\2")](Extent read) { return read.offset + read.size > end; });
+    return reads;
+}
+
+}  // namespace
+
+TEST_CASE("headers that lie close together are read at once, and no large payload with them") {
+    forge::Zip zip;
+    for (int i = 0; i < 200; ++i) zip.add("a/data/" + std::to_string(i), std::string(64, 'x'));
+    zip.add("a/data/large", std::string(100'000, 'x'));
+    for (int i = 300; i < 400; ++i) zip.add("a/data/" + std::to_string(i), std::string(64, 'x'));
+    const auto reads = header_reads(zip.join(), 301);
+    REQUIRE(reads.size() == 2);
+    CHECK(reads[0].size + reads[1].size < 301 * 128);
+    CHECK(reads[1].offset > reads[0].offset + reads[0].size + 99'000);
+}
+
+TEST_CASE("many close headers are read in steps") {
+    forge::Zip zip;
+    for (int i = 0; i < 1000; ++i) zip.add("a/data/" + std::to_string(i), std::string(1000, 'x'));
+    const auto reads = header_reads(zip.join(), 1000);
+    CHECK(reads.size() >= 1'000'000 / 65'536);
+    CHECK(reads.size() < 20);
+    for (const Extent read : reads) CHECK(read.size <= 65'536);
+}
+
+TEST_CASE("headers are found in whatever order the directory lists them") {
+    forge::Zip zip;
+    for (int i = 0; i < 50; ++i) zip.add("a/data/" + std::to_string(i), std::to_string(i));
+    zip.zip64_end = false;
+    std::string bytes = zip.join();
+    const std::size_t begin = bytes.find("PK\1\2");
+    const std::size_t end = bytes.find("PK\5\6");
+    std::vector<std::string> entries;
+    for (std::size_t at = begin; at < end;) {
+        const std::size_t next = std::min(bytes.find("PK\1\2", at + 4), end);
+        entries.push_back(bytes.substr(at, next - at));
+        at = next;
+    }
+    REQUIRE(entries.size() == 50);
+    std::reverse(entries.begin(), entries.end());
+    std::swap(entries[7], entries[30]);
+    std::string directory;
+    for (const std::string& entry : entries) directory += entry;
+    bytes.replace(begin, end - begin, directory);
+    const auto read_back = read(bytes);
+    CHECK(read_back.records().front().name == "a/data/49");
+    for (int i = 0; i < 50; ++i) CHECK(data_of(read_back, "a/data/" + std::to_string(i)) == std::to_string(i));
 }

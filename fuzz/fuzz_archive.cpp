@@ -1,0 +1,72 @@
+// Zips as a whole, from the end record to the values of tensors: any bytes give records that lie apart inside the file,
+// and a tree or an Error, in time and memory that the input pays for. Opening refuses exactly what a walk past the
+// first fault finds something wrong with.
+#include "checkpoint/sniff.hpp"
+#include "torch/archive.hpp"
+#include "torch/zip.hpp"
+
+#include <safemap/checkpoint.hpp>
+#include <safemap/state_tree.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+using namespace safemap;
+
+namespace {
+
+void require(bool holds) {
+    if (!holds) std::abort();
+}
+
+void require_sound(const torch::ZipDirectory& zip, std::uint64_t size) {
+    std::vector<Extent> places;
+    for (const torch::ZipRecord& record : zip.records()) {
+        require(record.packed.inside(size));
+        require(record.deflated || record.packed.size == record.size);
+        require(zip.find(record.name) == &record);
+        places.push_back(record.packed);
+    }
+    std::sort(places.begin(), places.end(), [](Extent a, Extent b) { return a.offset < b.offset; });
+    for (std::size_t i = 1; i < places.size(); ++i) require(places[i - 1].end() <= places[i].offset);
+}
+
+bool opens(const std::shared_ptr<const Source>& source) {
+    try {
+        static_cast<void>(Checkpoint::open(source));
+        return true;
+    } catch (const Error& error) {
+        require(remedy(error.code()) == Remedy::reject_data);
+        return false;
+    }
+}
+
+void walk(const std::shared_ptr<const Source>& source) {
+    CollectFaults faults;
+    require_sound(torch::ZipDirectory::read(source, faults), source->size());
+    const torch::Archive archive = torch::read_archive(source, faults);
+    const FlatState flat = flatten(archive.tree);
+    require(opens(source) == faults.faults().empty());
+    for (const torch::Archive::Record& record : archive.records) require(record.extent.inside(record.source->size()));
+    for (const LazyTensor& tensor : flat.tensors) {
+        if (tensor.nbytes() <= 65536) static_cast<void>(tensor.load());
+    }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    const auto bytes = std::as_bytes(std::span(data, size));
+    const auto source = memory_source("fuzz", std::vector<std::byte>(bytes.begin(), bytes.end()));
+    if (checkpoint::sniff(*source).content != checkpoint::Content::zip) return 0;
+    try {
+        walk(source);
+    } catch (const Error& error) {
+        require(remedy(error.code()) == Remedy::reject_data);
+    }
+    return 0;
+}
