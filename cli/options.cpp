@@ -19,6 +19,7 @@ void CommonOptions::declare(CLI::App& app) {
         ->type_name("POLICY");
     add_parsed(app, "--access", open.access, parse_access, "how files are reached: auto, mapped or copied")
         ->type_name("ACCESS");
+    app.add_flag("--strict-globals", open.strict_globals, "refuse pickles that name what safemap does not know");
     const auto add_selection = [&](const char* name, std::vector<std::string>& into, const char* help) {
         CLI::Option* const option = add_repeatable(app, name, into, help)->type_name("GLOB");
         if (!selectable) option->group("");  // hidden

@@ -45,6 +45,10 @@ struct OpenOptions {
     Access access = Access::automatic;
     /// A longer safetensors header is refused; the reference implementation stops here too.
     std::uint64_t max_header_bytes = 100'000'000;
+    /// Refuses files of torch whose pickles name anything that safemap does not know, wherever it stands:
+    /// unknown_global. Unset, what it would make is an opaque object, in skipped(), and calls that would run code are
+    /// in notes().
+    bool strict_globals = false;
 
     // How fast.
     /// For the headers of many shards; 0: one per core.

@@ -90,6 +90,7 @@ enum class Errc : std::uint8_t {
     pickle_bad_text,     ///< text that is not UTF-8, or a number that is none
     pickle_too_large,    ///< a pickle, number or name over its limit, or more memory than a pickle of its size may take
     pickle_unsupported,  ///< extension codes, out-of-band buffers, text persistent ids
+    unknown_global,      ///< a class or function that safemap does not know, where only known ones are allowed
     bad_tensor,          ///< a tensor description that no tensor can have
     storage_too_short,   ///< a tensor that reaches past its storage, or a storage past its record
     bad_structure,       ///< a structure document that is damaged, or names a tensor that is not there

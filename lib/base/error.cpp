@@ -91,6 +91,7 @@ constexpr std::array table{
     Row{Errc::pickle_bad_text, "pickle_bad_text", reject_data, "text or a number that is none"},
     Row{Errc::pickle_too_large, "pickle_too_large", reject_data, "a pickle over its limits of length or memory"},
     Row{Errc::pickle_unsupported, "pickle_unsupported", reject_data, "a pickle feature that is not supported"},
+    Row{Errc::unknown_global, "unknown_global", reject_data, "a class or function that is not known"},
     Row{Errc::bad_tensor, "bad_tensor", reject_data, "a description that no tensor can have"},
     Row{Errc::storage_too_short, "storage_too_short", reject_data, "a tensor reaches past its storage"},
     Row{Errc::bad_structure, "bad_structure", reject_data, "the structure document is damaged"},

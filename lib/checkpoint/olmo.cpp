@@ -39,6 +39,8 @@ std::optional<Name> parsed(std::string_view bytes) {
     if (pair.size() != 2 || pickle.kind(pair[0]) != PickleGraph::Kind::tuple ||
         pickle.kind(pair[1]) != PickleGraph::Kind::boolean)
         return std::nullopt;
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id)
+        if (pickle.kind(id) == PickleGraph::Kind::global) return std::nullopt;
     Name name{.keys = {}, .pickled = pickle.boolean(pair[1])};
     for (const PickleGraph::Id key : pickle.items(pair[0])) {
         if (pickle.kind(key) == PickleGraph::Kind::integer) name.keys.emplace_back(pickle.integer(key));
@@ -114,13 +116,12 @@ private:
     std::map<std::pair<NodeId, Key>, NodeId> places_;
 };
 
-StateTree unpickled(const LazyTensor& tensor, FaultSink& faults) {
+StateTree unpickled(const LazyTensor& tensor, torch::UnknownGlobals* unknown, FaultSink& faults) {
     if (tensor.dtype() != Dtype::u8 || tensor.nbytes() > longest_value)
         throw Error(Errc::bad_tensor, "a pickled value of more than 256 MiB, or not of U8");
     const TensorView loaded = tensor.load();
-    return std::move(
-        torch::read_plain(memory_source("a pickled value", {loaded.bytes().begin(), loaded.bytes().end()}), faults)
-            .tree);
+    const auto source = memory_source("a pickled value", {loaded.bytes().begin(), loaded.bytes().end()});
+    return std::move(torch::read_plain(source, faults, unknown).tree);
 }
 
 /// As a `.pt` of this tree has them.
@@ -137,7 +138,7 @@ void set_tree(Contents& contents, StateTree tree) {
 
 }  // namespace
 
-void take_olmo_names(Contents& contents, FaultSink& faults) {
+void take_olmo_names(Contents& contents, const OpenOptions& options, FaultSink& faults) {
     const auto names = parsed_names(contents.tensors);
     if (!names) return;
     Tree tree;
@@ -147,6 +148,7 @@ void take_olmo_names(Contents& contents, FaultSink& faults) {
         if (!place) return;
         places.push_back(*place);
     }
+    torch::UnknownGlobals globals;
     for (std::size_t i = 0; i < places.size(); ++i) {
         const LazyTensor& tensor = contents.tensors[i];
         if (!(*names)[i].pickled) {
@@ -154,7 +156,7 @@ void take_olmo_names(Contents& contents, FaultSink& faults) {
             continue;
         }
         try {
-            tree.graft(places[i], unpickled(tensor, faults));
+            tree.graft(places[i], unpickled(tensor, options.strict_globals ? &globals : nullptr, faults));
         } catch (Error& error) {
             faults.fault(std::move(error.with_tensor(tensor.name())));
         }

@@ -34,7 +34,7 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
         contents.tensors.emplace_back(std::string(info.name),
                                       stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
     take_structure(contents, faults);
-    if (!contents.tree) take_olmo_names(contents, faults);
+    if (!contents.tree) take_olmo_names(contents, options, faults);
     return contents;
 }
 
@@ -91,13 +91,15 @@ Contents read_known(const std::shared_ptr<const Source>& source, const OpenOptio
         Recognise recognise(faults, *source);
         return read_safetensors(source, options, recognise);
     }
+    torch::UnknownGlobals globals;
+    torch::UnknownGlobals* const unknown = options.strict_globals ? &globals : nullptr;
     const Sniffed sniffed = sniff(*source);
     switch (sniffed.content) {
         case Content::safetensors: return read_safetensors(source, options, faults);
-        case Content::zip: return contents_of(torch::read_archive(source, faults));
-        case Content::legacy: return contents_of(torch::read_legacy(source, faults));
-        case Content::pickle: return contents_of(torch::read_plain(source, faults));
-        case Content::tar: return contents_of(torch::read_tar(source, faults));
+        case Content::zip: return contents_of(torch::read_archive(source, faults, unknown));
+        case Content::legacy: return contents_of(torch::read_legacy(source, faults, unknown));
+        case Content::pickle: return contents_of(torch::read_plain(source, faults, unknown));
+        case Content::tar: return contents_of(torch::read_tar(source, faults, unknown));
         case Content::json:
         case Content::unknown: break;
     }

@@ -234,6 +234,7 @@ private:
     void finish() {
         for (auto& [number, group] : aliases_) out_.aliases.push_back(std::move(group));
         note_repeats();
+        note_opaque();
         if (plain_.count > 0) {
             only_in_tree(counted(plain_.count, "plain value", "plain values") + ", for example " + plain_.example +
                          ": only a structure document keeps what is no tensor");
@@ -263,6 +264,18 @@ private:
         only_in_tree(counted(tally.count, "container with tensors occurs", "containers with tensors occur") +
                      " more than once, for example again at " + tally.example +
                      ": the tensors have the names of the first place only");
+    }
+
+    /// Attributes are not walked, nor what another value of its key has replaced.
+    void note_opaque() {
+        Tally tally;
+        for (NodeId id = 0; id < tree_.size(); ++id) {
+            const auto* opaque = std::get_if<StateTree::Opaque>(&tree_[id]);
+            if (opaque != nullptr && !seen_[id].entered) tally.add(opaque->type);
+        }
+        if (tally.count == 0 || unnamed_.count > 0) return;
+        note(counted(tally.count, "object", "objects") + " of classes that safemap does not know, for example " +
+             printable(tally.example) + ", in attributes of dictionaries or replaced there: not listed one by one");
     }
 
     void only_in_tree(std::string text) { out_.only_in_tree.push_back(std::move(text)); }

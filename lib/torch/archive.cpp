@@ -26,8 +26,8 @@ std::vector<char> read_all(const RecordData& data) {
 
 class ArchiveReader {
 public:
-    ArchiveReader(const std::shared_ptr<const Source>& source, FaultSink& faults)
-        : zip_(ZipDirectory::read(source, faults)), faults_(faults), root_(root_of(zip_)) {}
+    ArchiveReader(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown)
+        : zip_(ZipDirectory::read(source, faults)), faults_(faults), unknown_(unknown), root_(root_of(zip_)) {}
 
     Archive read() {
         const ZipRecord* pickle = find("data.pkl");
@@ -83,7 +83,8 @@ private:
 
     void read_pickle_record(const ZipRecord& record) {
         const Storages storages{.find = [this](std::string_view key) { return storage(key); },
-                                .big_endian = big_endian()};
+                                .big_endian = big_endian(),
+                                .unknown = unknown_};
         const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
         if (record.size > limits.max_bytes) {
             throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + " in " +
@@ -143,14 +144,15 @@ private:
 
     ZipDirectory zip_;
     FaultSink& faults_;
+    UnknownGlobals* unknown_;
     std::string root_;  ///< with the slash
     Archive out_;
 };
 
 }  // namespace
 
-Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults) {
-    return ArchiveReader(source, faults).read();
+Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
+    return ArchiveReader(source, faults, unknown).read();
 }
 
 }  // namespace safemap::torch

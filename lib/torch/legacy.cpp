@@ -45,8 +45,9 @@ bool is_legacy(std::string_view head) {
     }
 }
 
-LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part) : source_(source) {
-    PickleStream stream(source, part);
+LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, UnknownGlobals* unknown)
+    : source_(source) {
+    PickleStream stream(source, part, unknown);
     if (!is_magic(stream.pickle("the magic number").graph)) {
         throw Error(Errc::unknown_format, "no file of torch.save: it begins with another magic number");
     }
@@ -110,14 +111,14 @@ RecordData LegacyFile::storage(std::string_view key) const {
     return {source_, known->second.place};
 }
 
-Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults) {
+Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
     Archive out;
     reporting(faults, [&] {
-        const LegacyFile file(source, {0, source->size()});
+        const LegacyFile file(source, {0, source->size()}, unknown);
         if (file.trailing() > 0) {
             out.notes.push_back(bytes_text(file.trailing()) + " after the last storage are ignored");
         }
-        const Storages storages{.find = [&](std::string_view key) { return file.storage(key); }};
+        const Storages storages{.find = [&](std::string_view key) { return file.storage(key); }, .unknown = unknown};
         Rebuilt rebuilt = rebuild(file.object(), storages, faults);
         out.tree = std::move(rebuilt.tree);
         out.notes.insert(out.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());

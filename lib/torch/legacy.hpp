@@ -19,10 +19,10 @@ bool is_legacy(std::string_view head);
 
 class LegacyFile {
 public:
-    /// Of `part` of the source, which lies inside it. Throws the pickle_* faults, file_truncated, unknown_format
-    /// where there is no magic number or another version, and bad_tensor where the storages are not those of the
-    /// object.
-    LegacyFile(const std::shared_ptr<const Source>& source, Extent part);
+    /// Of `part` of the source, which lies inside it. Adds its globals to `unknown`. Throws the pickle_* faults,
+    /// file_truncated, unknown_format where there is no magic number or another version, and bad_tensor where the
+    /// storages are not those of the object.
+    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, UnknownGlobals* unknown = nullptr);
     // Keys are views into the pickle.
     LegacyFile(const LegacyFile&) = delete;
     LegacyFile& operator=(const LegacyFile&) = delete;
@@ -53,6 +53,6 @@ private:
 
 /// Throws or reports what LegacyFile throws, and bad_tensor, shape_overflow and storage_too_short of tensors. A tensor
 /// with a fault is left out where `faults` returns.
-Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults);
+Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown = nullptr);
 
 }  // namespace safemap::torch

@@ -113,6 +113,7 @@ constexpr std::array renames{
     Renamed{"__builtin__", "unicode", "builtins", "str"},
     Renamed{"__builtin__", "long", "builtins", "int"},
     Renamed{"__builtin__", "", "builtins", ""},
+    Renamed{"commands", "", "subprocess", ""},
     Renamed{"exceptions", "", "builtins", ""},
     Renamed{"copy_reg", "", "copyreg", ""},
     Renamed{"UserDict", "", "collections", ""},

@@ -2,6 +2,7 @@
 // that grows until its end is in it: what follows may be many gigabytes of tensors, and is not read.
 #pragma once
 
+#include "torch/globals.hpp"
 #include "torch/pickle.hpp"
 
 #include <safemap/bytes.hpp>
@@ -22,9 +23,9 @@ struct HeldPickle {
 
 class PickleStream {
 public:
-    /// Of `part` of the source, which lies inside it.
-    PickleStream(std::shared_ptr<const Source> source, Extent part)
-        : source_(std::move(source)), at_(part.offset), end_(part.end()) {}
+    /// Of `part` of the source, which lies inside it. The globals of all pickles are added to `unknown`.
+    PickleStream(std::shared_ptr<const Source> source, Extent part, UnknownGlobals* unknown = nullptr)
+        : source_(std::move(source)), at_(part.offset), end_(part.end()), unknown_(unknown) {}
 
     /// Reads the next pickle; `what` it is goes into errors. Throws the pickle_* faults, file_truncated.
     HeldPickle pickle(std::string_view what);
@@ -40,6 +41,7 @@ private:
     std::shared_ptr<const Source> source_;
     std::uint64_t at_;
     std::uint64_t end_;
+    UnknownGlobals* unknown_;
 };
 
 }  // namespace safemap::torch

@@ -7,7 +7,7 @@
 
 namespace safemap::torch {
 
-Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& faults) {
+Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
     Archive out;
     reporting(faults, [&] {
         PickleStream stream(source, {0, source->size()});
@@ -20,7 +20,8 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
                                                                       " is not in the file, which is a plain pickle");
                                 },
                                 .file = source,
-                                .bytes = held.bytes};
+                                .bytes = held.bytes,
+                                .unknown = unknown};
         Rebuilt rebuilt = rebuild(held.graph, storages, faults);
         out.tree = std::move(rebuilt.tree);
         out.notes.insert(out.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());

@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "state/names.hpp"
 #include "torch/embedded.hpp"
+#include "torch/globals.hpp"
 #include "torch/numpy.hpp"
 #include "torch/storage_types.hpp"
 #include "torch/tensors.hpp"
@@ -63,13 +64,6 @@ struct NodeCost {
     }
     template <class Other> std::uint64_t operator()(const Other&) const { return 0; }
 };
-
-std::string dotted(const PickleGraph::Global& global) {
-    std::string name(global.module);
-    name += '.';
-    name += global.name;
-    return name;
-}
 
 /// Keys that Python takes for the same: 1, 1.0 and True are.
 class SeenKeys {
@@ -286,7 +280,7 @@ private:
             return opaque_call("the result of a call", std::string(unknown_class), said, self);
         }
         const auto global = pickle_.global(callee);
-        if (runs_code(global.module, global.name)) {
+        if (runs_code(global)) {
             return opaque_call(dotted(global), "a call of " + dotted(global) + ", which was not made", said, self);
         }
         const std::string function = dotted(global);
@@ -921,21 +915,26 @@ private:
         return std::to_string(place.child);
     }
 
-    /// Every call of the pickle, also of values that were dropped on the way.
+    /// Every call of the pickle, also of values that were dropped on the way; and what was named for others to call.
     void note_calls() {
         std::map<std::string, std::size_t> calls;
         for (Id id = 0; id < pickle_.size(); ++id) {
-            if (pickle_.kind(id) != Kind::call) continue;
-            const Id callee = class_of(pickle_, pickle_.call(id).callee);
-            if (pickle_.kind(callee) != Kind::global) continue;
-            const auto global = pickle_.global(callee);
-            if (runs_code(global.module, global.name)) ++calls[dotted(global)];
+            const bool called = pickle_.kind(id) == Kind::call;
+            const Id named = called ? class_of(pickle_, pickle_.call(id).callee) : id;
+            if (pickle_.kind(named) != Kind::global || !runs_code(pickle_.global(named))) continue;
+            std::string name = dotted(pickle_.global(named));
+            // Uncalled, it has spelled the name of a nested class.
+            if (!called && name == "builtins.getattr") continue;
+            const auto [known, fresh] = calls.try_emplace(std::move(name), 0);
+            if (fresh) allowance_.spend(fault_cost + 2 * known->first.size());
+            known->second += called ? 1 : 0;
         }
         for (const auto& [name, count] : calls) {
-            out_.notes.push_back(
-                "the pickle asks for a call of " + printable(name) +
-                (count == 1 ? "" : " (" + std::to_string(count) + " times)") +
-                ", which was not made: files that do so are made to run code on the machine that loads them");
+            const std::string asks = count == 0 ? "names " : "asks for a call of ";
+            out_.notes.push_back("the pickle " + asks + printable(name) +
+                                 (count < 2 ? "" : " (" + std::to_string(count) + " times)") + ", which was not " +
+                                 (count == 0 ? "called" : "made") +
+                                 ": files that do so are made to run code on the machine that loads them");
         }
     }
 
@@ -952,14 +951,33 @@ private:
     std::size_t repeated_names_ = 0;         ///< among them; only rises, so that finding a free name stays cheap
 };
 
+/// Also of files that stand in the pickle: what is dropped there would be loaded as well.
+void refuse_unknown(const PickleGraph& pickle, const Storages& storages, UnknownGlobals::Known* known) {
+    if (storages.unknown == nullptr) return;
+    storages.unknown->add(pickle, known);
+    Allowance allowance = pickle.allowance();
+    for (Id id = 0; id < pickle.size(); ++id) {
+        if (!is_embedded(pickle, id)) continue;
+        try {
+            embedded_storage(pickle, id, storages, allowance);
+        } catch (const Error&) {
+            storages.unknown->refuse();
+            throw;
+        }
+    }
+    storages.unknown->refuse();
+}
+
 }  // namespace
 
 Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
+    refuse_unknown(pickle, storages, is_known);
     return Rebuilder(pickle, storages, faults).run();
 }
 
 Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
                 FaultSink& faults) {
+    refuse_unknown(pickle, storages, is_known_in_script);
     return Rebuilder(pickle, storages, faults).run(parts);
 }
 

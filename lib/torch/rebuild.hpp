@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/faults.hpp"
+#include "torch/globals.hpp"
 #include "torch/pickle.hpp"
 #include "torch/zip.hpp"
 
@@ -31,6 +32,8 @@ struct Storages {
     /// The file that begins with the pickle's `bytes`, for storages that stand in it; null: they are in memory only.
     std::shared_ptr<const Source> file = {};
     std::span<const char> bytes = {};
+    /// Where it is not null, a pickle that has any is refused: rebuild() throws unknown_global.
+    UnknownGlobals* unknown = nullptr;
 };
 
 struct Rebuilt {

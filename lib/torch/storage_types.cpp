@@ -26,21 +26,6 @@ constexpr std::array storages{
     Named{"_UntypedStorage", {Dtype::u8, true}},
 };
 
-constexpr std::array unsafe_modules{
-    std::string_view("os"),         std::string_view("posix"),  std::string_view("nt"),
-    std::string_view("subprocess"), std::string_view("sys"),    std::string_view("runpy"),
-    std::string_view("importlib"),  std::string_view("pty"),    std::string_view("shutil"),
-    std::string_view("socket"),     std::string_view("ctypes"), std::string_view("webbrowser"),
-};
-constexpr std::array unsafe_builtins{
-    std::string_view("eval"),       std::string_view("exec"),     std::string_view("compile"),
-    std::string_view("__import__"), std::string_view("getattr"),  std::string_view("setattr"),
-    std::string_view("open"),       std::string_view("execfile"), std::string_view("globals"),
-    std::string_view("breakpoint"),
-};
-
-std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
-
 }  // namespace
 
 std::optional<StorageType> storage_type(std::string_view class_name) noexcept {
@@ -59,13 +44,6 @@ std::optional<Dtype> tensor_class_dtype(std::string_view class_name) noexcept {
         if (stem == class_name && !row.type.untyped) return row.type.dtype;
     }
     return std::nullopt;
-}
-
-bool runs_code(std::string_view module, std::string_view name) noexcept {
-    const auto any = [](const auto& names, std::string_view one) {
-        return std::find(names.begin(), names.end(), one) != names.end();
-    };
-    return any(unsafe_modules, before_dot(module)) || (module == "builtins" && any(unsafe_builtins, before_dot(name)));
 }
 
 }  // namespace safemap::torch

@@ -1,4 +1,4 @@
-// The storage classes and the functions of torch by name. A table, so that what is known can be read off.
+// The storage classes of torch by name. A table, so that what is known can be read off.
 #pragma once
 
 #include <safemap/dtype.hpp>
@@ -18,7 +18,5 @@ struct StorageType {
 std::optional<StorageType> storage_type(std::string_view class_name) noexcept;
 /// The dtype of the elements of "torch.FloatTensor" and its kind, which old files name.
 std::optional<Dtype> tensor_class_dtype(std::string_view class_name) noexcept;
-/// Whether calling it would run code of the file's choice: os.system, builtins.eval and their kind.
-bool runs_code(std::string_view module, std::string_view name) noexcept;
 
 }  // namespace safemap::torch

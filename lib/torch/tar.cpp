@@ -110,7 +110,8 @@ struct Entry {
 
 class TarReader {
 public:
-    explicit TarReader(const std::shared_ptr<const Source>& source) : source_(source), members_(members_of(*source)) {}
+    TarReader(const std::shared_ptr<const Source>& source, UnknownGlobals* unknown)
+        : source_(source), unknown_(unknown), members_(members_of(*source)) {}
 
     Rebuilt read(FaultSink& faults) {
         read_storages(member("storages"));
@@ -119,14 +120,15 @@ public:
         const Storages storages{.find = [](std::string_view key) -> RecordData {
                                     throw bad("storage " + quoted(key) + " has no place in a tar archive");
                                 },
-                                .tensor = [this](std::int64_t key) { return tensor(key); }};
+                                .tensor = [this](std::int64_t key) { return tensor(key); },
+                                .unknown = unknown_};
         return rebuild(object.graph, storages, faults);
     }
 
 private:
     PickleStream member(std::string_view name) const {
         const auto found = members_.find(name);
-        if (found != members_.end()) return {source_, found->second};
+        if (found != members_.end()) return {source_, found->second, unknown_};
         throw Error(Errc::unknown_format,
                     "a tar archive without the member " + quoted(name) + ", which torch 0.1 writes");
     }
@@ -226,6 +228,7 @@ private:
     }
 
     std::shared_ptr<const Source> source_;
+    UnknownGlobals* unknown_;
     std::map<std::string, Extent, std::less<>> members_;
     std::map<std::int64_t, Storage> storages_;
     std::map<std::int64_t, Entry> tensors_;
@@ -233,10 +236,10 @@ private:
 
 }  // namespace
 
-Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults) {
+Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
     Archive out;
     reporting(faults, [&] {
-        Rebuilt rebuilt = TarReader(source).read(faults);
+        Rebuilt rebuilt = TarReader(source, unknown).read(faults);
         out.tree = std::move(rebuilt.tree);
         out.notes = std::move(rebuilt.notes);
     });

@@ -75,6 +75,7 @@ TEST_CASE("what is not all OLMo's stays as it is") {
     kept({u8(olmo({}), "x")});
     kept({u8(olmo({forge::tuple({text("a")})}), "x")});
     kept({u8(olmo({"N"}), "x")});
+    kept({u8(olmo({text("a") + forge::global("os", "system") + "0"}), "x")});
     kept({u8(good, "x"), u8(olmo({text("a"), text("b")}), "x")});
     kept({u8(good, "x"), u8(olmo({text("a")}, true), "x")});
     kept({u8(olmo({text(std::string(9000, 'a'))}), "x")});
@@ -89,6 +90,8 @@ TEST_CASE("a value that cannot be unpickled is a fault of its tensor") {
     CHECK_FAULT(open({{olmo({text("a")}, true), Dtype::i16, {1}, "N."}}), Errc::bad_tensor);
     // Nothing of it is called.
     const auto attack = open({u8(name, forge::pickle(forge::call("os", "system", {text("true")})))});
+    const auto bytes = containers::safetensors({u8(name, forge::pickle(forge::call("os", "system", {text("true")})))});
+    CHECK_FAULT(Checkpoint::open(forge::source(bytes), {.strict_globals = true}), Errc::unknown_global);
     REQUIRE(attack.skipped().size() == 1);
     CHECK(attack.skipped()[0].type == "os.system");
 }

@@ -1411,6 +1411,37 @@ class Torch(Case):
         self.assertEqual([t['name'] for t in told['tensors']], ['weight', 'shift', 'inner.scale'])
         self.assertTrue(any('TorchScript' in note for note in told['notes']))
 
+    def test_unknown_globals_are_opaque_or_refused(self):
+        attack = self.pt('broken/os_system.pt')
+        told = self.done('inspect', attack)
+        self.assertEqual(told['objects'], [{'name': 'attack', 'type': 'posix.system'}])
+        self.assertTrue(any('a call of posix.system, which was not made' in note for note in told['notes']))
+        skipped = self.done('convert', attack, 'out.safetensors')['skipped']
+        self.assertEqual([object['name'] for object in skipped], ['attack'])
+        for words in [('inspect', attack), ('convert', attack, 'x'), ('hash', attack), ('diff', attack, attack),
+                      ('load', attack, '--device', 'host'), ('plan', attack, '--expect', 'small.safetensors')]:
+            error = self.refused('unknown_global', 1, *words, '--strict-globals')
+            self.assertEqual((error['message'], error['path']), ('globals that run code: posix.system', attack))
+        result = self.safemap('verify', attack, '--strict-globals', '--json')
+        self.assertEqual(result.code, 1)
+        self.assertEqual([fault['code'] for fault in result.json()['faults']], ['unknown_global'])
+        error = self.refused('unknown_global', 1, 'inspect', self.pt('lightning.ckpt'), '--strict-globals')
+        self.assertEqual(error['message'], 'unknown globals: my_model.EarlyStopping, argparse.Namespace')
+        self.refused('unknown_global', 1, 'inspect', self.pt('module_legacy.pt'), '--strict-globals')
+        for name in ('train_gpt.pt', 'tied_legacy.pt', 'plain_pickle2.pkl', 'tar_0_1.pt', 'torchscript.pt'):
+            self.done('inspect', self.pt(name), '--strict-globals')
+
+    def test_shards_that_name_what_is_unknown_are_refused(self):
+        for name in ('tied', 'module'):
+            (self.folder / f'{name}.bin').write_bytes((DATA / 'pt' / f'{name}.pt').read_bytes())
+        names = {name: [t['name'] for t in self.done('inspect', f'{name}.bin')['tensors']]
+                 for name in ('tied', 'module')}
+        index = {'weight_map': {tensor: f'{name}.bin' for name in names for tensor in names[name]}}
+        (self.folder / 'pytorch_model.bin.index.json').write_text(json.dumps(index))
+        self.done('inspect', 'pytorch_model.bin.index.json')
+        error = self.refused('unknown_global', 1, 'inspect', 'pytorch_model.bin.index.json', '--strict-globals')
+        self.assertTrue(error['path'].endswith('module.bin'))
+
     def test_what_is_cut_short_says_what_was_wanted(self):
         error = self.refused('file_truncated', 1, 'inspect', self.pt('broken/legacy_truncated.pt'))
         self.assertIn('160 bytes wanted, 140 bytes are left', error['message'])

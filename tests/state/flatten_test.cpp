@@ -157,6 +157,22 @@ TEST_CASE("plain values are counted in one note") {
     CHECK(flat.only_in_tree[0].find("lr") != std::string::npos);
 }
 
+TEST_CASE("opaque objects that no name leads to are noted") {
+    StateTree tree;
+    StateTree::Dict dict;
+    dict.items.emplace_back(text(tree, "w"), tensor(tree));
+    dict.attributes.emplace_back("extra", tree.add(StateTree::Opaque{.type = "my.Thing", .why = "unknown"}));
+    tree.set_root(tree.add(dict));
+    const auto flat = flatten(tree);
+    CHECK(flat.skipped.empty());
+    REQUIRE(flat.notes.size() == 1);
+    CHECK(flat.notes[0].find("1 object of classes that safemap does not know, for example my.Thing") == 0);
+
+    dict.items.emplace_back(text(tree, "other"), dict.attributes.front().second);
+    tree.set_root(tree.add(dict));
+    CHECK(flatten(tree).notes.empty());
+}
+
 TEST_CASE("random trees have the names of the slow twin, and no name twice") {
     std::mt19937 random(42);
     using namespace std::string_literals;

@@ -35,13 +35,14 @@ inline std::shared_ptr<const safemap::Source> source(std::string_view bytes, std
 inline std::string content(const std::string& file) { return TempDir::read(folder() / file); }
 
 /// As the content says.
-inline safemap::torch::Archive read(std::string_view bytes, safemap::FaultSink& faults) {
+inline safemap::torch::Archive read(std::string_view bytes, safemap::FaultSink& faults,
+                                    safemap::torch::UnknownGlobals* unknown = nullptr) {
     namespace torch = safemap::torch;
-    if (torch::is_legacy(bytes)) return torch::read_legacy(source(bytes), faults);
-    if (bytes.size() > 1 && bytes.starts_with('\x80')) return torch::read_plain(source(bytes), faults);
+    if (torch::is_legacy(bytes)) return torch::read_legacy(source(bytes), faults, unknown);
+    if (bytes.size() > 1 && bytes.starts_with('\x80')) return torch::read_plain(source(bytes), faults, unknown);
     if (bytes.substr(std::min<std::size_t>(bytes.size(), 257)).starts_with("ustar"))
-        return torch::read_tar(source(bytes), faults);
-    return torch::read_archive(source(bytes), faults);
+        return torch::read_tar(source(bytes), faults, unknown);
+    return torch::read_archive(source(bytes), faults, unknown);
 }
 inline safemap::torch::Archive open(std::string_view bytes) {
     safemap::ThrowFirst faults;

@@ -1,0 +1,158 @@
+// The tables. What torch.save writes: torch/_utils.py, torch/_tensor.py and torch/storage.py, 2.13. Tested by
+// tests/torch/globals_test.cpp.
+#include "torch/globals.hpp"
+
+#include "base/text.hpp"
+#include "torch/storage_types.hpp"
+
+#include <safemap/dtype.hpp>
+
+#include <algorithm>
+#include <array>
+
+namespace safemap::torch {
+
+namespace {
+
+using Global = PickleGraph::Global;
+
+/// In an error; a file may have millions.
+constexpr std::size_t most_listed = 32;
+
+/// Beside dtypes, storages and the tensor classes of old files, which have tables of their own.
+constexpr std::array known_globals{
+    Global{"builtins", "bool"},
+    Global{"builtins", "bytearray"},
+    Global{"builtins", "bytes"},
+    Global{"builtins", "complex"},
+    Global{"builtins", "dict"},
+    Global{"builtins", "float"},
+    Global{"builtins", "frozenset"},
+    Global{"builtins", "int"},
+    Global{"builtins", "list"},
+    Global{"builtins", "set"},
+    Global{"builtins", "str"},
+    Global{"builtins", "tuple"},
+    Global{"_codecs", "encode"},
+    Global{"collections", "Counter"},
+    Global{"collections", "OrderedDict"},
+    Global{"collections", "defaultdict"},
+    Global{"numpy", "dtype"},
+    Global{"numpy", "ndarray"},
+    Global{"numpy._core.multiarray", "_reconstruct"},
+    Global{"numpy._core.multiarray", "scalar"},
+    Global{"numpy._core.numeric", "_frombuffer"},
+    Global{"torch", "Size"},
+    Global{"torch", "Tensor"},
+    Global{"torch", "device"},
+    Global{"torch", "per_channel_affine"},
+    Global{"torch", "per_channel_affine_float_qparams"},
+    Global{"torch", "per_channel_symmetric"},
+    Global{"torch", "per_tensor_affine"},
+    Global{"torch", "per_tensor_symmetric"},
+    Global{"torch.autograd.variable", "Variable"},
+    Global{"torch._tensor", "Tensor"},
+    Global{"torch._tensor", "_rebuild_from_type"},
+    Global{"torch._tensor", "_rebuild_from_type_v2"},
+    Global{"torch._utils", "_rebuild_device_tensor_from_cpu_tensor"},
+    Global{"torch._utils", "_rebuild_device_tensor_from_numpy"},
+    Global{"torch._utils", "_rebuild_meta_tensor_no_storage"},
+    Global{"torch._utils", "_rebuild_nested_tensor"},
+    Global{"torch._utils", "_rebuild_parameter"},
+    Global{"torch._utils", "_rebuild_parameter_with_state"},
+    Global{"torch._utils", "_rebuild_qtensor"},
+    Global{"torch._utils", "_rebuild_sparse_csr_tensor"},
+    Global{"torch._utils", "_rebuild_sparse_tensor"},
+    Global{"torch._utils", "_rebuild_tensor"},
+    Global{"torch._utils", "_rebuild_tensor_v2"},
+    Global{"torch._utils", "_rebuild_tensor_v3"},
+    Global{"torch._utils", "_rebuild_wrapper_subclass"},
+    Global{"torch._utils", "_rebuild_xla_tensor"},
+    Global{"torch.nn.parameter", "Buffer"},
+    Global{"torch.nn.parameter", "Parameter"},
+    Global{"torch.serialization", "_get_layout"},
+    Global{"torch.storage", "_load_from_bytes"},
+};
+
+constexpr std::array unsafe_modules{
+    std::string_view("os"),         std::string_view("posix"),  std::string_view("nt"),
+    std::string_view("subprocess"), std::string_view("sys"),    std::string_view("runpy"),
+    std::string_view("importlib"),  std::string_view("pty"),    std::string_view("shutil"),
+    std::string_view("socket"),     std::string_view("ctypes"), std::string_view("webbrowser"),
+};
+constexpr std::array unsafe_builtins{
+    std::string_view("eval"),       std::string_view("exec"),     std::string_view("compile"),
+    std::string_view("__import__"), std::string_view("getattr"),  std::string_view("setattr"),
+    std::string_view("open"),       std::string_view("execfile"), std::string_view("globals"),
+    std::string_view("breakpoint"),
+};
+
+bool any(const auto& names, std::string_view one) { return std::find(names.begin(), names.end(), one) != names.end(); }
+
+std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
+
+}  // namespace
+
+std::string dotted(const Global& global) {
+    std::string name(global.module);
+    name += '.';
+    name += global.name;
+    return name;
+}
+
+bool is_known(const Global& global) noexcept {
+    const auto same = [&](const Global& row) { return row.module == global.module && row.name == global.name; };
+    if (std::any_of(known_globals.begin(), known_globals.end(), same)) return true;
+    if (global.module == "torch" && dtype_from_torch(global.name)) return true;
+    if (global.module == "torch.storage") return storage_type(global.name).has_value();
+    if (global.module != "torch" && global.module != "torch.cuda") return false;
+    return storage_type(global.name) || tensor_class_dtype(global.name);
+}
+
+bool is_known_in_script(const Global& global) noexcept {
+    return before_dot(global.module) == "__torch__" || global.module == "torch.jit._pickle" || is_known(global);
+}
+
+/// A dotted name leads through what a module has imported: torch.serialization has os.system.
+bool runs_code(const Global& global) noexcept {
+    std::string_view module = global.module;
+    for (std::string_view name = global.name;;) {
+        if (any(unsafe_modules, before_dot(module))) return true;
+        if (module == "builtins" && any(unsafe_builtins, before_dot(name))) return true;
+        const std::size_t dot = name.find('.');
+        if (dot == name.npos) return false;
+        module = name.substr(0, dot);
+        name.remove_prefix(dot + 1);
+    }
+}
+
+void UnknownGlobals::add(const PickleGraph& pickle, Known* known) {
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        if (pickle.kind(id) != PickleGraph::Kind::global || known(pickle.global(id))) continue;
+        (runs_code(pickle.global(id)) ? unsafe_ : others_).add(pickle.global(id));
+    }
+}
+
+void UnknownGlobals::refuse() const {
+    std::string message;
+    if (!unsafe_.first.empty()) message = "globals that run code: " + unsafe_.text();
+    if (!others_.first.empty()) message += (message.empty() ? "" : "; ") + ("unknown globals: " + others_.text());
+    if (message.empty()) return;
+    throw Error(Errc::unknown_global, std::move(message))
+        .with_hint("where they are allowed, what they would make is opaque objects, and nothing is called");
+}
+
+void UnknownGlobals::Names::add(const Global& global) {
+    std::string name = printable(dotted(global));
+    if (any(first, name)) return;
+    if (first.size() < most_listed) first.push_back(std::move(name));
+    else more = true;
+}
+
+std::string UnknownGlobals::Names::text() const {
+    std::string all;
+    for (const std::string& name : first) all += (all.empty() ? "" : ", ") + name;
+    return more ? all + " and more" : all;
+}
+
+}  // namespace safemap::torch

@@ -1,0 +1,46 @@
+// The globals of pickles: which of them are read as what they say, and which would run code. A table, so that what is
+// known can be read off.
+#pragma once
+
+#include "torch/pickle.hpp"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace safemap::torch {
+
+/// "collections.OrderedDict".
+std::string dotted(const PickleGraph::Global& global);
+/// Whether values made with it are read, and not opaque: the functions and classes that torch.save names.
+bool is_known(const PickleGraph::Global& global) noexcept;
+/// The same in an archive of TorchScript, whose own classes are known: of their objects the state is read.
+bool is_known_in_script(const PickleGraph::Global& global) noexcept;
+/// Whether calling it would run code of the file's choice: os.system, builtins.eval and their kind.
+bool runs_code(const PickleGraph::Global& global) noexcept;
+
+/// What pickles name that is not known, for those who refuse it. Holds the first names of each kind, so that its size
+/// does not grow with the file.
+class UnknownGlobals {
+public:
+    using Known = bool(const PickleGraph::Global&);
+
+    /// Every global of a pickle, also of values that are dropped.
+    void add(const PickleGraph& pickle, Known* known = is_known);
+    /// Throws unknown_global where there are any: those that run code first.
+    void refuse() const;
+
+private:
+    struct Names {
+        std::vector<std::string> first = {};
+        bool more = false;
+
+        void add(const PickleGraph::Global& global);
+        std::string text() const;
+    };
+
+    Names unsafe_;
+    Names others_;
+};
+
+}  // namespace safemap::torch

@@ -1,0 +1,153 @@
+// What pickles may name, and the refusal of all else.
+#include "torch/globals.hpp"
+
+#include "doctest_safemap.hpp"
+#include "fixtures.hpp"
+#include "forge.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+using namespace safemap;
+
+using namespace std::string_literals;
+
+namespace {
+
+/// As safemap opens files for those who refuse unknown globals.
+std::optional<Error> strict_fault(std::string_view bytes) {
+    torch::UnknownGlobals unknown;
+    ThrowFirst faults;
+    return error_of([&] { fixtures::read(bytes, faults, &unknown); });
+}
+std::string refusal(std::string_view bytes) {
+    const auto error = strict_fault(bytes);
+    REQUIRE(error.has_value());
+    CAPTURE(error->message());
+    CHECK(error->code() == Errc::unknown_global);
+    return error->message();
+}
+std::string refusal_of(const std::string& value) { return refusal(forge::archive(value)); }
+
+bool runs_code(std::string_view module, std::string_view name) { return torch::runs_code({module, name}); }
+
+std::string os_call() { return forge::call("os", "system", {forge::text("true")}); }
+
+}  // namespace
+
+TEST_CASE("only files that name what safemap knows are opened where unknown globals are refused") {
+    constexpr std::array unknown{
+        "containers.pt",
+        "containers_protocol4.pt",
+        "containers_protocol5.pt",
+        "dtensor.pt",
+        "keys.pt",
+        "lightning.ckpt",
+        "module.pt",
+        "module_legacy.pt",
+        "module_main.pt",
+        "sharded_tensor.pt",
+        "subclasses.pt",
+    };
+    std::size_t refused = 0;
+    for (const auto& file : fixtures::table()) {
+        if (!file.error.empty() && file.error != "torchscript" && file.error != "no-data") continue;
+        if (file.file.starts_with("broken/") || file.file.find('/') != std::string::npos) continue;
+        CAPTURE(file.file);
+        const auto error = strict_fault(fixtures::content(file.file));
+        const bool listed = std::find(unknown.begin(), unknown.end(), file.file) != unknown.end();
+        CHECK(error.has_value() == listed);
+        if (error) CHECK(error->code() == Errc::unknown_global);
+        refused += error ? 1 : 0;
+    }
+    CHECK(refused == unknown.size());
+}
+
+TEST_CASE("a refusal names every unknown global once, those that run code first") {
+    const std::string value =
+        forge::dict({forge::text("a"), forge::call("my", "Thing", {}), forge::text("b"), os_call(), forge::text("c"),
+                     forge::call("my", "Thing", {}), forge::text("d"), forge::global("__builtin__", "eval")});
+    CHECK(refusal_of(value) == "globals that run code: os.system, builtins.eval; unknown globals: my.Thing");
+    CHECK(refusal_of(os_call()) == "globals that run code: os.system");
+    CHECK(refusal_of(forge::global("my", "a\x1b")) == "unknown globals: my.a\\x1b");
+}
+
+TEST_CASE("a refusal of a million names is no longer than one of some") {
+    std::string names = "(";
+    for (int i = 0; i < 1000; ++i) names += forge::global("my", "Thing" + std::to_string(i)) + "0";
+    const std::string message = refusal_of(names + "t");
+    CHECK(message.find("my.Thing31 and more") != std::string::npos);
+    CHECK(message.find("my.Thing32") == std::string::npos);
+    std::string some = "(";
+    for (int i = 0; i < 32; ++i) some += forge::global("my", "Thing" + std::to_string(i)) + "0";
+    CHECK(refusal_of(some + "t").ends_with("my.Thing31"));
+}
+
+TEST_CASE("unknown globals are refused wherever they stand") {
+    const std::string attack = os_call();
+    // Popped off the stack, overwritten, as an argument that nothing looks at, and as a value that is not called.
+    CHECK_FAULT((throw *strict_fault(forge::archive(attack + "0}"))), Errc::unknown_global);
+    CHECK_FAULT((throw *strict_fault(
+                    forge::archive(forge::dict({forge::text("x"), attack, forge::text("x"), forge::integer(1)})))),
+                Errc::unknown_global);
+    CHECK_FAULT((throw *strict_fault(forge::archive(forge::call("collections", "OrderedDict", {}) +
+                                                    forge::dict({forge::text("x"), attack}) + "b"))),
+                Errc::unknown_global);
+    CHECK_FAULT((throw *strict_fault(forge::archive(forge::global("os", "system")))), Errc::unknown_global);
+    // In files of other kinds.
+    CHECK_FAULT((throw *strict_fault(forge::pickle(attack + "0}"))), Errc::unknown_global);
+    CHECK(refusal(fixtures::content("broken/legacy_os_system.pt")) == "globals that run code: posix.system");
+}
+
+TEST_CASE("unknown globals of a file that stands in a pickle are refused, also where it is dropped") {
+    const auto embedded = [](const std::string& object) {
+        const std::string file = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
+                                 forge::pickle(forge::integer(1001)) + forge::pickle("}") + forge::pickle(object) +
+                                 forge::pickle("]");
+        return "\x80\x03"s + forge::global("torch.storage", "_load_from_bytes") + "B" + forge::little(file.size(), 4) +
+               file + "\x85R0}.";
+    };
+    CHECK(refusal(embedded(os_call())) == "globals that run code: os.system");
+    CHECK_FAULT((throw *strict_fault(embedded("}"))), Errc::bad_tensor);  // nothing that would be loaded
+    CHECK_OK(fixtures::open(embedded(os_call())));
+}
+
+TEST_CASE("classes of TorchScript are known in archives of TorchScript only") {
+    const std::string object = forge::global("__torch__.m", "Net") + ")\x81}b";
+    forge::Zip script;
+    script.add("a/data.pkl", forge::pickle(object));
+    script.add("a/constants.pkl", forge::pickle(")"));
+    CHECK_FALSE(strict_fault(script.join()).has_value());
+    CHECK(refusal_of(object) == "unknown globals: __torch__.m.Net");
+    script.records[0] = {.name = "a/data.pkl", .data = forge::pickle(os_call() + "0" + object)};
+    CHECK(refusal(script.join()) == "globals that run code: os.system");
+}
+
+TEST_CASE("what runs code is told by module and name, and by what a module has imported") {
+    for (const char* module : {"os", "posix", "nt", "subprocess", "sys", "runpy", "importlib", "os.path"})
+        CHECK(runs_code(module, "anything"));
+    for (const char* name : {"eval", "exec", "compile", "__import__", "getattr"}) CHECK(runs_code("builtins", name));
+    CHECK(runs_code("torch.serialization", "os.system"));
+    CHECK(runs_code("a", "b.builtins.eval"));
+    CHECK(runs_code("a", "b.sys.modules.get"));
+    CHECK_FALSE(runs_code("builtins", "list"));
+    CHECK_FALSE(runs_code("posixpath", "join"));
+    CHECK_FALSE(runs_code("my.os", "Thing"));
+    CHECK_FALSE(runs_code("my", "Thing.eval"));
+    // As Python 3 calls a module of Python 2.
+    CHECK(refusal_of(forge::global("commands", "getoutput")) == "globals that run code: subprocess.getoutput");
+}
+
+TEST_CASE("a function that runs code is noted where it is named for others to call") {
+    const auto notes = [](const std::string& value) { return fixtures::open(forge::archive(value)).notes; };
+    const auto named = notes(forge::call("functools", "partial", {forge::global("os", "system")}));
+    REQUIRE(named.size() == 1);
+    CHECK(named[0].find("names os.system, which was not called") != std::string::npos);
+    const auto called = notes(forge::tuple({forge::global("os", "system"), os_call(), os_call()}));
+    REQUIRE(called.size() == 1);
+    CHECK(called[0].find("a call of os.system (2 times), which was not made") != std::string::npos);
+    const std::string nested = forge::call("__builtin__", "getattr", {forge::global("my", "Outer"), forge::text("In")});
+    CHECK(notes(nested).empty());
+}
