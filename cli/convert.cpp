@@ -27,13 +27,36 @@ struct Around {
     std::vector<std::string> notes = {};
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
+    std::uint64_t unreferenced_bytes = 0;
     bool dry_run = false;
 
     /// A dry run holds all that the run would hold, but for the buffers.
     std::uint64_t predicted_anon_bytes(const SaveReport& saved) const { return peak_anon_bytes + saved.buffer_bytes; }
+    std::vector<SkippedObject> all_skipped(const SaveReport& saved) const { return joined(skipped, saved.skipped); }
+    std::vector<std::string> all_notes(const SaveReport& saved) const { return joined(notes, saved.notes); }
+
+private:
+    template <class T> static std::vector<T> joined(std::vector<T> all, const std::vector<T>& more) {
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
 };
 
 std::string cast_name(const CastReport& cast) { return fmt::format("{}->{}", name(cast.from), name(cast.to)); }
+
+void write_reading(JsonWriter& json, const SaveReport& saved, std::uint64_t unreferenced_bytes) {
+    const auto write = [&json](std::string_view key, const TensorCount& count) {
+        json.key(key).begin_object().member("tensors", count.tensors).member("bytes", count.bytes).end_object();
+    };
+    write("copied", saved.copied);
+    write("gathered", saved.gathered);
+    write("views", saved.views);
+    json.member("unreferenced_bytes", unreferenced_bytes);
+    json.key("unsupported").begin_array();
+    for (const UnsupportedReport& dtype : saved.unsupported)
+        json.begin_object().member("dtype", torch_name(dtype.dtype)).member("tensors", dtype.tensors).end_object();
+    json.end_array();
+}
 
 JsonWriter as_json(const SaveReport& saved, const Around& around) {
     JsonWriter json;
@@ -51,11 +74,12 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
     json.end_object();
     json.member("aliases", around.aliases);
     json.key("skipped").begin_array();
-    for (const SkippedObject& object : around.skipped)
+    for (const SkippedObject& object : around.all_skipped(saved))
         json.begin_object().member("name", object.name).member("why", object.why).end_object();
     json.end_array();
-    json.member("notes", around.notes);
+    json.member("notes", around.all_notes(saved));
     json.member("unaligned_tensors", saved.unaligned_tensors).member("resumed", saved.resumed);
+    write_reading(json, saved, around.unreferenced_bytes);
     if (around.dry_run) {
         json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
         json.key("plan").begin_array();
@@ -70,7 +94,7 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
     return json;
 }
 
-std::string plan_text(const SaveReport& saved) {
+std::string files_text(const SaveReport& saved) {
     Table table({Table::Align::left, Table::Align::left, Table::Align::right, Table::Align::right});
     for (std::size_t i = 0; i < saved.files.size(); ++i) {
         const FileReport& file = saved.file_sizes[i];
@@ -81,20 +105,38 @@ std::string plan_text(const SaveReport& saved) {
     return table.text();
 }
 
-std::string cast_text(const CastReport& cast, bool dry_run) {
-    std::string text = fmt::format("  cast     {}: {}", cast_name(cast), count_text(cast.tensors, "tensor"));
-    if (!dry_run)
-        text += fmt::format(", {}, {} overflowed, {} not finite", count_text(cast.counts.values, "value"),
-                            cast.counts.overflowed, cast.counts.non_finite);
-    return text + '\n';
+std::string cast_text(const CastReport& cast) {
+    return fmt::format("  cast     {}: {}", cast_name(cast), count_text(cast.tensors, "tensor"));
 }
 
-std::string as_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
-    std::string text = fmt::format("{}: {} {}, {}, {}\n", printable(out), around.dry_run ? "would write" : "wrote",
-                                   count_text(saved.tensors, "tensor"), count_text(saved.files.size(), "file"),
-                                   bytes_text(saved.bytes_written));
-    if (around.dry_run) text += plan_text(saved);
-    for (const CastReport& cast : saved.casts) text += cast_text(cast, around.dry_run);
+std::string reading_text(const SaveReport& saved, std::uint64_t unreferenced_bytes) {
+    std::string text;
+    const auto line = [&text](std::string_view label, const TensorCount& count) {
+        if (count.tensors > 0)
+            text +=
+                fmt::format("  {:<8} {}, {}\n", label, count_text(count.tensors, "tensor"), bytes_text(count.bytes));
+    };
+    line("copied", saved.copied);
+    for (const CastReport& cast : saved.casts) text += cast_text(cast) + '\n';
+    line("gathered", saved.gathered);
+    line("views", saved.views);
+    if (unreferenced_bytes > 0)
+        text += fmt::format("  unused   {} of storages, which no tensor that is written refers to\n",
+                            bytes_text(unreferenced_bytes));
+    for (const UnsupportedReport& dtype : saved.unsupported)
+        text += fmt::format("  unnamed  {}: {}\n", torch_name(dtype.dtype), count_text(dtype.tensors, "tensor"));
+    return text;
+}
+
+std::string total_text(const SaveReport& saved, const std::string& out, std::string_view verb) {
+    return fmt::format("{}: {} {}, {}, {}\n", printable(out), verb, count_text(saved.tensors, "tensor"),
+                       count_text(saved.files.size(), "file"), bytes_text(saved.bytes_written));
+}
+
+/// All that is known before the first byte is written.
+std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
+    std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + files_text(saved);
+    text += reading_text(saved, around.unreferenced_bytes);
     if (align_tensors) text += fmt::format("  aligned  all but {}\n", count_text(saved.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.aliases) {
         // The stored name stands last, and once: a name may be as long as the file.
@@ -102,18 +144,22 @@ std::string as_text(const SaveReport& saved, const Around& around, const std::st
         for (std::size_t i = 1; i < group.size(); ++i) text += printable(group[i]) + " = ";
         text += printable(group.front()) + '\n';
     }
-    for (const SkippedObject& object : around.skipped)
+    for (const SkippedObject& object : around.all_skipped(saved))
         text += fmt::format("  skipped  {}: {}\n", printable(object.name), printable(object.why));
+    for (const std::string& note : around.all_notes(saved)) text += fmt::format("  note     {}\n", printable(note));
+    return text + fmt::format("  takes    {} to read, {} of memory at most\n", bytes_text(saved.bytes_read),
+                              bytes_text(around.predicted_anon_bytes(saved)));
+}
+
+std::string outcome_text(const SaveReport& saved, const Around& around, const std::string& out) {
+    std::string text = total_text(saved, out, "wrote");
+    for (const CastReport& cast : saved.casts)
+        text += fmt::format("{}, {}, {} overflowed, {} not finite\n", cast_text(cast),
+                            count_text(cast.counts.values, "value"), cast.counts.overflowed, cast.counts.non_finite);
     if (!saved.resumed.empty())
         text += fmt::format("  resumed  {} had been finished before\n", count_text(saved.resumed.size(), "file"));
-    for (const std::string& note : around.notes) text += fmt::format("  note     {}\n", printable(note));
-    if (around.dry_run)
-        text += fmt::format("  takes    {} to read, {} of memory at most\n", bytes_text(saved.bytes_read),
-                            bytes_text(around.predicted_anon_bytes(saved)));
-    else
-        text += fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
-                            bytes_text(saved.bytes_read), bytes_text(around.peak_anon_bytes));
-    return text;
+    return text + fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
+                              bytes_text(saved.bytes_read), bytes_text(around.peak_anon_bytes));
 }
 
 using Metadata = std::map<std::string, std::string>;
@@ -219,27 +265,39 @@ public:
         const Checkpoint checkpoint = open_root();
         require_selection({checkpoint}, common);
         const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
-        Around around{.skipped = checkpoint.skipped(), .notes = checkpoint.notes(), .dry_run = options_.plan_only};
-        if (root_.empty()) note_parts(checkpoint, around.notes);
         RenamedTensors renamed;
         if (!renaming_.empty()) renamed = rename(checkpoint, entries, renaming_);
-        const SaveReport saved = save_entries(checkpoint, entries, renamed, bar);
-
-        for (const Entry& entry : entries)
-            if (entry.tied() && renaming_.empty()) around.aliases.push_back(entry.names());
-        around.aliases.insert(around.aliases.end(), renamed.aliases.begin(), renamed.aliases.end());
-        around.notes.insert(around.notes.end(), renamed.notes.begin(), renamed.notes.end());
-        around.notes.insert(around.notes.end(), saved.notes.begin(), saved.notes.end());
-        around.skipped.insert(around.skipped.end(), saved.skipped.begin(), saved.skipped.end());
+        Around around = known_before(checkpoint, entries, renamed);
+        if (!console.json() && !around.dry_run)
+            options_.on_plan = [&](const SaveReport& plan) {
+                around.peak_anon_bytes = memory.bytes();
+                console.announce(plan_text(plan, around, out_, options_.align_tensors));
+            };
+        const SaveReport saved = save_entries(checkpoint, entries, renamed, around.notes, bar);
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
 
         if (console.json()) console.result(as_json(saved, around));
-        else console.result(as_text(saved, around, out_, options_.align_tensors));
+        else if (around.dry_run) console.result(plan_text(saved, around, out_, options_.align_tensors));
+        else console.result(outcome_text(saved, around, out_));
         return 0;
     }
 
 private:
+    Around known_before(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
+                        const RenamedTensors& renamed) const {
+        Around around{.aliases = renamed.aliases,
+                      .skipped = checkpoint.skipped(),
+                      .notes = checkpoint.notes(),
+                      .unreferenced_bytes = unreferenced_bytes(checkpoint, common.selection()),
+                      .dry_run = options_.plan_only};
+        if (root_.empty()) note_parts(checkpoint, around.notes);
+        around.notes.insert(around.notes.end(), renamed.notes.begin(), renamed.notes.end());
+        for (const Entry& entry : entries)
+            if (entry.tied() && renaming_.empty()) around.aliases.push_back(entry.names());
+        return around;
+    }
+
     Checkpoint open_root() const {
         const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
         if (root_.empty()) return checkpoint;
@@ -259,7 +317,7 @@ private:
     }
 
     SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
-                            const RenamedTensors& renamed, ProgressBar& bar) const {
+                            const RenamedTensors& renamed, std::vector<std::string>& notes, ProgressBar& bar) const {
         const DeferSignals deferred;
         SaveOptions options = options_;
         options.threads = common.open.threads;
@@ -270,14 +328,15 @@ private:
         };
         if (!renaming_.empty()) {
             options.metadata = renamed.metadata;
-            return save_some(checkpoint, entries, renamed.tensors, std::move(options));
+            return save_some(checkpoint, entries, renamed.tensors, std::move(options), notes);
         }
-        if (!common.selects_all()) return save_part(checkpoint, entries, std::move(options));
+        if (!common.selects_all()) return save_part(checkpoint, entries, std::move(options), notes);
         return save(out_, checkpoint, options);
     }
 
     /// A part of a checkpoint keeps what the whole would have kept: metadata, then the names of tied tensors.
-    SaveReport save_part(const Checkpoint& checkpoint, const std::vector<Entry>& entries, SaveOptions options) const {
+    SaveReport save_part(const Checkpoint& checkpoint, const std::vector<Entry>& entries, SaveOptions options,
+                         std::vector<std::string>& notes) const {
         std::vector<LazyTensor> tensors;
         tensors.reserve(entries.size());
         for (const auto& [key, value] : checkpoint.metadata()) options.metadata.emplace(key, value);
@@ -285,12 +344,12 @@ private:
             tensors.push_back(entry.named());
             for (const std::string_view other : entry.others) options.metadata.emplace(other, entry.name);
         }
-        return save_some(checkpoint, entries, std::move(tensors), std::move(options));
+        return save_some(checkpoint, entries, std::move(tensors), std::move(options), notes);
     }
 
     /// `tensors` are those of the entries, as they are to be called.
     SaveReport save_some(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
-                         std::vector<LazyTensor> tensors, SaveOptions options) const {
+                         std::vector<LazyTensor> tensors, SaveOptions options, std::vector<std::string>& notes) const {
         std::unordered_map<std::string_view, const LazyTensor*> stored;
         for (std::size_t i = 0; i < entries.size(); ++i) stored.emplace(entries[i].stored_name(), &tensors[i]);
         const auto stored_name = [&](const std::string& name) -> std::optional<std::string> {
@@ -300,9 +359,8 @@ private:
         };
         const AddedStructure added = add_structure(checkpoint, stored_name, options);
         if (added.tensor) tensors.push_back(*added.tensor);
-        SaveReport report = save(out_, tensors, options);
-        report.notes.insert(report.notes.begin(), added.notes.begin(), added.notes.end());
-        return report;
+        notes.insert(notes.end(), added.notes.begin(), added.notes.end());
+        return save(out_, tensors, options);
     }
 
     /// What --keep-dtype means: like every GLOB, names of IN.

@@ -223,6 +223,14 @@ void Console::result(std::string_view text) {
     if (!quiet_) print(text);
 }
 
+void Console::announce(std::string_view text) {
+    try {
+        result(text);
+    } catch (const ReaderGone&) {
+    } catch (const Error&) {
+    }
+}
+
 void Console::result(const JsonWriter& object) { print(object.text() + '\n'); }
 
 void Console::print(std::string_view text) {

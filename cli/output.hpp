@@ -100,6 +100,8 @@ public:
 
     /// A result as text; --quiet drops it.
     void result(std::string_view text);
+    /// Text that a result will follow. Where it cannot be printed, that is for the result to say.
+    void announce(std::string_view text);
     /// The one JSON object of this run.
     void result(const JsonWriter& object);
     /// What the user asked to read: help and version. Neither --quiet nor --json change it.

@@ -154,6 +154,15 @@ public:
     const std::vector<StoredChecksum>& checksums() const& noexcept;
     const std::vector<StoredChecksum>& checksums() const&& = delete;
 
+    /// Where the storages of a `.pt` stand: what torch saves of tensors, those that no tensor refers to too. In no
+    /// order; of a plain pickle and in safetensors, none.
+    struct Storage {
+        std::shared_ptr<const Source> source;
+        Extent extent;
+    };
+    const std::vector<Storage>& storages() const& noexcept;
+    const std::vector<Storage>& storages() const&& = delete;
+
 private:
     struct State;
     explicit Checkpoint(std::shared_ptr<const State> state);

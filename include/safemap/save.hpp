@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -34,6 +35,8 @@ enum class StructurePolicy : std::uint8_t {
     keep,       ///< always
     drop,       ///< never
 };
+
+struct SaveReport;
 
 struct SaveOptions {
     // What is written.
@@ -72,6 +75,9 @@ struct SaveOptions {
     Monitor monitor = {};
     unsigned threads = 0;    ///< workers, at most eight; 0: two, which is where writing stops gaining
     bool plan_only = false;  ///< lays out and reports; touches no file
+    /// Is told what will be written, before the first byte is: a report without counts of values in `casts`. What it
+    /// throws passes through, and nothing is left.
+    std::function<void(const SaveReport& plan)> on_plan = {};
 };
 
 struct CastReport {
@@ -86,6 +92,16 @@ struct FileReport {
     std::uint64_t bytes = 0;  ///< of the whole file
 };
 
+struct TensorCount {
+    std::uint64_t tensors = 0;
+    std::uint64_t bytes = 0;  ///< of the values as they are stored
+};
+
+struct UnsupportedReport {
+    Dtype dtype = {};
+    std::uint64_t tensors = 0;
+};
+
 struct SaveReport {
     std::vector<std::string> files;   ///< as OUT names them; the index last
     std::uint64_t tensors = 0;        ///< written
@@ -95,9 +111,15 @@ struct SaveReport {
     std::vector<SkippedObject> skipped;   ///< tensors of dtypes that safetensors has no name for
     std::vector<FileReport> file_sizes;   ///< of each of `files`
     std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
-    std::uint64_t buffer_bytes = 0;       ///< with `plan_only`: the most that the buffers of the save would take
+    std::uint64_t buffer_bytes = 0;       ///< the most that the buffers of the save take
     std::vector<std::string> resumed;     ///< of `files`, those that were finished before; casts do not count in them
     std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be
+
+    TensorCount copied;    ///< written as they stand: neither cast nor gathered
+    TensorCount gathered;  ///< strided, as transposed ones are, or in several pieces: their elements are put in order
+    /// That see only a part of their storage, or share it with others that see it otherwise.
+    TensorCount views;
+    std::vector<UnsupportedReport> unsupported;  ///< dtypes of `skipped`
 };
 
 /// Writes `tensors` to `out`: one file where `out` ends in ".safetensors", else a folder of shards named and split as
@@ -138,6 +160,11 @@ SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& 
 /// The structure document of a checkpoint: of its tree, or of what has none, of all names as one dictionary.
 /// `stored_name` is told the names of the checkpoint's tensors. Throws structure_too_large.
 SAFEMAP_API std::string structure_of(const Checkpoint& checkpoint, const StoredName& stored_name);
+
+/// Bytes of storages(), and of those that the tensors stand in, that no tensor which `selection` names and safetensors
+/// has a dtype for refers to: what a save of these tensors leaves behind. Never too many; where tensors that leave gaps
+/// share a storage, and have more than 2^18 runs of bytes together, gaps may count as referred to.
+SAFEMAP_API std::uint64_t unreferenced_bytes(const Checkpoint& checkpoint, const Selection& selection = {});
 
 struct AddedStructure {
     std::optional<LazyTensor> tensor = std::nullopt;  ///< to be saved too: a document of more than 1 MiB

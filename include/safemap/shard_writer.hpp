@@ -54,8 +54,8 @@ struct Declaration {
 /// in order are one stretch; a box that does not span its tensor's rows is as many as it has rows, until the boxes
 /// beside it are there.
 ///
-/// **Options.** SaveOptions that say how save() works have no meaning here: `threads` and `monitor` are ignored.
-/// `dtype`, `keep_dtype` and `plan_only` are refused: the dtype that is declared is the one that is written.
+/// **Options.** SaveOptions that say how save() works have no meaning here: `threads`, `monitor` and `on_plan` are
+/// ignored. `dtype`, `keep_dtype` and `plan_only` are refused: the dtype that is declared is the one that is written.
 /// `resume` is refused as well: what the bytes are of is not known. With `checksums`, commit() reads everything once
 /// more, by one thread: digests want the bytes in order.
 class SAFEMAP_API ShardWriter {

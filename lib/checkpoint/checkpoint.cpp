@@ -131,6 +131,7 @@ const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return st
 const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& noexcept {
     return state_->contents.checksums;
 }
+const std::vector<Checkpoint::Storage>& Checkpoint::storages() const& noexcept { return state_->contents.storages; }
 const StateTree* Checkpoint::tree() const& noexcept { return state_->contents.tree.get(); }
 const std::vector<std::string>& Checkpoint::only_in_tree() const& noexcept { return state_->contents.only_in_tree; }
 

@@ -40,6 +40,7 @@ void Joined::add(Contents& one, const std::string& name) {
     contents.files.push_back(name);
     move_to_end(one.skipped, contents.skipped);
     move_to_end(one.checksums, contents.checksums);
+    move_to_end(one.storages, contents.storages);
     move_to_end(one.sources, contents.sources);
 }
 

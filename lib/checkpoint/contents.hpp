@@ -28,6 +28,7 @@ struct Contents {
     std::shared_ptr<const StateTree> tree = {};
     std::vector<std::string> only_in_tree = {};
     std::vector<Checkpoint::StoredChecksum> checksums = {};
+    std::vector<Checkpoint::Storage> storages = {};
     /// Everything that tensors stand in, for those who want to read all of it.
     std::vector<std::shared_ptr<const Source>> sources = {};
 };

@@ -50,6 +50,8 @@ Contents contents_of(torch::Archive archive) {
     contents.aliases = std::move(flat.aliases);
     contents.tensors = std::move(flat.tensors);
     contents.tree = std::make_shared<const StateTree>(std::move(archive.tree));
+    for (torch::RecordData& storage : archive.storages)
+        contents.storages.push_back({std::move(storage.source), storage.extent});
     contents.checksums.reserve(archive.records.size());
     for (torch::Archive::Record& record : archive.records)
         contents.checksums.push_back({std::move(record.source), record.extent, record.crc32, std::move(record.name)});

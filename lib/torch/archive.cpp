@@ -8,6 +8,7 @@
 #include "torch/script.hpp"
 #include "torch/zip.hpp"
 
+#include <map>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -62,14 +63,16 @@ private:
 
     /// torch writes checksum 0 when it is told to compute none, and for holes.
     void list_records() {
+        const std::string storages = root_ + "data/";
         std::size_t unchecked = 0;
         out_.records.reserve(zip_.records().size());
         for (const ZipRecord& record : zip_.records()) {
+            RecordData data = open(record);
+            if (record.name.starts_with(storages)) out_.storages.push_back(data);
             if (record.crc32 == 0 && record.size > 0) {
                 ++unchecked;
                 continue;
             }
-            RecordData data = zip_.open(record);
             out_.records.push_back({.name = std::string(record.name),
                                     .source = std::move(data.source),
                                     .extent = data.extent,
@@ -139,10 +142,19 @@ private:
         const ZipRecord* record = find("data/" + std::string(key));
         if (record == nullptr)
             throw Error(Errc::zip_missing_record, "no record data/" + printable(key) + " for a storage");
-        return zip_.open(*record);
+        return open(*record);
+    }
+
+    /// A deflated record is one source, whoever asks.
+    RecordData open(const ZipRecord& record) const {
+        if (!record.deflated) return zip_.open(record);
+        RecordData& opened = inflated_[&record];
+        if (!opened.source) opened = zip_.open(record);
+        return opened;
     }
 
     ZipDirectory zip_;
+    mutable std::map<const ZipRecord*, RecordData> inflated_;
     FaultSink& faults_;
     UnknownGlobals* unknown_;
     std::string root_;  ///< with the slash

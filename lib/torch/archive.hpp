@@ -4,6 +4,7 @@
 
 #include "base/faults.hpp"
 #include "torch/globals.hpp"
+#include "torch/zip.hpp"
 
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
@@ -27,6 +28,7 @@ struct Archive {
         std::uint32_t crc32 = 0;
     };
     std::vector<Record> records;
+    std::vector<RecordData> storages;  ///< those that no tensor refers to too; none of a plain pickle
 };
 
 /// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults, and

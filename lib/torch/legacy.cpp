@@ -111,6 +111,13 @@ RecordData LegacyFile::storage(std::string_view key) const {
     return {source_, known->second.place};
 }
 
+std::vector<RecordData> LegacyFile::storages() const {
+    std::vector<RecordData> all;
+    for (const auto& each : storages_)
+        if (each.second.found) all.push_back({source_, each.second.place});
+    return all;
+}
+
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
     Archive out;
     reporting(faults, [&] {
@@ -121,6 +128,7 @@ Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faul
         const Storages storages{.find = [&](std::string_view key) { return file.storage(key); }, .unknown = unknown};
         Rebuilt rebuilt = rebuild(file.object(), storages, faults);
         out.tree = std::move(rebuilt.tree);
+        out.storages = file.storages();
         out.notes.insert(out.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     });
     return out;

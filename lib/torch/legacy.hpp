@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 namespace safemap::torch {
 
@@ -30,6 +31,7 @@ public:
     const PickleGraph& object() const noexcept { return object_.graph; }
     /// The bytes of the storage with that key. Throws bad_tensor where there is none.
     RecordData storage(std::string_view key) const;
+    std::vector<RecordData> storages() const;
     /// Bytes after the last storage.
     std::uint64_t trailing() const noexcept { return trailing_; }
 

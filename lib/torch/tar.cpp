@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace safemap::torch {
 
@@ -125,6 +126,8 @@ public:
         return rebuild(object.graph, storages, faults);
     }
 
+    std::vector<RecordData> take_storages() { return std::move(places_); }
+
 private:
     PickleStream member(std::string_view name) const {
         const auto found = members_.find(name);
@@ -162,6 +165,7 @@ private:
             const auto size = byte_size(type->dtype, elements);
             if (number < 0 || !size) throw bad(what + " of " + std::to_string(number) + " elements");
             const Extent place = stream.skip(*size, what);
+            places_.push_back({source_, place});
             add(key, {stored_run(type->dtype, Shape{elements}, source_, place.offset), 0, elements});
         }
         read_views(stream.pickle("the views of storages").graph);
@@ -230,6 +234,7 @@ private:
     std::shared_ptr<const Source> source_;
     UnknownGlobals* unknown_;
     std::map<std::string, Extent, std::less<>> members_;
+    std::vector<RecordData> places_;  ///< of storages
     std::map<std::int64_t, Storage> storages_;
     std::map<std::int64_t, Entry> tensors_;
 };
@@ -239,9 +244,11 @@ private:
 Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
     Archive out;
     reporting(faults, [&] {
-        Rebuilt rebuilt = TarReader(source, unknown).read(faults);
+        TarReader reader(source, unknown);
+        Rebuilt rebuilt = reader.read(faults);
         out.tree = std::move(rebuilt.tree);
         out.notes = std::move(rebuilt.notes);
+        out.storages = reader.take_storages();
     });
     return out;
 }

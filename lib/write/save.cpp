@@ -3,6 +3,7 @@
 
 #include "write/engine.hpp"
 #include "write/job.hpp"
+#include "write/reading.hpp"
 #include "write/saving.hpp"
 #include "write/target.hpp"
 
@@ -35,9 +36,14 @@ StoredName saved_name(const Checkpoint& checkpoint) {
 SaveReport write::save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                            const Metadata& metadata, const SaveOptions& options, const std::string& replaced) {
     Layout layout = lay_out_at(out, tensors, metadata, options);
+    SaveReport report = report_on(layout);
+    report.buffer_bytes = buffer_bytes(tensors, layout, options.threads);
+    report_reading(tensors, layout, report);
+    const auto tell = [&] {
+        if (options.on_plan) options.on_plan(report);
+    };
     if (options.plan_only) {
-        SaveReport report = report_on(layout);
-        report.buffer_bytes = buffer_bytes(tensors, layout, options.threads);
+        tell();
         return report;
     }
 
@@ -45,9 +51,22 @@ SaveReport write::save_all(const std::filesystem::path& out, std::span<const Laz
                       .resume = options.resume,
                       .replaced = replaced};
     Target target(out, options.overwrite, job);
+    tell();
     write_files(tensors, layout, target.staging(), options.monitor, options.threads);
     target.commit();
-    return report_on(layout);
+    report.bytes_read = layout.read_bytes;
+    report.casts = std::move(layout.casts);
+    report.resumed = std::move(layout.resumed);
+    return report;
+}
+
+std::uint64_t unreferenced_bytes(const Checkpoint& checkpoint, const Selection& selection) {
+    std::vector<const LazyTensor*> tensors;
+    for (const NamedTensor& named : all_names(checkpoint, selection)) {
+        const LazyTensor* const tensor = &checkpoint.tensor(named.tensor);
+        if (tensors.empty() || tensors.back() != tensor) tensors.push_back(tensor);
+    }
+    return write::storage_use(tensors, checkpoint.storages()).unreferenced;
 }
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
@@ -66,9 +85,12 @@ SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, 
             with_structure.push_back(*added.tensor);
             tensors = with_structure;
         }
-        SaveReport report = write::save_all(out, tensors, full.metadata, full);
-        report.notes.insert(report.notes.begin(), added.notes.begin(), added.notes.end());
-        return report;
+        const auto with_notes = [&added](SaveReport report) {
+            report.notes.insert(report.notes.begin(), added.notes.begin(), added.notes.end());
+            return report;
+        };
+        if (options.on_plan) full.on_plan = [&](const SaveReport& plan) { options.on_plan(with_notes(plan)); };
+        return with_notes(write::save_all(out, tensors, full.metadata, full));
     });
 }
 

@@ -44,20 +44,20 @@ void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& fil
     }
 }
 
-SaveReport report_on(Layout& layout) {
+SaveReport report_on(const Layout& layout) {
     SaveReport report;
     report.tensors = layout.tensors;
     report.bytes_read = layout.read_bytes;
-    report.casts = std::move(layout.casts);
-    report.skipped = std::move(layout.skipped);
+    report.casts = layout.casts;
+    report.skipped = layout.skipped;
     for (const auto& file : layout.files) {
         report.files.push_back(file.name);
         report.file_sizes.push_back({.tensors = file.tensors.size(), .bytes = file.size});
         report.bytes_written = sum_of_sizes(report.bytes_written, file.size);
     }
     report.unaligned_tensors = layout.unaligned_tensors;
-    report.notes = std::move(layout.notes);
-    report.resumed = std::move(layout.resumed);
+    report.notes = layout.notes;
+    report.resumed = layout.resumed;
     return report;
 }
 

@@ -21,7 +21,8 @@ Layout lay_out_at(const std::filesystem::path& out, std::span<const LazyTensor> 
 /// descriptors. A full disk is told with what all files take.
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file);
 
-SaveReport report_on(Layout& layout);
+/// What is planned, or has been done.
+SaveReport report_on(const Layout& layout);
 
 /// save(). Where `replaced` is not empty, the file that it replaces has to have that identity.
 SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,

@@ -528,7 +528,8 @@ class Inspect(Case):
 
 class Convert(Case):
     KEYS = ['tensors', 'files', 'bytes_read', 'bytes_written', 'seconds', 'peak_anon_bytes', 'cast', 'aliases',
-            'skipped', 'notes', 'unaligned_tensors', 'resumed']
+            'skipped', 'notes', 'unaligned_tensors', 'resumed', 'copied', 'gathered', 'views', 'unreferenced_bytes',
+            'unsupported']
     LAYERS = [(name, 'U8', [6], name.encode()[:6].ljust(6)) for name in
               ('wte', 'h.0.a', 'h.1.a', 'h.0.b', 'h.1.b', 'head')]
 
@@ -1410,6 +1411,40 @@ class Torch(Case):
         told = self.done('inspect', self.pt('torchscript.pt'))
         self.assertEqual([t['name'] for t in told['tensors']], ['weight', 'shift', 'inner.scale'])
         self.assertTrue(any('TorchScript' in note for note in told['notes']))
+
+    def test_a_plan_says_how_tensors_are_read(self):
+        for name in ('strided.pt', 'storages.pt', 'odd_dtypes.pt', 'tied_legacy.pt', 'deflated.pt'):
+            plan = self.done('convert', self.pt(name), 'out.safetensors', '--dry-run')
+            told = self.done('convert', self.pt(name), 'out.safetensors', '--force')
+            for key in ('copied', 'gathered', 'views', 'unreferenced_bytes', 'unsupported'):
+                self.assertEqual(told[key], plan[key])
+            self.assertEqual(told['copied']['tensors'] + told['gathered']['tensors'], told['tensors'])
+            self.assertEqual(told['copied']['bytes'] + told['gathered']['bytes'], told['bytes_read'])
+            dtypes = sum(dtype['tensors'] for dtype in told['unsupported'])
+            self.assertEqual(dtypes, sum('no name for this dtype' in object['why'] for object in told['skipped']))
+        self.assertEqual([self.done('convert', self.pt('strided.pt'), 'x', '--dry-run')[key]['tensors'] > 0
+                          for key in ('gathered', 'views')], [True, True])
+        self.assertEqual(self.done('convert', self.pt('deflated.pt'), 'x', '--dry-run')['unreferenced_bytes'], 0)
+
+    def test_storages_of_what_is_not_written_are_unreferenced(self):
+        for name in ('state_dict.pt', 'tied_legacy.pt', 'tar_0_1.pt', 'deflated.pt'):
+            tensors = [t for t in self.done('inspect', self.pt(name))['tensors'] if 'alias_of' not in t]
+            whole = self.done('convert', self.pt(name), 'x', '--dry-run')
+            one = self.done('convert', self.pt(name), 'x', '--dry-run', '--include', tensors[0]['name'])
+            left = whole['unreferenced_bytes'] + whole['bytes_read'] - one['bytes_read']
+            if whole['views']['tensors'] == 0:
+                self.assertEqual(one['unreferenced_bytes'], left, name)
+        train = self.pt('train_gpt.pt')
+        self.assertEqual(self.done('convert', train, 'x', '--dry-run')['unreferenced_bytes'], 0)
+        part = self.done('convert', train, 'x', '--dry-run', '--root', 'model')
+        whole = self.done('convert', train, 'x', '--dry-run')
+        self.assertEqual(part['unreferenced_bytes'], whole['bytes_read'] - part['bytes_read'])
+
+    def test_the_text_of_a_plan(self):
+        self.expect('convert_strided', self.safemap('convert', self.pt('strided.pt'), 'out.safetensors').out)
+        result = self.safemap('convert', self.pt('odd_dtypes.pt'), 'out2.safetensors', '--dtype', 'bf16')
+        self.expect('convert_odd_dtypes', result.out)
+        self.assertEqual(self.safemap('convert', self.pt('tied.pt'), 'quiet', '--quiet').out, '')
 
     def test_unknown_globals_are_opaque_or_refused(self):
         attack = self.pt('broken/os_system.pt')

@@ -10,13 +10,14 @@ import common
 from common import Case
 
 # Allowed by torch, opaque here.
-OPAQUE = {'torch.storage.TypedStorage', 'torch._utils._rebuild_device_tensor_from_numpy'}
+OPAQUE = {'torch.storage.TypedStorage'}
 # Data here, not allowed by torch.
 DATA = {
     'builtins.bool', 'builtins.bytes', 'builtins.dict', 'builtins.float', 'builtins.frozenset', 'builtins.int',
     'builtins.list', 'builtins.str', 'builtins.tuple', 'collections.defaultdict', 'numpy.dtype', 'numpy.ndarray',
     'numpy._core.multiarray._reconstruct', 'numpy._core.multiarray.scalar', 'numpy._core.numeric._frombuffer',
-    'torch._tensor._rebuild_from_type', 'torch._utils._rebuild_sparse_csr_tensor', 'torch.nn.parameter.Buffer',
+    'torch._tensor._rebuild_from_type', 'torch._utils._rebuild_sparse_csr_tensor', 'torch._utils._rebuild_xla_tensor',
+    'torch.autograd.variable.Variable', 'torch.nn.parameter.Buffer',
 }
 UNKNOWN = {'builtins.eval', 'builtins.object', 'builtins.slice', 'collections.deque', 'copyreg._reconstructor',
            'os.system', 'torch.load', 'torch.nn.Linear', 'torch._utils._rebuild_nothing'}
