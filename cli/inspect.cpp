@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -273,16 +274,30 @@ public:
         std::vector<std::string> notes = checkpoint.notes();
         const auto& only_in_tree = checkpoint.only_in_tree();
         notes.insert(notes.end(), only_in_tree.begin(), only_in_tree.end());
-        const auto own_name = [](const std::string& name) { return name; };
-        const std::string document = structure_ ? structure_of(checkpoint, own_name) : std::string();
         const std::string nothing = empty_selection({checkpoint}, common);
         if (!nothing.empty()) notes.push_back(nothing);
-        if (console.json()) console.result(as_json(checkpoint, entries, FileNames(checkpoint, path_), notes, document));
-        else console.result(as_text(checkpoint, entries, notes) + section("structure", document));
+        if (console.json())
+            console.result(as_json(checkpoint, entries, FileNames(checkpoint, path_), notes, document(checkpoint)));
+        else console.result(as_text(checkpoint, entries, notes) + section("structure", structure_lines(checkpoint)));
         return 0;
     }
 
 private:
+    std::string document(const Checkpoint& checkpoint) const {
+        if (!structure_) return {};
+        return structure_of(checkpoint, [](const std::string& name) { return name; });
+    }
+
+    /// Nothing of a checkpoint whose names are all there is.
+    std::string structure_lines(const Checkpoint& checkpoint) const {
+        if (!structure_ || checkpoint.tree() == nullptr) return {};
+        std::stringstream tree;
+        tree << *checkpoint.tree();
+        std::string lines;
+        for (std::string line; std::getline(tree, line);) lines += fmt::format("  {}\n", line);
+        return lines;
+    }
+
     std::string as_text(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
                         const std::vector<std::string>& notes) const {
         const Shards shards(entries, FileNames(checkpoint, path_));

@@ -152,8 +152,8 @@ SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const La
                             const SaveOptions& options = {});
 /// The tensors of a checkpoint, its metadata, `__metadata__[alias] = stored name` for tied tensors, and the structure
 /// document as `structure` says: in `__metadata__["safemap.structure"]`, of shards in the index's metadata; one of more
-/// than 1 MiB in a U8 tensor `~structure`. With a document or `checksums` also what a single `.pt` that it was read from
-/// can be known by: `__metadata__["safemap.source"]`.
+/// than 1 MiB in a U8 tensor `~structure`. With a document or `checksums` also what a single `.pt` that it was read
+/// from can be known by: `__metadata__["safemap.source"]`.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint,
                             const SaveOptions& options = {});
 

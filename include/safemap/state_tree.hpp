@@ -90,8 +90,8 @@ public:
     /// The node at a path, spelled as flatten() spells names: "optimizer/state/0/exp_avg"; "" is the root. Nothing
     /// where there is none. Linear in what the containers on the way hold.
     std::optional<NodeId> find(std::string_view path) const;
-    /// Puts a node where a path leads, in place of what is there, or as the last entry of a dictionary, the next item of
-    /// a list, tuple or torch.Size, or a part of an object. Other places that hold what was there keep it. Throws
+    /// Puts a node where a path leads, in place of what is there, or as the last entry of a dictionary, the next item
+    /// of a list, tuple or torch.Size, or a part of an object. Other places that hold what was there keep it. Throws
     /// invalid_argument where there is no such container, or where the last segment is no key or item it can have.
     void put(std::string_view path, NodeId node);
     /// Takes out what a path leads to, and says whether there was anything. Items behind it move up. The root stays.
