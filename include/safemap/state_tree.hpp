@@ -108,8 +108,8 @@ private:
 };
 
 /// For people: one line for each value, names folded (`layers.{0..79}`), below each other as they are in each other;
-/// tensors by dtype and shape. A container that was met before is told of by its path. No tensor is read. Names are cut
-/// at 200 bytes, values at 80, and levels below 64 are left out.
+/// tensors by dtype and shape, lists of plain values in one line. A container that was met before is told of by its
+/// path. No tensor is read. Names are cut at 200 bytes, values at 80, and levels below 64 are left out.
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, const StateTree& tree);
 
 /// A tensor's other names: the stored name first.

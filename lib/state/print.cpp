@@ -7,10 +7,12 @@
 #include <safemap/state_tree.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <ostream>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace safemap {
@@ -80,6 +82,7 @@ private:
                                  : opaque != nullptr ? opaque->children.size()
                                                      : 0;
         if (size == 0) return line(std::visit(Value{tree_}, node));
+        if (sequence != nullptr && is_plain(*sequence)) return line(in_line(*sequence));
         if (const auto [first, fresh] = first_.try_emplace(id, path_); !fresh)
             return line("the same as " + quoted(first->second.empty() ? state::root_name : first->second));
         if (depth == deepest) return line("...");
@@ -91,6 +94,31 @@ private:
             if (opaque != nullptr)
                 below(state::child_segment(opaque->children[i].first), opaque->children[i].second, depth);
         }
+    }
+
+    bool is_plain(const StateTree::Sequence& sequence) const {
+        return std::all_of(sequence.items.begin(), sequence.items.end(), [this](NodeId id) {
+            const StateTree::Node& item = tree_[id];
+            return !std::holds_alternative<StateTree::Sequence>(item) &&
+                   !std::holds_alternative<StateTree::Dict>(item) && !std::holds_alternative<StateTree::Opaque>(item) &&
+                   !std::holds_alternative<StateTree::Tensor>(item);
+        });
+    }
+    /// "(0.9, 0.95)"; of many items the first, and how many there are.
+    std::string in_line(const StateTree::Sequence& sequence) const {
+        constexpr std::array<std::pair<const char*, const char*>, 5> brackets{
+            {{"[", "]"}, {"(", ")"}, {"{", "}"}, {"frozenset({", "})"}, {"torch.Size([", "])"}}};
+        const auto& [open, close] = brackets[static_cast<std::size_t>(sequence.kind)];
+        std::string text = open;
+        for (std::size_t i = 0; i < sequence.items.size(); ++i) {
+            if (i > 0) text += ", ";
+            if (text.size() >= longest_value) {
+                text += "... " + std::to_string(sequence.items.size()) + " in all";
+                break;
+            }
+            text += std::visit(Value{tree_}, tree_[sequence.items[i]]);
+        }
+        return text + close;
     }
 
     void below(const std::string& segment, NodeId child, std::size_t depth) {
@@ -114,12 +142,11 @@ std::ostream& operator<<(std::ostream& out, const StateTree& tree) {
     NameParts before;
     for (const Folded& folded : fold(Leaves(tree).run())) {
         const NameParts& parts = folded.parts;
-        const auto same = std::mismatch(parts.begin(), parts.end(), before.begin(), before.end()).first;
-        const auto known = std::min<std::ptrdiff_t>(same - parts.begin(), std::ssize(parts) - 1);
-        for (std::ptrdiff_t level = known; level < std::ssize(parts); ++level) {
-            const std::string& part = parts[static_cast<std::size_t>(level)];
-            out << std::string(2 * static_cast<std::size_t>(level), ' ') << part.substr(level == 0 ? 0 : 1);
-            if (level + 1 < std::ssize(parts)) out << '\n';
+        std::size_t known = 0;  // levels that stand above already
+        while (known + 1 < parts.size() && known < before.size() && parts[known] == before[known]) ++known;
+        for (std::size_t level = known; level < parts.size(); ++level) {
+            out << std::string(2 * level, ' ') << parts[level].substr(level == 0 ? 0 : 1);
+            if (level + 1 < parts.size()) out << '\n';
         }
         const std::string times = folded.times();
         out << (parts.empty() || parts.back().empty() ? "" : "  ") << folded.kind << (times.empty() ? "" : "  ")

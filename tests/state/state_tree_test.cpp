@@ -118,7 +118,7 @@ TEST_CASE("a tree prints folded, and ends where it turns back") {
         return out.str();
     };
     CHECK(printed(Training().tree) ==
-          "state\n  0\n    0  'x'\n    1  7\n    2  the same as '~root'\n  ~s0\n    ~k0  2.5\n"
+          "state\n  0\n    0  'x'\n    1  7\n    2  the same as '~root'\n  ~s0  {2.5}\n"
           "  a~1b  the same as 'state/0'\nargs  x.Y\n  lr  7\n");
     CHECK(printed(StateTree()) == "");
 
@@ -134,6 +134,14 @@ TEST_CASE("a tree prints folded, and ends where it turns back") {
                   {tree.add(std::string("cfg")), tree.add(StateTree::Dict{})}};
     tree.set_root(tree.add(std::move(root)));
     CHECK(printed(tree) == "layers\n  {0..11}\n    w  BF16 [6]  x 12\ncfg  {}\n");
+
+    StateTree::Sequence numbers{.kind = Kind::tuple};
+    for (std::int64_t i = 0; i < 1000; ++i) numbers.items.push_back(tree.add(i));
+    tree.set_root(tree.add(std::move(numbers)));
+    const std::string line = printed(tree);
+    CHECK(line.starts_with("(0, 1, 2, "));
+    CHECK(line.ends_with(", ... 1000 in all)\n"));
+    CHECK(line.size() < 120);
 
     NodeId deep = tree.add(StateTree::None{});
     for (int i = 0; i < 100'000; ++i) deep = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {deep}});
