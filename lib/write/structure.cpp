@@ -5,7 +5,10 @@
 #include <safemap/save.hpp>
 #include <safemap/structure.hpp>
 
+#include <map>
 #include <span>
+#include <string>
+#include <utility>
 
 namespace safemap {
 
@@ -29,6 +32,14 @@ LazyTensor tensor_of(const std::string& document) {
     return {std::string(structure_tensor), stored_run(Dtype::u8, {document.size()}, source, 0)};
 }
 
+/// Plain files say nothing of where they come from, so that they are the same wherever that is.
+void put_source(const Checkpoint& checkpoint, bool wanted, std::map<std::string, std::string>& metadata) {
+    const std::string key(checkpoint::source_key);
+    if (!wanted) metadata.erase(key);
+    else if (checkpoint.format() == Format::torch)
+        if (auto fingerprint = checkpoint.fingerprint()) metadata[key] = std::move(*fingerprint);
+}
+
 }  // namespace
 
 std::string structure_of(const Checkpoint& checkpoint, const StoredName& stored_name) {
@@ -42,9 +53,7 @@ AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& sto
     const bool wanted =
         options.structure == StructurePolicy::keep || (options.structure == StructurePolicy::automatic && !plain);
     AddedStructure added{.notes = checkpoint.only_in_tree()};
-    if ((wanted || options.checksums) && checkpoint.format() == Format::torch)
-        if (auto fingerprint = checkpoint.fingerprint())
-            options.metadata[std::string(checkpoint::source_key)] = std::move(*fingerprint);
+    put_source(checkpoint, wanted || options.checksums, options.metadata);
     if (!wanted) return added;
     std::string document;
     try {
