@@ -64,11 +64,12 @@ private:
     /// torch writes checksum 0 when it is told to compute none, and for holes.
     void list_records() {
         const std::string storages = root_ + "data/";
+        const std::string constants = root_ + "constants/";
         std::size_t unchecked = 0;
         out_.records.reserve(zip_.records().size());
         for (const ZipRecord& record : zip_.records()) {
             RecordData data = open(record);
-            if (record.name.starts_with(storages)) out_.storages.push_back(data);
+            if (record.name.starts_with(storages) || record.name.starts_with(constants)) out_.storages.push_back(data);
             if (record.crc32 == 0 && record.size > 0) {
                 ++unchecked;
                 continue;
@@ -85,30 +86,53 @@ private:
     }
 
     void read_pickle_record(const ZipRecord& record) {
-        const Storages storages{.find = [this](std::string_view key) { return storage(key); },
-                                .big_endian = big_endian(),
-                                .unknown = unknown_};
-        const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
-        if (record.size > limits.max_bytes) {
-            throw Error(Errc::pickle_too_large, "data.pkl has " + bytes_text(record.size) + " in " +
-                                                    bytes_text(record.packed.size) + "; at most " +
-                                                    bytes_text(limits.max_bytes) + " are read");
-        }
-        const std::vector<char> bytes = read_all(zip_.open(record));
-        check_sum(record, bytes);
-        const PickleGraph pickle = read_pickle(bytes, limits);
+        const std::vector<char> bytes = pickle_bytes(record);
+        const PickleGraph pickle = read_pickle(bytes, PickleLimits::of_packed(record.packed.size));
         note_trailing(bytes.size() - pickle.consumed());
-        Rebuilt rebuilt = rebuild_root(pickle, storages);
+        // Only TorchScript has constants.
+        const ZipRecord* const constants = find("constants.pkl");
+        if (constants == nullptr || !is_script(pickle)) return take(rebuild(pickle, storages("data/"), faults_));
+        const std::vector<NamedValue> state = script_state(pickle);
+        take(rebuild(pickle, state, storages("data/"), faults_));
+        if (state.empty()) return read_constants(*constants);
+        out_.notes.push_back(
+            "a TorchScript archive: the tensors of its modules are read, its code and constants are not");
+    }
+
+    /// A frozen module has its weights as constants, which its code calls by these names.
+    void read_constants(const ZipRecord& record) {
+        const std::vector<char> bytes = pickle_bytes(record);
+        const PickleGraph pickle = read_pickle(bytes, PickleLimits::of_packed(record.packed.size));
+        std::vector<NamedValue> constants;
+        for (const PickleGraph::Id constant : pickle.items_or_nothing(pickle.root()))
+            constants.push_back({"CONSTANTS.c" + std::to_string(constants.size()), constant});
+        take(rebuild(pickle, constants, storages("constants/"), faults_));
+        out_.notes.push_back(
+            "a TorchScript archive whose modules have no tensors, as frozen ones: its constants are read, its code is "
+            "not");
+    }
+
+    void take(Rebuilt rebuilt) {
         out_.tree = std::move(rebuilt.tree);
         out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     }
 
-    /// Only TorchScript has constants.
-    Rebuilt rebuild_root(const PickleGraph& pickle, const Storages& storages) {
-        if (find("constants.pkl") == nullptr || !is_script(pickle)) return rebuild(pickle, storages, faults_);
-        out_.notes.push_back(
-            "a TorchScript archive: the tensors of its modules are read, its code and constants are not");
-        return rebuild(pickle, script_state(pickle), storages, faults_);
+    Storages storages(std::string folder) {
+        return {.find = [this, folder](std::string_view key) { return storage(folder, key); },
+                .big_endian = big_endian(),
+                .unknown = unknown_};
+    }
+
+    std::vector<char> pickle_bytes(const ZipRecord& record) {
+        const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
+        if (record.size > limits.max_bytes) {
+            throw Error(Errc::pickle_too_large, quoted(record.name) + " has " + bytes_text(record.size) + " in " +
+                                                    bytes_text(record.packed.size) + "; at most " +
+                                                    bytes_text(limits.max_bytes) + " are read");
+        }
+        std::vector<char> bytes = read_all(zip_.open(record));
+        check_sum(record, bytes);
+        return bytes;
     }
 
     /// Of the pickle alone: tensors are not read yet. What is wrong here is no more for verify to find.
@@ -135,13 +159,13 @@ private:
                     "record byteorder says " + quoted(order) + "; \"little\" or \"big\" was wanted");
     }
 
-    RecordData storage(std::string_view key) const {
+    RecordData storage(const std::string& folder, std::string_view key) const {
         if (key.empty() || key.find('/') != key.npos || key.find("..") != key.npos) {
             throw Error(Errc::zip_bad_record, "storage key " + quoted(key) + " is no record's name");
         }
-        const ZipRecord* record = find("data/" + std::string(key));
+        const ZipRecord* record = find(folder + std::string(key));
         if (record == nullptr)
-            throw Error(Errc::zip_missing_record, "no record data/" + printable(key) + " for a storage");
+            throw Error(Errc::zip_missing_record, "no record " + folder + printable(key) + " for a storage");
         return open(*record);
     }
 

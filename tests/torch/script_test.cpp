@@ -106,3 +106,24 @@ TEST_CASE("a tensor that is wrong is named by its dotted name") {
 TEST_CASE("an archive with constants whose root is no module is read as any other") {
     CHECK(names(forge::dict({forge::text("x"), forge::dict({forge::text("y"), tensor()})})) == Names{"x/y"});
 }
+
+TEST_CASE("of a frozen module, which has no tensors of its own, the constants are read") {
+    const auto archive = [](const std::string& root) {
+        forge::Zip zip;
+        zip.add("a/data.pkl", forge::pickle(root));
+        zip.add("a/data/0", "0123");
+        zip.add("a/constants/0", "abcd");
+        zip.add("a/constants.pkl", forge::pickle(forge::tuple({tensor(), "K\1", tensor()})));
+        return fixtures::open(zip.join());
+    };
+    const auto frozen = archive(module("net", {forge::text("training"), "\x89"}));
+    const auto flat = flatten(frozen.tree);
+    REQUIRE(flat.tensors.size() == 1);
+    REQUIRE(flat.aliases.size() == 1);
+    CHECK(flat.aliases[0] == AliasGroup{"CONSTANTS.c0", "CONSTANTS.c2"});
+    CHECK(fixtures::described(flat.tensors[0]).sha256 == sha256(std::as_bytes(std::span("abcd", 4))));
+    REQUIRE(frozen.notes.size() == 1);
+    CHECK(frozen.notes[0].find("its constants are read") != std::string::npos);
+    CHECK(names(module("net", {forge::text("w"), tensor()})) == Names{"w"});
+    CHECK(flatten(archive(module("net", {forge::text("w"), tensor()})).tree).tensors.size() == 1);
+}
