@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whole commands against what the machine can do, in alternating pairs: prints Markdown for docs/performance.md.
 
-    bench/compare/run.py BUILD [--size 4GB] [--rounds 5] [--work DIR]
+    bench/compare/run.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
 
 BUILD is a build folder with the command line, bench/make_pt and bench/bench_limits in it. Absolute times drift
 several-fold within the hour on shared machines, so each round runs every command once, and the ratio of a pair is the
@@ -23,6 +23,18 @@ import threading
 import time
 
 SAMPLE_SECONDS = 0.005
+
+# What a user of PyTorch runs today; timed without the imports, and durable as safemap's is.
+TORCH = """
+import json, os, sys, time
+import torch
+from safetensors.torch import save_file
+start = time.perf_counter()
+save_file(torch.load(sys.argv[1], mmap=True), sys.argv[2])
+file = os.open(sys.argv[2], os.O_RDONLY)
+os.fsync(file)
+print(json.dumps({'seconds': time.perf_counter() - start}))
+"""
 
 
 def anonymous_bytes(pid):
@@ -80,7 +92,8 @@ def machine(work):
 
 
 class Compare:
-    def __init__(self, build, work, size):
+    def __init__(self, build, work, size, python):
+        self.python = python
         self.safemap = build / "cli" / "safemap"
         self.make_pt = build / "bench" / "make_pt"
         self.limits = build / "bench" / "bench_limits"
@@ -100,10 +113,11 @@ class Compare:
     def time(self, name, command, leaves=None):
         if leaves:
             remove(leaves)
-        run = Run(command)
+        run = Run(command, keep_output=name == "torch")
         if leaves:
             remove(leaves)
-        self.times.setdefault(name, []).append(run.seconds)
+        seconds = json.loads(run.output)["seconds"] if name == "torch" else run.seconds
+        self.times.setdefault(name, []).append(seconds)
         self.anon[name] = max(self.anon.get(name, 0), run.peak_anon)
 
     def round(self, number):
@@ -118,6 +132,8 @@ class Compare:
             ("load", [self.safemap, "load", big, "--device", "host", "--budget", "1GiB"], None),
             ("cat", ["sh", "-c", 'cat "$0" > /dev/null', big], None),
         ]
+        if self.python:
+            jobs.insert(1, ("torch", [self.python, "-c", TORCH, big, copy], copy))
         # The other way round each time, so that neither always meets what the other leaves behind.
         for name, command, leaves in jobs if number % 2 == 0 else reversed(jobs):
             self.time(name, command, leaves)
@@ -159,7 +175,15 @@ class Compare:
             self.row("`safemap convert transposed.pt out/`", "convert transposed", "cp", "write"),
             self.row("`safemap load big.pt --device host --budget 1GiB`", "load", "cat", "read_2"),
             self.row("`cat big.pt > /dev/null`", "cat", None, "read_2"),
+            *self.torch_row(),
         ])
+
+    def torch_row(self):
+        if not self.python:
+            return []
+        ratio = self.ratio("torch", "convert")
+        return [self.row("`torch.load(mmap=True)`, `save_file` and `fsync`, without imports", "torch", "convert", "write"),
+                "", f"`safemap convert` is {ratio:.2f} times as fast as `torch.load` and `save_file`."]
 
 
 def arguments(description):
@@ -179,9 +203,11 @@ def rounds(text):
 
 
 def main():
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--python", help="an interpreter with torch and safetensors, to be compared with too")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="safemap-compare-", dir=options.work) as work:
-        compare = Compare(options.build.resolve(), pathlib.Path(work), options.size)
+        compare = Compare(options.build.resolve(), pathlib.Path(work), options.size, options.python)
         for number in range(options.rounds):
             compare.round(number)
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
