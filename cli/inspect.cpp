@@ -285,7 +285,11 @@ public:
 private:
     std::string document(const Checkpoint& checkpoint) const {
         if (!structure_) return {};
-        return structure_of(checkpoint, [](const std::string& name) { return name; });
+        try {
+            return structure_of(checkpoint, [](const std::string& name) { return name; });
+        } catch (Error& error) {
+            throw std::move(error.with_path(path_));
+        }
     }
 
     /// Nothing of a checkpoint whose names are all there is.
@@ -294,7 +298,7 @@ private:
         std::stringstream tree;
         tree << *checkpoint.tree();
         std::string lines;
-        for (std::string line; std::getline(tree, line);) lines += fmt::format("  {}\n", line);
+        for (std::string line; std::getline(tree, line);) lines += fmt::format("  {}\n", printable(line));
         return lines;
     }
 

@@ -224,6 +224,7 @@ void Console::result(std::string_view text) {
 }
 
 void Console::announce(std::string_view text) {
+    // Whoever stops reading wants the work done all the same; the result, which is printed after it, will tell.
     try {
         result(text);
     } catch (const ReaderGone&) {

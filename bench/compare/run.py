@@ -182,8 +182,9 @@ class Compare:
         if not self.python:
             return []
         ratio = self.ratio("torch", "convert")
-        return [self.row("`torch.load(mmap=True)`, `save_file` and `fsync`, without imports", "torch", "convert", "write"),
-                "", f"`safemap convert` is {ratio:.2f} times as fast as `torch.load` and `save_file`."]
+        title = "`torch.load(mmap=True)`, `save_file` and `fsync`, without imports"
+        return [self.row(title, "torch", "convert", "write"), "",
+                f"`safemap convert` is {ratio:.2f} times as fast as `torch.load` and `save_file`."]
 
 
 def arguments(description):

@@ -49,6 +49,8 @@ struct OpenOptions {
     /// unknown_global. Unset, what it would make is an opaque object, in skipped(), and calls that would run code are
     /// in notes().
     bool strict_globals = false;
+    /// Reads names that OLMo wrote, which are pickles in base64, as the paths that they spell; unset, as they stand.
+    bool olmo_names = true;
 
     // How fast.
     /// For the headers of many shards; 0: one per core.

@@ -22,6 +22,13 @@ namespace {
 
 constexpr std::size_t most_parts = 16;  // of a root that is a list of thousands, a hint is no help
 
+/// Not a single tensor that has parts: a sparse one, say.
+bool is_state(const StateTree& tree, std::string_view part) {
+    const auto node = tree.find(part);
+    const auto* opaque = node ? std::get_if<StateTree::Opaque>(&tree[*node]) : nullptr;
+    return opaque == nullptr || opaque->form == StateTree::Opaque::Form::object;
+}
+
 }  // namespace
 
 std::string_view name(Format format) noexcept {
@@ -140,7 +147,7 @@ std::vector<std::string> Checkpoint::parts() const {
     if (tree() == nullptr || is_flat(*tree())) return parts;
     for (const NamedTensor& named : all_names(*this)) {
         const std::string_view part = named.name.substr(0, named.name.find('/'));
-        if (part.size() == named.name.size()) continue;
+        if (part.size() == named.name.size() || !is_state(*tree(), part)) continue;
         if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.emplace_back(part);
         if (parts.size() == most_parts) break;
     }
@@ -156,7 +163,12 @@ Checkpoint Checkpoint::below(std::string_view path) const {
             candidates += (candidates.empty() ? "there are " : ", ") + safemap::quoted(part);
         throw error.with_hint(candidates.empty() ? "it is a flat state dict, without parts" : candidates);
     }
-    auto part = std::make_shared<const StateTree>(tree()->subtree(*node));
+    StateTree subtree = tree()->subtree(*node);
+    // Names of a file are those of the whole tree.
+    for (StateTree::NodeId id = 0; id < subtree.size(); ++id)
+        if (auto* const tensor = std::get_if<StateTree::Tensor>(&subtree[id]))
+            tensor->tensor = tensor->tensor.renamed({});
+    auto part = std::make_shared<const StateTree>(std::move(subtree));
     FlatState flat = flatten(*part);
     Contents contents = state_->contents;
     contents.tensors = std::move(flat.tensors);

@@ -2,6 +2,7 @@
 #include "checkpoint/olmo.hpp"
 
 #include "base/base64.hpp"
+#include "base/text.hpp"
 #include "state/children.hpp"
 #include "torch/pickle.hpp"
 #include "torch/plain.hpp"
@@ -116,11 +117,12 @@ private:
     std::map<std::pair<NodeId, Key>, NodeId> places_;
 };
 
-StateTree unpickled(const LazyTensor& tensor, torch::UnknownGlobals* unknown, FaultSink& faults) {
-    if (tensor.dtype() != Dtype::u8 || tensor.nbytes() > longest_value)
-        throw Error(Errc::bad_tensor, "a pickled value of more than 256 MiB, or not of U8");
+StateTree unpickled(const LazyTensor& tensor, torch::UnknownGlobals* unknown) {
+    if (tensor.dtype() != Dtype::u8) throw Error(Errc::bad_tensor, "a pickled value that is not of U8");
+    if (tensor.nbytes() > longest_value) throw Error(Errc::bad_tensor, "a pickled value of more than 256 MiB");
     const TensorView loaded = tensor.load();
     const auto source = memory_source("a pickled value", {loaded.bytes().begin(), loaded.bytes().end()});
+    ThrowFirst faults;
     return std::move(torch::read_plain(source, faults, unknown).tree);
 }
 
@@ -138,7 +140,7 @@ void set_tree(Contents& contents, StateTree tree) {
 
 }  // namespace
 
-void take_olmo_names(Contents& contents, const OpenOptions& options, FaultSink& faults) {
+void take_olmo_names(Contents& contents, const OpenOptions& options) {
     const auto names = parsed_names(contents.tensors);
     if (!names) return;
     Tree tree;
@@ -156,9 +158,13 @@ void take_olmo_names(Contents& contents, const OpenOptions& options, FaultSink& 
             continue;
         }
         try {
-            tree.graft(places[i], unpickled(tensor, options.strict_globals ? &globals : nullptr, faults));
+            tree.graft(places[i], unpickled(tensor, options.strict_globals ? &globals : nullptr));
         } catch (Error& error) {
-            faults.fault(std::move(error.with_tensor(tensor.name())));
+            if (error.code() == Errc::unknown_global || remedy(error.code()) != Remedy::reject_data)
+                throw std::move(error.with_tensor(tensor.name()));
+            contents.notes.push_back("names look like OLMo's, but stay as they are: the value of " +
+                                     safemap::quoted(tensor.name()) + " cannot be read: " + error.message());
+            return;
         }
     }
     set_tree(contents, tree.take());

@@ -2,14 +2,13 @@
 // is no tensor. Read inertly; neither is ever unpickled.
 #pragma once
 
-#include "base/faults.hpp"
 #include "checkpoint/contents.hpp"
 
 namespace safemap::checkpoint {
 
-/// Where every name is base64 of a pickle of (tuple of keys, whether the value is pickled), gives the tree that they
-/// spell, and tensors the names that they have in it. Leaves anything else as it is. Reports the pickle_* faults and
-/// bad_tensor of values, and unknown_global as `options` say.
-void take_olmo_names(Contents& contents, const OpenOptions& options, FaultSink& faults);
+/// Where every name is base64 of a pickle of (tuple of keys, whether the value is pickled), and every such value can be
+/// read, gives the tree that they spell, and tensors the names that they have in it. Leaves anything else as it is.
+/// Throws unknown_global as `options` say.
+void take_olmo_names(Contents& contents, const OpenOptions& options);
 
 }  // namespace safemap::checkpoint

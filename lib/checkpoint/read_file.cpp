@@ -34,7 +34,7 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
         contents.tensors.emplace_back(std::string(info.name),
                                       stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
     take_structure(contents, faults);
-    if (!contents.tree) take_olmo_names(contents, options, faults);
+    if (!contents.tree && options.olmo_names) take_olmo_names(contents, options);
     return contents;
 }
 

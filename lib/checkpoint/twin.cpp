@@ -32,23 +32,22 @@ const std::string* stored_in(const Metadata& metadata) {
     return entry == metadata.end() ? nullptr : &entry->second;
 }
 
-/// The first file with this name and one of the endings that is there.
-std::optional<fs::path> beside(const fs::path& path) {
+/// The file that it was converted from may lie there under any of the endings.
+void note_of_safetensors(const fs::path& path, Contents& contents) {
+    const std::string* const stored = stored_in(contents.metadata);
+    if (stored == nullptr) return;
+    std::optional<fs::path> stale;
     for (const char* ending : endings) {
         fs::path other = path;
         other.replace_extension(ending);
         std::error_code ignored;
-        if (fs::is_regular_file(other, ignored)) return other;
+        if (!fs::is_regular_file(other, ignored)) continue;
+        if (fingerprint(*open_file(other, Mapping::never)) == *stored) return;
+        if (!stale) stale = std::move(other);
     }
-    return std::nullopt;
-}
-
-void note_of_safetensors(const fs::path& path, Contents& contents) {
-    const std::string* const stored = stored_in(contents.metadata);
-    const auto other = stored == nullptr ? std::nullopt : beside(path);
-    if (!other || fingerprint(*open_file(*other, Mapping::never)) == *stored) return;
+    if (!stale) return;
     contents.notes.push_back(
-        safemap::quoted(other->filename().native()) +
+        safemap::quoted(stale->filename().native()) +
         " beside it is not the file that it was converted from, or has changed since: one of the two "
         "is stale");
 }

@@ -92,7 +92,7 @@ std::optional<StateTree::Node> key_of(std::string_view segment) {
     return text;
 }
 
-bool verbatim_name(std::string_view key) { return !key.empty() && key != reserved && is_utf8(key); }
+bool verbatim_name(std::string_view key) { return !key.empty() && key != reserved && nameable(key); }
 
 void append_segment(std::string& path, std::string_view segment) {
     if (!path.empty()) path += '/';

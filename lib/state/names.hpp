@@ -33,7 +33,7 @@ std::string item_segment(StateTree::Sequence::Kind kind, std::size_t place);
 std::string ordinal_segment(std::size_t place);
 /// The segment of a child of an opaque object: an attribute by the rule of strings, a place as it is.
 std::string child_segment(std::string_view child);
-/// Whether `key` can be a name as it stands: not empty, UTF-8, not "__metadata__".
+/// Whether `key` can be a name as it stands: not empty, UTF-8 without a NUL, not "__metadata__".
 bool verbatim_name(std::string_view key);
 
 /// Puts `segment` below `path`; "" is the root.

@@ -24,6 +24,8 @@ using NodeId = StateTree::NodeId;
 constexpr std::size_t deepest = 64;
 constexpr std::size_t longest_name = 200;
 constexpr std::size_t longest_value = 80;
+/// Of all lines with their paths: hostile trees are nested deep below long keys.
+constexpr std::size_t most_bytes = std::size_t{64} << 20;
 
 /// A value in one line; of containers what there is to say where they are empty.
 struct Value {
@@ -58,7 +60,10 @@ struct Value {
         return empty[static_cast<std::size_t>(value.kind)];
     }
     std::string operator()(const StateTree::Dict&) const { return "{}"; }
-    std::string operator()(const StateTree::Opaque& value) const { return printable(value.type, longest_value); }
+    std::string operator()(const StateTree::Opaque& value) const {
+        constexpr const char* kinds[]{"", "quantized ", "sparse ", "nested "};
+        return kinds[static_cast<std::size_t>(value.form)] + printable(value.type, longest_value);
+    }
 };
 
 /// The lines of the values, in order, each with its path.
@@ -73,6 +78,7 @@ public:
 
 private:
     void visit(NodeId id, std::size_t depth) {
+        if (full_) return;
         const StateTree::Node& node = tree_[id];
         const auto* sequence = std::get_if<StateTree::Sequence>(&node);
         const auto* dict = std::get_if<StateTree::Dict>(&node);
@@ -85,15 +91,19 @@ private:
         if (sequence != nullptr && is_plain(*sequence)) return line(in_line(*sequence));
         if (const auto [first, fresh] = first_.try_emplace(id, path_); !fresh)
             return line("the same as " + quoted(first->second.empty() ? state::root_name : first->second));
+        spend(path_.size());
         if (depth == deepest) return line("...");
         if (opaque != nullptr) line(Value{tree_}(*opaque));
-        for (std::size_t i = 0; i < size; ++i) {
+        for (std::size_t i = 0; i < size && !full_; ++i) {
             if (sequence != nullptr) below(state::item_segment(sequence->kind, i), sequence->items[i], depth);
             if (dict != nullptr)
                 below(state::key_segment(tree_[dict->items[i].first], i), dict->items[i].second, depth);
-            if (opaque != nullptr)
+            if (opaque != nullptr && opaque->children[i].first.empty()) visit(opaque->children[i].second, depth + 1);
+            else if (opaque != nullptr)
                 below(state::child_segment(opaque->children[i].first), opaque->children[i].second, depth);
         }
+        if (dict == nullptr) return;
+        for (const auto& [name, attribute] : dict->attributes) below("~attrs/" + name, attribute, depth);
     }
 
     bool is_plain(const StateTree::Sequence& sequence) const {
@@ -128,12 +138,23 @@ private:
         path_.resize(before);
     }
 
-    void line(std::string value) { lines_.push_back({.name = path_, .kind = std::move(value)}); }
+    /// Nothing more once there is too much.
+    void line(std::string value) {
+        if (full_) return;
+        full_ = !spend(path_.size() + value.size() + sizeof(Foldable));
+        lines_.push_back({.name = full_ ? "..." : path_, .kind = full_ ? "more than is shown" : std::move(value)});
+    }
+    bool spend(std::size_t bytes) {
+        bytes_ += bytes;
+        return bytes_ <= most_bytes;
+    }
 
     const StateTree& tree_;
     std::string path_;
     std::vector<Foldable> lines_;
     std::unordered_map<NodeId, std::string> first_;
+    std::size_t bytes_ = 0;
+    bool full_ = false;
 };
 
 }  // namespace

@@ -147,7 +147,15 @@ private:
     NodeId numpy_scalar(Items items) {
         if (items.size() != 2 || items[0].string() == nullptr) bad(path_, "a NumPy scalar that is no dtype and value");
         const NodeId value = node(items[1]);
+        if (!is_plain(tree_[value])) bad(path_, "a NumPy scalar whose value is no number, text or bytes");
         return tree_.add(StateTree::NumpyScalar{.dtype = *items[0].string(), .value = value});
+    }
+
+    static bool is_plain(const StateTree::Node& node) {
+        return std::holds_alternative<bool>(node) || std::holds_alternative<std::int64_t>(node) ||
+               std::holds_alternative<StateTree::BigInt>(node) || std::holds_alternative<double>(node) ||
+               std::holds_alternative<StateTree::Complex>(node) || std::holds_alternative<std::string>(node) ||
+               std::holds_alternative<StateTree::Bytes>(node);
     }
 
     std::string bytes(Items items) const {
@@ -242,7 +250,9 @@ private:
         const NodeId id = remember(path_, tree_.add(StateTree::Dict{.ordered = ordered}));
         std::vector<std::pair<NodeId, NodeId>> items;
         items.reserve(object.size());
+        std::unordered_set<std::string_view> keys;
         for (const json::Member& member : object) {
+            if (!keys.insert(member.key).second) bad(path_, "the key " + safemap::quoted(member.key) + " twice");
             const NodeId key = tree_.add(member.key);
             const std::string segment = state::key_segment(tree_[key], items.size());
             items.emplace_back(key, below(segment, member.value));
@@ -288,6 +298,8 @@ private:
             const NodeId child = below(place, argument);
             made.emplace_back(std::move(place), child);
         }
+        for (const auto& [place, argument] : made)
+            if (parts[0].find(place) != nullptr) bad(path_, "a part that is called as argument " + place + " is");
         auto named = children({}, *parts[0].object());
         made.insert(made.end(), std::make_move_iterator(named.begin()), std::make_move_iterator(named.end()));
         std::get<StateTree::Opaque>(tree_[id]).children = std::move(made);
@@ -305,9 +317,11 @@ private:
     std::vector<std::pair<std::string, NodeId>> children(std::string_view segment, const Value::Object& object) {
         std::vector<std::pair<std::string, NodeId>> made;
         made.reserve(object.size());
+        std::unordered_set<std::string_view> names;
         const std::size_t before = path_.size();
         if (!segment.empty()) state::append_segment(path_, segment);
         for (const json::Member& member : object) {
+            if (!names.insert(member.key).second) bad(path_, "the part " + safemap::quoted(member.key) + " twice");
             const NodeId child = member.key.empty() && is_tensor(member.value)
                                      ? itself(member.value)
                                      : below(state::child_segment(member.key), member.value);

@@ -367,9 +367,10 @@ private:
         --depth_;
     }
     void next() { out_ += ','; }
+    /// Names of classes and their kind; what of them is no UTF-8 is escaped.
     void text(std::string_view value) {
         next();
-        json::append_string(out_, value, json::Charset::utf8);
+        json::append_string(out_, is_utf8(value) ? value : printable(value, value.size()), json::Charset::utf8);
     }
     void tagged(std::string_view tag, std::string_view value) {
         open(tag);

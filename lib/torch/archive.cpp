@@ -95,8 +95,15 @@ private:
         const std::vector<NamedValue> state = script_state(pickle);
         take(rebuild(pickle, state, storages("data/"), faults_));
         if (state.empty()) return read_constants(*constants);
+        if (unknown_ != nullptr) refuse_unknown(*constants);
         out_.notes.push_back(
             "a TorchScript archive: the tensors of its modules are read, its code and constants are not");
+    }
+
+    void refuse_unknown(const ZipRecord& record) {
+        const std::vector<char> bytes = pickle_bytes(record);
+        unknown_->add(read_pickle(bytes, PickleLimits::of_packed(record.packed.size)), is_known_in_script);
+        unknown_->refuse();
     }
 
     /// A frozen module has its weights as constants, which its code calls by these names.

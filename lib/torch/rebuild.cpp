@@ -544,8 +544,8 @@ private:
             short_name == "torch.nn.parameter.Parameter") {
             require(given >= 1, function, given);
             Node node = parameter(arguments[0], given < 2 || truth(arguments[1]), self, wrappers);
-            if (short_name == "parameter_with_state" && given > 3) set_attributes(node, arguments[3], self);
-            return node;
+            if (short_name != "parameter_with_state" || given < 4) return node;
+            return with_state(std::move(node), "torch.nn.parameter.Parameter", arguments[3], self);
         }
         if (short_name == "torch.nn.parameter.Buffer") {
             require(given >= 1, function, given);
@@ -654,6 +654,14 @@ private:
         if (auto* made = std::get_if<StateTree::Tensor>(&node)) {
             made->parameter = true;
             made->requires_grad = requires_grad;
+        } else if (auto* opaque = std::get_if<Opaque>(&node)) {
+            std::erase_if(opaque->children, [](const auto& part) { return part.first == "requires_grad"; });
+            names_.erase("requires_grad");
+            for (const auto& [name, value] :
+                 {std::pair{"parameter", true}, std::pair{"requires_grad", requires_grad}}) {
+                allowance_.spend(child_cost + sizeof(Node));
+                opaque->children.emplace_back(unique(name), add(value, PickleGraph::nothing, {.parent = self}));
+            }
         }
         return node;
     }
@@ -662,7 +670,10 @@ private:
     Node device_tensor(std::span<const Id> arguments, NodeId self, int wrappers) {
         Node node = tensor_at(arguments[0], self, wrappers);
         auto* const made = std::get_if<StateTree::Tensor>(&node);
-        if (made != nullptr) made->numpy = false;
+        if (made != nullptr) {
+            made->numpy = false;
+            made->requires_grad = made->requires_grad || truth(arguments[3]);
+        }
         if (made == nullptr || tensors_.dtype(arguments[1]) == made->tensor.dtype()) return node;
         Opaque out{.type = "torch.Tensor", .why = "a tensor of another device in the dtype that it has on the CPU"};
         add_itself(out, std::move(node), self);
@@ -677,19 +688,24 @@ private:
         require(is_tensor_function(function), "_rebuild_from_type_v2", arguments.size());
         Node node = tensor_call(function, pickle_.items(arguments[2]), self, wrappers + 1);
         const std::string type = type_name(arguments[1]);
+        return with_state(std::move(node), type, arguments[3], self);
+    }
+
+    /// A tensor and what was set on it; of a plain class, with plain values only, it stays a tensor.
+    Node with_state(Node node, const std::string& type, Id state, NodeId self) {
         if (auto* opaque = std::get_if<Opaque>(&node)) {
             if (!is_plain_tensor_class(type)) opaque->type = type;
-            add_state(*opaque, arguments[3], self);
+            add_state(*opaque, state, self);
             return node;
         }
-        if (is_plain_tensor_class(type) && only_plain_values(arguments[3])) {
-            set_attributes(node, arguments[3], self);
+        if (is_plain_tensor_class(type) && only_plain_values(state)) {
+            set_attributes(node, state, self);
             return node;
         }
         Opaque out{.type = type,
                    .why = "a tensor with attributes or of a class of its own; it is kept as a plain tensor"};
         add_itself(out, std::move(node), self);
-        add_state(out, arguments[3], self);
+        add_state(out, state, self);
         return out;
     }
 
@@ -701,7 +717,8 @@ private:
         require(formed, "_rebuild_qtensor", arguments.size());
         const std::string scheme(pickle_.global(quantizer[0]).name);
         Opaque out{.type = "torch.Tensor",
-                   .why = "a quantized tensor (" + scheme + "): the numbers are kept as they are stored",
+                   .why = "a quantized tensor (" + scheme +
+                          "): safetensors has no dtype for its numbers; its other parts are kept",
                    .form = Opaque::Form::quantized};
         const auto class_name = storage_class(pickle_, arguments[0]);
         const auto type = class_name ? storage_type(*class_name) : std::nullopt;

@@ -96,7 +96,9 @@ void change(Metadata& metadata, const EditOptions& options) {
 
 EditReport edit_file(const std::filesystem::path& file, const EditOptions& options) {
     const std::string identity = open_file(file)->identity();
-    const Checkpoint model = Checkpoint::open(file, options.open);
+    OpenOptions as_they_stand = options.open;
+    as_they_stand.olmo_names = false;
+    const Checkpoint model = Checkpoint::open(file, as_they_stand);
     require_safetensors(file, model);
     const bool digests = has_digests(model);
     if (digests) require_sound(file, options);

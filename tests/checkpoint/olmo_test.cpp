@@ -81,13 +81,18 @@ TEST_CASE("what is not all OLMo's stays as it is") {
     kept({u8(olmo({text(std::string(9000, 'a'))}), "x")});
 }
 
-TEST_CASE("a value that cannot be unpickled is a fault of its tensor") {
+TEST_CASE("where a value cannot be unpickled, names stay as they are") {
     const std::string name = olmo({text("a")}, true);
-    const auto error = error_of([&] { open({u8(name, "\x80\x02X")}); });
-    REQUIRE(error.has_value());
-    CHECK(error->code() == Errc::file_truncated);
-    CHECK(error->tensor() == name);
-    CHECK_FAULT(open({{olmo({text("a")}, true), Dtype::i16, {1}, "N."}}), Errc::bad_tensor);
+    for (const Sample& sample : {u8(name, "\x80\x02X"), u8(name, ""), Sample{name, Dtype::i16, {1}, "N."}}) {
+        const auto checkpoint = open({sample});
+        CHECK(names(checkpoint) == std::vector<std::string>{name});
+        CHECK(checkpoint.tree() == nullptr);
+        REQUIRE(checkpoint.notes().size() == 1);
+        CHECK(checkpoint.notes()[0].find("look like OLMo's") != std::string::npos);
+    }
+    const auto as_they_stand = containers::safetensors({u8(olmo({text("b")}), "x")});
+    const auto kept = Checkpoint::open(forge::source(as_they_stand), {.olmo_names = false});
+    CHECK(names(kept) == std::vector<std::string>{olmo({text("b")})});
     // Nothing of it is called.
     const auto attack = open({u8(name, forge::pickle(forge::call("os", "system", {text("true")})))});
     const auto bytes = containers::safetensors({u8(name, forge::pickle(forge::call("os", "system", {text("true")})))});

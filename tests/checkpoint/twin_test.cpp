@@ -90,6 +90,8 @@ TEST_CASE("which of two files side by side is stale is told, whichever is asked 
     CHECK(stale(out) == 0);
     dir.write("x.ckpt", nested("abcd"));
     CHECK(stale(out) == 1);
+    dir.write("x.pth", nested("efgh"));  // of several the one that it was made of counts
+    CHECK(stale(out) == 0);
 }
 
 TEST_CASE("files that say nothing of where they come from are nobody's twins") {

@@ -316,6 +316,33 @@ class Structure(Case):
         self.assertEqual([tensor['name'] for tensor in safemap('inspect', out)['tensors']], ['w'])
         self.assertEqual(list(safemap('hash', out)['tensors']), ['w'])
 
+    def test_a_part_of_safetensors_is_the_part_of_the_file(self):
+        parameter = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+        parameter.note, parameter.momentum = 'mine', torch.randn(5)
+        tied = torch.randn(2)
+        state = {'model': {'sub': {'w': torch.randn(2), 'n': numpy.arange(3)}, 'p': parameter, 'ties': [tied, tied],
+                           'sparse': torch.eye(3).to_sparse(), 'epoch': 3},
+                 'meta': torch.nn.Parameter(torch.empty(2, device='meta')), 'opt': {'lr': 1}}
+        torch.save(state, self.folder / 'in.pt')
+        whole, part, again = (self.folder / f'{name}.safetensors' for name in ('whole', 'part', 'again'))
+        safemap('convert', self.folder / 'in.pt', whole)
+        safemap('convert', self.folder / 'in.pt', part, '--root', 'model')
+        safemap('convert', whole, again, '--root', 'model')
+        documents = []
+        for file in (part, again):
+            with safetensors.safe_open(file, 'pt') as opened:
+                documents.append(json.loads(opened.metadata()['safemap.structure']))
+                self.assertIn('p/momentum', opened.keys())
+        self.assertEqual(*documents)
+        root = documents[0]['root']
+        self.assertEqual(root['sub'], {'w': ['T'], 'n': ['np']})
+        self.assertEqual(root['p'][:3], ['o', 'torch.nn.parameter.Parameter', ['t']])
+        self.assertEqual(root['p'][3][''], ['T', {'p': 1}])
+        self.assertEqual(root['ties'], ['l', ['T'], ['@', 'ties/0']])
+        with safetensors.safe_open(whole, 'pt') as opened:
+            meta = json.loads(opened.metadata()['safemap.structure'])['root']['meta']
+        self.assertEqual((meta[3]['size'][1:], meta[3]['parameter'], meta[3]['requires_grad']), ([2], True, True))
+
     def test_names_of_olmo(self):
         """Written as olmo/safetensors_util.py does: names are pickles in base64, and values that are no dicts too."""
         state = {'state': {number: {'exp_avg': torch.randn(3), 'step': torch.tensor(1.0)} for number in range(3)},

@@ -43,7 +43,7 @@ private:
             if (!std::holds_alternative<std::string>(tree_[item.first])) return false;
             const std::string key = text(item.first);
             return key != "" && key != "__metadata__" && key.find("\xed\xa0\x80") == key.npos &&
-                   std::holds_alternative<Tree::Tensor>(tree_[item.second]);
+                   key.find('\0') == key.npos && std::holds_alternative<Tree::Tensor>(tree_[item.second]);
         });
     }
 

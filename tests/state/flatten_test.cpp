@@ -106,7 +106,7 @@ TEST_CASE("a flat dictionary keeps its keys, and ties are aliases") {
 }
 
 TEST_CASE("a dictionary with anything else in it is named by paths") {
-    for (int odd = 0; odd < 4; ++odd) {
+    for (int odd = 0; odd < 5; ++odd) {
         CAPTURE(odd);
         StateTree tree;
         StateTree::Dict dict;
@@ -115,6 +115,7 @@ TEST_CASE("a dictionary with anything else in it is named by paths") {
         if (odd == 1) dict.items.emplace_back(text(tree, ""), tensor(tree));
         if (odd == 2) dict.items.emplace_back(text(tree, "__metadata__"), tensor(tree));
         if (odd == 3) dict.items.emplace_back(tree.add(std::int64_t{0}), tensor(tree));
+        if (odd == 4) dict.items.emplace_back(tree.add(std::string("n\0", 2)), tensor(tree));
         tree.set_root(tree.add(std::move(dict)));
         const auto flat = flatten(tree);
         CHECK_FALSE(flat.verbatim);

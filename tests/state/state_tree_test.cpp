@@ -143,6 +143,18 @@ TEST_CASE("a tree prints folded, and ends where it turns back") {
     CHECK(line.ends_with(", ... 1000 in all)\n"));
     CHECK(line.size() < 120);
 
+    // Long keys around one another, and lines below them without end.
+    StateTree::Sequence many{.kind = Kind::list};
+    const NodeId empty = tree.add(StateTree::Dict{.items = {{tree.add(std::string("x")), tree.add(std::int64_t{1})}}});
+    for (int i = 0; i < 100'000; ++i) many.items.push_back(i % 2 == 0 ? empty : tree.add(StateTree::Dict{}));
+    NodeId around = tree.add(std::move(many));
+    for (int i = 0; i < 60; ++i)
+        around = tree.add(StateTree::Dict{.items = {{tree.add(std::string(190, 'k')), around}}});
+    tree.set_root(around);
+    const std::string cut = printed(tree);
+    CHECK(cut.find("more than is shown") != std::string::npos);
+    CHECK(cut.size() < (std::size_t{2} << 20));
+
     NodeId deep = tree.add(StateTree::None{});
     for (int i = 0; i < 100'000; ++i) deep = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {deep}});
     tree.set_root(deep);

@@ -5,6 +5,10 @@
 #include "fixtures.hpp"
 #include "forge.hpp"
 
+#include "base/text.hpp"
+
+#include <safemap/structure.hpp>
+
 #include <limits>
 
 using namespace safemap;
@@ -431,6 +435,20 @@ TEST_CASE("a tensor of a device that was saved by way of NumPy is a tensor") {
         const auto other = made(function, "bfloat16");
         CHECK(std::holds_alternative<StateTree::Opaque>(other[*other.find("x")]));
         CHECK(flatten(other).tensors.size() == 1);
+    }
+}
+
+TEST_CASE("names of a pickle that are no UTF-8 are escaped in the document") {
+    const std::string module = "\x8c\x03\xed\xa0\x80", name = "\x8c\x01x";
+    for (const std::string& value :
+         {module + name + "\x93", forge::call("torch", "device", {forge::text("\xed\xa0\x80")}),
+          module + name + "\x93)\x81"}) {
+        const auto tree = tree_of(in_dict(value));
+        const std::string document = structure_of(tree, [](const std::string&) { return std::nullopt; });
+        CAPTURE(document);
+        CHECK(is_utf8(document));
+        CHECK(document.find("xed") != std::string::npos);
+        CHECK_OK(unflatten(document, [](const std::string&) { return nullptr; }));
     }
 }
 

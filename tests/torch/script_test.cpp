@@ -125,5 +125,14 @@ TEST_CASE("of a frozen module, which has no tensors of its own, the constants ar
     REQUIRE(frozen.notes.size() == 1);
     CHECK(frozen.notes[0].find("its constants are read") != std::string::npos);
     CHECK(names(module("net", {forge::text("w"), tensor()})) == Names{"w"});
+    // With tensors of its own too, what constants name is looked at where unknown names are refused.
+    forge::Zip zip;
+    zip.add("a/data.pkl", forge::pickle(module("net", {forge::text("w"), tensor()})));
+    zip.add("a/data/0", "0123");
+    zip.add("a/constants.pkl", forge::pickle(forge::tuple({forge::call("os", "system", {forge::text("true")})})));
+    ThrowFirst faults;
+    torch::UnknownGlobals unknown;
+    CHECK_OK(torch::read_archive(fixtures::source(zip.join()), faults));
+    CHECK_FAULT(torch::read_archive(fixtures::source(zip.join()), faults, &unknown), Errc::unknown_global);
     CHECK(flatten(archive(module("net", {forge::text("w"), tensor()})).tree).tensors.size() == 1);
 }
