@@ -86,9 +86,9 @@ private:
     }
 
     void read_pickle_record(const ZipRecord& record) {
-        const std::vector<char> bytes = pickle_bytes(record);
-        const PickleGraph pickle = read_pickle(bytes, PickleLimits::of_packed(record.packed.size));
-        note_trailing(bytes.size() - pickle.consumed());
+        const CheckedPickle data = checked_pickle(record);
+        const PickleGraph& pickle = data.graph;
+        note_trailing(data.bytes.size() - pickle.consumed());
         // Only TorchScript has constants.
         const ZipRecord* const constants = find("constants.pkl");
         if (constants == nullptr || !is_script(pickle)) return take(rebuild(pickle, storages("data/"), faults_));
@@ -101,15 +101,14 @@ private:
     }
 
     void refuse_unknown(const ZipRecord& record) {
-        const std::vector<char> bytes = pickle_bytes(record);
-        unknown_->add(read_pickle(bytes, PickleLimits::of_packed(record.packed.size)), is_known_in_script);
+        unknown_->add(checked_pickle(record).graph, is_known_in_script);
         unknown_->refuse();
     }
 
     /// A frozen module has its weights as constants, which its code calls by these names.
     void read_constants(const ZipRecord& record) {
-        const std::vector<char> bytes = pickle_bytes(record);
-        const PickleGraph pickle = read_pickle(bytes, PickleLimits::of_packed(record.packed.size));
+        const CheckedPickle data = checked_pickle(record);
+        const PickleGraph& pickle = data.graph;
         std::vector<NamedValue> constants;
         for (const PickleGraph::Id constant : pickle.items_or_nothing(pickle.root()))
             constants.push_back({"CONSTANTS.c" + std::to_string(constants.size()), constant});
@@ -130,7 +129,11 @@ private:
                 .unknown = unknown_};
     }
 
-    std::vector<char> pickle_bytes(const ZipRecord& record) {
+    struct CheckedPickle {
+        std::vector<char> bytes;  ///< which the graph views
+        PickleGraph graph;
+    };
+    CheckedPickle checked_pickle(const ZipRecord& record) {
         const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
         if (record.size > limits.max_bytes) {
             throw Error(Errc::pickle_too_large, quoted(record.name) + " has " + bytes_text(record.size) + " in " +
@@ -139,7 +142,8 @@ private:
         }
         std::vector<char> bytes = read_all(zip_.open(record));
         check_sum(record, bytes);
-        return bytes;
+        PickleGraph graph = read_pickle(bytes, limits);
+        return {std::move(bytes), std::move(graph)};
     }
 
     /// Of the pickle alone: tensors are not read yet. What is wrong here is no more for verify to find.

@@ -1,6 +1,7 @@
 // Storages inside pickles: torch/storage.py, _load_from_bytes. Tested by tests/torch/legacy_test.cpp.
 #include "torch/embedded.hpp"
 
+#include "torch/globals.hpp"
 #include "torch/legacy.hpp"
 #include "torch/storage_id.hpp"
 
@@ -39,11 +40,7 @@ std::optional<std::string> latin1(std::string_view text) {
 }
 
 bool is_call_of(const PickleGraph& pickle, Id id, std::string_view module, std::string_view name) {
-    if (pickle.kind(id) != Kind::call) return false;
-    const Id callee = pickle.call(id).callee;
-    if (pickle.kind(callee) != Kind::global) return false;
-    const auto global = pickle.global(callee);
-    return global.module == module && global.name == name;
+    return pickle.kind(id) == Kind::call && is_global(pickle, pickle.call(id).callee, module, name);
 }
 
 RecordData in_memory(std::string_view bytes) {

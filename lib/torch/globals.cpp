@@ -93,6 +93,12 @@ std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, d
 
 }  // namespace
 
+bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name) {
+    if (pickle.kind(id) != PickleGraph::Kind::global) return false;
+    const Global global = pickle.global(id);
+    return global.module == module && global.name == name;
+}
+
 std::string dotted(const Global& global) {
     std::string name(global.module);
     name += '.';

@@ -3,6 +3,7 @@
 
 #include "base/text.hpp"
 #include "torch/embedded.hpp"
+#include "torch/globals.hpp"
 #include "torch/storage_id.hpp"
 #include "torch/tensors.hpp"
 
@@ -38,12 +39,6 @@ constexpr std::array numbers{
 const Named* number(std::string_view code) {
     const auto found = std::find_if(numbers.begin(), numbers.end(), [&](const Named& row) { return row.code == code; });
     return found == numbers.end() ? nullptr : &*found;
-}
-
-bool is_global(const PickleGraph& pickle, Id id, std::string_view module, std::string_view name) {
-    if (pickle.kind(id) != Kind::global) return false;
-    const auto global = pickle.global(id);
-    return global.module == module && global.name == name;
 }
 
 std::optional<std::uint64_t> digits(std::string_view text) {

@@ -699,7 +699,7 @@ private:
             return node;
         }
         if (is_plain_tensor_class(type) && only_plain_values(state)) {
-            set_attributes(node, state, self);
+            if (!is_plain(state)) std::get<StateTree::Tensor>(node).attributes = refer(state, {.parent = self});
             return node;
         }
         Opaque out{.type = type,
@@ -769,12 +769,9 @@ private:
         if (state.size() == 4)
             return guarded(self, [&] { return strided(state, {}, PickleGraph::nothing, false, self); });
         if (!variable || state.size() != 5) return std::nullopt;
-        return guarded(self, [&] {
-            Node node = old_variable(state[0], state[3], self, wrappers);
-            auto* const made = std::get_if<StateTree::Tensor>(&node);
-            if (made != nullptr) made->parameter = type == "torch.nn.parameter.Parameter";
-            return node;
-        });
+        if (type == "torch.nn.parameter.Parameter")
+            return guarded(self, [&] { return parameter(state[0], truth(state[3]), self, wrappers + 1); });
+        return guarded(self, [&] { return old_variable(state[0], state[3], self, wrappers); });
     }
     Node old_variable(Id tensor, Id requires_grad, NodeId self, int wrappers) {
         Node node = tensor_at(tensor, self, wrappers + 1);
@@ -892,10 +889,6 @@ private:
         const auto items = pickle_.items(state);
         allowance_.spend(link_cost * items.size());
         return std::all_of(items.begin(), items.end(), [this](Id id) { return is_plain(id); });
-    }
-    void set_attributes(Node& node, Id state, NodeId self) {
-        auto* const tensor = std::get_if<StateTree::Tensor>(&node);
-        if (tensor != nullptr && !is_plain(state)) tensor->attributes = refer(state, {.parent = self});
     }
 
     // Names and notes.
