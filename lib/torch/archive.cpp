@@ -8,6 +8,7 @@
 #include "torch/script.hpp"
 #include "torch/zip.hpp"
 
+#include <array>
 #include <map>
 #include <optional>
 #include <span>
@@ -25,6 +26,8 @@ std::vector<char> read_all(const RecordData& data) {
     return bytes;
 }
 
+constexpr std::string_view of_export = "torch.save(torch.export.load(FILE).state_dict, NEW) writes its weights";
+
 class ArchiveReader {
 public:
     ArchiveReader(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown)
@@ -33,7 +36,7 @@ public:
     Archive read() {
         const ZipRecord* pickle = find("data.pkl");
         if (pickle == nullptr) {
-            faults_.fault({Errc::zip_missing_record, "no record data.pkl in the folder that the first record is in"});
+            faults_.fault(without_pickle());
         } else {
             check_root();
             list_records();
@@ -52,6 +55,30 @@ private:
     }
 
     const ZipRecord* find(std::string_view name) const { return zip_.find(root_ + std::string(name)); }
+
+    /// What else is written as a zip, told by a record that only it has.
+    Error without_pickle() const {
+        struct Kind {
+            std::string_view record, hint, looks_like;
+        };
+        constexpr std::array kinds{
+            Kind{"archive_format", of_export, "a program of torch.export"},
+            Kind{".data/extern_modules", "PackageImporter.load_pickle() reads what is in it",
+                 "a package of torch.package"},
+            Kind{"model.json",
+                 "torch.jit.save(torch.jit.load(FILE), NEW) with a later torch writes one that can be read",
+                 "a TorchScript archive of torch 1.0 to 1.3"},
+        };
+        for (const Kind& kind : kinds)
+            if (find(kind.record) != nullptr) return not_saved(kind.looks_like, kind.hint);
+        if (zip_.find("serialized_exported_program.json") != nullptr)
+            return not_saved("a program of torch.export", of_export);
+        return {Errc::zip_missing_record, "no record data.pkl in the folder that the first record is in"};
+    }
+    static Error not_saved(std::string_view looks_like, std::string_view hint) {
+        Error error(Errc::unknown_format, "it looks like " + std::string(looks_like) + ", not a file of torch.save");
+        return std::move(error.with_hint(hint));
+    }
 
     void check_root() {
         for (const ZipRecord& record : zip_.records()) {

@@ -3,6 +3,7 @@
 
 #include "torch/globals.hpp"
 #include "torch/legacy.hpp"
+#include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
 
 #include <cstring>
@@ -20,24 +21,6 @@ using Kind = PickleGraph::Kind;
 
 /// What reading a file of one storage takes, beyond its bytes.
 constexpr std::uint64_t file_cost = 4096;
-
-/// The elements of a UTF-8 text as Latin-1 bytes; nothing where one is beyond.
-std::optional<std::string> latin1(std::string_view text) {
-    std::string bytes;
-    bytes.reserve(text.size());
-    for (std::size_t i = 0; i < text.size(); ++i) {
-        const auto first = static_cast<unsigned char>(text[i]);
-        if (first < 0x80) {
-            bytes += text[i];
-        } else if ((first == 0xC2 || first == 0xC3) && i + 1 < text.size()) {
-            const auto second = static_cast<unsigned char>(text[++i]);
-            bytes += static_cast<char>(static_cast<unsigned char>((first & 0x03) << 6 | (second & 0x3F)));
-        } else {
-            return std::nullopt;
-        }
-    }
-    return bytes;
-}
 
 bool is_call_of(const PickleGraph& pickle, Id id, std::string_view module, std::string_view name) {
     return pickle.kind(id) == Kind::call && is_global(pickle, pickle.call(id).callee, module, name);
@@ -62,16 +45,6 @@ RecordData place_of(std::string_view bytes, const Storages& storages, Allowance&
 }
 
 }  // namespace
-
-std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<const Id> arguments,
-                                        Allowance& allowance) {
-    if (arguments.size() != 2 || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
-    if (pickle.kind(arguments[1]) != Kind::text) return std::nullopt;
-    const std::string_view encoding = pickle.text(arguments[1]);
-    if (encoding != "latin1" && encoding != "latin-1") return std::nullopt;
-    allowance.spend(pickle.text(arguments[0]).size());
-    return latin1(pickle.text(arguments[0]));
-}
 
 RecordData embedded_bytes(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
     const Kind kind = pickle.kind(id);

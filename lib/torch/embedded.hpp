@@ -7,19 +7,11 @@
 #include "torch/storage_types.hpp"
 
 #include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 
 namespace safemap::torch {
 
 inline constexpr std::string_view load_from_bytes = "torch.storage._load_from_bytes";
-
-/// The arguments of _codecs.encode(text, 'latin1'), which is how protocol 2 spells bytes: each character is one.
-/// Nothing where they are others. Throws pickle_too_large where `allowance` has no room for the bytes.
-std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<const PickleGraph::Id> arguments,
-                                        Allowance& allowance);
 
 /// The bytes that a node is in any spelling, Python 2's too: in the file where they stand there as they are. Throws
 /// bad_tensor where it is something else, pickle_too_large where `allowance` has no room for a copy.

@@ -6,17 +6,15 @@
 #include "torch/embedded.hpp"
 #include "torch/globals.hpp"
 #include "torch/numpy.hpp"
+#include "torch/python_values.hpp"
 #include "torch/storage_types.hpp"
 #include "torch/tensors.hpp"
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
 #include <map>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <unordered_set>
 #include <variant>
 
@@ -44,7 +42,6 @@ constexpr std::size_t max_key_bytes = 1024;
 
 // What is charged for, in bytes of memory, beyond the nodes of the pickle; see PickleLimits.
 constexpr std::uint64_t link_cost = 4;
-constexpr std::uint64_t entry_cost = 64;
 constexpr std::uint64_t child_cost = 192;
 constexpr std::uint64_t argument_cost = 64;
 constexpr std::uint64_t tensor_cost = 1024;
@@ -63,58 +60,6 @@ struct NodeCost {
         return opaque_cost + 2 * (value.type.size() + value.why.size());
     }
     template <class Other> std::uint64_t operator()(const Other&) const { return 0; }
-};
-
-/// Keys that Python takes for the same: 1, 1.0 and True are.
-class SeenKeys {
-public:
-    explicit SeenKeys(Allowance& allowance) : allowance_(allowance) {}
-
-    /// Where the key was put before, or `place`, which it has from now on.
-    std::size_t place_of(const PickleGraph& pickle, Id key, std::size_t place) {
-        switch (pickle.kind(key)) {
-            case Kind::text: return text(texts_, pickle, key, place);
-            case Kind::bytes: return text(bytes_, pickle, key, place);
-            case Kind::boolean: return integers_.try_emplace(pickle.boolean(key) ? 1 : 0, place).first->second;
-            case Kind::integer: return integers_.try_emplace(pickle.integer(key), place).first->second;
-            case Kind::real: return real(pickle.real(key), place);
-            case Kind::none: return none_ == unset ? none_ = place : none_;
-            default: return place;
-        }
-    }
-
-private:
-    using Texts = std::unordered_map<std::string_view, std::size_t>;
-    static constexpr std::size_t unset = std::numeric_limits<std::size_t>::max();
-    static constexpr std::size_t short_text = 128;
-
-    /// A long text by node first: where it stands in many places it is hashed once.
-    std::size_t text(Texts& texts, const PickleGraph& pickle, Id key, std::size_t place) {
-        if (const auto text = pickle.text(key); text.size() <= short_text) {
-            const auto [known, fresh] = texts.try_emplace(text, place);
-            if (fresh) allowance_.spend(entry_cost + text.size());
-            return known->second;
-        }
-        const auto [known, fresh] = nodes_.try_emplace(key, place);
-        if (!fresh) return known->second;
-        allowance_.spend(entry_cost + pickle.text(key).size());
-        return known->second = texts.try_emplace(pickle.text(key), place).first->second;
-    }
-
-    std::size_t real(double value, std::size_t place) {
-        constexpr double limit = 9223372036854775808.0;  // 2^63
-        if (value >= -limit && value < limit && std::trunc(value) == value) {
-            return integers_.try_emplace(static_cast<std::int64_t>(value), place).first->second;
-        }
-        return place;
-    }
-
-    Allowance& allowance_;
-    std::unordered_map<Id, std::size_t> nodes_;  ///< of long texts and bytes
-    Texts texts_;
-    Texts bytes_;
-    std::map<std::int64_t, std::size_t> integers_;  ///< ordered: hashes of integers can be made to collide
-    std::size_t none_ = unset;
 };
 
 /// A class whose instances are tensors and nothing more.
@@ -310,14 +255,8 @@ private:
         if (function == "builtins.frozenset") return members(Sequence::Kind::frozenset, arguments, self);
         if (function == "builtins.list") return members(Sequence::Kind::list, arguments, self);
         if (function == "builtins.tuple") return members(Sequence::Kind::tuple, arguments, self);
-        if (function == "builtins.complex") return complex(arguments);
-        if (function == "torch.device") return device(arguments);
-        if (function == "torch.serialization._get_layout") return layout(arguments);
-        if (function == "_codecs.encode") return encoded(arguments);
-        if (function == "builtins.bytes") return bytes(arguments, false);
-        if (function == "builtins.bytearray") return bytes(arguments, true);
         if (function == load_from_bytes) return storage_object("torch.Storage");
-        return std::nullopt;
+        return python_value(pickle_, function, arguments, allowance_);
     }
 
     /// A dictionary class, made of nothing, a dictionary or a list of pairs; then its items; then its attributes.
@@ -382,64 +321,6 @@ private:
         return sequence(kind, pickle_.items(arguments[0]), self);
     }
 
-    std::optional<double> number(Id id) const {
-        if (pickle_.kind(id) == Kind::real) return pickle_.real(id);
-        if (pickle_.kind(id) == Kind::integer) return static_cast<double>(pickle_.integer(id));
-        return std::nullopt;
-    }
-    std::optional<Node> complex(std::span<const Id> arguments) const {
-        if (arguments.size() != 2) return std::nullopt;
-        const auto real = number(arguments[0]);
-        const auto imaginary = number(arguments[1]);
-        if (!real || !imaginary) return std::nullopt;
-        return StateTree::Complex{*real, *imaginary};
-    }
-
-    std::optional<Node> device(std::span<const Id> arguments) const {
-        if (arguments.empty() || arguments.size() > 2 || pickle_.kind(arguments[0]) != Kind::text) return std::nullopt;
-        std::string text(pickle_.text(arguments[0]));
-        if (arguments.size() == 2) {
-            if (pickle_.kind(arguments[1]) != Kind::integer) return std::nullopt;
-            text += ':' + std::to_string(pickle_.integer(arguments[1]));
-        }
-        return Constant{.kind = Constant::Kind::device, .text = std::move(text)};
-    }
-
-    std::optional<Node> layout(std::span<const Id> arguments) const {
-        if (arguments.size() != 1 || pickle_.kind(arguments[0]) != Kind::text) return std::nullopt;
-        std::string_view text = pickle_.text(arguments[0]);
-        if (text.starts_with("torch.")) text.remove_prefix(6);
-        return Constant{.kind = Constant::Kind::layout, .text = std::string(text)};
-    }
-
-    /// How protocol 2 spells bytes: text in which each character is one byte.
-    std::optional<std::string> encoded_text(std::span<const Id> arguments) {
-        return torch::encoded_text(pickle_, arguments, allowance_);
-    }
-    std::optional<Node> encoded(std::span<const Id> arguments) {
-        auto bytes = encoded_text(arguments);
-        if (!bytes) return std::nullopt;
-        return StateTree::Bytes{.bytes = std::move(*bytes)};
-    }
-    /// bytes() and bytearray() of nothing, of bytes, or of text in either spelling.
-    std::optional<Node> bytes(std::span<const Id> arguments, bool mutable_array) {
-        std::optional<std::string> content;
-        if (arguments.empty()) content.emplace();
-        else if (arguments.size() == 2) content = encoded_text(arguments);
-        else if (arguments.size() == 1) content = content_of(arguments[0]);
-        if (!content) return std::nullopt;
-        return StateTree::Bytes{.bytes = std::move(*content), .mutable_array = mutable_array};
-    }
-    std::optional<std::string> content_of(Id id) {
-        const Kind kind = pickle_.kind(id);
-        if (kind == Kind::bytes || kind == Kind::bytearray) return std::string(pickle_.text(id));
-        if (kind != Kind::call) return std::nullopt;
-        const auto inner = pickle_.call(id);
-        const bool encode =
-            pickle_.kind(inner.callee) == Kind::global && dotted(pickle_.global(inner.callee)) == "_codecs.encode";
-        return encode ? encoded_text(pickle_.items(inner.arguments)) : std::nullopt;
-    }
-
     // NumPy.
 
     std::optional<Node> numpy_call(Id id, std::string_view function, const PickleGraph::Call& said, NodeId self) {
@@ -482,7 +363,7 @@ private:
         const auto dtype = arguments.size() == 2 ? numpy_dtype(pickle_, arguments[0]) : std::nullopt;
         if (!dtype || dtype->kind == 'O')
             return opaque_call("numpy.generic", "a NumPy scalar of records or objects; its parts are kept", said, self);
-        const auto bytes = content_of(arguments[1]);
+        const auto bytes = bytes_of(pickle_, arguments[1], allowance_);
         if (!bytes) throw Error(Errc::bad_tensor, "a NumPy scalar that is not made of bytes");
         allowance_.spend(sizeof(Node) + bytes->size());
         const NodeId value = add(numpy_value(*dtype, *bytes), PickleGraph::nothing, {.parent = self});
@@ -685,10 +566,31 @@ private:
         const bool formed = pickle_.kind(arguments[0]) == Kind::global && pickle_.kind(arguments[2]) == Kind::tuple;
         require(formed, "_rebuild_from_type_v2", arguments.size());
         const std::string function = dotted(pickle_.global(arguments[0]));
-        require(is_tensor_function(function), "_rebuild_from_type_v2", arguments.size());
-        Node node = tensor_call(function, pickle_.items(arguments[2]), self, wrappers + 1);
+        const auto parts = pickle_.items(arguments[2]);
         const std::string type = type_name(arguments[1]);
-        return with_state(std::move(node), type, arguments[3], self);
+        if (is_tensor_function(function))
+            return with_state(tensor_call(function, parts, self, wrappers + 1), type, arguments[3], self);
+        if (function == "torch.nested._internal.nested_tensor._rebuild_njt" && parts.size() == 1)
+            return jagged(type, parts[0], arguments[3], self);
+        Opaque out{.type = type, .why = "a tensor made by " + function + ", which safemap does not know"};
+        add_arguments(out, parts, self);
+        add_state(out, arguments[3], self);
+        return out;
+    }
+
+    /// A nested tensor in the jagged layout: a dictionary of its parts. Its attributes are mostly the same ones, behind
+    /// an underscore.
+    Opaque jagged(std::string type, Id parts, Id state, NodeId self) {
+        Opaque out{.type = std::move(type), .why = "a nested tensor (jagged); its parts are kept"};
+        add_state(out, parts, self);
+        if (pickle_.kind(state) != Kind::dict) return out;
+        const auto attributes = pickle_.items(state);
+        for (std::size_t i = 0; i + 1 < attributes.size(); i += 2) {
+            const std::string name = attribute_name(attributes[i], i / 2);
+            const bool again = names_.contains(name) || (name.starts_with('_') && names_.contains(name.substr(1)));
+            if (!again) add_child(out, name, attributes[i + 1], self);
+        }
+        return out;
     }
 
     /// A tensor and what was set on it; of a plain class, with plain values only, it stays a tensor.
@@ -739,7 +641,8 @@ private:
                 arguments.size());
         std::string layout = "sparse";
         if (pickle_.kind(arguments[0]) == Kind::call) {
-            const auto made = this->layout(pickle_.items(pickle_.call(arguments[0]).arguments));
+            const auto made = python_value(pickle_, "torch.serialization._get_layout",
+                                           pickle_.items(pickle_.call(arguments[0]).arguments), allowance_);
             if (made) layout = std::get<Constant>(*made).text;
         }
         Opaque out{.type = "torch.Tensor",

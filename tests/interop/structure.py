@@ -343,6 +343,19 @@ class Structure(Case):
             meta = json.loads(opened.metadata()['safemap.structure'])['root']['meta']
         self.assertEqual((meta[3]['size'][1:], meta[3]['parameter'], meta[3]['requires_grad']), ([2], True, True))
 
+    def test_a_jagged_tensor_keeps_its_parts(self):
+        rows = [torch.randn(self.rng.randint(1, 5), 2) for _ in range(4)]
+        jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        torch.save({'x': jagged, 'of_model': torch.nn.Parameter(jagged)}, self.folder / 'in.pt')
+        out = self.folder / 'jagged.safetensors'
+        safemap('convert', self.folder / 'in.pt', out)
+        stored = safetensors.torch.load_file(out)
+        for name in ('x', 'of_model'):
+            again = torch.nested.nested_tensor_from_jagged(stored.get(f'{name}/values', stored['x/values']),
+                                                           stored.get(f'{name}/offsets', stored['x/offsets']))
+            for row, wanted in zip(again.unbind(), rows, strict=True):
+                self.assertTrue(torch.equal(row, wanted))
+
     def test_names_of_olmo(self):
         """Written as olmo/safetensors_util.py does: names are pickles in base64, and values that are no dicts too."""
         state = {'state': {number: {'exp_avg': torch.randn(3), 'step': torch.tensor(1.0)} for number in range(3)},

@@ -390,6 +390,49 @@ TEST_CASE("archives must be what they say") {
                 Errc::zip_missing_record);
 }
 
+TEST_CASE("other files of torch that are zips are named") {
+    for (const auto& [record, word] :
+         {std::pair{"a/archive_format", "torch.export"}, std::pair{"a/model.json", "TorchScript"},
+          std::pair{"a/.data/extern_modules", "torch.package"},
+          std::pair{"serialized_exported_program.json", "torch.export"}}) {
+        CAPTURE(record);
+        forge::Zip zip;
+        zip.add(record, "pt2");
+        try {
+            fixtures::open(zip.join());
+            FAIL("opened");
+        } catch (const Error& error) {
+            CHECK(error.code() == Errc::unknown_format);
+            CHECK(error.message().find(word) != std::string::npos);
+            CHECK_FALSE(error.hint().empty());
+        }
+    }
+}
+
+TEST_CASE("a tensor class with a way of its own to be made is an object with its parts") {
+    const auto made_by = [](const char* module, const char* name, const std::string& arguments) {
+        const std::string own = forge::tensor(floats(), 4, {number(2)}, {number(1)});
+        return tree_of(in_dict(
+            forge::call("torch._tensor", "_rebuild_from_type_v2",
+                        {forge::global(module, name), forge::global("my", "Tensor"), arguments,
+                         forge::dict({forge::text("_values"), own, forge::text("mine"), forge::text("kept")})})));
+    };
+    const std::string tensor = forge::tensor(floats(), 0, {number(4)}, {number(1)});
+    const StateTree jagged =
+        made_by("torch.nested._internal.nested_tensor", "_rebuild_njt",
+                forge::tuple({forge::dict({forge::text("values"), tensor, forge::text("lengths"), "N"})}));
+    CHECK(flatten(jagged).tensors.size() == 1);
+    CHECK(flatten(jagged).tensors[0].name() == "x/values");
+    CHECK(jagged.find("x/lengths").has_value());
+    CHECK(jagged.find("x/mine").has_value());
+    const StateTree unknown = made_by("my", "make", forge::tuple({tensor, number(7)}));
+    REQUIRE(flatten(unknown).tensors.size() == 2);
+    CHECK(flatten(unknown).tensors[0].name() == "x/0");
+    CHECK(flatten(unknown).tensors[1].name() == "x/_values");
+    CHECK(flatten(unknown).skipped[0].type == "my.Tensor");
+    CHECK(flatten(unknown).skipped[0].why.find("my.make") != std::string::npos);
+}
+
 TEST_CASE("Variables and Parameters from before torch 0.4 are the tensors in them") {
     const std::string inner = forge::tensor(floats(), 4, {number(2)}, {number(1)});
     const std::string hooks = forge::call("collections", "OrderedDict", {});

@@ -1,0 +1,143 @@
+// Tested by tests/torch/rebuild_test.cpp.
+#include "torch/python_values.hpp"
+
+#include "torch/globals.hpp"
+
+#include <cmath>
+#include <utility>
+
+namespace safemap::torch {
+
+namespace {
+
+using Id = PickleGraph::Id;
+using Kind = PickleGraph::Kind;
+using Node = StateTree::Node;
+using Constant = StateTree::Constant;
+
+/// The elements of a UTF-8 text as Latin-1 bytes; nothing where one is beyond.
+std::optional<std::string> latin1(std::string_view text) {
+    std::string bytes;
+    bytes.reserve(text.size());
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const auto first = static_cast<unsigned char>(text[i]);
+        if (first < 0x80) {
+            bytes += text[i];
+        } else if ((first == 0xC2 || first == 0xC3) && i + 1 < text.size()) {
+            const auto second = static_cast<unsigned char>(text[++i]);
+            bytes += static_cast<char>(static_cast<unsigned char>((first & 0x03) << 6 | (second & 0x3F)));
+        } else {
+            return std::nullopt;
+        }
+    }
+    return bytes;
+}
+
+std::optional<double> number(const PickleGraph& pickle, Id id) {
+    if (pickle.kind(id) == Kind::real) return pickle.real(id);
+    if (pickle.kind(id) == Kind::integer) return static_cast<double>(pickle.integer(id));
+    return std::nullopt;
+}
+
+std::optional<Node> complex(const PickleGraph& pickle, std::span<const Id> arguments) {
+    if (arguments.size() != 2) return std::nullopt;
+    const auto real = number(pickle, arguments[0]);
+    const auto imaginary = number(pickle, arguments[1]);
+    if (!real || !imaginary) return std::nullopt;
+    return StateTree::Complex{*real, *imaginary};
+}
+
+std::optional<Node> device(const PickleGraph& pickle, std::span<const Id> arguments) {
+    if (arguments.empty() || arguments.size() > 2 || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
+    std::string text(pickle.text(arguments[0]));
+    if (arguments.size() == 2) {
+        if (pickle.kind(arguments[1]) != Kind::integer) return std::nullopt;
+        text += ':' + std::to_string(pickle.integer(arguments[1]));
+    }
+    return Constant{.kind = Constant::Kind::device, .text = std::move(text)};
+}
+
+std::optional<Node> layout(const PickleGraph& pickle, std::span<const Id> arguments) {
+    if (arguments.size() != 1 || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
+    std::string_view text = pickle.text(arguments[0]);
+    if (text.starts_with("torch.")) text.remove_prefix(6);
+    return Constant{.kind = Constant::Kind::layout, .text = std::string(text)};
+}
+
+std::optional<Node> bytes_node(std::optional<std::string> content, bool mutable_array) {
+    if (!content) return std::nullopt;
+    return StateTree::Bytes{.bytes = std::move(*content), .mutable_array = mutable_array};
+}
+
+/// bytes() and bytearray() of nothing, of bytes, or of text in either spelling.
+std::optional<std::string> made_bytes(const PickleGraph& pickle, std::span<const Id> arguments, Allowance& allowance) {
+    if (arguments.empty()) return std::string();
+    if (arguments.size() == 2) return encoded_text(pickle, arguments, allowance);
+    return arguments.size() == 1 ? bytes_of(pickle, arguments[0], allowance) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<const Id> arguments,
+                                        Allowance& allowance) {
+    if (arguments.size() != 2 || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
+    if (pickle.kind(arguments[1]) != Kind::text) return std::nullopt;
+    const std::string_view encoding = pickle.text(arguments[1]);
+    if (encoding != "latin1" && encoding != "latin-1") return std::nullopt;
+    allowance.spend(pickle.text(arguments[0]).size());
+    return latin1(pickle.text(arguments[0]));
+}
+
+std::optional<std::string> bytes_of(const PickleGraph& pickle, Id id, Allowance& allowance) {
+    const Kind kind = pickle.kind(id);
+    if (kind == Kind::bytes || kind == Kind::bytearray) return std::string(pickle.text(id));
+    if (kind != Kind::call) return std::nullopt;
+    const auto call = pickle.call(id);
+    if (!is_global(pickle, call.callee, "_codecs", "encode")) return std::nullopt;
+    return encoded_text(pickle, pickle.items(call.arguments), allowance);
+}
+
+std::optional<Node> python_value(const PickleGraph& pickle, std::string_view function, std::span<const Id> arguments,
+                                 Allowance& allowance) {
+    if (function == "builtins.complex") return complex(pickle, arguments);
+    if (function == "torch.device") return device(pickle, arguments);
+    if (function == "torch.serialization._get_layout") return layout(pickle, arguments);
+    if (function == "_codecs.encode") return bytes_node(encoded_text(pickle, arguments, allowance), false);
+    if (function == "builtins.bytes") return bytes_node(made_bytes(pickle, arguments, allowance), false);
+    if (function == "builtins.bytearray") return bytes_node(made_bytes(pickle, arguments, allowance), true);
+    return std::nullopt;
+}
+
+std::size_t SeenKeys::place_of(const PickleGraph& pickle, Id key, std::size_t place) {
+    switch (pickle.kind(key)) {
+        case Kind::text: return text(texts_, pickle, key, place);
+        case Kind::bytes: return text(bytes_, pickle, key, place);
+        case Kind::boolean: return integers_.try_emplace(pickle.boolean(key) ? 1 : 0, place).first->second;
+        case Kind::integer: return integers_.try_emplace(pickle.integer(key), place).first->second;
+        case Kind::real: return real(pickle.real(key), place);
+        case Kind::none: return none_ == unset ? none_ = place : none_;
+        default: return place;
+    }
+}
+
+/// A long text by node first: where it stands in many places it is hashed once.
+std::size_t SeenKeys::text(Texts& texts, const PickleGraph& pickle, Id key, std::size_t place) {
+    constexpr std::size_t short_text = 128;
+    if (const auto text = pickle.text(key); text.size() <= short_text) {
+        const auto [known, fresh] = texts.try_emplace(text, place);
+        if (fresh) allowance_.spend(entry_cost + text.size());
+        return known->second;
+    }
+    const auto [known, fresh] = nodes_.try_emplace(key, place);
+    if (!fresh) return known->second;
+    allowance_.spend(entry_cost + pickle.text(key).size());
+    return known->second = texts.try_emplace(pickle.text(key), place).first->second;
+}
+
+std::size_t SeenKeys::real(double value, std::size_t place) {
+    constexpr double limit = 9223372036854775808.0;  // 2^63
+    const bool whole = value >= -limit && value < limit && std::trunc(value) == value;
+    return whole ? integers_.try_emplace(static_cast<std::int64_t>(value), place).first->second : place;
+}
+
+}  // namespace safemap::torch
