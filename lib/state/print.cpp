@@ -96,14 +96,21 @@ private:
         if (opaque != nullptr) line(Value{tree_}(*opaque));
         for (std::size_t i = 0; i < size && !full_; ++i) {
             if (sequence != nullptr) below(state::item_segment(sequence->kind, i), sequence->items[i], depth);
-            if (dict != nullptr)
-                below(state::key_segment(tree_[dict->items[i].first], i), dict->items[i].second, depth);
+            if (dict != nullptr) entry(*dict, i, depth);
             if (opaque != nullptr && opaque->children[i].first.empty()) visit(opaque->children[i].second, depth + 1);
             else if (opaque != nullptr)
                 below(state::child_segment(opaque->children[i].first), opaque->children[i].second, depth);
         }
         if (dict == nullptr) return;
         for (const auto& [name, attribute] : dict->attributes) below("~attrs/" + name, attribute, depth);
+    }
+
+    void entry(const StateTree::Dict& dict, std::size_t i, std::size_t depth) {
+        const auto& [key, value] = dict.items[i];
+        const std::string segment = state::key_segment(tree_[key], i);
+        below(segment, value, depth);
+        if (segment == state::ordinal_segment(i))
+            below(segment + "/" + std::string(state::key_segment_below), key, depth);
     }
 
     bool is_plain(const StateTree::Sequence& sequence) const {

@@ -143,6 +143,14 @@ TEST_CASE("a tree prints folded, and ends where it turns back") {
     CHECK(line.ends_with(", ... 1000 in all)\n"));
     CHECK(line.size() < 120);
 
+    // Keys that no segment spells are shown below their place.
+    StateTree::Dict pairs;
+    const NodeId pair = tree.add(
+        StateTree::Sequence{.kind = Kind::tuple, .items = {tree.add(std::int64_t{1}), tree.add(std::int64_t{2})}});
+    pairs.items = {{pair, tree.add(std::int64_t{3})}, {tree.add(2.5), tree.add(StateTree::Sequence{.items = {pair}})}};
+    tree.set_root(tree.add(std::move(pairs)));
+    CHECK(printed(tree) == "~k0  3\n  ~key  (1, 2)\n~k1\n  0  (1, 2)\n  ~key  2.5\n");
+
     // Long keys around one another, and lines below them without end.
     StateTree::Sequence many{.kind = Kind::list};
     const NodeId empty = tree.add(StateTree::Dict{.items = {{tree.add(std::string("x")), tree.add(std::int64_t{1})}}});
