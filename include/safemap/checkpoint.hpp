@@ -132,7 +132,7 @@ public:
     const StateTree* tree() const& noexcept;
     const StateTree* tree() const&& = delete;
     /// Human sentences about what is in the tree of a `.pt` only, and lost where tensors are saved without a structure
-    /// document: plain values, attributes, and containers in several places.
+    /// document: plain values, attributes, which tensors are Parameters, and containers in several places.
     const std::vector<std::string>& only_in_tree() const& noexcept;
     const std::vector<std::string>& only_in_tree() const&& = delete;
 

@@ -78,6 +78,9 @@ struct SaveOptions {
     /// Is told what will be written, before the first byte is: a report without counts of values in `casts`. What it
     /// throws passes through, and nothing is left.
     std::function<void(const SaveReport& plan)> on_plan = {};
+    /// A note says where the files have the tensors in another order than they are given in. add_structure() sets it,
+    /// where their order means something and no document keeps it.
+    bool note_order = false;
 };
 
 struct CastReport {
@@ -113,7 +116,7 @@ struct SaveReport {
     std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
     std::uint64_t buffer_bytes = 0;       ///< the most that the buffers of the save take
     std::vector<std::string> resumed;     ///< of `files`, those that were finished before; casts do not count in them
-    std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be
+    std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be, lost order
 
     TensorCount copied;    ///< written as they stand: neither cast nor gathered
     TensorCount gathered;  ///< strided, as transposed ones are, or in several pieces: their elements are put in order
@@ -172,7 +175,7 @@ struct AddedStructure {
 };
 
 /// For who saves tensors of `checkpoint` under other names, or some of them: puts the structure document into the
-/// metadata of `options`, as `options.structure` says, and `safemap.source`.
+/// metadata of `options`, as `options.structure` says, and `safemap.source`; sets `options.note_order`.
 /// Throws structure_too_large, where it is to be kept in any case.
 SAFEMAP_API AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& stored_name,
                                          SaveOptions& options);

@@ -25,7 +25,7 @@ using StoredName = std::function<std::optional<std::string>(const std::string& n
 using FindTensor = std::function<const LazyTensor*(const std::string& name)>;
 
 /// Whether flatten() keeps the keys of this tree as names, so that a document would only tell of the order, of the
-/// kind of dictionary, and of attributes: a flat dict or OrderedDict of tensors.
+/// kind of dictionary, of attributes, and which tensors are Parameters: a flat dict or OrderedDict of tensors.
 SAFEMAP_API bool is_flat(const StateTree& tree);
 
 /// The document of a tree; docs/format.md is its specification. Tensors are referred to by name; one that is not

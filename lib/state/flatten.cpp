@@ -174,6 +174,7 @@ private:
         const LazyTensor& tensor = node.tensor;
         ++tensors_met_;
         if (node.attributes != StateTree::no_node) own_attributes_.add(path_);
+        if (node.parameter || node.requires_grad) parameters_.add(path_);
         if (!take_name()) return leave_out("torch.Tensor");
         std::uint32_t& number = seen_[id].tensor;
         const bool shared = number == none && may_be_tied(tensor);
@@ -248,6 +249,12 @@ private:
             only_in_tree("what was set on " + counted(own_attributes_.count, "tensor", "tensors") +
                          ", for example on " + own_attributes_.example + ": only a structure document keeps it");
         }
+        if (parameters_.count > 0) {
+            only_in_tree("that " +
+                         counted(parameters_.count, "tensor is a Parameter or requires a gradient",
+                                 "tensors are Parameters or require gradients") +
+                         ", for example " + parameters_.example + ": only a structure document keeps it");
+        }
         if (unnamed_.count > 0) {
             note(counted(unnamed_.count, "object has", "objects have") + " no name and " +
                  (unnamed_.count == 1 ? "is" : "are") + " left out: all names together would be longer than " +
@@ -295,6 +302,7 @@ private:
     Tally plain_;
     Tally attributes_;
     Tally own_attributes_;  ///< of tensors
+    Tally parameters_;
     Tally unnamed_;
 };
 

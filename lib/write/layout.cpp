@@ -88,6 +88,7 @@ public:
         std::vector<std::uint32_t> all(chosen_.size());
         for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
         add_only_file(name, all);
+        note_order();
         return std::move(layout_);
     }
 
@@ -103,6 +104,7 @@ public:
             add_index(split);
         }
         note_large_layers(split);
+        note_order();
         return std::move(layout_);
     }
 
@@ -198,6 +200,17 @@ private:
                                     bytes_text(large.size) + ", more than " + bytes_text(options_.max_shard_size) +
                                     ", and stands whole in " + layout_.files[large.shard].name);
         }
+    }
+
+    void note_order() {
+        if (options_.note_order && !keeps_order()) layout_.notes.emplace_back(order_is_lost);
+    }
+    bool keeps_order() const {
+        std::uint32_t before = 0;
+        for (const PlannedFile& file : layout_.files)
+            for (const PlannedTensor& planned : file.tensors)
+                if (std::exchange(before, planned.number) > planned.number) return false;
+        return true;
     }
 
     Pairs whole_metadata() const {

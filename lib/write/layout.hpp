@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,10 @@ struct Layout {
     /// Where digests are wanted: names that readers will take for other names of tensors, with the tensors' numbers.
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
 };
+
+/// The note of `SaveOptions::note_order`.
+inline constexpr std::string_view order_is_lost =
+    "the order of the tensors, which files have by dtype and name: only a structure document keeps it";
 
 /// Bytes of the value of `tensor` as it is stored, before any cast.
 std::uint64_t stored_bytes(const LazyTensor& tensor);

@@ -1,10 +1,12 @@
 // Puts the structure document of a checkpoint among what is written.
 #include "checkpoint/structure.hpp"
 #include "checkpoint/twin.hpp"
+#include "write/layout.hpp"
 
 #include <safemap/save.hpp>
 #include <safemap/structure.hpp>
 
+#include <algorithm>
 #include <map>
 #include <span>
 #include <string>
@@ -32,6 +34,23 @@ LazyTensor tensor_of(const std::string& document) {
     return {std::string(structure_tensor), stored_run(Dtype::u8, {document.size()}, source, 0)};
 }
 
+/// Files list tensors in an order of their own, whatever their document says.
+bool lists_in_order(const Checkpoint& checkpoint, const StateTree& tree) {
+    if (checkpoint.format() == Format::torch) return true;
+    const FlatState flat = flatten(tree);
+    return std::equal(flat.tensors.begin(), flat.tensors.end(), checkpoint.begin(), checkpoint.end(),
+                      [](const LazyTensor& a, const LazyTensor& b) { return a.stored() == b.stored(); });
+}
+
+/// What nobody knows any more where no document is written; the order of the tensors, where files change it.
+std::vector<std::string> lost_without(const Checkpoint& checkpoint, SaveOptions& options) {
+    std::vector<std::string> notes = checkpoint.only_in_tree();
+    if (checkpoint.tree() == nullptr) return notes;
+    if (lists_in_order(checkpoint, *checkpoint.tree())) options.note_order = true;
+    else notes.emplace_back(write::order_is_lost);
+    return notes;
+}
+
 /// Plain files say nothing of where they come from, so that they are the same wherever that is.
 void put_source(const Checkpoint& checkpoint, bool wanted, std::map<std::string, std::string>& metadata) {
     const std::string key(checkpoint::source_key);
@@ -52,18 +71,18 @@ AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& sto
     const bool plain = tree == nullptr || is_flat(*tree);
     const bool wanted =
         options.structure == StructurePolicy::keep || (options.structure == StructurePolicy::automatic && !plain);
-    AddedStructure added{.notes = checkpoint.only_in_tree()};
     put_source(checkpoint, wanted || options.checksums, options.metadata);
-    if (!wanted) return added;
+    if (!wanted) return {.notes = lost_without(checkpoint, options)};
     std::string document;
     try {
         document = structure_of(checkpoint, stored_name);
     } catch (const Error& error) {
         if (error.code() != Errc::structure_too_large || options.structure == StructurePolicy::keep) throw;
-        added.notes.insert(added.notes.begin(), "no structure document is written: " + error.message());
-        return added;
+        std::vector<std::string> notes = lost_without(checkpoint, options);
+        notes.insert(notes.begin(), "no structure document is written: " + error.message());
+        return {.notes = std::move(notes)};
     }
-    added.notes.clear();
+    AddedStructure added;
     std::string& says = options.metadata[std::string(structure_key)];
     // A tensor may have that name already.
     if (document.size() <= longest_inline_structure || checkpoint.find(structure_tensor) != nullptr) {

@@ -269,6 +269,19 @@ TEST_CASE("what is more than a tensor or a number of Python's says what it is") 
     CHECK(Same(tree, read(document, tensors))());
 }
 
+TEST_CASE("which tensors are Parameters is told of where a document would keep it") {
+    StateTree tree;
+    const NodeId plain = tensor(tree);
+    const NodeId parameter = tensor(tree);
+    std::get<StateTree::Tensor>(tree[parameter]).parameter = true;
+    const NodeId with_gradient = tensor(tree);
+    std::get<StateTree::Tensor>(tree[with_gradient]).requires_grad = true;
+    tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::list, .items = {plain, parameter, with_gradient}}));
+    REQUIRE(flatten(tree).only_in_tree.size() == 1);
+    CHECK(flatten(tree).only_in_tree[0].starts_with("that 2 tensors are Parameters or require gradients"));
+    CHECK(flatten(tree).only_in_tree[0].find("for example 1") != std::string::npos);
+}
+
 TEST_CASE("tensors in a tensor's attributes are told of, and not stored") {
     StateTree tree;
     const NodeId around = tensor(tree);
