@@ -97,9 +97,11 @@ class Reader:
     def read_size(self, parts, path):
         return torch.Size(parts)
 
+    def stored(self, parts, path):
+        return self.tensors[parts[0]['n'] if parts and 'n' in parts[0] else path or '~root']
+
     def read_T(self, parts, path):
-        name = parts[0]['n'] if parts and 'n' in parts[0] else path or '~root'
-        return self.keep(path, self.tensors[name])
+        return self.keep(path, self.stored(parts, path))
 
     def read_at_T(self, parts, path):
         return self.keep(path, self.by_path[parts[0]].view(self.by_path[parts[0]].shape))
@@ -133,7 +135,7 @@ class Reader:
         return torch.device(parts[0])
 
     def read_np(self, parts, path):
-        return self.keep(path, self.read_T(parts, path).numpy())
+        return self.keep(path, self.stored(parts, path).numpy())
 
     def read_nps(self, parts, path):
         return numpy.dtype(parts[0]).type(self.node(parts[1]))
