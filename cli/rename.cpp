@@ -124,6 +124,9 @@ namespace {
 void require_distinct(const std::vector<std::string>& before, const std::vector<std::string>& after) {
     std::unordered_map<std::string_view, std::size_t> taken;
     for (std::size_t i = 0; i < after.size(); ++i) {
+        if (after[i].empty() && !before[i].empty())
+            throw Error(Errc::invalid_argument,
+                        fmt::format("nothing would be left of the name '{}'", printable(before[i])));
         const auto [first, is_new] = taken.try_emplace(after[i], i);
         if (!is_new)
             throw Error(Errc::name_collision,

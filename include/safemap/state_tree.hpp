@@ -132,7 +132,7 @@ struct FlatState {
     bool verbatim = false;                  ///< the root was a flat dict of tensors, and names are its keys
 };
 
-/// Names for the tensors of a tree. A flat dict or OrderedDict of tensors (string keys, none empty or
+/// Names for the tensors of a tree. A flat dict or OrderedDict of tensors (no NumPy arrays; string keys, none empty or
 /// `__metadata__`) keeps its keys as they are. Otherwise a name is the path, RFC 6901-escaped, without the leading
 /// slash: `optimizer/state/0/exp_avg`; docs/format.md has the grammar. Linear in the size of the tree, however deep;
 /// a container that occurs again is not walked again but noted.

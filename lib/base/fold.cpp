@@ -1,6 +1,8 @@
 // Cuts names into parts, and folds the numbers that stand in the same part.
 #include <safemap/fold.hpp>
 
+#include "base/name_index.hpp"
+
 #include <algorithm>
 #include <charconv>
 #include <iterator>
@@ -57,7 +59,7 @@ void merge(Folded& into, const Folded& item) {
 /// Folds the numbers that stand as part number `place`.
 std::vector<Folded> fold_place(std::vector<Folded> items, std::size_t place) {
     std::vector<Folded> result;
-    std::unordered_map<std::string, Group> groups;
+    std::unordered_map<std::string, Group, NameHash> groups;
     for (Folded& item : items) {
         const auto number = place < item.parts.size() ? number_of(item.parts[place]) : std::nullopt;
         if (!number) {

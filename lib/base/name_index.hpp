@@ -14,6 +14,11 @@ namespace safemap {
 /// A hash with a seed of this process: names come from files, and nobody may choose them to collide.
 std::uint64_t name_hash(std::string_view name) noexcept;
 
+/// For the standard's tables of what comes from files.
+struct NameHash {
+    std::size_t operator()(std::string_view name) const noexcept { return name_hash(name); }
+};
+
 /// A hash table from names to numbers. The names stay with the caller, who says by `name_of(number)` what each is;
 /// so eight bytes an entry, and no allocation to look one up.
 class NameIndex {

@@ -1,12 +1,14 @@
 // Tensors and their aliases as one list.
 #include <safemap/checkpoint.hpp>
 
+#include "base/name_index.hpp"
+
 #include <unordered_map>
 
 namespace safemap {
 
 std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection) {
-    std::unordered_map<std::string_view, const AliasGroup*> groups;
+    std::unordered_map<std::string_view, const AliasGroup*, NameHash> groups;
     for (const AliasGroup& group : checkpoint.aliases())
         if (!group.empty()) groups.emplace(group.front(), &group);
 

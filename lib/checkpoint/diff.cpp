@@ -2,6 +2,7 @@
 // by block, by several workers; each pair remembers the first element that differs, and blocks behind it are not read.
 #include <safemap/diff.hpp>
 
+#include "base/name_index.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
 #include "checkpoint/bulk.hpp"
@@ -182,7 +183,7 @@ struct Names {
 
     const Checkpoint& checkpoint;
     std::vector<NamedTensor> all;
-    std::unordered_map<std::string_view, std::size_t> by_name;
+    std::unordered_map<std::string_view, std::size_t, NameHash> by_name;
 };
 
 /// A name that both have.

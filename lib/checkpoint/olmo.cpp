@@ -117,13 +117,16 @@ private:
     std::map<std::pair<NodeId, Key>, NodeId> places_;
 };
 
-StateTree unpickled(const LazyTensor& tensor, torch::UnknownGlobals* unknown) {
+StateTree unpickled(const LazyTensor& tensor, torch::UnknownGlobals* unknown, std::vector<std::string>& notes) {
     if (tensor.dtype() != Dtype::u8) throw Error(Errc::bad_tensor, "a pickled value that is not of U8");
     if (tensor.nbytes() > longest_value) throw Error(Errc::bad_tensor, "a pickled value of more than 256 MiB");
     const TensorView loaded = tensor.load();
     const auto source = memory_source("a pickled value", {loaded.bytes().begin(), loaded.bytes().end()});
     ThrowFirst faults;
-    return std::move(torch::read_plain(source, faults, unknown).tree);
+    torch::Archive archive = torch::read_plain(source, faults, unknown);
+    for (const std::string& note : archive.notes)
+        notes.push_back("the value of " + safemap::quoted(tensor.name()) + ": " + note);
+    return std::move(archive.tree);
 }
 
 /// As a `.pt` of this tree has them.
@@ -158,7 +161,7 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
             continue;
         }
         try {
-            tree.graft(places[i], unpickled(tensor, options.strict_globals ? &globals : nullptr));
+            tree.graft(places[i], unpickled(tensor, options.strict_globals ? &globals : nullptr, contents.notes));
         } catch (Error& error) {
             if (error.code() == Errc::unknown_global || remedy(error.code()) != Remedy::reject_data)
                 throw std::move(error.with_tensor(tensor.name()));

@@ -33,7 +33,7 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
     for (safetensors::TensorInfo info : header.tensors)
         contents.tensors.emplace_back(std::string(info.name),
                                       stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
-    take_structure(contents, faults);
+    take_structure(contents, options.policy, faults);
     if (!contents.tree && options.olmo_names) take_olmo_names(contents, options);
     return contents;
 }

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <string_view>
+#include <unordered_set>
 
 namespace safemap::checkpoint {
 
@@ -74,6 +76,7 @@ public:
                     .with_path(shard.path)));
             return;
         }
+        note_rest(shard);
         const bool sound = shard.faults.empty();
         for (Error& fault : shard.faults) faults_.fault(std::move(fault));
         take_tensors(shard);
@@ -127,9 +130,17 @@ private:
         return true;
     }
 
+    /// Of a `.bin`: there is no tree of several files.
+    void note_rest(const Shard& shard) {
+        for (const std::string& text : shard.contents.only_in_tree)
+            joined_.contents.notes.push_back("of " + shard.name + " only tensors are taken; left out: " + text);
+    }
+
     void require_wanted(const Shard& shard) {
+        std::unordered_set<std::string_view, NameHash> skipped;
+        for (const SkippedObject& object : shard.contents.skipped) skipped.insert(object.name);
         for (const std::uint32_t number : shard.wanted) {
-            if (found_[number]) continue;
+            if (found_[number] || skipped.contains(index_.weight_map[number].tensor)) continue;
             faults_.fault(
                 std::move(Error(Errc::shard_lacks_tensor, "the index places it in this shard, which does not hold it")
                               .with_path(shard.path)
@@ -191,7 +202,7 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     merge_metadata(index, contents);
     compare_total_size(index, contents);
     judge_repeated(index, options.policy, with_path, contents);
-    take_structure(contents, with_path);
+    take_structure(contents, options.policy, with_path);
     return contents;
 }
 

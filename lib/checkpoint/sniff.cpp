@@ -6,6 +6,8 @@
 #include "torch/zip.hpp"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -113,6 +115,24 @@ bool is_onnx(std::string_view head) {
            next_fields.find(head[2]) != next_fields.npos;
 }
 
+/// Whether the first 512 bytes have a tar header's checksum, which is all that torch.load asks for before it takes a
+/// file for a tar.
+bool begins_tar(std::string_view head) {
+    if (head.size() < 512) return false;
+    std::string_view field = head.substr(148, 8);
+    field.remove_prefix(std::min(field.find_first_not_of(' '), field.size()));
+    std::int64_t checksum = 0;
+    if (std::from_chars(field.data(), field.data() + field.size(), checksum, 8).ec != std::errc()) return false;
+    std::int64_t bytes = 0;
+    std::int64_t chars = 0;
+    for (std::size_t i = 0; i < 512; ++i) {
+        const char c = i >= 148 && i < 156 ? ' ' : head[i];
+        bytes += static_cast<unsigned char>(c);
+        chars += static_cast<signed char>(c);
+    }
+    return checksum == bytes || checksum == chars;
+}
+
 std::optional<Sniffed> sniff_tar(std::string_view head) {
     if (head.size() < 262 || head.substr(257, 5) != "ustar") return std::nullopt;
     const std::string_view first = head.substr(0, std::min<std::size_t>(head.find('\0'), 100));
@@ -141,7 +161,10 @@ Sniffed sniff(const Source& source) {
     for (const Signature& signature : signatures)
         if (std::string_view(head).substr(std::min(signature.offset, head.size())).starts_with(signature.bytes))
             return {Content::unknown, std::string(signature.looks_like), std::string(signature.hint)};
-    if (torch::is_legacy(head)) return {Content::legacy, "a file of torch.save before 1.6"};
+    if (torch::is_legacy(head)) {
+        if (begins_tar(head)) return {Content::unknown, "a tar archive and a file of torch.save before 1.6 in one"};
+        return {Content::legacy, "a file of torch.save before 1.6"};
+    }
     if (is_pickle(head)) return {Content::pickle, "a pickle"};
     if (auto tar = sniff_tar(head)) return std::move(*tar);
     if (is_onnx(head)) return {Content::unknown, "an ONNX model"};

@@ -16,7 +16,7 @@ std::string structure_apart(const Digest& document);
 bool is_structure_apart(std::string_view metadata) noexcept;
 
 /// Moves the document from the metadata and the tensors to `tree`, where there is one. bad_structure, and
-/// checksum_mismatch for one that stands apart.
-void take_structure(Contents& contents, FaultSink& faults);
+/// checksum_mismatch for one that stands apart. The lenient policy drops one that does not fit, with a note.
+void take_structure(Contents& contents, Policy policy, FaultSink& faults);
 
 }  // namespace safemap::checkpoint

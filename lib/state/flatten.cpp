@@ -275,12 +275,18 @@ private:
 
     /// Attributes are not walked, nor what another value of its key has replaced.
     void note_opaque() {
+        if (unnamed_.count > 0) return;
         Tally tally;
+        std::size_t tensors = 0;
         for (NodeId id = 0; id < tree_.size(); ++id) {
             const auto* opaque = std::get_if<StateTree::Opaque>(&tree_[id]);
             if (opaque != nullptr && !seen_[id].entered) tally.add(opaque->type);
+            if (std::holds_alternative<StateTree::Tensor>(tree_[id]) && seen_[id].tensor == none) ++tensors;
         }
-        if (tally.count == 0 || unnamed_.count > 0) return;
+        if (tensors > 0)
+            note(counted(tensors, "tensor", "tensors") +
+                 " in attributes, or replaced by another value: without a name, and not stored");
+        if (tally.count == 0) return;
         note(counted(tally.count, "object", "objects") + " of classes that safemap does not know, for example " +
              printable(tally.example) + ", in attributes of dictionaries or replaced there: not listed one by one");
     }

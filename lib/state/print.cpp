@@ -88,7 +88,7 @@ private:
                                  : opaque != nullptr ? opaque->children.size()
                                                      : 0;
         if (size == 0) return line(std::visit(Value{tree_}, node));
-        if (sequence != nullptr && is_plain(*sequence)) return line(in_line(*sequence));
+        if (sequence != nullptr && is_plain(id, *sequence)) return line(in_line(*sequence));
         if (const auto [first, fresh] = first_.try_emplace(id, path_); !fresh)
             return line("the same as " + quoted(first->second.empty() ? state::root_name : first->second));
         spend(path_.size());
@@ -113,13 +113,16 @@ private:
             below(segment + "/" + std::string(state::key_segment_below), key, depth);
     }
 
-    bool is_plain(const StateTree::Sequence& sequence) const {
-        return std::all_of(sequence.items.begin(), sequence.items.end(), [this](NodeId id) {
-            const StateTree::Node& item = tree_[id];
-            return !std::holds_alternative<StateTree::Sequence>(item) &&
-                   !std::holds_alternative<StateTree::Dict>(item) && !std::holds_alternative<StateTree::Opaque>(item) &&
-                   !std::holds_alternative<StateTree::Tensor>(item);
-        });
+    bool is_plain(NodeId sequence_id, const StateTree::Sequence& sequence) {
+        const auto [known, fresh] = plain_.try_emplace(sequence_id, false);
+        if (!fresh) return known->second;
+        return known->second = std::all_of(sequence.items.begin(), sequence.items.end(), [this](NodeId id) {
+                   const StateTree::Node& item = tree_[id];
+                   return !std::holds_alternative<StateTree::Sequence>(item) &&
+                          !std::holds_alternative<StateTree::Dict>(item) &&
+                          !std::holds_alternative<StateTree::Opaque>(item) &&
+                          !std::holds_alternative<StateTree::Tensor>(item);
+               });
     }
     /// "(0.9, 0.95)"; of many items the first, and how many there are.
     std::string in_line(const StateTree::Sequence& sequence) const {
@@ -160,6 +163,7 @@ private:
     std::string path_;
     std::vector<Foldable> lines_;
     std::unordered_map<NodeId, std::string> first_;
+    std::unordered_map<NodeId, bool> plain_;  ///< of sequences
     std::size_t bytes_ = 0;
     bool full_ = false;
 };

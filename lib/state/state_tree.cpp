@@ -123,7 +123,9 @@ bool StateTree::erase(std::string_view path) {
     if (auto* const dict = std::get_if<Dict>(&container)) dict->items.erase(dict->items.begin() + offset);
     if (auto* const opaque = std::get_if<Opaque>(&container)) {
         opaque->children.erase(opaque->children.begin() + offset);
-        if (place < opaque->arguments) --opaque->arguments;
+        if (place >= opaque->arguments) return true;
+        --opaque->arguments;
+        for (std::size_t i = place; i < opaque->arguments; ++i) opaque->children[i].first = std::to_string(i);
     }
     return true;
 }

@@ -3,6 +3,7 @@
 
 #include "base/base64.hpp"
 #include "base/json.hpp"
+#include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "state/names.hpp"
 
@@ -27,6 +28,11 @@ namespace {
 using json::Value;
 using NodeId = StateTree::NodeId;
 using Items = std::span<const Value>;
+using Names = std::unordered_set<std::string_view, NameHash>;
+
+/// Paths and names that are copied or looked up, together: a document whose one key has 50 MB could have millions of
+/// tensors below it.
+constexpr std::size_t most_spelled = 2'000'000'000;
 
 [[noreturn]] void bad(const std::string& path, const std::string& what) {
     throw Error(Errc::bad_structure, "the structure document, at " +
@@ -167,12 +173,13 @@ private:
     // ---- tensors
 
     NodeId tensor(Items items, bool numpy) {
-        const std::string implied = path_.empty() ? std::string(state::root_name) : path_;
         const Kept kept = kept_of(items);
         const std::string* const other = items.empty() ? nullptr : text_member(items.front(), "n");
-        const std::string& name = other != nullptr ? *other : implied;
+        const std::string& name = other != nullptr ? *other : path_.empty() ? root_name_ : path_;
+        spend(name.size());
         const LazyTensor* const found = find_(name);
         if (found == nullptr) bad(path_, "the tensor " + safemap::quoted(name) + " is not there");
+        spend(found->name().size());
         const NodeId id =
             remember(tensor_path(), tree_.add(StateTree::Tensor{*found, kept.parameter, kept.requires_grad, numpy}));
         add_attributes(id, kept.attributes);
@@ -182,13 +189,11 @@ private:
     NodeId tied(Items items) {
         if (items.empty() || items.front().string() == nullptr) bad(path_, "a tie that does not say with what");
         const Kept kept = kept_of(items.subspan(1));
-        StateTree::Node node = tree_[target(*items.front().string())];
-        if (auto* const tensor = std::get_if<StateTree::Tensor>(&node)) {
-            tensor->parameter = kept.parameter;
-            tensor->requires_grad = kept.requires_grad;
-            tensor->attributes = StateTree::no_node;
-        }
-        const NodeId id = remember(tensor_path(), tree_.add(std::move(node)));
+        const auto* const first = std::get_if<StateTree::Tensor>(&tree_[target(*items.front().string())]);
+        if (first == nullptr) bad(path_, "a tie with what is no tensor");
+        spend(first->tensor.name().size());
+        StateTree::Tensor tensor{first->tensor, kept.parameter, kept.requires_grad, first->numpy};
+        const NodeId id = remember(tensor_path(), tree_.add(std::move(tensor)));
         add_attributes(id, kept.attributes);
         return id;
     }
@@ -208,7 +213,12 @@ private:
         if (items.empty()) return {};
         if (items.size() > 1 || items.front().object() == nullptr) bad(path_, "a tensor described by no object");
         const Value& object = items.front();
-        return {object.find("p") != nullptr, object.find("rg") != nullptr, object.find("attrs")};
+        return {flag(object, "p"), flag(object, "rg"), object.find("attrs")};
+    }
+    bool flag(const Value& object, std::string_view key) const {
+        const Value* const member = object.find(key);
+        if (member != nullptr && member->integer() != 1) bad(path_, safemap::quoted(key) + " is not 1");
+        return member != nullptr;
     }
 
     const std::string* text_member(const Value& object, std::string_view key) const {
@@ -250,7 +260,7 @@ private:
         const NodeId id = remember(path_, tree_.add(StateTree::Dict{.ordered = ordered}));
         std::vector<std::pair<NodeId, NodeId>> items;
         items.reserve(object.size());
-        std::unordered_set<std::string_view> keys;
+        Names keys;
         for (const json::Member& member : object) {
             if (!keys.insert(member.key).second) bad(path_, "the key " + safemap::quoted(member.key) + " twice");
             const NodeId key = tree_.add(member.key);
@@ -298,12 +308,18 @@ private:
             const NodeId child = below(place, argument);
             made.emplace_back(std::move(place), child);
         }
-        for (const auto& [place, argument] : made)
-            if (parts[0].find(place) != nullptr) bad(path_, "a part that is called as argument " + place + " is");
         auto named = children({}, *parts[0].object());
+        for (const auto& [name, part] : named)
+            if (is_place(name, made.size())) bad(path_, "a part that is called as argument " + name + " is");
         made.insert(made.end(), std::make_move_iterator(named.begin()), std::make_move_iterator(named.end()));
         std::get<StateTree::Opaque>(tree_[id]).children = std::move(made);
         return id;
+    }
+    /// Whether it is the place of one of so many arguments.
+    static bool is_place(const std::string& name, std::size_t arguments) {
+        std::size_t place = 0;
+        const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), place);
+        return error == std::errc() && place < arguments && name == std::to_string(place);
     }
     /// Those of ["o", class, ["t", …], …].
     Items arguments_of(Items items) const {
@@ -317,7 +333,7 @@ private:
     std::vector<std::pair<std::string, NodeId>> children(std::string_view segment, const Value::Object& object) {
         std::vector<std::pair<std::string, NodeId>> made;
         made.reserve(object.size());
-        std::unordered_set<std::string_view> names;
+        Names names;
         const std::size_t before = path_.size();
         if (!segment.empty()) state::append_segment(path_, segment);
         for (const json::Member& member : object) {
@@ -364,6 +380,8 @@ private:
     // ---- references
 
     NodeId remember(const std::string& path, NodeId id) {
+        if (targets_.empty()) return id;
+        spend(path.size());
         if (targets_.count(path) != 0) by_path_.emplace(path, id);
         return id;
     }
@@ -371,6 +389,11 @@ private:
         const auto found = by_path_.find(path);
         if (found == by_path_.end()) bad(path_, "it refers to " + safemap::quoted(path) + ", which is not before it");
         return found->second;
+    }
+
+    void spend(std::size_t bytes) {
+        spelled_ += bytes;
+        if (spelled_ > most_spelled) bad(path_, "paths and names that are too long together");
     }
 
     static constexpr std::array<std::string_view, 5> sequences{"l", "t", "set", "fset", "size"};
@@ -381,8 +404,10 @@ private:
     StateTree tree_;
     std::string path_;
     bool in_object_ = false;
-    std::unordered_set<std::string> targets_;
-    std::unordered_map<std::string, NodeId> by_path_;
+    std::unordered_set<std::string, NameHash> targets_;
+    std::unordered_map<std::string, NodeId, NameHash> by_path_;
+    std::size_t spelled_ = 0;
+    const std::string root_name_{state::root_name};
 };
 
 }  // namespace

@@ -17,7 +17,9 @@
 #include <charconv>
 #include <cmath>
 #include <span>
+#include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -30,6 +32,8 @@ using Parts = std::span<const std::pair<std::string, NodeId>>;
 
 /// No header of safetensors is longer. References to long paths would otherwise take the square of a tree.
 constexpr std::size_t longest_document = 100'000'000;
+/// Names that are asked for, together, also of tensors that are not stored: one key of 50 MB may have millions below.
+constexpr std::size_t most_spelled = 20 * longest_document;
 constexpr std::int64_t largest_exact = (std::int64_t{1} << 53) - 1;  // in every reader of JSON
 constexpr std::uint64_t plain_nan = 0x7ff8'0000'0000'0000;
 
@@ -97,6 +101,8 @@ private:
         remembered_ += path.size();
         if (remembered_ > longest_document) too_large("longer than " + bytes_text(longest_document));
         paths.emplace(key, path);
+        if constexpr (std::is_same_v<Key, NodeId>)
+            if (in_attributes_ > 0) met_in_attributes_.push_back(key);
     }
 
     // ---- values
@@ -162,13 +168,15 @@ private:
     void tensor(NodeId id, const StateTree::Tensor& tensor) {
         const bool ties = repeated_.tensor(tensor.tensor) && tensor.tensor.element_count() > 0;
         const auto first = ties ? ties_.find(state::Tie{&tensor.tensor}) : ties_.end();
-        const std::string implied = path_.empty() ? std::string(state::root_name) : path_;
+        spelled_ += path_.size();
+        if (spelled_ > most_spelled) too_large("of names that are too long together");
+        const std::string& implied = path_.empty() ? root_name_ : path_;
         const std::string& own = tensor.tensor.name();
         const std::string& name = !own.empty() ? own : flat_ ? key_ : implied;
         const auto stored = first == ties_.end() && in_attributes_ == 0 ? stored_name_(name) : std::nullopt;
         if (first == ties_.end() && !stored) return not_stored();
 
-        const std::string path = tensor_path();
+        const std::string path = ties || repeated_.node(id) ? tensor_path() : std::string();
         if (repeated_.node(id)) remember(paths_, id, path);
         if (first != ties_.end()) return tied(tensor, first->second);
         if (ties) remember(ties_, state::Tie{&tensor.tensor}, path);
@@ -188,6 +196,7 @@ private:
         const bool has_own = tensor.attributes != StateTree::no_node;
         if (!tensor.parameter && !tensor.requires_grad && !has_own && name == nullptr) return;
         next();
+        deepen();
         char separator = '{';
         const auto member = [&](std::string_view key) {
             out_ += std::exchange(separator, ',');
@@ -208,17 +217,30 @@ private:
         }
         if (has_own) {
             member("attrs");
-            ++in_attributes_;
-            below("~attrs", tensor.attributes);
-            --in_attributes_;
+            within_attributes([&] { below("~attrs", tensor.attributes); });
         }
         out_ += '}';
+        --depth_;
+    }
+
+    /// No names lead there, so what tensors are in there is not stored; and what holds such tensors has to be written
+    /// again where names lead.
+    template <class Write> void within_attributes(Write&& write) {
+        ++in_attributes_;
+        write();
+        if (--in_attributes_ > 0) return;
+        if (std::exchange(lost_in_attributes_, false))
+            for (const NodeId id : met_in_attributes_) paths_.erase(id);
+        met_in_attributes_.clear();
     }
 
     void not_stored() {
+        lost_in_attributes_ = lost_in_attributes_ || in_attributes_ > 0;
         open("o");
         text("torch.Tensor");
+        deepen();
         out_ += R"(,["t"],{})";
+        --depth_;
         text("a tensor that was not stored");
         close();
     }
@@ -288,18 +310,16 @@ private:
         }
     }
 
-    /// No names lead there, so what tensors are in there is not stored.
     void attributes(const StateTree::Dict& dict) {
-        ++in_attributes_;
-        depth_ += 2;
+        deepen();
+        deepen();
         out_ += ",{\"@attrs\":";
         const std::size_t before = path_.size();
         state::append_segment(path_, "~attrs");
-        parts(dict.attributes);
+        within_attributes([&] { parts(dict.attributes); });
         path_.resize(before);
         out_ += '}';
         depth_ -= 2;
-        --in_attributes_;
     }
 
     void write(const StateTree::Opaque& opaque) {
@@ -396,8 +416,12 @@ private:
     std::string path_;
     bool in_object_ = false;  ///< a tensor that has the path of the object around it
     unsigned in_attributes_ = 0;
+    std::vector<NodeId> met_in_attributes_;  ///< of `paths_`
+    bool lost_in_attributes_ = false;        ///< a tensor
     unsigned depth_ = 0;
     std::size_t remembered_ = 0;
+    std::size_t spelled_ = 0;
+    const std::string root_name_{state::root_name};
     std::unordered_map<NodeId, std::string> paths_;  ///< of what is in several places
     std::unordered_map<state::Tie, std::string, state::TieHash> ties_;
 };

@@ -11,8 +11,6 @@
 
 namespace safemap::torch {
 
-inline constexpr std::string_view load_from_bytes = "torch.storage._load_from_bytes";
-
 /// The bytes that a node is in any spelling, Python 2's too: in the file where they stand there as they are. Throws
 /// bad_tensor where it is something else, pickle_too_large where `allowance` has no room for a copy.
 RecordData embedded_bytes(const PickleGraph& pickle, PickleGraph::Id id, const Storages& storages,

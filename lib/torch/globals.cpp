@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 namespace safemap::torch {
 
@@ -92,6 +93,13 @@ constexpr std::array unsafe_builtins{
 
 bool any(const auto& names, std::string_view one) { return std::find(names.begin(), names.end(), one) != names.end(); }
 
+bool is_getattr(const PickleGraph& pickle, PickleGraph::Id id) { return is_global(pickle, id, "builtins", "getattr"); }
+bool calls_getattr(const PickleGraph& pickle) {
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id)
+        if (pickle.kind(id) == PickleGraph::Kind::call && is_getattr(pickle, pickle.call(id).callee)) return true;
+    return false;
+}
+
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
 
 }  // namespace
@@ -135,9 +143,29 @@ bool runs_code(const Global& global) noexcept {
     }
 }
 
+bool hands_on_loader(const PickleGraph& pickle) {
+    const auto is_loader = [&](PickleGraph::Id id) {
+        return is_global(pickle, id, "torch.storage", "_load_from_bytes");
+    };
+    const auto any_of = [&](std::span<const PickleGraph::Id> ids) {
+        return std::any_of(ids.begin(), ids.end(), is_loader);
+    };
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        if (any_of(pickle.items_or_nothing(id))) return true;
+        if (pickle.kind(id) != PickleGraph::Kind::call) continue;
+        const PickleGraph::Call call = pickle.call(id);
+        if (any_of(call.states) || any_of(call.items) || any_of(call.appends)) return true;
+    }
+    return false;
+}
+
 void UnknownGlobals::add(const PickleGraph& pickle, Known* known) {
+    if (hands_on_loader(pickle)) unsafe_.add({"torch.storage", "_load_from_bytes"});
+    const bool getattr_is_called = calls_getattr(pickle);
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
         if (pickle.kind(id) != PickleGraph::Kind::global || known(pickle.global(id))) continue;
+        // Uncalled, it has spelled the name of a nested class, which is a global of its own.
+        if (!getattr_is_called && is_getattr(pickle, id)) continue;
         (runs_code(pickle.global(id)) ? unsafe_ : others_).add(pickle.global(id));
     }
 }

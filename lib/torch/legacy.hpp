@@ -49,7 +49,7 @@ private:
 
     std::shared_ptr<const Source> source_;
     HeldPickle object_;
-    std::unordered_map<std::string_view, Stored> storages_;  ///< keys are texts of the object's pickle
+    std::unordered_map<std::string_view, Stored, NameHash> storages_;  ///< keys are texts of the object's pickle
     std::uint64_t trailing_ = 0;
 };
 

@@ -48,15 +48,18 @@ std::optional<std::uint64_t> digits(std::string_view text) {
     return value;
 }
 
+/// "V4294967295".
+constexpr std::size_t longest_code = 11;
+
 /// The text that bytes of a pickle are, in both spellings.
-std::optional<std::string> short_bytes(const PickleGraph& pickle, Id id) {
-    if (pickle.kind(id) == Kind::bytes || pickle.kind(id) == Kind::text) return std::string(pickle.text(id));
+std::optional<std::string_view> short_bytes(const PickleGraph& pickle, Id id) {
+    if (pickle.kind(id) == Kind::bytes || pickle.kind(id) == Kind::text) return pickle.text(id);
     if (pickle.kind(id) != Kind::call) return std::nullopt;
     const auto call = pickle.call(id);
     if (!is_global(pickle, call.callee, "_codecs", "encode")) return std::nullopt;
     const auto arguments = pickle.items(call.arguments);
     if (arguments.empty() || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
-    return std::string(pickle.text(arguments[0]));
+    return pickle.text(arguments[0]);
 }
 
 /// "[25ns]" of (metadata, (unit, count, …)), which states of dates and times have.
@@ -69,7 +72,7 @@ std::optional<std::string> unit(const PickleGraph& pickle, std::span<const Id> s
     if (!name || name->empty() || name->size() > 16) return std::nullopt;
     if (*name == "generic") return std::string();
     const std::int64_t count = pickle.integer(parts[1]);
-    return "[" + (count == 1 ? std::string() : std::to_string(count)) + *name + "]";
+    return "[" + (count == 1 ? std::string() : std::to_string(count)) + std::string(*name) + "]";
 }
 
 /// A number of another width as a double, NaNs with their bits.
@@ -137,11 +140,12 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
         return std::nullopt;
     const auto code = short_bytes(pickle, arguments[0]);
     const auto state = call.states.empty() ? std::span<const Id>() : pickle.items_or_nothing(call.states[0]);
-    if (!code || code->size() < 2 || (!call.states.empty() && state.size() < 5)) return std::nullopt;
+    if (!code || code->size() < 2 || code->size() > longest_code || (!call.states.empty() && state.size() < 5))
+        return std::nullopt;
     for (std::size_t i = 2; i < std::min<std::size_t>(state.size(), 5); ++i)
         if (pickle.kind(state[i]) != Kind::none) return std::nullopt;  // arrays in elements, names, fields
-    const auto size = digits(std::string_view(*code).substr(1));
-    const auto order = state.empty() ? std::string("<") : short_bytes(pickle, state[1]).value_or(std::string());
+    const auto size = digits(code->substr(1));
+    const std::string_view order = state.empty() ? "<" : short_bytes(pickle, state[1]).value_or(std::string_view());
     if (!size || *size > std::numeric_limits<std::uint32_t>::max() || order.size() != 1) return std::nullopt;
 
     NumpyDtype dtype{.text = {}, .kind = code->front(), .size = *size};
@@ -151,7 +155,7 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
     const bool ordered =
         dtype.kind == 'U' || (dtype.kind != 'S' && dtype.kind != 'V' && dtype.kind != 'O' && *size > 1);
     dtype.big_endian = ordered && order == ">";
-    dtype.text = (!ordered ? "|" : dtype.big_endian ? ">" : "<") + *code;
+    dtype.text = (!ordered ? "|" : dtype.big_endian ? ">" : "<") + std::string(*code);
     if (dtype.kind != 'M' && dtype.kind != 'm') return dtype;
     const auto of_time = unit(pickle, state);
     if (!of_time) return std::nullopt;

@@ -536,10 +536,8 @@ private:
         if (digits.starts_with('+')) digits.remove_prefix(1);
         double value = 0;
         const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-        const bool number = error == std::errc() || error == std::errc::result_out_of_range;
-        if (!number || end != digits.data() + digits.size()) {
-            throw fault(Errc::pickle_bad_text, quoted(digits) + " is no float");
-        }
+        if (error != std::errc() || end != digits.data() + digits.size())
+            throw fault(Errc::pickle_bad_text, quoted(digits) + " is no float of 64 bits");
         push_real(value);
     }
     void string_line() {

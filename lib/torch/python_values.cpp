@@ -3,6 +3,7 @@
 
 #include "torch/globals.hpp"
 
+#include <charconv>
 #include <cmath>
 #include <utility>
 
@@ -14,6 +15,9 @@ using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
 using Node = StateTree::Node;
 using Constant = StateTree::Constant;
+
+/// Of keys that are compared; printing them costs the square.
+constexpr std::size_t longest_integer = 64;
 
 /// The elements of a UTF-8 text as Latin-1 bytes; nothing where one is beyond.
 std::optional<std::string> latin1(std::string_view text) {
@@ -114,6 +118,7 @@ std::size_t SeenKeys::place_of(const PickleGraph& pickle, Id key, std::size_t pl
         case Kind::bytes: return text(bytes_, pickle, key, place);
         case Kind::boolean: return integers_.try_emplace(pickle.boolean(key) ? 1 : 0, place).first->second;
         case Kind::integer: return integers_.try_emplace(pickle.integer(key), place).first->second;
+        case Kind::big_integer: return big_integer(pickle, key, place);
         case Kind::real: return real(pickle.real(key), place);
         case Kind::none: return none_ == unset ? none_ = place : none_;
         default: return place;
@@ -132,6 +137,17 @@ std::size_t SeenKeys::text(Texts& texts, const PickleGraph& pickle, Id key, std:
     if (!fresh) return known->second;
     allowance_.spend(entry_cost + pickle.text(key).size());
     return known->second = texts.try_emplace(pickle.text(key), place).first->second;
+}
+
+/// Perhaps spelled with more bytes than it takes.
+std::size_t SeenKeys::big_integer(const PickleGraph& pickle, Id key, std::size_t place) {
+    if (pickle.text(key).size() > longest_integer) return place;
+    const std::string decimal = pickle.decimal(key);
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(decimal.data(), decimal.data() + decimal.size(), value);
+    if (error == std::errc() && end == decimal.data() + decimal.size())
+        return integers_.try_emplace(value, place).first->second;
+    return longs_.try_emplace(decimal, place).first->second;
 }
 
 std::size_t SeenKeys::real(double value, std::size_t place) {

@@ -2,6 +2,7 @@
 // Python takes for the same.
 #pragma once
 
+#include "base/name_index.hpp"
 #include "torch/pickle.hpp"
 
 #include <safemap/state_tree.hpp>
@@ -38,16 +39,18 @@ public:
     std::size_t place_of(const PickleGraph& pickle, PickleGraph::Id key, std::size_t place);
 
 private:
-    using Texts = std::unordered_map<std::string_view, std::size_t>;
+    using Texts = std::unordered_map<std::string_view, std::size_t, NameHash>;
     static constexpr std::size_t unset = std::numeric_limits<std::size_t>::max();
 
     std::size_t text(Texts& texts, const PickleGraph& pickle, PickleGraph::Id key, std::size_t place);
+    std::size_t big_integer(const PickleGraph& pickle, PickleGraph::Id key, std::size_t place);
     std::size_t real(double value, std::size_t place);
 
     Allowance& allowance_;
     std::unordered_map<PickleGraph::Id, std::size_t> nodes_;  ///< of long texts and bytes
     Texts texts_;
     Texts bytes_;
+    std::unordered_map<std::string, std::size_t, NameHash> longs_;  ///< integers of more than 64 bits, in decimal
     std::map<std::int64_t, std::size_t> integers_;  ///< ordered: hashes of integers can be made to collide
     std::size_t none_ = unset;
 };

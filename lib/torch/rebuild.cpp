@@ -15,6 +15,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <unordered_set>
 #include <variant>
 
@@ -159,6 +160,7 @@ private:
             case Kind::call: break;
         }
         if (!names_.empty()) names_ = {};  // clear() would cost the most names ever there were
+        if (!attributes_.empty()) attributes_ = {};
         repeated_names_ = 0;
         return call(id, self);
     }
@@ -232,7 +234,7 @@ private:
         const auto arguments = pickle_.items(said.arguments);
         const bool made_of_nothing = arguments.empty() && is_plain_tensor_class(function);
         if (is_tensor_function(function) && !made_of_nothing) {
-            return guarded(self, [&] { return tensor_call(function, arguments, self, 0); });
+            return guarded(self, [&] { return with_states(tensor_call(function, arguments, self, 0), said, self); });
         }
         if (auto node = old_tensor(global, said, self, 0)) return std::move(*node);
         if (global.module.starts_with("numpy")) {
@@ -270,14 +272,20 @@ private:
         for (const Id state : said.states) {
             if (pickle_.kind(state) != Kind::dict) continue;
             const auto attributes = pickle_.items(state);
-            for (std::size_t i = 0; i + 1 < attributes.size(); i += 2) {
-                if (pickle_.kind(attributes[i]) != Kind::text) continue;
-                std::string name = attribute_name(attributes[i], i / 2);
-                allowance_.spend(child_cost + name.size());
-                out.attributes.emplace_back(std::move(name), refer(attributes[i + 1], {.parent = self}));
-            }
+            allowance_.spend(link_cost * attributes.size());
+            for (std::size_t i = 0; i + 1 < attributes.size(); i += 2)
+                if (pickle_.kind(attributes[i]) == Kind::text)
+                    set_attribute(out, attribute_name(attributes[i], i / 2),
+                                  refer(attributes[i + 1], {.parent = self}));
         }
         return out;
+    }
+    /// As Python does it: one that is there already gets the new value.
+    void set_attribute(StateTree::Dict& dict, std::string name, NodeId value) {
+        allowance_.spend(child_cost + 2 * name.size());
+        const auto [known, fresh] = attributes_.try_emplace(name, dict.attributes.size());
+        if (fresh) dict.attributes.emplace_back(std::move(name), value);
+        else dict.attributes[known->second].second = value;
     }
     bool take_pairs(Id id, std::vector<Id>& items) {
         const auto members = pickle_.items_or_nothing(id);
@@ -305,12 +313,11 @@ private:
         auto out = mapping(false, {}, said, self);
         auto& dict = std::get<StateTree::Dict>(*out);
         add_class(dict, said, self);
-        if (!arguments.empty()) dict.attributes.emplace_back("default_factory", refer(arguments[0], {.parent = self}));
+        if (!arguments.empty()) set_attribute(dict, "default_factory", refer(arguments[0], {.parent = self}));
         return out;
     }
     void add_class(StateTree::Dict& dict, const PickleGraph::Call& said, NodeId self) {
-        allowance_.spend(child_cost);
-        dict.attributes.emplace_back("__class__", refer(class_of(pickle_, said.callee), {.parent = self}));
+        set_attribute(dict, "__class__", refer(class_of(pickle_, said.callee), {.parent = self}));
     }
 
     std::optional<Node> members(Sequence::Kind kind, std::span<const Id> arguments, NodeId self) {
@@ -352,7 +359,7 @@ private:
                           ", which no tensor can be; its parts are kept"};
         add_child(out, "dtype", array.dtype, self);
         add_child(out, "shape", array.shape, self);
-        out.children.emplace_back("fortran", add(array.fortran, PickleGraph::nothing, {.parent = self}));
+        out.children.emplace_back(unique("fortran"), add(array.fortran, PickleGraph::nothing, {.parent = self}));
         add_child(out, "data", array.data, self);
         return out;
     }
@@ -494,8 +501,8 @@ private:
             return StateTree::Tensor{.tensor = std::move(*tensor), .requires_grad = requires_grad};
         Opaque out = meta_tensor();
         const std::string stored_dtype(torch_name(tensors_.dtype(parts)));
-        out.children.emplace_back("dtype", add(Constant{.kind = Constant::Kind::dtype, .text = stored_dtype},
-                                               PickleGraph::nothing, {.parent = self}));
+        out.children.emplace_back(unique("dtype"), add(Constant{.kind = Constant::Kind::dtype, .text = stored_dtype},
+                                                       PickleGraph::nothing, {.parent = self}));
         add_named(out, {"size", "stride"}, arguments.subspan(2), self);
         return out;
     }
@@ -520,7 +527,8 @@ private:
             if (pickle_.kind(inner.callee) == Kind::global) {
                 const std::string function = dotted(pickle_.global(inner.callee));
                 if (is_tensor_function(function)) {
-                    return tensor_call(function, pickle_.items(inner.arguments), self, wrappers + 1);
+                    return with_states(tensor_call(function, pickle_.items(inner.arguments), self, wrappers + 1), inner,
+                                       self);
                 }
                 if (auto node = old_tensor(pickle_.global(inner.callee), inner, self, wrappers))
                     return std::move(*node);
@@ -585,6 +593,7 @@ private:
         add_state(out, parts, self);
         if (pickle_.kind(state) != Kind::dict) return out;
         const auto attributes = pickle_.items(state);
+        allowance_.spend(link_cost * attributes.size());
         for (std::size_t i = 0; i + 1 < attributes.size(); i += 2) {
             const std::string name = attribute_name(attributes[i], i / 2);
             const bool again = names_.contains(name) || (name.starts_with('_') && names_.contains(name.substr(1)));
@@ -593,10 +602,19 @@ private:
         return out;
     }
 
+    /// Of a class that has its attributes set after it is made.
+    Node with_states(Node node, const PickleGraph::Call& said, NodeId self) {
+        for (const Id state : said.states) node = with_state(std::move(node), "torch.Tensor", state, self);
+        return node;
+    }
+
     /// A tensor and what was set on it; of a plain class, with plain values only, it stays a tensor.
     Node with_state(Node node, const std::string& type, Id state, NodeId self) {
         if (auto* opaque = std::get_if<Opaque>(&node)) {
-            if (!is_plain_tensor_class(type)) opaque->type = type;
+            if (!is_plain_tensor_class(type)) {
+                opaque->type = type;
+                opaque->form = Opaque::Form::object;
+            }
             add_state(*opaque, state, self);
             return node;
         }
@@ -760,9 +778,12 @@ private:
     /// The key where it is an integer or a text of some length, else its place.
     std::string attribute_name(Id key, std::size_t place) const {
         if (pickle_.kind(key) == Kind::integer) return std::to_string(pickle_.integer(key));
-        const bool text = pickle_.kind(key) == Kind::text && !pickle_.text(key).empty() &&
-                          pickle_.text(key).size() <= max_key_bytes && is_utf8(pickle_.text(key));
-        return text ? std::string(pickle_.text(key)) : "key" + std::to_string(place);
+        if (pickle_.kind(key) == Kind::text) {
+            const std::string_view text = pickle_.text(key);
+            if (text.size() <= max_key_bytes && (state::verbatim_name(text) || text == "__metadata__"))
+                return std::string(text);
+        }
+        return "key" + std::to_string(place);
     }
 
     /// The tensor that an object is around: a child without a name.
@@ -842,6 +863,7 @@ private:
             if (fresh) allowance_.spend(fault_cost + 2 * known->first.size());
             known->second += called ? 1 : 0;
         }
+        if (hands_on_loader(pickle_)) calls.try_emplace(std::string(load_from_bytes), 0);
         for (const auto& [name, count] : calls) {
             const std::string asks = count == 0 ? "names " : "asks for a call of ";
             out_.notes.push_back("the pickle " + asks + printable(name) +
@@ -860,8 +882,9 @@ private:
     std::vector<NodeId> nodes_;  ///< of the tree, by node of the pickle
     std::vector<Id> sources_;    ///< node of the pickle, by node of the tree; nothing where it is filled already
     std::vector<Place> places_;
-    std::unordered_set<std::string> names_;  ///< of the children of the object at hand
-    std::size_t repeated_names_ = 0;         ///< among them; only rises, so that finding a free name stays cheap
+    std::unordered_set<std::string, NameHash> names_;                    ///< of the children of the object at hand
+    std::unordered_map<std::string, std::size_t, NameHash> attributes_;  ///< of the dictionary at hand
+    std::size_t repeated_names_ = 0;  ///< among them; only rises, so that finding a free name stays cheap
 };
 
 /// Also of files that stand in the pickle: what is dropped there would be loaded as well.

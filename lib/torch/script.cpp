@@ -102,7 +102,7 @@ private:
     Allowance allowance_;
     std::vector<NamedValue> modules_;  ///< yet to be looked at
     std::vector<NamedValue> out_;
-    std::unordered_set<std::string> names_;
+    std::unordered_set<std::string, NameHash> names_;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_set>
 
 namespace safemap::torch {
 
@@ -81,6 +82,7 @@ public:
         const std::uint64_t end_at = tail_at_ + *end;
         const std::uint64_t directory_end = read_zip64(end_at, found).value_or(end_at);
         if (split) throw bad_directory("the zip is split over several disks");
+        refuse_others(*end);
         return checked(found, directory_end);
     }
 
@@ -101,6 +103,24 @@ private:
             if (at + end_size + little<std::uint16_t>(tail_.data() + at + 20) == tail_.size()) return at;
         }
         return std::nullopt;
+    }
+
+    /// Some programs, torch among them, take the last end record whatever its comment: they would read another zip.
+    void refuse_others(std::size_t end) const {
+        for (std::size_t at = end + end_size; at + end_size <= tail_.size(); ++at) {
+            if (little<std::uint32_t>(tail_.data() + at) != end_signature) continue;
+            const std::uint64_t size = little<std::uint32_t>(tail_.data() + at + 12);
+            const std::uint64_t offset = little<std::uint32_t>(tail_.data() + at + 16);
+            if (begins_directory(offset) || (size <= tail_at_ + at && begins_directory(tail_at_ + at - size)))
+                throw bad_directory(
+                    "two end records, each of a directory: which of them counts depends on the program");
+        }
+    }
+    bool begins_directory(std::uint64_t at) const {
+        std::array<char, 4> signature;
+        if (!Extent{at, signature.size()}.inside(source_.size())) return false;
+        read_into(source_, at, signature);
+        return little<std::uint32_t>(signature.data()) == central_signature;
     }
 
     /// Where there is a zip64 end record, it says more; returns where it begins.
@@ -269,6 +289,7 @@ public:
             faults_.fault(bad_directory(bytes_text(rest_.size()) + " after the last of " +
                                         std::to_string(place_.count) + " directory entries"));
         }
+        if (has_capitals_) refuse_same_but_for_case();
         drop_overlaps();
         return std::move(placed_);
     }
@@ -305,7 +326,25 @@ private:
     bool is_new(std::string_view name) {
         const auto number = static_cast<std::uint32_t>(names_.size());
         names_.push_back(name);
-        return index_.add(name, number, [this](std::uint32_t i) { return names_[i]; }) == number;
+        if (index_.add(name, number, [this](std::uint32_t i) { return names_[i]; }) != number) {
+            names_.pop_back();
+            return false;
+        }
+        has_capitals_ = has_capitals_ || std::any_of(name.begin(), name.end(), is_capital);
+        return true;
+    }
+    static bool is_capital(char c) { return c >= 'A' && c <= 'Z'; }
+
+    /// torch finds records in whatever case their names are spelled, and of two takes another one than is read here.
+    void refuse_same_but_for_case() {
+        std::unordered_set<std::string, NameHash> seen;
+        for (const std::string_view name : names_) {
+            std::string lower(name);
+            for (char& c : lower)
+                if (is_capital(c)) c = static_cast<char>(c - 'A' + 'a');
+            if (!seen.insert(std::move(lower)).second)
+                faults_.fault({Errc::zip_duplicate, "two records named " + quoted(name) + ", but for capital letters"});
+        }
     }
 
     /// Compares the local header with the entry, and finds the payload behind it: only the local header knows how
@@ -390,7 +429,8 @@ private:
     std::string_view rest_;  ///< of the directory, behind the entry at hand
     std::vector<std::string_view> names_;
     NameIndex index_;  ///< of names_
-    Extent window_;    ///< of the source, which is in buffer_
+    bool has_capitals_ = false;
+    Extent window_;  ///< of the source, which is in buffer_
     std::vector<char> buffer_;
 };
 

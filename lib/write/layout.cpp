@@ -185,7 +185,7 @@ private:
     }
 
     void number_layers(std::vector<Sized>& sized) const {
-        std::unordered_map<std::string_view, std::uint64_t> numbers;
+        std::unordered_map<std::string_view, std::uint64_t, NameHash> numbers;
         for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
             const std::string_view layer = layer_of(tensor(chosen_[i]).name());
             if (!layer.empty()) sized[i].layer = numbers.try_emplace(layer, numbers.size() + 1).first->second;

@@ -35,20 +35,22 @@ LazyTensor tensor_of(const std::string& document) {
 }
 
 /// Files list tensors in an order of their own, whatever their document says.
-bool lists_in_order(const Checkpoint& checkpoint, const StateTree& tree) {
-    if (checkpoint.format() == Format::torch) return true;
-    const FlatState flat = flatten(tree);
+bool lists_in_order(const Checkpoint& checkpoint, const FlatState& flat) {
     return std::equal(flat.tensors.begin(), flat.tensors.end(), checkpoint.begin(), checkpoint.end(),
                       [](const LazyTensor& a, const LazyTensor& b) { return a.stored() == b.stored(); });
 }
 
 /// What nobody knows any more where no document is written; the order of the tensors, where files change it.
 std::vector<std::string> lost_without(const Checkpoint& checkpoint, SaveOptions& options) {
-    std::vector<std::string> notes = checkpoint.only_in_tree();
-    if (checkpoint.tree() == nullptr) return notes;
-    if (lists_in_order(checkpoint, *checkpoint.tree())) options.note_order = true;
-    else notes.emplace_back(write::order_is_lost);
-    return notes;
+    if (checkpoint.tree() == nullptr) return checkpoint.only_in_tree();
+    options.note_order = true;
+    if (checkpoint.format() == Format::torch) return checkpoint.only_in_tree();
+    FlatState flat = flatten(*checkpoint.tree());
+    if (!lists_in_order(checkpoint, flat)) {
+        options.note_order = false;
+        flat.only_in_tree.emplace_back(write::order_is_lost);
+    }
+    return std::move(flat.only_in_tree);
 }
 
 /// Plain files say nothing of where they come from, so that they are the same wherever that is.
@@ -78,6 +80,7 @@ AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& sto
         document = structure_of(checkpoint, stored_name);
     } catch (const Error& error) {
         if (error.code() != Errc::structure_too_large || options.structure == StructurePolicy::keep) throw;
+        put_source(checkpoint, options.checksums, options.metadata);
         std::vector<std::string> notes = lost_without(checkpoint, options);
         notes.insert(notes.begin(), "no structure document is written: " + error.message());
         return {.notes = std::move(notes)};

@@ -5,6 +5,8 @@
 
 #include "base/base64.hpp"
 
+#include <algorithm>
+
 using namespace safemap;
 using containers::Sample;
 using namespace std::string_literals;
@@ -99,4 +101,6 @@ TEST_CASE("where a value cannot be unpickled, names stay as they are") {
     CHECK_FAULT(Checkpoint::open(forge::source(bytes), {.strict_globals = true}), Errc::unknown_global);
     REQUIRE(attack.skipped().size() == 1);
     CHECK(attack.skipped()[0].type == "os.system");
+    CHECK(std::any_of(attack.notes().begin(), attack.notes().end(),
+                      [](const std::string& note) { return note.find("os.system") != note.npos; }));
 }

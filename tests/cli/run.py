@@ -678,6 +678,7 @@ class Convert(Case):
                                  '--rename', r's/\.[01]\./.N./', *more)
             self.assertEqual(error['message'], "'layers.0.w' and 'layers.1.w' would both become 'layers.N.w'")
         self.refused('name_collision', 2, 'convert', 'small.safetensors', 'out', '--rename', 's/ids/__metadata__/')
+        self.refused('invalid_argument', 2, 'convert', 'small.safetensors', 'out', '--rename', 's/.*ids.*//')
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
     def test_a_rule_that_is_none_is_refused_before_the_path_is_looked_at(self):

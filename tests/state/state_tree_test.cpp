@@ -100,6 +100,18 @@ TEST_CASE("nodes are put where a path leads, and taken out") {
     CHECK(tree.root() == nine);
 }
 
+TEST_CASE("arguments behind one that goes move up") {
+    StateTree tree;
+    const NodeId one = tree.add(std::int64_t{1});
+    const NodeId two = tree.add(std::int64_t{2});
+    tree.set_root(tree.add(
+        StateTree::Opaque{.type = "a.B", .why = {}, .children = {{"0", one}, {"1", two}, {"x", one}}, .arguments = 2}));
+    CHECK(tree.erase("0"));
+    CHECK(tree.find("0") == two);
+    CHECK_FALSE(tree.find("1").has_value());
+    CHECK(tree.find("x") == one);
+}
+
 TEST_CASE("what an object would be made of is counted when some of it goes") {
     StateTree tree;
     const NodeId one = tree.add(std::int64_t{1});
@@ -147,7 +159,8 @@ TEST_CASE("a tree prints folded, and ends where it turns back") {
     StateTree::Dict pairs;
     const NodeId pair = tree.add(
         StateTree::Sequence{.kind = Kind::tuple, .items = {tree.add(std::int64_t{1}), tree.add(std::int64_t{2})}});
-    pairs.items = {{pair, tree.add(std::int64_t{3})}, {tree.add(2.5), tree.add(StateTree::Sequence{.items = {pair}})}};
+    pairs.items = {{pair, tree.add(std::int64_t{3})},
+                   {tree.add(2.5), tree.add(StateTree::Sequence{.kind = Kind::list, .items = {pair}})}};
     tree.set_root(tree.add(std::move(pairs)));
     CHECK(printed(tree) == "~k0  3\n  ~key  (1, 2)\n~k1\n  0  (1, 2)\n  ~key  2.5\n");
 

@@ -301,6 +301,24 @@ TEST_CASE("tensors in a tensor's attributes are told of, and not stored") {
     CHECK(attributes.items[1].second == first);
 }
 
+TEST_CASE("what is met in attributes first keeps its tensors where names lead") {
+    for (const bool holds_tensor : {true, false}) {
+        CAPTURE(holds_tensor);
+        StateTree tree;
+        const NodeId item = holds_tensor ? tensor(tree) : tree.add(std::int64_t{1});
+        const NodeId list = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {item}});
+        StateTree::Dict dict{.ordered = true, .attributes = {{"meta", list}}};
+        StateTree::Dict root;
+        root.items = {{tree.add(std::string("a")), tree.add(std::move(dict))}, {tree.add(std::string("b")), list}};
+        tree.set_root(tree.add(std::move(root)));
+        const std::string document = document_of(tree);
+        const StateTree again = read(document, stored_tensors(tree));
+        const NodeId first = std::get<StateTree::Sequence>(again[*again.find("b")]).items[0];
+        CHECK(std::holds_alternative<StateTree::Tensor>(again[first]) == holds_tensor);
+        CHECK((document.find(R"("b":["@","a/~attrs/meta"])") != document.npos) == !holds_tensor);
+    }
+}
+
 TEST_CASE("a tensor under another name says so, and one that is not stored becomes an object") {
     StateTree tree;
     StateTree::Dict dict;
@@ -423,6 +441,40 @@ TEST_CASE("what is too deep or too long for a document is refused, and quickly")
         tree.set_root(tree.add(std::move(list)));
         CHECK_FAULT(document_of(tree), Errc::structure_too_large);
     }
+    SUBCASE("whatever stands at the depth that is left") {
+        for (unsigned depth = deepest_structure - 8; depth <= deepest_structure; ++depth) {
+            for (int kind = 0; kind < 5; ++kind) {
+                CAPTURE(depth);
+                CAPTURE(kind);
+                StateTree tree;
+                NodeId id = tensor(tree);
+                auto& made = std::get<StateTree::Tensor>(tree[id]);
+                if (kind == 1) made.parameter = true;
+                if (kind == 2) id = tree.add(StateTree::Dict{.attributes = {{"x", tree.add(std::int64_t{1})}}});
+                if (kind == 3) id = tree.add(StateTree::Dict{.attributes = {{"x", id}}});
+                if (kind == 4)
+                    id = tree.add(StateTree::Opaque{.type = "a.B", .why = {}, .children = {{"0", id}}, .arguments = 1});
+                for (unsigned i = 0; i < depth; ++i)
+                    id = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {id}});
+                tree.set_root(id);
+                std::string document;
+                try {
+                    document = document_of(tree);
+                } catch (const Error& error) {
+                    CHECK(error.code() == Errc::structure_too_large);
+                    continue;
+                }
+                CHECK_OK(read(document, stored_tensors(tree)));
+            }
+        }
+    }
+    SUBCASE("one name of many tensors") {
+        const std::string name(1'000'000, 'w');
+        std::string document = R"({"v":1,"root":["l")";
+        for (int i = 0; i < 3000; ++i) document += R"(,["T",{"n":"w"}])";
+        const LazyTensor found(name, store());
+        CHECK_FAULT(unflatten(document + "]}", [&](const std::string&) { return &found; }), Errc::bad_structure);
+    }
     SUBCASE("as deep as it may be") {
         StateTree tree;
         NodeId id = tree.add(StateTree::None{});
@@ -459,6 +511,9 @@ TEST_CASE("a document that is not ours is one clear error") {
              R"(["c",1.0,"x"])",
              R"(["@","a"])",
              R"(["l",["@","1"],["l"]])",
+             R"(["l",["l",0,0],["@T","0"]])",
+             R"(["T",{"p":0}])",
+             R"(["T",{"rg":false}])",
              R"(["@T"])",
              R"(["@T",""])",
              R"(["d",1])",

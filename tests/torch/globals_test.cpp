@@ -71,7 +71,31 @@ TEST_CASE("a refusal names every unknown global once, those that run code first"
                      forge::call("my", "Thing", {}), forge::text("d"), forge::global("__builtin__", "eval")});
     CHECK(refusal_of(value) == "globals that run code: os.system, builtins.eval; unknown globals: my.Thing");
     CHECK(refusal_of(os_call()) == "globals that run code: os.system");
+    // How a nested class is spelled below protocol 4.
+    const std::string getattr =
+        forge::call("__builtin__", "getattr", {forge::global("my", "Outer"), forge::text("Inner")});
+    CHECK(refusal_of(getattr + ")R") == "unknown globals: my.Outer, my.Outer.Inner");
+    CHECK(refusal_of(forge::tuple({getattr, forge::call("__builtin__", "getattr", {forge::integer(1)})}))
+              .starts_with("globals that run code: builtins.getattr; unknown globals: my.Outer"));
     CHECK(refusal_of(forge::global("my", "a\x1b")) == "unknown globals: my.a\\x1b");
+}
+
+TEST_CASE("a loader of pickles is refused where it is handed on, and noted") {
+    const std::string loader = forge::global("torch.storage", "_load_from_bytes");
+    const std::string evil = forge::text("os.system");
+    for (const std::string& value :
+         {forge::call("torch._tensor", "_rebuild_from_type_v2",
+                      {loader, forge::global("torch", "Tensor"), forge::tuple({evil}), "}"}) +
+              "0}",
+          forge::call("collections", "OrderedDict", {}) + forge::dict({forge::text("__setstate__"), loader}) + "b" +
+              evil + "b",
+          forge::call("collections", "OrderedDict", {}) + loader + "b", "](" + loader + "e", forge::tuple({loader})}) {
+        CAPTURE(value);
+        CHECK(refusal_of(value).find("torch.storage._load_from_bytes") != std::string::npos);
+        const auto notes = fixtures::open(forge::archive(value)).notes;
+        CHECK(std::any_of(notes.begin(), notes.end(),
+                          [](const std::string& note) { return note.find("_load_from_bytes") != note.npos; }));
+    }
 }
 
 TEST_CASE("a refusal of a million names is no longer than one of some") {

@@ -10,8 +10,11 @@
 #include <safemap/structure.hpp>
 
 #include <limits>
+#include <set>
 
 using namespace safemap;
+using namespace std::string_literals;
+using namespace std::string_view_literals;
 
 namespace {
 
@@ -244,6 +247,11 @@ TEST_CASE("Python's own values are what they are") {
 TEST_CASE("keys that Python takes for the same are one entry") {
     const auto dict = root_as<StateTree::Dict>("}(K\1NK\2N\x88K\5U\1aNU\1aK\6u");
     CHECK(dict.items.size() == 3);
+    // LONG1 of five in nine bytes, and two to the 64 in nine and in ten.
+    const auto longs = root_as<StateTree::Dict>("}(K\5N\x8a\x09\5"s + std::string(8, '\0') + "N\x8a\x09" +
+                                                std::string(8, '\0') + "\1N\x8a\x0a" + std::string(8, '\0') +
+                                                "\1\0N\x8a\x09"s + std::string(9, '\xff') + "NJ\xff\xff\xff\xffNu");
+    CHECK(longs.items.size() == 3);
     const auto flat = flat_of(forge::dict(
         {forge::text("x"), forge::tensor(floats(), 0, {}, {}), forge::text("x"), forge::tensor(floats(), 1, {}, {})}));
     REQUIRE(flat.tensors.size() == 1);
@@ -407,6 +415,55 @@ TEST_CASE("other files of torch that are zips are named") {
             CHECK_FALSE(error.hint().empty());
         }
     }
+}
+
+TEST_CASE("what is set on an object last counts, and no name is there twice") {
+    const auto with = [](const std::string& states) {
+        return root_as<StateTree::Dict>(forge::call("collections", "OrderedDict", {}) + states);
+    };
+    const auto twice =
+        with(forge::dict({forge::text("a"), number(1)}) + "b" + forge::dict({forge::text("a"), number(2)}) + "b");
+    REQUIRE(twice.attributes.size() == 1);
+    const std::string f4 = forge::call("numpy", "dtype", {forge::text("S3"), "\x89", "\x88"});
+    const std::string array = forge::call("numpy.core.multiarray", "_reconstruct",
+                                          {forge::global("numpy", "ndarray"), forge::tuple({number(0)}), "U\1b"}) +
+                              forge::tuple({number(1), forge::tuple({number(1)}), f4, "\x89", "U\3abc"}) + "b";
+    const std::string meta = forge::tensor(forge::storage("FloatStorage", "0", 3, "meta"), 0, {number(3)}, {number(1)});
+    const std::string state = forge::dict({forge::text("dtype"), number(7), forge::text("a\0b"sv), number(8)});
+    for (const std::string& value : {meta + state + "b", array}) {
+        const StateTree tree = tree_of(value);
+        const auto& object = std::get<StateTree::Opaque>(tree[tree.root()]);
+        std::set<std::string> names;
+        for (const auto& [name, child] : object.children) {
+            CHECK(names.insert(name).second);
+            CHECK(name.find('\0') == name.npos);
+        }
+        CHECK(names.contains("dtype"));
+    }
+}
+
+TEST_CASE("a tensor whose attributes are set after it is made keeps them") {
+    const std::string made = forge::call("torch._utils", "_rebuild_parameter",
+                                         {forge::tensor(floats(), 0, {number(4)}, {number(1)}), "\x88", "N"});
+    const auto plain = root_as<StateTree::Tensor>(made + forge::dict({forge::text("note"), number(1)}) + "b");
+    CHECK(plain.parameter);
+    CHECK(plain.attributes != StateTree::no_node);
+    const auto flat = flat_of(in_dict(
+        made + forge::dict({forge::text("scale"), forge::tensor(floats(), 4, {number(2)}, {number(1)})}) + "b"));
+    REQUIRE(flat.tensors.size() == 2);
+    CHECK(flat.tensors[0].name() == "x");
+    CHECK(flat.tensors[1].name() == "x/scale");
+}
+
+TEST_CASE("a sparse tensor of a class of its own says its class") {
+    const std::string part = forge::tensor(floats(), 0, {number(2)}, {number(1)});
+    const std::string layout = forge::call("torch.serialization", "_get_layout", {forge::text("torch.sparse_coo")});
+    const std::string arguments = forge::tuple({layout, forge::tuple({part, part, forge::tuple({number(3)})})});
+    const auto object = root_as<StateTree::Opaque>(forge::call(
+        "torch._tensor", "_rebuild_from_type_v2",
+        {forge::global("torch._utils", "_rebuild_sparse_tensor"), forge::global("my", "Sparse"), arguments, "}"}));
+    CHECK(object.type == "my.Sparse");
+    CHECK(object.form == StateTree::Opaque::Form::object);
 }
 
 TEST_CASE("a tensor class with a way of its own to be made is an object with its parts") {

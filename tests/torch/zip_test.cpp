@@ -66,6 +66,29 @@ TEST_CASE("a comment may look like an end record") {
     CHECK(directory.records().size() == 2);
 }
 
+TEST_CASE("a zip in the comment of another, which programs would choose between, is refused") {
+    auto other = two_records();
+    other.zip64_end = false;
+    auto zip = two_records();
+    zip.zip64_end = false;
+    zip.comment = other.join();
+    // What torch takes: its comment has another length than the file has left.
+    zip.comment[zip.comment.size() - 2] = 7;
+    CHECK_FAULT(read(zip.join()), Errc::zip_bad_directory);
+}
+
+TEST_CASE("names that differ in capital letters only are refused, as torch takes them for the same") {
+    for (const char* name : {"a/DATA.pkl", "A/data.pkl"}) {
+        auto zip = two_records();
+        zip.add(name, "x");
+        CHECK_FAULT(read(zip.join()), Errc::zip_duplicate);
+    }
+    auto zip = two_records();
+    zip.add("a/Data2", "x");
+    const auto directory = read(zip.join());
+    CHECK(directory.records().size() == 3);
+}
+
 TEST_CASE("names that lead out of their folder are refused") {
     for (const char* name : {"/a", "../a", "a/../b", "a/..", "..", "a\\b", ""}) {
         CAPTURE(name);

@@ -101,11 +101,51 @@ TEST_CASE("when the document is written") {
     CHECK_FALSE(has_tree(dir / "out.safetensors"));
     CHECK(notes_of(flat, StructurePolicy::keep).empty());
     CHECK(has_tree(dir / "out.safetensors"));
+    // Also where the document of safetensors goes.
+    save(dir / "kept.safetensors", Checkpoint::open(training));
+    CHECK(without_order(notes_of(dir / "kept.safetensors", StructurePolicy::drop)) == lost(training));
+    notes_of(flat, StructurePolicy::keep);
     CHECK(document_of(Checkpoint::open(dir / "out.safetensors")) == document_of(Checkpoint::open(flat)));
     // Of safetensors without one: a dictionary of all names.
     save(dir / "plain.safetensors", std::vector<LazyTensor>{tensor("a/b", Dtype::f32, {3}, 1)});
     notes_of(dir / "plain.safetensors", StructurePolicy::keep);
     CHECK(document_of(Checkpoint::open(dir / "out.safetensors")) == R"({"v":1,"root":{"a/b":["T",{"n":"a/b"}]}})");
+}
+
+TEST_CASE("a document that other programs have made wrong does not lock the file") {
+    const TempDir dir;
+    const std::string header =
+        R"({"__metadata__":{"safemap.structure":"{\"v\":1,\"root\":{\"w\":[\"T\"],\"gone\":[\"T\"]}}"},)"
+        R"("w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+    const fs::path file = dir.write("edited.safetensors", forge::safetensors(header, "ab"));
+    try {
+        static_cast<void>(Checkpoint::open(file));
+        FAIL("opened");
+    } catch (const Error& error) {
+        CHECK(error.code() == Errc::bad_structure);
+        CHECK(error.hint().find("lenient") != std::string::npos);
+    }
+    CHECK_FALSE(verify(file).ok());
+    const Checkpoint lenient = Checkpoint::open(file, {.policy = Policy::lenient});
+    CHECK(lenient.tree() == nullptr);
+    REQUIRE(lenient.notes().size() == 1);
+    CHECK(lenient.notes()[0].find("gone") != std::string::npos);
+    CHECK_OK(save(dir / "out.safetensors", lenient));
+    CHECK(names_of(Checkpoint::open(dir / "out.safetensors")) == std::vector<std::string>{"w"});
+}
+
+TEST_CASE("another name that is a key of the metadata is refused, and not lost") {
+    const TempDir dir;
+    for (const std::string name : {"format", "safemap.structure", "safemap.source"}) {
+        CAPTURE(name);
+        const std::string header = R"({"__metadata__":{"safemap.structure":"{\"v\":1,\"root\":{\"w\":[\"T\"],\")" +
+                                   name +
+                                   R"(\":[\"@\",\"w\"]}}"},"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+        const fs::path file = dir.write("tied.safetensors", forge::safetensors(header, "ab"));
+        const Checkpoint part = Checkpoint::open(file).below("");
+        REQUIRE(part.aliases().size() == 1);
+        CHECK_FAULT(save(dir / "out.safetensors", part, {.structure = StructurePolicy::drop}), Errc::name_collision);
+    }
 }
 
 TEST_CASE("a note says where the order of a dictionary is lost, and only there") {
