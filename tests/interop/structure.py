@@ -345,6 +345,20 @@ class Structure(Case):
             meta = json.loads(opened.metadata()['safemap.structure'])['root']['meta']
         self.assertEqual((meta[3]['size'][1:], meta[3]['parameter'], meta[3]['requires_grad']), ([2], True, True))
 
+    def test_shards_tell_what_is_no_tensor_in_them(self):
+        folder = self.folder / 'shards'
+        folder.mkdir()
+        shard = 'pytorch_model-00001-of-00001.bin'
+        torch.save({'w': torch.randn(3), 'epoch': 3, 'on_meta': torch.empty(2, device='meta')}, folder / shard)
+        index = {'metadata': {}, 'weight_map': {'w': shard, 'on_meta': shard}}
+        (folder / 'pytorch_model.bin.index.json').write_text(json.dumps(index))
+        report = safemap('convert', folder, self.folder / 'out.safetensors')
+        self.assertEqual([each['name'] for each in report['skipped']], ['on_meta'])
+        self.assertTrue(any(shard in note and 'epoch' in note for note in report['notes']), report['notes'])
+        index['weight_map']['other'] = shard
+        (folder / 'pytorch_model.bin.index.json').write_text(json.dumps(index))
+        self.assertFalse(safemap('verify', folder, status=1)['ok'])
+
     def test_a_jagged_tensor_keeps_its_parts(self):
         rows = [torch.randn(self.rng.randint(1, 5), 2) for _ in range(4)]
         jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
