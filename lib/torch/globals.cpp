@@ -79,10 +79,12 @@ constexpr std::array known_globals{
 };
 
 constexpr std::array unsafe_modules{
-    std::string_view("os"),         std::string_view("posix"),  std::string_view("nt"),
-    std::string_view("subprocess"), std::string_view("sys"),    std::string_view("runpy"),
-    std::string_view("importlib"),  std::string_view("pty"),    std::string_view("shutil"),
-    std::string_view("socket"),     std::string_view("ctypes"), std::string_view("webbrowser"),
+    std::string_view("os"),         std::string_view("posix"),    std::string_view("nt"),
+    std::string_view("subprocess"), std::string_view("sys"),      std::string_view("runpy"),
+    std::string_view("importlib"),  std::string_view("pty"),      std::string_view("shutil"),
+    std::string_view("socket"),     std::string_view("ctypes"),   std::string_view("webbrowser"),
+    std::string_view("pickle"),     std::string_view("_pickle"),  std::string_view("marshal"),
+    std::string_view("timeit"),     std::string_view("cProfile"), std::string_view("pdb"),
 };
 constexpr std::array unsafe_builtins{
     std::string_view("eval"),       std::string_view("exec"),     std::string_view("compile"),

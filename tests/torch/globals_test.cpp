@@ -150,7 +150,8 @@ TEST_CASE("classes of TorchScript are known in archives of TorchScript only") {
 }
 
 TEST_CASE("what runs code is told by module and name, and by what a module has imported") {
-    for (const char* module : {"os", "posix", "nt", "subprocess", "sys", "runpy", "importlib", "os.path"})
+    for (const char* module :
+         {"os", "posix", "nt", "subprocess", "sys", "runpy", "importlib", "os.path", "_pickle", "timeit"})
         CHECK(runs_code(module, "anything"));
     for (const char* name : {"eval", "exec", "compile", "__import__", "getattr"}) CHECK(runs_code("builtins", name));
     CHECK(runs_code("torch.serialization", "os.system"));
@@ -158,6 +159,7 @@ TEST_CASE("what runs code is told by module and name, and by what a module has i
     CHECK(runs_code("a", "b.sys.modules.get"));
     CHECK_FALSE(runs_code("builtins", "list"));
     CHECK_FALSE(runs_code("posixpath", "join"));
+    CHECK_FALSE(runs_code("code.models", "Net"));  // a folder of somebody's, more often than Python's module
     CHECK_FALSE(runs_code("my.os", "Thing"));
     CHECK_FALSE(runs_code("my", "Thing.eval"));
     // As Python 3 calls a module of Python 2.
