@@ -399,19 +399,18 @@ TEST_CASE("archives must be what they say") {
 }
 
 TEST_CASE("other files of torch that are zips are named") {
-    for (const auto& [record, word] :
-         {std::pair{"a/archive_format", "torch.export"}, std::pair{"a/model.json", "TorchScript"},
-          std::pair{"a/.data/extern_modules", "torch.package"},
-          std::pair{"serialized_exported_program.json", "torch.export"}}) {
-        CAPTURE(record);
+    for (const auto& of : {std::pair{"a/archive_format", "torch.export"}, std::pair{"a/model.json", "TorchScript"},
+                           std::pair{"a/.data/extern_modules", "torch.package"},
+                           std::pair{"serialized_exported_program.json", "torch.export"}}) {
+        CAPTURE(of.first);
         forge::Zip zip;
-        zip.add(record, "pt2");
+        zip.add(of.first, "pt2");
         try {
             fixtures::open(zip.join());
             FAIL("opened");
         } catch (const Error& error) {
             CHECK(error.code() == Errc::unknown_format);
-            CHECK(error.message().find(word) != std::string::npos);
+            CHECK(error.message().find(of.second) != std::string::npos);
             CHECK_FALSE(error.hint().empty());
         }
     }
