@@ -176,7 +176,8 @@ struct AddedStructure {
 
 /// For who saves tensors of `checkpoint` under other names, or some of them: puts the structure document into the
 /// metadata of `options`, as `options.structure` says, and `safemap.source`; sets `options.note_order`.
-/// Throws structure_too_large, where it is to be kept in any case.
+/// Throws structure_too_large, where it is to be kept in any case, and name_collision where the metadata has another
+/// name of a tied tensor that is a key with a meaning: `format`, or one that begins with `safemap.`.
 SAFEMAP_API AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& stored_name,
                                          SaveOptions& options);
 

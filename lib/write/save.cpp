@@ -1,7 +1,6 @@
 // save(): lay out, fill a hidden sibling, rename.
 #include <safemap/save.hpp>
 
-#include "base/text.hpp"
 #include "write/engine.hpp"
 #include "write/job.hpp"
 #include "write/reading.hpp"
@@ -14,23 +13,12 @@ namespace {
 
 using write::Metadata;
 
-void require_no_key(const std::string& name, const std::string& stored) {
-    if (name != "format" && !name.starts_with("safemap.")) return;
-    Error error(Errc::name_collision, "the other name " + safemap::quoted(name) + " of the tensor " +
-                                          safemap::quoted(stored) +
-                                          " is a key that the metadata has for something else");
-    throw std::move(error.with_hint("under another name it can be written"));
-}
-
 /// As huggingface_hub tells of tied tensors. What the caller says goes over what the checkpoint said.
 Metadata metadata_of(const Checkpoint& checkpoint, const SaveOptions& options) {
     Metadata metadata = options.metadata;
     for (const auto& [key, value] : checkpoint.metadata()) metadata.try_emplace(key, value);
     for (const AliasGroup& group : checkpoint.aliases())
-        for (std::size_t i = 1; i < group.size(); ++i) {
-            require_no_key(group[i], group.front());
-            metadata.try_emplace(group[i], group.front());
-        }
+        for (std::size_t i = 1; i < group.size(); ++i) metadata.try_emplace(group[i], group.front());
     return metadata;
 }
 

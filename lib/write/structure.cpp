@@ -1,5 +1,6 @@
 // Puts the structure document of a checkpoint among what is written.
 #include "checkpoint/structure.hpp"
+#include "base/text.hpp"
 #include "checkpoint/twin.hpp"
 #include "write/layout.hpp"
 
@@ -61,6 +62,21 @@ void put_source(const Checkpoint& checkpoint, bool wanted, std::map<std::string,
         if (auto fingerprint = checkpoint.fingerprint()) metadata[key] = std::move(*fingerprint);
 }
 
+/// Other names of tied tensors stand among the metadata, where some keys mean something else.
+void require_no_tie(const Checkpoint& checkpoint, const StoredName& stored_name,
+                    const std::map<std::string, std::string>& metadata) {
+    for (const auto& [key, value] : metadata) {
+        const bool taken = (key == "format" && value != "pt") || key.starts_with("safemap.");
+        for (std::size_t i = 0; taken && i < checkpoint.size(); ++i) {
+            if (stored_name(checkpoint.tensor(i).name()) != value) continue;
+            Error error(Errc::name_collision, "the other name " + safemap::quoted(key) + " of the tensor " +
+                                                  safemap::quoted(value) +
+                                                  " is a key that the metadata has for something else");
+            throw std::move(error.with_hint("under another name it can be written"));
+        }
+    }
+}
+
 }  // namespace
 
 std::string structure_of(const Checkpoint& checkpoint, const StoredName& stored_name) {
@@ -73,6 +89,7 @@ AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& sto
     const bool plain = tree == nullptr || is_flat(*tree);
     const bool wanted =
         options.structure == StructurePolicy::keep || (options.structure == StructurePolicy::automatic && !plain);
+    require_no_tie(checkpoint, stored_name, options.metadata);
     put_source(checkpoint, wanted || options.checksums, options.metadata);
     if (!wanted) return {.notes = lost_without(checkpoint, options)};
     std::string document;

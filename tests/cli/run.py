@@ -1287,6 +1287,12 @@ class Torch(Case):
     def pt(self, name):
         return str(DATA / 'pt' / name)
 
+    def test_another_name_that_is_a_key_of_the_metadata_is_refused(self):
+        for name in ('format', 'safemap.source'):
+            for structure in ('keep', 'drop'):
+                self.refused('name_collision', 2, 'convert', self.pt('tied.pt'), 'out', '--structure', structure,
+                             '--rename', f's/^head.weight$/{name}/')
+
     def test_ties(self):
         tied = self.done('inspect', self.pt('tied.pt'))
         aliases = {t['name']: t['alias_of'] for t in tied['tensors'] if 'alias_of' in t}
