@@ -62,12 +62,15 @@ void put_source(const Checkpoint& checkpoint, bool wanted, std::map<std::string,
         if (auto fingerprint = checkpoint.fingerprint()) metadata[key] = std::move(*fingerprint);
 }
 
-/// Other names of tied tensors stand among the metadata, where some keys mean something else.
+/// Other names of tied tensors stand among the metadata, where some keys mean something else. What the source's own
+/// metadata says under these is no other name.
 void require_no_tie(const Checkpoint& checkpoint, const StoredName& stored_name,
                     const std::map<std::string, std::string>& metadata) {
+    const auto& own = checkpoint.metadata();
     for (const auto& [key, value] : metadata) {
         const bool taken = (key == "format" && value != "pt") || key.starts_with("safemap.");
-        for (std::size_t i = 0; taken && i < checkpoint.size(); ++i) {
+        if (!taken || std::find(own.begin(), own.end(), std::pair(key, value)) != own.end()) continue;
+        for (std::size_t i = 0; i < checkpoint.size(); ++i) {
             if (stored_name(checkpoint.tensor(i).name()) != value) continue;
             Error error(Errc::name_collision, "the other name " + safemap::quoted(key) + " of the tensor " +
                                                   safemap::quoted(value) +
