@@ -22,10 +22,6 @@ using Kind = PickleGraph::Kind;
 /// What reading a file of one storage takes, beyond its bytes.
 constexpr std::uint64_t file_cost = 4096;
 
-bool is_call_of(const PickleGraph& pickle, Id id, std::string_view module, std::string_view name) {
-    return pickle.kind(id) == Kind::call && is_global(pickle, pickle.call(id).callee, module, name);
-}
-
 RecordData in_memory(std::string_view bytes) {
     std::vector<std::byte> copy(bytes.size());
     if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());

@@ -98,7 +98,7 @@ bool any(const auto& names, std::string_view one) { return std::find(names.begin
 bool is_getattr(const PickleGraph& pickle, PickleGraph::Id id) { return is_global(pickle, id, "builtins", "getattr"); }
 bool calls_getattr(const PickleGraph& pickle) {
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id)
-        if (pickle.kind(id) == PickleGraph::Kind::call && is_getattr(pickle, pickle.call(id).callee)) return true;
+        if (is_call_of(pickle, id, "builtins", "getattr")) return true;
     return false;
 }
 
@@ -110,6 +110,10 @@ bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view m
     if (pickle.kind(id) != PickleGraph::Kind::global) return false;
     const Global global = pickle.global(id);
     return global.module == module && global.name == name;
+}
+
+bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name) {
+    return pickle.kind(id) == PickleGraph::Kind::call && is_global(pickle, pickle.call(id).callee, module, name);
 }
 
 std::string dotted(const Global& global) {

@@ -12,6 +12,8 @@ namespace safemap::torch {
 
 /// Whether a node is that class or function.
 bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name);
+/// Whether a node is a call of that function.
+bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name);
 /// "collections.OrderedDict".
 std::string dotted(const PickleGraph::Global& global);
 /// Whether values made with it are read, and not opaque: the functions and classes that torch.save names.

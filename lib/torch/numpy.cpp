@@ -54,10 +54,8 @@ constexpr std::size_t longest_code = 11;
 /// The text that bytes of a pickle are, in both spellings.
 std::optional<std::string_view> short_bytes(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) == Kind::bytes || pickle.kind(id) == Kind::text) return pickle.text(id);
-    if (pickle.kind(id) != Kind::call) return std::nullopt;
-    const auto call = pickle.call(id);
-    if (!is_global(pickle, call.callee, "_codecs", "encode")) return std::nullopt;
-    const auto arguments = pickle.items(call.arguments);
+    if (!is_call_of(pickle, id, "_codecs", "encode")) return std::nullopt;
+    const auto arguments = pickle.items(pickle.call(id).arguments);
     if (arguments.empty() || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
     return pickle.text(arguments[0]);
 }

@@ -95,10 +95,8 @@ std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<con
 std::optional<std::string> bytes_of(const PickleGraph& pickle, Id id, Allowance& allowance) {
     const Kind kind = pickle.kind(id);
     if (kind == Kind::bytes || kind == Kind::bytearray) return std::string(pickle.text(id));
-    if (kind != Kind::call) return std::nullopt;
-    const auto call = pickle.call(id);
-    if (!is_global(pickle, call.callee, "_codecs", "encode")) return std::nullopt;
-    return encoded_text(pickle, pickle.items(call.arguments), allowance);
+    if (!is_call_of(pickle, id, "_codecs", "encode")) return std::nullopt;
+    return encoded_text(pickle, pickle.items(pickle.call(id).arguments), allowance);
 }
 
 std::optional<Node> python_value(const PickleGraph& pickle, std::string_view function, std::span<const Id> arguments,

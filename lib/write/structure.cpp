@@ -62,6 +62,11 @@ void put_source(const Checkpoint& checkpoint, bool wanted, std::map<std::string,
         if (auto fingerprint = checkpoint.fingerprint()) metadata[key] = std::move(*fingerprint);
 }
 
+AddedStructure without_document(const Checkpoint& checkpoint, SaveOptions& options) {
+    put_source(checkpoint, options.checksums, options.metadata);
+    return {.notes = lost_without(checkpoint, options)};
+}
+
 /// Other names of tied tensors stand among the metadata, where some keys mean something else. What the source's own
 /// metadata says under these is no other name.
 void require_no_tie(const Checkpoint& checkpoint, const StoredName& stored_name,
@@ -93,18 +98,17 @@ AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& sto
     const bool wanted =
         options.structure == StructurePolicy::keep || (options.structure == StructurePolicy::automatic && !plain);
     require_no_tie(checkpoint, stored_name, options.metadata);
-    put_source(checkpoint, wanted || options.checksums, options.metadata);
-    if (!wanted) return {.notes = lost_without(checkpoint, options)};
+    if (!wanted) return without_document(checkpoint, options);
     std::string document;
     try {
         document = structure_of(checkpoint, stored_name);
     } catch (const Error& error) {
         if (error.code() != Errc::structure_too_large || options.structure == StructurePolicy::keep) throw;
-        put_source(checkpoint, options.checksums, options.metadata);
-        std::vector<std::string> notes = lost_without(checkpoint, options);
-        notes.insert(notes.begin(), "no structure document is written: " + error.message());
-        return {.notes = std::move(notes)};
+        AddedStructure added = without_document(checkpoint, options);
+        added.notes.insert(added.notes.begin(), "no structure document is written: " + error.message());
+        return added;
     }
+    put_source(checkpoint, true, options.metadata);
     AddedStructure added;
     std::string& says = options.metadata[std::string(structure_key)];
     // A tensor may have that name already.
