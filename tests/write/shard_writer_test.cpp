@@ -3,6 +3,7 @@
 
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
+#include "soak.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/dlpack.hpp>
@@ -617,7 +618,7 @@ TEST_CASE("every system call of a writer may fail: exit code 3, no litter, nothi
     for (const Row row : {Row{"out", 3'000, 35}, Row{"out.safetensors", 9'000, 15}}) {
         for (const int number : {EIO, ENOSPC, EACCES}) {
             bool survived = false;
-            for (int nth = 1; !survived; ++nth) {
+            for (int nth = soak::step(3); !survived; nth += soak::step(3)) {
                 CAPTURE(nth);
                 REQUIRE(nth < 200);
                 std::optional<Error> error;

@@ -1,0 +1,9 @@
+// Headers that most files of the command line include, compiled once.
+#pragma once
+
+#include "library.hpp"
+
+#include <safemap/safemap.hpp>
+
+#include <CLI/App.hpp>
+#include <fmt/core.h>

@@ -1,0 +1,14 @@
+// Headers that most tests include, compiled once for each program.
+#pragma once
+
+#include "library.hpp"
+
+#include <safemap/safemap.hpp>
+
+#include "doctest_safemap.hpp"
+
+#include <fstream>
+#include <random>
+#include <set>
+#include <sstream>
+#include <thread>

@@ -1,0 +1,28 @@
+// Loops that let every system call fail or kill: whole in `./dev all`, sampled where somebody waits for the tests.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string_view>
+
+namespace soak {
+
+/// True where every call is tried: with SAFEMAP_SOAK=whole in the environment.
+inline bool whole() {
+    const char* const text = std::getenv("SAFEMAP_SOAK");
+    return text != nullptr && std::string_view(text) == "whole";
+}
+
+/// The distance to the next call that is tried: 1 in a whole run, otherwise 1 to 2 * mean - 1. Other calls are tried in
+/// each run; SAFEMAP_SEED repeats one.
+inline int step(int mean) {
+    if (whole()) return 1;
+    static std::mt19937_64 random = [] {
+        const char* const text = std::getenv("SAFEMAP_SEED");
+        return std::mt19937_64(text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()());
+    }();
+    return std::uniform_int_distribution(1, 2 * mean - 1)(random);
+}
+
+}  // namespace soak
