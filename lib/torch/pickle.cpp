@@ -3,6 +3,7 @@
 #include "torch/pickle.hpp"
 
 #include "base/text.hpp"
+#include "torch/python2_names.hpp"
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,7 @@
 #include <charconv>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <optional>
 
 namespace safemap::torch {
@@ -98,40 +100,11 @@ constexpr std::uint64_t node_cost = 160;
 constexpr std::uint64_t slot_cost = 16;
 constexpr std::uint64_t mark_cost = 24;
 constexpr std::uint64_t memo_cost = 12;
+constexpr std::uint64_t far_memo_cost = 64;
 constexpr std::uint64_t members_cost = 128;
 constexpr std::uint64_t global_cost = 96;
 constexpr std::uint64_t call_cost = 64;
 constexpr std::uint64_t extra_cost = 384;
-
-struct Renamed {
-    std::string_view module, name, new_module, new_name;
-};
-
-/// What Python 2 and old releases called things (CPython Lib/_compat_pickle.py). An empty name stands for all.
-constexpr std::array renames{
-    Renamed{"__builtin__", "xrange", "builtins", "range"},
-    Renamed{"__builtin__", "unicode", "builtins", "str"},
-    Renamed{"__builtin__", "long", "builtins", "int"},
-    Renamed{"__builtin__", "", "builtins", ""},
-    Renamed{"commands", "", "subprocess", ""},
-    Renamed{"exceptions", "", "builtins", ""},
-    Renamed{"copy_reg", "", "copyreg", ""},
-    Renamed{"UserDict", "", "collections", ""},
-    Renamed{"UserList", "", "collections", ""},
-    Renamed{"UserString", "", "collections", ""},
-    Renamed{"torch.tensor", "", "torch._tensor", ""},
-    Renamed{"pathlib._local", "", "pathlib", ""},
-    Renamed{"numpy.core.multiarray", "", "numpy._core.multiarray", ""},
-    Renamed{"numpy.core.numeric", "", "numpy._core.numeric", ""},
-};
-
-PickleGraph::Global in_python3(PickleGraph::Global global) {
-    for (const Renamed& row : renames) {
-        if (global.module != row.module || (!row.name.empty() && global.name != row.name)) continue;
-        return {row.new_module, row.name.empty() ? global.name : row.new_name};
-    }
-    return global;
-}
 
 /// UTF-8 that may hold lone surrogates, as Python writes them ("surrogatepass").
 bool is_python_text(std::string_view text) {
@@ -241,8 +214,9 @@ public:
     }
 
     PickleGraph run() {
-        while (step(static_cast<Opcode>(number<std::uint8_t>()))) {
+        while (opcode()) {
         }
+        if (at_ < frame_end_) throw bad_frame("STOP is not at the end of its frame");
         graph_.consumed_ = at_;
         return std::move(graph_);
     }
@@ -252,7 +226,14 @@ private:
     using Kind = PickleGraph::Kind;
     using Node = PickleGraph::Node;
 
-    /// Runs one opcode; false after STOP.
+    /// Runs one opcode with its argument; false after STOP. Python's readers of a frame drop what is left of it, go on
+    /// behind it or refuse it where an argument crosses its end: each would run another pickle.
+    bool opcode() {
+        const bool framed = at_ < frame_end_;
+        const bool more = step(static_cast<Opcode>(number<std::uint8_t>()));
+        if (framed && at_ > frame_end_) throw bad_frame("the argument of an opcode crosses the end of its frame");
+        return more;
+    }
     bool step(Opcode opcode) {
         switch (opcode) {
             case op_stop: graph_.root_ = pop(); return false;
@@ -342,6 +323,7 @@ private:
         return {code, "byte " + std::to_string(at_) + " of the pickle: " + what};
     }
     Error bad_stack(const std::string& what) const { return fault(Errc::pickle_bad_stack, what); }
+    Error bad_frame(const std::string& what) const { return fault(Errc::pickle_bad_count, what); }
     Error unsupported(const std::string& what) const { return fault(Errc::pickle_unsupported, what); }
 
     // Input.
@@ -401,15 +383,18 @@ private:
     }
 
     void protocol() {
-        const auto version = number<std::uint8_t>();
-        if (version <= newest_protocol) return;
-        throw fault(Errc::pickle_bad_opcode, "protocol " + std::to_string(version) + "; 0 to 5 are known");
+        protocol_ = number<std::uint8_t>();
+        if (protocol_ <= newest_protocol) return;
+        throw fault(Errc::pickle_bad_opcode, "protocol " + std::to_string(protocol_) + "; 0 to 5 are known");
     }
 
-    /// Frames only say how much to read ahead.
+    /// Frames only say how much to read ahead. Picklers end each before the next begins.
     void frame() {
+        const bool framed = at_ <= frame_end_;
         const auto size = number<std::uint64_t>();
+        if (framed) throw bad_frame("a frame inside a frame");
         if (size > bytes_.size() - at_) throw beyond(size);
+        frame_end_ = at_ + size;
     }
 
     void spend(std::uint64_t bytes) { graph_.allowance_.spend(bytes); }
@@ -504,9 +489,13 @@ private:
     }
 
     void push_decimal(std::string_view digits) {
-        if (digits.starts_with('+')) digits.remove_prefix(1);
-        const std::string_view unsigned_digits = digits.starts_with('-') ? digits.substr(1) : digits;
-        if (!all_digits(unsigned_digits)) throw fault(Errc::pickle_bad_text, quoted(digits) + " is no integer");
+        std::string_view unsigned_digits = digits;
+        if (digits.starts_with('+') || digits.starts_with('-')) unsigned_digits.remove_prefix(1);
+        if (digits.starts_with('+')) digits = unsigned_digits;
+        // A number with a zero before it is octal to one reader of Python's, and an error to the other.
+        const bool octal = unsigned_digits.size() > 1 && unsigned_digits.starts_with('0');
+        if (!all_digits(unsigned_digits) || octal)
+            throw fault(Errc::pickle_bad_text, quoted(digits) + " is no integer");
         if (digits.size() > limits_.max_long_bytes) {
             throw fault(Errc::pickle_too_large, "an integer of " + std::to_string(digits.size()) + " digits");
         }
@@ -666,24 +655,42 @@ private:
         if (!hashable(id)) throw fault(Errc::pickle_bad_key, "a list, dictionary or set as a key");
     }
 
-    // The memo. A pickler numbers its entries from 0 on, and each costs at least a byte.
+    // The memo. A pickler numbers its entries from 0 on, and each costs at least a byte. One that writes several
+    // pickles with one memo goes on numbering: indices above the pickle's length are rare.
 
-    void put(std::uint64_t index) {
-        const Id id = top();
-        if (index > bytes_.size()) throw fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index));
+    Id& memo_entry(std::uint64_t index) {
+        if (index > bytes_.size()) {
+            // CPython holds an array of all entries up to the last.
+            if (index > limits_.max_memory / memo_cost)
+                throw fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index));
+            const auto [entry, fresh] = far_memo_.try_emplace(index, PickleGraph::nothing);
+            if (fresh) spend(far_memo_cost);
+            return entry->second;
+        }
         if (index >= memo_.size()) {
             const std::size_t size = std::max<std::size_t>(index + 1, memo_.size() * 2);
             spend(memo_cost * (size - memo_.size()));
             memo_.resize(size, PickleGraph::nothing);
         }
-        if (memo_[index] == PickleGraph::nothing) ++memoized_;
-        memo_[index] = id;
+        return memo_[index];
+    }
+    void put(std::uint64_t index) {
+        const Id id = top();
+        Id& entry = memo_entry(index);
+        if (entry == PickleGraph::nothing) ++memoized_;
+        entry = id;
+    }
+    Id memo_at(std::uint64_t index) const {
+        if (index < memo_.size()) return memo_[index];
+        const auto far = far_memo_.find(index);
+        return far == far_memo_.end() ? PickleGraph::nothing : far->second;
     }
     void get(std::uint64_t index) {
-        if (index >= memo_.size() || memo_[index] == PickleGraph::nothing) {
+        const Id id = memo_at(index);
+        if (id == PickleGraph::nothing) {
             throw fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index) + " was never put");
         }
-        push(memo_[index]);
+        push(id);
     }
 
     // Globals and calls.
@@ -692,7 +699,7 @@ private:
         const std::size_t bytes = global.module.size() + global.name.size();
         if (bytes > max_global_bytes) throw fault(Errc::pickle_too_large, "a global's name of " + bytes_text(bytes));
         spend(global_cost + bytes);
-        graph_.globals_.push_back(in_python3(global));
+        graph_.globals_.push_back(in_python3(global, protocol_));
         return push_node({.kind = Kind::global, .count = static_cast<std::uint32_t>(graph_.globals_.size() - 1)});
     }
     void global_lines() {
@@ -806,10 +813,13 @@ private:
     std::string_view bytes_;
     PickleLimits limits_;
     std::size_t at_ = 0;
+    std::size_t frame_end_ = 0;
+    unsigned protocol_ = 0;  ///< where no opcode says which
     PickleGraph graph_;
     std::vector<Id> stack_;
     std::vector<std::size_t> marks_;
     std::vector<Id> memo_;
+    std::map<std::uint64_t, Id> far_memo_;  ///< entries above the pickle's length
     std::uint64_t memoized_ = 0;
     Id none_ = PickleGraph::nothing;
     Id true_ = PickleGraph::nothing;

@@ -163,6 +163,14 @@ TEST_CASE("every opcode makes what Python makes of it") {
         {"K\x07\x94K\x08\x94"
          "00h\x01.",
          "8"},
+        // Entries far above the pickle's length, and how MEMOIZE counts them.
+        {"K\x07r\xff\xff\xff\x01"
+         "0j\xff\xff\xff\x01.",
+         "7"},
+        {"K\x07r\xfc\x2e\x00\x00"
+         "K\x08\x94"
+         "00h\x01."s,
+         "8"},
         {"cmod\nName\n.", "mod.Name"},
         {"\x8c\x03mod\x8c\x03"
          "A.B\x93.",
@@ -170,6 +178,13 @@ TEST_CASE("every opcode makes what Python makes of it") {
         {"c__builtin__\nxrange\n.", "builtins.range"},
         {"c__builtin__\nset\n.", "builtins.set"},
         {"ccopy_reg\n_reconstructor\n.", "copyreg._reconstructor"},
+        {"ccPickle\nloads\n.", "pickle.loads"},
+        {"\x80\x03"
+         "ccPickle\nloads\n.",
+         "cPickle.loads"},
+        {"\x80\x04\x80\x02"
+         "ccPickle\nloads\n.",
+         "pickle.loads"},
         {"ctorch.tensor\nx\n.", "torch._tensor.x"},
         {"cm\nf\nK\x01\x85R.", "m.f(1)"},
         {"cm\nC\n)\x81.", "m.C()"},
@@ -282,6 +297,10 @@ TEST_CASE("lengths, texts and numbers are checked") {
         {"g-1\n.", Errc::pickle_bad_memo},
         {"h\x01.", Errc::pickle_bad_memo},
         {"Nr\xff\xff\xff\xff.", Errc::pickle_bad_memo},
+        {"I010\n.", Errc::pickle_bad_text},
+        {"I-00\n.", Errc::pickle_bad_text},
+        {"I+-7\n.", Errc::pickle_bad_text},
+        {"L010L\n.", Errc::pickle_bad_text},
         {"Np99999999999999999999\n.", Errc::pickle_bad_memo},
         {"\x80\x06N.", Errc::pickle_bad_opcode},
         {"\xffN.", Errc::pickle_bad_opcode},
@@ -299,6 +318,46 @@ TEST_CASE("lengths, texts and numbers are checked") {
         CAPTURE(pickle);
         CHECK_FAULT(Read(pickle), code);
     }
+}
+
+TEST_CASE("frames are read where picklers write them") {
+    const auto frame = [](const std::string& inside) { return "\x95" + forge::little(inside.size(), 8) + inside; };
+    const std::string bytes = "B" + forge::little(4, 4) + "data";
+    // A frame after the protocol, values of 64 KiB and more between frames, and frames too small to be written.
+    CHECK_OK(Read("\x80\x04" + frame("N.")));
+    CHECK_OK(Read("\x80\x04" + frame("]\x94(") + bytes +
+                  frame("\x94K\x01"
+                        "e.")));
+    CHECK_OK(Read("\x80\x04" + frame("]\x94(") + bytes + "\x94" + "e."));
+    CHECK_OK(Read("\x80\x04" + frame("]") + frame("]a") + frame("") + frame(".")));
+    CHECK_OK(Read(frame("N.") + "what follows"));
+}
+
+TEST_CASE("frames that Python's readers do not read alike are refused") {
+    const auto frame = [](std::uint64_t size) { return "\x95" + forge::little(size, 8); };
+    const std::string bytes =
+        "C\x04"
+        "data";
+    const std::string pickle = "K\x07" + bytes + forge::text("text") + "cm\nf\n00I12\n0.";
+    const auto is_boundary = [](std::size_t size) {
+        for (const std::size_t at : {0U, 2U, 8U, 17U, 22U, 23U, 24U, 28U, 29U})
+            if (size == at) return true;
+        return false;
+    };
+    REQUIRE(pickle.size() == 30);
+    for (std::size_t size = 0; size < pickle.size(); ++size) {
+        CAPTURE(size);
+        const std::string framed = frame(size) + pickle;
+        if (is_boundary(size)) CHECK_OK(Read(framed));
+        else CHECK_FAULT(Read(framed), Errc::pickle_bad_count);
+    }
+    CHECK_OK(Read(frame(pickle.size()) + pickle));
+    CHECK_FAULT(Read(frame(pickle.size() + 1) + pickle), Errc::pickle_bad_count);
+    // STOP before the end of the frame: what follows would be another pickle to each reader.
+    CHECK_FAULT(Read(frame(pickle.size() + 1) + pickle + "N."), Errc::pickle_bad_count);
+    // A frame inside a frame, also at its end.
+    CHECK_FAULT(Read(frame(12) + "N" + frame(1) + "0N."), Errc::pickle_bad_count);
+    CHECK_FAULT(Read(frame(10) + "N" + frame(1) + "."), Errc::pickle_bad_count);
 }
 
 TEST_CASE("every byte is an opcode that is known or refused") {
