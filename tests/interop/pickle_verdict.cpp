@@ -1,0 +1,70 @@
+// Reads pickles from stdin, each behind its length (64 bits), and prints what the library says of each as a line of
+// JSON: the classes and functions that it names, whether --strict-globals refuses it, and why. tests/interop/pickles.py
+// holds the other end and compares with Python's unpicklers.
+#include "base/json.hpp"
+#include "torch/globals.hpp"
+#include "torch/pickle.hpp"
+#include "torch/plain.hpp"
+
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+using namespace safemap;
+using torch::PickleGraph;
+
+std::string quoted(std::string_view text) {
+    std::string out;
+    json::append_string(out, text, json::Charset::ascii);
+    return out;
+}
+
+/// The code of the error that `work` throws, or null.
+std::string code_of(const std::function<void()>& work) {
+    try {
+        work();
+        return "null";
+    } catch (const Error& error) {
+        return quoted(name(error.code()));
+    }
+}
+
+std::string names(std::span<const char> bytes) {
+    const PickleGraph pickle = torch::read_pickle(bytes);
+    std::string list = "[";
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        if (pickle.kind(id) != PickleGraph::Kind::global) continue;
+        const PickleGraph::Global global = pickle.global(id);
+        list += (list.size() > 1 ? ",[" : "[") + quoted(global.module) + "," + quoted(global.name) + "]";
+    }
+    return list + R"(],"consumed":)" + std::to_string(pickle.consumed());
+}
+
+std::string verdict(std::span<const char> bytes) {
+    std::string globals = "null";
+    const std::string lenient = code_of([&] { globals = names(bytes); });
+    const auto all = std::as_bytes(bytes);
+    const std::string strict = code_of([&] {
+        torch::UnknownGlobals unknown;
+        ThrowFirst faults;
+        torch::read_plain(memory_source("stdin", {all.begin(), all.end()}), faults, &unknown);
+    });
+    return R"({"names":)" + globals + R"(,"error":)" + lenient + R"(,"strict":)" + strict + "}";
+}
+
+}  // namespace
+
+int main() {
+    std::uint64_t size = 0;
+    while (std::cin.read(reinterpret_cast<char*>(&size), sizeof size)) {
+        std::vector<char> pickle(size);
+        std::cin.read(pickle.data(), static_cast<std::streamsize>(size));
+        std::cout << verdict(pickle) << '\n';
+    }
+}
