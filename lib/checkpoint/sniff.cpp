@@ -161,10 +161,9 @@ Sniffed sniff(const Source& source) {
     for (const Signature& signature : signatures)
         if (std::string_view(head).substr(std::min(signature.offset, head.size())).starts_with(signature.bytes))
             return {Content::unknown, std::string(signature.looks_like), std::string(signature.hint)};
-    if (torch::is_legacy(head)) {
-        if (begins_tar(head)) return {Content::unknown, "a tar archive and a file of torch.save before 1.6 in one"};
-        return {Content::legacy, "a file of torch.save before 1.6"};
-    }
+    const bool legacy = torch::is_legacy(head);
+    if ((legacy || is_pickle(head)) && begins_tar(head)) return {Content::unknown, "a tar archive and a pickle in one"};
+    if (legacy) return {Content::legacy, "a file of torch.save before 1.6"};
     if (is_pickle(head)) return {Content::pickle, "a pickle"};
     if (auto tar = sniff_tar(head)) return std::move(*tar);
     if (is_onnx(head)) return {Content::unknown, "an ONNX model"};

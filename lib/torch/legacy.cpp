@@ -19,11 +19,6 @@ using Kind = PickleGraph::Kind;
 constexpr std::string_view magic = "119547037146038801333356";
 constexpr std::int64_t version = 1001;
 
-bool is_magic(const PickleGraph& pickle) {
-    return pickle.kind(pickle.root()) == Kind::big_integer && pickle.text(pickle.root()).size() <= magic.size() &&
-           pickle.decimal(pickle.root()) == magic;
-}
-
 void check_version(const PickleGraph& pickle) {
     if (pickle.kind(pickle.root()) == Kind::integer && pickle.integer(pickle.root()) == version) return;
     throw Error(Errc::unknown_format,
@@ -36,10 +31,15 @@ Error bad_storage(std::string_view key, const std::string& what) {
 
 }  // namespace
 
+bool is_magic_number(const PickleGraph& pickle) {
+    return pickle.kind(pickle.root()) == Kind::big_integer && pickle.text(pickle.root()).size() <= magic.size() &&
+           pickle.decimal(pickle.root()) == magic;
+}
+
 bool is_legacy(std::string_view head) {
     if (!head.starts_with('\x80') && !head.starts_with('L')) return false;
     try {
-        return is_magic(read_pickle(head));
+        return is_magic_number(read_pickle(head));
     } catch (const Error&) {
         return false;
     }
@@ -48,7 +48,7 @@ bool is_legacy(std::string_view head) {
 LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, UnknownGlobals* unknown)
     : source_(source) {
     PickleStream stream(source, part, unknown);
-    if (!is_magic(stream.pickle("the magic number").graph)) {
+    if (!is_magic_number(stream.pickle("the magic number").graph)) {
         throw Error(Errc::unknown_format, "no file of torch.save: it begins with another magic number");
     }
     check_version(stream.pickle("the version").graph);

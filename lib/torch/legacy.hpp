@@ -17,6 +17,8 @@ namespace safemap::torch {
 
 /// Whether a file that begins with `head` begins with the magic number, in any protocol.
 bool is_legacy(std::string_view head);
+/// Whether a pickle's value is the magic number that such files begin with.
+bool is_magic_number(const PickleGraph& pickle);
 
 class LegacyFile {
 public:

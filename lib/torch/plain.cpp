@@ -2,16 +2,32 @@
 #include "torch/plain.hpp"
 
 #include "base/text.hpp"
+#include "torch/legacy.hpp"
 #include "torch/pickle_stream.hpp"
 #include "torch/rebuild.hpp"
 
+#include <utility>
+
 namespace safemap::torch {
+
+namespace {
+
+/// Programs that unpickle until the file ends run what follows; torch.load does where the first pickle's value equals
+/// the magic number.
+Error unseen(std::uint64_t bytes) {
+    Error error(Errc::trailing_bytes, bytes_text(bytes) + " after the end of the pickle, which may be more pickles");
+    return std::move(error.with_hint("where unknown globals are allowed, they are ignored"));
+}
+
+}  // namespace
 
 Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
     Archive out;
     reporting(faults, [&] {
         PickleStream stream(source, {0, source->size()});
         const HeldPickle held = stream.pickle("the pickle");
+        // Longer than the head that formats are told by.
+        if (is_magic_number(held.graph)) return static_cast<void>(out = read_legacy(source, faults, unknown));
         if (stream.left() > 0) {
             out.notes.push_back(bytes_text(stream.left()) + " after the end of the pickle are ignored");
         }
@@ -25,6 +41,7 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
         Rebuilt rebuilt = rebuild(held.graph, storages, faults);
         out.tree = std::move(rebuilt.tree);
         out.notes.insert(out.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
+        if (unknown != nullptr && stream.left() > 0) throw unseen(stream.left());
     });
     return out;
 }

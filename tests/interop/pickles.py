@@ -62,7 +62,7 @@ class Generator:
         data = self.framed(opcodes)
         if rng.random() < 0.3:
             data = self.mutated(data)
-        return data + rng.choice([b'', b'', b'.', b'junk', self.payload()])
+        return data + rng.choice([b''] * 5 + [b'.', b'junk', self.payload()])
 
     def framed(self, opcodes):
         rng = self.rng

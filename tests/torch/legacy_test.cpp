@@ -1,5 +1,6 @@
 // Files of torch.save before 1.6, and storages that stand in plain pickles: forged, right and wrong.
 #include "torch/legacy.hpp"
+#include "torch/plain.hpp"
 
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
@@ -399,6 +400,28 @@ TEST_CASE("a plain pickle has no storages elsewhere") {
     const auto archive = fixtures::open("\x80\x02}.xyz");
     REQUIRE(archive.notes.size() == 1);
     CHECK(archive.notes[0] == "3 bytes after the end of the pickle are ignored");
+}
+
+TEST_CASE("what follows a plain pickle is refused where unknown globals are") {
+    torch::UnknownGlobals unknown;
+    ThrowFirst faults;
+    const std::string pickles = forge::pickle("}") + forge::pickle(forge::call("os", "system", {forge::text("true")}));
+    CHECK_FAULT(torch::read_plain(fixtures::source(pickles), faults, &unknown), Errc::trailing_bytes);
+    CHECK_OK(torch::read_plain(fixtures::source(forge::pickle("}")), faults, &unknown));
+    CHECK_OK(torch::read_plain(fixtures::source(pickles), faults));
+}
+
+TEST_CASE("a magic number behind more than the head of a file makes it a file of torch.save") {
+    Legacy file = eight();
+    std::string noise;
+    for (int i = 0; i < 600; ++i) noise += "N0";
+    file.magic = noise + magic_number();
+    CHECK_FALSE(torch::is_legacy(std::string_view(file.join()).substr(0, 512)));
+    ThrowFirst faults;
+    CHECK(flatten(torch::read_plain(fixtures::source(file.join()), faults).tree).tensors.size() == 1);
+    file.machine = forge::call("os", "system", {forge::text("true")}) + "0" + file.machine;
+    torch::UnknownGlobals unknown;
+    CHECK_FAULT(torch::read_plain(fixtures::source(file.join()), faults, &unknown), Errc::unknown_global);
 }
 
 TEST_CASE("many storages that are one text cost what they would take") {
