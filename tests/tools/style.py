@@ -8,7 +8,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ['.ci', 'include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples', 'docs']
+FOLDERS = ['.ci', 'include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples', 'docs', 'packaging']
 SUFFIXES = {'.cpp', '.hpp', '.h', '.in', '.py', '.md', '.txt', '.build', '.dict', '.sh', '.yml'}
 TOP = ['dev', 'meson.build', 'meson_options.txt', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md',
        '.clang-format', '.clang-tidy', '.editorconfig', '.gitignore', '.ci/run']
