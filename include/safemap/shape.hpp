@@ -2,6 +2,7 @@
 #pragma once
 
 #include <safemap/api.hpp>
+#include <safemap/error.hpp>
 
 #include <algorithm>
 #include <compare>
@@ -13,13 +14,13 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
 namespace safemap {
 
-/// A short list of numbers, one for each dimension: up to eight in place, more on the heap.
+/// A short list of numbers, one for each dimension: up to eight in place, more on the heap. Throws invalid_argument
+/// for 2^32 dimensions.
 template <class T> class Dims {
 public:
     static constexpr std::size_t in_place = 8;
@@ -93,7 +94,8 @@ private:
         size_ = static_cast<std::uint32_t>(count);
     }
     void grow(std::size_t capacity) {
-        if (capacity > std::numeric_limits<std::uint32_t>::max()) throw std::length_error("dimensions");
+        if (capacity > std::numeric_limits<std::uint32_t>::max())
+            throw Error(Errc::invalid_argument, "room for " + std::to_string(capacity) + " dimensions is too much");
         T* const grown = new T[capacity];
         std::copy(begin(), end(), grown);
         if (on_heap()) delete[] heap_;

@@ -248,3 +248,8 @@ TEST_CASE("dimensions beyond eight go to the heap and behave the same") {
     CHECK(moved == Shape{1, 2});
     CHECK(copy.back() == 99);
 }
+
+TEST_CASE("more dimensions than a shape can count are refused") {
+    CHECK_FAULT(Shape(std::size_t{1} << 32, 0), Errc::invalid_argument);
+    CHECK_FAULT(Strides(std::size_t{1} << 32, 0), Errc::invalid_argument);
+}
