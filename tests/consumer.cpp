@@ -9,12 +9,21 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace {
 
 using namespace safemap;
+
+#define TEXT_OF(macro) QUOTED(macro)
+#define QUOTED(text) #text
+#define TWO_NUMBERS(separator) TEXT_OF(SAFEMAP_VERSION_MAJOR) separator TEXT_OF(SAFEMAP_VERSION_MINOR)
+
+// The version has one value, which meson.build states too.
+static_assert(std::string_view(SAFEMAP_VERSION) == PROJECT_VERSION);
+static_assert(std::string_view(SAFEMAP_VERSION) == TWO_NUMBERS(".") "." TEXT_OF(SAFEMAP_VERSION_PATCH));
 
 std::shared_ptr<const Source> four_floats() {
     const float values[] = {1, 2, 3, 4};

@@ -7,6 +7,9 @@
 #define SAFEMAP_API __attribute__((visibility("default")))
 
 #define SAFEMAP_VERSION "0.1.0"
+#define SAFEMAP_VERSION_MAJOR 0
+#define SAFEMAP_VERSION_MINOR 1
+#define SAFEMAP_VERSION_PATCH 0
 
 static_assert(std::endian::native == std::endian::little && sizeof(void*) == 8 && CHAR_BIT == 8,
               "safemap is for little-endian 64-bit Linux");

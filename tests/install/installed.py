@@ -142,8 +142,8 @@ class CMake(Installed):
     def test_a_program_asks_for_a_version(self):
         major, minor, patch = map(int, VERSION.split('.'))
         asked = {f'{major}.{minor}': True, VERSION: True, f'{VERSION} EXACT': True,
-                 f'{major}.{minor}.{patch + 1}': False, f'{major}.{minor + 1}': False, f'{major + 1}.0': False, f'{VERSION}...{major + 1}': True,
-                 f'{major}...<{VERSION}': False}
+                 f'{major}.{minor}.{patch + 1}': False, f'{major}.{minor + 1}': False, f'{major + 1}.0': False,
+                 f'{VERSION}...{major + 1}': True, f'{major}...<{VERSION}': False}
         script = ['cmake_minimum_required(VERSION 3.19)', 'project(versions LANGUAGES NONE)']
         for i, version in enumerate(asked):
             script += ['unset(safemap_DIR CACHE)',
@@ -155,6 +155,27 @@ class CMake(Installed):
         told = run('cmake', '-S', source, '-B', source / 'build')
         found = dict(re.findall(r'found (\d+) (\d)', told))
         self.assertEqual({version: found[str(i)] == '1' for i, version in enumerate(asked)}, asked)
+
+
+class Exports(Installed):
+    needed = 'nm'
+
+    def symbols(self):
+        for line in run('nm', '--dynamic', '--defined-only', self.library('so')).splitlines():
+            yield line.split(maxsplit=2)[1:]
+
+    def test_only_safemap_leaves_the_library(self):
+        ours = re.compile(r'_Z(N[KRO]*|T[ISV]N|T[hv][n0-9_]*NK?)7safemap')
+        names = [name for _, name in self.symbols()]
+        self.assertGreater(len(names), 100)
+        self.assertEqual([name for name in names if not ours.match(name)], [])
+
+    def test_the_library_can_be_unloaded(self):
+        self.assertEqual([name for kind, name in self.symbols() if kind == 'u'], [])
+        script = ('import _ctypes, ctypes, sys\n'
+                  '_ctypes.dlclose(ctypes.CDLL(sys.argv[1])._handle)\n'
+                  'print("libsafemap" in open("/proc/self/maps").read())\n')
+        self.assertEqual(run(sys.executable, '-c', script, self.library('so')).strip(), 'False')
 
 
 class Subproject(Case):
