@@ -25,7 +25,8 @@ constexpr std::size_t most_parts = 16;  // of a root that is a list of thousands
 /// Not a single tensor that has parts: a sparse one, say.
 bool is_state(const StateTree& tree, std::string_view part) {
     const auto node = tree.find(part);
-    const auto* opaque = node ? std::get_if<StateTree::Opaque>(&tree[*node]) : nullptr;
+    if (!node) return false;  // a key with a slash, in a module
+    const auto* opaque = std::get_if<StateTree::Opaque>(&tree[*node]);
     return opaque == nullptr || opaque->form == StateTree::Opaque::Form::object;
 }
 

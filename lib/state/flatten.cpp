@@ -1,6 +1,8 @@
 // From a tree to names and tensors: one walk, in order, without recursion. Its slow twin is
 // tests/reference/slow_flatten.hpp.
+#include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "state/modules.hpp"
 #include "state/names.hpp"
 #include "state/ties.hpp"
 
@@ -12,6 +14,7 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace safemap {
 
@@ -30,6 +33,14 @@ constexpr std::size_t max_segment_bytes = 4 * max_name_bytes;
 /// Of a path that is only an example.
 constexpr std::size_t example_bytes = 200;
 
+/// For each node of a tree, modules that are walked again: n modules that hold each other twice have 2^n names.
+constexpr std::size_t most_walks = 16;
+
+constexpr std::string_view whole_module = "a whole module: its parameters and persistent buffers are kept";
+constexpr std::string_view not_persistent =
+    "a buffer that is not persistent: the state dict of its module is without it";
+constexpr std::string_view attribute = "an attribute of a module, whose state dict is without it";
+
 std::string counted(std::size_t count, std::string_view one, std::string_view many) {
     return std::to_string(count) + " " + std::string(count == 1 ? one : many);
 }
@@ -46,7 +57,22 @@ struct Tally {
 
 class Flattener {
 public:
-    explicit Flattener(const StateTree& tree) : tree_(tree), seen_(tree.size()) {}
+    explicit Flattener(const StateTree& tree) : tree_(tree), seen_(tree.size()) {
+        for (NodeId id = 0; id < tree.size(); ++id) {
+            seen_[id].module = state::is_module(tree, tree[id]);
+            has_modules_ = has_modules_ || seen_[id].module;
+        }
+    }
+
+    /// Returns the stored name of each tensor that has one, by node; nothing where there is no module.
+    std::unordered_map<NodeId, std::string> names_beside_modules() {
+        std::unordered_map<NodeId, std::string> names;
+        if (!has_modules_) return names;
+        walk();
+        for (NodeId id = 0; id < tree_.size(); ++id)
+            if (seen_[id].tensor != none) names.emplace(id, out_.tensors[seen_[id].tensor].name());
+        return names;
+    }
 
     FlatState run() {
         if (tree_.size() == 0) return std::move(out_);
@@ -57,12 +83,23 @@ public:
     }
 
 private:
+    /// What is walked of a container: everything; or of a module its state dict, or what is not in there.
+    enum class Part : std::uint8_t { all, state, rest };
     /// A container that is being walked.
     struct Frame {
         NodeId node;
         std::size_t path_size;       ///< of the container's own path
         std::size_t next = 0;        ///< the child to visit
         std::size_t tensors_before;  ///< tensors met when the walk entered
+        Part part = Part::all;
+        char separator = '/';       ///< of a module's path and a dotted name
+        state::Module module = {};  ///< where a part of it is walked
+    };
+    /// A module whose attributes are yet to be walked.
+    struct Rest {
+        NodeId node;
+        std::string path;
+        char separator;
     };
     /// What is known of a node that may occur again.
     struct Seen {
@@ -70,6 +107,9 @@ private:
         bool entered = false;         ///< of a container
         bool holds_tensors = false;
         bool repeated = false;
+        bool module = false;
+        bool open = false;    ///< of a module: the walk is in its state
+        bool listed = false;  ///< of a tensor without a name: among what was skipped
     };
 
     void take_verbatim() {
@@ -82,8 +122,18 @@ private:
         }
     }
 
+    /// Attributes of modules come last, when all names are given: a tensor in there may have one.
     void walk() {
         visit(tree_.root());
+        walk_frames();
+        for (std::size_t i = 0; i < rest_.size(); ++i) {
+            path_ = rest_[i].path;
+            push(rest_[i].node, Part::rest, rest_[i].separator);
+            walk_frames();
+        }
+    }
+
+    void walk_frames() {
         while (!frames_.empty()) {
             Frame& frame = frames_.back();
             path_.resize(frame.path_size);
@@ -95,6 +145,7 @@ private:
     void visit(NodeId id) {
         const StateTree::Node& node = tree_[id];
         if (const auto* tensor = std::get_if<StateTree::Tensor>(&node)) return visit_tensor(id, *tensor);
+        if (seen_[id].module && unsaved_.empty()) return enter_module(id, std::get<StateTree::Opaque>(node));
         if (is_container(node)) return enter(id, node);
         plain_.add(path_);
     }
@@ -107,6 +158,7 @@ private:
     void enter(NodeId id, const StateTree::Node& node) {
         Seen& seen = seen_[id];
         if (seen.entered) {
+            if (!unsaved_.empty()) return;
             if (!seen.repeated) repeats_.emplace_back(id, path_.substr(0, example_bytes));
             seen.repeated = true;
             return;
@@ -118,9 +170,39 @@ private:
         frames_.push_back({.node = id, .path_size = path_.size(), .tensors_before = tensors_met_});
     }
 
+    /// As state_dict() does, a module that occurs again is walked again: its tensors have several names.
+    void enter_module(NodeId id, const StateTree::Opaque& opaque) {
+        Seen& seen = seen_[id];
+        if (seen.open || (seen.entered && !seen.holds_tensors)) return;
+        if (seen.entered && ++walked_again_ > most_walks * tree_.size()) {
+            repeats_.emplace_back(id, path_.substr(0, example_bytes));
+            return;
+        }
+        if (!take_name()) return leave_out(opaque.type);
+        const bool nested = !frames_.empty() && frames_.back().part == Part::state;
+        const char separator = nested ? '.' : '/';
+        if (!seen.entered) {
+            if (!nested) list(opaque.type, whole_module);
+            rest_.push_back({.node = id, .path = path_, .separator = separator});
+        }
+        seen.entered = seen.open = true;
+        push(id, Part::state, separator);
+        segment_bytes_ += frames_.back().module.state.size() * sizeof(state::Module::Entry);
+    }
+
+    void push(NodeId id, Part part, char separator) {
+        frames_.push_back({.node = id,
+                           .path_size = path_.size(),
+                           .tensors_before = tensors_met_,
+                           .part = part,
+                           .separator = separator,
+                           .module = state::module_of(tree_, std::get<StateTree::Opaque>(tree_[id]))});
+    }
+
     void leave() {
         const Frame& frame = frames_.back();
-        seen_[frame.node].holds_tensors = tensors_met_ > frame.tensors_before;
+        if (frame.part != Part::rest) seen_[frame.node].holds_tensors = tensors_met_ > frame.tensors_before;
+        seen_[frame.node].open = false;
         frames_.pop_back();
     }
 
@@ -128,6 +210,8 @@ private:
     std::optional<NodeId> next_child(Frame& frame) {
         const StateTree::Node& node = tree_[frame.node];
         const std::size_t i = frame.next++;
+        if (frame.part == Part::state) return state_entry(frame, frame.module.state, i);
+        if (frame.part == Part::rest) return rest(frame, std::get<StateTree::Opaque>(node), i);
         if (const auto* sequence = std::get_if<StateTree::Sequence>(&node)) return item(*sequence, i);
         if (const auto* dict = std::get_if<StateTree::Dict>(&node)) return entry(*dict, i);
         return part(std::get<StateTree::Opaque>(node), i);
@@ -165,13 +249,42 @@ private:
         return child;
     }
 
+    std::optional<NodeId> state_entry(const Frame& module, const std::vector<state::Module::Entry>& entries,
+                                      std::size_t i) {
+        if (i >= entries.size()) return std::nullopt;
+        descend(module, state::module_segment(tree_[entries[i].key], entries[i].place));
+        return entries[i].value;
+    }
+
+    /// Buffers that are not persistent, then attributes.
+    std::optional<NodeId> rest(Frame& module, const StateTree::Opaque& opaque, std::size_t i) {
+        const auto& buffers = module.module.not_persistent;
+        unsaved_ = i < buffers.size() ? not_persistent : attribute;
+        if (i < buffers.size()) return state_entry(module, buffers, i);
+        std::size_t place = i - buffers.size();
+        while (place < opaque.children.size() && state::is_module_part(opaque.children[place].first)) ++place;
+        module.next = place + buffers.size() + 1;
+        if (place >= opaque.children.size()) {
+            unsaved_ = {};
+            return std::nullopt;
+        }
+        descend(module, state::child_segment(opaque.children[place].first));
+        return opaque.children[place].second;
+    }
+
     void descend(std::string_view segment) {
         segment_bytes_ += segment.size();
         state::append_segment(path_, segment);
     }
+    void descend(const Frame& module, std::string_view segment) {
+        segment_bytes_ += segment.size();
+        if (!path_.empty()) path_ += module.separator;
+        path_ += segment;
+    }
 
     void visit_tensor(NodeId id, const StateTree::Tensor& node) {
         const LazyTensor& tensor = node.tensor;
+        if (!unsaved_.empty()) return visit_unsaved(seen_[id], node);
         ++tensors_met_;
         if (node.attributes != StateTree::no_node) own_attributes_.add(path_);
         if (node.parameter || node.requires_grad) parameters_.add(path_);
@@ -181,8 +294,17 @@ private:
         if (shared) number = tied_to(tensor);
         if (number != none) return add_alias(number);
         number = static_cast<std::uint32_t>(out_.tensors.size());
-        out_.tensors.push_back(tensor.renamed(name()));
+        out_.tensors.push_back(tensor.renamed(free_name()));
         if (shared) ties_.emplace(Tie{&tensor}, number);
+    }
+
+    /// A tensor among the attributes of a module has the name that it has elsewhere, or none.
+    void visit_unsaved(Seen& seen, const StateTree::Tensor& node) {
+        if (seen.tensor == none && may_be_tied(node.tensor)) seen.tensor = tied_to(node.tensor);
+        if (seen.tensor != none || std::exchange(seen.listed, true)) return;
+        const std::string_view type = node.numpy ? "numpy.ndarray" : "torch.Tensor";
+        if (take_name()) list(type, unsaved_);
+        else leave_out(type);
     }
 
     /// Not of no elements, nor where no other tensor of the tree has its store.
@@ -193,7 +315,7 @@ private:
     void add_alias(std::uint32_t number) {
         AliasGroup& group = aliases_[number];
         if (group.empty()) group.push_back(out_.tensors[number].name());
-        group.push_back(name());
+        group.push_back(free_name());
     }
 
     /// What a tensor object not met before is tied to.
@@ -203,8 +325,11 @@ private:
     }
 
     void skip(const StateTree::Opaque& opaque) {
-        if (take_name()) out_.skipped.push_back({.name = name(), .type = opaque.type, .why = opaque.why});
+        if (take_name()) list(opaque.type, unsaved_.empty() ? opaque.why : unsaved_);
         else leave_out(opaque.type);
+    }
+    void list(std::string_view type, std::string_view why) {
+        out_.skipped.push_back({.name = name(), .type = std::string(type), .why = std::string(why)});
     }
 
     /// Of what gets no name the first are listed, by the beginning of what would have been theirs.
@@ -222,6 +347,15 @@ private:
     }
 
     std::string name() const { return path_.empty() && !out_.verbatim ? std::string(state::root_name) : path_; }
+
+    /// Keys of modules may have dots and slashes: two dotted names can be the same.
+    std::string free_name() {
+        std::string own = name();
+        if (!has_modules_) return own;
+        std::string free = own;
+        while (!taken_.insert(free).second) free = own + "~" + std::to_string(++repeated_names_);
+        return free;
+    }
 
     bool within_budget() const {
         return path_.size() <= max_name_bytes - name_bytes_ && segment_bytes_ <= max_segment_bytes;
@@ -281,7 +415,8 @@ private:
         for (NodeId id = 0; id < tree_.size(); ++id) {
             const auto* opaque = std::get_if<StateTree::Opaque>(&tree_[id]);
             if (opaque != nullptr && !seen_[id].entered) tally.add(opaque->type);
-            if (std::holds_alternative<StateTree::Tensor>(tree_[id]) && seen_[id].tensor == none) ++tensors;
+            if (std::holds_alternative<StateTree::Tensor>(tree_[id]) && seen_[id].tensor == none && !seen_[id].listed)
+                ++tensors;
         }
         if (tensors > 0)
             note(counted(tensors, "tensor", "tensors") +
@@ -299,6 +434,12 @@ private:
     std::string path_;
     std::vector<Frame> frames_;
     std::vector<Seen> seen_;
+    bool has_modules_ = false;
+    std::vector<Rest> rest_;
+    std::string_view unsaved_ = {};                    ///< among attributes of modules: why nothing is kept
+    std::unordered_set<std::string, NameHash> taken_;  ///< names, where there are modules
+    std::size_t repeated_names_ = 0;
+    std::size_t walked_again_ = 0;  ///< modules
     std::unordered_map<Tie, std::uint32_t, TieHash> ties_;
     std::map<std::uint32_t, AliasGroup> aliases_;  ///< by tensor; only of those with several names
     std::vector<std::pair<NodeId, std::string>> repeats_;
@@ -325,5 +466,9 @@ bool is_flat(const StateTree& tree) {
 }
 
 FlatState flatten(const StateTree& tree) { return Flattener(tree).run(); }
+
+std::unordered_map<StateTree::NodeId, std::string> state::names_beside_modules(const StateTree& tree) {
+    return Flattener(tree).names_beside_modules();
+}
 
 }  // namespace safemap

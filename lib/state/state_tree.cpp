@@ -1,6 +1,7 @@
 // The array of nodes: adding, finding, changing, and taking a part of it. What names them is lib/state/flatten.cpp.
 #include "base/text.hpp"
 #include "state/children.hpp"
+#include "state/modules.hpp"
 #include "state/names.hpp"
 
 #include <safemap/error.hpp>
@@ -44,6 +45,49 @@ template <class Node> auto child_at(Node& node, std::size_t place) {
     return child;
 }
 
+/// A child, and how many bytes of a path lead to it.
+struct Step {
+    NodeId container;
+    std::size_t place;
+    std::size_t bytes;
+};
+
+/// Returns what a dotted name begins with in a module: `0.conv.weight` with `0`.
+std::optional<Step> step_in_module(const StateTree& tree, const StateTree::Opaque& object, std::string_view path) {
+    const state::Module module = state::module_of(tree, object);
+    for (const auto* entries : {&module.state, &module.not_persistent}) {
+        for (const auto& entry : *entries) {
+            const std::string segment = state::module_segment(tree[entry.key], entry.place);
+            if (!path.starts_with(segment)) continue;
+            const char separator = state::is_module(tree, tree[entry.value]) ? '.' : '/';
+            if (path.size() == segment.size() || path[segment.size()] == separator)
+                return Step{entry.dictionary, entry.place, segment.size()};
+        }
+    }
+    return std::nullopt;
+}
+
+std::optional<Step> step_of(const StateTree& tree, NodeId at, std::string_view path) {
+    const StateTree::Node& node = tree[at];
+    if (state::is_module(tree, node))
+        if (const auto step = step_in_module(tree, std::get<StateTree::Opaque>(node), path)) return step;
+    const std::string_view segment = path.substr(0, path.find('/'));
+    const std::size_t place = place_of(tree, node, segment);
+    if (child_at(node, place) == nullptr) return std::nullopt;
+    return Step{at, place, segment.size()};
+}
+
+/// Returns the last step to a path that is not empty.
+std::optional<Step> last_step(const StateTree& tree, std::string_view path) {
+    if (tree.size() == 0) return std::nullopt;
+    auto step = step_of(tree, tree.root(), path);
+    while (step && step->bytes < path.size()) {
+        path.remove_prefix(step->bytes + 1);
+        step = step_of(tree, *child_at(tree[step->container], step->place), path);
+    }
+    return step;
+}
+
 struct Split {
     std::string_view above;
     std::string_view segment;
@@ -71,29 +115,24 @@ StateTree::NodeId StateTree::add(Node node) {
 std::optional<StateTree::NodeId> StateTree::find(std::string_view path) const {
     if (nodes_.empty()) return std::nullopt;
     if (path.empty()) return root_;
-    NodeId at = root_;
-    for (std::size_t slash = 0; slash != path.npos;) {
-        slash = path.find('/');
-        const Node& node = nodes_[at];
-        const NodeId* const child = child_at(node, place_of(*this, node, path.substr(0, slash)));
-        if (child == nullptr) return std::nullopt;
-        at = *child;
-        if (slash != path.npos) path.remove_prefix(slash + 1);
-    }
-    return at;
+    const auto step = last_step(*this, path);
+    if (!step) return std::nullopt;
+    return *child_at(nodes_[step->container], step->place);
 }
 
 void StateTree::put(std::string_view path, NodeId node) {
     if (path.empty()) return set_root(node);
+    if (const auto step = last_step(*this, path)) {
+        *child_at(nodes_[step->container], step->place) = node;
+        return;
+    }
     const auto [above, segment] = split(path);
     const auto parent = find(above);
-    if (!parent) no_place(path);
+    // An attribute of a module would be no part of its state.
+    if (!parent || state::is_module(*this, nodes_[*parent])) no_place(path);
     Node& container = nodes_[*parent];
-    const std::size_t place = place_of(*this, container, segment);
-    if (NodeId* const child = child_at(container, place)) {
-        *child = node;
-    } else if (auto* const sequence = std::get_if<Sequence>(&container)) {
-        if (state::item_segment(sequence->kind, place) != segment) no_place(path);
+    if (auto* const sequence = std::get_if<Sequence>(&container)) {
+        if (state::item_segment(sequence->kind, sequence->items.size()) != segment) no_place(path);
         sequence->items.push_back(node);
     } else if (std::holds_alternative<Dict>(container)) {
         auto key = state::key_of(segment);
@@ -111,12 +150,10 @@ void StateTree::put(std::string_view path, NodeId node) {
 }
 
 bool StateTree::erase(std::string_view path) {
-    const auto [above, segment] = split(path);
-    const auto parent = path.empty() ? std::nullopt : find(above);
-    if (!parent) return false;
-    Node& container = nodes_[*parent];
-    const std::size_t place = place_of(*this, container, segment);
-    if (child_at(container, place) == nullptr) return false;
+    const auto step = path.empty() ? std::nullopt : last_step(*this, path);
+    if (!step) return false;
+    Node& container = nodes_[step->container];
+    const std::size_t place = step->place;
     const auto offset = static_cast<std::ptrdiff_t>(place);
     if (auto* const sequence = std::get_if<Sequence>(&container))
         sequence->items.erase(sequence->items.begin() + offset);

@@ -6,6 +6,7 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "state/children.hpp"
+#include "state/modules.hpp"
 #include "state/names.hpp"
 #include "state/ties.hpp"
 
@@ -74,7 +75,11 @@ private:
 class Writer {
 public:
     Writer(const StateTree& tree, const StoredName& stored_name)
-        : tree_(tree), stored_name_(stored_name), repeated_(tree), flat_(is_flat(tree)) {}
+        : tree_(tree),
+          stored_name_(stored_name),
+          repeated_(tree),
+          flat_(is_flat(tree)),
+          beside_modules_(state::names_beside_modules(tree)) {}
 
     std::string run() {
         out_ = R"({"v":1,"root":)";
@@ -171,9 +176,9 @@ private:
         spelled_ += path_.size();
         if (spelled_ > most_spelled) too_large("of names that are too long together");
         const std::string& implied = path_.empty() ? root_name_ : path_;
-        const std::string& own = tensor.tensor.name();
-        const std::string& name = !own.empty() ? own : flat_ ? key_ : implied;
-        const auto stored = first == ties_.end() && in_attributes_ == 0 ? stored_name_(name) : std::nullopt;
+        const std::string& name = flatten_name(id, tensor, implied);
+        const bool asks = first == ties_.end() && in_attributes_ == 0 && !name.empty();
+        const auto stored = asks ? stored_name_(name) : std::nullopt;
         if (first == ties_.end() && !stored) return not_stored();
 
         const std::string path = ties || repeated_.node(id) ? tensor_path() : std::string();
@@ -183,6 +188,15 @@ private:
         open(tensor.numpy ? "np" : "T");
         attributes(tensor, *stored == implied ? nullptr : &*stored);
         close();
+    }
+
+    /// Returns the name that a tensor brings, else the one that flatten() gives it; an empty one where it gives none.
+    const std::string& flatten_name(NodeId id, const StateTree::Tensor& tensor, const std::string& implied) const {
+        if (!tensor.tensor.name().empty()) return tensor.tensor.name();
+        if (flat_) return key_;
+        if (beside_modules_.empty()) return implied;
+        const auto found = beside_modules_.find(id);
+        return found == beside_modules_.end() ? no_name_ : found->second;
     }
 
     void tied(const StateTree::Tensor& tensor, const std::string& path) {
@@ -411,6 +425,8 @@ private:
     const StoredName& stored_name_;
     Repeated repeated_;
     const bool flat_;  ///< names are keys
+    const std::unordered_map<NodeId, std::string> beside_modules_;
+    const std::string no_name_ = {};
     std::string key_ = {};
     std::string out_;
     std::string path_;

@@ -2,6 +2,7 @@
 #include "torch/rebuild.hpp"
 
 #include "base/text.hpp"
+#include "state/modules.hpp"
 #include "state/names.hpp"
 #include "torch/embedded.hpp"
 #include "torch/globals.hpp"
@@ -820,27 +821,42 @@ private:
     /// The name that flatten would give, or the end of it.
     std::string path_of(NodeId id) const {
         std::vector<std::string> segments;
+        std::vector<bool> of_module;  // by segment: a key of a dictionary of a module, which is not in names itself
         std::size_t bytes = 0;
         while (places_[id].parent != StateTree::no_node && segments.size() < max_path_levels) {
             const Place place = places_[id];
-            std::string each = segment(place);
+            const bool in_module = is_module_part(place.parent);
+            std::string each = segment(place, in_module);
             bytes += each.size() + 1;
             if (bytes > max_path_bytes && !segments.empty()) break;
             segments.push_back(std::move(each));
-            id = place.parent;
+            of_module.push_back(in_module);
+            id = in_module ? places_[place.parent].parent : place.parent;
         }
         if (segments.empty()) return std::string(state::root_name);
         std::string path = places_[id].parent == StateTree::no_node ? "" : "...";
-        for (auto each = segments.rbegin(); each != segments.rend(); ++each) state::append_segment(path, *each);
+        for (std::size_t i = segments.size(); i-- > 0;) {
+            const bool dotted = of_module[i] && i + 1 < segments.size() && of_module[i + 1];
+            if (!path.empty()) path += dotted ? '.' : '/';
+            path += segments[i];
+        }
         return path;
     }
-    std::string segment(const Place& place) const {
+    /// Of an error's path only, so its owner is not asked whether it has all the parts of a module.
+    bool is_module_part(NodeId id) const {
+        const Place place = places_[id];
+        if (place.parent == StateTree::no_node || !std::holds_alternative<StateTree::Dict>(out_.tree[id])) return false;
+        const auto* const owner = std::get_if<Opaque>(&out_.tree[place.parent]);
+        return owner != nullptr && place.child < owner->children.size() &&
+               state::is_module_part(owner->children[place.child].first);
+    }
+    std::string segment(const Place& place, bool in_module) const {
         const Node& parent = out_.tree[place.parent];
         if (const auto* dict = std::get_if<StateTree::Dict>(&parent);
             dict != nullptr && place.child < dict->items.size()) {
             const Node& key = out_.tree[dict->items[place.child].first];
             if (std::visit(NodeCost(), key) > max_key_bytes) return state::ordinal_segment(place.child);
-            return state::key_segment(key, place.child);
+            return in_module ? state::module_segment(key, place.child) : state::key_segment(key, place.child);
         }
         if (const auto* opaque = std::get_if<Opaque>(&parent);
             opaque != nullptr && place.child < opaque->children.size()) {

@@ -46,6 +46,14 @@ def is_attribute(step) -> bool:
     return isinstance(step, dict) and "attr" in step
 
 
+def module_parts(node) -> dict:
+    """What a whole module has in its state dict, by attribute; nothing for any other node."""
+    steps = node["of"] if node["is"] == "object" else []
+    parts = {step["attr"]: child for step, child in steps if is_attribute(step)}
+    wanted = ("_parameters", "_buffers", "_modules")
+    return {name: parts[name] for name in wanted} if all(name in parts for name in wanted) else {}
+
+
 class Names:
     """Names of the tensors of one file, by their number."""
 
@@ -81,6 +89,8 @@ class Names:
         elif node["is"] == "tensor":
             self.walk(node["at"], path)
             self.walk({"is": "object", "of": node["of"]}, path)
+        elif module_parts(node):
+            self.walk_module(node, below)
         elif node["is"] != "same":
             for place, child in enumerate(node.get("of", [])):
                 if isinstance(child, list):
@@ -88,6 +98,14 @@ class Names:
                 else:
                     ordinal = node["is"] in ("set", "frozenset")
                     self.walk(child, below + (f"~k{place}" if ordinal else str(place)))
+
+    def walk_module(self, node, prefix: str) -> None:
+        for part in module_parts(node).values():
+            for step, child in part["of"]:
+                if not isinstance(child, str) and module_parts(child):
+                    self.walk_module(child, prefix + step + ".")
+                else:
+                    self.walk(child, prefix + step)
 
 
 def encoded(name: str) -> str:
