@@ -87,12 +87,14 @@ public:
     Node& operator[](NodeId id) { return nodes_[id]; }
     std::size_t size() const noexcept { return nodes_.size(); }
 
-    /// The node at a path, spelled as flatten() spells names: "optimizer/state/0/exp_avg"; "" is the root. Nothing
-    /// where there is none. Linear in what the containers on the way hold.
+    /// The node at a path, spelled as flatten() spells names: "optimizer/state/0/exp_avg", and in a module
+    /// "model/0.conv.weight"; "" is the root. Nothing where there is none. Linear in what the containers on the way
+    /// hold.
     std::optional<NodeId> find(std::string_view path) const;
     /// Puts a node where a path leads, in place of what is there, or as the last entry of a dictionary, the next item
-    /// of a list, tuple or torch.Size, or a part of an object. Other places that hold what was there keep it. Throws
-    /// invalid_argument where there is no such container, or where the last segment is no key or item it can have.
+    /// of a list, tuple or torch.Size, or a part of an object that is no module. Other places that hold what was there
+    /// keep it. Throws invalid_argument where there is no such container, or where the last segment is no key or item
+    /// it can have.
     void put(std::string_view path, NodeId node);
     /// Takes out what a path leads to, and says whether there was anything. Items behind it move up. The root stays.
     bool erase(std::string_view path);
@@ -126,7 +128,7 @@ struct SkippedObject {
 struct FlatState {
     std::vector<LazyTensor> tensors;        ///< in the order of the tree, each stored tensor once
     std::vector<AliasGroup> aliases;        ///< tied tensors: same object, or equal storage, offset, shape, strides
-    std::vector<SkippedObject> skipped;     ///< opaque objects
+    std::vector<SkippedObject> skipped;     ///< opaque objects, and tensors of modules that state_dict() leaves out
     std::vector<std::string> notes;         ///< human sentences: what has no name
     std::vector<std::string> only_in_tree;  ///< and what names and tensors do not tell
     bool verbatim = false;                  ///< the root was a flat dict of tensors, and names are its keys
@@ -134,8 +136,10 @@ struct FlatState {
 
 /// Names for the tensors of a tree. A flat dict or OrderedDict of tensors (no NumPy arrays; string keys, none empty or
 /// `__metadata__`) keeps its keys as they are. Otherwise a name is the path, RFC 6901-escaped, without the leading
-/// slash: `optimizer/state/0/exp_avg`; docs/format.md has the grammar. Linear in the size of the tree, however deep;
-/// a container that occurs again is not walked again but noted.
+/// slash: `optimizer/state/0/exp_avg`; docs/format.md has the grammar. In a whole torch.nn.Module (an object with the
+/// dictionaries `_parameters`, `_buffers` and `_modules`) names and order are those of its state_dict(), behind the
+/// module's path: `model/0.conv.weight`; tensors that are not in there are skipped. Linear in the size of the tree and
+/// in what it gives, however deep; a container that occurs again is not walked again but noted, unless it is a module.
 SAFEMAP_API FlatState flatten(const StateTree& tree);
 
 }  // namespace safemap

@@ -1497,6 +1497,53 @@ class Torch(Case):
         self.assertIn('checksum_mismatch', [f['code'] for f in result.json()['faults']])
 
 
+
+class WholeModules(Case):
+    """Files of torch.save(model), not of its state_dict()."""
+    NAMES = [f'{part}.{name}' for part, names in (
+        ('conv', ('weight', 'bias')), ('norm', ('weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked')),
+        ('linear', ('weight', 'bias'))) for name in names]
+
+    def pt(self, name):
+        return DATA / 'pt' / name
+
+    def test_has_the_names_of_its_state_dict_in_every_command(self):
+        for name in ('module.pt', 'module_legacy.pt'):
+            found = self.done('inspect', self.pt(name))
+            self.assertEqual([tensor['name'] for tensor in found['tensors']], self.NAMES)
+            self.assertEqual(found['objects'], [{'name': '~root', 'type': 'my_model.SmallNet'}])
+            report = self.done('convert', self.pt(name), name + '.safetensors')
+            self.assertEqual([each['name'] for each in report['skipped']], ['~root'])
+            self.assertEqual(set(header_of(self.folder / (name + '.safetensors'))) - {'__metadata__'}, set(self.NAMES))
+            self.assertTrue(self.done('diff', self.pt(name), name + '.safetensors')['equal'])
+            self.assertEqual(sorted(self.done('hash', self.pt(name))['tensors']), sorted(self.NAMES))
+            loaded = self.done('load', self.pt(name), '--device', 'host', '--digest', '--include', 'norm.*')
+            self.assertEqual(sorted(loaded['digests']), sorted(self.NAMES[2:7]))
+        self.assertTrue(self.done('plan', self.pt('module.pt'), '--expect', self.pt('module_legacy.pt'))['ok'])
+
+    def test_root_of_a_module(self):
+        source = self.pt('module_main.pt')
+        self.assertEqual(list(self.done('hash', source)['tensors']), ['net/weight', 'net/mean'])
+        self.done('convert', source, 'whole.safetensors')
+        for each in (source, 'whole.safetensors'):
+            self.done('convert', each, 'net.safetensors', '--root', 'net', '--force')
+            self.assertEqual(set(header_of(self.folder / 'net.safetensors')), {'__metadata__', 'weight', 'mean'})
+        self.done('convert', self.pt('module.pt'), 'linear.safetensors', '--root', 'linear')
+        self.assertEqual(set(header_of(self.folder / 'linear.safetensors')), {'__metadata__', 'weight', 'bias'})
+        error = self.refused('invalid_argument', 2, 'convert', source, 'x', '--root', 'model')
+        self.assertIn("'net'", error['hint'])
+
+    def test_its_names_become_others(self):
+        report = self.done('convert', self.pt('module.pt'), 'o.safetensors', '--rename', r's/^conv\./stem./',
+                           '--structure', 'keep', '--checksums')
+        self.assertEqual(report['tensors'], 9)
+        self.assertIn('stem.weight', header_of(self.folder / 'o.safetensors'))
+        self.assertTrue(self.done('verify', 'o.safetensors')['ok'])
+        document = self.done('inspect', 'o.safetensors', '--structure')['structure']['root']
+        conv = document[3]['_modules']['conv']
+        self.assertEqual(conv[3]['_parameters']['weight'], ['T', {'n': 'stem.weight', 'p': 1, 'rg': 1}])
+        self.refused('name_collision', 2, 'convert', self.pt('module.pt'), 'x', '--rename', 's/^linear/norm/')
+
 if __name__ == '__main__':
     words = sys.argv[1:]
     if '--update' in words:
