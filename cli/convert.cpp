@@ -48,7 +48,7 @@ void write_reading(JsonWriter& json, const SaveReport& saved, std::uint64_t unre
     const auto write = [&json](std::string_view key, const TensorCount& count) {
         json.key(key).begin_object().member("tensors", count.tensors).member("bytes", count.bytes).end_object();
     };
-    write("copied", saved.copied);
+    write("copied_tensors", saved.copied);
     write("gathered", saved.gathered);
     write("views", saved.views);
     json.member("unreferenced_bytes", unreferenced_bytes);
@@ -79,6 +79,7 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
     json.end_array();
     json.member("notes", around.all_notes(saved));
     json.member("unaligned_tensors", saved.unaligned_tensors).member("resumed", saved.resumed);
+    json.member("copied", saved.extras);
     write_reading(json, saved, around.unreferenced_bytes);
     if (around.dry_run) {
         json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
@@ -128,6 +129,12 @@ std::string reading_text(const SaveReport& saved, std::uint64_t unreferenced_byt
     return text;
 }
 
+std::string extras_text(const SaveReport& saved) {
+    std::string text;
+    for (const std::string& extra : saved.extras) text += (text.empty() ? "  extras   " : ", ") + printable(extra);
+    return text.empty() ? text : text + '\n';
+}
+
 std::string total_text(const SaveReport& saved, const std::string& out, std::string_view verb) {
     return fmt::format("{}: {} {}, {}, {}\n", printable(out), verb, count_text(saved.tensors, "tensor"),
                        count_text(saved.files.size(), "file"), bytes_text(saved.bytes_written));
@@ -136,7 +143,7 @@ std::string total_text(const SaveReport& saved, const std::string& out, std::str
 /// All that is known before the first byte is written.
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
     std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + files_text(saved);
-    text += reading_text(saved, around.unreferenced_bytes);
+    text += extras_text(saved) + reading_text(saved, around.unreferenced_bytes);
     if (align_tensors) text += fmt::format("  aligned  all but {}\n", count_text(saved.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.aliases) {
         // The stored name stands last, and once: a name may be as long as the file.
@@ -249,6 +256,8 @@ public:
                    "the structure document: auto (default: of nested trees), keep (always) or drop (never)")
             ->type_name("WHEN");
         app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
+        app.add_flag("--no-extras", no_extras_,
+                     "do not copy the small files beside a model: config.json, tokenizer.json, ...");
         app.add_flag("--force", options_.overwrite,
                      "replace the checkpoint that is at OUT, once the new one is complete");
         app.add_flag("--resume", options_.resume, "go on where a process that was killed had come to");
@@ -268,6 +277,7 @@ public:
         RenamedTensors renamed;
         if (!renaming_.empty()) renamed = rename(checkpoint, entries, renaming_);
         Around around = known_before(checkpoint, entries, renamed);
+        if (!no_extras_) options_.extras = checkpoint.extras();
         if (!console.json() && !around.dry_run)
             options_.on_plan = [&](const SaveReport& plan) {
                 around.peak_anon_bytes = memory.bytes();
@@ -377,6 +387,7 @@ private:
     std::string in_;
     std::string out_;
     std::string root_;
+    bool no_extras_ = false;
     std::vector<std::string> keep_;
     std::vector<std::string> rules_;
     Renaming renaming_;

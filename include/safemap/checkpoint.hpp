@@ -57,6 +57,17 @@ struct OpenOptions {
     unsigned threads = 0;
 };
 
+/// A small file that is stored beside a model: a configuration, a tokenizer, a licence.
+struct ExtraFile {
+    std::string name;  ///< of the file, without a folder
+    std::shared_ptr<const Source> source;
+};
+
+struct Extras {
+    std::vector<ExtraFile> files = {};    ///< sorted by name
+    std::vector<std::string> notes = {};  ///< human sentences: files that are too large to be extras
+};
+
 /// A checkpoint that has been opened: every tensor described, none read. Cheap to copy; copies share. All members
 /// are const and may be called from several threads at once. Tensors and views taken from it may outlive it.
 class SAFEMAP_API Checkpoint {
@@ -145,6 +156,15 @@ public:
     /// Of the one file that it was opened from: what tells later whether that has changed; docs/format.md,
     /// "safemap.source", defines it. Nothing for several files. Reads up to 1.4 MiB, and throws what reading throws.
     std::optional<std::string> fingerprint() const;
+
+    /// Lists the small files that transformers reads besides the weights, for SaveOptions::extras. Empty unless the
+    /// checkpoint was opened from the folder of a finished model, one with an index of safetensors or of
+    /// `pytorch_model.bin`, `model.safetensors` or `pytorch_model.bin`. Extras are regular files of at most 64 MiB, or
+    /// symbolic links to such, named `*.json` (but not `*.index.json`), `tokenizer*`, `*.model`, `*.txt`, `*.jinja`,
+    /// `LICENSE*`, `NOTICE*` or `README.md`. Hidden files, weights and code are never extras, whatever their names.
+    /// Opens the files and reads none of them. Throws file_changed if the folder was replaced since the checkpoint was
+    /// opened, or a file disappeared while the folder was listed; and what opening a file throws.
+    Extras extras() const;
 
     /// For verify: what is known of the bytes besides the tensors.
     struct StoredChecksum {

@@ -63,6 +63,11 @@ struct SaveOptions {
     /// them by and verify() finds them: `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. Those
     /// that the metadata has already are never kept.
     bool checksums = false;
+    /// Small files that are copied to the folder `out`, in the same commit as the tensors; `Checkpoint::extras()` lists
+    /// those of a model folder. The notes go to the report. A file that is the extra itself is left as it is. Another
+    /// file of the same name in `out` is replaced with `overwrite`; without it, one that differs stays, and a note says
+    /// so. What is not a regular file always stays, with a note. A save to a single file copies no extras.
+    Extras extras = {};
 
     // How.
     /// What stands at the target is replaced, when the new checkpoint is complete. False: it is refused.
@@ -117,6 +122,8 @@ struct SaveReport {
     std::uint64_t buffer_bytes = 0;       ///< the most that the buffers of the save take
     std::vector<std::string> resumed;     ///< of `files`, those that were finished before; casts do not count in them
     std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be, lost order
+    /// Names of the extras that are copied. They are not in `files`, and their bytes are not in `bytes_written`.
+    std::vector<std::string> extras;
 
     TensorCount copied;    ///< written as they stand: neither cast nor gathered
     TensorCount gathered;  ///< strided, as transposed ones are, or in several pieces: their elements are put in order
@@ -141,6 +148,9 @@ struct SaveReport {
 /// moment. Where that cannot be (folders in it, the root of a mount, a file system without hard links or without
 /// exchange), its files are replaced one by one: safemap sees the old or the new at every moment, and so do others
 /// where the two models share no file name; else these may for a moment see files of both.
+///
+/// Extras are read while they are copied: one that changed since it was opened is file_changed. An extra without a
+/// source, or whose name has a folder in it or is that of another file of the save, is invalid_argument.
 ///
 /// Throws already_exists (where `overwrite` is not set, or would put a file in the place of a folder, or a folder in
 /// that of a file; also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),

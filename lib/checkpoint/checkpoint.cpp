@@ -187,6 +187,8 @@ std::optional<std::string> Checkpoint::fingerprint() const {
     return checkpoint::fingerprint(*sources.front());
 }
 
+Extras Checkpoint::extras() const { return checkpoint::extras_of(state_->contents); }
+
 std::size_t Checkpoint::size() const noexcept { return state_->contents.tensors.size(); }
 std::uint64_t Checkpoint::total_bytes() const noexcept { return state_->total_bytes; }
 const LazyTensor& Checkpoint::tensor(std::size_t i) const& noexcept { return state_->contents.tensors[i]; }

@@ -31,6 +31,9 @@ struct Contents {
     std::vector<Checkpoint::Storage> storages = {};
     /// Everything that tensors stand in, for those who want to read all of it.
     std::vector<std::shared_ptr<const Source>> sources = {};
+    /// The index or file that makes a folder the folder of a finished model; empty for every other folder.
+    std::string model_file = {};
+    std::shared_ptr<const Folder> folder = {};  ///< only where it is a folder that was opened
 };
 
 /// One file, told by its content, or by a name in ".safetensors".
@@ -80,6 +83,9 @@ private:
     FaultSink& next_;
     std::string path_;
 };
+
+/// As Checkpoint::extras().
+Extras extras_of(const Contents& contents);
 
 using safemap::reporting;
 

@@ -56,6 +56,7 @@ std::string listed(const Names& names) {
 struct Choice {
     std::string name;
     bool index = false;
+    bool finished = true;  ///< false: the only file of weights, which may be anything
 };
 
 /// Throws several_models and not_a_checkpoint.
@@ -70,7 +71,7 @@ Choice choose(const Names& names) {
     const Names own = ending_in(indexes, ".safetensors.index.json");
     if (!own.empty()) indexes = own;
     if (indexes.size() > 1) several(indexes, "indexes");
-    if (indexes.size() == 1) return {indexes.front(), true};
+    if (indexes.size() == 1) return {indexes.front(), true, !own.empty()};
     if (has("model.safetensors")) return {"model.safetensors"};
     if (pickle_indexes.size() > 1) several(pickle_indexes, "indexes");
     if (pickle_indexes.size() == 1) return {pickle_indexes.front(), true};
@@ -81,7 +82,7 @@ Choice choose(const Names& names) {
     // Companions are no rivals of a model; a folder of nothing else is judged by them.
     if (!std::all_of(weights.begin(), weights.end(), is_companion)) std::erase_if(weights, is_companion);
     if (weights.size() > 1) several(weights, "files of weights and no index");
-    if (weights.size() == 1) return {weights.front()};
+    if (weights.size() == 1) return {weights.front(), false, false};
     throw Error(Errc::not_a_checkpoint,
                 names.empty() ? "the folder holds no files"
                               : "the folder holds neither an index nor a file of weights, but " + listed(names));
@@ -98,6 +99,7 @@ Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink
         if (!source) throw Error(Errc::not_a_checkpoint, printable(choice.name) + " cannot be opened as a file");
         Contents contents =
             choice.index ? read_shards(folder, source, options, faults) : read_file(source, options, faults);
+        if (choice.finished) contents.model_file = choice.name;
 
         Names others;
         for (const std::string& name : names) {

@@ -43,10 +43,15 @@ Contents read_settled(const std::filesystem::path& path, Mapping mapping, const 
     constexpr int most_attempts = 20;
     for (int attempt = 1;; ++attempt) {
         const auto folder = open_folder(path, mapping);
-        if (attempt == most_attempts) return read_folder(*folder, options, faults);
+        if (attempt == most_attempts) {
+            Contents contents = read_folder(*folder, options, faults);
+            contents.folder = folder;
+            return contents;
+        }
         try {
             SettledSink settled(faults, *folder);
             Contents contents = read_folder(*folder, options, settled);
+            contents.folder = folder;
             if (!folder->changed()) return contents;
         } catch (const Replaced&) {
             continue;

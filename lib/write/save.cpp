@@ -2,6 +2,7 @@
 #include <safemap/save.hpp>
 
 #include "write/engine.hpp"
+#include "write/extras.hpp"
 #include "write/job.hpp"
 #include "write/reading.hpp"
 #include "write/saving.hpp"
@@ -39,6 +40,8 @@ SaveReport write::save_all(const std::filesystem::path& out, std::span<const Laz
     SaveReport report = report_on(layout);
     report.buffer_bytes = buffer_bytes(tensors, layout, options.threads);
     report_reading(tensors, layout, report);
+    const PlannedExtras extras = plan_extras(out, options, layout);
+    extras.report(report);
     const auto tell = [&] {
         if (options.on_plan) options.on_plan(report);
     };
@@ -52,6 +55,7 @@ SaveReport write::save_all(const std::filesystem::path& out, std::span<const Laz
                       .replaced = replaced};
     Target target(out, options.overwrite, job);
     tell();
+    copy_extras(extras, target.staging());
     write_files(tensors, layout, target.staging(), options.monitor, options.threads);
     target.commit();
     report.bytes_read = layout.read_bytes;

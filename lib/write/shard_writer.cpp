@@ -12,6 +12,7 @@
 #include "tensor/reach.hpp"
 #include "write/copy.hpp"
 #include "write/coverage.hpp"
+#include "write/extras.hpp"
 #include "write/heads.hpp"
 #include "write/open_files.hpp"
 #include "write/saving.hpp"
@@ -145,6 +146,9 @@ public:
             static_cast<std::uint32_t>(declared_.size()), [this](std::uint32_t i) { return name(i); },
             [](std::uint32_t, std::uint32_t) {});  // the layout has refused those that are there twice
         report_.bytes_read = 0;
+        const write::PlannedExtras extras = write::plan_extras(out, options, layout_);
+        extras.report(report_);
+        write::copy_extras(extras, target_.staging());
         for (const write::PlannedFile& file : layout_.files) write::allocate(target_.staging(), layout_, file);
         for (std::uint32_t i = 0; i < layout_.files.size(); ++i) begin_file(i);
         if (options.checksums) digests_.emplace(declared_.size());

@@ -528,8 +528,8 @@ class Inspect(Case):
 
 class Convert(Case):
     KEYS = ['tensors', 'files', 'bytes_read', 'bytes_written', 'seconds', 'peak_anon_bytes', 'cast', 'aliases',
-            'skipped', 'notes', 'unaligned_tensors', 'resumed', 'copied', 'gathered', 'views', 'unreferenced_bytes',
-            'unsupported']
+            'skipped', 'notes', 'unaligned_tensors', 'resumed', 'copied', 'copied_tensors', 'gathered', 'views',
+            'unreferenced_bytes', 'unsupported']
     LAYERS = [(name, 'U8', [6], name.encode()[:6].ljust(6)) for name in
               ('wte', 'h.0.a', 'h.1.a', 'h.0.b', 'h.1.b', 'head')]
 
@@ -855,6 +855,92 @@ class Convert(Case):
         self.assertEqual(json.loads(out)['error']['code'], 'cancelled')
         self.assertEqual(self.leftovers(), before)
         return True
+
+
+class Extras(Case):
+    EXTRAS = ['LICENSE', 'README.md', 'config.json', 'merges.txt', 'spiece.model', 'template.jinja', 'tokenizer.json']
+
+    def setUp(self):
+        super().setUp()
+        self.done('convert', 'small.safetensors', 'in', '--max-shard-size', '30')
+        for name in (*self.EXTRAS, 'tokenizer.py', 'optimizer.pt', 'notes.md', '.hidden.json'):
+            (self.folder / 'in' / name).write_text(name)
+
+    def files(self, folder):
+        return {p.name: p.read_bytes() for p in (self.folder / folder).iterdir() if p.is_file()}
+
+    def test_the_small_files_of_a_model_folder_are_copied(self):
+        told = self.done('convert', 'in', 'out', '--dtype', 'bf16')
+        self.assertEqual(told['copied'], self.EXTRAS)
+        self.assertEqual(sorted(self.files('out')), sorted(self.EXTRAS + told['files']))
+        self.assertEqual(told['bytes_written'], sum(len(self.files('out')[name]) for name in told['files']))
+        for name in self.EXTRAS:
+            self.assertEqual(self.files('out')[name], name.encode())
+        self.assertEqual(self.leftovers(), ['in', 'out', 'small.safetensors'])
+
+    def test_every_way_to_a_folder_copies_them(self):
+        for words in (['--rename', 's/norm/x/'], ['--include', 'norm'], ['--max-shard-size', '1GB'], ['--resume']):
+            self.assertEqual(self.done('convert', 'in', 'out', *words)['copied'], self.EXTRAS)
+            self.assertEqual(self.files('out')['config.json'], b'config.json')
+            for file in (self.folder / 'out').iterdir():
+                file.unlink()
+            (self.folder / 'out').rmdir()
+
+    def test_where_none_are_copied(self):
+        self.assertEqual(self.done('convert', 'in', 'plain', '--no-extras')['copied'], [])
+        self.assertEqual(self.done('convert', 'in', 'out.safetensors')['copied'], [])
+        for source in ('small.safetensors', 'in/model.safetensors.index.json'):
+            told = self.done('convert', source, 'out')
+            self.assertEqual((told['copied'], sorted(self.files('out'))), ([], sorted(told['files'])))
+            for file in (self.folder / 'out').iterdir():
+                file.unlink()
+            (self.folder / 'out').rmdir()
+        # The only file of weights in a folder may be anything.
+        (self.folder / 'some').mkdir()
+        (self.folder / 'small.safetensors').rename(self.folder / 'some' / 'weights.safetensors')
+        (self.folder / 'some' / 'config.json').write_text('{}')
+        self.assertEqual(self.done('convert', 'some', 'out')['copied'], [])
+
+    def test_a_dry_run_lists_them(self):
+        self.assertEqual(self.done('convert', 'in', 'out', '--dry-run')['copied'], self.EXTRAS)
+        text = self.safemap('convert', 'in', 'out', '--dry-run').out
+        self.assertIn('  extras   ' + ', '.join(self.EXTRAS) + '\n', text)
+        self.assertEqual(self.leftovers(), ['in', 'small.safetensors'])
+
+    def test_force_replaces_them_and_leaves_the_rest(self):
+        self.done('convert', 'small.safetensors', 'out')
+        (self.folder / 'out' / 'config.json').write_text('old')
+        (self.folder / 'out' / 'mine.json').write_text('mine')
+        (self.folder / 'out' / 'merges.txt').mkdir()
+        told = self.done('convert', 'in', 'out', '--force')
+        self.assertEqual(told['copied'], [name for name in self.EXTRAS if name != 'merges.txt'])
+        self.assertEqual([note for note in told['notes'] if 'merges.txt' in note],
+                         ["'merges.txt' is not copied: what has that name in the output folder is not a regular file"])
+        self.assertEqual(self.files('out')['config.json'], b'config.json')
+        self.assertEqual(self.files('out')['mine.json'], b'mine')
+
+    def test_a_model_converted_in_place_keeps_its_own(self):
+        before = (self.folder / 'in' / 'config.json').stat().st_ino
+        told = self.done('convert', 'in', 'in', '--force')
+        self.assertEqual(told['copied'], [])
+        self.assertEqual((self.folder / 'in' / 'config.json').stat().st_ino, before)
+        self.assertEqual(self.files('in')['tokenizer.py'], b'tokenizer.py')
+
+    def test_links_of_a_hub_cache_are_followed(self):
+        (self.folder / 'cache').mkdir()
+        for file in (self.folder / 'in').iterdir():
+            (self.folder / 'cache' / file.name).symlink_to(file)
+        self.assertEqual(self.done('convert', 'cache', 'out')['copied'], self.EXTRAS)
+        self.assertFalse((self.folder / 'out' / 'config.json').is_symlink())
+        self.assertEqual(self.files('out')['config.json'], b'config.json')
+
+    def test_a_file_that_is_too_large_is_noted(self):
+        with open(self.folder / 'in' / 'vocab.json', 'wb') as large:
+            large.truncate((64 << 20) + 1)
+        told = self.done('convert', 'in', 'out')
+        self.assertEqual(told['copied'], self.EXTRAS)
+        self.assertIn("'vocab.json' is not copied: it has 67108865 bytes, more than 67108864 bytes", told['notes'])
+        self.assertNotIn('vocab', ' '.join(self.done('convert', 'in', 'out.safetensors')['notes']))
 
 
 class Edit(Case):

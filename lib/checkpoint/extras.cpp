@@ -1,0 +1,68 @@
+// Lists the small files of a model folder that are copied when the model is saved elsewhere.
+#include "base/text.hpp"
+#include "checkpoint/contents.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace safemap::checkpoint {
+
+namespace {
+
+constexpr std::uint64_t largest = 64 << 20;
+
+template <std::size_t N> bool ends_in_any(std::string_view name, const std::array<std::string_view, N>& endings) {
+    return std::any_of(endings.begin(), endings.end(), [name](auto ending) { return name.ends_with(ending); });
+}
+
+/// Only names that begin with "tokenizer", "LICENSE" or "NOTICE" can end so.
+bool is_weights_or_code(std::string_view name) {
+    static constexpr std::array<std::string_view, 31> endings = {
+        ".safetensors", ".sft",     ".pt",   ".pth", ".ckpt", ".bin", ".gguf",   ".ggml",
+        ".h5",          ".msgpack", ".onnx", ".npy", ".npz",  ".pkl", ".pickle", ".joblib",
+        ".dill",        ".tflite",  ".zip",  ".tar", ".gz",   ".py",  ".pyc",    ".pyi",
+        ".ipynb",       ".sh",      ".so",   ".js",  ".cpp",  ".cu",  ".rs"};
+    return ends_in_any(name, endings);
+}
+
+bool has_name_of_extra(std::string_view name) {
+    static constexpr std::array<std::string_view, 4> endings = {".json", ".model", ".txt", ".jinja"};
+    if (name.starts_with('.') || name.ends_with(".index.json") || is_weights_or_code(name)) return false;
+    return ends_in_any(name, endings) || name.starts_with("tokenizer") || name.starts_with("LICENSE") ||
+           name.starts_with("NOTICE") || name == "README.md";
+}
+
+bool has(const std::vector<std::string>& names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+Error changed(std::string_view what, const Folder& folder) {
+    Error error(Errc::file_changed, std::string(what) + " since the folder was opened");
+    error.with_path(folder.name());
+    return error;
+}
+
+}  // namespace
+
+Extras extras_of(const Contents& contents) {
+    Extras extras;
+    if (!contents.folder || contents.model_file.empty()) return extras;
+    const Folder& folder = *contents.folder;
+    const std::vector<std::string> names = folder.list();
+    // A folder that a save has replaced is empty by now, and its model is not the one that was opened.
+    if (!has(names, contents.model_file))
+        throw changed(safemap::quoted(contents.model_file) + " has disappeared", folder);
+    for (const std::string& name : names) {
+        if (!has_name_of_extra(name) || name == contents.model_file || has(contents.files, name)) continue;
+        auto source = folder.open(name);
+        if (!source) throw changed(safemap::quoted(name) + " has disappeared", folder);
+        if (source->size() > largest)
+            extras.notes.push_back(safemap::quoted(name) + " is not copied: it has " + bytes_text(source->size()) +
+                                   ", more than " + bytes_text(largest));
+        else extras.files.push_back({.name = name, .source = std::move(source)});
+    }
+    return extras;
+}
+
+}  // namespace safemap::checkpoint
