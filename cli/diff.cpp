@@ -2,13 +2,18 @@
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"
+#include "parse.hpp"
 #include "progress.hpp"
+#include "rename.hpp"
 
 #include <safemap/diff.hpp>
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 
 namespace safemap::cli {
 namespace {
@@ -37,11 +42,19 @@ JsonWriter as_json(const DiffReport& report) {
         write_side(json, "a", one.what, one.a);
         write_side(json, "b", one.what, one.b);
         if (one.what == What::value) write_shape(json, "index", one.index);
+        if (one.max_abs) json.member("max_abs", *one.max_abs);
         json.end_object();
     }
-    json.end_array().end_object();
+    json.end_array();
+    json.key("close").begin_array();
+    for (const CloseTensor& one : report.close)
+        json.begin_object().member("name", one.name).member("max_abs", one.max_abs).end_object();
+    json.end_array();
+    json.member("notes", report.notes).end_object();
     return json;
 }
+
+std::string most_text(double max_abs) { return fmt::format("max |a-b| {:.6g}", max_abs); }
 
 std::string both_sides(const TensorDifference& one) {
     switch (one.what) {
@@ -49,7 +62,8 @@ std::string both_sides(const TensorDifference& one) {
         case What::shape: return fmt::format("shape {} | {}", to_string(one.a.shape), to_string(one.b.shape));
         case What::value: break;
     }
-    return fmt::format("value at {}: {} | {}", to_string(one.index), one.a.value, one.b.value);
+    const std::string most = one.max_abs ? "; " + most_text(*one.max_abs) : "";
+    return fmt::format("value at {}: {} | {}{}", to_string(one.index), one.a.value, one.b.value, most);
 }
 
 std::string different_lines(const DiffReport& report) {
@@ -60,33 +74,95 @@ std::string different_lines(const DiffReport& report) {
     return table.text();
 }
 
-std::string lonely_lines(const Checkpoint& checkpoint, const std::vector<std::string>& lonely) {
+std::string close_lines(const DiffReport& report) {
     std::vector<Foldable> names;
-    for (const std::string& name : lonely) names.push_back(foldable(checkpoint[name]));
-    return tensor_table(fold(names));
+    for (const CloseTensor& one : report.close) names.push_back({one.name, most_text(one.max_abs)});
+    Table table({Align::left, Align::left, Align::left});
+    for (const Folded& folded : fold(names)) table.row({printable(folded.name()), folded.times(), folded.kind});
+    return table.text();
 }
+
+/// The names of one side: as they are compared, and as its checkpoint has them.
+class SideNames {
+public:
+    SideNames(const Checkpoint& checkpoint, const Renaming& renaming) : checkpoint_(checkpoint) {
+        if (renaming.empty()) return;
+        std::vector<std::string> before;
+        for (const NamedTensor& named : all_names(checkpoint)) before.emplace_back(named.name);
+        Renamed renamed = rename_all(renaming, before);
+        notes_ = std::move(renamed.notes);
+        for (std::size_t i = 0; i < before.size(); ++i) {
+            before_.emplace(renamed.names[i], before[i]);
+            after_.emplace(std::move(before[i]), std::move(renamed.names[i]));
+        }
+    }
+
+    bool renames() const noexcept { return !after_.empty(); }
+    std::string after(std::string_view name) const { return after_.at(std::string(name)); }
+    const std::vector<std::string>& notes() const noexcept { return notes_; }
+
+    bool any(const Selection& selection) const {
+        return std::any_of(before_.begin(), before_.end(),
+                           [&](const auto& name) { return selection.matches(name.first); });
+    }
+
+    std::string lines(const std::vector<std::string>& compared) const {
+        std::vector<Foldable> names;
+        for (const std::string& name : compared)
+            names.push_back(foldable(renames() ? checkpoint_[before_.at(name)].renamed(name) : checkpoint_[name]));
+        return tensor_table(fold(names));
+    }
+
+private:
+    const Checkpoint& checkpoint_;
+    std::unordered_map<std::string, std::string> before_;  // by what they become
+    std::unordered_map<std::string, std::string> after_;   // by what they are
+    std::vector<std::string> notes_;                       // rules that changed no name
+};
 
 class Diff final : public Command {
 public:
     void declare(CLI::App& app) override {
         app.add_option("A", a_, "a file, a folder or an index")->required()->type_name("");
         app.add_option("B", b_, "another one")->required()->type_name("");
+        const auto add_bound = [&](const char* name, double Tolerance::*bound, const char* help) {
+            const auto parse = [this, bound](std::string_view text) {
+                Tolerance tolerance = tolerance_.value_or(Tolerance());
+                tolerance.*bound = parse_tolerance(text);
+                return tolerance;
+            };
+            add_parsed(app, name, tolerance_, parse, help)->type_name("X");
+        };
+        add_bound("--atol", &Tolerance::atol, "values are equal if |a - b| <= atol + rtol * |b|");
+        add_bound("--rtol", &Tolerance::rtol, "the same, in proportion to |b|");
+        app.add_flag("--cast", cast_, "compare values of different floating-point dtypes");
+        add_repeatable(app, "--strip-prefix", renaming_.prefixes, "take P off the names of A (repeatable)")
+            ->type_name("P");
+        add_repeatable(app, "--rename", rules_, "change names of A, after that: 's/RE/TEXT/' (repeatable)")
+            ->type_name("RULE");
     }
 
     int run(Console& console) override {
+        for (const std::string& rule : rules_) renaming_.rules.emplace_back(rule);
         const Checkpoint a = Checkpoint::open(a_, common.open);
         const Checkpoint b = Checkpoint::open(b_, common.open);
-        require_selection({a, b}, common);
-        const DiffReport report = compare(console, a, b);
+        const SideNames names_a(a, renaming_);
+        const SideNames names_b(b, {});
+        if (!names_a.renames()) require_selection({a, b}, common);
+        else if (!names_a.any(common.selection())) require_selection({b}, common);
+        DiffReport report = compare(console, a, b, names_a);
+        report.notes.insert(report.notes.begin(), names_a.notes().begin(), names_a.notes().end());
         if (console.json()) console.result(as_json(report));
-        else console.result(as_text(report, a, b));
+        else console.result(as_text(report, names_a, names_b));
         return report.equal() ? 0 : 1;
     }
 
 private:
-    DiffReport compare(const Console& console, const Checkpoint& a, const Checkpoint& b) const {
+    DiffReport compare(const Console& console, const Checkpoint& a, const Checkpoint& b, const SideNames& names) const {
         ProgressBar bar(console);
-        DiffOptions options{.selection = common.selection(), .threads = common.open.threads};
+        DiffOptions options{.selection = common.selection(), .tolerance = tolerance_, .cast = cast_};
+        options.threads = common.open.threads;
+        if (names.renames()) options.rename = [&names](std::string_view name) { return names.after(name); };
         options.monitor.on_progress = [&bar](const Progress& progress) {
             bar.show(progress);
             return true;
@@ -94,25 +170,36 @@ private:
         return diff(a, b, options);
     }
 
-    std::string as_text(const DiffReport& report, const Checkpoint& a, const Checkpoint& b) const {
+    std::string as_text(const DiffReport& report, const SideNames& a, const SideNames& b) const {
         const std::string path_a = printable(a_);
         const std::string path_b = printable(b_);
         const std::string both = count_text(report.tensors, "tensor");
         if (report.equal())
-            return fmt::format("{} and {} are equal: {}, {}\n", path_a, path_b, both, bytes_text(report.bytes));
+            return fmt::format("{} and {} are equal: {}, {}\n", path_a, path_b, both, bytes_text(report.bytes)) +
+                   close_and_notes(report);
         std::string text =
             fmt::format("{} and {} differ: {} of {} in both", path_a, path_b, report.different.size(), both);
         if (!report.only_in_a.empty()) text += fmt::format("; {} only in the first", report.only_in_a.size());
         if (!report.only_in_b.empty()) text += fmt::format("; {} only in the second", report.only_in_b.size());
         text += '\n';
-        text += section("only in " + path_a, lonely_lines(a, report.only_in_a));
-        text += section("only in " + path_b, lonely_lines(b, report.only_in_b));
+        text += section("only in " + path_a, a.lines(report.only_in_a));
+        text += section("only in " + path_b, b.lines(report.only_in_b));
         text += section("different", different_lines(report));
+        return text + close_and_notes(report);
+    }
+
+    static std::string close_and_notes(const DiffReport& report) {
+        std::string text = section("equal within the tolerance", close_lines(report));
+        for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
         return text;
     }
 
     std::string a_;
     std::string b_;
+    std::optional<Tolerance> tolerance_;
+    bool cast_ = false;
+    Renaming renaming_;
+    std::vector<std::string> rules_;
 };
 
 }  // namespace

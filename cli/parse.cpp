@@ -11,8 +11,10 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <string>
+#include <system_error>
 
 namespace safemap::cli {
 namespace {
@@ -109,6 +111,14 @@ StructurePolicy parse_structure(std::string_view text) {
     if (text == "keep") return StructurePolicy::keep;
     if (text == "drop") return StructurePolicy::drop;
     refuse(text, "when the structure document is written: auto, keep or drop");
+}
+
+double parse_tolerance(std::string_view text) {
+    double number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(number) || number < 0)
+        refuse(text, "a tolerance: a number that is not negative, such as 1e-5");
+    return number;
 }
 
 Rank parse_rank(std::string_view text) {

@@ -23,6 +23,9 @@ ShardStrategy parse_strategy(std::string_view text);
 IndexStyle parse_index_style(std::string_view text);
 StructurePolicy parse_structure(std::string_view text);
 
+/// "1e-5": finite and not negative.
+double parse_tolerance(std::string_view text);
+
 /// One of several equal workers.
 struct Rank {
     std::uint64_t rank = 0;

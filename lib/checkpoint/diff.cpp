@@ -1,19 +1,26 @@
 // Compares what two checkpoints hold under each name. Tensors of the same dtype and shape are read side by side, block
 // by block, by several workers; each pair remembers the first element that differs, and blocks behind it are not read.
+// Where values are compared as numbers, every block is read, for the largest difference.
 #include <safemap/diff.hpp>
 
 #include "base/name_index.hpp"
 #include "base/pool.hpp"
+#include "base/text.hpp"
 #include "base/watch.hpp"
 #include "checkpoint/bulk.hpp"
+#include "checkpoint/prefixes.hpp"
 #include "lazy/blocks.hpp"
 #include "lazy/page_cache.hpp"
+#include "tensor/closeness.hpp"
+#include "tensor/convert.hpp"
 #include "tensor/element_text.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -31,11 +38,19 @@ using What = TensorDifference::What;
 
 constexpr std::uint64_t none = std::numeric_limits<std::uint64_t>::max();
 
-/// Two tensors of the same dtype and shape.
+/// Two tensors of the same shape, and of the same dtype, or of dtypes that can be cast.
 struct Pair {
     const LazyTensor* a;
     const LazyTensor* b;
+
+    bool same_dtype() const { return a->dtype() == b->dtype(); }
 };
+
+/// Calls `work(a, b)` with tensors of one dtype.
+template <class Work> auto as_one_dtype(const Pair& pair, Work&& work) {
+    if (pair.same_dtype()) return work(*pair.a, *pair.b);
+    return work(pair.a->cast(Dtype::f64), pair.b->cast(Dtype::f64));
+}
 
 // ---- elements and their numbers, row-major
 
@@ -85,10 +100,16 @@ std::vector<std::byte> read_element(const LazyTensor& tensor, std::uint64_t elem
 class Comparer {
 public:
     /// `pairs` and `watch` outlive it.
-    Comparer(const std::vector<Pair>& pairs, unsigned threads, Watch& watch)
-        : pairs_(pairs), workers_(threads, 2), watch_(watch), first_(pairs.size()) {
+    Comparer(const std::vector<Pair>& pairs, std::optional<Tolerance> tolerance, unsigned threads, Watch& watch)
+        : pairs_(pairs),
+          tolerance_(tolerance),
+          workers_(threads, 2),
+          watch_(watch),
+          first_(pairs.size()),
+          max_abs_(pairs.size()) {
         for (auto& first : first_) first = none;
-        for (const Pair& pair : pairs_) row_.add(blocks_of(pair).count());
+        const auto count = [this](const LazyTensor& a, const LazyTensor& b) { return blocks_of(a, b).count(); };
+        for (const Pair& pair : pairs_) row_.add(as_one_dtype(pair, count));
     }
 
     void run() {
@@ -101,51 +122,77 @@ public:
 
     /// The first element of a pair that differs, or none.
     std::uint64_t first(std::size_t pair) const noexcept { return first_[pair]; }
+    /// Returns true if values of a pair are compared as numbers.
+    bool by_number(std::size_t pair) const {
+        const Pair& tensors = pairs_[pair];
+        return !tensors.same_dtype() || (tolerance_ && has_numbers(tensors.a->dtype()));
+    }
+    /// The largest difference. Only of pairs that are compared as numbers.
+    double max_abs(std::size_t pair) const noexcept { return std::bit_cast<double>(max_abs_[pair].load()); }
 
 private:
     /// As it suits the one that stands transposed, where one does.
-    Blocks blocks_of(const Pair& pair) const {
-        const Blocks blocks(*pair.a, workers_.buffer_size());
-        return blocks.ranges() ? Blocks(*pair.b, workers_.buffer_size()) : blocks;
+    Blocks blocks_of(const LazyTensor& a, const LazyTensor& b) const {
+        const Blocks blocks(a, workers_.buffer_size());
+        return blocks.ranges() ? Blocks(b, workers_.buffer_size()) : blocks;
     }
 
     void do_block(BlockRow::Place place, unsigned worker) {
         watch_.check_stop();
-        const Blocks blocks = blocks_of(pairs_[place.item]);
-        if (blocks.ranges()) compare(place.item, blocks.range(place.block), worker);
-        else compare(place.item, blocks.box(place.block), worker);
+        as_one_dtype(pairs_[place.item], [&](const LazyTensor& a, const LazyTensor& b) {
+            const Blocks blocks = blocks_of(a, b);
+            if (blocks.ranges()) compare(place.item, a, b, blocks.range(place.block), worker);
+            else compare(place.item, a, b, blocks.box(place.block), worker);
+        });
     }
 
-    void compare(std::size_t pair, Extent range, unsigned worker) {
-        const LazyTensor& a = *pairs_[pair].a;
+    void compare(std::size_t pair, const LazyTensor& a, const LazyTensor& b, Extent range, unsigned worker) {
         const std::uint64_t begin = range.offset * 8 / bits(a.dtype());
-        if (begin < first_[pair]) {
+        if (begin < first_[pair] || by_number(pair)) {
             const auto size = static_cast<std::size_t>(range.size);
             const auto of_a = workers_.buffer(worker, 0).first(size);
             const auto of_b = workers_.buffer(worker, 1).first(size);
             workers_.gatherer(worker).fill(a, range.offset, of_a);
-            workers_.gatherer(worker).fill(*pairs_[pair].b, range.offset, of_b);
-            if (const auto element = first_difference(a.dtype(), of_a, of_b)) found(pair, begin + *element);
+            workers_.gatherer(worker).fill(b, range.offset, of_b);
+            if (const auto element = first_apart(pair, a.dtype(), of_a, of_b)) found(pair, begin + *element);
         }
         watch_.add(range.size);
     }
 
-    void compare(std::size_t pair, const Box& box, unsigned worker) {
-        const LazyTensor& a = *pairs_[pair].a;
+    void compare(std::size_t pair, const LazyTensor& a, const LazyTensor& b, const Box& box, unsigned worker) {
         const std::uint64_t size = elements_of(box) * element_size(a.dtype());
         // A box is row-major as its tensor is, so its first difference is the first in the tensor too.
-        if (number_of(box.start, a.shape()) < first_[pair]) {
+        if (number_of(box.start, a.shape()) < first_[pair] || by_number(pair)) {
             const auto of_a = workers_.buffer(worker, 0).first(static_cast<std::size_t>(size));
             const auto of_b = workers_.buffer(worker, 1).first(static_cast<std::size_t>(size));
             workers_.gatherer(worker).fill(a, box, of_a);
-            workers_.gatherer(worker).fill(*pairs_[pair].b, box, of_b);
-            if (const auto element = first_difference(a.dtype(), of_a, of_b)) {
+            workers_.gatherer(worker).fill(b, box, of_b);
+            if (const auto element = first_apart(pair, a.dtype(), of_a, of_b)) {
                 Shape index = index_of(*element, box.extent);
                 for (std::size_t d = 0; d < index.size(); ++d) index[d] += box.start[d];
                 found(pair, number_of(index, a.shape()));
             }
         }
         watch_.add(size);
+    }
+
+    /// The first element of a block that differs, or that is beyond the tolerance.
+    std::optional<std::uint64_t> first_apart(std::size_t pair, Dtype dtype, std::span<const std::byte> a,
+                                             std::span<const std::byte> b) {
+        const auto first = first_difference(dtype, a, b);
+        if (!first || !by_number(pair)) return first;
+        const auto [atol, rtol] = tolerance_.value_or(Tolerance());
+        const Closeness found = compare_numbers(dtype, a, b, atol, rtol);
+        raise(max_abs_[pair], found.max_abs);
+        return found.first_apart;
+    }
+
+    /// The bits of doubles that are not negative are in the order of their values, with NaN above all.
+    static void raise(std::atomic<std::uint64_t>& most, double value) noexcept {
+        const auto found = std::bit_cast<std::uint64_t>(std::copysign(value, 1.0));
+        std::uint64_t before = most;
+        while (found > before && !most.compare_exchange_weak(before, found)) {
+        }
     }
 
     void found(std::size_t pair, std::uint64_t element) noexcept {
@@ -155,19 +202,35 @@ private:
     }
 
     const std::vector<Pair>& pairs_;
+    std::optional<Tolerance> tolerance_;
     Workers workers_;
     Watch& watch_;
     BlockRow row_;
-    std::vector<std::atomic<std::uint64_t>> first_;  // by pair
+    std::vector<std::atomic<std::uint64_t>> first_;    // by pair
+    std::vector<std::atomic<std::uint64_t>> max_abs_;  // by pair: the bits of a double
 };
 
 // ---- comparing names
+
+using Rename = std::function<std::string(std::string_view)>;
 
 struct Names {
     Names(const Checkpoint& checkpoint_, const Selection& selection)
         : checkpoint(checkpoint_), all(all_names(checkpoint, selection)) {
         by_name.reserve(all.size());
         for (const NamedTensor& named : all) by_name.emplace(named.name, named.tensor);
+    }
+    /// Under the names that `rename` gives.
+    Names(const Checkpoint& checkpoint_, const Selection& selection, const Rename& rename) : checkpoint(checkpoint_) {
+        for (const NamedTensor& named : all_names(checkpoint)) {
+            std::string name = rename(named.name);
+            if (!selection.matches(name)) continue;
+            const std::string_view after = renamed.emplace_back(std::move(name));
+            if (!by_name.emplace(after, named.tensor).second)
+                throw Error(Errc::name_collision, safemap::quoted(named.name) + " would become " +
+                                                      safemap::quoted(after) + ", as another name does");
+            all.push_back({after, named.tensor});
+        }
     }
 
     const LazyTensor* find(std::string_view name) const {
@@ -182,18 +245,31 @@ struct Names {
     }
 
     const Checkpoint& checkpoint;
+    std::deque<std::string> renamed;
     std::vector<NamedTensor> all;
     std::unordered_map<std::string_view, std::size_t, NameHash> by_name;
 };
+
+Names names_of(const Checkpoint& checkpoint, const DiffOptions& options) {
+    if (options.rename) return {checkpoint, options.selection, options.rename};
+    return {checkpoint, options.selection};
+}
 
 /// A name that both have.
 struct Shared {
     std::string_view name;
     Pair tensors;
-    std::size_t pair;  // its number; means nothing where dtype or shape differ
+    std::optional<What> obstacle;
+    std::size_t pair;  // its number; means nothing where there is an obstacle
 };
 
-bool comparable(const Pair& pair) { return pair.a->dtype() == pair.b->dtype() && pair.a->shape() == pair.b->shape(); }
+/// What keeps the values of a pair from being compared.
+std::optional<What> obstacle_of(const Pair& pair, bool cast) {
+    const bool castable = cast && is_castable(pair.a->dtype()) && is_castable(pair.b->dtype());
+    if (!pair.same_dtype() && !castable) return What::dtype;
+    if (pair.a->shape() != pair.b->shape()) return What::shape;
+    return std::nullopt;
+}
 
 /// Finds each pair once, however many names it has; all names of one `a` come one after the other.
 class PairNumbers {
@@ -237,13 +313,65 @@ TensorDifference value_difference(const Shared& shared, std::uint64_t element) {
     return found;
 }
 
-std::optional<TensorDifference> difference(const Shared& shared, const Comparer& values) {
-    const auto& [a, b] = shared.tensors;
-    if (a->dtype() != b->dtype()) return described(shared, What::dtype);
-    if (!comparable(shared.tensors)) return described(shared, What::shape);
+void report_on(const Shared& shared, const Comparer& values, DiffReport& report) {
+    if (shared.obstacle) {
+        report.different.push_back(described(shared, *shared.obstacle));
+        return;
+    }
     const std::uint64_t first = values.first(shared.pair);
-    if (first == none) return std::nullopt;
-    return value_difference(shared, first);
+    const bool by_number = values.by_number(shared.pair);
+    if (first != none) {
+        TensorDifference found = value_difference(shared, first);
+        if (by_number) found.max_abs = values.max_abs(shared.pair);
+        report.different.push_back(std::move(found));
+    } else if (by_number && (values.max_abs(shared.pair) != 0 || !shared.tensors.same_dtype())) {
+        report.close.push_back({.name = std::string(shared.name), .max_abs = values.max_abs(shared.pair)});
+    }
+}
+
+std::vector<checkpoint::NamedShape> shapes_of(const std::vector<std::string>& lonely, const Names& names) {
+    std::vector<checkpoint::NamedShape> shapes;
+    for (const std::string& name : lonely) shapes.push_back({name, &names.find(name)->shape()});
+    return shapes;
+}
+
+void note_prefix(const Names& a, const Names& b, DiffReport& report) {
+    const auto only_in_a = shapes_of(report.only_in_a, a);
+    const auto only_in_b = shapes_of(report.only_in_b, b);
+    const auto note = [&report](const std::string& prefix, const char* has, const char* lacks) {
+        if (prefix.empty()) return;
+        report.notes.push_back(std::string("names of ") + has + " begin with " + safemap::quoted(prefix) +
+                               ", and are those of " + lacks + " without it");
+    };
+    note(checkpoint::certain_prefix(only_in_b, only_in_a), "A", "B");
+    note(checkpoint::certain_prefix(only_in_a, only_in_b), "B", "A");
+}
+
+/// Notes names that only one side has, for a tensor that both have under another name.
+void note_ties(const Names& has, const Names& lacks, const std::string& side, const std::string& other,
+               DiffReport& report) {
+    constexpr std::size_t most = 16;
+    std::size_t found = 0;
+    for (std::size_t begin = 0, end = 0; begin < has.all.size(); begin = end) {
+        while (end < has.all.size() && has.all[end].tensor == has.all[begin].tensor) ++end;
+        const std::span names(has.all.data() + begin, end - begin);
+        const auto in_both = std::find_if(names.begin(), names.end(),
+                                          [&](const NamedTensor& name) { return lacks.find(name.name) != nullptr; });
+        if (in_both == names.end()) continue;
+        for (const NamedTensor& name : names)
+            if (lacks.find(name.name) == nullptr && ++found <= most)
+                report.notes.push_back(safemap::quoted(name.name) + " is tied to " + safemap::quoted(in_both->name) +
+                                       " in " + side + ", and " + other + " has no such tie");
+    }
+    if (found > most) report.notes.push_back(other + " lacks " + std::to_string(found - most) + " more ties");
+}
+
+void require_sense(const std::optional<Tolerance>& tolerance) {
+    if (!tolerance) return;
+    for (const double bound : {tolerance->atol, tolerance->rtol})
+        if (!std::isfinite(bound) || bound < 0)
+            throw Error(Errc::invalid_argument,
+                        "a tolerance of " + std::to_string(bound) + ", wanted a number that is not negative");
 }
 
 }  // namespace
@@ -258,9 +386,13 @@ std::string_view name(TensorDifference::What what) noexcept {
 }
 
 DiffReport diff(const Checkpoint& a, const Checkpoint& b, const DiffOptions& options) {
-    const Names names_a(a, options.selection);
+    require_sense(options.tolerance);
+    const Names names_a = names_of(a, options);
     const Names names_b(b, options.selection);
     DiffReport report{.only_in_a = names_a.missing_in(names_b), .only_in_b = names_b.missing_in(names_a)};
+    note_prefix(names_a, names_b, report);
+    note_ties(names_a, names_b, "A", "B", report);
+    note_ties(names_b, names_a, "B", "A", report);
 
     std::vector<Shared> both;
     PairNumbers numbers;
@@ -268,17 +400,22 @@ DiffReport diff(const Checkpoint& a, const Checkpoint& b, const DiffOptions& opt
         const LazyTensor* const other = names_b.find(named.name);
         if (other == nullptr) continue;
         const Pair pair{&a.tensor(named.tensor), other};
-        both.push_back({named.name, pair, comparable(pair) ? numbers.of(pair) : 0});
+        const std::optional<What> obstacle = obstacle_of(pair, options.cast);
+        both.push_back({named.name, pair, obstacle, obstacle ? 0 : numbers.of(pair)});
     }
     report.tensors = both.size();
-    for (const Pair& pair : numbers.pairs) report.bytes = checked_add(report.bytes, pair.a->nbytes()).value_or(none);
+    std::uint64_t work = 0;
+    for (const Pair& pair : numbers.pairs) {
+        report.bytes = checked_add(report.bytes, pair.a->nbytes()).value_or(none);
+        const auto bytes = as_one_dtype(pair, [](const LazyTensor& one, const LazyTensor&) { return one.nbytes(); });
+        work = checked_add(work, bytes).value_or(none);
+    }
 
-    Watch watch(options.monitor, "comparing", report.bytes);
-    Comparer values(numbers.pairs, options.threads, watch);
+    Watch watch(options.monitor, "comparing", work);
+    Comparer values(numbers.pairs, options.tolerance, options.threads, watch);
     values.run();
     for (const Checkpoint* each : {&a, &b}) require_unchanged(std::span(each->begin(), each->size()));
-    for (const Shared& shared : both)
-        if (auto found = difference(shared, values)) report.different.push_back(std::move(*found));
+    for (const Shared& shared : both) report_on(shared, values, report);
     return report;
 }
 

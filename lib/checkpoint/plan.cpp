@@ -5,11 +5,11 @@
 #include "base/text.hpp"
 #include "checkpoint/expected.hpp"
 #include "checkpoint/fill.hpp"
+#include "checkpoint/prefixes.hpp"
 
 #include <safemap/fold.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <set>
 #include <unordered_map>
@@ -52,11 +52,7 @@ LazyTensor named(const LazyTensor& tensor, std::string_view name) {
 
 // ---- prefixes
 
-struct Item {
-    std::string_view name;
-    const Shape* shape;
-};
-using Items = std::vector<Item>;
+using Items = std::vector<checkpoint::NamedShape>;
 
 Items items_of(const std::vector<ExpectedTensor>& tensors) {
     Items items;
@@ -68,48 +64,6 @@ Items items_of(const std::vector<LazyTensor>& tensors) {
     Items items;
     for (const LazyTensor& tensor : tensors) items.push_back({tensor.name(), &tensor.shape()});
     return items;
-}
-
-/// What stands before a name of `bare` in names of `full`. Long names are the ones to ask: few others end in them.
-std::set<std::string_view> candidate_prefixes(const Items& bare, const Items& full) {
-    constexpr std::size_t most = 16;
-    std::array<Item, 4> asked = {};
-    const auto last = std::partial_sort_copy(bare.begin(), bare.end(), asked.begin(), asked.end(),
-                                             [](auto& a, auto& b) { return a.name.size() > b.name.size(); });
-    std::set<std::string_view> prefixes;
-    for (auto item = asked.begin(); item != last; ++item) {
-        for (const Item& other : full) {
-            if (!other.name.ends_with(item->name)) continue;
-            const auto prefix = other.name.substr(0, other.name.size() - item->name.size());
-            if (prefix.ends_with('.') || prefix.ends_with('/')) prefixes.insert(prefix);
-            if (prefixes.size() > most) return {};  // nothing is certain of so many
-        }
-    }
-    return prefixes;
-}
-
-/// The one prefix with which all of `bare` are in `full`, or all of `full` come from `bare`; empty where there is none,
-/// or another.
-std::string certain_prefix(const Items& bare, const Items& full) {
-    NameIndex index;
-    const auto name_of = [&](std::uint32_t i) { return full[i].name; };
-    index.add_all(static_cast<std::uint32_t>(full.size()), name_of, [](auto, auto) {});
-    const auto explains_all = [&](std::string_view prefix) {
-        std::size_t explained = 0;
-        for (const Item& item : bare) {
-            const auto other = index.find(std::string(prefix).append(item.name), name_of);
-            if (other && *full[*other].shape == *item.shape) ++explained;
-        }
-        return explained == std::min(bare.size(), full.size());
-    };
-
-    std::string certain;
-    for (const std::string_view prefix : candidate_prefixes(bare, full)) {
-        if (!explains_all(prefix)) continue;
-        if (!certain.empty()) return {};
-        certain = prefix;
-    }
-    return certain;
 }
 
 // ---- text
@@ -286,8 +240,8 @@ private:
     void note_prefixes() {
         const Items missing = items_of(plan_.missing);
         const Items unexpected = items_of(plan_.unexpected);
-        plan_.checkpoint_prefix = certain_prefix(missing, unexpected);
-        plan_.model_prefix = certain_prefix(unexpected, missing);
+        plan_.checkpoint_prefix = checkpoint::certain_prefix(missing, unexpected);
+        plan_.model_prefix = checkpoint::certain_prefix(unexpected, missing);
         if (!plan_.checkpoint_prefix.empty())
             plan_.notes.push_back("names of the checkpoint begin with " + safemap::quoted(plan_.checkpoint_prefix) +
                                   ", and are the model's without it");

@@ -1065,7 +1065,7 @@ class Verify(Case):
 
 
 class Diff(Case):
-    KEYS = ['equal', 'only_in_a', 'only_in_b', 'different']
+    KEYS = ['equal', 'only_in_a', 'only_in_b', 'different', 'close', 'notes']
 
     def setUp(self):
         super().setUp()
@@ -1098,7 +1098,8 @@ class Diff(Case):
     def test_shards_equal_the_file_they_came_from(self):
         self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
         told = self.done('diff', 'small.safetensors', 'out')
-        self.assertEqual(told, {'equal': True, 'only_in_a': [], 'only_in_b': [], 'different': []})
+        self.assertEqual(told, {'equal': True, 'only_in_a': [], 'only_in_b': [], 'different': [], 'close': [],
+                                'notes': []})
         self.expect('diff_equal', self.safemap('diff', 'small.safetensors', 'out', '--threads', '3').out)
 
     def test_selected_tensors_only(self):
@@ -1123,6 +1124,76 @@ class Diff(Case):
                 big.truncate(8 + len(header) + size)
         told = self.safemap('diff', 'a.safetensors', 'b.safetensors', '--json', '--threads', '1').json()
         self.assertEqual(told['different'], [{'name': 'w', 'what': 'value', 'a': '97', 'b': '98', 'index': [0]}])
+
+
+class DiffTolerance(Case):
+    def write(self, name, *tensors, metadata=None):
+        (self.folder / f'{name}.safetensors').write_bytes(safetensors(tensors, metadata))
+
+    def told(self, code, *words):
+        result = self.safemap('diff', 'a.safetensors', 'b.safetensors', *words, '--json')
+        self.assertEqual((result.code, result.err), (code, ''), result.out)
+        return result.json()
+
+    def setUp(self):
+        super().setUp()
+        self.write('a', ('w', 'F32', [3], floats(1, 2, 100)), ('ids', 'I64', [1], struct.pack('<q', 7)),
+                   ('x', 'F32', [2], floats(1, -0.5)))
+        self.write('b', ('w', 'F32', [3], floats(1, 2.25, 101)), ('ids', 'I64', [1], struct.pack('<q', 7)),
+                   ('x', 'BF16', [2], floats(1, -0.5)[2:4] + floats(1, -0.5)[6:8]))
+
+    def test_values_may_differ(self):
+        told = self.told(1, '--atol', '0.5', '--cast')
+        self.assertEqual(told['different'], [{'name': 'w', 'what': 'value', 'a': '100', 'b': '101', 'index': [2],
+                                              'max_abs': 1}])
+        self.assertEqual(told['close'], [{'name': 'x', 'max_abs': 0}])
+        told = self.told(0, '--rtol', '0.01', '--atol=0.23', '--cast')
+        self.assertEqual((told['equal'], told['different']), (True, []))
+        self.assertEqual(told['close'], [{'name': 'w', 'max_abs': 1}, {'name': 'x', 'max_abs': 0}])
+
+    def test_dtypes_differ_without_cast(self):
+        self.assertEqual([(d['name'], d['what']) for d in self.told(1, '--atol', '1')['different']], [('x', 'dtype')])
+        told = self.told(1, '--cast')
+        self.assertEqual([d['name'] for d in told['different']], ['w'])
+        self.assertNotIn('max_abs', told['different'][0])
+
+    def test_a_difference_that_is_no_number_is_null(self):
+        self.write('a', ('w', 'F32', [1], floats(float('inf'))))
+        self.write('b', ('w', 'F32', [1], floats(1)))
+        self.assertIsNone(self.told(1, '--atol', '1e30')['different'][0]['max_abs'])
+
+    def test_text(self):
+        words = ('diff', 'a.safetensors', 'b.safetensors', '--cast')
+        self.expect('diff_tolerance', self.safemap(*words, '--atol', '0.5').out)
+        self.expect('diff_close', self.safemap(*words, '--atol', '1').out)
+
+    def test_a_tolerance_that_is_none(self):
+        for bound in ('-1', 'x', 'inf', 'nan', '1e-5x'):
+            error = self.refused('invalid_argument', 2, 'diff', 'a.safetensors', 'b.safetensors', '--rtol=' + bound)
+            self.assertIn('--rtol', error['message'])
+
+    def test_names_of_a_are_changed(self):
+        self.write('a', ('module.h.0.w', 'U8', [1], b'x'), ('module.ids', 'U8', [1], b'y'), ('more', 'U8', [1], b'z'))
+        self.write('b', ('layers.0.w', 'U8', [1], b'x'), ('ids', 'U8', [1], b'y'))
+        words = ('--strip-prefix', 'module.', '--rename', 's/^h\\./layers./', '--rename', 's/never/x/')
+        told = self.told(1, *words)
+        self.assertEqual((told['only_in_a'], told['only_in_b'], told['different']), (['more'], [], []))
+        self.assertEqual(told['notes'], ["--rename 's/never/x/': it changes no name"])
+        self.assertTrue(self.told(0, *words, '--include', 'layers.*')['equal'])
+        self.assertTrue(self.told(0, *words, '--exclude', 'more')['equal'])
+        self.refused('tensor_not_found', 2, 'diff', 'a.safetensors', 'b.safetensors', *words, '--include', 'module.*')
+        self.refused('name_collision', 2, 'diff', 'a.safetensors', 'b.safetensors', '--rename', 's/.*/one/')
+        text = self.safemap('diff', 'a.safetensors', 'b.safetensors', '--rename', 's/ids/x.ids/').out
+        self.assertIn('module.x.ids', text)
+
+    def test_prefixes_and_ties_are_noted(self):
+        self.write('a', ('model.w', 'U8', [1], b'x'), ('model.v', 'U8', [1], b'y'))
+        self.write('b', ('w', 'U8', [1], b'x'), ('v', 'U8', [1], b'y'))
+        self.assertEqual(self.told(1)['notes'], ["names of A begin with 'model.', and are those of B without it"])
+        self.assertTrue(self.told(0, '--strip-prefix', 'model.')['equal'])
+        self.write('a', ('w', 'U8', [1], b'x'), ('v', 'U8', [1], b'y'), metadata={'head': 'w'})
+        self.assertEqual(self.told(1)['notes'], ["'head' is tied to 'w' in A, and B has no such tie"])
+        self.assertIn("note: 'head' is tied", self.safemap('diff', 'a.safetensors', 'b.safetensors').out)
 
 
 class Hash(Case):

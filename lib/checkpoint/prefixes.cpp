@@ -1,0 +1,59 @@
+// Tested by tests/checkpoint/plan_test.cpp and tests/checkpoint/diff_tolerance_test.cpp.
+#include "checkpoint/prefixes.hpp"
+
+#include "base/name_index.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <set>
+
+namespace safemap::checkpoint {
+
+namespace {
+
+using Names = std::vector<NamedShape>;
+
+/// What stands before a name of `bare` in names of `full`. Long names are the ones to ask: few others end in them.
+std::set<std::string_view> candidate_prefixes(const Names& bare, const Names& full) {
+    constexpr std::size_t most = 16;
+    std::array<NamedShape, 4> asked = {};
+    const auto last = std::partial_sort_copy(bare.begin(), bare.end(), asked.begin(), asked.end(),
+                                             [](auto& a, auto& b) { return a.name.size() > b.name.size(); });
+    std::set<std::string_view> prefixes;
+    for (auto item = asked.begin(); item != last; ++item) {
+        for (const NamedShape& other : full) {
+            if (!other.name.ends_with(item->name)) continue;
+            const auto prefix = other.name.substr(0, other.name.size() - item->name.size());
+            if (prefix.ends_with('.') || prefix.ends_with('/')) prefixes.insert(prefix);
+            if (prefixes.size() > most) return {};  // nothing is certain of so many
+        }
+    }
+    return prefixes;
+}
+
+}  // namespace
+
+std::string certain_prefix(const Names& bare, const Names& full) {
+    NameIndex index;
+    const auto name_of = [&](std::uint32_t i) { return full[i].name; };
+    index.add_all(static_cast<std::uint32_t>(full.size()), name_of, [](auto, auto) {});
+    const auto explains_all = [&](std::string_view prefix) {
+        std::size_t explained = 0;
+        for (const NamedShape& item : bare) {
+            const auto other = index.find(std::string(prefix).append(item.name), name_of);
+            if (other && *full[*other].shape == *item.shape) ++explained;
+        }
+        return explained == std::min(bare.size(), full.size());
+    };
+
+    std::string certain;
+    for (const std::string_view prefix : candidate_prefixes(bare, full)) {
+        if (!explains_all(prefix)) continue;
+        if (!certain.empty()) return {};
+        certain = prefix;
+    }
+    return certain;
+}
+
+}  // namespace safemap::checkpoint
