@@ -14,6 +14,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include <unistd.h>
+
 namespace safemap::cli {
 namespace {
 
@@ -220,7 +222,7 @@ std::string prefix_lines(const std::vector<Entry>& entries) {
     return table.text();
 }
 
-std::string shortened(const std::string& text) {
+std::string beginning_of(const std::string& text) {
     constexpr std::size_t longest = 100;
     return text.size() <= longest ? printable(text) : printable(text.substr(0, longest)) + " ...";
 }
@@ -239,7 +241,7 @@ std::string tied_lines(const std::vector<Entry>& entries) {
 
 std::string metadata_lines(const Checkpoint& checkpoint) {
     Table table({Align::left, Align::left});
-    for (const auto& [key, value] : checkpoint.metadata()) table.row({shortened(key), shortened(value)});
+    for (const auto& [key, value] : checkpoint.metadata()) table.row({beginning_of(key), beginning_of(value)});
     return table.text();
 }
 
@@ -297,8 +299,10 @@ private:
         if (!structure_ || checkpoint.tree() == nullptr) return {};
         std::stringstream tree;
         tree << *checkpoint.tree();
+        const std::size_t columns = std::max<std::size_t>(columns_of_terminal(STDOUT_FILENO), 2) - 2;
         std::string lines;
-        for (std::string line; std::getline(tree, line);) lines += fmt::format("  {}\n", printable(line));
+        for (std::string line; std::getline(tree, line);)
+            lines += fmt::format("  {}\n", shortened(printable(line), columns));
         return lines;
     }
 

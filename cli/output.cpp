@@ -17,31 +17,6 @@
 namespace safemap::cli {
 namespace {
 
-/// How many bytes the UTF-8 character at the front of `text` has; 0 where there is none (overlong forms, surrogates
-/// and numbers beyond U+10FFFF are none).
-std::size_t character_size(std::string_view text) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-    const unsigned lead = byte(0);
-    if (lead < 0x80) return 1;
-    const std::size_t size = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (lead < 0xC2 || lead > 0xF4 || size > text.size()) return 0;
-    for (std::size_t i = 1; i < size; ++i)
-        if ((byte(i) & 0xC0U) != 0x80) return 0;
-    const unsigned second = byte(1);
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return 0;
-    if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return 0;
-    return size;
-}
-
-/// The number of a character that character_size() knows.
-char32_t code_point(std::string_view character) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
-    if (character.size() == 1) return byte(0);
-    char32_t point = byte(0) & (0x7FU >> character.size());
-    for (std::size_t i = 1; i < character.size(); ++i) point = point << 6 | (byte(i) & 0x3FU);
-    return point;
-}
-
 /// What makes a terminal show something else than the text says.
 bool is_control(char32_t point) {
     struct Range {
@@ -54,12 +29,6 @@ bool is_control(char32_t point) {
     };
     return std::any_of(std::begin(controls), std::end(controls),
                        [&](const Range& range) { return point >= range.first && point <= range.last; });
-}
-
-std::size_t columns_of(std::string_view text) {
-    // Names are ASCII in practice: a character is a column.
-    const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80; };
-    return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), begins));
 }
 
 void write_all(int descriptor, std::string_view text) {
@@ -195,20 +164,44 @@ void write_error_members(JsonWriter& json, const Error& error) {
     if (!error.hint().empty()) json.member("hint", error.hint());
 }
 
-std::string Table::text() const {
+std::vector<std::size_t> Table::widths(std::size_t columns) const {
     constexpr std::size_t widest = 80;
+    constexpr std::size_t narrowest = 12;
+    const bool limited = columns != unlimited_columns;
     std::vector<std::size_t> widths(columns_.size(), 0);
     for (const auto& cells : rows_)
         for (std::size_t i = 0; i < cells.size(); ++i)
-            if (const std::size_t width = columns_of(cells[i]); width <= widest) widths[i] = std::max(widths[i], width);
+            if (const std::size_t width = display_width(cells[i]); limited || width <= widest)
+                widths[i] = std::max(widths[i], width);
+    if (!limited) return widths;
 
+    std::size_t total = 0;
+    for (const std::size_t width : widths) total += 2 + width;
+    while (total > columns) {
+        std::size_t at = widths.size();  // the widest column of text
+        for (std::size_t i = 0; i < widths.size(); ++i)
+            if (columns_[i] == Align::left && (at == widths.size() || widths[i] > widths[at])) at = i;
+        if (at == widths.size() || widths[at] <= narrowest) break;
+        const std::size_t less = std::min(total - columns, widths[at] - narrowest);
+        widths[at] -= less;
+        total -= less;
+    }
+    return widths;
+}
+
+std::string Table::text() const { return text(columns_of_terminal(STDOUT_FILENO)); }
+
+std::string Table::text(std::size_t columns) const {
+    const std::vector<std::size_t> widths = this->widths(columns);
     std::string result;
     for (const auto& cells : rows_) {
         for (std::size_t i = 0; i < cells.size(); ++i) {
-            const std::size_t padding = widths[i] - std::min(widths[i], columns_of(cells[i]));
+            const bool cut = columns != unlimited_columns && columns_[i] == Align::left;
+            const std::string cell = cut ? shortened(cells[i], widths[i]) : cells[i];
+            const std::size_t padding = widths[i] - std::min(widths[i], display_width(cell));
             result += "  ";
             if (columns_[i] == Align::right) result.append(padding, ' ');
-            result += cells[i];
+            result += cell;
             if (columns_[i] == Align::left) result.append(padding, ' ');
         }
         result.erase(result.find_last_not_of(' ') + 1);
@@ -235,6 +228,7 @@ void Console::announce(std::string_view text) {
 void Console::result(const JsonWriter& object) { print(object.text() + '\n'); }
 
 void Console::print(std::string_view text) {
+    status_->erase();
     output_begins();
     stdout_works_ = false;  // until all of it is written
     write_all(STDOUT_FILENO, text);
@@ -251,6 +245,7 @@ void Console::error(const Error& error) {
 }
 
 void Console::complain(const Error& error) {
+    status_->erase();
     const bool colours = stderr_has_colours();
     const std::string_view red = colours ? "\x1b[1;31m" : "";
     const std::string_view cyan = colours ? "\x1b[36m" : "";

@@ -1,11 +1,14 @@
 // What goes to stdout and stderr: results as text or as one JSON object, errors, and the small writers that make them.
 #pragma once
 
+#include "terminal.hpp"
+
 #include <safemap/error.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -70,7 +73,8 @@ private:
 /// Writes the members "code", "message" and, where there are any, "path", "tensor" and "hint".
 void write_error_members(JsonWriter& json, const Error& error);
 
-/// Columns that line up, but for cells of more than 80 characters: these stick out, and make no other row longer.
+/// Columns that line up. On a terminal, the widest texts are shortened until rows fit; elsewhere every cell is whole,
+/// and one of more than 80 columns sticks out and makes no other row longer.
 class Table {
 public:
     enum class Align : std::uint8_t { left, right };
@@ -79,10 +83,13 @@ public:
     /// As many cells as there are columns.
     void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
     bool empty() const noexcept { return rows_.empty(); }
-    /// Every row on its line, indented by two spaces; nothing trails.
+    /// Every row on its line, indented by two spaces; nothing trails. As wide as stdout allows.
     std::string text() const;
+    std::string text(std::size_t columns) const;
 
 private:
+    std::vector<std::size_t> widths(std::size_t columns) const;
+
     std::vector<Align> columns_;
     std::vector<std::vector<std::string>> rows_;
 };
@@ -97,6 +104,8 @@ public:
     void set_quiet(bool quiet) noexcept { quiet_ = quiet; }
     /// Whether progress may be shown: stderr is a terminal and nobody asked for quiet.
     bool shows_progress() const;
+    /// Where progress is shown. It is erased before anything else is printed.
+    StatusLine& status() const noexcept { return *status_; }
 
     /// A result as text; --quiet drops it.
     void result(std::string_view text);
@@ -115,6 +124,7 @@ private:
     bool json_;
     bool quiet_ = false;
     bool stdout_works_ = true;
+    std::unique_ptr<StatusLine> status_ = std::make_unique<StatusLine>();
 };
 
 /// Thrown where nobody reads stdout any more. There is nobody to tell.

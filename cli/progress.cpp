@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 namespace safemap::cli {
@@ -13,16 +12,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t bar_width = 24;
-
-std::size_t terminal_columns() {
-    winsize size = {};
-    const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-    return known ? size.ws_col : 80;
-}
-
-void draw(const std::string& text) {
-    [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, text.data(), text.size());
-}
 
 }  // namespace
 
@@ -45,20 +34,17 @@ std::string progress_line(const Progress& progress, double seconds, std::size_t 
     return line.substr(0, columns);
 }
 
-ProgressBar::ProgressBar(const Console& console) : enabled_(console.shows_progress()) {}
+ProgressBar::ProgressBar(const Console& console, std::chrono::milliseconds delay)
+    : line_(console.status()), enabled_(console.shows_progress()), delay_(delay) {}
 
-ProgressBar::~ProgressBar() {
-    if (width_ > 0) draw('\r' + std::string(width_, ' ') + '\r');
-}
+ProgressBar::~ProgressBar() { line_.erase(); }
 
 void ProgressBar::show(const Progress& progress) {
     const auto now = Clock::now();
-    if (!enabled_ || now - start_ < 1s || now - drawn_ < 100ms) return;
+    if (!enabled_ || now - start_ < delay_ || now - drawn_ < 100ms) return;
     drawn_ = now;
     // The last column stays free: writing there would wrap the line on some terminals.
-    const std::string line = progress_line(progress, seconds(), terminal_columns() - 1);
-    draw('\r' + line + std::string(width_ - std::min(width_, line.size()), ' '));
-    width_ = line.size();
+    line_.draw(progress_line(progress, seconds(), columns_of_terminal(STDERR_FILENO) - 1));
 }
 
 double ProgressBar::seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
