@@ -1,6 +1,8 @@
 // The only file that sees xxHash.
 #include "base/checksum.hpp"
 
+#include "base/text.hpp"
+
 #include <xxhash.h>
 #include <zlib.h>
 
@@ -12,6 +14,12 @@ namespace safemap {
 namespace {
 
 constexpr std::string_view digits = "0123456789abcdef";
+
+std::string hex32(std::uint32_t number) {
+    std::string text;
+    for (int shift = 28; shift >= 0; shift -= 4) text += digits[number >> shift & 15];
+    return text;
+}
 
 Digest canonical(XXH128_hash_t hash) noexcept {
     XXH128_canonical_t bytes;
@@ -68,6 +76,11 @@ Digest xxh3(std::span<const std::byte> bytes) noexcept { return canonical(XXH3_1
 std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) noexcept {
     return static_cast<std::uint32_t>(
         ::crc32_z(crc, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
+}
+
+Error crc32_mismatch(std::string_view record, std::uint32_t found, std::uint32_t stored) {
+    return {Errc::checksum_mismatch,
+            "record " + quoted(record) + ": the data has CRC-32 " + hex32(found) + ", stored is " + hex32(stored)};
 }
 
 }  // namespace safemap

@@ -1,6 +1,8 @@
 // Checksums of bytes that stream past.
 #pragma once
 
+#include <safemap/error.hpp>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -43,5 +45,7 @@ Digest xxh3(std::span<const std::byte> bytes) noexcept;
 
 /// CRC-32 as in zip and zlib: start with 0 and feed the result back in.
 std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) noexcept;
+/// The checksum_mismatch of a zip record whose data has the CRC-32 `found`.
+Error crc32_mismatch(std::string_view record, std::uint32_t found, std::uint32_t stored);
 
 }  // namespace safemap

@@ -1,6 +1,7 @@
 // Inflates zip members as they are read.
 #include "base/inflate.hpp"
 
+#include "base/checksum.hpp"
 #include "base/text.hpp"
 
 #include <safemap/error.hpp>
@@ -21,14 +22,15 @@ constexpr std::size_t skip_block = 64 << 10;
 
 class InflatedSource final : public Source {
 public:
-    InflatedSource(std::string name, std::shared_ptr<const Source> source, Extent packed, std::uint64_t size)
-        : name_(std::move(name)), source_(std::move(source)), packed_(packed), size_(size) {}
+    InflatedSource(std::string record, std::shared_ptr<const Source> source, Extent packed, std::uint64_t size,
+                   std::optional<std::uint32_t> crc32)
+        : record_(std::move(record)), source_(std::move(source)), packed_(packed), size_(size), stored_crc_(crc32) {}
 
     ~InflatedSource() override {
         if (open_) ::inflateEnd(&stream_);
     }
 
-    const std::string& name() const noexcept override { return name_; }
+    const std::string& name() const noexcept override { return source_->name(); }
     std::uint64_t size() const noexcept override { return size_; }
     void require_unchanged() const override { source_->require_unchanged(); }
     std::string identity() const override {
@@ -38,9 +40,8 @@ public:
 
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
         if (!Extent{offset, into.size()}.inside(size_))
-            throw Error(Errc::file_truncated, bytes_text(into.size()) + " wanted at offset " + std::to_string(offset) +
-                                                  ", but there are " + bytes_text(size_))
-                .with_path(name_);
+            throw fault(Errc::file_truncated, bytes_text(into.size()) + " wanted at offset " + std::to_string(offset) +
+                                                  ", but there are " + bytes_text(size_));
         if (into.empty()) return;
         const std::lock_guard lock(mutex_);
         try {
@@ -63,6 +64,7 @@ private:
         open_ = true;
         position_ = 0;
         consumed_ = 0;
+        crc_ = 0;
     }
 
     void close() const noexcept {
@@ -71,13 +73,15 @@ private:
         input_.reset();
     }
 
-    // The last byte was made: the stream must end here too. Its memory is given back, for there may be many of these.
+    // The last byte was made: the stream must end here too, and this pass has seen all of it. Its memory is given back,
+    // for there may be many of these.
     void finish() const {
         std::byte beyond{};
         const auto made = inflate_some(std::span(&beyond, 1));
         if (made != 0)
-            throw Error(Errc::inflate_failed, "compressed data goes on after the " + bytes_text(size_) + " promised")
-                .with_path(name_);
+            throw fault(Errc::inflate_failed, "compressed data goes on after the " + bytes_text(size_) + " promised");
+        if (stored_crc_ && crc_ != *stored_crc_)
+            throw crc32_mismatch(record_, crc_, *stored_crc_).with_path(source_->name());
         close();
     }
 
@@ -93,9 +97,9 @@ private:
         while (!into.empty()) {
             const std::size_t made = inflate_some(into);
             if (made == 0)
-                throw Error(Errc::inflate_failed, "compressed data ends after " + bytes_text(position_) + ", " +
-                                                      bytes_text(size_) + " promised")
-                    .with_path(name_);
+                throw fault(Errc::inflate_failed, "compressed data ends after " + bytes_text(position_) + ", " +
+                                                      bytes_text(size_) + " promised");
+            if (stored_crc_) crc_ = crc32(crc_, into.first(made));
             into = into.subspan(made);
             position_ += made;
         }
@@ -112,9 +116,8 @@ private:
             if (status == Z_STREAM_END || stream_.avail_out != part) return part - stream_.avail_out;
             const bool starved = stream_.avail_in == 0 && consumed_ < packed_.size;
             if (status == Z_OK || (status == Z_BUF_ERROR && starved)) continue;
-            throw Error(Errc::inflate_failed, "compressed data breaks after " + bytes_text(position_) + ", " +
-                                                  bytes_text(size_) + " promised")
-                .with_path(name_);
+            throw fault(Errc::inflate_failed, "compressed data breaks after " + bytes_text(position_) + ", " +
+                                                  bytes_text(size_) + " promised");
         }
     }
 
@@ -127,26 +130,33 @@ private:
         stream_.avail_in = static_cast<uInt>(part);
     }
 
-    std::string name_;
+    Error fault(Errc code, const std::string& what) const {
+        Error error(code, "record " + quoted(record_) + ": " + what);
+        return std::move(error.with_path(source_->name()));
+    }
+
+    std::string record_;
     std::shared_ptr<const Source> source_;
     Extent packed_;
     std::uint64_t size_;
+    std::optional<std::uint32_t> stored_crc_;
 
     mutable std::mutex mutex_;  // guards all below
     mutable z_stream stream_{};
     mutable bool open_ = false;
     mutable std::uint64_t position_ = 0;  // in the inflated bytes
     mutable std::uint64_t consumed_ = 0;  // of the packed bytes
+    mutable std::uint32_t crc_ = 0;       // of the bytes before position_
     mutable std::unique_ptr<std::byte[]> input_;
 };
 
 }  // namespace
 
-std::shared_ptr<const Source> inflated_source(std::string name, std::shared_ptr<const Source> source, Extent packed,
-                                              std::uint64_t size) {
+std::shared_ptr<const Source> inflated_source(std::string record, std::shared_ptr<const Source> source, Extent packed,
+                                              std::uint64_t size, std::optional<std::uint32_t> crc32) {
     if (!packed.inside(source->size()))
         throw Error(Errc::file_truncated, "compressed data reaches past the end of the file").with_path(source->name());
-    return std::make_shared<InflatedSource>(std::move(name), std::move(source), packed, size);
+    return std::make_shared<InflatedSource>(std::move(record), std::move(source), packed, size, crc32);
 }
 
 }  // namespace safemap

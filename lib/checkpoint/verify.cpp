@@ -4,7 +4,6 @@
 #include "base/checksum.hpp"
 #include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
-#include "base/text.hpp"
 #include "base/watch.hpp"
 #include "checkpoint/bulk.hpp"
 #include "checkpoint/contents.hpp"
@@ -16,6 +15,7 @@
 #include <limits>
 #include <mutex>
 #include <tuple>
+#include <unordered_set>
 
 namespace safemap {
 
@@ -39,7 +39,24 @@ struct Stretch {
     Extent extent = {};
     const Checkpoint::StoredChecksum* record = nullptr;
     const StoredDigest* tensor = nullptr;
+    bool inflated = false;  ///< of a deflated record, whose source compares the checksum itself
+
+    /// Records are read from the first byte to the last by one worker, as a CRC-32 is made.
+    bool in_order() const noexcept { return record != nullptr || inflated; }
 };
+
+/// The files, then the deflated records in them, whose streams are no part of a file's bytes.
+std::vector<const Source*> all_sources(const Contents& contents) {
+    std::vector<const Source*> sources;
+    std::unordered_set<const Source*> known;
+    const auto add = [&](const auto& holder) {
+        if (known.insert(holder.get()).second) sources.push_back(holder.get());
+    };
+    for (const auto& source : contents.sources) add(source);
+    for (const auto& record : contents.checksums) add(record.source);
+    for (const auto& storage : contents.storages) add(storage.source);
+    return sources;
+}
 
 /// Every byte of every source once: records and tensors with checksums, and what is between them.
 std::vector<Stretch> stretches_of(const Contents& contents, const std::vector<FileDigests>& files) {
@@ -54,19 +71,24 @@ std::vector<Stretch> stretches_of(const Contents& contents, const std::vector<Fi
     });
 
     std::vector<Stretch> stretches;
-    stretches.reserve(checked.size() + contents.sources.size());
-    for (const auto& source : contents.sources) {
+    const std::vector<const Source*> sources = all_sources(contents);
+    stretches.reserve(checked.size() + sources.size());
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+        const Source* const source = sources[i];
+        const std::size_t before = stretches.size();
         std::uint64_t done = 0;
         const auto add_unchecked = [&](std::uint64_t end) {
-            if (done < end) stretches.push_back({source.get(), {done, end - done}});
+            if (done < end) stretches.push_back({source, {done, end - done}});
         };
-        const auto [first, last] = std::equal_range(checked.begin(), checked.end(), Stretch{source.get()}, by_source);
+        const auto [first, last] = std::equal_range(checked.begin(), checked.end(), Stretch{source}, by_source);
         for (auto at = first; at != last; ++at) {
             add_unchecked(at->extent.offset);
             stretches.push_back(*at);
             done = std::max(done, at->extent.end());
         }
         add_unchecked(source->size());
+        for (std::size_t each = before; each < stretches.size(); ++each)
+            stretches[each].inflated = i >= contents.sources.size();
     }
     return stretches;
 }
@@ -80,9 +102,8 @@ public:
           block_(std::min(largest_block, all_buffers / buffers_.size() / page * page)),
           watch_(watch),
           digests_(stretches.size()) {
-        // A CRC-32 is made by one worker.
         for (const Stretch& stretch : stretches_)
-            row_.add(stretch.record != nullptr ? 1 : (stretch.extent.size + block_ - 1) / block_);
+            row_.add(stretch.in_order() ? 1 : (stretch.extent.size + block_ - 1) / block_);
     }
 
     void run(VerifyReport& report) {
@@ -112,7 +133,7 @@ private:
     void do_block(BlockRow::Place place, unsigned worker) {
         const Stretch& stretch = stretches_[place.item];
         try {
-            if (stretch.record != nullptr) check_record(place, worker);
+            if (stretch.in_order()) read_record(place, worker);
             else read_block(place, worker);
         } catch (Error& error) {
             if (exit_code(error.code()) != 1) {
@@ -120,6 +141,7 @@ private:
                 throw;
             }
             digests_.abandon(place.item);
+            if (error.code() == Errc::checksum_mismatch) checked_records_ += stretch.extent.size;
             add(place, std::move(error.with_path(stretch.source->name())));
         } catch (...) {
             digests_.abandon_all();
@@ -136,18 +158,18 @@ private:
         digests_.feed(place.item, stretch.extent.size, done, bytes, watch);
     }
 
-    void check_record(BlockRow::Place place, unsigned worker) {
+    void read_record(BlockRow::Place place, unsigned worker) {
         const Stretch& stretch = stretches_[place.item];
         std::uint32_t crc = 0;
         for (std::uint64_t done = 0; done < stretch.extent.size; done += block_) {
-            crc = crc32(crc, read(stretch, done, std::min(block_, stretch.extent.size - done), worker));
+            const auto bytes = read(stretch, done, std::min(block_, stretch.extent.size - done), worker);
+            if (!stretch.inflated) crc = crc32(crc, bytes);
             if (worker == 0) watch_.tick();
         }
+        if (stretch.record == nullptr) return;
         checked_records_ += stretch.extent.size;
-        const Checkpoint::StoredChecksum& stored = *stretch.record;
-        if (crc == stored.crc32) return;
-        Error fault(Errc::checksum_mismatch, "record " + safemap::quoted(stored.record) + ": the data has CRC-32 " +
-                                                 hex32(crc) + ", stored is " + hex32(stored.crc32));
+        if (stretch.inflated || crc == stretch.record->crc32) return;
+        Error fault = crc32_mismatch(stretch.record->record, crc, stretch.record->crc32);
         add(place, std::move(fault.with_path(stretch.source->name())));
     }
 
@@ -172,12 +194,6 @@ private:
     void add(BlockRow::Place place, Error fault) {
         const std::lock_guard lock(finding_);
         found_.push_back({place, std::move(fault)});
-    }
-
-    static std::string hex32(std::uint32_t number) {
-        std::string text;
-        for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[number >> shift & 15];
-        return text;
     }
 
     const std::vector<Stretch>& stretches_;

@@ -469,7 +469,8 @@ const ZipRecord* ZipDirectory::find(std::string_view name) const noexcept {
 
 RecordData ZipDirectory::open(const ZipRecord& record) const {
     if (!record.deflated) return {source_, record.packed};
-    return {inflated_source(source_->name() + ": " + printable(record.name), source_, record.packed, record.size),
+    const auto crc32 = record.has_crc32() ? std::optional(record.crc32) : std::nullopt;
+    return {inflated_source(std::string(record.name), source_, record.packed, record.size, crc32),
             {.offset = 0, .size = record.size}};
 }
 

@@ -20,6 +20,9 @@ struct ZipRecord {
     std::uint64_t size = 0;  ///< of the data, uncompressed
     std::uint32_t crc32 = 0;
     bool deflated = false;
+
+    /// torch writes checksum 0 when it is told to compute none, and for holes.
+    bool has_crc32() const noexcept { return crc32 != 0 || size == 0; }
 };
 
 /// Bytes of a record, uncompressed.
@@ -45,7 +48,7 @@ public:
     /// Null where there is none of that name.
     const ZipRecord* find(std::string_view name) const noexcept;
     /// Where the data of a record is read. Reads nothing; a deflated record gives a stream with the directory's
-    /// size.
+    /// size, which compares the checksum when it is read to its end.
     RecordData open(const ZipRecord& record) const;
 
     // The records' names are views into the directory, which may move but not be copied.

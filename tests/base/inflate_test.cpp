@@ -1,8 +1,8 @@
 // Deflated sources: any order of reads, damaged streams, promises not kept.
 #include "base/inflate.hpp"
+#include "base/checksum.hpp"
+#include "deflate.hpp"
 #include "doctest_safemap.hpp"
-
-#include <zlib.h>
 
 #include <random>
 #include <vector>
@@ -10,20 +10,6 @@
 using namespace safemap;
 
 namespace {
-
-std::vector<std::byte> deflate_raw(std::span<const std::byte> data) {
-    z_stream stream{};
-    REQUIRE(deflateInit2(&stream, 6, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY) == Z_OK);
-    std::vector<std::byte> out(deflateBound(&stream, data.size()));
-    stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(data.data()));
-    stream.avail_in = static_cast<uInt>(data.size());
-    stream.next_out = reinterpret_cast<Bytef*>(out.data());
-    stream.avail_out = static_cast<uInt>(out.size());
-    REQUIRE(deflate(&stream, Z_FINISH) == Z_STREAM_END);
-    out.resize(stream.total_out);
-    deflateEnd(&stream);
-    return out;
-}
 
 std::vector<std::byte> compressible(std::size_t n, unsigned seed) {
     std::mt19937 random(seed);
@@ -36,7 +22,7 @@ std::vector<std::byte> compressible(std::size_t n, unsigned seed) {
 
 TEST_CASE("an inflated source reads any range in any order") {
     const auto data = compressible(300'000, 1);
-    auto packed = deflate_raw(data);
+    auto packed = forge::deflated(data);
     const std::uint64_t size = packed.size();
     packed.insert(packed.begin(), 100, std::byte{0xAA});  // the stream stands in the middle of a file
     packed.insert(packed.end(), 100, std::byte{0xBB});
@@ -53,7 +39,7 @@ TEST_CASE("an inflated source reads any range in any order") {
 
 TEST_CASE("a stream that is cut, damaged or shorter than promised is a fault") {
     const auto data = compressible(50'000, 3);
-    const auto packed = deflate_raw(data);
+    const auto packed = forge::deflated(data);
     std::vector<std::byte> out(data.size());
     for (std::size_t cut = 0; cut < packed.size(); cut += 1 + packed.size() / 97) {
         CAPTURE(cut);
@@ -72,4 +58,35 @@ TEST_CASE("a stream that is cut, damaged or shorter than promised is a fault") {
     CHECK_FAULT(
         inflated_source("r", memory_source("zip", garbage), {0, 1000}, 1000)->read_at(0, std::span(out).first(1000)),
         Errc::inflate_failed);
+}
+
+TEST_CASE("a stream whose data has another checksum is a fault when its last byte is read, whatever was read before") {
+    const auto data = compressible(200'000, 4);
+    const auto packed = forge::deflated(data);
+    const std::uint32_t right = crc32(0, data);
+    const auto with = [&](std::uint32_t crc) {
+        return inflated_source("a/data/0", memory_source("zip", packed), {0, packed.size()}, data.size(), crc);
+    };
+    std::vector<std::byte> out(data.size());
+    const auto read = [&](const Source& source, std::size_t offset, std::size_t size) {
+        source.read_at(offset, std::span(out).first(size));
+    };
+    const auto sound = with(right);
+    CHECK_OK(read(*sound, 0, data.size()));
+    CHECK_OK(read(*sound, data.size() - 1, 1));
+    CHECK_OK(read(*sound, 100'000, 100'000));
+
+    const auto wrong = with(right ^ 1);
+    CHECK_OK(read(*wrong, 0, data.size() - 1));
+    CHECK_FAULT(read(*wrong, data.size() - 1, 1), Errc::checksum_mismatch);
+    CHECK_OK(read(*wrong, 100'000, 1000));
+    CHECK_OK(read(*wrong, 7, 1));
+    CHECK_FAULT(read(*wrong, 100'000, 100'000), Errc::checksum_mismatch);
+    CHECK_FAULT(read(*wrong, 0, data.size()), Errc::checksum_mismatch);
+    try {
+        read(*wrong, 0, data.size());
+    } catch (const Error& error) {
+        CHECK(error.path() == "zip");
+        CHECK(error.message().find("'a/data/0'") != std::string::npos);
+    }
 }

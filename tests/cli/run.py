@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 import unittest
+import zipfile
+import zlib
 
 HERE = pathlib.Path(__file__).resolve().parent
 SAFEMAP = DATA = None
@@ -1062,6 +1064,61 @@ class Verify(Case):
         result = self.safemap('verify', 'cut.safetensors', '--json')
         self.assertEqual(result.code, 1)
         self.assertFalse(result.json()['ok'])
+
+
+class Deflated(Case):
+    """A file of torch.save that was packed again: what reads all of it finds a bit that is wrong."""
+
+    def repack(self, name, spoil=None):
+        """Writes NAME; where `spoil` is a record, with one bit of its deflated bytes changed, so that the data is."""
+        file = self.folder / name
+        with zipfile.ZipFile(pathlib.Path(DATA, 'pt', 'aligned_1.pt')) as source:
+            records = {info.filename: source.read(info) for info in source.infolist()}
+        with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as packed:
+            for record, data in records.items():
+                packed.writestr(record, data)
+            places = {info.filename: info for info in packed.infolist()}
+        if spoil is None:
+            return
+        place = next(info for record, info in places.items() if record.endswith(spoil))
+        sound = file.read_bytes()
+        begin = place.header_offset + 30 + len(place.filename)
+        for bit in range(place.compress_size * 8 - 1, -1, -1):
+            data = bytearray(sound)
+            data[begin + bit // 8] ^= 1 << bit % 8
+            try:
+                stream = zlib.decompressobj(-15)
+                changed = stream.decompress(bytes(data[begin:begin + place.compress_size]))
+            except zlib.error:
+                continue
+            if stream.eof and len(changed) == place.file_size and changed != records[place.filename]:
+                file.write_bytes(data)
+                return
+        self.fail('no bit changes the data alone')
+
+    def test_all_of_it_counts_as_checked(self):
+        self.repack('model.pt')
+        with zipfile.ZipFile(self.folder / 'model.pt') as packed:
+            total = sum(info.file_size for info in packed.infolist())
+        told = self.done('verify', 'model.pt')
+        self.assertEqual((told['ok'], told['checked_bytes']), (True, total))
+
+    def test_a_wrong_bit_is_found_by_every_command(self):
+        self.repack('model.pt')
+        for record in ('data/0', 'data.pkl'):
+            self.repack('bad.pt', record)
+            result = self.safemap('verify', 'bad.pt', '--json')
+            [fault] = result.json()['faults']
+            self.assertEqual((result.code, fault['code'], fault['path']), (1, 'checksum_mismatch', 'bad.pt'))
+            self.assertIn(record, fault['message'])
+            for words in (('convert', 'bad.pt', 'out.safetensors'), ('convert', 'bad.pt', 'out', '--threads', '3'),
+                          ('hash', 'bad.pt'), ('diff', 'model.pt', 'bad.pt'), ('load', 'bad.pt', '--device', 'host')):
+                with self.subTest(words=words, record=record):
+                    result = self.safemap(*words, '--json')
+                    error = result.json()['error']
+                    self.assertEqual((result.code, error['code'], error['path']), (1, 'checksum_mismatch', 'bad.pt'))
+                    self.assertIn(record, error['message'])
+            self.assertEqual(sorted(os.listdir(self.folder)), ['bad.pt', 'model.pt', 'small.safetensors'])
 
 
 class Diff(Case):

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/checksum.hpp"
+#include "deflate.hpp"
 
 #include <cstdint>
 #include <cstring>
@@ -32,6 +33,7 @@ struct Zip {
         std::uint64_t packed = data.size();
         std::uint64_t size = data.size();
         std::string extra = {};  ///< of the central entry
+        std::uint32_t crc32 = crc(data);
     };
     std::vector<Record> records;
     std::string prefix = {};
@@ -42,6 +44,10 @@ struct Zip {
     void add(std::string name, std::string data) {
         records.push_back({.name = std::move(name), .data = std::move(data)});
     }
+    void add_deflated(std::string name, const std::string& data) {
+        records.push_back(
+            {.name = std::move(name), .data = deflated(data), .method = 8, .size = data.size(), .crc32 = crc(data)});
+    }
 
     std::string join() const {
         std::string body, directory;
@@ -49,9 +55,9 @@ struct Zip {
             const std::uint64_t header_at = body.size();
             body += "PK\3\4" + little(0, 2) + little(record.flags, 2) + little(record.method, 2) + little(0, 16) +
                     little(record.local_name.size(), 2) + little(0, 2) + record.local_name + record.data;
-            body += "PK\7\10" + little(crc(record.data), 4) + little(record.packed, 4) + little(record.size, 4);
+            body += "PK\7\10" + little(record.crc32, 4) + little(record.packed, 4) + little(record.size, 4);
             directory += "PK\1\2" + little(0, 4) + little(record.flags, 2) + little(record.method, 2) + little(0, 4) +
-                         little(crc(record.data), 4) + little(record.packed, 4) + little(record.size, 4) +
+                         little(record.crc32, 4) + little(record.packed, 4) + little(record.size, 4) +
                          little(record.name.size(), 2) + little(record.extra.size(), 2) + little(0, 10) +
                          little(header_at, 4) + record.name + record.extra;
         }
