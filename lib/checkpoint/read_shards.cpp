@@ -172,6 +172,11 @@ void compare_total_size(const Index& index, Contents& contents) {
 
 /// Python takes the last of them; only the strict policy refuses it.
 void judge_repeated(const Index& index, Policy policy, FaultSink& faults, Contents& contents) {
+    for (const std::string& key : index.repeated_keys) {
+        const std::string what = "the index has the key " + safemap::quoted(key) + " more than once";
+        if (policy == Policy::strict) faults.fault({Errc::duplicate_name, what});
+        else contents.notes.push_back(what + "; the last one counts");
+    }
     if (index.repeated.empty()) return;
     const std::string& first = index.weight_map[index.repeated.front()].tensor;
     if (policy != Policy::strict) {

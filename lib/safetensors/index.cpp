@@ -56,6 +56,15 @@ bool outside_folder(std::string_view shard, std::string_view plain) {
     return shard.empty() || has_drive || !portable || !stays_below(shard);
 }
 
+/// Adds the keys that an object has more than once.
+void add_repeated_keys(const json::Value& value, std::vector<std::string>& repeated) {
+    const json::Value::Object* members = value.object();
+    if (members == nullptr) return;
+    std::map<std::string_view, std::size_t> counts;
+    for (const json::Member& member : *members)
+        if (++counts[member.key] == 2) repeated.push_back(member.key);
+}
+
 class WeightMapReader {
 public:
     WeightMapReader(Index& index, FaultSink& faults) : index_(index), faults_(faults) {}
@@ -178,7 +187,11 @@ Index read_index(const Source& source, FaultSink& faults) {
         const json::Value* map = root.find("weight_map");
         if (map == nullptr) throw Error(Errc::index_bad_field, "there is no weight_map");
         if (map->object() == nullptr) throw Error(Errc::index_bad_field, "weight_map is not an object");
-        if (const json::Value* metadata = root.find("metadata")) read_metadata(*metadata, index);
+        add_repeated_keys(root, index.repeated_keys);
+        if (const json::Value* metadata = root.find("metadata")) {
+            read_metadata(*metadata, index);
+            add_repeated_keys(*metadata, index.repeated_keys);
+        }
     } catch (Error& error) {
         if (error.code() != Errc::index_not_json && error.code() != Errc::index_bad_field) throw;
         faults.fault(std::move(error));

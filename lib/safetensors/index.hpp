@@ -26,6 +26,7 @@ struct Index {
     std::vector<std::string> shards;      ///< each once, in the order in which the weight_map names them
     std::vector<Place> weight_map;        ///< in file order
     std::vector<std::uint32_t> repeated;  ///< numbers in weight_map, once for each further entry; the last one counts
+    std::vector<std::string> repeated_keys;  ///< of the index and of its `metadata`, each once; the last one counts
 };
 
 /// Whether this is JSON with a weight_map.

@@ -106,6 +106,22 @@ TEST_CASE("a tensor that the index places twice is where it is placed last, with
     CHECK(error->tensor() == "a");
 }
 
+TEST_CASE("of two weight_maps the last one counts, with a note, and the strict policy refuses them") {
+    const Files files = {{"index", R"({"weight_map":{"a":"1","c":"1"},"weight_map":{"a":"2","b":"2"}})"},
+                         {"1", forge::u8_file({{"a", 1}})},
+                         {"2", forge::u8_file({{"a", 3}, {"b", 1}})}};
+    const Contents contents = read(files);
+    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(contents.files == Names{"2"});
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0] == "the index has the key 'weight_map' more than once; the last one counts");
+
+    const forge::Folder folder(files);
+    ThrowFirst faults;
+    CHECK_FAULT(checkpoint::read_shards(folder, folder.open("index"), {.policy = Policy::strict}, faults),
+                Errc::duplicate_name);
+}
+
 TEST_CASE("metadata is the index's strings and what all shards agree on") {
     const auto shard = [](std::string_view name, std::string_view metadata) {
         return forge::safetensors(R"({"__metadata__":)" + std::string(metadata) + R"(,")" + std::string(name) +

@@ -43,6 +43,16 @@ TEST_CASE("of a repeated tensor the last shard counts, in the first place") {
     CHECK(read(R"({"weight_map":{"w":"1","b":"1"}})").repeated.empty());
 }
 
+TEST_CASE("keys that an index has more than once are listed, and the last of each counts") {
+    const Index index = read(R"({"weight_map":{"w":"1"},"metadata":{"total_size":1,"total_size":2},"weight_map":)"
+                             R"({"b":"2"},"weight_map":{"b":"3"}})");
+    CHECK(map_of(index) == Map{{"b", "3"}});
+    CHECK(index.total_size == 2U);
+    CHECK(index.repeated_keys == std::vector<std::string>{"weight_map", "total_size"});
+    CHECK(index.repeated.empty());
+    CHECK(read(R"({"metadata":{"metadata":"x"},"weight_map":{"metadata":"1"}})").repeated_keys.empty());
+}
+
 TEST_CASE("an index is told by its weight_map") {
     const auto told = [](std::string_view text) { return safetensors::is_index(*forge::source(text)); };
     CHECK(told(R"({"weight_map":{}})"));
