@@ -119,6 +119,7 @@ private:
             out_.tree[id] = std::move(node);
         }
         note_calls();
+        if (auto note = tensors_.note()) out_.notes.push_back(std::move(*note));
         return std::move(out_);
     }
 

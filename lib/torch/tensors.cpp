@@ -181,16 +181,30 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
     const auto key_of = [this](std::uint32_t i) -> std::string_view { return stores_[i].key; };
     if (const auto known = by_key_.find(key, key_of)) return stores_[*known].stored;
     const RecordData data = bytes_of(id, storage);
+    const std::uint64_t stated = *byte_size(storage.type.dtype, storage.elements);  // storage_id() has asked
     const auto wanted = byte_size(dtype, elements);
-    if (!wanted || *wanted > data.extent.size) {
+    if (!wanted || std::max(*wanted, stated) > data.extent.size) {
         throw Error(Errc::storage_too_short, "storage " + quoted(storage.key) + " has " + bytes_text(data.extent.size) +
-                                                 ", but " + std::to_string(elements) + " elements of " +
-                                                 std::string(torch_name(dtype)) + " are wanted");
+                                                 ", but " + std::to_string(storage.elements) + " elements of " +
+                                                 std::string(torch_name(storage.type.dtype)) + " are wanted");
     }
+    if (stated < data.extent.size) add_longer(storage.key, data.extent.size, stated);
     const auto number = static_cast<std::uint32_t>(stores_.size());
     stores_.push_back({std::move(key), stored_run(dtype, shape, data.source, data.extent.offset)});
     by_key_.add(stores_[number].key, number, key_of);
     return stores_[number].stored;
+}
+
+void TensorReader::add_longer(std::string_view key, std::uint64_t size, std::uint64_t stated) {
+    if (!longer_.emplace(key).second || longer_.size() > 1) return;
+    first_longer_ = "storage " + quoted(key) + " has " + bytes_text(size) + ", but the pickle says " +
+                    bytes_text(stated) + "; the rest is not read";
+}
+
+std::optional<std::string> TensorReader::note() const {
+    if (longer_.empty()) return std::nullopt;
+    if (longer_.size() == 1) return first_longer_;
+    return first_longer_ + " (" + std::to_string(longer_.size()) + " storages are longer than the pickle says)";
 }
 
 std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {

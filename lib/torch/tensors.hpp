@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 namespace safemap::torch {
@@ -55,6 +56,9 @@ public:
 
     /// The dtype that describe() gives. Throws bad_tensor and shape_overflow where the storage is none.
     Dtype dtype(const Parts& parts) { return parts.dtype.value_or(storage(parts.storage).type.dtype); }
+    /// A sentence about the storages that have more bytes than the pickle says, where there are any.
+    std::optional<std::string> note() const;
+
     /// The dtype of a global such as torch.float32.
     std::optional<Dtype> dtype(Id id) const;
 
@@ -69,6 +73,7 @@ private:
     Decoding decoding(Dtype dtype, Id metadata) const;
     StorageId storage(Id id);
     RecordData bytes_of(Id id, const StorageId& storage) const;
+    void add_longer(std::string_view key, std::uint64_t size, std::uint64_t stated);
     /// All elements of a storage; of that shape where it was not asked for before.
     std::shared_ptr<const StoredTensor> stored(Id id, const StorageId& storage, Dtype dtype, const Shape& shape,
                                                std::uint64_t elements);
@@ -79,7 +84,9 @@ private:
     std::map<Id, EmbeddedStorage> embedded_;  ///< by the call that would load it
     /// One store for each storage, dtype and size, so that tied tensors share it. A storage has a key, or is embedded.
     std::vector<Store> stores_;
-    NameIndex by_key_;  ///< of stores_
+    NameIndex by_key_;                        ///< of stores_
+    std::unordered_set<std::string> longer_;  ///< keys of storages
+    std::string first_longer_;
 };
 
 }  // namespace safemap::torch

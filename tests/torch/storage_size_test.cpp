@@ -1,0 +1,61 @@
+// What a pickle says of the size of a storage, and how much there is.
+#include "doctest_safemap.hpp"
+#include "fixtures.hpp"
+#include "forge.hpp"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace safemap;
+
+namespace {
+
+/// The first element of storage "0", which the pickle says has `stated` elements, in a record of 16 bytes.
+torch::Archive open(const char* type, std::int64_t stated) {
+    const std::string tensor =
+        forge::tensor(forge::storage(type, "0", stated), 0, {forge::integer(1)}, {forge::integer(1)});
+    return fixtures::open(forge::archive(forge::dict({forge::text("x"), tensor}), {{"0", "0123456789abcdef"}}));
+}
+
+/// The same of an untyped storage, as torch writes new dtypes.
+torch::Archive open_untyped(std::int64_t stated, const std::string& record) {
+    const std::string tensor =
+        forge::call("torch._utils", "_rebuild_tensor_v3",
+                    {forge::storage("UntypedStorage", "0", stated), forge::integer(0),
+                     forge::tuple({forge::integer(1)}), forge::tuple({forge::integer(1)}), "\x89",
+                     forge::call("collections", "OrderedDict", {}), forge::global("torch", "float32")});
+    return fixtures::open(forge::archive(forge::dict({forge::text("x"), tensor}), {{"0", record}}));
+}
+
+}  // namespace
+
+TEST_CASE("a storage that is said to be longer than its record is refused, whatever a tensor uses of it") {
+    CHECK(open("FloatStorage", 4).notes.empty());
+    CHECK(open("ByteStorage", 16).notes.empty());
+    CHECK_FAULT(open("FloatStorage", 5), Errc::storage_too_short);
+    CHECK_FAULT(open("ByteStorage", 17), Errc::storage_too_short);
+    CHECK(open_untyped(9, "012345678").notes.empty());
+    CHECK_FAULT(open_untyped(9, "01234567"), Errc::storage_too_short);
+}
+
+TEST_CASE("a storage that is said to be shorter than its record is noted") {
+    const auto archive = open("FloatStorage", 3);
+    REQUIRE(archive.notes.size() == 1);
+    CHECK(archive.notes[0] == "storage '0' has 16 bytes, but the pickle says 12 bytes; the rest is not read");
+    CHECK(open_untyped(9, "0123456789").notes.size() == 1);
+}
+
+TEST_CASE("many storages that are shorter than their records are one note") {
+    std::string items = "}(";
+    std::vector<std::pair<std::string, std::string>> storages;
+    for (const char* key : {"0", "1", "2"}) {
+        for (const char* name : {"x", "y"})
+            items += forge::text(std::string(name) + key) +
+                     forge::tensor(forge::storage("ByteStorage", key, 3), 0, {forge::integer(1)}, {forge::integer(1)});
+        storages.emplace_back(key, "0123");
+    }
+    const auto archive = fixtures::open(forge::archive(items + "u", storages));
+    REQUIRE(archive.notes.size() == 1);
+    CHECK(archive.notes[0].find("(3 storages are longer than the pickle says)") != std::string::npos);
+}
