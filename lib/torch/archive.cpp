@@ -38,6 +38,7 @@ public:
         if (pickle == nullptr) {
             faults_.fault(without_pickle());
         } else {
+            if (zip_.trailing() > 0) out_.notes.push_back(bytes_text(zip_.trailing()) + " after the zip are ignored");
             check_root();
             list_records();
             reporting(faults_, [&] { read_pickle_record(*pickle); });

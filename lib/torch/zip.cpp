@@ -60,30 +60,37 @@ Error bad_record(std::string_view name, const std::string& what) {
 
 /// What the end records say of the central directory.
 struct Directory {
-    Extent place;              ///< in the source
-    std::uint64_t count = 0;   ///< of entries
-    std::uint64_t prefix = 0;  ///< bytes before the zip: all offsets in it are that much too small
+    Extent place;                ///< in the source
+    std::uint64_t count = 0;     ///< of entries
+    std::uint64_t prefix = 0;    ///< bytes before the zip: all offsets in it are that much too small
+    std::uint64_t trailing = 0;  ///< bytes behind the comment
 };
 
-/// The end record stands before a comment of at most 64 KiB, so it is looked for from the end backwards.
+/// Finds the end record, which stands before a comment of at most 64 KiB, from the end backwards. Programs differ in
+/// which one they take:
+/// - miniz, which torch uses, and Python's zipfile take the last signature, whatever length its comment has. zipfile
+///   looks first whether an end record without a comment ends the file.
+/// - Others want the comment to end where the file does.
+/// A file where that makes a difference is refused: this program would look at another model than the one that runs.
 class EndRecords {
 public:
     explicit EndRecords(const Source& source) : source_(source) {}
 
     Directory find() {
         read_tail();
-        const auto end = end_record();
-        if (!end) throw bad_directory("no end record of a zip: the file is cut short, or is none");
-        const char* record = tail_.data() + *end;
-        Directory found{
-            .place = {.offset = little<std::uint32_t>(record + 16), .size = little<std::uint32_t>(record + 12)},
-            .count = little<std::uint16_t>(record + 10)};
-        const bool split = little<std::uint16_t>(record + 4) != little<std::uint16_t>(record + 6);
-        const std::uint64_t end_at = tail_at_ + *end;
-        const std::uint64_t directory_end = read_zip64(end_at, found).value_or(end_at);
-        if (split) throw bad_directory("the zip is split over several disks");
-        refuse_others(*end);
-        return checked(found, directory_end);
+        const std::size_t end = end_record();
+        const char* record = tail_.data() + end;
+        const Directory small = small_directory(end);
+        if (little<std::uint16_t>(record + 4) != little<std::uint16_t>(record + 6))
+            throw bad_directory("the zip is split over several disks");
+        const std::uint64_t end_at = tail_at_ + end;
+        Directory large;
+        const auto large_at = read_zip64(end_at, large);
+        if (large_at) refuse_contradiction(small, large);
+        Directory found = checked(large_at ? large : small, large_at.value_or(end_at));
+        found.trailing = tail_.size() - end_of_comment(end);
+        refuse_others(end, found.prefix);
+        return found;
     }
 
 private:
@@ -95,32 +102,63 @@ private:
         read_into(source_, tail_at_, tail_);
     }
 
-    /// The last one whose comment ends where the file does.
-    std::optional<std::size_t> end_record() const {
-        if (tail_.size() < end_size) return std::nullopt;
-        for (std::size_t at = tail_.size() - end_size + 1; at-- > 0;) {
-            if (little<std::uint32_t>(tail_.data() + at) != end_signature) continue;
-            if (at + end_size + little<std::uint16_t>(tail_.data() + at + 20) == tail_.size()) return at;
-        }
-        return std::nullopt;
+    bool is_end_record(std::size_t at) const {
+        return at + end_size <= tail_.size() && little<std::uint32_t>(tail_.data() + at) == end_signature;
+    }
+    std::size_t end_of_comment(std::size_t at) const {
+        return at + end_size + little<std::uint16_t>(tail_.data() + at + 20);
+    }
+    Directory small_directory(std::size_t at) const {
+        return {.place = {.offset = little<std::uint32_t>(tail_.data() + at + 16),
+                          .size = little<std::uint32_t>(tail_.data() + at + 12)},
+                .count = little<std::uint16_t>(tail_.data() + at + 10)};
     }
 
-    /// Some programs, torch among them, take the last end record whatever its comment: they would read another zip.
-    void refuse_others(std::size_t end) const {
-        for (std::size_t at = end + end_size; at + end_size <= tail_.size(); ++at) {
-            if (little<std::uint32_t>(tail_.data() + at) != end_signature) continue;
-            const std::uint64_t size = little<std::uint32_t>(tail_.data() + at + 12);
-            const std::uint64_t offset = little<std::uint32_t>(tail_.data() + at + 16);
-            if (begins_directory(offset) || (size <= tail_at_ + at && begins_directory(tail_at_ + at - size)))
+    /// The last one whose comment ends where the file does; else, where bytes follow the zip, the last of a directory.
+    std::size_t end_record() const {
+        for (std::size_t at = tail_.size(); at-- > 0;)
+            if (is_end_record(at) && end_of_comment(at) == tail_.size()) return at;
+        for (std::size_t at = tail_.size(); at-- > 0;)
+            if (is_end_record(at) && has_directory(at) && end_of_comment(at) < tail_.size()) return at;
+        throw bad_directory("no end record of a zip: the file is cut short, or is none");
+    }
+
+    /// Whether any program could take this end record for that of a zip.
+    bool has_directory(std::size_t at) const {
+        const Extent place = small_directory(at).place;
+        const std::uint64_t end_at = tail_at_ + at;
+        return begins_directory(place.offset) || (place.size <= end_at && begins_directory(end_at - place.size)) ||
+               holds(end_at - std::min<std::uint64_t>(end_at, locator_size), locator_signature);
+    }
+    bool begins_directory(std::uint64_t at) const { return holds(at, central_signature); }
+    bool holds(std::uint64_t at, std::uint32_t wanted) const {
+        std::array<char, 4> signature;
+        if (!Extent{at, signature.size()}.inside(source_.size())) return false;
+        read_into(source_, at, signature);
+        return little<std::uint32_t>(signature.data()) == wanted;
+    }
+
+    /// Those behind the one that counts, and those of a zip before this one where bytes follow both. A zip that is
+    /// stored in this one has its own.
+    void refuse_others(std::size_t end, std::uint64_t prefix) const {
+        const bool exact = end_of_comment(end) == tail_.size();
+        for (std::size_t at = 0; at < tail_.size(); ++at) {
+            const bool before = !exact && tail_at_ + at < prefix;
+            if ((before || at > end) && is_end_record(at) && has_directory(at))
                 throw bad_directory(
                     "two end records, each of a directory: which of them counts depends on the program");
         }
     }
-    bool begins_directory(std::uint64_t at) const {
-        std::array<char, 4> signature;
-        if (!Extent{at, signature.size()}.inside(source_.size())) return false;
-        read_into(source_, at, signature);
-        return little<std::uint32_t>(signature.data()) == central_signature;
+
+    /// Some programs take the numbers of the zip64 record, some those of the end record where they fit there.
+    static void refuse_contradiction(const Directory& small, const Directory& large) {
+        const bool same = (small.place.offset == see_zip64 || small.place.offset == large.place.offset) &&
+                          (small.place.size == see_zip64 || small.place.size == large.place.size) &&
+                          (small.count == 0xFFFF || small.count == large.count);
+        if (same) return;
+        throw bad_directory(
+            "the end record and the zip64 end record name different directories: which of them counts "
+            "depends on the program");
     }
 
     /// Where there is a zip64 end record, it says more; returns where it begins.
@@ -130,20 +168,19 @@ private:
         read_into(source_, end_at - locator_size, locator);
         if (little<std::uint32_t>(locator.data()) != locator_signature) return std::nullopt;
         const std::uint64_t locator_at = end_at - locator_size;
-        std::array<char, end64_size> record;
         const auto holds_record = [&](std::uint64_t at) {
-            if (!Extent{at, end64_size}.inside(locator_at)) return false;
-            read_into(source_, at, record);
-            return little<std::uint32_t>(record.data()) == end64_signature;
+            return Extent{at, end64_size}.inside(locator_at) && holds(at, end64_signature);
         };
-        // Where something stands before the zip, the locator points too low, and the record is just before it.
+        // zipfile always takes the record just before the locator. It is there also where something stands before the
+        // zip, so that the locator points too low.
         std::uint64_t at = little<std::uint64_t>(locator.data() + 8);
-        if (!holds_record(at)) {
-            if (locator_at < end64_size || !holds_record(locator_at - end64_size)) {
-                throw bad_directory("no zip64 end record where its locator says");
-            }
-            at = locator_at - end64_size;
-        }
+        const bool just_before = locator_at >= end64_size && holds_record(locator_at - end64_size);
+        if (just_before && at != locator_at - end64_size && holds_record(at))
+            throw bad_directory("two zip64 end records: which of them counts depends on the program");
+        if (just_before) at = locator_at - end64_size;
+        else if (!holds_record(at)) throw bad_directory("no zip64 end record where its locator says");
+        std::array<char, end64_size> record;
+        read_into(source_, at, record);
         found = {.place = {.offset = little<std::uint64_t>(record.data() + 48),
                            .size = little<std::uint64_t>(record.data() + 40)},
                  .count = little<std::uint64_t>(record.data() + 32)};
@@ -165,6 +202,11 @@ private:
                                 bytes_text(max_directory_size));
         }
         found.prefix = directory_end - found.place.end();
+        // miniz reads at the offset as it stands, other programs just before the end record.
+        if (found.prefix > 0 && found.count > 0 && begins_directory(found.place.offset))
+            throw bad_directory("a directory at " + std::to_string(found.place.offset) + ", and one " +
+                                bytes_text(found.prefix) +
+                                " behind it, at the end: which of them counts depends on the program");
         found.place.offset += found.prefix;
         return found;
     }
@@ -438,8 +480,7 @@ private:
 
 bool ends_as_zip(const Source& source) {
     try {
-        static_cast<void>(EndRecords(source).find());
-        return true;
+        return EndRecords(source).find().trailing == 0;
     } catch (const Error& error) {
         if (remedy(error.code()) != Remedy::reject_data) throw;
         return false;
@@ -450,6 +491,7 @@ ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink&
     ZipDirectory zip;
     zip.source_ = std::move(source);
     const Directory place = EndRecords(*zip.source_).find();
+    zip.trailing_ = place.trailing;
     zip.directory_.resize(place.place.size);
     read_into(*zip.source_, place.place.offset, zip.directory_);
     const std::string_view directory(zip.directory_.data(), zip.directory_.size());

@@ -39,12 +39,14 @@ class ZipDirectory {
 public:
     /// Throws or reports zip_bad_directory, zip_bad_record, zip_overlap, zip_duplicate, zip_unsupported. Without a
     /// readable directory it throws whatever the sink does; a record with a fault is left out where the sink returns.
-    /// Bytes before the zip are allowed.
+    /// Bytes before and behind the zip are allowed, but where programs would read different directories.
     static ZipDirectory read(std::shared_ptr<const Source> source, FaultSink& faults);
 
     /// In the order of the directory, without entries for folders.
     const std::vector<ZipRecord>& records() const& noexcept { return records_; }
     const std::vector<ZipRecord>& records() const&& = delete;
+    /// Bytes behind the zip, of no meaning.
+    std::uint64_t trailing() const noexcept { return trailing_; }
     /// Null where there is none of that name.
     const ZipRecord* find(std::string_view name) const noexcept;
     /// Where the data of a record is read. Reads nothing; a deflated record gives a stream with the directory's
@@ -62,6 +64,7 @@ private:
     std::vector<char> directory_;  ///< the central directory: names are views into it
     std::vector<ZipRecord> records_;
     NameIndex by_name_;  ///< of records_
+    std::uint64_t trailing_ = 0;
 };
 
 }  // namespace safemap::torch

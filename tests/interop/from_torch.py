@@ -184,6 +184,23 @@ class FromTorch(Case):
                         wanted, loaded[name] = wanted.masked_fill(nan, 0), loaded[name].masked_fill(nan, 0)
                     self.assert_same(loaded[name], wanted, name)
 
+    def test_zips_in_company_are_read_as_torch_does_or_refused(self):
+        one, two = ({'w': tensor_of(self.rng, torch.uint8, [64])} for _ in range(2))
+        saved = []
+        for state in (one, two):
+            torch.save(state, self.folder / 'in.pt')
+            saved.append((self.folder / 'in.pt').read_bytes())
+        # Of few bytes: miniz fails to look for the end record behind a small zip and some thousands of bytes.
+        more = self.rng.randbytes(self.rng.randrange(1, 2000)).replace(b'PK', b'..')
+        for name, data in (('more.pt', saved[0] + more), ('both.pt', saved[0] + saved[1])):
+            (self.folder / name).write_bytes(data)
+            self.assert_same_dict(torch.load(self.folder / name, weights_only=True), one)
+        safemap('convert', self.folder / 'more.pt', self.folder / 'out.safetensors')
+        self.assert_same_dict(safetensors.torch.load_file(self.folder / 'out.safetensors'), one)
+        # zipfile would read the second one.
+        refused = safemap('hash', self.folder / 'both.pt', status=1)
+        self.assertEqual(refused['error']['code'], 'zip_bad_directory')
+
     def test_shards_hold_what_the_file_would(self):
         state = {f'h.{i}.{name}': tensor_of(self.rng, self.rng.choice(common.DTYPES), shape_of(self.rng))
                  for i in range(12) for name in ('w', 'b', 'g')}

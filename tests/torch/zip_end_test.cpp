@@ -1,0 +1,144 @@
+// End records: bytes behind a zip, and files that two programs would read as two zips.
+#include "doctest_safemap.hpp"
+#include "fixtures.hpp"
+#include "forge.hpp"
+#include "torch/zip.hpp"
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+using namespace safemap;
+using torch::ZipDirectory;
+
+namespace {
+
+ZipDirectory read(const std::string& bytes) {
+    ThrowFirst faults;
+    return ZipDirectory::read(fixtures::source(bytes), faults);
+}
+
+std::string data_of(const ZipDirectory& zip, std::string_view name) {
+    const auto* record = zip.find(name);
+    REQUIRE(record != nullptr);
+    const auto data = zip.open(*record);
+    std::string out(data.extent.size, '\0');
+    data.source->read_at(data.extent.offset, std::as_writable_bytes(std::span(out)));
+    return out;
+}
+
+forge::Zip one_record(std::string data, bool zip64 = false) {
+    forge::Zip zip;
+    zip.zip64_end = zip64;
+    zip.add("a/data.pkl", std::move(data));
+    return zip;
+}
+
+/// The zip behind `prefix`, its offsets counted from the beginning of the file.
+std::string behind(const std::string& prefix, const forge::Zip& zip, std::uint64_t directory_at) {
+    std::string bytes = zip.join();
+    bytes.replace(bytes.size() - 6, 4, forge::little(directory_at, 4));
+    return prefix + bytes;
+}
+
+void check_ambiguous(const std::string& bytes) {
+    const auto error = error_of([&] { read(bytes); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::zip_bad_directory);
+    CHECK(error->message().find("depends on the program") != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("bytes behind the zip are told and ignored, with and without zip64, a comment, and bytes before it") {
+    for (const bool zip64 : {false, true}) {
+        for (const std::size_t trailing : {0U, 1U, 21U, 22U, 60'000U}) {
+            for (const std::string prefix : {"", "xyz"}) {
+                for (const std::string comment : {"", "of a zip"}) {
+                    auto zip = one_record("right", zip64);
+                    zip.prefix = prefix;
+                    zip.comment = comment;
+                    const auto directory = read(zip.join() + std::string(trailing, 'x'));
+                    CHECK(data_of(directory, "a/data.pkl") == "right");
+                    CHECK(directory.trailing() == trailing);
+                }
+            }
+        }
+    }
+    CHECK_FAULT(read(one_record("far").join() + std::string(70'000, 'x')), Errc::zip_bad_directory);
+}
+
+TEST_CASE("a file of torch.save with bytes behind it is read, with a note") {
+    const auto archive = fixtures::open(forge::archive(forge::dict({})) + "PK\5\6 and more, of no directory");
+    REQUIRE(archive.notes.size() == 1);
+    CHECK(archive.notes[0].find("bytes after the zip are ignored") != std::string::npos);
+}
+
+TEST_CASE("a zip whose end is cut off, in its comment too, is refused") {
+    auto zip = one_record("right");
+    zip.comment = "0123456789";
+    const std::string bytes = zip.join();
+    for (std::size_t cut = 1; cut < 40; ++cut)
+        CHECK_FAULT(read(bytes.substr(0, bytes.size() - cut)), Errc::zip_bad_directory);
+}
+
+TEST_CASE("one zip behind another is read without bytes behind both, and else refused") {
+    const std::string other = one_record("wrong").join();
+    auto zip = one_record("right, and longer");
+    zip.prefix = other;
+    CHECK(data_of(read(zip.join()), "a/data.pkl") == "right, and longer");
+    check_ambiguous(zip.join() + "x");
+}
+
+TEST_CASE("a zip that is stored in another has an end record of its own, which does not count") {
+    for (const bool zip64 : {false, true}) {
+        forge::Zip zip = one_record("right", zip64);
+        zip.add("a/other.zip", one_record("wrong", zip64).join());
+        for (const char* trailing : {"", "x"}) CHECK(data_of(read(zip.join() + trailing), "a/data.pkl") == "right");
+    }
+}
+
+TEST_CASE("a zip with zip64 records in the comment of another is refused") {
+    auto other = one_record("wrong", true);
+    auto zip = one_record("right");
+    zip.comment = other.join();
+    // Its own end record says nothing that is read: the zip64 record does.
+    const std::size_t end = zip.comment.size() - 22;
+    zip.comment.replace(end + 8, 12, std::string(12, '\xff'));
+    zip.comment[zip.comment.size() - 2] = 7;
+    check_ambiguous(zip.join());
+}
+
+TEST_CASE("offsets that hold both from the beginning of the file and from the beginning of the zip are refused") {
+    // miniz, which torch uses, would read the directory of the first.
+    const forge::Zip first = one_record("wrong");
+    const std::string bytes = first.join();
+    const std::size_t directory_at = bytes.find("PK\1\2");
+    const std::string both = behind(bytes, one_record("right"), directory_at);
+    check_ambiguous(both);
+    check_ambiguous(both + "x");
+}
+
+TEST_CASE("an end record and a zip64 end record that differ are refused") {
+    auto zip = one_record("right", true);
+    const std::string bytes = zip.join();
+    CHECK_OK(read(bytes));
+    const std::size_t end = bytes.size() - 22;
+    for (const std::size_t field : {8U, 12U, 16U}) {  // count, size and offset; the count of this disk is not asked
+        auto changed = bytes;
+        changed[end + field + (field == 8 ? 2 : 0)] ^= 1;
+        check_ambiguous(changed);
+    }
+    auto saturated = bytes;
+    saturated.replace(end + 8, 12, std::string(12, '\xff'));
+    CHECK_OK(read(saturated));
+}
+
+TEST_CASE("two zip64 end records are refused, as programs look for them in two places") {
+    auto zip = one_record("right", true);
+    std::string bytes = zip.join();
+    const std::size_t record = bytes.find("PK\6\6");
+    // A second record before the first one, where the locator says.
+    bytes.insert(record, bytes.substr(record, 56));
+    check_ambiguous(bytes);
+}
