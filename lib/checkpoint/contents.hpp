@@ -9,6 +9,7 @@
 
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,10 @@ struct Contents {
     std::vector<LazyTensor> tensors = {};
     std::shared_ptr<const StateTree> tree = {};
     std::vector<std::string> only_in_tree = {};
+    /// The structure document was read, and no digest of it is stored.
+    bool structure_unchecked = false;
+    /// The lenient policy read the tensors without a document that is not what its digest says.
+    std::optional<Error> structure_fault = {};
     std::vector<Checkpoint::StoredChecksum> checksums = {};
     std::vector<Checkpoint::Storage> storages = {};
     /// Everything that tensors stand in, for those who want to read all of it.

@@ -107,32 +107,36 @@ private:
     std::string repeated_;
 };
 
-}  // namespace
-
-FileDigests read_file_digests(const Source& source, const OpenOptions& options, FaultSink& faults) {
-    FileDigests digests{.source = &source};
-    if (!is_safetensors(source)) return digests;
-    ToldBefore told;
-    const safetensors::Header header =
-        safetensors::read_header(source, safetensors::Rules::lenient, options.max_header_bytes, told);
-    const std::string* const list = find(header.metadata, safetensors::digests_key);
-    if (told.any || list == nullptr) return digests;
-    PathSink with_path(faults, source.name());
-    reporting(with_path, [&] {
-        ListReader reader(header.tensors);
-        reader.read(*list);
-        reader.report(with_path);
-        reader.take(digests);
-    });
-    return digests;
+/// Says what is not compared, though the checkpoint has digests.
+void note_unchecked(Contents& contents, std::span<const FileDigests> files, bool has_identity) {
+    const auto count = [&](auto&& matches) { return std::count_if(files.begin(), files.end(), matches); };
+    const auto listed = count([](const FileDigests& file) { return file.listed; });
+    const auto whole = count([](const FileDigests& file) { return file.of_all; });
+    if (listed == 0 && !has_identity) return;
+    if (!has_identity)
+        contents.notes.emplace_back(
+            "there is no digest of the checkpoint, so names, dtypes and shapes are not compared");
+    if (!has_identity && whole < std::ssize(files))
+        contents.notes.emplace_back("some tensors have no digest, and are not compared");
+    if (contents.structure_unchecked)
+        contents.notes.emplace_back("the structure document has no digest, and is not compared");
 }
 
-void check_identity(const Contents& contents, std::span<const FileDigests> files, const std::filesystem::path& path,
-                    FaultSink& faults) {
-    const std::string* const stored = find(contents.metadata, safetensors::checkpoint_digest_key);
-    if (stored == nullptr || contents.format != Format::safetensors) return;
-    if (!std::all_of(files.begin(), files.end(), [](const FileDigests& file) { return file.of_all; })) return;
+/// The fault of a digest whose document, or whose tensors' digests, are missing.
+std::optional<Error> orphan(const Contents& contents, std::span<const FileDigests> files, bool has_identity) {
+    if (find(contents.metadata, safetensors::structure_digest_key) != nullptr)
+        return Error(Errc::header_bad_metadata,
+                     "the metadata has the digest of a structure document, and no structure document");
+    const auto lacks = std::find_if(files.begin(), files.end(), [](const FileDigests& file) { return !file.of_all; });
+    if (!has_identity || lacks == files.end()) return std::nullopt;
+    Error error(Errc::header_bad_metadata,
+                "the checkpoint has a digest, and " + std::string(lacks->listed ? "some tensors" : "the tensors") +
+                    " of this file have none in " + safemap::quoted(safetensors::digests_key));
+    return std::move(error.with_path(lacks->source->name()));
+}
 
+/// The digest of all names that the checkpoint has. Nothing where its tensors cannot be told among those of the files.
+std::optional<Digest> found_identity(const Contents& contents, std::span<const FileDigests> files) {
     std::vector<const StoredDigest*> known;
     for (const FileDigests& file : files)
         for (const StoredDigest& tensor : file.tensors) known.push_back(&tensor);
@@ -140,7 +144,7 @@ void check_identity(const Contents& contents, std::span<const FileDigests> files
     bool unique = true;
     const auto name_of_known = [&](std::uint32_t i) { return known[i]->name; };
     names.add_all(static_cast<std::uint32_t>(known.size()), name_of_known, [&](auto, auto) { unique = false; });
-    if (!unique) return;  // of an index that leaves tensors out, nobody says which of them it means
+    if (!unique) return std::nullopt;  // of an index that leaves tensors out, nobody says which of them it means
 
     std::vector<NamedDigest> all;
     all.reserve(contents.tensors.size());
@@ -149,7 +153,7 @@ void check_identity(const Contents& contents, std::span<const FileDigests> files
     for (std::uint32_t i = 0; i < contents.tensors.size(); ++i) {
         const LazyTensor& tensor = contents.tensors[i];
         const auto number = names.find(tensor.name(), name_of_known);
-        if (!number) return;
+        if (!number) return std::nullopt;
         open.add(tensor.name(), i, name_of_open);
         all.push_back({tensor.name(), tensor.dtype(), &tensor.shape(), known[*number]->digest});
     }
@@ -160,11 +164,47 @@ void check_identity(const Contents& contents, std::span<const FileDigests> files
             other.name = dropped;
             all.push_back(other);
         });
-    const std::string found = hex(digest_of_all(std::move(all)));
-    if (found == *stored) return;
-    Error error(Errc::checksum_mismatch, "the digests of its tensors make " + found + " of the checkpoint, stored is " +
-                                             safemap::quoted(*stored));
-    faults.fault(std::move(error.with_path(path.native())));
+    return digest_of_all(std::move(all));
+}
+
+}  // namespace
+
+FileDigests read_file_digests(const Source& source, const OpenOptions& options, FaultSink& faults) {
+    FileDigests digests{.source = &source};
+    if (!is_safetensors(source)) return digests;
+    ToldBefore told;
+    const safetensors::Header header =
+        safetensors::read_header(source, safetensors::Rules::lenient, options.max_header_bytes, told);
+    const std::string* const list = find(header.metadata, safetensors::digests_key);
+    if (told.any || list == nullptr) return digests;
+    digests.listed = true;
+    PathSink with_path(faults, source.name());
+    reporting(with_path, [&] {
+        ListReader reader(header.tensors);
+        reader.read(*list);
+        reader.report(with_path);
+        reader.take(digests);
+    });
+    return digests;
+}
+
+void check_identity(Contents& contents, std::span<const FileDigests> files, const std::filesystem::path& path,
+                    FaultSink& faults) {
+    PathSink with_path(faults, path.native());
+    if (contents.structure_fault) with_path.fault(*contents.structure_fault);
+    const std::string* const stored = find(contents.metadata, safetensors::checkpoint_digest_key);
+    note_unchecked(contents, files, stored != nullptr);
+    if (auto fault = orphan(contents, files, stored != nullptr)) return with_path.fault(std::move(*fault));
+    if (stored == nullptr) return;
+    const auto found = found_identity(contents, files);
+    if (!found) {
+        contents.notes.emplace_back(
+            "the digest of the checkpoint is not compared: its names are not those of its files");
+        return;
+    }
+    if (hex(*found) == *stored) return;
+    with_path.fault(Error(Errc::checksum_mismatch, "the digests of its tensors make " + hex(*found) +
+                                                       " of the checkpoint, stored is " + safemap::quoted(*stored)));
 }
 
 }  // namespace safemap::checkpoint

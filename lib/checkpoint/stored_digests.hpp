@@ -21,7 +21,8 @@ struct StoredDigest {
 struct FileDigests {
     const Source* source = nullptr;
     std::vector<StoredDigest> tensors = {};  ///< that have one, by offset
-    bool of_all = false;                     ///< whether all of the file's tensors have
+    bool listed = false;                     ///< whether the file has a list
+    bool of_all = false;                     ///< whether the list has all of the file's tensors
     std::vector<char> names = {};
 };
 
@@ -30,8 +31,10 @@ struct FileDigests {
 /// tensor twice, is header_bad_metadata too; what else it says counts.
 FileDigests read_file_digests(const Source& source, const OpenOptions& options, FaultSink& faults);
 
-/// Compares the digest of the whole, where there is one and all tensors have digests. checksum_mismatch, with `path`.
-void check_identity(const Contents& contents, std::span<const FileDigests> files, const std::filesystem::path& path,
+/// Compares the digest of the whole, where there is one. checksum_mismatch, with `path`. A digest whose tensors or
+/// whose document are not there is header_bad_metadata. A note says what is not compared, though the checkpoint has
+/// digests.
+void check_identity(Contents& contents, std::span<const FileDigests> files, const std::filesystem::path& path,
                     FaultSink& faults);
 
 }  // namespace safemap::checkpoint

@@ -5,6 +5,7 @@
 #include "base/faults.hpp"
 #include "checkpoint/contents.hpp"
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,9 +15,13 @@ namespace safemap::checkpoint {
 std::string structure_apart(const Digest& document);
 /// Whether it says so.
 bool is_structure_apart(std::string_view metadata) noexcept;
+/// The digest of the document that the metadata has, or of the one that stands apart, as the metadata gives it: 32 hex
+/// digits. Nothing where the metadata is not as structure_apart() writes it.
+std::optional<std::string> structure_digest(std::string_view metadata);
 
-/// Moves the document from the metadata and the tensors to `tree`, where there is one. bad_structure, and
-/// checksum_mismatch for one that stands apart. The lenient policy drops one that does not fit, with a note.
+/// Moves the document from the metadata and the tensors to `tree`, where there is one, and its digest out of the
+/// metadata: bad_structure, checksum_mismatch. The lenient policy drops a document with such a fault, with a note. A
+/// digest without a document stays in the metadata.
 void take_structure(Contents& contents, Policy policy, FaultSink& faults);
 
 }  // namespace safemap::checkpoint

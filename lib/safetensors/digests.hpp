@@ -15,8 +15,13 @@ namespace safemap::safetensors {
 inline constexpr std::string_view digests_key = "safemap.xxh3_128";
 /// In the metadata of a single file, or of an index: the digest of the checkpoint, 32 hex digits.
 inline constexpr std::string_view checkpoint_digest_key = "safemap.checkpoint_xxh3_128";
-/// Neither is anybody else's metadata.
-inline bool is_digest_key(std::string_view key) noexcept { return key == digests_key || key == checkpoint_digest_key; }
+/// Beside the structure document, whether that is in the metadata or in a tensor: the digest of its text, 32 hex
+/// digits.
+inline constexpr std::string_view structure_digest_key = "safemap.structure_xxh3_128";
+/// None of these is anybody else's metadata.
+inline bool is_digest_key(std::string_view key) noexcept {
+    return key == digests_key || key == checkpoint_digest_key || key == structure_digest_key;
+}
 
 /// The list, as text. Its size depends on the names alone.
 std::string write_digests(std::span<const std::pair<std::string_view, Digest>> tensors);

@@ -59,12 +59,17 @@ void require_distinct_names(std::span<const LazyTensor> tensors) {
     });
 }
 
-/// Digests of what was read say nothing of what is written.
-Metadata without_digests(const Metadata& metadata) {
-    Metadata kept;
+/// Digests of what was read say nothing of what is written. The structure document is written as it is given, so its
+/// digest is known now, where digests are wanted.
+Metadata with_own_digests(const Metadata& metadata, bool wanted) {
+    Metadata own;
     for (const auto& entry : metadata)
-        if (!safetensors::is_digest_key(entry.first)) kept.insert(kept.end(), entry);
-    return kept;
+        if (!safetensors::is_digest_key(entry.first)) own.insert(own.end(), entry);
+    const auto structure = own.find(std::string(structure_key));
+    if (!wanted || structure == own.end()) return own;
+    if (auto digest = checkpoint::structure_digest(structure->second))
+        own.emplace(safetensors::structure_digest_key, std::move(*digest));
+    return own;
 }
 
 void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
@@ -75,7 +80,7 @@ void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
 class Planner {
 public:
     Planner(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options)
-        : tensors_(tensors), metadata_(without_digests(metadata)), options_(options) {
+        : tensors_(tensors), metadata_(with_own_digests(metadata, options.checksums)), options_(options) {
         require_distinct_names(tensors);
         for (const auto& [key, value] : metadata) {
             require_text(key, "a metadata key");
