@@ -184,6 +184,8 @@ Metadata untied_metadata(const Checkpoint& checkpoint) {
     return metadata;
 }
 
+bool is_written(const Entry& entry) { return in_safetensors(entry.stored->dtype()); }
+
 /// What is written where names change.
 struct RenamedTensors {
     std::vector<LazyTensor> tensors = {};  ///< of the entries, in their order
@@ -219,7 +221,7 @@ RenamedTensors rename(const Checkpoint& checkpoint, const std::vector<Entry>& en
             result.tie(other, *name, stored);
             group.push_back(*name++);
         }
-        result.aliases.push_back(std::move(group));
+        if (is_written(entry)) result.aliases.push_back(std::move(group));
     }
     return result;
 }
@@ -304,7 +306,7 @@ private:
         if (root_.empty()) note_parts(checkpoint, around.notes);
         around.notes.insert(around.notes.end(), renamed.notes.begin(), renamed.notes.end());
         for (const Entry& entry : entries)
-            if (entry.tied() && renaming_.empty()) around.aliases.push_back(entry.names());
+            if (entry.tied() && is_written(entry) && renaming_.empty()) around.aliases.push_back(entry.names());
         return around;
     }
 
@@ -349,7 +351,7 @@ private:
                          std::vector<std::string>& notes) const {
         std::vector<LazyTensor> tensors;
         tensors.reserve(entries.size());
-        for (const auto& [key, value] : checkpoint.metadata()) options.metadata.emplace(key, value);
+        options.metadata = untied_metadata(checkpoint);
         for (const Entry& entry : entries) {
             tensors.push_back(entry.named());
             for (const std::string_view other : entry.others) options.metadata.emplace(other, entry.name);

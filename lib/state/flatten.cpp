@@ -155,12 +155,19 @@ private:
                std::holds_alternative<StateTree::Opaque>(node);
     }
 
+    static bool is_tensor(const StateTree::Opaque& opaque) {
+        return opaque.form != StateTree::Opaque::Form::object || opaque.type == "torch.Tensor";
+    }
+
     void enter(NodeId id, const StateTree::Node& node) {
         Seen& seen = seen_[id];
         if (seen.entered) {
             if (!unsaved_.empty()) return;
             if (!seen.repeated) repeats_.emplace_back(id, path_.substr(0, example_bytes));
             seen.repeated = true;
+            // Each name of a tensor that is not stored is one that somebody will miss.
+            if (const auto* opaque = std::get_if<StateTree::Opaque>(&node); opaque != nullptr && is_tensor(*opaque))
+                skip(*opaque);
             return;
         }
         seen.entered = true;

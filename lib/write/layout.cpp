@@ -16,6 +16,7 @@
 #include <safemap/structure.hpp>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -77,6 +78,9 @@ void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
     metadata.insert(std::upper_bound(metadata.begin(), metadata.end(), entry), std::move(entry));
 }
 
+/// A metadata key that is never another name of a tensor.
+bool has_meaning(std::string_view key) { return key == format_key || key.starts_with("safemap."); }
+
 class Planner {
 public:
     Planner(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options)
@@ -87,6 +91,7 @@ public:
             require_text(value, "a metadata value");
         }
         for (std::uint32_t i = 0; i < tensors.size(); ++i) choose(i);
+        skip_other_names();
     }
 
     Layout one_file(const std::string& name) && {
@@ -144,6 +149,25 @@ private:
         const Dtype stored = tensor.stored()->dtype();
         layout_.read_bytes = sum_of_sizes(layout_.read_bytes, stored_bytes(tensor));
         if (stored != dtype) note_cast(stored, dtype);
+    }
+
+    /// Other names of tensors that are skipped: the metadata does not say of them what is not there.
+    void skip_other_names() {
+        std::unordered_map<std::string_view, std::vector<std::string>, NameHash> others;
+        for (const SkippedObject& skipped : layout_.skipped) others.try_emplace(skipped.name);
+        if (others.empty()) return;
+        for (auto entry = metadata_.begin(); entry != metadata_.end();) {
+            const auto found = has_meaning(entry->first) ? others.end() : others.find(entry->second);
+            if (found != others.end()) found->second.push_back(entry->first);
+            entry = found == others.end() ? std::next(entry) : metadata_.erase(entry);
+        }
+        std::vector<SkippedObject> all;
+        for (const SkippedObject& skipped : layout_.skipped) {
+            all.push_back(skipped);
+            for (std::string& other : others.at(skipped.name))
+                all.push_back({std::move(other), skipped.type, skipped.why});
+        }
+        layout_.skipped = std::move(all);
     }
 
     void note_cast(Dtype from, Dtype to) {

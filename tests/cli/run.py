@@ -3,6 +3,7 @@
 Text is compared with the files of expected/, to the byte; --update writes them anew. Everything runs in a fresh folder
 with small files made here, and with those of DATA that torch wrote.
 """
+import io
 import json
 import os
 import pathlib
@@ -56,6 +57,26 @@ SMALL = [
     ('norm', 'F32', [2], floats(float('nan'), 0.5)),
     ('none', 'U8', [0], b''),
 ]
+
+
+def torch_file(tensors):
+    """A file of torch.save: a dict of tensors of two elements (name: storage type); one storage for each type."""
+    def text(value):
+        return b'X' + struct.pack('<I', len(value)) + value.encode()
+
+    out = io.BytesIO()
+    types = list(dict.fromkeys(tensors.values()))
+    pickled = b'\x80\x02}('
+    for name, type in tensors.items():
+        pickled += (text(name) + b'ctorch._utils\n_rebuild_tensor_v2\n((' + text('storage') +
+                    f'ctorch\n{type}\n'.encode() + text(str(types.index(type))) + text('cpu') +
+                    b'K\x02tQK\x00(K\x02t(K\x01t\x89ccollections\nOrderedDict\n)RtR')
+    with zipfile.ZipFile(out, 'w') as archive:
+        archive.writestr('a/data.pkl', pickled + b'u.')
+        archive.writestr('a/byteorder', 'little')
+        for i, type in enumerate(types):
+            archive.writestr(f'a/data/{i}', b'c' * {'ComplexDoubleStorage': 32, 'FloatStorage': 8}[type])
+    return out.getvalue()
 
 
 class Result:
@@ -710,6 +731,36 @@ class Convert(Case):
         self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head|wte/w/')
         error = self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head/by/')
         self.assertEqual(error['message'], "'head' would become 'by', which the metadata has already")
+
+    def test_a_part_of_tied_names_stays_tied(self):
+        tied = safetensors([('wte', 'U8', [1], b'x'), ('b', 'U8', [1], b'y')],
+                           {'head': 'wte', 'other': 'wte', 'by': 'me'})
+        (self.folder / 'tied.safetensors').write_bytes(tied)
+        told = self.done('convert', 'tied.safetensors', 'two.safetensors', '--exclude', 'wte')
+        self.assertEqual(told['aliases'], [['head', 'other']])
+        self.assertEqual(self.done('inspect', 'two.safetensors')['metadata'],
+                         {'format': 'pt', 'by': 'me', 'other': 'head'})
+        self.assertEqual(self.names('two.safetensors'), ['b', 'head', 'other'])
+        # Without any of its names, and with one.
+        self.done('convert', 'tied.safetensors', 'none.safetensors', '--include', 'b')
+        self.assertEqual(self.done('inspect', 'none.safetensors')['metadata'], {'format': 'pt', 'by': 'me'})
+        self.done('convert', 'tied.safetensors', 'one.safetensors', '--include', 'other')
+        self.assertEqual(self.done('inspect', 'one.safetensors')['metadata'], {'format': 'pt', 'by': 'me'})
+
+    def test_every_name_of_a_tied_tensor_that_is_skipped_is_told(self):
+        (self.folder / 'tied.pt').write_bytes(torch_file({'t': 'ComplexDoubleStorage', 'u': 'ComplexDoubleStorage',
+                                                          'x': 'ComplexDoubleStorage', 'w': 'FloatStorage'}))
+        for options, wanted in (([], ['t', 'u', 'x']), (['--exclude', 't'], ['u', 'x']),
+                                (['--rename', 's/^/a./'], ['a.t', 'a.u', 'a.x']),
+                                (['--rename', 's/^/a./', '--exclude', 't'], ['a.u', 'a.x'])):
+            for form in ('out.safetensors', 'out'):
+                with self.subTest(options=options, form=form):
+                    told = self.done('convert', 'tied.pt', form, '--force', *options)
+                    self.assertEqual([object['name'] for object in told['skipped']], wanted)
+                    self.assertEqual(len({object['why'] for object in told['skipped']}), 1)
+                    self.assertEqual(told['aliases'], [])
+                    metadata = self.done('inspect', form)['metadata']
+                    self.assertEqual(metadata, {'format': 'pt'})
 
     def test_the_output_must_be_new(self):
         (self.folder / 'out').mkdir()

@@ -82,7 +82,10 @@ private:
         const auto* dict = std::get_if<Tree::Dict>(&node);
         const auto* opaque = std::get_if<Tree::Opaque>(&node);
         if (!sequence && !dict && !opaque) return;
-        if (!walked_.insert(id).second) return;
+        if (!walked_.insert(id).second) {
+            if (opaque && opaque->type == "torch.Tensor") skipped.push_back(path == "" ? "~root" : path);
+            return;
+        }
         if (sequence) {
             const bool set =
                 sequence->kind == Tree::Sequence::Kind::set || sequence->kind == Tree::Sequence::Kind::frozenset;

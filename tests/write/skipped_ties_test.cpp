@@ -1,0 +1,68 @@
+// Tied tensors that are not written: every name of them is told, and no metadata leads to what is not there.
+#include <safemap/save.hpp>
+
+#include "doctest_safemap.hpp"
+#include "torch/forge.hpp"
+#include "write/samples.hpp"
+
+using namespace safemap;
+using namespace samples;
+
+namespace {
+
+std::string tensor_of(std::string_view type, std::string_view key) {
+    return forge::tensor(forge::storage(type, key, 2), 0, {forge::integer(2)}, {forge::integer(1)});
+}
+
+/// A tied complex128, a tied F32 and, under two names, a tensor of the meta device.
+fs::path tied(const TempDir& dir) {
+    const std::string meta = forge::call("torch._utils", "_rebuild_meta_tensor_no_storage",
+                                         {forge::global("torch", "float32"), forge::tuple({forge::integer(2)}),
+                                          forge::tuple({forge::integer(1)}), "\x89"});
+    const std::string dict = forge::dict({forge::text("t"), tensor_of("ComplexDoubleStorage", "0"), forge::text("u"),
+                                          tensor_of("ComplexDoubleStorage", "0"), forge::text("w"),
+                                          tensor_of("FloatStorage", "1"), forge::text("v"),
+                                          tensor_of("FloatStorage", "1"), forge::text("m"), meta + "q\x07",
+                                          forge::text("n"), "h\x07"});
+    return dir.write("tied.pt", forge::archive(dict, {{"0", std::string(32, 'c')}, {"1", std::string(8, 'f')}}));
+}
+
+std::vector<std::string> names_of(const std::vector<SkippedObject>& skipped) {
+    std::vector<std::string> names;
+    for (const SkippedObject& object : skipped) names.push_back(object.name);
+    return names;
+}
+
+}  // namespace
+
+TEST_CASE("both names of a tied tensor that is skipped are told, and neither is in the metadata") {
+    const TempDir dir;
+    const Checkpoint source = Checkpoint::open(tied(dir));
+    CHECK(names_of(source.skipped()) == std::vector<std::string>{"m", "n"});
+    for (const char* const out : {"out.safetensors", "shards"})
+        for (const bool checksums : {false, true}) {
+            CAPTURE(out);
+            const SaveReport report =
+                save(dir / out, source,
+                     {.structure = StructurePolicy::drop, .checksums = checksums, .overwrite = true});
+            CHECK(names_of(report.skipped) == std::vector<std::string>{"t", "u"});
+            CHECK(report.skipped[1].type == "torch.complex128");
+            CHECK(report.skipped[1].why == report.skipped[0].why);
+            const Checkpoint written = Checkpoint::open(dir / out);
+            for (const auto& [key, value] : written.metadata()) {
+                CHECK(key != "u");
+                CHECK(value != "t");
+            }
+            CHECK(written.aliases() == std::vector<AliasGroup>{{"w", "v"}});
+        }
+}
+
+TEST_CASE("metadata of a caller that names a skipped tensor is another name of it, but for keys with a meaning") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2}), tensor("t", Dtype::c128, {2})};
+    SaveOptions options{.metadata = {{"u", "t"}, {"format", "t"}, {"safemap.source", "t"}, {"who", "me"}}};
+    const SaveReport report = save(dir / "out.safetensors", tensors, options);
+    CHECK(names_of(report.skipped) == std::vector<std::string>{"t", "u"});
+    CHECK(metadata_of(dir / "out.safetensors") ==
+          std::map<std::string, std::string>{{"format", "t"}, {"safemap.source", "t"}, {"who", "me"}});
+}
