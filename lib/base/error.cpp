@@ -115,6 +115,15 @@ constexpr bool complete() {
 }
 static_assert(complete(), "every Errc has its row, in the order of the enum");
 
+/// Whether `operation` ends in `path`, as "save out/" does in "out": it need not be said twice.
+bool names_last(std::string_view operation, std::string_view path) noexcept {
+    const auto without_slash = [](std::string_view text) { return text.substr(0, text.find_last_not_of('/') + 1); };
+    operation = without_slash(operation);
+    path = without_slash(path);
+    return !path.empty() && operation.ends_with(path) &&
+           operation.substr(0, operation.size() - path.size()).ends_with(' ');
+}
+
 const Row& row(Errc code) noexcept { return table[static_cast<std::size_t>(code)]; }
 
 }  // namespace
@@ -162,8 +171,8 @@ Error& Error::during(std::string_view operation) {
 
 void Error::compose() {
     text_.clear();
-    for (const auto* part : {&operation_, &path_})
-        if (!part->empty()) text_ += *part + ": ";
+    if (!operation_.empty()) text_ += operation_ + ": ";
+    if (!path_.empty() && !names_last(operation_, path_)) text_ += path_ + ": ";
     if (!tensor_.empty()) text_ += "tensor " + safemap::quoted(tensor_) + ": ";
     text_ += message_;
 }

@@ -41,3 +41,21 @@ TEST_CASE("context is added from the inside out, and the innermost file and tens
     CHECK(error.hint().empty());
     CHECK(error.with_hint("look").hint() == "look");
 }
+
+TEST_CASE("a path that the operation names is not said twice") {
+    const auto text = [](const char* operation, const char* path) {
+        Error error(Errc::already_exists, "exists already");
+        error.with_path(path).during(operation);
+        return std::string(error.what());
+    };
+    CHECK(text("save out/", "out") == "save out/: exists already");
+    CHECK(text("save out", "out/") == "save out: exists already");
+    CHECK(text("save a b/out.safetensors", "a b/out.safetensors") == "save a b/out.safetensors: exists already");
+    CHECK(text("save out/", "out/model.safetensors") == "save out/: out/model.safetensors: exists already");
+    CHECK(text("save a/out/", "out") == "save a/out/: out: exists already");
+    CHECK(text("save /", "/") == "save /: /: exists already");
+    Error error(Errc::already_exists, "exists already");
+    error.with_path("out").during("save out/").during("convert");
+    CHECK(std::string(error.what()) == "convert: save out/: exists already");
+    CHECK(error.path() == "out");
+}
