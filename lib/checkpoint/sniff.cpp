@@ -86,6 +86,8 @@ constexpr Signature signatures[] = {
      "7zXZ\0"sv,
      "an xz file", "unxz it first"},
     {0, "\x93NUMPY"sv, "a NumPy array", ""},
+    {4, "PTMF"sv, "a TorchScript file in the flatbuffer format (.ptl of torch mobile)",
+     "torch.save(torch.jit.jit_module_from_flatbuffer(FILE).state_dict(), NEW) writes its weights"},
     {0, "PYTORCH1"sv, "a PyTorch 1.0 stream file", resave},
 };
 

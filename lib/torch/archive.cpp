@@ -74,7 +74,9 @@ private:
             if (find(kind.record) != nullptr) return not_saved(kind.looks_like, kind.hint);
         if (zip_.find("serialized_exported_program.json") != nullptr)
             return not_saved("a program of torch.export", of_export);
-        return {Errc::zip_missing_record, "no record data.pkl in the folder that the first record is in"};
+        const std::string missing = "no record data.pkl in the folder that the first record is in";
+        const bool foreign = !zip_.records().empty() && find("version") == nullptr && find("byteorder") == nullptr;
+        return {Errc::zip_missing_record, foreign ? "a zip that torch did not write: " + missing : missing};
     }
     static Error not_saved(std::string_view looks_like, std::string_view hint) {
         Error error(Errc::unknown_format, "it looks like " + std::string(looks_like) + ", not a file of torch.save");

@@ -106,6 +106,7 @@ TEST_CASE("what people hand us by mistake is named, with a hint where there is o
              std::string(8, '\0'),
          "xz", true},
         {"\x93NUMPY\x01"s, "NumPy array", false},
+        {"\x18\0\0\0PTMF"s + std::string(40, '\0'), "TorchScript file in the flatbuffer format", true},
         {"PYTORCH1"s + std::string(20, '\0'), "PyTorch 1.0 stream", true},
         {"\x08\x07\x12\x07pytorch\x1a\x03"
          "2.1:",
