@@ -18,11 +18,11 @@ namespace {
 using Metadata = std::map<std::string, std::string>;
 
 void require_safetensors(const std::filesystem::path& file, const Checkpoint& model) {
-    if (model.format() == Format::safetensors && file.native().ends_with(".safetensors") && model.files().size() == 1 &&
+    if (model.format() == Format::safetensors && write::names_file(file) && model.files().size() == 1 &&
         std::filesystem::is_regular_file(file))
         return;
     throw Error(Errc::invalid_argument,
-                "only a file in the safetensors format whose name ends in '.safetensors' is edited");
+                "only a file in the safetensors format whose name ends in '.safetensors' or '.sft' is edited");
 }
 
 bool has_digests(const Checkpoint& model) {

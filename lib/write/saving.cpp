@@ -26,7 +26,7 @@ Layout lay_out_at(const std::filesystem::path& out, std::span<const LazyTensor> 
                   const SaveOptions& options) {
     require_sense(options);
     // Before the names, so that the commonest mistake is told first; the target looks again.
-    if (!options.plan_only && !options.overwrite) io::require_absent(out);
+    if (!options.plan_only && !options.overwrite && !counts_as_new(out)) io::require_absent(out);
     return lay_out(tensors, metadata, options, names_file(out) ? std::optional(out.filename().native()) : std::nullopt);
 }
 

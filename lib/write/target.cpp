@@ -5,6 +5,7 @@
 #include "safetensors/index.hpp"
 #include "write/shards.hpp"
 
+#include <safemap/checkpoint.hpp>
 #include <safemap/file.hpp>
 
 #include <algorithm>
@@ -17,7 +18,8 @@ namespace {
 
 io::Staging stage(const std::filesystem::path& out, bool overwrite, const io::Job& job) {
     const auto kind = names_file(out) ? io::Staging::Kind::file : io::Staging::Kind::folder;
-    return io::Staging(out, kind, overwrite ? io::Existing::replace : io::Existing::refuse, job);
+    const bool replace = overwrite || counts_as_new(out);
+    return io::Staging(out, kind, replace ? io::Existing::replace : io::Existing::refuse, job);
 }
 
 /// Indexes of safetensors: those of other formats belong to other models.
@@ -30,7 +32,23 @@ std::vector<std::string> indexes_among(const std::vector<std::string>& names) {
 
 }  // namespace
 
-bool names_file(const std::filesystem::path& out) { return out.native().ends_with(".safetensors"); }
+bool names_file(const std::filesystem::path& out) {
+    return out.native().ends_with(".safetensors") || out.native().ends_with(".sft");
+}
+
+bool counts_as_new(const std::filesystem::path& out) {
+    std::error_code ignored;
+    if (names_file(out) || !std::filesystem::is_directory(out, ignored)) return false;
+    try {
+        // Nothing that a save would write may be there already, not even as something else than a file.
+        for (const std::string& name : open_folder(out, Mapping::never)->list())
+            if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;
+        static_cast<void>(Checkpoint::open(out));
+        return false;
+    } catch (const Error& error) {
+        return error.code() == Errc::not_a_checkpoint;
+    }
+}
 
 std::vector<std::string> model_files(const std::filesystem::path& path) {
     const auto folder = open_folder(path, Mapping::never);

@@ -11,7 +11,8 @@ namespace safemap::write {
 
 class Target {
 public:
-    /// A file where `out` ends in ".safetensors", else a folder. What stands there is refused unless `overwrite`.
+    /// A file where names_file(out), else a folder. What stands there is refused unless `overwrite` or
+    /// counts_as_new(out).
     /// Throws what Staging does, and several_models where it cannot be told which model the folder's old one is.
     Target(const std::filesystem::path& out, bool overwrite, const io::Job& job = {});
 
@@ -27,7 +28,10 @@ private:
     io::Staging staging_;
 };
 
+/// Whether `out` ends in ".safetensors" or ".sft".
 bool names_file(const std::filesystem::path& out);
+/// Whether `out` is a folder without a checkpoint in it: an empty one, or one of other files, which stay.
+bool counts_as_new(const std::filesystem::path& out);
 
 /// What goes when a model in `folder` is replaced: its index and the shards that it names, or a `model.safetensors`
 /// without an index. Throws several_models where there are several indexes.

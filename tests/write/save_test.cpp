@@ -258,9 +258,48 @@ TEST_CASE("names that would collide are refused before a byte is written") {
     CHECK(names_in(dir.path()).empty());
 }
 
+TEST_CASE("a folder without a checkpoint counts as new, and what is in it stays") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    fs::create_directory(dir / "empty");
+    CHECK_OK(save(dir / "empty", tensors));
+    CHECK(names_in(dir / "empty") == std::vector<std::string>{"model.safetensors"});
+    CHECK_FAULT(save(dir / "empty", tensors), Errc::already_exists);
+
+    fs::create_directory(dir / "notes");
+    dir.write("notes/README.md", "mine");
+    dir.write("notes/config.json", "{}");
+    CHECK_OK(save(dir / "notes", tensors));
+    CHECK(TempDir::read(dir / "notes/README.md") == "mine");
+    CHECK(Checkpoint::open(dir / "notes").size() == tensors.size());
+
+    // Whatever a save might replace is a checkpoint, sound or not.
+    for (const char* name : {"pytorch_model.bin", "x.safetensors", "model.safetensors.index.json", "a.ckpt"}) {
+        CAPTURE(name);
+        const TempDir other;
+        fs::create_directory(other / "out");
+        other.write(std::string("out/") + name, "old");
+        CHECK_FAULT(save(other / "out", tensors), Errc::already_exists);
+        CHECK(TempDir::read(other / "out" / name) == "old");
+    }
+    fs::create_directories(dir / "odd/model.safetensors");
+    CHECK_FAULT(save(dir / "odd", tensors), Errc::already_exists);
+    fs::create_directory(dir / "f.safetensors");
+    CHECK_FAULT(save(dir / "f.safetensors", tensors), Errc::already_exists);
+}
+
+TEST_CASE("a name that ends in .sft is one file") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    CHECK(save(dir / "f.sft", tensors).files == std::vector<std::string>{"f.sft"});
+    CHECK(fs::is_regular_file(dir / "f.sft"));
+    CHECK(Checkpoint::open(dir / "f.sft").size() == tensors.size());
+}
+
 TEST_CASE("an existing target is refused, and what went wrong says what was being done") {
     const TempDir dir;
     fs::create_directory(dir / "out");
+    dir.write("out/model.safetensors", "old");
     dir.write("f.safetensors", "old");
     const auto tensors = some_tensors();
     CHECK_FAULT(save(dir / "out", tensors), Errc::already_exists);

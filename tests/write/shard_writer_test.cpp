@@ -514,6 +514,7 @@ TEST_CASE("declarations and options that make no checkpoint are refused before a
     CHECK(std::string(error->what()).starts_with("save " + (dir / "out").native() + "/: "));
 
     fs::create_directory(dir / "out");
+    dir.write("out/model.safetensors", "old");
     CHECK_FAULT(ShardWriter(dir / "out", std::vector{one}), Errc::already_exists);
     CHECK_FAULT(ShardWriter(dir / "no/out", std::vector{one}), Errc::path_not_found);
 }
