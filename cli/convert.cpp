@@ -12,8 +12,10 @@
 #include <fmt/core.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <map>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 
@@ -229,20 +231,23 @@ RenamedTensors rename(const Checkpoint& checkpoint, const std::vector<Entry>& en
 class Convert final : public Command {
 public:
     void declare(CLI::App& app) override {
-        app.add_option("IN", in_, "a file, a folder or an index")->required()->type_name("");
-        app.add_option("OUT", out_, "a new folder, or a new file in .safetensors")->required()->type_name("");
+        app.add_option("IN", in_, "a file, a folder or an index; several files are the shards of one checkpoint")
+            ->required()
+            ->type_name("");
+        // IN takes all words, so that options may stand between them; the last one is OUT.
+        app.add_option("OUT", out_, "a new folder, or a new file in .safetensors or .sft")->type_name("");
         add_parsed(app, "--dtype", options_.dtype, parse_dtype_name, "cast floating-point tensors: bf16, f16, f32, ...")
             ->type_name("D");
         add_repeatable(app, "--keep-dtype", keep_, "but not tensors of such names (repeatable)")->type_name("GLOB");
-        add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
-                   "bytes of tensors in one file at most (default: 5GB)")
-            ->type_name("SIZE");
-        add_parsed(app, "--strategy", options_.strategy, parse_strategy,
-                   "how files are filled: greedy (default), balanced or by_prefix")
-            ->type_name("HOW");
-        add_parsed(app, "--index-style", options_.index_style, parse_index_style,
-                   "whose index is written: hub (default) or transformers")
-            ->type_name("STYLE");
+        for_shards_ = {add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
+                                  "bytes of tensors in one file at most (default: 5GB)")
+                           ->type_name("SIZE"),
+                       add_parsed(app, "--strategy", options_.strategy, parse_strategy,
+                                  "how files are filled: greedy (default), balanced or by_prefix")
+                           ->type_name("HOW"),
+                       add_parsed(app, "--index-style", options_.index_style, parse_index_style,
+                                  "whose index is written: hub (default) or transformers")
+                           ->type_name("STYLE")};
         app.add_option("--align", options_.alignment, "data begins at a multiple of 8 (default), 64, 256 or 4096")
             ->type_name("N");
         app.add_flag("--align-tensors", options_.align_tensors,
@@ -267,9 +272,7 @@ public:
     }
 
     int run(Console& console) override {
-        if (out_ == "-")
-            throw Error(Errc::invalid_argument, "OUT is '-', and nothing is written to stdout")
-                .with_hint("./- is a folder of that name");
+        take_out();
         for (const std::string& rule : rules_) renaming_.rules.emplace_back(rule);
         MemoryPeak memory;
         ProgressBar bar(console);
@@ -296,6 +299,43 @@ public:
     }
 
 private:
+    /// The last path is OUT. Throws invalid_argument and already_exists for one that cannot be written.
+    void take_out() {
+        if (in_.size() < 2)
+            throw Error(Errc::invalid_argument, "OUT is missing").with_hint("safemap convert IN... OUT [options]");
+        out_ = in_.back();
+        in_.pop_back();
+        require_out(out_);
+        for (const CLI::Option* const option : for_shards_)
+            if (option->count() > 0 && is_one_file(out_))
+                throw Error(Errc::invalid_argument, fmt::format("{} is for shards, and OUT is one file: {}",
+                                                                option->get_name(), printable(out_)))
+                    .with_hint("an OUT that does not end in .safetensors or .sft is a folder of shards");
+        if (in_.size() > 1) protect_shards();
+    }
+
+    /// Where several paths are named, the last one may be a shard whose OUT was forgotten: `convert *.safetensors`.
+    void protect_shards() const {
+        namespace fs = std::filesystem;
+        std::error_code ignored;
+        if (!fs::is_directory(out_, ignored)) {
+            if (!fs::exists(fs::symlink_status(out_, ignored))) return;
+            throw Error(Errc::already_exists, "the last path is OUT, and with several IN it has to be new or a folder")
+                .with_path(out_);
+        }
+        for (const std::string& path : in_) {
+            const fs::path folder = fs::path(path).parent_path();
+            if (!options_.overwrite || !fs::equivalent(folder.empty() ? "." : folder, out_, ignored)) continue;
+            throw Error(Errc::already_exists, "--force would replace files that are named as IN").with_path(path);
+        }
+    }
+
+    Checkpoint open_in() const {
+        if (in_.size() == 1) return Checkpoint::open(in_.front(), common.open);
+        const std::vector<std::filesystem::path> files(in_.begin(), in_.end());
+        return Checkpoint::open(files, common.open);
+    }
+
     Around known_before(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
                         const RenamedTensors& renamed) const {
         Around around{.aliases = renamed.aliases,
@@ -311,12 +351,12 @@ private:
     }
 
     Checkpoint open_root() const {
-        const Checkpoint checkpoint = Checkpoint::open(in_, common.open);
+        const Checkpoint checkpoint = open_in();
         if (root_.empty()) return checkpoint;
         try {
             return checkpoint.below(root_);
         } catch (Error& error) {
-            throw error.with_path(in_);
+            throw error.with_path(in_.front());
         }
     }
 
@@ -386,8 +426,9 @@ private:
         return Selection::names(std::move(names));
     }
 
-    std::string in_;
+    std::vector<std::string> in_;
     std::string out_;
+    std::vector<CLI::Option*> for_shards_;
     std::string root_;
     bool no_extras_ = false;
     std::vector<std::string> keep_;

@@ -17,7 +17,7 @@ public:
     Edit() { common.selectable = false; }
 
     void declare(CLI::App& app) override {
-        app.add_option("FILE", file_, "a file in .safetensors")->required()->type_name("");
+        app.add_option("FILE", file_, "a file in .safetensors or .sft")->required()->type_name("");
         add_repeatable(app, "--set", set_, "add a pair to the metadata, or replace its value (repeatable)")
             ->type_name("KEY=VALUE");
         add_repeatable(app, "--unset", options_.unset, "take a key out of the metadata (repeatable)")->type_name("KEY");

@@ -65,7 +65,7 @@ std::string as_text(const LoadReport& report, const std::string& device) {
     text += fmt::format("  waited    {}\n", duration_text(report.stall_seconds()));
     Table digests({Table::Align::left, Table::Align::left});
     for (const auto& [name, digest] : report.digests) digests.row({digest, printable(name)});
-    return text + digests.text();
+    return text + digests.text(unlimited_columns);  // cut names could not be told apart
 }
 
 /// A rank's rows of a tensor; a 0-d tensor is everybody's.

@@ -1,7 +1,8 @@
-// The command line: a table of commands, and how a run of one begins and ends.
-#include "command.hpp"
+// The command line: how a run of a command begins and ends.
+#include "commands.hpp"
 #include "output.hpp"
 #include "signals.hpp"
+#include "terminal.hpp"
 
 #include <safemap/api.hpp>
 #include <safemap/error.hpp>
@@ -10,100 +11,117 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <array>
 #include <exception>
+#include <filesystem>
+#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
 
 namespace safemap::cli {
 namespace {
 
-struct Row {
-    std::string_view name;
-    std::string_view arguments;
-    std::string_view purpose;
-    std::string_view example;  // after a file w.safetensors has been made
-    std::unique_ptr<Command> (*make)();
-};
-
-constexpr std::array commands{
-    Row{"inspect", "PATH", "What is in a checkpoint. Reads no tensor byte.", "safemap inspect w.safetensors --tree",
-        make_inspect},
-    Row{"convert", "IN OUT", "Writes a checkpoint as safetensors: one file, or a folder of shards.",
-        "safemap convert w.safetensors half.safetensors --dtype bf16", make_convert},
-    Row{"verify", "PATH", "Every fault of a checkpoint, not only the first.", "safemap verify w.safetensors",
-        make_verify},
-    Row{"diff", "A B", "What two checkpoints do not have in common, however they are stored.",
-        "cp w.safetensors v.safetensors\n  safemap diff w.safetensors v.safetensors", make_diff},
-    Row{"hash", "PATH", "A digest of every tensor and of the whole, the same in any container.",
-        "safemap hash w.safetensors", make_hash},
-    Row{"plan", "PATH --expect FILE", "Whether a checkpoint is what a model expects. Reads no tensor byte.",
-        "echo '{\"w\": {\"dtype\": \"F32\", \"shape\": [2]}}' > model.json\n"
-        "  safemap plan w.safetensors --expect model.json",
-        make_plan},
-    Row{"load", "PATH --device DEVICE", "Brings every tensor to a device and says how it went.",
-        "safemap load w.safetensors --device host --budget 1GiB --digest", make_load},
-    Row{"edit", "FILE", "Changes the metadata and the names in a file.",
-        "safemap edit w.safetensors --set license=mit --rename 's/w/weight/'", make_edit},
-    Row{"repair", "IN OUT", "Mends what others wrote wrongly: gaps, order, padding, what follows the end.",
-        "safemap repair w.safetensors mended.safetensors", make_repair},
-};
-
-// A whole safetensors file: 61 is the length of its header, and the data are the floats 1.0 and 2.0.
-constexpr std::string_view example_file =
-    R"(printf '\75\0\0\0\0\0\0\0{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}       )"
-    R"(\0\0\200\77\0\0\0\100' > w.safetensors)";
+/// Help is for people, so its lines are short where no terminal says how long they may be.
+std::size_t help_columns() {
+    constexpr std::size_t most = 100;
+    const std::size_t columns = columns_of_terminal(STDOUT_FILENO);
+    return columns == unlimited_columns ? 80 : std::min(columns, most);
+}
 
 constexpr std::string_view command_list = "safemap --help lists the commands";
 
-std::string usage() {
-    std::string text = "Usage: safemap COMMAND PATH... [options]\n\nCommands:\n";
-    Table table({Table::Align::left, Table::Align::left, Table::Align::left});
-    for (const Row& row : commands)
-        table.row({std::string(row.name), std::string(row.arguments), std::string(row.purpose)});
-    text += table.text();
-    text += "\nsafemap COMMAND --help lists a command's options; safemap --version says which version this is.\n";
-    return text;
+/// "did you mean --tree?", or `otherwise`.
+std::string suggestion(std::string_view word, const std::vector<std::string>& candidates, std::string otherwise) {
+    const std::string meant = nearest(word, candidates);
+    return meant.empty() ? std::move(otherwise) : "did you mean " + meant + '?';
 }
 
-int run_command(const Row& row, Console& console, int argc, char** argv) {
-    CLI::App app(std::string(row.purpose), fmt::format("safemap {}", row.name));
-    app.footer(fmt::format("Example:\n  cd \"$(mktemp -d)\"\n  {}\n  {}", example_file, row.example));
-    app.option_defaults()->disable_flag_override();  // a flag is given or not: `--quiet=false` is refused
+bool is_option(std::string_view word) { return word.size() > 1 && word.front() == '-' && word != "--"; }
+
+/// The error of a call that could not be parsed. An option that does not exist is to blame before what it did to the
+/// words behind it.
+Error wrong_call(const CommandRow& row, const CLI::App& app, const CLI::ParseError& wrong) {
+    const std::string all = fmt::format("safemap {} --help lists the options", row.name);
+    const std::vector<std::string> left = app.remaining();
+    const auto unknown = std::find_if(left.begin(), left.end(), is_option);
+    if (unknown != left.end()) {
+        const std::string word = unknown->substr(0, unknown->find('='));
+        std::vector<std::string> options;
+        for (const OptionHelp& option : describe(row).options) options.push_back(option.name);
+        Error error(Errc::invalid_argument, fmt::format("{} has no option '{}'", row.name, printable(word)));
+        return std::move(error.with_hint(suggestion(word, options, all)));
+    }
+    const auto extra = std::find_if(left.begin(), left.end(), [](const std::string& word) { return word != "--"; });
+    if (extra != left.end() && dynamic_cast<const CLI::ExtrasError*>(&wrong) != nullptr) {
+        Error error(Errc::invalid_argument, fmt::format("'{}' is one argument too many", printable(*extra)));
+        return std::move(error.with_hint(fmt::format("safemap {} {} [options]", row.name, row.arguments)));
+    }
+    Error error(Errc::invalid_argument, wrong.what());
+    return std::move(error.with_hint(all));
+}
+
+int run_command(const CommandRow& row, Console& console, int argc, char** argv) {
     const std::unique_ptr<Command> command = row.make();
-    command->declare(app);
-    command->common.declare(app);
+    const std::unique_ptr<CLI::App> app = parser_of(row, *command);
     try {
-        app.parse(argc, argv);
+        app->parse(argc, argv);
     } catch (const CLI::CallForHelp&) {
-        console.print(app.help());
+        console.print(help_text(row, help_columns()));
         return 0;
     } catch (const CLI::ParseError& wrong) {
-        throw Error(Errc::invalid_argument, wrong.what())
-            .with_hint(fmt::format("safemap {} --help lists the options", row.name));
+        throw wrong_call(row, *app, wrong);
     }
     console.set_quiet(command->common.quiet);
     return command->run(console);
 }
 
+/// Where the word that has to be a command is none.
+Error no_command(std::string_view word) {
+    std::vector<std::string> names = {"help"};
+    for (const CommandRow& row : commands()) names.emplace_back(row.name);
+    if (word.empty() || word.front() != '-') {
+        std::error_code ignored;
+        const std::string shown = printable(word);
+        std::string otherwise(command_list);
+        if (std::filesystem::exists(word, ignored))
+            otherwise = fmt::format("safemap inspect {} says what is in it", shown);
+        Error error(Errc::invalid_argument, fmt::format("'{}' is not a command", shown));
+        return std::move(error.with_hint(suggestion(word, names, std::move(otherwise))));
+    }
+    const std::string option(word.substr(0, word.find('=')));
+    std::vector<std::string> known;
+    for (const CommandRow& row : commands())
+        for (const OptionHelp& help : describe(row).options) known.push_back(help.name);
+    if (std::find(known.begin(), known.end(), option) != known.end() && option != "--help") {
+        Error error(Errc::invalid_argument, fmt::format("a command comes before '{}'", printable(option)));
+        return std::move(error.with_hint(command_list));
+    }
+    Error error(Errc::invalid_argument, fmt::format("there is no option '{}'", printable(option)));
+    return std::move(error.with_hint(suggestion(option, {"--help", "--version"}, std::string(command_list))));
+}
+
 int run(Console& console, int argc, char** argv) {
     const std::string_view first = argc > 1 ? argv[1] : "";
-    if (first == "--help" || first == "-h") {
-        console.print(usage());
+    const std::string_view second = argc > 2 ? argv[2] : "";
+    const bool help = first == "help";
+    if (argc < 2 || first == "--help" || first == "-h" || (help && second.empty())) {
+        console.print(usage(help_columns()));
         return 0;
     }
-    if (first == "--version") {
+    if (first == "--version" || first == "-V") {
         console.print("safemap " SAFEMAP_VERSION "\n");
         return 0;
     }
-    const auto row = std::find_if(commands.begin(), commands.end(), [&](const Row& r) { return r.name == first; });
-    if (row != commands.end()) return run_command(*row, console, argc - 1, argv + 1);
-
-    const bool none = first.empty() || first.front() == '-';
-    const std::string message =
-        none ? "a command comes first, before all options" : fmt::format("'{}' is not a command", printable(first));
-    throw Error(Errc::invalid_argument, message).with_hint(command_list);
+    const CommandRow* const row = find_command(help ? second : first);
+    if (row == nullptr) throw no_command(help ? second : first);
+    if (!help) return run_command(*row, console, argc - 1, argv + 1);
+    console.print(help_text(*row, help_columns()));
+    return 0;
 }
 
 bool asks_for_json(std::string_view word) { return word == "--json" || word.starts_with("--json="); }

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 
 namespace safemap::cli {
 namespace {
@@ -27,9 +28,13 @@ struct Unit {
 constexpr std::array units{
     Unit{"", 1},
     Unit{"b", 1},
+    Unit{"k", 1'000},
     Unit{"kb", 1'000},
+    Unit{"m", 1'000'000},
     Unit{"mb", 1'000'000},
+    Unit{"g", 1'000'000'000},
     Unit{"gb", 1'000'000'000},
+    Unit{"t", 1'000'000'000'000},
     Unit{"tb", 1'000'000'000'000},
     Unit{"kib", 1ULL << 10},
     Unit{"mib", 1ULL << 20},
@@ -60,7 +65,7 @@ std::optional<std::uint64_t> take_number(std::string_view& text) {
 }  // namespace
 
 std::uint64_t parse_size(std::string_view text) {
-    constexpr std::string_view wanted = "a size: 5GB (10^9), 5GiB (2^30) or a number of bytes, at least 1";
+    constexpr std::string_view wanted = "a size: 5GB or 5G (10^9), 5GiB (2^30) or a number of bytes, at least 1";
     std::string_view rest = text;
     const auto number = take_number(rest);
     if (!number) refuse(text, wanted);
@@ -74,9 +79,19 @@ std::uint64_t parse_size(std::string_view text) {
 }
 
 Dtype parse_dtype_name(std::string_view text) {
-    const auto dtype = parse_dtype(text);
-    if (!dtype) refuse(text, "a dtype: bf16, BF16 or bfloat16, and so on");
-    return *dtype;
+    constexpr std::array<std::pair<std::string_view, Dtype>, 3> of_c{
+        {{"half", Dtype::f16}, {"float", Dtype::f32}, {"double", Dtype::f64}}};
+    const std::string name = lower(text);
+    for (const auto& [alias, dtype] : of_c)
+        if (name == alias) return dtype;
+    for (const std::string_view bits : {"f8", "fp8", "float8"})
+        if (name == bits)
+            refuse(text, "one dtype but two: F8_E4M3 is the more exact one, F8_E5M2 the one of wider range");
+    if (const auto dtype = parse_dtype(name)) return *dtype;
+    for (const std::string_view prefix : {"fp", "float"})  // fp16 is F16
+        if (name.starts_with(prefix))
+            if (const auto dtype = parse_dtype("f" + name.substr(prefix.size()))) return *dtype;
+    refuse(text, "a dtype: bf16, BF16 or bfloat16, and so on");
 }
 
 Policy parse_policy(std::string_view text) {
@@ -119,6 +134,21 @@ double parse_tolerance(std::string_view text) {
     if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(number) || number < 0)
         refuse(text, "a tolerance: a number that is not negative, such as 1e-5");
     return number;
+}
+
+bool is_one_file(std::string_view out) { return out.ends_with(".safetensors") || out.ends_with(".sft"); }
+
+void require_out(std::string_view out) {
+    if (out == "-")
+        throw Error(Errc::invalid_argument, "OUT is '-', and nothing is written to stdout")
+            .with_hint("./- is a folder of that name");
+    const std::string name = lower(out);
+    for (const std::string_view ending : {".pt", ".pth", ".bin", ".ckpt", ".gguf"})
+        if (name.ends_with(ending))
+            throw Error(Errc::invalid_argument,
+                        fmt::format("OUT ends in {}, and what is written is safetensors", ending))
+                .with_path(out)
+                .with_hint("an OUT in .safetensors is one file, and one that ends in a slash is a folder");
 }
 
 Rank parse_rank(std::string_view text) {

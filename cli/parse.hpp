@@ -11,10 +11,10 @@
 
 namespace safemap::cli {
 
-/// "5GB" is 5·10^9, "5GiB" is 5·2^30, "512" is bytes. Upper and lower case; not 0.
+/// "5GB" and "5G" are 5·10^9, "5GiB" is 5·2^30, "512" is bytes. Upper and lower case; not 0.
 std::uint64_t parse_size(std::string_view text);
 
-/// "bf16", "BF16" or "bfloat16".
+/// "bf16", "BF16" or "bfloat16"; "fp16" and "half" are F16. "fp8" is refused: it may mean F8_E4M3 or F8_E5M2.
 Dtype parse_dtype_name(std::string_view text);
 
 Policy parse_policy(std::string_view text);
@@ -25,6 +25,11 @@ StructurePolicy parse_structure(std::string_view text);
 
 /// "1e-5": finite and not negative.
 double parse_tolerance(std::string_view text);
+
+/// Whether `out` names one file, and not a folder of shards.
+bool is_one_file(std::string_view out);
+/// Refuses an OUT that means something else than safetensors: stdout, or a file of another format.
+void require_out(std::string_view out);
 
 /// One of several equal workers.
 struct Rank {

@@ -1,5 +1,6 @@
 // safemap repair: what others wrote wrongly, written as the reference writes.
 #include "command.hpp"
+#include "parse.hpp"
 #include "progress.hpp"
 #include "signals.hpp"
 
@@ -16,7 +17,7 @@ public:
 
     void declare(CLI::App& app) override {
         app.add_option("IN", in_, "a file, a folder or an index")->required()->type_name("");
-        app.add_option("OUT", out_, "a new folder, or a new file in .safetensors")->required()->type_name("");
+        app.add_option("OUT", out_, "a new folder, or a new file in .safetensors or .sft")->required()->type_name("");
         app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
         app.add_flag("--force", options_.overwrite,
                      "replace the checkpoint that is at OUT, once the new one is complete");
@@ -25,6 +26,7 @@ public:
     int run(Console& console) override {
         if (!common.selects_all())
             throw Error(Errc::invalid_argument, "repair is of everything: --include and --exclude have no place here");
+        require_out(out_);
         const RepairReport report = mend(console);
         if (console.json()) {
             JsonWriter json;

@@ -195,7 +195,7 @@ class EveryCommand(Case):
                          [note, 'allowed: 9 bytes after the last tensor'])
 
     def test_a_call_that_is_wrong_is_exit_2(self):
-        for words in [(), ('insect',), ('--insect',), ('inspect',), ('inspect', 'a', 'b'), ('convert', 'a'),
+        for words in [('insect',), ('--insect',), ('inspect',), ('inspect', 'a', 'b'), ('convert', 'a'),
                       ('inspect', 'small.safetensors', '--insect'), ('load', 'small.safetensors'), ('hash',),
                       ('diff', 'small.safetensors'), ('diff', 'small.safetensors', 'b', 'c'),
                       ('inspect', 'small.safetensors', '--threads', '0'),
@@ -764,6 +764,7 @@ class Convert(Case):
 
     def test_the_output_must_be_new(self):
         (self.folder / 'out').mkdir()
+        (self.folder / 'out' / 'pytorch_model.bin').write_bytes(b'mine')
         self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out')
         self.refused('already_exists', 2, 'convert', 'small.safetensors', 'small.safetensors')
         self.assertEqual(self.done('inspect', 'small.safetensors')['total_bytes'], 72)

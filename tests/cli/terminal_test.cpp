@@ -49,10 +49,11 @@ public:
 
     /// The lines that are seen in the end: what a carriage return makes the cursor write over is gone.
     std::vector<std::string> lines() {
-        std::string text(4096, '\0');
-        const ssize_t size = ::read(ours_, text.data(), text.size());
-        restore();
-        text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+        restore();  // what is written last may arrive late, but before the end
+        std::string text;
+        char block[512];
+        for (ssize_t size = 0; (size = ::read(ours_, block, sizeof block)) > 0;)
+            text.append(block, static_cast<std::size_t>(size));
         std::vector<std::string> lines = {""};
         std::size_t column = 0;
         for (const char c : text) {

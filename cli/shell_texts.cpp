@@ -1,0 +1,210 @@
+#include "shell_texts.hpp"
+
+#include "commands.hpp"
+
+#include <safemap/api.hpp>
+
+#include <fmt/core.h>
+
+#include <map>
+#include <string_view>
+#include <vector>
+
+namespace safemap::cli {
+namespace {
+
+constexpr std::string_view origin = "# Made from the program's own table of options.\n";
+
+/// Every occurrence of a character that `what` has gets `before` in front of it.
+std::string escaped(std::string_view text, std::string_view what, std::string_view before) {
+    std::string result;
+    for (const char c : text) {
+        if (what.find(c) != what.npos) result += before;
+        result += c;
+    }
+    return result;
+}
+
+std::string replaced(std::string_view text, char what, std::string_view with) {
+    std::string result;
+    for (const char c : text) c == what ? result += with : result += c;
+    return result;
+}
+
+/// Inside the single quotes of bash and zsh.
+std::string quoted_once(std::string_view text) { return replaced(text, '\'', R"('\'')"); }
+
+std::string joined(const std::vector<std::string>& words) {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+    return text;
+}
+
+std::string command_names() {
+    std::vector<std::string> names;
+    for (const CommandRow& row : commands()) names.emplace_back(row.name);
+    names.emplace_back("help");
+    return joined(names);
+}
+
+/// Roff takes a backslash for an escape, a hyphen for a dash, and a dot or quote at the beginning of a line for an
+/// order.
+std::string roff(std::string_view text) {
+    const std::string plain = replaced(replaced(text, '\\', R"(\e)"), '-', R"(\-)");
+    return plain.starts_with('.') || plain.starts_with('\'') ? R"(\&)" + plain : plain;
+}
+
+std::string roff_options(const std::vector<OptionHelp>& options) {
+    std::string text;
+    for (const OptionHelp& option : options) {
+        text += ".TP\n";
+        if (!option.short_name.empty()) text += fmt::format("\\fB{}\\fR, ", roff(option.short_name));
+        text += fmt::format("\\fB{}\\fR", roff(option.name));
+        if (!option.value.empty()) text += fmt::format(" \\fI{}\\fR", roff(option.value));
+        text += '\n' + roff(option.text) + '\n';
+    }
+    return text;
+}
+
+}  // namespace
+
+std::string bash_completion() {
+    std::string text = "# Completion of safemap for bash.\n" + std::string(origin) + R"(_safemap() {
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} words=
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W ')" +
+                       command_names() +
+                       R"( --help --version' -- "$cur"))
+        return
+    fi
+    case $prev in
+)";
+    std::map<std::string, std::string> choices;
+    for (const CommandRow& row : commands())
+        for (const OptionHelp& option : describe(row).options)
+            if (!option.words.empty()) choices.emplace(option.name, joined(option.words));
+    for (const auto& [option, words] : choices)
+        text += fmt::format("        {}) COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return ;;\n", option, words);
+    text += "    esac\n    case $command in\n";
+    for (const CommandRow& row : commands()) {
+        std::vector<std::string> names;
+        for (const OptionHelp& option : describe(row).options) names.push_back(option.name);
+        text += fmt::format("        {}) words='{}' ;;\n", row.name, joined(names));
+    }
+    return text + "        help) COMPREPLY=($(compgen -W '" + command_names() + R"(' -- "$cur")); return ;;
+    esac
+    case $cur in
+        -*) COMPREPLY=($(compgen -W "$words" -- "$cur")) ;;
+    esac
+}
+complete -o bashdefault -o default -F _safemap safemap
+)";
+}
+
+std::string zsh_completion() {
+    std::string text = "#compdef safemap\n# Completion of safemap for zsh.\n" + std::string(origin);
+    text +=
+        "_safemap() {\n    local context state state_descr line\n    typeset -A opt_args\n    local -a names\n    "
+        "names=(\n";
+    for (const CommandRow& row : commands())
+        text += fmt::format("        '{}:{}'\n", row.name, quoted_once(escaped(row.purpose, ":", "\\")));
+    text += R"(        'help:The help of a command.'
+    )
+    if (( CURRENT == 2 )); then
+        _describe command names
+        return
+    fi
+    local command=$words[2]
+    shift words
+    (( CURRENT-- ))
+    case $command in
+)";
+    for (const CommandRow& row : commands()) {
+        text += fmt::format("        {})\n            _arguments \\\n", row.name);
+        for (const OptionHelp& option : describe(row).options) {
+            const std::string said = quoted_once(escaped(option.text, "[]:\\", "\\"));
+            std::string value;
+            if (!option.words.empty()) value = fmt::format(":{}:({})", option.value, joined(option.words));
+            else if (!option.value.empty())
+                value = fmt::format(":{}:{}", option.value, option.value == "FILE" ? "_files" : "");
+            text += fmt::format("                '*{}[{}]{}' \\\n", option.name, said, value);
+        }
+        text += "                '*:file:_files'\n            ;;\n";
+    }
+    return text + R"(        help) _describe command names ;;
+    esac
+}
+_safemap "$@"
+)";
+}
+
+std::string fish_completion() {
+    const auto quoted = [](std::string_view text) { return "'" + escaped(text, "\\'", "\\") + "'"; };
+    std::string text = "# Completion of safemap for fish.\n" + std::string(origin);
+    text +=
+        "complete -c safemap -n __fish_use_subcommand -f -l help -d 'show the commands'\n"
+        "complete -c safemap -n __fish_use_subcommand -f -l version -d 'show the version'\n"
+        "complete -c safemap -n __fish_use_subcommand -f -a help -d 'The help of a command.'\n";
+    for (const CommandRow& row : commands())
+        text +=
+            fmt::format("complete -c safemap -n __fish_use_subcommand -f -a {} -d {}\n", row.name, quoted(row.purpose));
+    for (const CommandRow& row : commands())
+        for (const OptionHelp& option : describe(row).options) {
+            text += fmt::format("complete -c safemap -n '__fish_seen_subcommand_from {}' -l {} -d {}", row.name,
+                                option.name.substr(2), quoted(option.text));
+            if (!option.words.empty()) text += " -x -a " + quoted(joined(option.words));
+            else if (!option.value.empty()) text += " -r";
+            text += '\n';
+        }
+    return text;
+}
+
+std::string man_page() {
+    std::string text =
+        ".\\\" Made from the program's own table of options.\n.TH SAFEMAP 1 \"\" \"safemap " SAFEMAP_VERSION
+        "\" \"User Commands\"\n"
+        ".SH NAME\nsafemap \\- inspects, converts, verifies and loads checkpoints of neural networks\n"
+        ".SH SYNOPSIS\n";
+    for (const CommandRow& row : commands())
+        text += fmt::format(".B safemap {}\n.I {}\n[options]\n.br\n", row.name, roff(row.arguments));
+    text += R"(.B safemap help
+[command]
+.SH DESCRIPTION
+A PATH is a file, a folder, or an index. Formats are told by content. Results go to the standard output, everything
+else to the standard error.
+.SH COMMANDS
+)";
+    for (const CommandRow& row : commands()) {
+        const CommandHelp help = describe(row);
+        text += fmt::format(".SS {} {}\n{}\n.PP\nExample:\n.B {}\n", row.name, roff(row.arguments), roff(row.purpose),
+                            roff(row.call));
+        text += roff_options(help.arguments) + roff_options(help.options);
+    }
+    return text + R"(.SH EXIT STATUS
+.TP
+.B 0
+Done.
+.TP
+.B 1
+The data is wrong, or differs.
+.TP
+.B 2
+The call is wrong.
+.TP
+.B 3
+The system failed while working.
+.TP
+.B 130
+Cancelled by a signal.
+.SH ENVIRONMENT
+.TP
+.B NO_COLOR
+No colours, where it is set.
+.TP
+.B COLUMNS
+The width of the terminal, where it differs from what the terminal says.
+)";
+}
+
+}  // namespace safemap::cli

@@ -1,0 +1,308 @@
+"""The command line as people use it: people.py SAFEMAP DATA [WRITE_TEXTS] [unittest's own arguments].
+
+What is typed wrongly and what is meant, terminals of any width, several shards without an index, completions and the
+man page, which WRITE_TEXTS prints.
+"""
+import fcntl
+import io
+import os
+import pathlib
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import unittest
+import zipfile
+
+import run
+from run import COMMANDS, SMALL, Case, environment, floats, safetensors
+
+WRITE_TEXTS = None
+
+
+def options_of(help_text):
+    return re.findall(r'^  (?:-\w, )?(--[a-z-]+)', help_text, re.MULTILINE)
+
+
+class WhatIsTypedWrongly(Case):
+    def blamed(self, *words):
+        error = self.refused('invalid_argument', 2, *words)
+        return error['message'], error.get('hint')
+
+    def test_a_wrong_command_names_the_nearest_one(self):
+        for word, meant in [('convret', 'convert'), ('inspct', 'inspect'), ('verfy', 'verify'), ('hsah', 'hash')]:
+            self.assertEqual(self.blamed(word, 'small.safetensors'),
+                             (f"'{word}' is not a command", f'did you mean {meant}?'))
+        self.assertEqual(self.blamed('frobnicate')[1], 'safemap --help lists the commands')
+        self.assertEqual(self.blamed('small.safetensors'),
+                         ("'small.safetensors' is not a command",
+                          'safemap inspect small.safetensors says what is in it'))
+        self.assertEqual(self.blamed('help', 'convret'), ("'convret' is not a command", 'did you mean convert?'))
+
+    def test_a_wrong_option_is_blamed_and_no_other_word(self):
+        for words, option, meant in [
+                (('inspect', 'small.safetensors', '--treee'), '--treee', '--tree'),
+                (('inspect', '--treee'), '--treee', '--tree'),
+                (('convert', 'small.safetensors', 'out', '--dtyp', 'bf16'), '--dtyp', '--dtype'),
+                (('convert', '--forec', 'small.safetensors', 'out'), '--forec', '--force'),
+                (('load', 'small.safetensors', '--devcie=host'), '--devcie', '--device')]:
+            self.assertEqual(self.blamed(*words), (f"{words[0]} has no option '{option}'", f'did you mean {meant}?'))
+        self.assertEqual(self.blamed('inspect', 'small.safetensors', '--frobnicate'),
+                         ("inspect has no option '--frobnicate'", 'safemap inspect --help lists the options'))
+        self.assertEqual(self.blamed('--vresion'), ("there is no option '--vresion'", 'did you mean --version?'))
+        self.assertEqual(self.blamed('--tree', 'inspect', 'small.safetensors'),
+                         ("a command comes before '--tree'", 'safemap --help lists the commands'))
+        self.assertEqual(self.blamed('inspect', 'small.safetensors', 'b'),
+                         ("'b' is one argument too many", 'safemap inspect PATH [options]'))
+        self.assertEqual(self.blamed('convert', 'small.safetensors'),
+                         ('OUT is missing', 'safemap convert IN... OUT [options]'))
+
+    def test_help_is_wherever_it_is_looked_for(self):
+        usage = self.safemap('--help').out
+        for words in ((), ('help',), ('-h',)):
+            result = self.safemap(*words)
+            self.assertEqual((result.code, result.out, result.err), (0, usage, ''))
+        for command in COMMANDS:
+            told = self.safemap(command, '--help').out
+            self.assertEqual(self.safemap('help', command).out, told)
+            self.assertTrue(told.startswith(f'safemap {command} '), told)
+        self.assertTrue(self.safemap('help', 'convert').out.startswith('safemap convert model.pt out/\n'))
+        self.assertEqual(self.safemap('-V').out, self.safemap('--version').out)
+
+    def test_an_out_of_another_format_is_refused(self):
+        for ending in ('.pt', '.pth', '.bin', '.ckpt', '.gguf', '.PT'):
+            for command in ('convert', 'repair'):
+                error = self.refused('invalid_argument', 2, command, 'small.safetensors', 'out' + ending)
+                self.assertIn('ends in ' + ending.lower(), error['message'])
+        self.refused('invalid_argument', 2, 'repair', 'small.safetensors', '-')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+        self.done('convert', 'small.safetensors', 'out.pt/')
+        self.assertTrue((self.folder / 'out.pt' / 'model.safetensors').is_file())
+
+    def test_options_of_shards_want_shards(self):
+        for option, value in [('--max-shard-size', '5GB'), ('--strategy', 'balanced'), ('--index-style', 'hub')]:
+            for out in ('out.safetensors', 'out.sft'):
+                message, _ = self.blamed('convert', 'small.safetensors', out, option, value)
+                self.assertIn(option + ' is for shards', message)
+        self.done('convert', 'small.safetensors', 'out.safetensors/', '--strategy', 'balanced')
+
+    def test_sft_is_one_file(self):
+        self.done('convert', 'small.safetensors', 'out.sft')
+        self.assertTrue((self.folder / 'out.sft').is_file())
+        self.assertTrue(self.done('diff', 'small.safetensors', 'out.sft')['equal'])
+        self.done('edit', 'out.sft', '--set', 'a=b')
+        self.assertEqual(self.done('inspect', 'out.sft')['metadata']['a'], 'b')
+
+    def test_an_error_says_its_path_once(self):
+        (self.folder / 'out').mkdir()
+        (self.folder / 'out' / 'model.safetensors').write_bytes(b'mine')
+        for out in ('out', 'out/'):
+            self.assertEqual(self.safemap('convert', 'small.safetensors', out).err,
+                             'safemap: error: save out/: exists already; nothing is overwritten\n')
+
+    def test_a_folder_without_a_checkpoint_counts_as_new(self):
+        (self.folder / 'out').mkdir()
+        (self.folder / 'out' / 'README.md').write_text('mine')
+        self.done('convert', 'small.safetensors', 'out')
+        self.assertTrue(self.done('diff', 'small.safetensors', 'out')['equal'])
+        self.assertEqual((self.folder / 'out' / 'README.md').read_text(), 'mine')
+        self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out')
+
+    def test_sizes_and_dtypes_as_people_write_them(self):
+        bf16 = self.done('convert', 'small.safetensors', 'x', '--dry-run', '--dtype', 'bf16', '--max-shard-size', '5GB')
+        for dtype in ('BF16', 'bfloat16', 'BFloat16'):
+            told = self.done('convert', 'small.safetensors', 'x', '--dry-run', '--dtype', dtype,
+                             '--max-shard-size', '5G')
+            self.assertEqual(told['cast'], bf16['cast'])
+        for dtype in ('fp16', 'float16', 'half', 'F16', 'FP16'):
+            told = self.done('convert', 'small.safetensors', 'x', '--dry-run', '--dtype', dtype)
+            self.assertEqual(list(told['cast']), ['F32->F16'])
+        for dtype in ('fp8', 'float8', 'F8'):
+            message, _ = self.blamed('convert', 'small.safetensors', 'x', '--dtype', dtype)
+            self.assertIn('F8_E4M3', message)
+            self.assertIn('F8_E5M2', message)
+
+    def test_a_zip_of_somebody_else_is_said_to_be_one(self):
+        for name, member in [('a.whl', 'pkg/__init__.py'), ('a.jar', 'META-INF/MANIFEST.MF')]:
+            data = io.BytesIO()
+            with zipfile.ZipFile(data, 'w', zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(member, 'text ' * 100)
+                archive.writestr('other/x', 'more')
+            (self.folder / name).write_bytes(data.getvalue())
+            error = self.refused('zip_missing_record', 1, 'inspect', name)
+            self.assertIn('a zip that torch did not write', error['message'])
+
+
+class SeveralShards(Case):
+    def setUp(self):
+        super().setUp()
+        for name, tensors in (('a', SMALL[:2]), ('b', SMALL[2:])):
+            (self.folder / f'{name}.safetensors').write_bytes(safetensors(tensors, {'format': 'pt'}))
+        self.before = self.leftovers()
+
+    def test_they_are_one_checkpoint(self):
+        whole = self.done('hash', 'small.safetensors')
+        for out in ('out', 'out.safetensors'):
+            told = self.done('convert', 'a.safetensors', '--dtype', 'f32', 'b.safetensors', out)
+            self.assertEqual(told['tensors'], 5)
+            self.assertEqual(self.done('hash', out), whole)
+        self.done('convert', 'b.safetensors', 'a.safetensors', 'out', '--force')
+        self.assertEqual(self.done('hash', 'out'), whole)
+
+    def test_a_tensor_in_two_of_them_is_refused(self):
+        error = self.refused('duplicate_name', 1, 'convert', 'a.safetensors', 'small.safetensors', 'out')
+        self.assertEqual(error['tensor'], 'layers.0.w')
+        self.assertEqual(self.leftovers(), self.before)
+
+    def test_no_shard_is_replaced(self):
+        content = (self.folder / 'b.safetensors').read_bytes()
+        for more in ((), ('--force',)):
+            error = self.refused('already_exists', 2, 'convert', 'a.safetensors', 'small.safetensors', 'b.safetensors',
+                                 *more)
+            self.assertEqual(error['path'], 'b.safetensors')
+        for out in ('.', './', str(self.folder)):
+            self.refused('already_exists', 2, 'convert', 'a.safetensors', './b.safetensors', out, '--force')
+            self.refused('already_exists', 2, 'convert', 'a.safetensors', 'b.safetensors', out)
+        self.assertEqual((self.folder / 'b.safetensors').read_bytes(), content)
+        self.assertEqual(self.leftovers(), self.before)
+
+
+class Terminals(Case):
+    def seen(self, columns, *words, **more):
+        """What a terminal of so many columns gets."""
+        try:
+            ours, theirs = pty.openpty()
+        except OSError as error:
+            self.skipTest(f'no terminal to be had here: {error}')
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('4H', 25, columns, 0, 0))
+        process = subprocess.Popen([run.SAFEMAP, *words], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=theirs,
+                                   stderr=theirs, env=environment(**more))
+        os.close(theirs)
+        text = b''
+        while True:
+            try:
+                block = os.read(ours, 4096)
+            except OSError:  # the other side is closed
+                break
+            if not block:
+                break
+            text += block
+        os.close(ours)
+        self.assertIn(process.wait(), (0, 1))
+        return text.decode().replace('\r\n', '\n')
+
+    @staticmethod
+    def widest_row(text):
+        return max(len(line) for line in text.split('\n') if line.startswith('  '))
+
+    def test_tables_fit(self):
+        names = [f'model.layers.{i * i}.self_attention.query_key_value.weight' for i in range(40)]
+        (self.folder / 'odd.safetensors').write_bytes(safetensors([(name, 'U8', [1], b'x') for name in names]))
+        (self.folder / 'none.safetensors').write_bytes(safetensors([]))
+        for words in (('inspect', 'odd.safetensors'), ('inspect', 'odd.safetensors', '--tree'),
+                      ('diff', 'odd.safetensors', 'none.safetensors')):
+            for columns in (60, 100):
+                self.assertLessEqual(self.widest_row(self.seen(columns, *words)), columns)
+            self.assertLessEqual(self.widest_row(self.seen(100, *words, COLUMNS='70')), 70)
+        # A list of digests is for other programs: names are whole, or they could not be told apart.
+        self.assertIn(names[-1], self.seen(60, 'load', 'odd.safetensors', '--device', 'host', '--digest'))
+        whole = self.safemap('inspect', 'odd.safetensors', env=environment(COLUMNS='60')).out
+        self.assertIn('model.layers.{0..1,4,9,16,', whole)
+        self.assertEqual(whole, self.safemap('inspect', 'odd.safetensors').out)
+
+    def test_help_fits(self):
+        for words in (('--help',), *[(command, '--help') for command in COMMANDS]):
+            for columns in (50, 72, 200):
+                # Calls stay on a line: they are there to be copied.
+                text = self.seen(columns, *words).partition('\nExample:\n')[0]
+                self.assertLessEqual(self.widest_row(text), min(columns, 100), text)
+
+    def test_columns_line_up_behind_wide_names(self):
+        names = ['\u5c42.0.\u6743\u91cd', 'layer.weight', '\u30ec\u30a4\u30e4\u30fc']
+        (self.folder / 'wide.safetensors').write_bytes(safetensors([(name, 'F32', [1], floats(1)) for name in names]))
+        text = self.safemap('inspect', 'wide.safetensors').out
+        wide = {name: sum(2 if c > '\u2e80' else 1 for c in name) for name in names}
+        for name in names:
+            self.assertIn('\n  ' + name + ' ' * (max(wide.values()) - wide[name]) + '    F32 [1]', text)
+
+
+class Texts(Case):
+    def setUp(self):
+        super().setUp()
+        if WRITE_TEXTS is None:
+            self.skipTest('the program that writes them was not named')
+        self.texts = {which: self.text(which) for which in ('bash', 'zsh', 'fish', 'man')}
+
+    def text(self, which):
+        return subprocess.run([WRITE_TEXTS, which], check=True, stdout=subprocess.PIPE).stdout.decode()
+
+    def test_they_are_the_same_each_time(self):
+        for which, text in self.texts.items():
+            self.assertEqual(self.text(which), text)
+
+    def test_every_command_and_option_is_in_them(self):
+        listed = re.findall(r'^  ([a-z]+) ', self.safemap('--help').out, re.MULTILINE)
+        self.assertEqual(sorted(listed), sorted(COMMANDS))
+        for command in COMMANDS:
+            options = options_of(self.safemap(command, '--help').out)
+            self.assertGreater(len(options), 5)
+            bash = re.search(rf"^        {command}\) words='(.*)'", self.texts['bash'], re.MULTILINE).group(1).split()
+            self.assertEqual(bash, options)
+            zsh = re.search(rf'^        {command}\)\n(.*?);;', self.texts['zsh'], re.DOTALL | re.MULTILINE).group(1)
+            self.assertEqual(re.findall(r"'\*(--[a-z-]+)\[", zsh), options)
+            fish = re.findall(rf"_from {command}' -l ([a-z-]+)", self.texts['fish'])
+            self.assertEqual(['--' + name for name in fish], options)
+            page = re.search(rf'^\.SS {command} .*?(?=^\.S)', self.texts['man'], re.DOTALL | re.MULTILINE).group()
+            self.assertEqual(re.findall(r'\\fB(--[a-z-]+)', page.replace('\\-', '-')), options)
+
+    def test_bash_completes(self):
+        if shutil.which('bash') is None:
+            self.skipTest('bash is not here')
+        (self.folder / 'safemap').write_text(self.texts['bash'])
+
+        def completed(*words):
+            script = ('. ./safemap; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _safemap safemap; '
+                      'printf "%s\\n" "${COMPREPLY[@]}"')
+            done = subprocess.run(['bash', '--norc', '-c', script, 'bash', 'safemap', *words], cwd=self.folder,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            return done.stdout.decode().split()
+
+        self.assertEqual(completed('conv'), ['convert'])
+        self.assertEqual(set(COMMANDS) - set(completed('')), set())
+        self.assertEqual(completed('convert', 'a.pt', '--dr'), ['--dry-run'])
+        self.assertEqual(completed('inspect', '--policy', 'le'), ['lenient'])
+        self.assertEqual(completed('help', 'ver'), ['verify'])
+        self.assertEqual(completed('convert', 'a'), [])  # readline's own: names of files
+
+    def test_zsh_and_fish_take_their_own(self):
+        for shell, which in (('zsh', 'zsh'), ('fish', 'fish'), ('bash', 'bash')):
+            if shutil.which(shell) is None:
+                continue
+            (self.folder / which).write_text(self.texts[which])
+            done = subprocess.run([shell, '-n', which], cwd=self.folder, stderr=subprocess.PIPE)
+            self.assertEqual((done.returncode, done.stderr), (0, b''))
+
+    def test_the_man_page_has_no_warnings(self):
+        (self.folder / 'safemap.1').write_text(self.texts['man'])
+        if shutil.which('man') is not None:
+            done = subprocess.run(['man', '--warnings', '-P', 'cat', '-l', 'safemap.1'], cwd=self.folder,
+                                  capture_output=True, env=environment(LC_ALL='C.UTF-8', MANWIDTH='80'))
+            if b'minimized' not in done.stdout:
+                self.assertEqual((done.returncode, done.stderr), (0, b''))
+                self.assertIn(b'safemap convert', done.stdout)
+        if shutil.which('mandoc') is not None:
+            done = subprocess.run(['mandoc', '-T', 'lint', '-W', 'warning', 'safemap.1'], cwd=self.folder,
+                                  capture_output=True)
+            self.assertEqual((done.returncode, done.stdout), (0, b''))
+
+
+if __name__ == '__main__':
+    words = sys.argv[1:]
+    run.SAFEMAP, run.DATA = os.path.abspath(words[0]), pathlib.Path(words[1]).absolute()
+    words = words[2:]
+    if words and not words[0].startswith('-') and os.path.exists(words[0]):
+        WRITE_TEXTS = os.path.abspath(words.pop(0))
+    unittest.main(argv=[sys.argv[0], *words])
