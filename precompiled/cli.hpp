@@ -1,6 +1,4 @@
 // Headers that most files of the command line include, compiled once.
-#pragma once
-
 #include "library.hpp"
 
 #include <safemap/safemap.hpp>

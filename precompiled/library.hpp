@@ -1,6 +1,4 @@
 // Headers that most files of the library include, compiled once. No file relies on it: `./dev minimal` builds without.
-#pragma once
-
 #include <algorithm>
 #include <array>
 #include <atomic>

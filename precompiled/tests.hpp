@@ -1,6 +1,4 @@
 // Headers that most tests include, compiled once for each program.
-#pragma once
-
 #include "library.hpp"
 
 #include <safemap/safemap.hpp>

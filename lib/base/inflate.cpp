@@ -131,7 +131,7 @@ private:
     }
 
     Error fault(Errc code, const std::string& what) const {
-        Error error(code, "record " + quoted(record_) + ": " + what);
+        Error error(code, "record " + safemap::quoted(record_) + ": " + what);
         return std::move(error.with_path(source_->name()));
     }
 
