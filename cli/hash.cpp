@@ -1,6 +1,7 @@
 // safemap hash: a digest of each tensor and of the whole, the same in any container or sharding.
 #include "command.hpp"
 #include "entries.hpp"
+#include "parse.hpp"
 #include "progress.hpp"
 
 #include <safemap/digest.hpp>
@@ -13,7 +14,7 @@ namespace {
 JsonWriter as_json(const CheckpointDigests& digests) {
     JsonWriter json;
     json.begin_object();
-    json.member("checkpoint", digests.checkpoint);
+    json.member("algorithm", name(digests.algorithm)).member("checkpoint", digests.checkpoint);
     json.key("tensors").begin_object();
     for (const TensorDigest& tensor : digests.tensors) json.member(tensor.name, tensor.digest);
     json.end_object().end_object();
@@ -32,6 +33,9 @@ class Hash final : public Command {
 public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
+        add_parsed(app, "--algorithm", algorithm_, parse_digest_algorithm,
+                   "xxh3-128 (default) finds accidents; sha256 is for data of strangers")
+            ->type_name("A");
     }
 
     int run(Console& console) override {
@@ -46,7 +50,7 @@ public:
 private:
     CheckpointDigests hash(const Console& console, const Checkpoint& checkpoint) const {
         ProgressBar bar(console);
-        DigestOptions options{.selection = common.selection(), .threads = common.open.threads};
+        DigestOptions options{.algorithm = algorithm_, .selection = common.selection(), .threads = common.open.threads};
         options.monitor.on_progress = [&bar](const Progress& progress) {
             bar.show(progress);
             return true;
@@ -55,6 +59,7 @@ private:
     }
 
     std::string path_;
+    DigestAlgorithm algorithm_ = DigestAlgorithm::xxh3_128;
 };
 
 }  // namespace

@@ -151,6 +151,12 @@ void require_out(std::string_view out) {
                 .with_hint("an OUT in .safetensors is one file, and one that ends in a slash is a folder");
 }
 
+DigestAlgorithm parse_digest_algorithm(std::string_view text) {
+    for (const DigestAlgorithm algorithm : {DigestAlgorithm::xxh3_128, DigestAlgorithm::sha256})
+        if (text == name(algorithm)) return algorithm;
+    refuse(text, "a digest algorithm: xxh3-128 or sha256");
+}
+
 Rank parse_rank(std::string_view text) {
     constexpr std::string_view wanted = "a rank: r/N with r from 0 to N-1, such as 0/8";
     std::string_view rest = text;

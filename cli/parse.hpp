@@ -3,6 +3,7 @@
 #pragma once
 
 #include <safemap/checkpoint.hpp>
+#include <safemap/digest.hpp>
 #include <safemap/dtype.hpp>
 #include <safemap/save.hpp>
 
@@ -22,6 +23,7 @@ Access parse_access(std::string_view text);
 ShardStrategy parse_strategy(std::string_view text);
 IndexStyle parse_index_style(std::string_view text);
 StructurePolicy parse_structure(std::string_view text);
+DigestAlgorithm parse_digest_algorithm(std::string_view text);
 
 /// "1e-5": finite and not negative.
 double parse_tolerance(std::string_view text);

@@ -1,6 +1,7 @@
 // The only file that sees xxHash.
 #include "base/checksum.hpp"
 
+#include "base/hex.hpp"
 #include "base/text.hpp"
 
 #include <xxhash.h>
@@ -29,14 +30,7 @@ Digest canonical(XXH128_hash_t hash) noexcept {
 
 }  // namespace
 
-std::string hex(const Digest& digest) {
-    std::string text;
-    for (const std::byte byte : digest) {
-        text += digits[std::to_integer<unsigned>(byte) >> 4];
-        text += digits[std::to_integer<unsigned>(byte) & 15];
-    }
-    return text;
-}
+std::string hex(const Digest& digest) { return hex(std::span<const std::byte>(digest)); }
 
 std::optional<Digest> digest_of_hex(std::string_view text) noexcept {
     Digest digest;

@@ -2,15 +2,31 @@
 #include "base/ordered_digests.hpp"
 
 #include <chrono>
+#include <type_traits>
 
 namespace safemap {
 
-OrderedDigests::OrderedDigests(std::size_t items) : digests_(items, xxh3({})) {}
+namespace {
 
-bool OrderedDigests::feed(std::size_t item, std::uint64_t size, std::uint64_t offset, std::span<const std::byte> bytes,
-                          Watch* watch) {
+template <class Hash> auto at_once(std::span<const std::byte> bytes) {
+    if constexpr (std::is_same_v<Hash, Xxh3>) {
+        return xxh3(bytes);
+    } else {
+        Hash hash;
+        hash.update(bytes);
+        return hash.digest();
+    }
+}
+
+}  // namespace
+
+template <class Hash> OrderedHashes<Hash>::OrderedHashes(std::size_t items) : digests_(items, at_once<Hash>({})) {}
+
+template <class Hash>
+bool OrderedHashes<Hash>::feed(std::size_t item, std::uint64_t size, std::uint64_t offset,
+                               std::span<const std::byte> bytes, Watch* watch) {
     if (bytes.size() == size) {
-        digests_[item] = xxh3(bytes);
+        digests_[item] = at_once<Hash>(bytes);
         return true;
     }
     Open* const open = wait_for_turn(item, offset, watch);
@@ -29,7 +45,9 @@ bool OrderedDigests::feed(std::size_t item, std::uint64_t size, std::uint64_t of
 }
 
 /// Null where the turn will never come.
-OrderedDigests::Open* OrderedDigests::wait_for_turn(std::size_t item, std::uint64_t offset, Watch* watch) {
+template <class Hash>
+typename OrderedHashes<Hash>::Open* OrderedHashes<Hash>::wait_for_turn(std::size_t item, std::uint64_t offset,
+                                                                       Watch* watch) {
     constexpr std::chrono::milliseconds tick_interval{100};
     std::unique_lock lock(mutex_);
     Open& open = open_[item];  // stays where it is, whatever comes and goes beside it
@@ -44,7 +62,7 @@ OrderedDigests::Open* OrderedDigests::wait_for_turn(std::size_t item, std::uint6
     return over() ? nullptr : &open;
 }
 
-void OrderedDigests::abandon(std::size_t item) {
+template <class Hash> void OrderedHashes<Hash>::abandon(std::size_t item) {
     {
         const std::lock_guard lock(mutex_);
         open_[item].abandoned = true;
@@ -52,12 +70,15 @@ void OrderedDigests::abandon(std::size_t item) {
     turn_.notify_all();
 }
 
-void OrderedDigests::abandon_all() noexcept {
+template <class Hash> void OrderedHashes<Hash>::abandon_all() noexcept {
     {
         const std::lock_guard lock(mutex_);
         all_abandoned_ = true;
     }
     turn_.notify_all();
 }
+
+template class OrderedHashes<Xxh3>;
+template class OrderedHashes<Sha256>;
 
 }  // namespace safemap

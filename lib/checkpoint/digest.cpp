@@ -1,6 +1,7 @@
 // Hashes tensors while they are read: blocks of one tensor side by side, and fed in order.
 #include <safemap/digest.hpp>
 
+#include "base/hex.hpp"
 #include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
@@ -9,7 +10,10 @@
 #include "lazy/blocks.hpp"
 #include "lazy/page_cache.hpp"
 
+#include <safemap/error.hpp>
+
 #include <span>
+#include <type_traits>
 #include <utility>
 
 namespace safemap {
@@ -19,7 +23,7 @@ namespace {
 using checkpoint::BlockRow;
 using checkpoint::Workers;
 
-class Hasher {
+template <class Hash> class Hasher {
 public:
     /// `tensors` and `watch` outlive it.
     Hasher(std::span<const LazyTensor* const> tensors, unsigned threads, Watch& watch)
@@ -35,7 +39,7 @@ public:
         watch_.tell();
     }
 
-    const Digest& of(std::size_t tensor) const noexcept { return digests_.of(tensor); }
+    const auto& of(std::size_t tensor) const noexcept { return digests_.of(tensor); }
 
 private:
     Blocks blocks_of(const LazyTensor& tensor) const { return Blocks::in_order(tensor, workers_.buffer_size()); }
@@ -59,7 +63,7 @@ private:
     Workers workers_;
     Watch& watch_;
     BlockRow row_;
-    OrderedDigests digests_;
+    OrderedHashes<Hash> digests_;
 };
 
 /// Tensors without repeats, and which of them each name is for.
@@ -78,15 +82,19 @@ Hashed hashed_of(const Checkpoint& checkpoint, const std::vector<NamedTensor>& n
     return hashed;
 }
 
-}  // namespace
+template <class Hash> std::string hex_of_all(std::vector<checkpoint::NamedDigest> tensors) {
+    if constexpr (std::is_same_v<Hash, Xxh3>) return hex(checkpoint::digest_of_all(std::move(tensors)));
+    else return hex(checkpoint::sha256_of_all(std::move(tensors)));
+}
 
-CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& options) {
+template <class Hash> CheckpointDigests digests_by(const Checkpoint& checkpoint, const DigestOptions& options) {
     const std::vector<NamedTensor> names = all_names(checkpoint, options.selection);
     const Hashed hashed = hashed_of(checkpoint, names);
     CheckpointDigests report;
+    report.algorithm = options.algorithm;
     for (const LazyTensor* tensor : hashed.tensors) report.bytes += tensor->nbytes();  // at most total_bytes()
     Watch watch(options.monitor, "hashing", report.bytes);
-    Hasher hasher(hashed.tensors, options.threads, watch);
+    Hasher<Hash> hasher(hashed.tensors, options.threads, watch);
     hasher.run();
     require_unchanged(std::span(checkpoint.begin(), checkpoint.size()));
 
@@ -95,22 +103,48 @@ CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& opt
     report.tensors.reserve(names.size());
     for (std::size_t i = 0; i < names.size(); ++i) {
         const LazyTensor& tensor = *hashed.tensors[hashed.of_name[i]];
-        const Digest& digest = hasher.of(hashed.of_name[i]);
+        const auto& digest = hasher.of(hashed.of_name[i]);
         all.push_back({names[i].name, tensor.dtype(), &tensor.shape(), digest});
         report.tensors.push_back({std::string(names[i].name), hex(digest)});
     }
-    report.checkpoint = hex(checkpoint::digest_of_all(std::move(all)));
+    report.checkpoint = hex_of_all<Hash>(std::move(all));
     return report;
 }
 
-std::string digest(const LazyTensor& tensor) {
+template <class Hash> std::string digest_by(const LazyTensor& tensor) {
     const LazyTensor* const one = &tensor;
     const Monitor nobody;
     Watch watch(nobody, "hashing", tensor.nbytes());
-    Hasher hasher({&one, 1}, 0, watch);
+    Hasher<Hash> hasher({&one, 1}, 0, watch);
     hasher.run();
     require_unchanged({one, 1});
     return hex(hasher.of(0));
+}
+
+}  // namespace
+
+std::string_view name(DigestAlgorithm algorithm) noexcept {
+    switch (algorithm) {
+        case DigestAlgorithm::xxh3_128: return "xxh3-128";
+        case DigestAlgorithm::sha256: return "sha256";
+    }
+    return "unknown";
+}
+
+CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& options) {
+    switch (options.algorithm) {
+        case DigestAlgorithm::xxh3_128: return digests_by<Xxh3>(checkpoint, options);
+        case DigestAlgorithm::sha256: return digests_by<Sha256>(checkpoint, options);
+    }
+    throw Error(Errc::invalid_argument, "a digest algorithm that does not exist");
+}
+
+std::string digest(const LazyTensor& tensor, DigestAlgorithm algorithm) {
+    switch (algorithm) {
+        case DigestAlgorithm::xxh3_128: return digest_by<Xxh3>(tensor);
+        case DigestAlgorithm::sha256: return digest_by<Sha256>(tensor);
+    }
+    throw Error(Errc::invalid_argument, "a digest algorithm that does not exist");
 }
 
 }  // namespace safemap

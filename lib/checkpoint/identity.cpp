@@ -1,9 +1,11 @@
 // The digest of a whole checkpoint, and which names it has.
 #include "checkpoint/identity.hpp"
 
+#include "base/hex.hpp"
 #include "safetensors/digests.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace safemap::checkpoint {
 namespace {
@@ -26,17 +28,20 @@ bool before(const NamedDigest& a, const NamedDigest& b) {
     return a.name.starts_with(b.name) || b.name.starts_with(a.name) ? line_of(a) < line_of(b) : a.name < b.name;
 }
 
-}  // namespace
-
-Digest digest_of_all(std::vector<NamedDigest> tensors) {
+template <class Hash> auto hash_of(std::vector<NamedDigest> tensors) {
     std::sort(tensors.begin(), tensors.end(), before);
-    Xxh3 hash;
+    Hash hash;
     for (const NamedDigest& tensor : tensors) {
         const std::string line = line_of(tensor);
         hash.update(std::as_bytes(std::span(line)));
     }
     return hash.digest();
 }
+
+}  // namespace
+
+Digest digest_of_all(std::vector<NamedDigest> tensors) { return hash_of<Xxh3>(std::move(tensors)); }
+Sha256Digest sha256_of_all(std::vector<NamedDigest> tensors) { return hash_of<Sha256>(std::move(tensors)); }
 
 void for_each_alias(std::span<const std::pair<std::string, std::string>> metadata,
                     const std::function<std::optional<std::uint32_t>(std::string_view)>& number_of,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/checksum.hpp"
+#include "base/sha256.hpp"
 
 #include <safemap/checkpoint.hpp>
 
@@ -21,11 +22,12 @@ struct NamedDigest {
     std::string_view name;
     Dtype dtype = {};
     const Shape* shape = nullptr;
-    Digest digest = {};
+    std::span<const std::byte> digest = {};  ///< lasts as long as it is asked for
 };
 
-/// As CheckpointDigests::checkpoint says, in any order.
+/// As CheckpointDigests::checkpoint says, in any order: with XXH3-128, and with SHA-256.
 Digest digest_of_all(std::vector<NamedDigest> tensors);
+Sha256Digest sha256_of_all(std::vector<NamedDigest> tensors);
 
 /// Of tied tensors that were dropped, save_model of the safetensors package leaves metadata[dropped] = kept. Calls
 /// alias(dropped, number) for each key that gives another name to a tensor; `number_of` knows the tensors' own.

@@ -3,6 +3,7 @@
 Text is compared with the files of expected/, to the byte; --update writes them anew. Everything runs in a fresh folder
 with small files made here, and with those of DATA that torch wrote.
 """
+import hashlib
 import io
 import json
 import os
@@ -1308,7 +1309,9 @@ class DiffTolerance(Case):
 class Hash(Case):
     def test_the_digests_of_load(self):
         told = self.done('hash', 'small.safetensors')
-        self.assertEqual(list(told), ['checkpoint', 'tensors'])
+        self.assertEqual(list(told), ['algorithm', 'checkpoint', 'tensors'])
+        self.assertEqual(told['algorithm'], 'xxh3-128')
+        self.assertEqual(told, self.done('hash', 'small.safetensors', '--algorithm', 'xxh3-128'))
         loaded = self.done('load', 'small.safetensors', '--device', 'host', '--digest')
         self.assertEqual(told['tensors'], loaded['digests'])
         self.assertEqual(list(told['tensors']), [name for name, *_ in SMALL])
@@ -1316,6 +1319,24 @@ class Hash(Case):
 
     def test_text(self):
         self.expect('hash', self.safemap('hash', 'small.safetensors').out)
+
+    def test_sha256_is_what_python_says(self):
+        tried = self.safemap('hash', 'small.safetensors', '--algorithm', 'sha256', '--json')
+        if tried.code == 2:  # a build without libcrypto
+            error = tried.json()['error']
+            self.assertEqual(error['code'], 'invalid_argument')
+            self.assertIn('-Dsha256=enabled', error['hint'])
+            return
+        told = tried.json()
+        self.assertEqual(told['algorithm'], 'sha256')
+        self.assertEqual(told['tensors'], {name: hashlib.sha256(data).hexdigest() for name, _, _, data in SMALL})
+        lines = sorted(b'\0'.join([name.encode(), dtype.encode(), ','.join(map(str, shape)).encode(),
+                                   told['tensors'][name].encode()]) + b'\n' for name, dtype, shape, _ in SMALL)
+        self.assertEqual(told['checkpoint'], hashlib.sha256(b''.join(lines)).hexdigest())
+        text = self.safemap('hash', 'small.safetensors', '--algorithm', 'sha256').out
+        self.assertTrue(text.startswith(told['checkpoint'] + '  small.safetensors: '), text)
+        error = self.refused('invalid_argument', 2, 'hash', 'small.safetensors', '--algorithm', 'md5')
+        self.assertEqual(error['message'].split(':')[0], '--algorithm')
 
     def test_containers_do_not_count(self):
         whole = self.done('hash', 'small.safetensors')

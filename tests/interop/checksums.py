@@ -1,4 +1,5 @@
 """Files with checksums are files like any other to safetensors and huggingface_hub, and say what xxhash says."""
+import hashlib
 import json
 import unittest
 
@@ -16,6 +17,7 @@ except ImportError:
     xxhash = None
 
 LIST, WHOLE = 'safemap.xxh3_128', 'safemap.checkpoint_xxh3_128'
+DOCUMENT = 'safemap.structure_xxh3_128'
 
 
 def metadata_of(file):
@@ -85,6 +87,24 @@ class Checksums(Case):
             safemap('convert', self.folder / 'm.pt', out, '--checksums', '--max-shard-size', limit)
             huggingface_hub.load_torch_model(other, out, strict=False)
             self.assert_same_dict(other.state_dict(), model.state_dict())
+
+    def test_the_structure_document_has_a_digest(self):
+        torch.save({'model': {'w': torch.randn(3)}, 'step': 1000, 'lr': 1e-3}, self.folder / 'nested.pt')
+        file = self.folder / 'nested.safetensors'
+        safemap('convert', self.folder / 'nested.pt', file, '--checksums')
+        metadata = metadata_of(file)
+        if xxhash:
+            self.assertEqual(metadata[DOCUMENT], xxhash.xxh3_128_hexdigest(metadata['safemap.structure'].encode()))
+        metadata['safemap.structure'] = metadata['safemap.structure'].replace('1000', '9000')
+        safetensors.torch.save_file(safetensors.torch.load_file(file), file, metadata)
+        told = safemap('verify', file, status=1)
+        self.assertEqual([f['code'] for f in told['faults']], ['checksum_mismatch'])
+
+    def test_sha256_is_what_python_says(self):
+        state, file = self.convert('out.safetensors')
+        told = safemap('hash', file, '--algorithm', 'sha256')
+        self.assertEqual(told['tensors'], {name: hashlib.sha256(raw(tensor)).hexdigest()
+                                           for name, tensor in state.items()})
 
     def test_what_its_writer_makes_of_them_is_still_right(self):
         _, file = self.convert('out.safetensors')

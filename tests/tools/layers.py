@@ -41,6 +41,7 @@ OWNER = {
 THIRD_PARTY = {
     'simdjson.h': ['lib/base/json.cpp', 'lib/safetensors/header.cpp'],
     'boost/*': ['lib/io/mapping.cpp'],
+    'openssl/*': ['lib/base/sha256.cpp'],
     'xxhash.h': ['lib/base/checksum.cpp'],
     'zlib.h': ['lib/base/checksum.cpp', 'lib/base/inflate.cpp', 'bench/make_pt.cpp', 'tests/*'],
     'CLI/*': ['cli/*'],
