@@ -48,7 +48,7 @@ enum class Errc : std::uint8_t {
     header_not_utf8,       ///< the header is not UTF-8
     header_not_json,       ///< the header is not JSON, or not an object
     header_bad_field,      ///< a field is missing, twice there, or of the wrong JSON type
-    header_bad_metadata,   ///< `__metadata__` is twice there, or no map of strings; or its digests are no list of them
+    header_bad_metadata,   ///< `__metadata__` is duplicate or no map of strings, or its digests are wrong or incomplete
     header_not_canonical,  ///< the strict policy: a form that the written specification does not have
     duplicate_name,        ///< a name in two files that are opened as a list; under the strict policy, twice in one map
     bad_name,              ///< a name with a NUL in it: under the strict policy, and in what is saved
