@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -33,8 +34,8 @@ constexpr std::size_t max_segment_bytes = 4 * max_name_bytes;
 /// Of a path that is only an example.
 constexpr std::size_t example_bytes = 200;
 
-/// For each node of a tree, modules that are walked again: n modules that hold each other twice have 2^n names.
-constexpr std::size_t most_walks = 16;
+/// So often modules are walked again, together: n modules that hold each other twice have 2^n names.
+constexpr std::size_t most_walks_again = 10'000;
 
 constexpr std::string_view whole_module = "a whole module: its parameters and persistent buffers are kept";
 constexpr std::string_view not_persistent =
@@ -92,8 +93,8 @@ private:
         std::size_t next = 0;        ///< the child to visit
         std::size_t tensors_before;  ///< tensors met when the walk entered
         Part part = Part::all;
-        char separator = '/';       ///< of a module's path and a dotted name
-        state::Module module = {};  ///< where a part of it is walked
+        char separator = '/';                              ///< of a module's path and a dotted name
+        std::unique_ptr<const state::Module> module = {};  ///< null for Part::all
     };
     /// A module whose attributes are yet to be walked.
     struct Rest {
@@ -181,7 +182,7 @@ private:
     void enter_module(NodeId id, const StateTree::Opaque& opaque) {
         Seen& seen = seen_[id];
         if (seen.open || (seen.entered && !seen.holds_tensors)) return;
-        if (seen.entered && ++walked_again_ > most_walks * tree_.size()) {
+        if (seen.entered && ++walked_again_ > most_walks_again) {
             repeats_.emplace_back(id, path_.substr(0, example_bytes));
             return;
         }
@@ -194,7 +195,7 @@ private:
         }
         seen.entered = seen.open = true;
         push(id, Part::state, separator);
-        segment_bytes_ += frames_.back().module.state.size() * sizeof(state::Module::Entry);
+        segment_bytes_ += frames_.back().module->state.size() * sizeof(state::Module::Entry);
     }
 
     void push(NodeId id, Part part, char separator) {
@@ -203,7 +204,8 @@ private:
                            .tensors_before = tensors_met_,
                            .part = part,
                            .separator = separator,
-                           .module = state::module_of(tree_, std::get<StateTree::Opaque>(tree_[id]))});
+                           .module = std::make_unique<const state::Module>(
+                               state::module_of(tree_, std::get<StateTree::Opaque>(tree_[id])))});
     }
 
     void leave() {
@@ -217,7 +219,7 @@ private:
     std::optional<NodeId> next_child(Frame& frame) {
         const StateTree::Node& node = tree_[frame.node];
         const std::size_t i = frame.next++;
-        if (frame.part == Part::state) return state_entry(frame, frame.module.state, i);
+        if (frame.part == Part::state) return state_entry(frame, frame.module->state, i);
         if (frame.part == Part::rest) return rest(frame, std::get<StateTree::Opaque>(node), i);
         if (const auto* sequence = std::get_if<StateTree::Sequence>(&node)) return item(*sequence, i);
         if (const auto* dict = std::get_if<StateTree::Dict>(&node)) return entry(*dict, i);
@@ -265,7 +267,7 @@ private:
 
     /// Buffers that are not persistent, then attributes.
     std::optional<NodeId> rest(Frame& module, const StateTree::Opaque& opaque, std::size_t i) {
-        const auto& buffers = module.module.not_persistent;
+        const auto& buffers = module.module->not_persistent;
         unsaved_ = i < buffers.size() ? not_persistent : attribute;
         if (i < buffers.size()) return state_entry(module, buffers, i);
         std::size_t place = i - buffers.size();

@@ -1787,9 +1787,8 @@ class Torch(Case):
 
 class WholeModules(Case):
     """Files of torch.save(model), not of its state_dict()."""
-    NAMES = [f'{part}.{name}' for part, names in (
-        ('conv', ('weight', 'bias')), ('norm', ('weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked')),
-        ('linear', ('weight', 'bias'))) for name in names]
+    NAMES = ['conv.weight', 'conv.bias', 'norm.weight', 'norm.bias', 'norm.running_mean', 'norm.running_var',
+             'norm.num_batches_tracked', 'linear.weight', 'linear.bias']
 
     def pt(self, name):
         return DATA / 'pt' / name
