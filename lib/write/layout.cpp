@@ -189,22 +189,31 @@ private:
             std::uint64_t size;
         };
         std::unordered_map<const StoredTensor*, Group> groups;
-        const auto shares = [](const LazyTensor& t, Dtype dtype) {
+        // To huggingface_hub, all tensors without elements share one storage, whose address is 0: here null. Layers
+        // that have such tensors are not one.
+        const auto storage_of = [this](const LazyTensor& t, Dtype dtype) -> std::optional<const StoredTensor*> {
             const StridedView& view = t.strided_view();
-            return t.stored()->dtype() == dtype && is_contiguous(view.shape, view.strides);
+            const bool as_stored = t.stored()->dtype() == dtype && is_contiguous(view.shape, view.strides);
+            if (t.element_count() == 0 && (!as_stored || t.stored()->element_count() == 0)) {
+                if (options_.strategy == ShardStrategy::by_prefix) return std::nullopt;
+                return nullptr;
+            }
+            return as_stored ? std::optional(t.stored().get()) : std::nullopt;
         };
         for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
             const LazyTensor& t = tensor(chosen_[i]);
             sized.push_back({.size = bytes_as(t, chosen_[i].dtype)});
-            if (!shares(t, chosen_[i].dtype)) continue;
-            Group& group = groups.try_emplace(t.stored().get(), Group{i, 0, 0}).first->second;
+            const auto storage = storage_of(t, chosen_[i].dtype);
+            if (!storage) continue;
+            Group& group = groups.try_emplace(*storage, Group{i, 0, 0}).first->second;
             ++group.members;
             group.size += sized.back().size;  // within data_bytes
         }
         for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
             const LazyTensor& t = tensor(chosen_[i]);
-            if (!shares(t, chosen_[i].dtype)) continue;
-            const Group& group = groups.at(t.stored().get());
+            const auto storage = storage_of(t, chosen_[i].dtype);
+            if (!storage) continue;
+            const Group& group = groups.at(*storage);
             if (group.members == 1 || group.size > options_.max_shard_size) continue;
             sized[i].storage = std::uint64_t{group.first} + 1;
             if (i == group.first) sized[i].size = group.size;

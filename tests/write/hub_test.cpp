@@ -55,3 +55,31 @@ TEST_CASE("one file is huggingface_hub's, byte for byte") {
     CHECK(names_in(dir / "out") == names_in(data / "whole"));
     CHECK(TempDir::read(dir / "out/model.safetensors") == TempDir::read(data / "whole/model.safetensors"));
 }
+
+TEST_CASE("tensors without elements go to the shard of the first of them, as huggingface_hub's do") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {
+        tensor("a", Dtype::u8, {10}),    tensor("none", Dtype::f32, {0, 4}), tensor("b", Dtype::u8, {10}),
+        tensor("empty", Dtype::u8, {0}), tensor("c", Dtype::u8, {10}),       tensor("void", Dtype::bf16, {3, 0}),
+    };
+    const auto shard_of = [](const fs::path& out, const char* name) {
+        for (const std::string& file : names_in(out))
+            if (file.ends_with(".safetensors") && read_file(out / file).count(name) != 0) return file;
+        return std::string();
+    };
+    save(dir / "out", tensors, {.max_shard_size = 10});
+    for (const char* name : {"a", "none", "empty", "void"}) {
+        CAPTURE(name);
+        CHECK(shard_of(dir / "out", name) == "model-00001-of-00003.safetensors");
+    }
+    CHECK(shard_of(dir / "out", "b") == "model-00002-of-00003.safetensors");
+    // Cast ones, too.
+    save(dir / "cast", tensors, {.dtype = Dtype::f16, .max_shard_size = 10, .overwrite = true});
+    CHECK(shard_of(dir / "cast", "none") == shard_of(dir / "cast", "void"));
+    // Tensors of different layers do not make these layers one.
+    const std::vector<LazyTensor> layers = {tensor("h.0.w", Dtype::u8, {10}), tensor("h.0.b", Dtype::u8, {0}),
+                                            tensor("h.1.w", Dtype::u8, {10}), tensor("h.1.b", Dtype::u8, {0})};
+    save(dir / "layers", layers, {.max_shard_size = 10, .strategy = ShardStrategy::by_prefix});
+    CHECK(shard_of(dir / "layers", "h.1.b") == shard_of(dir / "layers", "h.1.w"));
+    CHECK(shard_of(dir / "layers", "h.0.b") != shard_of(dir / "layers", "h.1.b"));
+}
