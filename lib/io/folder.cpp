@@ -39,7 +39,7 @@ std::vector<std::string> with_commit(std::vector<std::string> names, const Commi
 /// A name out of a checkpoint must not lead outside its folder. Symbolic links may: hub caches consist of them.
 void require_below(std::string_view name, const std::string& folder) {
     if (!stays_below(name))
-        throw Error(Errc::shard_outside_folder, quoted(name) + ", wanted a relative path without '..'")
+        throw Error(Errc::shard_outside_folder, safemap::quoted(name) + ", wanted a relative path without '..'")
             .with_path(folder);
 }
 

@@ -90,7 +90,7 @@ private:
         if (size == 0) return line(std::visit(Value{tree_}, node));
         if (sequence != nullptr && is_plain(id, *sequence)) return line(in_line(*sequence));
         if (const auto [first, fresh] = first_.try_emplace(id, path_); !fresh)
-            return line("the same as " + quoted(first->second.empty() ? state::root_name : first->second));
+            return line("the same as " + safemap::quoted(first->second.empty() ? state::root_name : first->second));
         spend(path_.size());
         if (depth == deepest) return line("...");
         if (opaque != nullptr) line(Value{tree_}(*opaque));

@@ -99,7 +99,7 @@ Split split(std::string_view path) {
 }
 
 [[noreturn]] void no_place(std::string_view path) {
-    throw Error(Errc::invalid_argument, "nothing can be put at " + quoted(path) + " in the tree");
+    throw Error(Errc::invalid_argument, "nothing can be put at " + safemap::quoted(path) + " in the tree");
 }
 
 }  // namespace

@@ -86,8 +86,8 @@ private:
     void check_root() {
         for (const ZipRecord& record : zip_.records()) {
             if (record.name.starts_with(root_)) continue;
-            faults_.fault({Errc::zip_bad_record,
-                           "record " + quoted(record.name) + " is not in " + quoted(root_) + " as the others are"});
+            faults_.fault({Errc::zip_bad_record, "record " + safemap::quoted(record.name) + " is not in " +
+                                                     safemap::quoted(root_) + " as the others are"});
         }
     }
 
@@ -165,8 +165,8 @@ private:
     CheckedPickle checked_pickle(const ZipRecord& record) {
         const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
         if (record.size > limits.max_bytes) {
-            throw Error(Errc::pickle_too_large, quoted(record.name) + " has " + bytes_text(record.size) + " in " +
-                                                    bytes_text(record.packed.size) + "; at most " +
+            throw Error(Errc::pickle_too_large, safemap::quoted(record.name) + " has " + bytes_text(record.size) +
+                                                    " in " + bytes_text(record.packed.size) + "; at most " +
                                                     bytes_text(limits.max_bytes) + " are read");
         }
         std::vector<char> bytes = checked_bytes(record);
@@ -200,12 +200,12 @@ private:
         if (order == "big") return true;
         if (order == "little") return false;
         throw Error(Errc::zip_bad_record,
-                    "record byteorder says " + quoted(order) + "; \"little\" or \"big\" was wanted");
+                    "record byteorder says " + safemap::quoted(order) + "; \"little\" or \"big\" was wanted");
     }
 
     RecordData storage(const std::string& folder, std::string_view key) const {
         if (key.empty() || key.find('/') != key.npos || key.find("..") != key.npos) {
-            throw Error(Errc::zip_bad_record, "storage key " + quoted(key) + " is no record's name");
+            throw Error(Errc::zip_bad_record, "storage key " + safemap::quoted(key) + " is no record's name");
         }
         const ZipRecord* record = find(folder + std::string(key));
         if (record == nullptr)

@@ -26,7 +26,7 @@ void check_version(const PickleGraph& pickle) {
 }
 
 Error bad_storage(std::string_view key, const std::string& what) {
-    return {Errc::bad_tensor, "storage " + quoted(key) + what};
+    return {Errc::bad_tensor, "storage " + safemap::quoted(key) + what};
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ void LegacyFile::place_storage(PickleStream& stream, std::string_view key) {
     if (known == storages_.end()) throw bad_storage(key, " is of no tensor, so nothing says how long it is");
     Stored& stored = known->second;
     if (stored.found) throw bad_storage(key, " is there twice");
-    const std::string what = "storage " + quoted(key);
+    const std::string what = "storage " + safemap::quoted(key);
     const std::int64_t count = stream.number(what);
     if (count < 0) throw bad_storage(key, " has " + std::to_string(count) + " elements");
     const auto elements = static_cast<std::uint64_t>(count);

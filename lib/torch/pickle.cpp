@@ -145,7 +145,7 @@ std::string raw_unicode_escape(std::string_view line) {
         const std::size_t digits = next == 'u' ? 4 : 8;
         const std::string_view hex = line.substr(i + 2, digits);
         const auto code = hex.size() == digits ? hex_digits(hex) : std::nullopt;
-        if (!code || *code > 0x10FFFF) throw bad_text("an escape that is none in " + quoted(line));
+        if (!code || *code > 0x10FFFF) throw bad_text("an escape that is none in " + safemap::quoted(line));
         append_utf8(out, *code);
         i += 1 + digits;
     }
@@ -179,7 +179,7 @@ std::string string_escape(std::string_view body) {
         } else if (c == 'x') {
             const auto hex = body.substr(i + 1, 2);
             const auto code = hex.size() == 2 ? hex_digits(hex) : std::nullopt;
-            if (!code) throw bad_text("an escape that is none in " + quoted(body));
+            if (!code) throw bad_text("an escape that is none in " + safemap::quoted(body));
             out += static_cast<char>(static_cast<unsigned char>(*code));
             i += 2;
         } else if (c >= '0' && c <= '7') {
@@ -368,7 +368,7 @@ private:
 
     std::string_view text_line() {
         const std::string_view taken = line();
-        if (!is_utf8(taken)) throw bad_text("a name that is not UTF-8: " + quoted(taken));
+        if (!is_utf8(taken)) throw bad_text("a name that is not UTF-8: " + safemap::quoted(taken));
         return taken;
     }
 
@@ -377,7 +377,7 @@ private:
         std::uint64_t value = 0;
         const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
         if (error != std::errc() || end != digits.data() + digits.size()) {
-            throw fault(Errc::pickle_bad_memo, quoted(digits) + " is no memo entry");
+            throw fault(Errc::pickle_bad_memo, safemap::quoted(digits) + " is no memo entry");
         }
         return value;
     }
@@ -470,7 +470,8 @@ private:
     std::string_view keep(std::string text) { return graph_.owned_.emplace_back(std::move(text)); }
 
     void push_text(std::string_view text) {
-        if (!is_python_text(text)) throw fault(Errc::pickle_bad_text, "a text that is not UTF-8: " + quoted(text));
+        if (!is_python_text(text))
+            throw fault(Errc::pickle_bad_text, "a text that is not UTF-8: " + safemap::quoted(text));
         push_view(Kind::text, text);
     }
     /// Of Python 2: text where it can be, as torch.load reads it.
@@ -495,7 +496,7 @@ private:
         // A number with a zero before it is octal to one reader of Python's, and an error to the other.
         const bool octal = unsigned_digits.size() > 1 && unsigned_digits.starts_with('0');
         if (!all_digits(unsigned_digits) || octal)
-            throw fault(Errc::pickle_bad_text, quoted(digits) + " is no integer");
+            throw fault(Errc::pickle_bad_text, safemap::quoted(digits) + " is no integer");
         if (digits.size() > limits_.max_long_bytes) {
             throw fault(Errc::pickle_too_large, "an integer of " + std::to_string(digits.size()) + " digits");
         }
@@ -526,7 +527,7 @@ private:
         double value = 0;
         const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
         if (error != std::errc() || end != digits.data() + digits.size())
-            throw fault(Errc::pickle_bad_text, quoted(digits) + " is no float of 64 bits");
+            throw fault(Errc::pickle_bad_text, safemap::quoted(digits) + " is no float of 64 bits");
         push_real(value);
     }
     void string_line() {
@@ -534,7 +535,8 @@ private:
         while (!literal.empty() && (literal.back() == ' ' || literal.back() == '\r')) literal.remove_suffix(1);
         const bool in_quotes = literal.size() >= 2 && literal.front() == literal.back() &&
                                (literal.front() == '\'' || literal.front() == '"');
-        if (!in_quotes) throw fault(Errc::pickle_bad_text, "a string that is not in quotes: " + quoted(literal));
+        if (!in_quotes)
+            throw fault(Errc::pickle_bad_text, "a string that is not in quotes: " + safemap::quoted(literal));
         literal = literal.substr(1, literal.size() - 2);
         push_string(literal.find('\\') == literal.npos ? literal : keep(string_escape(literal)));
     }

@@ -32,7 +32,7 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
             out.notes.push_back(bytes_text(stream.left()) + " after the end of the pickle are ignored");
         }
         const Storages storages{.find = [](std::string_view key) -> RecordData {
-                                    throw Error(Errc::bad_tensor, "storage " + quoted(key) +
+                                    throw Error(Errc::bad_tensor, "storage " + safemap::quoted(key) +
                                                                       " is not in the file, which is a plain pickle");
                                 },
                                 .file = source,

@@ -86,7 +86,7 @@ private:
             modules_.push_back({std::move(whole), value});
             return;
         }
-        if (!names_.insert(whole).second) throw Error(Errc::bad_tensor, "two attributes are called " + quoted(whole));
+        if (!names_.insert(whole).second) throw Error(Errc::bad_tensor, "two attributes are called " + safemap::quoted(whole));
         out_.push_back({std::move(whole), value});
     }
 

@@ -72,7 +72,7 @@ StorageId storage_id(const PickleGraph& pickle, Id id) {
         throw bad_tensor("a storage whose key has " + bytes_text(pickle.text(parts[2]).size()));
     }
     const auto type = storage_type(*class_name);
-    if (!type) throw bad_tensor("a storage of class " + quoted(*class_name) + ", which is not known");
+    if (!type) throw bad_tensor("a storage of class " + safemap::quoted(*class_name) + ", which is not known");
     StorageId storage{.key = pickle.text(parts[2]),
                       .type = *type,
                       .elements = count_of(pickle, parts[4], "storage size"),

@@ -86,7 +86,7 @@ std::map<std::string, Extent, std::less<>> members_of(const Source& source) {
         const Header header(source, at);
         const auto size = header.size();
         if (!size || !Extent{at + block, *size}.inside(source.size())) {
-            throw Error(Errc::file_truncated, "member " + quoted(header.name()) + ": " +
+            throw Error(Errc::file_truncated, "member " + safemap::quoted(header.name()) + ": " +
                                                   (size ? bytes_text(*size) : "no size that can be read") +
                                                   ", and the file ends after " +
                                                   bytes_text(source.size() - at - block));
@@ -119,7 +119,7 @@ public:
         read_tensors(member("tensors"));
         const HeldPickle object = member("pickle").pickle("member 'pickle'");
         const Storages storages{.find = [](std::string_view key) -> RecordData {
-                                    throw bad("storage " + quoted(key) + " has no place in a tar archive");
+                                    throw bad("storage " + safemap::quoted(key) + " has no place in a tar archive");
                                 },
                                 .tensor = [this](std::int64_t key) { return tensor(key); },
                                 .unknown = unknown_};
@@ -133,7 +133,7 @@ private:
         const auto found = members_.find(name);
         if (found != members_.end()) return {source_, found->second, unknown_};
         throw Error(Errc::unknown_format,
-                    "a tar archive without the member " + quoted(name) + ", which torch 0.1 writes");
+                    "a tar archive without the member " + safemap::quoted(name) + ", which torch 0.1 writes");
     }
 
     static std::int64_t count(PickleStream& stream, const std::string& what) {

@@ -184,8 +184,9 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
     const std::uint64_t stated = *byte_size(storage.type.dtype, storage.elements);  // storage_id() has asked
     const auto wanted = byte_size(dtype, elements);
     if (!wanted || std::max(*wanted, stated) > data.extent.size) {
-        throw Error(Errc::storage_too_short, "storage " + quoted(storage.key) + " has " + bytes_text(data.extent.size) +
-                                                 ", but " + std::to_string(storage.elements) + " elements of " +
+        throw Error(Errc::storage_too_short, "storage " + safemap::quoted(storage.key) + " has " +
+                                                 bytes_text(data.extent.size) + ", but " +
+                                                 std::to_string(storage.elements) + " elements of " +
                                                  std::string(torch_name(storage.type.dtype)) + " are wanted");
     }
     if (stated < data.extent.size) add_longer(storage.key, data.extent.size, stated);
@@ -197,7 +198,7 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
 
 void TensorReader::add_longer(std::string_view key, std::uint64_t size, std::uint64_t stated) {
     if (!longer_.emplace(key).second || longer_.size() > 1) return;
-    first_longer_ = "storage " + quoted(key) + " has " + bytes_text(size) + ", but the pickle says " +
+    first_longer_ = "storage " + safemap::quoted(key) + " has " + bytes_text(size) + ", but the pickle says " +
                     bytes_text(stated) + "; the rest is not read";
 }
 

@@ -55,7 +55,7 @@ void read_into(const Source& source, std::uint64_t offset, std::span<char> into)
 Error bad_directory(const std::string& what) { return {Errc::zip_bad_directory, what}; }
 
 Error bad_record(std::string_view name, const std::string& what) {
-    return {Errc::zip_bad_record, "record " + quoted(name) + ": " + what};
+    return {Errc::zip_bad_record, "record " + safemap::quoted(name) + ": " + what};
 }
 
 /// What the end records say of the central directory.
@@ -294,7 +294,7 @@ std::optional<Error> name_fault(std::string_view name) {
 
 std::optional<Error> method_fault(const Entry& entry) {
     if ((entry.flags & flag_encrypted) != 0) {
-        return Error(Errc::zip_unsupported, "record " + quoted(entry.name) + " is encrypted");
+        return Error(Errc::zip_unsupported, "record " + safemap::quoted(entry.name) + " is encrypted");
     }
     if (entry.method == method_stored) {
         if (entry.packed == entry.size) return std::nullopt;
@@ -302,7 +302,7 @@ std::optional<Error> method_fault(const Entry& entry) {
                                           bytes_text(entry.size));
     }
     if (entry.method != method_deflated) {
-        return Error(Errc::zip_unsupported, "record " + quoted(entry.name) + " is compressed by method " +
+        return Error(Errc::zip_unsupported, "record " + safemap::quoted(entry.name) + " is compressed by method " +
                                                 std::to_string(entry.method) +
                                                 "; 0 (stored) and 8 (deflate) are known");
     }
@@ -347,7 +347,7 @@ private:
         if (auto fault = name_fault(entry.name)) return fault;
         if (auto fault = method_fault(entry)) return fault;
         if (!is_new(entry.name)) {
-            return Error(Errc::zip_duplicate, "two records named " + quoted(entry.name));
+            return Error(Errc::zip_duplicate, "two records named " + safemap::quoted(entry.name));
         }
         const auto header_at = checked_add(entry.header_at, place_.prefix);
         if (!header_at) return bad_record(entry.name, "its header would be beyond 2^64");
@@ -385,7 +385,8 @@ private:
             for (char& c : lower)
                 if (is_capital(c)) c = static_cast<char>(c - 'A' + 'a');
             if (!seen.insert(std::move(lower)).second)
-                faults_.fault({Errc::zip_duplicate, "two records named " + quoted(name) + ", but for capital letters"});
+                faults_.fault(
+                    {Errc::zip_duplicate, "two records named " + safemap::quoted(name) + ", but for capital letters"});
         }
     }
 
@@ -455,8 +456,8 @@ private:
         for (Placed* each : order) {
             if (ahead != nullptr && each->header_at < ahead->record.packed.end()) {
                 each->dropped = true;
-                faults_.fault({Errc::zip_overlap, "records " + quoted(ahead->record.name) + " and " +
-                                                      quoted(each->record.name) + " share bytes"});
+                faults_.fault({Errc::zip_overlap, "records " + safemap::quoted(ahead->record.name) + " and " +
+                                                      safemap::quoted(each->record.name) + " share bytes"});
                 if (each->record.packed.end() <= ahead->record.packed.end()) continue;
             }
             ahead = each;
