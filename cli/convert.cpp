@@ -323,11 +323,19 @@ private:
             throw Error(Errc::already_exists, "the last path is OUT, and with several IN it has to be new or a folder")
                 .with_path(out_);
         }
-        for (const std::string& path : in_) {
-            const fs::path folder = fs::path(path).parent_path();
-            if (!options_.overwrite || !fs::equivalent(folder.empty() ? "." : folder, out_, ignored)) continue;
-            throw Error(Errc::already_exists, "--force would replace files that are named as IN").with_path(path);
+        for (const std::string& path : in_)
+            if (options_.overwrite && (is_below(path, out_) || is_below(fs::weakly_canonical(path, ignored), out_)))
+                throw Error(Errc::already_exists, "--force would replace files that are named as IN").with_path(path);
+    }
+
+    static bool is_below(const std::filesystem::path& path, const std::filesystem::path& folder) {
+        std::error_code ignored;
+        std::filesystem::path above = std::filesystem::absolute(path, ignored);
+        while (above.has_relative_path()) {
+            above = above.parent_path();
+            if (std::filesystem::equivalent(above, folder, ignored)) return true;
         }
+        return false;
     }
 
     Checkpoint open_in() const {

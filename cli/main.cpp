@@ -43,6 +43,17 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& ca
 
 bool is_option(std::string_view word) { return word.size() > 1 && word.front() == '-' && word != "--"; }
 
+/// The parser's words for a value that is missing or too many name no option as it is typed.
+std::string in_our_words(const CLI::ParseError& wrong) {
+    constexpr std::string_view too_many = " was given a disallowed flag override";
+    const std::string text = wrong.what();
+    if (dynamic_cast<const CLI::ArgumentMismatch*>(&wrong) == nullptr) return text;
+    if (text.ends_with(too_many))
+        return fmt::format("--{} takes no value", text.substr(0, text.size() - too_many.size()));
+    if (text.ends_with(" missing")) return fmt::format("{} needs a value", text.substr(0, text.find(':')));
+    return text;
+}
+
 /// The error of a call that could not be parsed. An option that does not exist is to blame before what it did to the
 /// words behind it.
 Error wrong_call(const CommandRow& row, const CLI::App& app, const CLI::ParseError& wrong) {
@@ -61,7 +72,7 @@ Error wrong_call(const CommandRow& row, const CLI::App& app, const CLI::ParseErr
         Error error(Errc::invalid_argument, fmt::format("'{}' is one argument too many", printable(*extra)));
         return std::move(error.with_hint(fmt::format("safemap {} {} [options]", row.name, row.arguments)));
     }
-    Error error(Errc::invalid_argument, wrong.what());
+    Error error(Errc::invalid_argument, in_our_words(wrong));
     return std::move(error.with_hint(all));
 }
 

@@ -47,9 +47,9 @@ std::string listed(const Names& names) {
     return text;
 }
 
-[[noreturn]] void several(const Names& names, std::string_view what) {
+[[noreturn]] void several(const Names& names, std::string_view what, std::string_view hint = "name one of them") {
     Error error(Errc::several_models, std::to_string(names.size()) + ' ' + std::string(what) + ": " + listed(names));
-    error.with_hint("name one of them");
+    error.with_hint(hint);
     throw error;
 }
 
@@ -81,7 +81,9 @@ Choice choose(const Names& names) {
     std::copy_if(names.begin(), names.end(), std::back_inserter(weights), is_weights);
     // Companions are no rivals of a model; a folder of nothing else is judged by them.
     if (!std::all_of(weights.begin(), weights.end(), is_companion)) std::erase_if(weights, is_companion);
-    if (weights.size() > 1) several(weights, "files of weights and no index");
+    if (weights.size() > 1)
+        several(weights, "files of weights and no index",
+                "name one of them, or convert all of them together if they are the shards of one checkpoint");
     if (weights.size() == 1) return {weights.front(), false, false};
     throw Error(Errc::not_a_checkpoint,
                 names.empty() ? "the folder holds no files"

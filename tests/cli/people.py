@@ -57,6 +57,9 @@ class WhatIsTypedWrongly(Case):
                          ("a command comes before '--tree'", 'safemap --help lists the commands'))
         self.assertEqual(self.blamed('inspect', 'small.safetensors', 'b'),
                          ("'b' is one argument too many", 'safemap inspect PATH [options]'))
+        without = self.safemap('convert', 'small.safetensors', 'out', '--dtype')
+        self.assertIn('error: --dtype needs a value\n', without.err)
+        self.assertEqual(self.blamed('inspect', 'small.safetensors', '--tree=yes')[0], '--tree takes no value')
         self.assertEqual(self.blamed('convert', 'small.safetensors'),
                          ('OUT is missing', 'safemap convert IN... OUT [options]'))
 
@@ -152,6 +155,9 @@ class SeveralShards(Case):
         self.done('convert', 'b.safetensors', 'a.safetensors', 'out', '--force')
         self.assertEqual(self.done('hash', 'out'), whole)
 
+    def test_a_folder_of_them_says_what_can_be_done(self):
+        self.assertIn('all of them together', self.refused('several_models', 2, 'inspect', '.')['hint'])
+
     def test_a_tensor_in_two_of_them_is_refused(self):
         error = self.refused('duplicate_name', 1, 'convert', 'a.safetensors', 'small.safetensors', 'out')
         self.assertEqual(error['tensor'], 'layers.0.w')
@@ -167,6 +173,13 @@ class SeveralShards(Case):
             self.refused('already_exists', 2, 'convert', 'a.safetensors', './b.safetensors', out, '--force')
             self.refused('already_exists', 2, 'convert', 'a.safetensors', 'b.safetensors', out)
         self.assertEqual((self.folder / 'b.safetensors').read_bytes(), content)
+        (self.folder / 'deep' / 'er').mkdir(parents=True)
+        self.done('convert', 'small.safetensors', 'deep')
+        (self.folder / 'b.safetensors').rename(self.folder / 'deep' / 'er' / 'b.safetensors')
+        self.refused('already_exists', 2, 'convert', 'a.safetensors', 'deep/er/b.safetensors', 'deep', '--force')
+        (self.folder / 'deep' / 'er' / 'b.safetensors').rename(self.folder / 'b.safetensors')
+        self.done('convert', 'a.safetensors', 'b.safetensors', 'deep', '--force')
+        self.before = sorted([*self.before, 'deep'])
         self.assertEqual(self.leftovers(), self.before)
 
 
