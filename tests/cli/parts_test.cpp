@@ -1,4 +1,5 @@
 // The parts of the command line that need no file: sizes, ranks, names, JSON, tables, the progress line.
+#include "commands.hpp"
 #include "memory.hpp"
 #include "output.hpp"
 #include "parse.hpp"
@@ -17,6 +18,8 @@ using namespace safemap::cli;
 TEST_SUITE("parse") {
     TEST_CASE("sizes count in powers of ten, of two with an i, or in bytes") {
         CHECK(parse_size("5GB") == 5'000'000'000);
+        CHECK(parse_size("5G") == 5'000'000'000);
+        CHECK(parse_size("7k") == 7000);
         CHECK(parse_size("5GiB") == 5ULL << 30);
         CHECK(parse_size("5gib") == 5ULL << 30);
         CHECK(parse_size("12 MB") == 12'000'000);
@@ -31,7 +34,7 @@ TEST_SUITE("parse") {
 
     TEST_CASE("what is no size is refused") {
         for (const char* text : {"", "GB", "-1", "+1", "0", "0GB", "1.5GB", "5XB", "5 GB ", " 5GB", "5  GB", "0x10",
-                                 "18446744073709551616", "18446744073709552KB", "5GBs"}) {
+                                 "18446744073709551616", "18446744073709552KB", "5GBs", "5Gi", "G"}) {
             CAPTURE(text);
             CHECK_FAULT(parse_size(text), Errc::invalid_argument);
         }
@@ -39,7 +42,13 @@ TEST_SUITE("parse") {
 
     TEST_CASE("dtypes are spelled as safetensors or as torch spells them") {
         for (const char* text : {"bf16", "BF16", "bfloat16"}) CHECK(parse_dtype_name(text) == Dtype::bf16);
-        CHECK_FAULT(parse_dtype_name("half-ish"), Errc::invalid_argument);
+        for (const char* text : {"fp16", "FP16", "float16", "half", "f16"}) CHECK(parse_dtype_name(text) == Dtype::f16);
+        for (const char* text : {"fp32", "float32", "float"}) CHECK(parse_dtype_name(text) == Dtype::f32);
+        for (const char* text : {"fp64", "float64", "double"}) CHECK(parse_dtype_name(text) == Dtype::f64);
+        for (const char* text : {"fp8_e4m3", "float8_e4m3", "float8_e4m3fn"})
+            CHECK(parse_dtype_name(text) == Dtype::f8_e4m3);
+        for (const char* text : {"half-ish", "fp8", "float8", "f8", "fp", "fp17", ""})
+            CHECK_FAULT(parse_dtype_name(text), Errc::invalid_argument);
     }
 
     TEST_CASE("a policy is compatible, strict or lenient") {
@@ -328,4 +337,20 @@ TEST_CASE("memory that was taken and given back still counts in the peak") {
         CHECK(peak.bytes() >= before + size);
     }
     CHECK(peak.bytes() >= before + size);
+}
+
+TEST_SUITE("nearest") {
+    TEST_CASE("a letter more, less, other or swapped is what was meant") {
+        const std::vector<std::string> names = {"inspect", "convert", "verify", "diff", "hash", "plan", "load"};
+        CHECK(nearest("inspect", names) == "inspect");
+        CHECK(nearest("convret", names) == "convert");
+        CHECK(nearest("verifyy", names) == "verify");
+        CHECK(nearest("hsh", names) == "hash");
+        CHECK(nearest("dif", names) == "diff");
+        CHECK(nearest("pian", names) == "plan");
+        CHECK(nearest("", names).empty());
+        CHECK(nearest("x", names).empty());
+        CHECK(nearest("frobnicate", names).empty());
+        CHECK(nearest("verify", {}).empty());
+    }
 }
