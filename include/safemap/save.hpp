@@ -132,9 +132,10 @@ struct SaveReport {
     std::vector<UnsupportedReport> unsupported;  ///< dtypes of `skipped`
 };
 
-/// Writes `tensors` to `out`: one file where `out` ends in ".safetensors", else a folder of shards named and split as
-/// huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index). With a slash
-/// behind it, `out` is always a folder.
+/// Writes `tensors` to `out`: one file where `out` ends in ".safetensors" or ".sft", else a folder of shards named and
+/// split as huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index). With a
+/// slash behind it, `out` is always a folder. A folder that exists and has no checkpoint in it counts as new: the files
+/// in it stay.
 /// Tensors are split in the order given and ordered inside each file as the reference implementation sorts them (but
 /// see `align_tensors`), so the same input gives the same bytes.
 ///
