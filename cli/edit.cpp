@@ -40,8 +40,9 @@ public:
             return !DeferSignals::cancelled();
         };
         for (const std::string& pair : set_) add_pair(pair, options);
-        const std::vector<std::string> notes = rules_.empty() ? std::vector<std::string>() : add_names(options);
+        std::vector<std::string> notes = rules_.empty() ? std::vector<std::string>() : add_names(options);
         const EditReport report = edit(file_, options);
+        notes.insert(notes.end(), report.notes.begin(), report.notes.end());
         if (console.json()) console.result(as_json(report, notes));
         else console.result(as_text(report, notes));
         return 0;

@@ -59,6 +59,7 @@ void install_signals(bool json) {
     ::sigaction(SIGHUP, nullptr, &inherited);
     if (inherited.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);  // a file larger than `ulimit -f` allows is an error, and what was begun is removed
 }
 
 DeferSignals::DeferSignals() { deferred = true; }

@@ -26,6 +26,7 @@ struct EditReport {
     bool changed = false;  ///< false: the file was as it should be, and was not written
     std::uint64_t renamed = 0;
     std::vector<std::pair<std::string, std::string>> metadata = {};  ///< as the file has it now, sorted
+    std::vector<std::string> notes = {};  ///< in sentences: what could not be cleared away, or read again
 };
 
 /// Changes metadata and names of a safetensors file, whose name ends in ".safetensors". The file is written anew beside

@@ -7,6 +7,7 @@
 #include "io/calls.hpp"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -20,9 +21,26 @@ OutputFile OutputFile::create(int folder, const std::string& name) {
     return OutputFile(std::move(descriptor));
 }
 
+namespace {
+
+/// Says which limit a file would be beyond.
+Error too_large(const Error& error) {
+    rlimit limit = {};
+    const bool limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    const std::string why = limited ? "; this process may write files of at most " +
+                                          bytes_text(std::uint64_t{limit.rlim_cur}) + " (ulimit -f)"
+                                    : "; the file system takes no file that large";
+    return Error(error.code(), error.message() + why)
+        .with_hint(limited ? "raise the limit, or write a folder of smaller shards"
+                           : "write a folder of smaller shards");
+}
+
+}  // namespace
+
 /// What system_error says; of a full disk also how much is free, where `given_back` bytes will be free again.
 Error OutputFile::failed(int number, const std::string& doing, std::uint64_t given_back) const {
     Error error = system_error(number, doing);
+    if (number == EFBIG) return too_large(error);
     struct statvfs disk = {};
     // A file system that does not know has no blocks at all.
     if (number != ENOSPC || calls.fstatvfs(descriptor(), &disk) != 0 || disk.f_blocks == 0) return error;

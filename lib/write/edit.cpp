@@ -94,6 +94,20 @@ void change(Metadata& metadata, const EditOptions& options) {
     for (const auto& [key, value] : options.set) metadata.insert_or_assign(key, value);
 }
 
+/// What the file has now. It is written: a file that cannot be read again is no failure of the edit.
+void report_metadata(const std::filesystem::path& file, const EditOptions& options, const Metadata& wanted,
+                     EditReport& report) {
+    try {
+        const Checkpoint now = Checkpoint::open(file, options.open);
+        report.metadata.assign(now.metadata().begin(), now.metadata().end());
+    } catch (const Error& error) {
+        Metadata written = wanted;
+        written.try_emplace("format", "pt");
+        report.metadata.assign(written.begin(), written.end());
+        report.notes.push_back("the file is written, but could not be read again: " + std::string(error.what()));
+    }
+}
+
 EditReport edit_file(const std::filesystem::path& file, const EditOptions& options) {
     const std::string identity = open_file(file)->identity();
     OpenOptions as_they_stand = options.open;
@@ -123,10 +137,13 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
         if (added.tensor) tensors.push_back(*added.tensor);
         saving.monitor = options.monitor;
         saving.threads = options.threads;
-        write::during_save(file, [&] { return write::save_all(file, tensors, saving.metadata, saving, identity); });
+        const SaveReport saved =
+            write::during_save(file, [&] { return write::save_all(file, tensors, saving.metadata, saving, identity); });
+        report.notes = saved.notes;
+        report_metadata(file, options, saving.metadata, report);
+    } else {
+        report.metadata.assign(model.metadata().begin(), model.metadata().end());
     }
-    const Checkpoint now = Checkpoint::open(file, options.open);
-    report.metadata.assign(now.metadata().begin(), now.metadata().end());
     return report;
 }
 
