@@ -74,7 +74,7 @@ struct SaveOptions {
     bool overwrite = false;
     /// Goes on where a process that was killed while it saved the same sources to the same place, with the same
     /// options, had come to: files that it had finished are not written again. Where there is none, or anything
-    /// differs, begins anew. A source is the same when it is a file of the same device, inode, size and time of
+    /// differs, begins anew. A source is the same when it is a file of the same inode, size and time of
     /// modification; what is read from memory is always written anew, and so is a single file.
     bool resume = false;
     Monitor monitor = {};
@@ -121,7 +121,7 @@ struct SaveReport {
     std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
     std::uint64_t buffer_bytes = 0;       ///< the most that the buffers of the save take
     std::vector<std::string> resumed;     ///< of `files`, those that were finished before; casts do not count in them
-    std::vector<std::string> notes;       ///< in sentences: layers that are larger than a shard should be, lost order
+    std::vector<std::string> notes;       ///< in sentences: large layers, lost order, what could not be cleared away
     /// Names of the extras that are copied. They are not in `files`, and their bytes are not in `bytes_written`.
     std::vector<std::string> extras;
 

@@ -65,8 +65,8 @@ public:
     /// of modification). Bulk work asks when it has read, so that what it read was there all along.
     virtual void require_unchanged() const {}
 
-    /// What tells its bytes from all others, and from its own at another time: of a file device, inode, size and time
-    /// of modification. Empty: that is not known, and a save that reads it cannot be continued by another process.
+    /// Returns what tells its bytes from others, and from its own at another time. A file: inode, size and time of
+    /// modification, the same after a reboot. Empty: not known, and a save that reads it cannot be continued later.
     virtual std::string identity() const { return {}; }
 
     // The kernel's page cache; a source that knows of none does nothing. Ranges are as for read_at.

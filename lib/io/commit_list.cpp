@@ -1,12 +1,15 @@
-// Commit lists: NUL-terminated lines, "+" and a name to move or "-" and a name to remove, and behind each a line with
-// what stood there. A list is complete or not there.
+// Commit lists: NUL-terminated lines. The first says the version, the second is the inode of the list itself. Then come
+// pairs: "+" and a name to move or "-" and a name to remove, and the stamp of what stood there. A list is complete or
+// not there. Version 1, which is read too, lacks the second line, and its stamps begin with the number of the device.
 #include "io/commit_list.hpp"
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/file.hpp"
+#include "io/note.hpp"
 #include "io/output.hpp"
 #include "io/sibling.hpp"
+#include "io/stamp.hpp"
 
 #include <fcntl.h>
 
@@ -17,14 +20,18 @@ namespace safemap::io {
 
 namespace {
 
-constexpr std::string_view first_line = "safemap commit 1";
+constexpr std::string_view first_line = "safemap commit 2";
+constexpr std::string_view first_line_1 = "safemap commit 1";
 constexpr std::string_view last_line = "end";
 constexpr std::uint64_t largest_list = 256 << 20;
 
 // In the folder: the sibling, and in there what Sibling and the header call them.
 constexpr const char* list_path = ".safemap-tmp/commit";
 
-constexpr std::string_view damaged_hint = "to keep what is in the folder as it is, remove .safemap-tmp";
+constexpr std::string_view damaged_hint =
+    "do not delete .safemap-tmp: files of the new checkpoint may be in it and nowhere else. Move it out of the folder "
+    "to "
+    "have the folder read as it is now";
 
 Error damaged(const std::string& what) {
     Error error(Errc::commit_list_damaged, std::string(list_path) + " says how a save is to be finished, but " + what);
@@ -32,32 +39,27 @@ Error damaged(const std::string& what) {
     return error;
 }
 
-/// What stands in the folder under a name, so that it is known again.
-std::string stamp_of(int folder, const std::string& name) {
-    struct stat status = {};
-    if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (means_absent(errno)) return {};
-        throw system_error(errno, "examine " + safemap::quoted(name));
-    }
-    return text_of(identity_of(status));
-}
-
 bool is_staged(int folder, const std::string& name) {
-    return !stamp_of(folder, std::string(staged_content) + '/' + name).empty();
+    return !stamp_in(folder, std::string(staged_content) + '/' + name).empty();
 }
 
 /// Throws where the folder is not what the list was made for. Another process may be carrying it out meanwhile: what it
 /// has done is not held against the list.
 void require_current(int folder, const CommitList& list) {
-    for (const auto& [name, before] : list.files) {
-        if (is_staged(folder, name) && stamp_of(folder, name) != before && is_staged(folder, name))
+    const auto changed = [&](const CommitList::Entry& entry, const std::string& now) {
+        return !same_stamp(entry.before, now, list.inodes_last);
+    };
+    for (const CommitList::Entry& entry : list.files) {
+        const std::string& name = entry.name;
+        if (is_staged(folder, name) && changed(entry, stamp_in(folder, name)) && is_staged(folder, name))
             throw damaged(safemap::quoted(name) + " was written to since that save was interrupted");
-        if (!is_staged(folder, name) && stamp_of(folder, name).empty())
+        if (!is_staged(folder, name) && stamp_in(folder, name).empty())
             throw damaged(safemap::quoted(name) + " is neither prepared nor there");
     }
-    for (const auto& [name, before] : list.removed) {
-        const std::string now = stamp_of(folder, name);
-        if (!now.empty() && now != before)
+    for (const CommitList::Entry& entry : list.removed) {
+        const std::string& name = entry.name;
+        const std::string now = stamp_in(folder, name);
+        if (!now.empty() && changed(entry, now))
             throw damaged(safemap::quoted(name) + " was written to since that save was interrupted");
     }
 }
@@ -94,7 +96,14 @@ std::string read_all(int file) {
     return text;
 }
 
-CommitList parse(std::string_view text) {
+/// The stamp of version 1, which began with the number of the device.
+std::string without_device(std::string_view stamp) {
+    const std::size_t space = stamp.find(' ');
+    return std::string(space == stamp.npos ? stamp : stamp.substr(space + 1));
+}
+
+/// `file` is the open list.
+CommitList parse(std::string_view text, int file) {
     const auto next_line = [&] {
         const std::size_t end = text.find('\0');
         if (end == text.npos) throw damaged("it ends too early");
@@ -102,14 +111,19 @@ CommitList parse(std::string_view text) {
         text.remove_prefix(end + 1);
         return line;
     };
-    if (next_line() != first_line) throw damaged("it is of a version that is not known");
+    const std::string_view version = next_line();
+    if (version != first_line && version != first_line_1) throw damaged("it is of a version that is not known");
+    const bool first_version = version == first_line_1;
     CommitList list;
+    if (!first_version) list.inodes_last = inode_lasted(file, std::string(next_line()));
     for (std::string_view line = next_line(); line != last_line; line = next_line()) {
         const std::string_view name = line.empty() ? line : line.substr(1);
         if (name.empty() || !stays_below(name)) throw damaged("it names " + safemap::quoted(name));
         if (line.front() != '+' && line.front() != '-') throw damaged("it has a line that is not known");
         auto& entries = line.front() == '+' ? list.files : list.removed;
-        entries.push_back({.name = std::string(name), .before = std::string(next_line())});
+        const std::string_view before = next_line();
+        entries.push_back(
+            {.name = std::string(name), .before = first_version ? without_device(before) : std::string(before)});
     }
     if (!text.empty()) throw damaged("something follows its end");
     return list;
@@ -153,29 +167,22 @@ void move_files(int folder, const std::vector<CommitList::Entry>& files) {
 
 void write_commit_list(int sibling, int folder, std::span<const std::string> files,
                        std::span<const std::string> removed) {
-    std::string text(first_line);
-    text += '\0';
-    const auto add = [&](char sign, const std::string& name) {
-        (text += sign).append(name) += '\0';
-        text.append(stamp_of(folder, name)) += '\0';
-    };
-    for (const std::string& name : files) add('+', name);
-    for (const std::string& name : removed) add('-', name);
-    (text += last_line) += '\0';
-
-    // What a dead save may have left, that this one goes on with.
-    if (calls.unlinkat(sibling, new_list_name, 0) != 0 && errno != ENOENT)
-        throw system_error(errno, std::string("remove an unfinished ") + list_path);
-    OutputFile file = OutputFile::create(sibling, new_list_name);
     struct stat status = {};
-    if (calls.fstat(folder, &status) != 0 ||
-        calls.fchmod(file.descriptor(), (status.st_mode & (S_IRUSR | S_IRGRP | S_IROTH)) | S_IRUSR | S_IWUSR) != 0)
-        throw system_error(errno, std::string("set the permissions of ") + list_path);
-    file.write_at(0, std::as_bytes(std::span(text)));
-    file.finish();
-    if (calls.renameat2(sibling, new_list_name, sibling, commit_list_name, 0) != 0)
-        throw system_error(errno, std::string("rename ") + list_path + " into place");
-    sync_folder(sibling);
+    if (calls.fstat(folder, &status) != 0) throw system_error(errno, "examine it");
+    const mode_t mode = (status.st_mode & (S_IRUSR | S_IRGRP | S_IROTH)) | S_IRUSR | S_IWUSR;
+    put_note(sibling, commit_list_name, new_list_name, mode, list_path, [&](int note) {
+        std::string text(first_line);
+        text += '\0';
+        text.append(inode_text(note)) += '\0';
+        const auto add = [&](char sign, const std::string& name) {
+            (text += sign).append(name) += '\0';
+            text.append(stamp_in(folder, name)) += '\0';
+        };
+        for (const std::string& name : files) add('+', name);
+        for (const std::string& name : removed) add('-', name);
+        (text += last_line) += '\0';
+        return text;
+    });
 }
 
 std::optional<CommitList> read_commit_list(int folder) {
@@ -186,7 +193,7 @@ std::optional<CommitList> read_commit_list(int folder) {
             return std::nullopt;
         }
         try {
-            CommitList list = parse(read_all(file.number()));
+            CommitList list = parse(read_all(file.number()), file.number());
             require_current(folder, list);
             return list;
         } catch (const Error&) {

@@ -14,12 +14,13 @@ namespace safemap::io {
 struct CommitList {
     struct Entry {
         std::string name;
-        std::string before = {};  ///< what stood in the folder then, as text_of(Identity); empty for nothing
+        std::string before = {};  ///< the stamp of what stood in the folder then (see stamp.hpp); empty for nothing
 
         friend bool operator==(const Entry&, const Entry&) = default;
     };
     std::vector<Entry> files;    ///< to be moved from the content into the folder; what names the others is last
     std::vector<Entry> removed;  ///< files of the folder that go then, in this order
+    bool inodes_last = true;     ///< false where the inodes in the stamps are to be passed over (see stamp.hpp)
 
     friend bool operator==(const CommitList&, const CommitList&) = default;
 };

@@ -38,8 +38,12 @@ Identity identity_of(const struct stat& status) noexcept {
 }
 
 std::string text_of(const Identity& identity) {
-    return std::to_string(identity.device) + ' ' + std::to_string(identity.inode) + ' ' +
-           std::to_string(identity.size) + ' ' + std::to_string(identity.modified_ns);
+    return std::to_string(identity.device) + ' ' + lasting_text_of(identity);
+}
+
+std::string lasting_text_of(const Identity& identity) {
+    return std::to_string(identity.inode) + ' ' + std::to_string(identity.size) + ' ' +
+           std::to_string(identity.modified_ns);
 }
 
 File::File(Handle folder, const std::string& name, std::string path)

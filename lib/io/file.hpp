@@ -26,8 +26,10 @@ struct Identity {
 };
 
 Identity identity_of(const struct stat& status) noexcept;
-/// As Source::identity() gives it.
+/// For comparisons inside one process.
 std::string text_of(const Identity& identity);
+/// Without the device, whose number changes at a reboot: as Source::identity() gives it, and for what is written down.
+std::string lasting_text_of(const Identity& identity);
 
 /// Keeps its descriptor while there are enough; see Kept. Const members may be called from several threads at once.
 class File {

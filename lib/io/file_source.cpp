@@ -34,7 +34,7 @@ public:
     bool is_file() const noexcept override { return true; }
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override { file_.read_at(offset, into); }
     void require_unchanged() const override { file_.require_unchanged(); }
-    std::string identity() const override { return text_of(file_.identity()); }
+    std::string identity() const override { return lasting_text_of(file_.identity()); }
 
     std::optional<SharedBytes> map(Extent extent) const override {
         const SharedBytes* const whole = mapping();

@@ -106,7 +106,7 @@ private:
         const bool found = (commit_ && lists(commit_->files, file) &&
                             calls.fstatat(descriptor_->number(), staged.c_str(), &status, 0) == 0) ||
                            calls.fstatat(descriptor_->number(), file.c_str(), &status, 0) == 0;
-        return found ? text_of(io::identity_of(status)) : std::string();
+        return found ? lasting_text_of(io::identity_of(status)) : std::string();
     }
 
     Handle descriptor_;  // shared with its files, which may have to be opened again

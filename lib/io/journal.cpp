@@ -3,6 +3,7 @@
 
 #include "base/checksum.hpp"
 #include "io/calls.hpp"
+#include "io/note.hpp"
 
 #include <fcntl.h>
 
@@ -17,7 +18,6 @@ namespace {
 
 constexpr std::string_view first_word = "safemap journal 1 ";
 constexpr std::size_t digest_size = 32;
-constexpr off_t largest_journal = 64 << 20;
 
 std::string digest_of(std::string_view text) {
     Xxh3 hash;
@@ -48,22 +48,6 @@ void append(int file, std::string_view text) {
     }
     if (uninterrupted([&] { return calls.fsync(file); }) != 0)
         throw system_error(errno, "bring the journal to the disk");
-}
-
-std::string read_all(int file) {
-    struct stat status = {};
-    if (calls.fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > largest_journal) return {};
-    std::string text(static_cast<std::size_t>(status.st_size), '\0');
-    std::size_t done = 0;
-    while (done < text.size()) {
-        const ssize_t count = uninterrupted(
-            [&] { return calls.pread(file, text.data() + done, text.size() - done, static_cast<off_t>(done)); });
-        if (count < 0) throw system_error(errno, "read the journal");
-        if (count == 0) break;
-        done += static_cast<std::size_t>(count);
-    }
-    text.resize(done);
-    return text;
 }
 
 /// The lines that are whole, without their digests. What follows one that is not was never written, or is not ours.
@@ -99,7 +83,7 @@ Journal Journal::resume(int sibling, int content, const std::string& job, std::v
         if (means_absent(errno)) return {};
         throw system_error(errno, "open the journal");
     }
-    const std::string text = read_all(file.number());
+    const std::string text = read_note(file.number(), "the journal");
     const auto lines = lines_of(text);
     if (lines.empty() || lines.front() != std::string(first_word) + job) return {};
     // What a dead writer had begun to write must not stand before what this one writes.

@@ -5,8 +5,10 @@
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/commit_list.hpp"
+#include "io/exchange_list.hpp"
 #include "io/file.hpp"
 #include "io/listing.hpp"
+#include "io/stamp.hpp"
 
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -45,12 +47,11 @@ std::set<std::string_view> set_of(std::span<const std::string> a, std::span<cons
     return all;
 }
 
-bool same_file(int folder, int other_folder, const char* name) {
-    struct stat one = {};
-    struct stat other = {};
-    return calls.fstatat(folder, name, &one, AT_SYMLINK_NOFOLLOW) == 0 &&
-           calls.fstatat(other_folder, name, &other, AT_SYMLINK_NOFOLLOW) == 0 && one.st_dev == other.st_dev &&
-           one.st_ino == other.st_ino;
+/// Device and inode, and of a file size and time too.
+std::string text_of_whole(const struct stat& status) {
+    Identity identity = identity_of(status);
+    if (S_ISDIR(status.st_mode)) identity.size = identity.modified_ns = 0;
+    return text_of(identity);
 }
 
 /// Owners are given away by few: what is not permitted stays as it is, the group on its own if need be.
@@ -105,7 +106,7 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
     try {
         // A save that died in mid-commit is finished first: what it has prepared for this place counts already.
         if (kind == Kind::file && read_commit_list(place_.parent.number()))
-            Sibling::clear(place_.parent.number(), Sibling::suffix);
+            Sibling::clear(place_.parent.number(), Sibling::suffix, notes_);
         if (existing == Existing::replace) examine_old();
         else place_.require_absent();
         claim();
@@ -131,7 +132,7 @@ void Staging::examine_old() {
         if (calls.fstatat(place_.parent.number(), place_.name.c_str(), &target, 0) == 0 && S_ISREG(target.st_mode))
             found = target;
     }
-    if (!job_.replaced.empty() && text_of(identity_of(found)) != job_.replaced)
+    if (!job_.replaced.empty() && lasting_text_of(identity_of(found)) != job_.replaced)
         throw Error(Errc::file_changed, "it is not what was read any more");
     if (!S_ISLNK(found.st_mode)) old_mode_ = found.st_mode & 07777;
     old_identity_ = identity_at(place_.parent.number(), place_.name.c_str());
@@ -143,13 +144,11 @@ void Staging::examine_old() {
     lock_old();
 }
 
-/// Device and inode, and of a file size and time too; empty where nothing is.
+/// Empty where nothing is.
 std::string Staging::identity_at(int folder, const char* name) const {
     struct stat found = {};
     if (calls.fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) != 0) return {};
-    Identity identity = identity_of(found);
-    if (S_ISDIR(found.st_mode)) identity.size = identity.modified_ns = 0;
-    return text_of(identity);
+    return text_of_whole(found);
 }
 
 /// Two writers may have chosen different places for their siblings, so the folder itself is locked, too.
@@ -166,7 +165,7 @@ void Staging::claim() {
         sibling_ = settle(parent, beside);
         return;
     }
-    if (!job_.resume) Sibling::clear(old_.number(), Sibling::suffix);
+    if (!job_.resume) Sibling::clear(old_.number(), Sibling::suffix, notes_);
     // Whoever is in the folder stays in it: an exchange would take it from under a shell's feet.
     inside_ = calls.is_mount_root(old_.number()) || holds_folders(old_.number(), place_.target) ||
               identity_at(AT_FDCWD, ".") == old_identity_;
@@ -187,16 +186,20 @@ Sibling Staging::settle(int home, const std::string& name) {
         Sibling dead = Sibling::take_over(home, name);
         try {
             if (dead && continue_old(dead)) return dead;
+            if (dead) dead.remove_content(notes_);
         } catch (...) {
             dead.abandon();  // the next attempt may succeed
             throw;
         }
     }
-    return Sibling::claim(home, name);
+    return Sibling::claim(home, name, notes_);
 }
 
 /// What of a dead process's content is finished stays in it, and nothing else.
 bool Staging::continue_old(const Sibling& dead) {
+    // The content may be the old folder, after an exchange.
+    struct stat status = {};
+    if (calls.fstatat(dead.folder(), exchange_list_name, &status, AT_SYMLINK_NOFOLLOW) == 0) return false;
     Descriptor content = open_at(dead.folder(), Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content) return false;
     std::vector<std::string> done;
@@ -335,6 +338,8 @@ void Staging::remove_journal() {
 void Staging::appear() {
     if (kind_ == Kind::folder) sync_folder(content_.number());
     const int parent = place_.parent.number();
+    new_identity_ = identity_at(sibling_.folder(), Sibling::content);
+    if (new_identity_.empty()) throw system_error(errno, "examine what was prepared");
     if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), RENAME_NOREPLACE) != 0) {
         const int number = errno;
         if (number == EEXIST) place_.require_absent();
@@ -386,6 +391,7 @@ int Staging::exchange() {
 /// An exchange can be taken back if it cannot be brought to the disk. Where there is none, rename replaces as well.
 void Staging::exchange_file() {
     const int parent = place_.parent.number();
+    list_exchange({});
     const int number = exchange();
     if (number == 0) {
         sync_folder(parent);
@@ -411,16 +417,18 @@ bool Staging::exchange_folder(std::span<const std::string> old_files) {
     if (!link_what_stays(old_files)) return false;
     open_to_readers();
     sync_folder(content_.number());
+    list_exchange(old_files);
     const int number = exchange();
     if (number != 0) {
         unlink_what_stays();
+        sibling_.remove_file(exchange_list_name);
         if (never_possible(number)) return false;
         throw system_error(number, "exchange it with the new one");
     }
+    link_latecomers(old_files);
     sync_folder(place_.parent.number());
     set_final_mode();
     state_ = State::committed;
-    save_latecomers(old_files);
     clear_sibling();
     return true;
 }
@@ -448,29 +456,50 @@ void Staging::unlink_what_stays() {
     linked_.clear();
 }
 
-/// What others put into the old folder while it was exchanged goes into the new one. If it cannot, the sibling stays.
-void Staging::save_latecomers(std::span<const std::string> old_files) noexcept {
+/// Who clears the sibling after an exchange, be it another process, deletes what the list knows and nothing else. What
+/// has changed at the target since the save began is noticed here.
+void Staging::list_exchange(std::span<const std::string> old_files) const {
+    using Role = ExchangeList::Role;
+    ExchangeList list;
+    struct stat status = {};
+    if (!place_.status(status) || text_of_whole(status) != old_identity_)
+        throw Error(Errc::file_changed, "somebody else has replaced it meanwhile");
+    list.add_whole(Role::goes, status);
+    if (calls.fstatat(sibling_.folder(), Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0)
+        throw system_error(errno, "examine what was prepared");
+    list.add_whole(Role::fresh, status);
+    if (kind_ == Kind::folder) {
+        for (const std::string& name : files_) list.add(Role::fresh, name, stamp_in(content_.number(), name));
+        for (const std::string& name : linked_) list.add(Role::stays, name, stamp_in(content_.number(), name));
+        for (const std::string_view name : set_of(files_, old_files))
+            list.add(Role::goes, std::string(name), stamp_in(old_.number(), std::string(name)));
+    }
+    list.write(sibling_.folder());
+}
+
+/// What others put into the old folder after its files were linked is in the new one from now on. What cannot be linked
+/// is moved when the old folder is cleared away.
+void Staging::link_latecomers(std::span<const std::string> old_files) const noexcept {
     try {
         const auto goes = set_of(files_, old_files);
-        for (const std::string& name : list_all(old_.number(), place_.target)) {
-            if (goes.count(name) != 0 || same_file(old_.number(), content_.number(), name.c_str())) continue;
-            if (calls.renameat2(old_.number(), name.c_str(), content_.number(), name.c_str(), 0) != 0)
-                return sibling_.abandon();
-        }
+        for (const std::string& name : list_all(old_.number(), place_.target))
+            if (goes.count(name) == 0) calls.linkat(old_.number(), name.c_str(), content_.number(), name.c_str(), 0);
     } catch (const std::exception&) {
-        sibling_.abandon();
+        // They are not lost.
     }
 }
 
 /// After the new is in force: what cannot be removed now is removed by the next save.
-void Staging::clear_sibling() noexcept {
+void Staging::clear_sibling() {
     if (!sibling_) return;
     try {
-        sibling_.remove_content();
-        remove_journal();
+        sibling_.remove_content(notes_);
+        sibling_.remove_notes();
         sibling_.remove();
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
         sibling_.abandon();
+        notes_.push_back("what was replaced could not be cleared away, and takes space until the next save here: " +
+                         std::string(error.what()));
     }
 }
 
@@ -500,12 +529,26 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     }
 }
 
+/// Whether what has appeared is still what it was, and nobody has put a file into it.
+bool Staging::is_only_ours() const {
+    if (identity_at(place_.parent.number(), place_.name.c_str()) != new_identity_) return false;
+    if (kind_ == Kind::file) return true;
+    try {
+        const auto ours = set_of(files_, {});
+        const auto names = list_all(content_.number(), place_.target);
+        return std::all_of(names.begin(), names.end(), [&](const std::string& name) { return ours.count(name) != 0; });
+    } catch (const std::exception&) {
+        return false;
+    }
+}
+
 Staging::~Staging() {
     if (state_ == State::committed) return;
     const int parent = place_.parent.number();
     const char* name = place_.name.c_str();
     // Renamed, but not known to be on the disk: to the caller the save has failed, so it must not be there.
-    if (state_ == State::appeared) calls.renameat2(parent, name, sibling_.folder(), Sibling::content, 0);
+    if (state_ == State::appeared && is_only_ours())
+        calls.renameat2(parent, name, sibling_.folder(), Sibling::content, 0);
     if (state_ == State::exchanged &&
         calls.renameat2(sibling_.folder(), Sibling::content, parent, name, RENAME_EXCHANGE) != 0) {
         sibling_.abandon();  // what is in it was not ours

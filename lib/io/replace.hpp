@@ -41,7 +41,8 @@ struct Job {
 /// A folder that is replaced keeps every file that is neither new nor named as old, and its permissions; a file that is
 /// replaced gives the new one its permissions. How a folder is replaced:
 /// - by exchange: the sibling beside it gets hard links to the files that stay, and the two are exchanged by one
-///   rename. At every moment others see the old folder or the new.
+///   rename. At every moment the path leads to the old folder or to the new one. A list says what is exchanged (see
+///   exchange_list.hpp).
 /// - in place, where there is a folder in it, it is the root of a mount, its own folder cannot be written to, or the
 ///   file system has no hard links or no exchange: the sibling is in the folder, a commit list says what is to be done,
 ///   then it is done (see commit_list.hpp).
@@ -77,6 +78,8 @@ public:
     /// After an error the target is as it was, but for one case: where a folder is replaced in place, and what follows
     /// the commit list fails, the new counts, and a hint says so.
     void commit(std::span<const std::string> old_files = {});
+    /// Sentences on what could not be cleared away, and on files that have another name afterwards.
+    const std::vector<std::string>& notes() const noexcept { return notes_; }
 
 private:
     struct Place {
@@ -114,8 +117,10 @@ private:
     void unlink_what_stays();
     int exchange();
     std::string identity_at(int folder, const char* name) const;
-    void save_latecomers(std::span<const std::string> old_files) noexcept;
-    void clear_sibling() noexcept;
+    void list_exchange(std::span<const std::string> old_files) const;
+    void link_latecomers(std::span<const std::string> old_files) const noexcept;
+    void clear_sibling();
+    bool is_only_ours() const;
     void remove_journal();
     void commit_in_place(std::span<const std::string> old_files);
 
@@ -125,6 +130,7 @@ private:
     std::optional<mode_t> old_mode_;  ///< of a file or folder there
     Descriptor old_;                  ///< a folder there, locked
     std::string old_identity_;        ///< of what is there
+    std::string new_identity_;        ///< of the content, where nothing is there
     bool inside_ = false;             ///< the sibling is in that folder
     Sibling sibling_;
     Descriptor content_;  ///< in the sibling, for Kind::folder: what will be the target
@@ -133,6 +139,7 @@ private:
     Journal journal_;
     std::set<std::string, std::less<>> adoptable_;  ///< files that a dead process has finished
     std::vector<std::string> files_;
+    std::vector<std::string> notes_;
     std::vector<std::string> linked_;  ///< files that stay, in the content already
     enum class State : std::uint8_t {
         preparing,

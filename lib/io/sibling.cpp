@@ -6,11 +6,16 @@
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/commit_list.hpp"
+#include "io/exchange_list.hpp"
 #include "io/journal.hpp"
 #include "io/listing.hpp"
+#include "io/note.hpp"
+#include "io/old_content.hpp"
+#include "io/output.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -59,16 +64,58 @@ bool still_there(int lock, int sibling) {
 }
 
 /// What may be in a sibling besides its lock and its content.
-constexpr std::array notes = {journal_name, new_journal_name, commit_list_name, new_list_name};
+constexpr std::array note_names = {journal_name,  new_journal_name,   commit_list_name,
+                                   new_list_name, exchange_list_name, new_exchange_list_name};
+
+bool is_known(const std::string& name) {
+    return name == lock_name || name == Sibling::content ||
+           std::any_of(note_names.begin(), note_names.end(), [&](const char* note) { return name == note; });
+}
 
 /// Whether a folder with these names in it is one of ours: our names only, and the lock among them, or nothing yet.
 bool is_ours(const std::vector<std::string>& names) {
-    const auto is_known = [](const std::string& name) {
-        return name == lock_name || name == Sibling::content ||
-               std::any_of(notes.begin(), notes.end(), [&](const char* note) { return name == note; });
-    };
     const bool locked = std::find(names.begin(), names.end(), lock_name) != names.end();
     return std::all_of(names.begin(), names.end(), is_known) && (locked || names.empty());
+}
+
+/// Whether the content of a sibling is what a save makes: a file, or a folder with files and no folders in it.
+bool is_our_content(int sibling) {
+    struct stat status = {};
+    if (calls.fstatat(sibling, Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0) return false;
+    if (status.st_uid != ::geteuid()) return false;
+    if (S_ISREG(status.st_mode)) return status.st_nlink == 1;
+    if (!S_ISDIR(status.st_mode)) return false;
+    const Descriptor inside = open_at(sibling, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    return inside && !holds_folders(inside.number(), Sibling::content) &&
+           !list_all(inside.number(), Sibling::content).empty();
+}
+
+/// Whether a folder without a lock is one of ours that a power failure took the lock from: it has no names but ours, a
+/// content that is not empty, notes that say whose they are; and it belongs to this user, whom alone it lets look in,
+/// unless it is committed in place. Saves of today bring the lock to the disk before all else.
+bool has_lost_lock(int sibling, const std::vector<std::string>& names) {
+    struct stat status = {};
+    if (calls.fstat(sibling, &status) != 0 || status.st_uid != ::geteuid()) return false;
+    bool committed = false;
+    for (const std::string& name : names) {
+        if (name == lock_name || !is_known(name)) return false;
+        if (name == Sibling::content || name.ends_with(".new")) continue;
+        const Descriptor note = open_at(sibling, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+        if (!note || !read_note(note.number(), name).starts_with("safemap " + name + ' ')) return false;
+        committed = committed || name == commit_list_name;
+    }
+    // A list that is not of a commit is refused when the commit is finished.
+    return committed || ((status.st_mode & 0777) == S_IRWXU && is_our_content(sibling));
+}
+
+/// Says how to go on where nobody can tell whether the writer of a sibling lives. What is in it may be nowhere else.
+const char* unlocked_hint(int sibling) {
+    struct stat status = {};
+    const bool counts = calls.fstatat(sibling, commit_list_name, &status, AT_SYMLINK_NOFOLLOW) == 0;
+    return counts
+               ? "if no process is saving to this place, the folder holds a new checkpoint that is not all in place: "
+                 "safemap reads it; convert it to another place, and go on with that"
+               : "if no process is saving to this place, move it elsewhere";
 }
 
 Error busy() { return Error(Errc::busy, "another process is saving to it"); }
@@ -86,20 +133,20 @@ Sibling& Sibling::operator=(Sibling&& other) noexcept {
     return *this;
 }
 
-Sibling Sibling::claim(int home, const std::string& name) {
+Sibling Sibling::claim(int home, const std::string& name, std::vector<std::string>& notes) {
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
         Sibling made(home, name);
         if (made.create()) return made;
-        clear(home, name);
+        clear(home, name, notes);
     }
     throw Error(Errc::busy, "others keep taking the place " + safemap::quoted(name));
 }
 
-void Sibling::clear(int home, const std::string& name) {
+void Sibling::clear(int home, const std::string& name, std::vector<std::string>& notes) {
     Sibling dead = take_over(home, name);
     if (!dead) return;
-    dead.remove_content();
-    for (const char* note : notes) dead.remove_file(note);
+    dead.remove_content(notes);
+    dead.remove_notes();
     dead.remove();
 }
 
@@ -136,7 +183,11 @@ bool Sibling::create() {
     if (denied_ != 0) grant(folder(), lock_name);
     // Between creating and locking, another process may have taken it for litter.
     const Lock state = try_lock(lock_.number());
-    if (state != Lock::taken && still_there(lock_.number(), folder())) return true;
+    if (state != Lock::taken && still_there(lock_.number(), folder())) {
+        // A file system that brings only what is asked for to the disk (btrfs) would keep the content without it.
+        sync_folder(folder());
+        return true;
+    }
     abandon();
     if (state == Lock::taken) throw busy();
     return false;
@@ -145,7 +196,7 @@ bool Sibling::create() {
 Sibling Sibling::take_over(int home, const std::string& name) {
     const auto foreign = [&] {
         Error error(Errc::already_exists, safemap::quoted(name) + " stands where it is prepared, and no save left it");
-        error.with_hint("remove it if no process is saving to this place");
+        error.with_hint("move it elsewhere, or save under another name");
         return error;
     };
     const auto failed = [&](int number, const char* doing) {
@@ -165,9 +216,15 @@ Sibling Sibling::take_over(int home, const std::string& name) {
     Descriptor lock;
     try {
         const auto names = list_all(dead.folder(), name);
-        if (!is_ours(names)) throw foreign();
+        const bool no_lock = !is_ours(names);
+        if (no_lock && !has_lost_lock(dead.folder(), names)) throw foreign();
         if (!names.empty()) {
-            lock = open_at(dead.folder(), lock_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+            const int how = no_lock ? O_CREAT | O_EXCL : O_NONBLOCK;
+            lock = open_at(dead.folder(), lock_name, O_RDWR | O_NOFOLLOW | how, S_IRUSR | S_IWUSR);
+            if (!lock && errno == EEXIST) {  // it was created while the folder was listed
+                dead.abandon();
+                return {};
+            }
             if (!lock && (errno == ELOOP || errno == EISDIR || errno == ENXIO)) throw foreign();
             if (!lock && errno != ENOENT) throw failed(errno, "open the lock in");
         }
@@ -183,7 +240,7 @@ Sibling Sibling::take_over(int home, const std::string& name) {
                 Error error(Errc::busy, safemap::quoted(name) +
                                             " stands where it is prepared, and this file system has no locks to tell "
                                             "whether its writer lives");
-                throw error.with_hint("remove it if no process is saving to this place");
+                throw error.with_hint(unlocked_hint(dead.folder()));
             }
         }
         if (!still_there(lock.number(), dead.folder())) {
@@ -220,23 +277,10 @@ int Sibling::move(int home, const std::string& name) {
     return 0;
 }
 
-void Sibling::remove_content() const {
-    const auto failed = [this](std::string_view what) {
-        return system_error(errno, "remove " + safemap::quoted(what) + " in " + safemap::quoted(name_));
-    };
-    struct stat status = {};
-    if (calls.fstatat(folder(), content, &status, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (errno == ENOENT) return;
-        throw failed(content);
-    }
-    const bool is_folder = S_ISDIR(status.st_mode);
-    if (calls.unlinkat(folder(), content, is_folder ? AT_REMOVEDIR : 0) == 0) return;
-    if (!is_folder || !means_not_empty(errno)) throw failed(content);
-    const Descriptor inside = open_at(folder(), content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    if (!inside) throw failed(content);
-    for (const std::string& file : list_all(inside.number(), name_))
-        if (calls.unlinkat(inside.number(), file.c_str(), 0) != 0 && errno != ENOENT) throw failed(file);
-    if (calls.unlinkat(folder(), content, AT_REMOVEDIR) != 0) throw failed(content);
+void Sibling::remove_content(std::vector<std::string>& notes) const { clear_content(home_, name_, folder(), notes); }
+
+void Sibling::remove_notes() const {
+    for (const char* note : note_names) remove_file(note);
 }
 
 void Sibling::remove_file(const char* name) const {
@@ -260,8 +304,9 @@ void Sibling::abandon() noexcept {
 void Sibling::discard() noexcept {
     if (!folder_) return;
     try {
-        for (const char* note : notes) calls.unlinkat(folder(), note, 0);
-        remove_content();
+        std::vector<std::string> notes;
+        remove_content(notes);
+        remove_notes();
         remove_file(lock_name);
     } catch (const std::exception&) {
         // The next writer clears it away.

@@ -5,13 +5,14 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace safemap::io {
 
 /// Beside a target it is called `.NAME.safemap-tmp`, in a folder that is replaced piece by piece `.safemap-tmp`. In it
 /// are a lock file, held under flock for as long as this object lives; the new content; and what is known of the save.
 /// A sibling whose lock nobody holds is what a dead process left. What has no lock file in it, and is not empty, is not
-/// ours and stays.
+/// ours and stays, unless it is in every other respect what a power failure leaves of one: see has_lost_lock().
 class Sibling {
 public:
     static constexpr const char* suffix = ".safemap-tmp";
@@ -19,13 +20,14 @@ public:
 
     Sibling() = default;
     /// Creates `name` in the folder open as `home`, which has to stay open. What a dead writer left there is cleared
-    /// away first. Throws busy, and already_exists where something else has that name.
-    static Sibling claim(int home, const std::string& name);
+    /// away first; see clear_content() for what `notes` gets. Throws busy, and already_exists where something else has
+    /// that name.
+    static Sibling claim(int home, const std::string& name, std::vector<std::string>& notes);
     /// What a dead writer left there, with all that is in it; none where there is nothing. A commit that it had begun
     /// (see commit_list.hpp) is finished. Throws as claim() does.
     static Sibling take_over(int home, const std::string& name);
     /// Removes what a dead writer left there, if there is anything.
-    static void clear(int home, const std::string& name);
+    static void clear(int home, const std::string& name, std::vector<std::string>& notes);
     /// Removes it with all that is in it, as far as that is possible.
     ~Sibling() { discard(); }
     Sibling(Sibling&& other) noexcept;
@@ -42,8 +44,10 @@ public:
 
     /// Moves it, lock and all, into another folder of the same file system; the error number where that fails.
     int move(int home, const std::string& name);
-    /// Removes the content: a file, or a folder with the files in it.
-    void remove_content() const;
+    /// Removes the content: a file, or a folder with the files in it. See clear_content().
+    void remove_content(std::vector<std::string>& notes) const;
+    /// Removes what is known of the save. Last, because it says what in the content may be removed.
+    void remove_notes() const;
     /// Removes a file in it, if it is there.
     void remove_file(const char* name) const;
     /// Removes it when only the lock is left in it. The lock is closed before the folder goes: on NFS, what is removed

@@ -58,6 +58,7 @@ SaveReport write::save_all(const std::filesystem::path& out, std::span<const Laz
     copy_extras(extras, target.staging());
     write_files(tensors, layout, target.staging(), options.monitor, options.threads);
     target.commit();
+    report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());
     report.bytes_read = layout.read_bytes;
     report.casts = std::move(layout.casts);
     report.resumed = std::move(layout.resumed);

@@ -232,6 +232,7 @@ public:
             for (std::uint32_t i = 0; digests_ && i < layout_.files.size(); ++i) add_digests(i, *digests_);
             files_.finish();
             target_.commit();
+            report_.notes.insert(report_.notes.end(), target_.notes().begin(), target_.notes().end());
             return report_;
         });
     }

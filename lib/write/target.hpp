@@ -19,6 +19,8 @@ public:
     io::Staging& staging() noexcept { return staging_; }
     /// Everything appears, and what the old model consisted of is gone.
     void commit();
+    /// After commit(): what could not be cleared away, and what has another name now.
+    const std::vector<std::string>& notes() const noexcept { return staging_.notes(); }
 
 private:
     std::vector<std::string> old_files() const;

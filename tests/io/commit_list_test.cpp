@@ -1,15 +1,21 @@
 // Tests of commit_list.hpp: what readers see between the commit of a save and its end, and damaged lists.
 #include "io/commit_list.hpp"
 #include "doctest_safemap.hpp"
+#include "io/stamp.hpp"
 #include "io/system.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/file.hpp>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace safemap;
@@ -88,6 +94,7 @@ TEST_CASE("a list that is damaged, or leads out of the folder, is refused by rea
         "",
         "safemap commit 1",
         "safemap commit 2\0end\0"s,
+        "safemap commit 3\0end\0"s,
         "safemap commit 1\0+a\0\0"s,
         "safemap commit 1\0+a\0\0end"s,
         "safemap commit 1\0+../a\0\0end\0"s,
@@ -132,6 +139,89 @@ TEST_CASE("what was written to the folder since a save was interrupted is not re
         fs::remove_all(dir / ".safemap-tmp");
         CHECK(text_of(*open_folder(dir.path()), name) == "newer");
     }
+}
+
+namespace {
+
+/// The stamps of a list, edited.
+void change_list(const TempDir& dir, const std::function<std::string(std::vector<std::string>)>& change) {
+    std::vector<std::string> lines;
+    std::string line;
+    for (const char c : TempDir::read(dir / ".safemap-tmp/commit")) {
+        if (c != '\0') line += c;
+        else lines.push_back(std::exchange(line, {}));
+    }
+    // In place, because the inode of a list is written in it.
+    std::ofstream(dir / ".safemap-tmp/commit", std::ios::binary) << change(std::move(lines));
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+    std::string text;
+    for (const std::string& line : lines) text.append(line) += '\0';
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("no list holds the number of the device, which a reboot changes") {
+    const TempDir dir;
+    prepare(dir);
+    struct stat status = {};
+    REQUIRE(::stat((dir / "a").c_str(), &status) == 0);
+    change_list(dir, [&](const std::vector<std::string>& lines) {
+        REQUIRE(lines.size() == 9);
+        CHECK(lines[0] == "safemap commit 2");
+        CHECK(lines[6] == "-a");
+        CHECK(lines[7] == io::stamp_of(status));
+        CHECK(lines[7].starts_with(std::to_string(status.st_ino) + " 5 "));
+        return joined(lines);
+    });
+    CHECK_OK(io::finish_commit(opened(dir.path()).number()));
+}
+
+TEST_CASE("a list of before, with the number of a device that has changed since, is carried out") {
+    const TempDir dir;
+    prepare(dir);
+    change_list(dir, [&](std::vector<std::string> lines) {
+        lines[0] = "safemap commit 1";
+        lines.erase(lines.begin() + 1);
+        for (std::string& line : lines)
+            if (line.find(' ') != line.npos && line != lines[0]) line = "987654 " + line;
+        return joined(lines);
+    });
+    CHECK(text_of(*open_folder(dir.path()), "b") == "new b");
+    CHECK_OK(io::finish_commit(opened(dir.path()).number()));
+    CHECK(TempDir::read(dir / "b") == "new b");
+    CHECK(!fs::exists(dir / "a"));
+}
+
+TEST_CASE("a list is carried out where all files have other inodes, and still notices what was written to") {
+    const TempDir dir;
+    prepare(dir);
+    // As a copy, or a file system that numbers files anew: also the list has another inode than it says.
+    change_list(dir, [&](std::vector<std::string> lines) {
+        for (std::string& line : lines)
+            if (line.find(' ') != line.npos && line != lines[0]) line = "1" + line;
+        lines[1] = "1" + lines[1];
+        return joined(lines);
+    });
+    const auto touched = fs::last_write_time(dir / "b");
+    fs::last_write_time(dir / "b", touched + std::chrono::seconds(1));
+    CHECK_FAULT(open_folder(dir.path()), Errc::commit_list_damaged);
+    fs::last_write_time(dir / "b", touched);
+    CHECK(text_of(*open_folder(dir.path()), "b") == "new b");
+    CHECK_OK(io::finish_commit(opened(dir.path()).number()));
+    CHECK(!fs::exists(dir / "a"));
+}
+
+TEST_CASE("no hint says to delete what may be the only copy") {
+    const TempDir dir;
+    prepare(dir);
+    dir.write("b", "newer, and longer");
+    const auto error = error_of([&] { open_folder(dir.path()); });
+    REQUIRE(error);
+    CHECK(error->hint().find("do not delete .safemap-tmp") != std::string::npos);
+    CHECK(error->hint().find("remove") == std::string::npos);
 }
 
 TEST_CASE("nothing is removed for files that are gone") {

@@ -9,7 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <string>
+#include <utility>
 
 /// Counts the system calls of io and lets chosen ones fail. One at a time.
 class ScriptedCalls {
@@ -37,6 +39,12 @@ public:
         count_ = 0;
         dies_at_ = nth;
     }
+    /// Runs `what` before the nth call from now on.
+    void before_nth(int nth, std::function<void()> what) {
+        count_ = 0;
+        acts_at_ = nth;
+        act_ = std::move(what);
+    }
     /// Every call of that name fails.
     void fail_all(std::string name, int error) {
         named_ = std::move(name);
@@ -55,6 +63,7 @@ private:
     static bool fails(const char* name) {
         ScriptedCalls& self = *current_;
         const int number = ++self.count_;
+        if (number == self.acts_at_) self.act_();
         if (number == self.dies_at_) ::raise(SIGKILL);
         if (self.nth_ > 0 && (number == self.nth_ || (self.and_later_ && number > self.nth_))) {
             if (number == self.nth_) self.failed_ = name;
@@ -160,6 +169,8 @@ private:
     int nth_ = 0;
     int error_ = 0;
     int dies_at_ = 0;
+    int acts_at_ = 0;
+    std::function<void()> act_;
     bool and_later_ = false;
     std::size_t most_ = 0;
     std::string failed_;

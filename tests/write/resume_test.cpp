@@ -162,3 +162,75 @@ TEST_CASE("what has changed since is not continued") {
         CHECK(save(dir / "out.safetensors", Checkpoint::open(in), options_for()).resumed.empty());
     }
 }
+
+namespace {
+
+/// A machine that has been started again: files are what they were, and the number of their device is another.
+class Restarted {
+public:
+    Restarted() {
+        io::calls.fstat = [](int descriptor, struct stat* status) {
+            return renumbered(::fstat(descriptor, status), status);
+        };
+        io::calls.fstatat = [](int folder, const char* name, struct stat* status, int flags) {
+            return renumbered(::fstatat(folder, name, status, flags), status);
+        };
+    }
+    ~Restarted() { io::calls = before_; }
+    Restarted(const Restarted&) = delete;
+    Restarted& operator=(const Restarted&) = delete;
+
+private:
+    static int renumbered(int result, struct stat* status) {
+        if (result == 0) status->st_dev += 1000;
+        return result;
+    }
+    io::Calls before_ = io::calls;
+};
+
+}  // namespace
+
+TEST_CASE("a save that was killed is continued after a reboot, which gives the device another number") {
+    const TempDir dir = TempDir::in_memory();
+    const fs::path in = source_in(dir);
+    std::size_t most_kept = 0;
+    for (int nth = 20; most_kept <= 2; nth += 7) {
+        REQUIRE(nth < 400);
+        fs::remove_all(dir / "out");
+        if (!killed_at(nth, in, dir / "out", options_for())) continue;
+        const Restarted restarted;
+        SaveReport report;
+        CHECK_OK(report = save(dir / "out", Checkpoint::open(in), options_for(true)));
+        most_kept = std::max(most_kept, report.resumed.size());
+    }
+    CHECK(most_kept > 2);
+}
+
+TEST_CASE("a save in place that was killed counts after a reboot, and the next one finishes it") {
+    const TempDir dir = TempDir::in_memory();
+    const fs::path in = source_in(dir);
+    const Checkpoint model = Checkpoint::open(in);
+    bool died = true;
+    int listed = 0;
+    for (int nth = 1; died; ++nth) {
+        CAPTURE(nth);
+        REQUIRE(nth < 500);
+        // The last calls are those that matter; those before the list are of other tests.
+        if (nth < 90 && nth % 20 != 0) continue;
+        fs::remove_all(dir / "out");
+        const fs::path old = source_in(dir, 50);
+        save(dir / "out", Checkpoint::open(old), options_for(true));
+        source_in(dir);
+        fs::create_directory(dir / "out/logs");
+        died = killed_at(nth, in, dir / "out", options_for(true));
+        const Restarted restarted;
+        if (fs::exists(dir / "out/.safemap-tmp/commit")) {
+            ++listed;
+            CHECK(Checkpoint::open(dir / "out").size() == count);
+        }
+        CHECK_OK(save(dir / "out", Checkpoint::open(in), options_for(true)));
+        CHECK(read_file(dir / "out/model-00001-of-00006.safetensors").at("t0").bytes == random_bytes(4'000, 1));
+        CHECK(!fs::exists(dir / "out/.safemap-tmp"));
+    }
+    CHECK(listed > 3);
+}

@@ -1,0 +1,51 @@
+// What an exchange of two files or folders is about to swap, on the disk before it happens: whoever clears away what it
+// leaves knows from the list what may be deleted.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <map>
+#include <optional>
+#include <string>
+
+namespace safemap::io {
+
+inline constexpr const char* exchange_list_name = "exchange";
+inline constexpr const char* new_exchange_list_name = "exchange.new";
+
+/// A list of stamps (see stamp.hpp). A file with a stamp of the list is the save's to delete from the content of its
+/// sibling, be that the new model or, after the exchange, the old one. Every other file is somebody else's.
+class ExchangeList {
+public:
+    enum class Role : char {
+        fresh = '+',  ///< new, in the content
+        goes = '-',   ///< at the target, and part of what is replaced
+        stays = '=',  ///< at the target, with a hard link in the content
+    };
+
+    /// Adds what the content or the target is as a whole.
+    void add_whole(Role role, const struct stat& status);
+    /// Adds a file in one of the two folders.
+    void add(Role role, const std::string& name, const std::string& stamp);
+
+    /// Returns whether this is the content or the target, as they were. A folder that is somewhere else now, where
+    /// inodes say nothing, passes.
+    bool knows_whole(const struct stat& status) const;
+    bool knows(const std::string& name, const std::string& stamp) const;
+    bool stays(const std::string& name, const std::string& stamp) const;
+
+    /// Puts the list into the open `sibling`, and on the disk.
+    void write(int sibling) const;
+    /// Reads the list in the open `sibling`; none where no exchange has been prepared. A damaged list knows nothing.
+    static std::optional<ExchangeList> read(int sibling);
+
+private:
+    struct Entry {
+        Role role;
+        std::string stamp;
+    };
+    std::multimap<std::string, Entry> entries_;  ///< by name; the whole has an empty one
+    bool inodes_last_ = true;
+};
+
+}  // namespace safemap::io

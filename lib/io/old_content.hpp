@@ -1,0 +1,17 @@
+// Clears away what a save has prepared and does not need any more, or what it has replaced.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace safemap::io {
+
+/// Removes the content of the sibling called `name` in the open `home`, itself open as `sibling`.
+///
+/// If the content was prepared for an exchange, files that the exchange list does not know are somebody else's: written
+/// to the target just before it was exchanged. They go to the target; where another file has that name by now, under a
+/// new one; where there is no such folder, the content takes a place beside it. Adds a sentence to `notes` for each
+/// that has another name afterwards. Throws where something can be neither removed nor moved.
+void clear_content(int home, const std::string& name, int sibling, std::vector<std::string>& notes);
+
+}  // namespace safemap::io
