@@ -56,7 +56,10 @@ bool same_bytes(const Source& a, const Source& b) {
     return same;
 }
 
-bool same_file(const Source& a, const Source& b) { return !a.identity().empty() && a.identity() == b.identity(); }
+/// Identities may be equal by chance: those of files on two disks.
+bool same_file(const Source& a, const Source& b) {
+    return !a.identity().empty() && a.identity() == b.identity() && same_bytes(a, b);
+}
 
 class Planner {
 public:

@@ -1711,10 +1711,10 @@ class Torch(Case):
         for name in ('strided.pt', 'storages.pt', 'odd_dtypes.pt', 'tied_legacy.pt', 'deflated.pt'):
             plan = self.done('convert', self.pt(name), 'out.safetensors', '--dry-run')
             told = self.done('convert', self.pt(name), 'out.safetensors', '--force')
-            for key in ('copied', 'gathered', 'views', 'unreferenced_bytes', 'unsupported'):
+            for key in ('copied_tensors', 'gathered', 'views', 'unreferenced_bytes', 'unsupported'):
                 self.assertEqual(told[key], plan[key])
-            self.assertEqual(told['copied']['tensors'] + told['gathered']['tensors'], told['tensors'])
-            self.assertEqual(told['copied']['bytes'] + told['gathered']['bytes'], told['bytes_read'])
+            self.assertEqual(told['copied_tensors']['tensors'] + told['gathered']['tensors'], told['tensors'])
+            self.assertEqual(told['copied_tensors']['bytes'] + told['gathered']['bytes'], told['bytes_read'])
             dtypes = sum(dtype['tensors'] for dtype in told['unsupported'])
             self.assertEqual(dtypes, sum('no name for this dtype' in object['why'] for object in told['skipped']))
         self.assertEqual([self.done('convert', self.pt('strided.pt'), 'x', '--dry-run')[key]['tensors'] > 0

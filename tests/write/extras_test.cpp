@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstring>
 #include <optional>
 
 using namespace safemap;
@@ -49,6 +50,23 @@ ExtraFile extra(std::string name, std::string_view text) {
     const auto bytes = std::as_bytes(std::span(text));
     return {std::move(name), memory_source("memory", std::vector<std::byte>(bytes.begin(), bytes.end()))};
 }
+
+/// Says that it is another source, and has bytes of its own.
+class Pretender final : public Source {
+public:
+    Pretender(const fs::path& path, std::string text)
+        : identity_(open_file(path)->identity()), text_(std::move(text)) {}
+    const std::string& name() const noexcept override { return identity_; }
+    std::uint64_t size() const noexcept override { return text_.size(); }
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
+        std::memcpy(into.data(), text_.data() + offset, into.size());
+    }
+    std::string identity() const override { return identity_; }
+
+private:
+    std::string identity_;
+    std::string text_;
+};
 
 }  // namespace
 
@@ -124,6 +142,16 @@ TEST_CASE("extras replace those of the old model, and a model saved over itself 
         CHECK(inode_of(dir / "out/config.json") == before);
         CHECK(TempDir::read(dir / "out/config.json") == "one");
     }
+}
+
+TEST_CASE("a file that only has the identity of an extra is replaced") {
+    const TempDir dir;
+    save(dir / "out", tensors_of(7));
+    dir.write("out/config.json", "old");
+    SaveOptions options{.overwrite = true};
+    options.extras.files = {{"config.json", std::make_shared<Pretender>(dir / "out/config.json", "new")}};
+    CHECK(save(dir / "out", tensors_of(1), options).extras.size() == 1);
+    CHECK(TempDir::read(dir / "out/config.json") == "new");
 }
 
 TEST_CASE("a folder that has the name of an extra stays, with a note") {
