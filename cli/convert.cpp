@@ -311,7 +311,11 @@ private:
                 throw Error(Errc::invalid_argument, fmt::format("{} is for shards, and OUT is one file: {}",
                                                                 option->get_name(), printable(out_)))
                     .with_hint("an OUT that does not end in .safetensors or .sft is a folder of shards");
-        if (in_.size() > 1) protect_shards();
+        if (in_.size() == 1) return;
+        if (!root_.empty())
+            throw Error(Errc::invalid_argument,
+                        fmt::format("--root is for one nested state dict, and {} paths are named as IN", in_.size()));
+        protect_shards();
     }
 
     /// Where several paths are named, the last one may be a shard whose OUT was forgotten: `convert *.safetensors`.

@@ -155,6 +155,10 @@ class SeveralShards(Case):
         self.done('convert', 'b.safetensors', 'a.safetensors', 'out', '--force')
         self.assertEqual(self.done('hash', 'out'), whole)
 
+    def test_they_have_no_root(self):
+        error = self.refused('invalid_argument', 2, 'convert', 'a.safetensors', 'b.safetensors', 'out', '--root', 'a')
+        self.assertIn('2 paths', error['message'])
+
     def test_a_folder_of_them_says_what_can_be_done(self):
         self.assertIn('all of them together', self.refused('several_models', 2, 'inspect', '.')['hint'])
 
