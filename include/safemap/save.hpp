@@ -133,11 +133,10 @@ struct SaveReport {
 };
 
 /// Writes `tensors` to `out`: one file where `out` ends in ".safetensors" or ".sft", else a folder of shards named and
-/// split as huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index). With a
-/// slash behind it, `out` is always a folder. A folder that exists and has no checkpoint in it counts as new: the files
-/// in it stay.
-/// Tensors are split in the order given and ordered inside each file as the reference implementation sorts them (but
-/// see `align_tensors`), so the same input gives the same bytes.
+/// split as huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index). With
+/// a slash behind it, `out` is always a folder. A folder that exists and has no checkpoint in it counts as new: the
+/// files in it stay. Tensors are split in the order given and ordered inside each file as the reference implementation
+/// sorts them (but see `align_tensors`), so the same input gives the same bytes.
 ///
 /// All or nothing: files are filled in a hidden folder beside it, fsynced, and appear by one rename. Space is allocated
 /// first. Memory is a few fixed buffers whatever the size of a tensor.
