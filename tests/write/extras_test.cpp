@@ -144,6 +144,27 @@ TEST_CASE("extras replace those of the old model, and a model saved over itself 
     }
 }
 
+TEST_CASE("without overwrite, a file that differs from an extra of its name stays, and a note says so") {
+    const TempDir dir;
+    write_model(dir, "in", 1, "one");
+    fs::create_directory(dir / "out");
+    dir.write("out/config.json", "two");
+    dir.write("out/tokenizer.json", TempDir::read(dir / "in/tokenizer.json"));
+    const Checkpoint model = Checkpoint::open(dir / "in");
+    SaveOptions options = options_of(model);
+    options.plan_only = true;
+    SaveReport report = save(dir / "out", model, options);
+    CHECK(report.extras.empty());
+    REQUIRE(report.notes.size() == 1);
+    CHECK(report.notes[0] == "'config.json' is not copied: the output folder has another file of that name");
+    dir.write("out/config.json", "onf");
+    CHECK(save(dir / "out", model, options).notes.size() == 1);
+    options.overwrite = true;
+    report = save(dir / "out", model, options);
+    CHECK(report.extras == Names{"config.json", "tokenizer.json"});
+    CHECK(report.notes.empty());
+}
+
 TEST_CASE("a file that only has the identity of an extra is replaced") {
     const TempDir dir;
     save(dir / "out", tensors_of(7));
