@@ -17,7 +17,8 @@ constexpr off_t largest_note = 256 << 20;
 
 std::string read_note(int note, std::string_view what) {
     struct stat status = {};
-    if (calls.fstat(note, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > largest_note) return {};
+    if (calls.fstat(note, &status) != 0) throw system_error(errno, "examine " + std::string(what));
+    if (!S_ISREG(status.st_mode) || status.st_size > largest_note) return {};
     std::string text(static_cast<std::size_t>(status.st_size), '\0');
     std::size_t done = 0;
     while (done < text.size()) {
