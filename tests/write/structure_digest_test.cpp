@@ -110,15 +110,15 @@ TEST_CASE("the structure document has a digest wherever it stands") {
 
 TEST_CASE("a number or a key of the document that is another is a fault, and no tree") {
     const TempDir dir = TempDir::in_memory();
-    for (const auto& [from, to] :
+    for (const auto& change :
          std::vector<std::pair<std::string, std::string>>{{"1000", "9000"}, {"0.001", "0.002"}, {"step", "stop"}})
         for (const char* const out : {"m.safetensors", "shards", "apart.safetensors"}) {
-            CAPTURE(from);
+            CAPTURE(change.first);
             CAPTURE(out);
             const bool apart = std::string_view(out) == "apart.safetensors";
             const fs::path path = with_digests(dir, out, apart ? longest_inline_structure : 0);
             const fs::path file = fs::is_directory(path) ? path / "model.safetensors.index.json" : path;
-            replace_in(file, from, to);
+            replace_in(file, change.first, change.second);
             CHECK_FAULT(Checkpoint::open(path), Errc::checksum_mismatch);
             CHECK_FALSE(verify(path).ok());
             const Checkpoint lenient = Checkpoint::open(path, {.policy = Policy::lenient});
