@@ -1,6 +1,7 @@
 // Small files that a save copies beside the tensors.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
+#include "soak.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/checkpoint.hpp>
@@ -272,8 +273,8 @@ TEST_CASE("a save with extras that is killed at any system call leaves the old o
     for (const bool in_place : {false, true}) {
         CAPTURE(in_place);
         bool died = true;
-        int nth = 1;
-        for (; died; ++nth) {
+        int nth = soak::step(8);
+        for (; died; nth += soak::step(8)) {
             CAPTURE(nth);
             REQUIRE(nth < 300);
             write_model(dir, "out", 7, "old");
