@@ -21,9 +21,10 @@ using namespace safemap;
 #define QUOTED(text) #text
 #define TWO_NUMBERS(separator) TEXT_OF(SAFEMAP_VERSION_MAJOR) separator TEXT_OF(SAFEMAP_VERSION_MINOR)
 
-// The version has one value, which meson.build states too.
+// The version has one value, which meson.build states too; the ABI goes by its first two numbers.
 static_assert(std::string_view(SAFEMAP_VERSION) == PROJECT_VERSION);
 static_assert(std::string_view(SAFEMAP_VERSION) == TWO_NUMBERS(".") "." TEXT_OF(SAFEMAP_VERSION_PATCH));
+static_assert(std::string_view(TEXT_OF(SAFEMAP_ABI)) == "inline v" TWO_NUMBERS("_"));
 
 std::shared_ptr<const Source> four_floats() {
     const float values[] = {1, 2, 3, 4};

@@ -11,5 +11,9 @@
 #define SAFEMAP_VERSION_MINOR 1
 #define SAFEMAP_VERSION_PATCH 0
 
+// Everything is in an inline namespace, which has the ABI's name: two versions in one process do not call each other's
+// functions. Programs write `safemap::`.
+#define SAFEMAP_ABI inline v0_1
+
 static_assert(std::endian::native == std::endian::little && sizeof(void*) == 8 && CHAR_BIT == 8,
               "safemap is for little-endian 64-bit Linux");

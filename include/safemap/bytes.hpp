@@ -1,11 +1,13 @@
 // Sizes and places in bytes, and the only arithmetic that numbers from files may go through.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// a + b, or nothing where it does not fit in 64 bits.
 constexpr std::optional<std::uint64_t> checked_add(std::uint64_t a, std::uint64_t b) noexcept {
@@ -44,4 +46,4 @@ constexpr std::uint64_t operator""_MiB(unsigned long long n) noexcept { return n
 constexpr std::uint64_t operator""_GiB(unsigned long long n) noexcept { return n << 30; }
 }  // namespace literals
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

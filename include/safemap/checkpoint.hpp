@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// How strictly safetensors headers are read. `compatible` accepts and refuses exactly what the reference
 /// implementation (safetensors 0.8) does; what the written specification does not have is told in notes(). `strict`
@@ -202,4 +202,4 @@ struct NamedTensor {
 SAFEMAP_API std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection = {});
 std::vector<NamedTensor> all_names(const Checkpoint&& checkpoint, const Selection& selection = {}) = delete;
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

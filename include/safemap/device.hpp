@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Memory on a device; freed with its last owner.
 class SAFEMAP_API DeviceMemory {
@@ -69,4 +69,4 @@ public:
     virtual void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) = 0;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A tensor that both have and that is not the same: its dtype differs, or else its shape, or else its bytes.
 struct TensorDifference {
@@ -93,4 +93,4 @@ struct DiffOptions {
 /// of `a` the same name; what `rename` and reading throw, and cancelled.
 SAFEMAP_API DiffReport diff(const Checkpoint& a, const Checkpoint& b, const DiffOptions& options = {});
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

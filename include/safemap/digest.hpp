@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// How digests are computed.
 enum class DigestAlgorithm : std::uint8_t {
@@ -51,4 +51,4 @@ SAFEMAP_API CheckpointDigests digests(const Checkpoint& checkpoint, const Digest
 /// Computes the digest of one tensor: a slice, a cast. Throws as digests() does; cannot be cancelled.
 SAFEMAP_API std::string digest(const LazyTensor& tensor, DigestAlgorithm algorithm = DigestAlgorithm::xxh3_128);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

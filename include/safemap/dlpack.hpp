@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace safemap::dlpack {
+namespace safemap::SAFEMAP_ABI::dlpack {
 
 /// What is exported says this version. Imported is whatever has the same major version.
 struct Version {
@@ -112,4 +112,4 @@ SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view, Float4 flo
 SAFEMAP_API TensorView import_tensor(ManagedTensorVersioned* tensor);
 SAFEMAP_API TensorView import_tensor(ManagedTensor* tensor);
 
-}  // namespace safemap::dlpack
+}  // namespace safemap::SAFEMAP_ABI::dlpack

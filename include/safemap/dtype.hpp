@@ -10,7 +10,7 @@
 #include <optional>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// In the order of the reference implementation's enum (safetensors 0.8, tensor.rs): files are laid out in
 /// this order, descending.
@@ -97,4 +97,4 @@ SAFEMAP_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 /// Writes name(dtype).
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, Dtype dtype);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 struct EditOptions {
     std::map<std::string, std::string> set = {};     ///< metadata that is added, or replaces what has the same key
@@ -53,4 +53,4 @@ struct RepairReport {
 SAFEMAP_API RepairReport repair(const std::filesystem::path& in, const std::filesystem::path& out,
                                 const SaveOptions& options = {}, const OpenOptions& open = {});
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

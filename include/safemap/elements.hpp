@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace detail {
 
@@ -140,4 +140,4 @@ private:
     std::uint64_t count_;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// One value per fault. Compare codes, never texts. The names are stable: `--json` prints them.
 enum class Errc : std::uint8_t {
@@ -160,4 +160,4 @@ private:
     std::string text_;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

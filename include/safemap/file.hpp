@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Whether a file may be mapped, and how: read-only, or as a private copy that can be written to. In a private copy a
 /// page is the file's until somebody writes to it; then it is memory of its own, which no file and no other mapping
@@ -40,4 +40,4 @@ SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::s
 SAFEMAP_API std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path,
                                                       Mapping mapping = Mapping::automatic);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

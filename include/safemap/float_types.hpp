@@ -8,7 +8,7 @@
 #include <complex>
 #include <cstdint>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace detail {
 
@@ -121,4 +121,4 @@ struct c32 {
     constexpr operator std::complex<float>() const noexcept { return {real, imag}; }
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

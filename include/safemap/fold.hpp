@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A name cut at its dots and slashes, into 64 parts at most; each keeps the separator before it: "a", ".b", "/c".
 using NameParts = std::vector<std::string>;
@@ -46,4 +46,4 @@ SAFEMAP_API std::string prefix_of(std::string_view name);
 /// "{0..79}", "{0..3,7}"; "5" for a single number. `numbers` rises.
 SAFEMAP_API std::string number_ranges(const std::vector<std::uint64_t>& numbers);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

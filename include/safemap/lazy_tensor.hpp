@@ -17,7 +17,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A region of a tensor: element `start`, and `extent` elements from there along each dimension.
 struct Box {
@@ -182,4 +182,4 @@ private:
     Dtype dtype_;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

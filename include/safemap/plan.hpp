@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A tensor that a model has, and wants values for.
 struct ExpectedTensor {
@@ -109,4 +109,4 @@ private:
 SAFEMAP_API LoadPlan plan_load(const Checkpoint& checkpoint, std::span<const ExpectedTensor> expected,
                                const LoadOptions& options = {});
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

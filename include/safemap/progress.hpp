@@ -1,12 +1,14 @@
 // How long work says how far it is, and how it is stopped.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <cstdint>
 #include <functional>
 #include <stop_token>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A moment of a bulk operation.
 struct Progress {
@@ -26,4 +28,4 @@ struct Monitor {
     std::stop_token stop = {};
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// How tensors are put into shards. All keep the order of the tensors, and give the same shards for the same tensors.
 enum class ShardStrategy : std::uint8_t {
@@ -191,4 +191,4 @@ struct AddedStructure {
 SAFEMAP_API AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& stored_name,
                                          SaveOptions& options);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A set of names, by pattern. A name is selected when it matches one of the includes (all names, when there are
 /// none) and none of the excludes.
@@ -45,4 +45,4 @@ private:
     std::vector<Rule> excludes_;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

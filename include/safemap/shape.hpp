@@ -17,7 +17,7 @@
 #include <string>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A short list of numbers, one for each dimension: up to eight in place, more on the heap. Throws invalid_argument
 /// for 2^32 dimensions.
@@ -162,4 +162,4 @@ SAFEMAP_API StridedView slice(const StridedView& view, std::span<const Slice> sl
 SAFEMAP_API std::string to_string(const Shape& shape);
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, const Shape& shape);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A tensor that will be written: of a dtype that safetensors has a name for.
 struct Declaration {
@@ -117,4 +117,4 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Bytes, and whatever keeps them alive. Copying shares.
 struct SharedBytes {
@@ -110,4 +110,4 @@ SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, std::v
 SAFEMAP_API std::shared_ptr<const Source> callback_source(
     std::string name, std::uint64_t size, std::function<void(std::uint64_t, std::span<std::byte>)> read);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A tree (with sharing: two places may hold the same node, and cycles are possible) of Python's values.
 /// Nodes live in one array and refer to each other by number. Building is for one thread; reading for many.
@@ -142,4 +142,4 @@ struct FlatState {
 /// in what it gives, however deep; a container that occurs again is not walked again but noted, unless it is a module.
 SAFEMAP_API FlatState flatten(const StateTree& tree);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// The key of `__metadata__` that it stands under.
 inline constexpr std::string_view structure_key = "safemap.structure";
@@ -37,4 +37,4 @@ SAFEMAP_API std::string structure_of(const StateTree& tree, const StoredName& st
 /// write, and for a tensor that is not there.
 SAFEMAP_API StateTree unflatten(std::string_view document, const FindTensor& find);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

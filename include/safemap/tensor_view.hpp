@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A tensor in memory. Cheap to copy; copies share the bytes and keep them alive, so a view may outlive the checkpoint
 /// it came from. Const members may be called from several threads at once; who writes through mutable_as<T>() sees to
@@ -131,4 +131,4 @@ private:
 SAFEMAP_API std::string to_string(const TensorView& view);
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, const TensorView& view);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 struct UploadOptions {
     // What it may take.
@@ -112,4 +112,4 @@ private:
 /// Little-endian row-major bytes: the same value has the same digest on every device and in every container.
 SAFEMAP_API std::string digest(Device& device, const DeviceTensor& tensor);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

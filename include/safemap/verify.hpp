@@ -4,7 +4,7 @@
 #include <safemap/checkpoint.hpp>
 #include <safemap/progress.hpp>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 struct VerifyReport {
     std::uint64_t tensors = 0;
@@ -29,4 +29,4 @@ struct VerifyOptions {
 /// the system, and cancelled; opening, which comes first, cannot be cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -43,4 +43,4 @@ std::optional<std::string> from_base64(std::string_view text) {
     return bytes;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

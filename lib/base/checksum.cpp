@@ -10,7 +10,7 @@
 #include <bit>
 #include <new>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -77,4 +77,4 @@ Error crc32_mismatch(std::string_view record, std::uint32_t found, std::uint32_t
                                          ", stored is " + hex32(stored)};
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

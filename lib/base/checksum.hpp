@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// 128 bits in canonical (big-endian) byte order.
 using Digest = std::array<std::byte, 16>;
@@ -48,4 +48,4 @@ std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) noexcep
 /// The checksum_mismatch of a zip record whose data has the CRC-32 `found`.
 Error crc32_mismatch(std::string_view record, std::uint32_t found, std::uint32_t stored);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 struct Row {
@@ -177,4 +177,4 @@ void Error::compose() {
     text_ += message_;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

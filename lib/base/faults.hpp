@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 class FaultSink {
 public:
@@ -40,4 +40,4 @@ template <class Read> void reporting(FaultSink& faults, Read&& read) {
     }
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 // A hostile name of a million dots is cut in its beginning only.
@@ -141,4 +141,4 @@ std::string number_ranges(const std::vector<std::uint64_t>& numbers) {
     return text + '}';
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 std::string hex(std::span<const std::byte> bytes) {
     constexpr std::string_view digits = "0123456789abcdef";
@@ -15,4 +15,4 @@ std::string hex(std::span<const std::byte> bytes) {
     return text;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,13 +1,15 @@
 // Bytes as digits.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <cstddef>
 #include <span>
 #include <string>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Two lower-case digits for each byte.
 std::string hex(std::span<const std::byte> bytes);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

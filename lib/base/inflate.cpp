@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 constexpr std::size_t input_block = 64 << 10;
@@ -159,4 +159,4 @@ std::shared_ptr<const Source> inflated_source(std::string record, std::shared_pt
     return std::make_shared<InflatedSource>(std::move(record), std::move(source), packed, size, crc32);
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A zip record: `packed` of `source`, raw deflate, which gives `size` bytes. Nothing is read yet. read_at throws
 /// inflate_failed where the stream is damaged or does not end after `size` bytes, and checksum_mismatch where all of
@@ -19,4 +19,4 @@ namespace safemap {
 std::shared_ptr<const Source> inflated_source(std::string record, std::shared_ptr<const Source> source, Extent packed,
                                               std::uint64_t size, std::optional<std::uint32_t> crc32 = std::nullopt);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-namespace safemap::json {
+namespace safemap::SAFEMAP_ABI::json {
 
 std::optional<bool> Value::boolean() const noexcept {
     if (const auto* value = std::get_if<bool>(&content_)) return *value;
@@ -221,4 +221,4 @@ void append_number(std::string& out, std::uint64_t number) {
     out.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
 
-}  // namespace safemap::json
+}  // namespace safemap::SAFEMAP_ABI::json

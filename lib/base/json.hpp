@@ -14,7 +14,7 @@
 #include <variant>
 #include <vector>
 
-namespace safemap::json {
+namespace safemap::SAFEMAP_ABI::json {
 
 /// Arrays and objects within each other; one more is refused. serde_json's limit.
 inline constexpr unsigned max_depth = 127;
@@ -90,4 +90,4 @@ void append_real(std::string& out, double number);
 /// Appends a decimal number.
 void append_number(std::string& out, std::uint64_t number);
 
-}  // namespace safemap::json
+}  // namespace safemap::SAFEMAP_ABI::json

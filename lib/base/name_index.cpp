@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -42,4 +42,4 @@ std::uint64_t name_hash(std::string_view name) noexcept {
     return fold(hash ^ rest ^ prime_b, seed ^ prime_a);
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

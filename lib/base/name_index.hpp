@@ -1,6 +1,8 @@
 // Finds the number of a name in constant time without holding the names.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -9,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A hash with a seed of this process: names come from files, and nobody may choose them to collide.
 std::uint64_t name_hash(std::string_view name) noexcept;
@@ -103,4 +105,4 @@ private:
     std::size_t count_ = 0;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

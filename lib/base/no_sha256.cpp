@@ -3,7 +3,7 @@
 
 #include <safemap/error.hpp>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 struct Sha256::State {};
 
@@ -18,4 +18,4 @@ Sha256& Sha256::operator=(Sha256&&) noexcept = default;
 void Sha256::update(std::span<const std::byte>) {}
 Sha256Digest Sha256::digest() const { return {}; }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <type_traits>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -81,4 +81,4 @@ template <class Hash> void OrderedHashes<Hash>::abandon_all() noexcept {
 template class OrderedHashes<Xxh3>;
 template class OrderedHashes<Sha256>;
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A hash (Xxh3 or Sha256) wants an item's bytes in order, so a worker waits with its piece until those before it have
 /// been fed. Pieces of an item have to be taken up in order, and whoever has taken one up feeds it or abandons: then
@@ -62,4 +62,4 @@ extern template class OrderedHashes<Sha256>;
 
 using OrderedDigests = OrderedHashes<Xxh3>;
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 constexpr std::chrono::milliseconds tick_interval{100};
@@ -178,4 +178,4 @@ void parallel_for(std::size_t count, unsigned threads, const std::function<void(
     if (loop->first_error) std::rethrow_exception(std::exchange(loop->first_error, nullptr));
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

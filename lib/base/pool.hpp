@@ -1,10 +1,12 @@
 // One bounded, process-wide pool of threads in which the caller takes part.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <cstddef>
 #include <functional>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Threads that `wanted` means: itself, or one per core for 0.
 unsigned thread_count(unsigned wanted) noexcept;
@@ -19,4 +21,4 @@ unsigned thread_count(unsigned wanted) noexcept;
 void parallel_for(std::size_t count, unsigned threads, const std::function<void(std::size_t, unsigned)>& work,
                   const std::function<void()>& tick = {});
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

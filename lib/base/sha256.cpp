@@ -7,7 +7,7 @@
 
 #include <new>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -48,4 +48,4 @@ Sha256Digest Sha256::digest() const {
     return digest;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

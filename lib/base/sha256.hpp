@@ -1,12 +1,14 @@
 // SHA-256, in builds that have libcrypto.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// As FIPS 180-4 prints it: big-endian words.
 using Sha256Digest = std::array<std::byte, 32>;
@@ -28,4 +30,4 @@ private:
     std::unique_ptr<State> state_;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 void require_inside(Extent extent, std::uint64_t size, const std::string& name) {
@@ -86,4 +86,4 @@ std::shared_ptr<const Source> callback_source(std::string name, std::uint64_t si
     return std::make_shared<CallbackSource>(std::move(name), size, std::move(read));
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 // Length of the UTF-8 sequence that begins at text[0], or 0 where none does (RFC 3629, table of section 4).
@@ -104,4 +104,4 @@ bool stays_below(std::string_view path) noexcept {
 
 std::string bytes_text(std::uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

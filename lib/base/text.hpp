@@ -1,11 +1,13 @@
 // Small things about text that several layers need.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Whether `text` is UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 bool is_utf8(std::string_view text) noexcept;
@@ -20,4 +22,4 @@ bool stays_below(std::string_view path) noexcept;
 /// "1234 bytes", "1 byte".
 std::string bytes_text(std::uint64_t count);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

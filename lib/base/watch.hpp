@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Keeps the promises of Monitor, which outlives it. add() and check_stop() are for any thread, the others for the
 /// caller's alone. Throws cancelled.
@@ -52,4 +52,4 @@ private:
     std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -5,7 +5,7 @@
 
 #include <unordered_map>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection) {
     std::unordered_map<std::string_view, const AliasGroup*, NameHash> groups;
@@ -27,4 +27,4 @@ std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection
     return names;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

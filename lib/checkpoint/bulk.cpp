@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <iterator>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 namespace {
 
 using namespace literals;
@@ -39,4 +39,4 @@ BlockRow::Place BlockRow::at(std::size_t i) const noexcept {
     return {static_cast<std::size_t>(end - ends_.begin()), i - begin};
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

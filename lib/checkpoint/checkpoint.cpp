@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 using checkpoint::Contents;
 
@@ -228,4 +228,4 @@ void Checkpoint::prefetch(const Selection& selection, const PrefetchOptions& opt
 }
 void Checkpoint::evict(const Selection& selection) const { safemap::evict(select(selection)); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

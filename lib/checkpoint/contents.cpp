@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 std::uint64_t total_bytes(const Contents& contents) {
     std::uint64_t total = 0;
@@ -44,4 +44,4 @@ void Joined::add(Contents& one, const std::string& name) {
     move_to_end(one.sources, contents.sources);
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

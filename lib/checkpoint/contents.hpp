@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 struct Contents {
     Format format = Format::safetensors;
@@ -94,4 +94,4 @@ Extras extras_of(const Contents& contents);
 
 using safemap::reporting;
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

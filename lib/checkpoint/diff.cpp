@@ -27,7 +27,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -419,4 +419,4 @@ DiffReport diff(const Checkpoint& a, const Checkpoint& b, const DiffOptions& opt
     return report;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

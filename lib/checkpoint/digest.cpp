@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -147,4 +147,4 @@ std::string digest(const LazyTensor& tensor, DigestAlgorithm algorithm) {
     throw Error(Errc::invalid_argument, "a digest algorithm that does not exist");
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -13,7 +13,7 @@
 
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -143,4 +143,4 @@ std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path, con
     }
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 /// Of each tensor, the number of the one that it is an alias of; its own number, where it is none. Throws
 /// expectation_bad_field, shape_overflow and partial_byte for what no model can expect.
 std::vector<std::uint32_t> checked_roots(std::span<const ExpectedTensor> expected);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

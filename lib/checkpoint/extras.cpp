@@ -6,7 +6,7 @@
 #include <array>
 #include <string_view>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -65,4 +65,4 @@ Extras extras_of(const Contents& contents) {
     return extras;
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -70,4 +70,4 @@ LazyTensor nans(std::string name, Dtype dtype, const Shape& shape) {
     return filled(std::move(name), dtype, shape, "NaN", pattern_of(*nan_bits(dtype), swap_size(dtype)));
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

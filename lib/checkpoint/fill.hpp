@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 /// The bits of a quiet NaN, as torch's casts give it; of a complex dtype, of one part. Nothing where there is no NaN.
 std::optional<std::uint64_t> nan_bits(Dtype dtype) noexcept;
@@ -17,4 +17,4 @@ LazyTensor zeros(std::string name, Dtype dtype, const Shape& shape);
 /// The dtype has to have a NaN.
 LazyTensor nans(std::string name, Dtype dtype, const Shape& shape);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 namespace {
 
 std::string line_of(const NamedDigest& tensor) {
@@ -53,4 +53,4 @@ void for_each_alias(std::span<const std::pair<std::string, std::string>> metadat
     }
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 /// What one name stands for.
 struct NamedDigest {
@@ -35,4 +35,4 @@ void for_each_alias(std::span<const std::pair<std::string, std::string>> metadat
                     const std::function<std::optional<std::uint32_t>(std::string_view)>& number_of,
                     const std::function<void(const std::string& dropped, std::uint32_t number)>& alias);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

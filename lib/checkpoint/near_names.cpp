@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -56,4 +56,4 @@ std::size_t NearNames::distance(std::string_view name) const {
     return row.back();
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -1,12 +1,14 @@
 // Names that somebody may have meant.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 /// Collects the names nearest to a wanted one by edits (insert, delete, replace); only those that are near.
 class NearNames {
@@ -27,4 +29,4 @@ private:
     std::vector<std::size_t> distances_;  // of names_
 };
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -173,4 +173,4 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
     set_tree(contents, tree.take());
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -4,11 +4,11 @@
 
 #include "checkpoint/contents.hpp"
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 /// Where every name is base64 of a pickle of (tuple of keys, whether the value is pickled), and every such value can be
 /// read, gives the tree that they spell, and tensors the names that they have in it. Leaves anything else as it is.
 /// Throws unknown_global as `options` say.
 void take_olmo_names(Contents& contents, const OpenOptions& options);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -296,4 +296,4 @@ LoadPlan plan_load(const Checkpoint& checkpoint, std::span<const ExpectedTensor>
     return LoadPlanner(checkpoint, expected, options).plan();
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

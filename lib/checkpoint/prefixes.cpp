@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <set>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -56,4 +56,4 @@ std::string certain_prefix(const Names& bare, const Names& full) {
     return certain;
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

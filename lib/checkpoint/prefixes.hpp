@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 struct NamedShape {
     std::string_view name;
@@ -18,4 +18,4 @@ struct NamedShape {
 /// or another.
 std::string certain_prefix(const std::vector<NamedShape>& bare, const std::vector<NamedShape>& full);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -11,7 +11,7 @@
 
 #include <filesystem>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -122,4 +122,4 @@ Contents read_file(const std::shared_ptr<const Source>& source, const OpenOption
     }
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

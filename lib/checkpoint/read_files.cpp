@@ -6,7 +6,7 @@
 
 #include <utility>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -95,4 +95,4 @@ Contents read_files(std::span<const std::shared_ptr<const Source>> sources, cons
     return merge.take();
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -6,7 +6,7 @@
 #include <functional>
 #include <iterator>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -116,4 +116,4 @@ Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink
     }
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -78,4 +78,4 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     return read_shards(*open_folder(parent.empty() ? "." : parent, mapping), source, options, faults);
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

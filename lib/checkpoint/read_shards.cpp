@@ -12,7 +12,7 @@
 #include <string_view>
 #include <unordered_set>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -211,4 +211,4 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     return contents;
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -122,4 +122,4 @@ bool Selection::matches(std::string_view name) const {
     return std::none_of(excludes_.begin(), excludes_.end(), hit);
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -12,7 +12,7 @@
 #include <optional>
 #include <string_view>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -181,4 +181,4 @@ Sniffed sniff(const Source& source) {
     return {Content::unknown, ""};
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

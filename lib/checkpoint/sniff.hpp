@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 enum class Content : std::uint8_t {
     safetensors,
@@ -29,4 +29,4 @@ struct Sniffed {
 /// inside the file and a `{` behind it (after whitespace) are safetensors before anything else is tried.
 Sniffed sniff(const Source& source);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

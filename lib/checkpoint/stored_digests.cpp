@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 namespace {
 
 using Metadata = std::vector<std::pair<std::string, std::string>>;
@@ -207,4 +207,4 @@ void check_identity(Contents& contents, std::span<const FileDigests> files, cons
                                                        " of the checkpoint, stored is " + safemap::quoted(*stored)));
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 struct StoredDigest {
     std::string_view name;  ///< lasts as long as its FileDigests
@@ -37,4 +37,4 @@ FileDigests read_file_digests(const Source& source, const OpenOptions& options, 
 void check_identity(Contents& contents, std::span<const FileDigests> files, const std::filesystem::path& path,
                     FaultSink& faults);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

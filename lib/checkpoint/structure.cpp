@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 namespace {
 
 /// As long as a header can be.
@@ -143,4 +143,4 @@ void take_structure(Contents& contents, Policy policy, FaultSink& faults) {
     });
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 /// What the metadata says of a document that stands in the tensor `~structure`.
 std::string structure_apart(const Digest& document);
@@ -24,4 +24,4 @@ std::optional<std::string> structure_digest(std::string_view metadata);
 /// digest without a document stays in the metadata.
 void take_structure(Contents& contents, Policy policy, FaultSink& faults);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -12,7 +12,7 @@
 #include <system_error>
 #include <vector>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
@@ -101,4 +101,4 @@ void note_twin(const fs::path& path, Contents& contents) {
     }
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

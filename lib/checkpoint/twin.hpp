@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 /// The key of `__metadata__` for the fingerprint of the file that tensors were converted from.
 inline constexpr std::string_view source_key = "safemap.source";
@@ -21,4 +21,4 @@ std::string fingerprint(const Source& source);
 /// longer, the same by the fingerprint. What is wrong with the other file is nobody's concern here.
 void note_twin(const std::filesystem::path& path, Contents& contents);
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

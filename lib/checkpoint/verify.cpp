@@ -17,7 +17,7 @@
 #include <tuple>
 #include <unordered_set>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -239,4 +239,4 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     return report;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

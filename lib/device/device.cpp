@@ -8,7 +8,7 @@
 
 #include <string>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 struct Backend {
@@ -50,4 +50,4 @@ std::shared_ptr<Device> Device::open(std::string_view name) {
     throw Error(Errc::no_such_device, "no device " + safemap::quoted(name) + "; there is: " + what_there_is());
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

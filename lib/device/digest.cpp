@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 std::string digest(Device& device, const DeviceTensor& tensor) {
     constexpr std::uint64_t block = 8_MiB;
@@ -21,4 +21,4 @@ std::string digest(Device& device, const DeviceTensor& tensor) {
     return hash.hex();
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

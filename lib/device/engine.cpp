@@ -24,7 +24,7 @@
 #include <numeric>
 #include <utility>
 
-namespace safemap::device {
+namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
 // Where two threads that claim blocks reach the disk's limit, and what loaders for GPUs converge on (4 to 16 MiB).
@@ -695,4 +695,4 @@ void Engine::read_until_stopped() {
     }
 }
 
-}  // namespace safemap::device
+}  // namespace safemap::SAFEMAP_ABI::device

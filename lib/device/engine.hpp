@@ -22,7 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace safemap::device {
+namespace safemap::SAFEMAP_ABI::device {
 
 class Engine;
 
@@ -153,4 +153,4 @@ private:
     UploadStats stats_;
 };
 
-}  // namespace safemap::device
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-namespace safemap::device {
+namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
 // A cache line, and the widest vector register.
@@ -154,4 +154,4 @@ std::shared_ptr<Device> open_host(std::string_view ordinal) {
     return std::make_shared<HostDevice>();
 }
 
-}  // namespace safemap::device
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -6,9 +6,9 @@
 #include <memory>
 #include <string_view>
 
-namespace safemap::device {
+namespace safemap::SAFEMAP_ABI::device {
 
 /// The host, for "host". Nothing where `ordinal` names another than the one there is ("host:1").
 std::shared_ptr<Device> open_host(std::string_view ordinal);
 
-}  // namespace safemap::device
+}  // namespace safemap::SAFEMAP_ABI::device

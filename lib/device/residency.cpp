@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cassert>
 
-namespace safemap::device {
+namespace safemap::SAFEMAP_ABI::device {
 
 // All sums are kept by one rule: taken out before a tensor changes, put in after.
 template <class Change> void Residency::change(Id id, Change&& apply) noexcept {
@@ -114,4 +114,4 @@ void Residency::unlink(Id id) noexcept {
     (tensor.newer == none ? newest_ : tensors_[tensor.newer].older) = tensor.older;
 }
 
-}  // namespace safemap::device
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -2,11 +2,13 @@
 // reading; the engine calls it under its lock, and a test compares it with a slow twin.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-namespace safemap::device {
+namespace safemap::SAFEMAP_ABI::device {
 
 class Residency {
 public:
@@ -98,4 +100,4 @@ private:
     std::uint64_t wanted_ = 0;
 };
 
-}  // namespace safemap::device
+}  // namespace safemap::SAFEMAP_ABI::device

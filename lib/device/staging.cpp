@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace safemap::device {
+namespace safemap::SAFEMAP_ABI::device {
 
 void wait_until_done(const DeviceEvent& copy) noexcept {
     try {
@@ -76,4 +76,4 @@ void StagingRing::give_back(Slot slot) noexcept {
     given_back_.notify_one();
 }
 
-}  // namespace safemap::device
+}  // namespace safemap::SAFEMAP_ABI::device

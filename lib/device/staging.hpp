@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace safemap::device {
+namespace safemap::SAFEMAP_ABI::device {
 
 /// Waits for a copy, also for one that fails: its buffer is free then, too. Whoever waits for the data asks the event
 /// itself.
@@ -71,4 +71,4 @@ private:
     std::size_t allocated_ = 0;
 };
 
-}  // namespace safemap::device
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -8,7 +8,7 @@
 
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 struct Lease::Held {
     std::shared_ptr<device::Held> tensors;
@@ -77,4 +77,4 @@ void Uploader::evict(const Selection& selection) { engine_->device->evict(engine
 
 UploadStats Uploader::stats() const { return engine_->device->stats(); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

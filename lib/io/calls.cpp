@@ -11,7 +11,7 @@
 
 #include <cstdio>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -78,4 +78,4 @@ Calls calls = {
     .physical_memory = physical_memory,
 };
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

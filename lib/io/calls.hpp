@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// Signatures and meaning as in the manual, section 2.
 struct Calls {
@@ -47,4 +47,4 @@ struct Calls {
 /// The table in use: the system's own. Only tests assign to it, and only while nothing else runs.
 extern Calls calls;
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -16,7 +16,7 @@
 #include <span>
 #include <string_view>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -211,4 +211,4 @@ void finish_commit(int folder) {
     if (calls.unlinkat(folder, list_path, 0) != 0) throw system_error(errno, std::string("remove ") + list_path);
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

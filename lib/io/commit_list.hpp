@@ -1,12 +1,14 @@
 // What a save into a folder that cannot be exchanged as a whole still has to do, on the disk before it begins with it.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// The list stands in the sibling inside the folder (`.safemap-tmp/commit`). From the moment it is there the new
 /// content counts: readers look for a file of the list in the sibling's content first (see open_folder()), and the next
@@ -44,4 +46,4 @@ std::optional<CommitList> read_commit_list(int folder);
 /// the old one until the last of `files` is moved, and then the new.
 void finish_commit(int folder);
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

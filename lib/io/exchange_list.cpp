@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -94,4 +94,4 @@ std::optional<ExchangeList> ExchangeList::read(int sibling) {
     return list;
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

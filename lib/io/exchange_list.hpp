@@ -2,13 +2,15 @@
 // leaves knows from the list what may be deleted.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <sys/stat.h>
 
 #include <map>
 #include <optional>
 #include <string>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 inline constexpr const char* exchange_list_name = "exchange";
 inline constexpr const char* new_exchange_list_name = "exchange.new";
@@ -48,4 +50,4 @@ private:
     bool inodes_last_ = true;
 };
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

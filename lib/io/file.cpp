@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <utility>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -138,4 +138,4 @@ Error File::resized(std::uint64_t size_now) const {
     return error;
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

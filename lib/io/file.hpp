@@ -13,7 +13,7 @@
 #include <span>
 #include <string>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// What a file was when it was opened.
 struct Identity {
@@ -71,4 +71,4 @@ private:
     Identity identity_;
 };
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -13,7 +13,7 @@
 #include <mutex>
 #include <optional>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace io {
 
@@ -147,4 +147,4 @@ std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name, 
     return std::make_shared<io::FileSource>(std::move(opened), std::move(name), mapping);
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,7 +1,7 @@
 // Magic numbers: of linux/magic.h where that has them, else of the file system's own sources.
 #include "io/file_system.hpp"
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -31,4 +31,4 @@ std::string_view remote_file_system(std::uint32_t magic) noexcept {
     return {};
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

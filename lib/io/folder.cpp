@@ -16,7 +16,7 @@
 #include <optional>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace io {
 
@@ -128,4 +128,4 @@ std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path, Map
     return std::make_shared<io::FileFolder>(std::move(descriptor), path, mapping);
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

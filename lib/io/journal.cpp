@@ -12,7 +12,7 @@
 #include <span>
 #include <string_view>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -107,4 +107,4 @@ void Journal::add(int content, const std::string& name) {
     append(file_.number(), line_of(*stamp));
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

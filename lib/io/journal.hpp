@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 inline constexpr const char* journal_name = "journal";
 inline constexpr const char* new_journal_name = "journal.new";
@@ -33,4 +33,4 @@ private:
     Descriptor file_;
 };
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

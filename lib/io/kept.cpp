@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -72,4 +72,4 @@ bool close_one_kept() noexcept {
     return true;
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

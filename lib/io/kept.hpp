@@ -6,7 +6,7 @@
 #include <list>
 #include <memory>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// A descriptor shared by those who use it, closed by the last of them.
 using Handle = std::shared_ptr<const Descriptor>;
@@ -37,4 +37,4 @@ private:
 /// kept. Leaves errno alone.
 bool close_one_kept() noexcept;
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -11,7 +11,7 @@
 #include <memory>
 #include <string_view>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -67,4 +67,4 @@ std::vector<std::string> list_all(int folder, const std::string& path) {
     return list(folder, path, [](const dirent&) { return true; });
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -1,10 +1,12 @@
 // What stands in a directory.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <string>
 #include <vector>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// The names of the regular files (and of links to such) in the directory open as `folder`, sorted; messages call
 /// it `path`.
@@ -14,4 +16,4 @@ bool holds_folders(int folder, const std::string& path);
 /// Every name but "." and "..", in no order.
 std::vector<std::string> list_all(int folder, const std::string& path);
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -6,7 +6,7 @@
 
 #include <sys/mman.h>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -38,4 +38,4 @@ SharedBytes map_whole(const File& file, Mapping mapping) {
     }
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

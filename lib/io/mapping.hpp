@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// The whole of `file` as long as the owner lives, read-only or as a private copy. Nothing for an empty file, and no
 /// address. Needs the file no longer once it returns. Throws out_of_memory, io_error.
@@ -18,4 +18,4 @@ SharedBytes map_whole(const File& file, Mapping mapping);
 /// A file as a Source; the first three are File's.
 std::shared_ptr<const Source> file_source(Handle folder, std::string name, std::string path, Mapping mapping);
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

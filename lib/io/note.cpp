@@ -7,7 +7,7 @@
 
 #include <span>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -48,4 +48,4 @@ void put_note(int sibling, const char* name, const char* unfinished, mode_t mode
     sync_folder(sibling);
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -1,13 +1,15 @@
 // Small files in a sibling that say what a save is doing, for whoever finds it there when the process is dead.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <sys/types.h>
 
 #include <functional>
 #include <string>
 #include <string_view>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// Reads the open note. Empty where it is no regular file, or larger than a note can be. Errors call it `what`.
 std::string read_note(int note, std::string_view what);
@@ -16,4 +18,4 @@ std::string read_note(int note, std::string_view what);
 void put_note(int sibling, const char* name, const char* unfinished, mode_t mode, std::string_view what,
               const std::function<std::string(int note)>& text);
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

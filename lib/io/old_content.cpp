@@ -15,7 +15,7 @@
 #include <optional>
 #include <string_view>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -149,4 +149,4 @@ void clear_content(int home, const std::string& name, int sibling, std::vector<s
     Clearing(home, name, sibling, notes).run();
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

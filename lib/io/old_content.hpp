@@ -1,10 +1,12 @@
 // Clears away what a save has prepared and does not need any more, or what it has replaced.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <string>
 #include <vector>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// Removes the content of the sibling called `name` in the open `home`, itself open as `sibling`.
 ///
@@ -14,4 +16,4 @@ namespace safemap::io {
 /// that has another name afterwards. Throws where something can be neither removed nor moved.
 void clear_content(int home, const std::string& name, int sibling, std::vector<std::string>& notes);
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 OutputFile OutputFile::create(int folder, const std::string& name) {
     Descriptor descriptor = open_at(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
@@ -135,4 +135,4 @@ void sync_folder(int folder) {
     if (errno != EINVAL && errno != EOPNOTSUPP) throw system_error(errno, "bring it to the disk");
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

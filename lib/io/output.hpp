@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 class OutputFile {
 public:
@@ -54,4 +54,4 @@ inline constexpr std::size_t direct_alignment = 4096;
 /// Brings a directory's entries to the disk, where the file system knows such a thing.
 void sync_folder(int folder);
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <array>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -94,4 +94,4 @@ void drop_cache(Extent extent, int descriptor) noexcept {
     calls.fadvise(descriptor, static_cast<off_t>(extent.offset), static_cast<off_t>(extent.size), POSIX_FADV_DONTNEED);
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

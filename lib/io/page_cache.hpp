@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// How many bytes of a mapped range, of a file open as `descriptor`, are in memory, in whole pages: all of them only
 /// where every page is. Nothing where the kernel does not tell, or only its owner.
@@ -25,4 +25,4 @@ void unmap_pages(std::span<const std::byte> mapped) noexcept;
 /// Lets the kernel drop what it has cached of a range of a file, but for pages that are mapped or not yet written.
 void drop_cache(Extent extent, int descriptor) noexcept;
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -21,7 +21,7 @@
 #include <string_view>
 #include <system_error>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -557,4 +557,4 @@ Staging::~Staging() {
     if (content_ && sibling_.denied() != 0) calls.fchmod(content_.number(), S_IRWXU);
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

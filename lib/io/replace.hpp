@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// Throws already_exists where anything stands at `target`, be it a link that leads nowhere; path_not_found where
 /// there is no folder to put it in.
@@ -149,4 +149,4 @@ private:
     } state_ = State::preparing;
 };
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -23,7 +23,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -315,4 +315,4 @@ void Sibling::discard() noexcept {
     calls.unlinkat(home_, name_.c_str(), AT_REMOVEDIR);
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

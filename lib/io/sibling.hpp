@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// Beside a target it is called `.NAME.safemap-tmp`, in a folder that is replaced piece by piece `.safemap-tmp`. In it
 /// are a lock file, held under flock for as long as this object lives; the new content; and what is known of the save.
@@ -68,4 +68,4 @@ private:
     mode_t denied_ = 0;
 };
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

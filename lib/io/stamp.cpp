@@ -10,7 +10,7 @@
 
 #include <string_view>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -42,4 +42,4 @@ std::string inode_text(int descriptor) {
     return std::to_string(status.st_ino);
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -1,11 +1,13 @@
 // What tells a file from what it was before, as it is written to the disk.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <sys/stat.h>
 
 #include <string>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// "INODE SIZE NANOSECONDS": inode, size and time of modification. The device is not in it: its number changes at a
 /// reboot. Empty stands for no file.
@@ -23,4 +25,4 @@ bool inode_lasted(int descriptor, const std::string& was);
 /// The inode of an open file, for inode_lasted().
 std::string inode_text(int descriptor);
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -9,7 +9,7 @@
 
 #include <system_error>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
@@ -62,4 +62,4 @@ const std::string& without_nul(const std::string& path) {
     return path;
 }
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

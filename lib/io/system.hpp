@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-namespace safemap::io {
+namespace safemap::SAFEMAP_ABI::io {
 
 /// "cannot DOING: what the number means", with the Errc that a caller can act upon.
 Error system_error(int number, std::string_view doing);
@@ -58,4 +58,4 @@ Descriptor open_at(int folder, const char* name, int flags, mode_t mode = 0) noe
 /// A path that cannot be cut short by a NUL inside it on its way to the system. Throws path_not_found.
 const std::string& without_nul(const std::string& path);
 
-}  // namespace safemap::io
+}  // namespace safemap::SAFEMAP_ABI::io

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 // Ranges are multiples of this: of every element size, and of the three bytes that four F6 elements fill.
@@ -125,4 +125,4 @@ Box Blocks::box(std::uint64_t i) const {
     return box;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

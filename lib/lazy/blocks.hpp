@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Blocks that cover a tensor's value, each element once. Takes no memory for them.
 class Blocks {
@@ -45,6 +45,6 @@ private:
 /// rising order; neighbours are merged.
 template <class Range> void for_each_range(const Shape& shape, unsigned element_bits, const Box& box, Range&& range);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI
 
 #include "lazy/blocks_ranges.hpp"

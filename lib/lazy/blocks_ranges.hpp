@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 template <class Range> void for_each_range(const Shape& shape, unsigned element_bits, const Box& box, Range&& range) {
     // Trailing dimensions that the box covers whole belong to one range.
@@ -35,4 +35,4 @@ template <class Range> void for_each_range(const Shape& shape, unsigned element_
     }
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 constexpr std::size_t window_size = 1U << 20;     // bytes read at once for scattered parts
@@ -499,4 +499,4 @@ void Gatherer::fill_elements(const LazyTensor& tensor, std::uint64_t first, std:
 
 CastCounts Gatherer::take_counts() noexcept { return impl_->take_counts(); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

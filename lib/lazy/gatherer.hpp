@@ -8,7 +8,7 @@
 #include <memory>
 #include <span>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Reads values of any LazyTensor through fixed buffers (at most 3 MiB, allocated when first needed). One for each
 /// worker thread; it may be used for one tensor after another.
@@ -33,4 +33,4 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -13,7 +13,7 @@
 #include <new>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 constexpr std::size_t load_alignment = 64;
@@ -177,4 +177,4 @@ std::optional<LazyTensor::Placement> LazyTensor::placement() const {
 
 std::size_t LazyTensor::piece_count() const noexcept { return stored_->piece_count(); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

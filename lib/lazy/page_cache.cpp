@@ -12,7 +12,7 @@
 #include <functional>
 #include <unordered_set>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -175,4 +175,4 @@ void require_unchanged(std::span<const LazyTensor> tensors) {
     }
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// A range of a source, which the tensors it came from keep alive.
 struct SourceRange {
@@ -29,4 +29,4 @@ void evict(std::span<const LazyTensor> tensors);
 /// bulk work: then what was read was there all along.
 void require_unchanged(std::span<const LazyTensor> tensors);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 std::string elements_text(std::uint64_t first, std::uint64_t end) {
@@ -240,4 +240,4 @@ std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::
     return std::make_shared<const StoredTensor>(dtype, std::move(shape), boxes);
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

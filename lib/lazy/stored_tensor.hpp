@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Pieces count *units*: elements, or bytes for sub-byte dtypes, whose pieces are runs of whole bytes.
 class StoredTensor {
@@ -93,4 +93,4 @@ private:
     std::unique_ptr<Pieces> pieces_;
 };
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

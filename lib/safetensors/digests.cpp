@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 namespace {
 
@@ -93,4 +93,4 @@ std::string metadata_in(std::string_view head, std::string_view key) {
     return *value.string();  // what stands between quotes is nothing else
 }
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

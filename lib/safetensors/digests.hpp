@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 /// In each file's metadata: XXH3-128 of its tensors' bytes, {"name":"32 hex digits",...}, in the order of the data.
 inline constexpr std::string_view digests_key = "safemap.xxh3_128";
@@ -36,4 +36,4 @@ void put_digests(std::string& head, std::span<const std::pair<std::string_view, 
 /// The value of a metadata key in such a header. Throws header_bad_metadata where there is none.
 std::string metadata_in(std::string_view head, std::string_view key);
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

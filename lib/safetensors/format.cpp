@@ -3,7 +3,7 @@
 
 #include <safemap/error.hpp>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 std::string kind_text(Dtype dtype, const Shape& shape) {
     constexpr std::size_t most = 16;
@@ -23,4 +23,4 @@ std::uint64_t value_bytes(Dtype dtype, const Shape& shape) {
     return *total_bits / 8;
 }
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

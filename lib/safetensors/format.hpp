@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 inline constexpr std::string_view reserved_name = "__metadata__";
 /// The header's length stands in so many bytes.
@@ -24,4 +24,4 @@ std::string kind_text(Dtype dtype, const Shape& shape);
 /// Bytes of a value. Throws shape_overflow and partial_byte.
 std::uint64_t value_bytes(Dtype dtype, const Shape& shape);
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

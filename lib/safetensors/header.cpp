@@ -19,7 +19,7 @@
 #include <optional>
 #include <utility>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 namespace {
 
@@ -698,4 +698,4 @@ Header read_header(const Source& source, Rules rules, std::uint64_t max_header_b
     return header;
 }
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

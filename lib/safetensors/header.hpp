@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 /// What is allowed; mirrors the public Policy, which this layer does not know.
 enum class Rules : std::uint8_t {
@@ -123,4 +123,4 @@ std::string write_header(std::span<const TensorSpec> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata, bool with_metadata,
                          std::uint32_t alignment);
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

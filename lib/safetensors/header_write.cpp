@@ -10,7 +10,7 @@
 #include <cstring>
 #include <numeric>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 std::vector<std::uint32_t> file_order(std::span<const TensorSpec> tensors) {
     std::vector<std::uint32_t> order(tensors.size());
@@ -122,4 +122,4 @@ std::string write_header(std::span<const TensorSpec> tensors,
     return file;
 }
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

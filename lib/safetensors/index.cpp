@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 namespace {
 
@@ -241,4 +241,4 @@ std::string write_transformers_index(std::uint64_t total_size, std::uint64_t tot
     return text;
 }
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 struct Index {
     std::optional<std::uint64_t> total_size;
@@ -48,4 +48,4 @@ std::string write_index(std::uint64_t total_size, MetadataView metadata, WeightM
 std::string write_transformers_index(std::uint64_t total_size, std::uint64_t total_parameters, MetadataView metadata,
                                      WeightMapView weight_map);
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

@@ -1,10 +1,12 @@
 // Order in the string maps that headers and indexes carry.
 #pragma once
 
+#include <safemap/api.hpp>
+
 #include <algorithm>
 #include <vector>
 
-namespace safemap::safetensors {
+namespace safemap::SAFEMAP_ABI::safetensors {
 
 /// Sorts by key_of(pair); of a repeated key the last pair stays, as in every JSON reader of the field.
 template <class Pair, class KeyOf> void sort_by_key(std::vector<Pair>& pairs, KeyOf&& key_of) {
@@ -14,4 +16,4 @@ template <class Pair, class KeyOf> void sort_by_key(std::vector<Pair>& pairs, Ke
     pairs.erase(pairs.begin(), kept.base());
 }
 
-}  // namespace safemap::safetensors
+}  // namespace safemap::SAFEMAP_ABI::safetensors

@@ -5,7 +5,7 @@
 
 #include <variant>
 
-namespace safemap::state {
+namespace safemap::SAFEMAP_ABI::state {
 
 /// Calls visit(id) for keys, values, items, attributes and parts; with a reference that may be written to, where the
 /// node is not const.
@@ -27,4 +27,4 @@ template <class Node, class Visit> void for_each_child(Node& node, Visit&& visit
         for (auto& [name, part] : opaque->children) visit(part);
 }
 
-}  // namespace safemap::state
+}  // namespace safemap::SAFEMAP_ABI::state

@@ -17,7 +17,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -480,4 +480,4 @@ std::unordered_map<StateTree::NodeId, std::string> state::names_beside_modules(c
     return Flattener(tree).names_beside_modules();
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <variant>
 
-namespace safemap::state {
+namespace safemap::SAFEMAP_ABI::state {
 
 namespace {
 
@@ -72,4 +72,4 @@ std::string module_segment(const StateTree::Node& key, std::size_t place) {
     return text != nullptr && verbatim_name(*text) ? *text : key_segment(key, place);
 }
 
-}  // namespace safemap::state
+}  // namespace safemap::SAFEMAP_ABI::state

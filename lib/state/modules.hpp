@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace safemap::state {
+namespace safemap::SAFEMAP_ABI::state {
 
 /// Returns true for an object with the dictionaries `_parameters`, `_buffers` and `_modules`, which every version of
 /// torch.nn.Module has. The class is not asked: it is the program's own.
@@ -38,4 +38,4 @@ std::string module_segment(const StateTree::Node& key, std::size_t place);
 /// a name is a path.
 std::unordered_map<StateTree::NodeId, std::string> names_beside_modules(const StateTree& tree);
 
-}  // namespace safemap::state
+}  // namespace safemap::SAFEMAP_ABI::state

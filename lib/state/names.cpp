@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <variant>
 
-namespace safemap::state {
+namespace safemap::SAFEMAP_ABI::state {
 
 namespace {
 
@@ -99,4 +99,4 @@ void append_segment(std::string& path, std::string_view segment) {
     path += segment;
 }
 
-}  // namespace safemap::state
+}  // namespace safemap::SAFEMAP_ABI::state

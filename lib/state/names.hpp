@@ -16,7 +16,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap::state {
+namespace safemap::SAFEMAP_ABI::state {
 
 /// What a tensor at the root is called.
 inline constexpr std::string_view root_name = "~root";
@@ -39,4 +39,4 @@ bool verbatim_name(std::string_view key);
 /// Puts `segment` below `path`; "" is the root.
 void append_segment(std::string& path, std::string_view segment);
 
-}  // namespace safemap::state
+}  // namespace safemap::SAFEMAP_ABI::state

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -188,4 +188,4 @@ std::ostream& operator<<(std::ostream& out, const StateTree& tree) {
     return out;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

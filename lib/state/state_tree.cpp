@@ -9,7 +9,7 @@
 
 #include <type_traits>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -187,4 +187,4 @@ StateTree StateTree::subtree(NodeId root) const {
     return part;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -416,4 +416,4 @@ StateTree unflatten(std::string_view document, const FindTensor& find) {
     return Reader(find).run(json::parse(document, Errc::bad_structure, deepest_structure));
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

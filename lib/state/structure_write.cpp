@@ -24,7 +24,7 @@
 #include <variant>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -448,4 +448,4 @@ std::string structure_of(const StateTree& tree, const StoredName& stored_name) {
     return Writer(tree, stored_name).run();
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

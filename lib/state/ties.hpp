@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace safemap::state {
+namespace safemap::SAFEMAP_ABI::state {
 
 /// The same elements of the same store, seen the same way.
 struct Tie {
@@ -35,4 +35,4 @@ struct TieHash {
     }
 };
 
-}  // namespace safemap::state
+}  // namespace safemap::SAFEMAP_ABI::state

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <limits>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -152,4 +152,4 @@ Closeness compare_numbers(Dtype dtype, std::span<const std::byte> a, std::span<c
     return comparison.result;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

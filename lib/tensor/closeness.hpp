@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Whether elements of the dtype can be compared as numbers: floating-point, complex and integer dtypes.
 bool has_numbers(Dtype dtype) noexcept;
@@ -26,4 +26,4 @@ struct Closeness {
 Closeness compare_numbers(Dtype dtype, std::span<const std::byte> a, std::span<const std::byte> b, double atol,
                           double rtol);
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -7,7 +7,7 @@
 #include <bit>
 #include <cstring>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 template <class T> T load(const std::byte* from) noexcept {
@@ -299,4 +299,4 @@ void negate(Dtype dtype, std::span<std::byte> bytes) noexcept {
     }
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// Whether there are casts from and to it: F64, F32, F16, BF16, F8_E4M3, F8_E5M2 and their FNUZ forms. F8_E8M0 holds
 /// scales, not values, and is left alone as integers and booleans are.
@@ -48,4 +48,4 @@ void conjugate(Dtype dtype, std::span<std::byte> bytes) noexcept;
 /// Changes the sign of each element. For real, complex and integer dtypes.
 void negate(Dtype dtype, std::span<std::byte> bytes) noexcept;
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::dlpack {
+namespace safemap::SAFEMAP_ABI::dlpack {
 namespace {
 
 // The layout of dlpack.h 1.1 on 64-bit machines.
@@ -264,4 +264,4 @@ TensorView import_tensor(ManagedTensor* tensor) {
     return taken(tensor, false);
 }
 
-}  // namespace safemap::dlpack
+}  // namespace safemap::SAFEMAP_ABI::dlpack

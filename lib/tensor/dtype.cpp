@@ -9,7 +9,7 @@
 #include <ostream>
 #include <string>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 struct Row {
@@ -113,4 +113,4 @@ std::optional<Dtype> parse_dtype(std::string_view name) noexcept {
 
 std::ostream& operator<<(std::ostream& out, Dtype dtype) { return out << name(dtype); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

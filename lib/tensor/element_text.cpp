@@ -9,7 +9,7 @@
 #include <complex>
 #include <type_traits>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 std::string bits_text(const std::byte* first, std::size_t size) {
@@ -97,4 +97,4 @@ std::string element_text(Dtype dtype, const std::byte* base, std::int64_t number
 
 std::string element_bits(std::span<const std::byte> element) { return bits_text(element.data(), element.size()); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

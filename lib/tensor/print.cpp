@@ -6,7 +6,7 @@
 #include <ostream>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 constexpr std::uint64_t most_whole = 1000;  // elements; of larger tensors only the edges are shown
@@ -116,4 +116,4 @@ std::string to_string(const TensorView& view) {
 
 std::ostream& operator<<(std::ostream& out, const TensorView& view) { return out << to_string(view); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

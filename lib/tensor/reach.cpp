@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 std::optional<Reach> reach_of(const StridedView& view) noexcept {
     Reach reach{view.offset, view.offset};
@@ -46,4 +46,4 @@ bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept {
     return true;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 /// The lowest and the highest element number that a view touches.
 struct Reach {
@@ -25,4 +25,4 @@ std::int64_t index_in_dimension(std::int64_t asked, std::uint64_t dimension, std
 /// Whether a view of a sub-byte dtype consists of ranges that start and end at whole bytes.
 bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept;
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

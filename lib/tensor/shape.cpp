@@ -8,7 +8,7 @@
 
 #include <ostream>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 using Index = std::int64_t;
@@ -143,4 +143,4 @@ std::string to_string(const Shape& shape) {
 
 std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << to_string(shape); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 TensorView::TensorView(Dtype dtype, SharedBytes bytes, StridedView view)
     : dtype_(dtype), bytes_(std::move(bytes)), view_(std::move(view)) {
@@ -106,4 +106,4 @@ std::int64_t TensorView::indexed(std::span<const std::int64_t> indices) const {
     return at;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -235,4 +235,4 @@ Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& fau
     return ArchiveReader(source, faults, unknown).read();
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

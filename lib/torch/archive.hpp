@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 struct Archive {
     StateTree tree;
@@ -36,4 +36,4 @@ struct Archive {
 /// fault is left out where `faults` returns. Where `unknown` is not null, also unknown_global.
 Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown = nullptr);
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

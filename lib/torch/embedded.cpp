@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -74,4 +74,4 @@ EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storage
     return {.type = storage.type, .elements = storage.elements, .data = file.storage(storage.key)};
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// The bytes that a node is in any spelling, Python 2's too: in the file where they stand there as they are. Throws
 /// bad_tensor where it is something else, pickle_too_large where `allowance` has no room for a copy.
@@ -30,4 +30,4 @@ struct EmbeddedStorage {
 EmbeddedStorage embedded_storage(const PickleGraph& pickle, PickleGraph::Id id, const Storages& storages,
                                  Allowance& allowance);
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

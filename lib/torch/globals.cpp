@@ -11,7 +11,7 @@
 #include <array>
 #include <span>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -198,4 +198,4 @@ std::string UnknownGlobals::Names::text() const {
     return more ? all + " and more" : all;
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

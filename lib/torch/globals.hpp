@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// Whether a node is that class or function.
 bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name);
@@ -51,4 +51,4 @@ private:
     Names others_;
 };
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -134,4 +134,4 @@ Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faul
     return out;
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

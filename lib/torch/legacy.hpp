@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// Whether a file that begins with `head` begins with the magic number, in any protocol.
 bool is_legacy(std::string_view head);
@@ -59,4 +59,4 @@ private:
 /// with a fault is left out where `faults` returns.
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown = nullptr);
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -16,7 +16,7 @@
 #include <span>
 #include <utility>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -235,4 +235,4 @@ StateTree::Node numpy_value(const NumpyDtype& dtype, std::string_view bytes) {
     return StateTree::Bytes{.bytes = std::string(bytes)};
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

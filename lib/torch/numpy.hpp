@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// A dtype that one text tells: not one of records.
 struct NumpyDtype {
@@ -46,4 +46,4 @@ LazyTensor numpy_tensor(const PickleGraph& pickle, const NumpyArray& array, cons
 /// they are of another size.
 StateTree::Node numpy_value(const NumpyDtype& dtype, std::string_view bytes);
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -14,7 +14,7 @@
 #include <map>
 #include <optional>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -916,4 +916,4 @@ PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits)
     return PickleMachine(bytes, limits).run();
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

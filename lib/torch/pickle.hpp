@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// What a pickle may need. Memory is counted, not measured: each value, slot and copied text is charged a little more
 /// than it takes in the graph and in all that is made of it, so that the peak stays below max_memory and the names
@@ -155,4 +155,4 @@ private:
 /// Reads one pickle from the front of `bytes`; what follows STOP is left (see consumed()). Throws the pickle_* faults.
 PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits = {});
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -58,4 +58,4 @@ Extent PickleStream::skip(std::uint64_t bytes, std::string_view what) {
     return {std::exchange(at_, at_ + bytes), bytes};
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

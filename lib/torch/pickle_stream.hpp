@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// A pickle, and the bytes that its texts are views of.
 struct HeldPickle {
@@ -44,4 +44,4 @@ private:
     UnknownGlobals* unknown_;
 };
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -8,7 +8,7 @@
 
 #include <utility>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -46,4 +46,4 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
     return out;
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <tuple>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -215,4 +215,4 @@ PickleGraph::Global in_python3(const Global& global, unsigned protocol) {
     return named;
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -3,7 +3,7 @@
 
 #include "torch/pickle.hpp"
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// The first protocol that Python 2 does not write. From there on Python takes names as they are.
 inline constexpr unsigned first_of_python3 = 3;
@@ -12,4 +12,4 @@ inline constexpr unsigned first_of_python3 = 3;
 /// that moved in PyTorch and NumPy have their new names, too. The result may view tables of this file.
 PickleGraph::Global in_python3(const PickleGraph::Global& global, unsigned protocol);
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

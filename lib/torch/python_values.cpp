@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -154,4 +154,4 @@ std::size_t SeenKeys::real(double value, std::size_t place) {
     return whole ? integers_.try_emplace(static_cast<std::int64_t>(value), place).first->second : place;
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <unordered_map>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// The arguments of _codecs.encode(text, 'latin1'), which is how protocol 2 spells bytes: each character is one.
 /// Nothing where they are others. Throws pickle_too_large where `allowance` has no room for the bytes.
@@ -58,4 +58,4 @@ private:
 /// Memory that an entry of a dictionary takes; see PickleLimits.
 inline constexpr std::uint64_t entry_cost = 64;
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

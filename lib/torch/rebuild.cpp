@@ -20,7 +20,7 @@
 #include <unordered_set>
 #include <variant>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -934,4 +934,4 @@ Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, co
     return Rebuilder(pickle, storages, faults).run(parts);
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

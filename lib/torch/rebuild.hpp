@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// Where the bytes of storages are.
 struct Storages {
@@ -54,4 +54,4 @@ struct NamedValue {
 Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
                 FaultSink& faults);
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -86,7 +86,8 @@ private:
             modules_.push_back({std::move(whole), value});
             return;
         }
-        if (!names_.insert(whole).second) throw Error(Errc::bad_tensor, "two attributes are called " + safemap::quoted(whole));
+        if (!names_.insert(whole).second)
+            throw Error(Errc::bad_tensor, "two attributes are called " + safemap::quoted(whole));
         out_.push_back({std::move(whole), value});
     }
 
@@ -111,4 +112,4 @@ bool is_script(const PickleGraph& pickle) { return is_module(pickle, pickle.root
 
 std::vector<NamedValue> script_state(const PickleGraph& pickle) { return Walk(pickle).run(); }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

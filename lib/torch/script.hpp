@@ -6,7 +6,7 @@
 
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// Whether the root is an object of a compiled class.
 bool is_script(const PickleGraph& pickle);
@@ -15,4 +15,4 @@ bool is_script(const PickleGraph& pickle);
 /// longer than anybody's, or more than the pickle's size allows: modules that hold each other have no end of them.
 std::vector<NamedValue> script_state(const PickleGraph& pickle);
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -8,7 +8,7 @@
 #include <limits>
 #include <string>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -104,4 +104,4 @@ std::int64_t integer_of(const PickleGraph& pickle, Id id, std::string_view what)
     throw bad_tensor("a " + std::string(what) + " that is no integer");
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

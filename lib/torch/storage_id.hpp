@@ -9,7 +9,7 @@
 #include <optional>
 #include <string_view>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// Of a storage's key, which is looked up for each of its tensors; torch writes numbers.
 inline constexpr std::size_t max_storage_key = 1024;
@@ -37,4 +37,4 @@ PickleGraph::Id class_of(const PickleGraph& pickle, PickleGraph::Id id);
 /// The integer that a node is; `what` it is of goes into the error. Throws bad_tensor, shape_overflow.
 std::int64_t integer_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view what);
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -46,4 +46,4 @@ std::optional<Dtype> tensor_class_dtype(std::string_view class_name) noexcept {
     return std::nullopt;
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// What a storage class holds.
 struct StorageType {
@@ -19,4 +19,4 @@ std::optional<StorageType> storage_type(std::string_view class_name) noexcept;
 /// The dtype of the elements of "torch.FloatTensor" and its kind, which old files name.
 std::optional<Dtype> tensor_class_dtype(std::string_view class_name) noexcept;
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -253,4 +253,4 @@ Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults,
     return out;
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

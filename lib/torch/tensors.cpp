@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -234,4 +234,4 @@ std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
     return LazyTensor({}, std::move(store), std::move(view), decoding);
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

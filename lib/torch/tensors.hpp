@@ -18,7 +18,7 @@
 #include <unordered_set>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 /// torch allows any number of dimensions; nobody has more, and 10,000 are an attack.
 inline constexpr std::size_t max_dimensions = 64;
@@ -89,4 +89,4 @@ private:
     std::string first_longer_;
 };
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

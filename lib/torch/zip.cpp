@@ -13,7 +13,7 @@
 #include <string>
 #include <unordered_set>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
@@ -517,4 +517,4 @@ RecordData ZipDirectory::open(const ZipRecord& record) const {
             {.offset = 0, .size = record.size}};
 }
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::torch {
+namespace safemap::SAFEMAP_ABI::torch {
 
 struct ZipRecord {
     std::string_view name;   ///< lives as long as its directory
@@ -67,4 +67,4 @@ private:
     std::uint64_t trailing_ = 0;
 };
 
-}  // namespace safemap::torch
+}  // namespace safemap::SAFEMAP_ABI::torch

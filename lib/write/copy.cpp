@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -105,4 +105,4 @@ void copy_value(const Place& to, const LazyTensor& value, Seat& seat) {
     else copy_tiles(to, value, blocks, seat);
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

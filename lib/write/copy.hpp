@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// What is written of a tensor: the box of a row-major value of `shape` that begins at byte `offset` of the tensor.
 struct Region {
@@ -44,4 +44,4 @@ void copy_memory(const Place& to, std::span<const std::byte> bytes);
 /// so that tiles of it are read, its shape is the extent of the region's box.
 void copy_value(const Place& to, const LazyTensor& value, Seat& seat);
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -58,4 +58,4 @@ std::optional<Extent> Coverage::first_gap(std::uint64_t size) const noexcept {
     return Extent{from, to - from};
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

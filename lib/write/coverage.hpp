@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// A set of bytes as stretches that do not touch each other, 16 bytes each. Adding at the end is fast; adding
 /// elsewhere moves what stands behind.
@@ -28,4 +28,4 @@ private:
     std::vector<Extent> written_;
 };
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -157,4 +157,4 @@ EditReport edit(const std::filesystem::path& file, const EditOptions& options) {
     }
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -411,4 +411,4 @@ std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& la
     return workers * (block + page + (gathers ? gatherer_buffers : 0) + stack);
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// Creates and allocates every file of `layout` in `staging`, then fills them one after the other on `threads` workers
 /// (0: two), their heads last, and brings each to the disk. The counts of `layout.casts` are filled in, and digests
@@ -22,4 +22,4 @@ void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Stagin
 /// Of these 32 MiB, what write_files takes for this layout.
 std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads);
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

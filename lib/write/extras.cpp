@@ -13,7 +13,7 @@
 #include <string_view>
 #include <system_error>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -129,4 +129,4 @@ void copy_extras(const PlannedExtras& extras, io::Staging& staging) {
     }
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

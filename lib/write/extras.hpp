@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 struct PlannedExtras {
     std::vector<const ExtraFile*> files = {};  ///< those to copy, of the options
@@ -27,4 +27,4 @@ PlannedExtras plan_extras(const std::filesystem::path& out, const SaveOptions& o
 /// index has to be the last file. Throws file_changed if an extra was changed since it was opened.
 void copy_extras(const PlannedExtras& extras, io::Staging& staging);
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

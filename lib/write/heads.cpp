@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -48,4 +48,4 @@ void put_digests(PlannedFile& file, const Layout& layout, std::span<const LazyTe
                                   hex(digest_of(layout, tensors, digests)));
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -8,7 +8,7 @@
 
 #include <unordered_map>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -82,4 +82,4 @@ std::string job_of(std::span<const LazyTensor> tensors, const Layout& layout) {
     return job.hex();
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

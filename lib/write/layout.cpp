@@ -20,7 +20,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -384,4 +384,4 @@ Layout lay_out(std::span<const LazyTensor> tensors, const Metadata& metadata, co
     return layout;
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

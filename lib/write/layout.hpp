@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// A tensor in its file.
 struct PlannedTensor {
@@ -59,4 +59,4 @@ using Metadata = std::map<std::string, std::string>;
 Layout lay_out(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options,
                const std::optional<std::string>& single_file);
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

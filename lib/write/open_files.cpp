@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 OpenFiles::OpenFiles(const io::Staging& staging, std::vector<std::string> names, bool around_cache)
     : staging_(staging),
@@ -87,4 +87,4 @@ void OpenFiles::finish() {
     }
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// Opens the files of a staging when they are written to, and keeps them open for the next time, up to an eighth of
 /// the descriptors that the process may have; then the one unused for longest is closed. What is closed has been
@@ -63,4 +63,4 @@ private:
     std::uint64_t uses_ = 0;
 };
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

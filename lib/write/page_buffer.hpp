@@ -8,7 +8,7 @@
 #include <new>
 #include <span>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// Memory that begins at a page. Not a vector: that would write zeros into pages which the next read fills anyway.
 class PageBuffer {
@@ -29,4 +29,4 @@ private:
     std::size_t size_ = 0;
 };
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -10,7 +10,7 @@
 #include <iterator>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -200,4 +200,4 @@ void report_reading(std::span<const LazyTensor> tensors, const Layout& layout, S
         for (const PlannedTensor& planned : file.tensors) count_reading(report, tensors[planned.number], planned.dtype);
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// Fills in what is copied and gathered, views, and unsupported.
 void report_reading(std::span<const LazyTensor> tensors, const Layout& layout, SaveReport& report);
@@ -24,4 +24,4 @@ struct StorageUse {
 /// 2^18 runs in all; from then on no gap in a tensor is unreferenced.
 StorageUse storage_use(std::span<const LazyTensor* const> tensors, std::span<const Checkpoint::Storage> storages);
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

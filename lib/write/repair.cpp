@@ -16,7 +16,7 @@
 #include <system_error>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -214,4 +214,4 @@ RepairReport repair(const std::filesystem::path& in, const std::filesystem::path
     return report;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

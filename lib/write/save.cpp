@@ -8,7 +8,7 @@
 #include "write/saving.hpp"
 #include "write/target.hpp"
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -99,4 +99,4 @@ SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, 
     });
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -61,4 +61,4 @@ SaveReport report_on(const Layout& layout) {
     return report;
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

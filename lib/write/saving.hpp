@@ -11,7 +11,7 @@
 #include <span>
 #include <string>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// Looks at the options and, unless there is only a plan to make or something to replace, at the place; then lays the
 /// tensors out. Throws invalid_argument, unsupported_cast, already_exists, path_not_found, and what lay_out throws.
@@ -40,4 +40,4 @@ template <class Run> auto during_save(const std::filesystem::path& out, Run&& ru
     }
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 Seats::Taken Seats::take() {
     std::unique_lock lock(mutex_);
@@ -26,4 +26,4 @@ void Seats::give_back(std::unique_ptr<Seat> seat) noexcept {
     changed_.notify_one();
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// What a thread needs for copying: with what the gatherer takes at most, 4 MiB.
 struct Seat {
@@ -54,4 +54,4 @@ private:
     std::vector<std::unique_ptr<Seat>> free_;
 };
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -31,7 +31,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -530,4 +530,4 @@ void ShardWriter::write_box(std::string_view name, const Box& box, const Fill& f
 
 SaveReport ShardWriter::commit() { return impl_->commit(); }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -281,4 +281,4 @@ std::string shard_name(std::size_t shard, std::size_t shards) {
     return text;
 }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

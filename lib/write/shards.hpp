@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 /// A tensor, as far as splitting is concerned.
 struct Sized {
@@ -56,4 +56,4 @@ std::string shard_name(std::size_t shard, std::size_t shards);
 inline constexpr const char* single_name = "model.safetensors";
 inline constexpr const char* index_name = "model.safetensors.index.json";
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-namespace safemap {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -121,4 +121,4 @@ AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& sto
     return added;
 }
 
-}  // namespace safemap
+}  // namespace safemap::SAFEMAP_ABI

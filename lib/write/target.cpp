@@ -12,7 +12,7 @@
 #include <iterator>
 #include <system_error>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
@@ -83,4 +83,4 @@ std::vector<std::string> Target::old_files() const {
 
 void Target::commit() { staging_.commit(old_files()); }
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

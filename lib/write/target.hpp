@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace safemap::write {
+namespace safemap::SAFEMAP_ABI::write {
 
 class Target {
 public:
@@ -39,4 +39,4 @@ bool counts_as_new(const std::filesystem::path& out);
 /// without an index. Throws several_models where there are several indexes.
 std::vector<std::string> model_files(const std::filesystem::path& folder);
 
-}  // namespace safemap::write
+}  // namespace safemap::SAFEMAP_ABI::write

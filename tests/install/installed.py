@@ -170,6 +170,10 @@ class Exports(Installed):
         self.assertGreater(len(names), 100)
         self.assertEqual([name for name in names if not ours.match(name)], [])
 
+    def test_every_symbol_says_of_which_abi_it_is(self):
+        abi = '{}v{}_{}'.format(len('v_'.join(VERSION.split('.')[:2])), *VERSION.split('.'))
+        self.assertEqual([name for _, name in self.symbols() if f'7safemap{abi}' not in name], [])
+
     def test_the_library_can_be_unloaded(self):
         self.assertEqual([name for kind, name in self.symbols() if kind == 'u'], [])
         script = ('import _ctypes, ctypes, sys\n'

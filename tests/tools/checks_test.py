@@ -48,6 +48,13 @@ class Style(unittest.TestCase):
             with self.subTest(text=text):
                 self.assertEqual(len(self.faults(text)), 1 + ('\r' in text))
 
+    def test_the_library_is_in_the_inline_namespace(self):
+        for opened, faults in [('safemap', 1), ('safemap::io', 1), ('safemap::SAFEMAP_ABI', 0),
+                               ('safemap::SAFEMAP_ABI::io', 0)]:
+            with self.subTest(opened=opened):
+                self.assertEqual(len(self.faults(f'// A.\nnamespace {opened} {{\n')), faults)
+        self.assertEqual(self.faults('// A.\nnamespace safemap::cli {\n', 'cli/a.cpp'), [])
+
     def test_the_line_is_told_behind_comments_of_several_lines(self):
         self.assertIn((4, 'a character beyond ASCII in code'),
                       style.faults_of('a.cpp', '// A.\n/* \u00d7\n*/\nint \u00e4;\n'.encode()))

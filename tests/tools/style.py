@@ -2,7 +2,7 @@
 
 Text files end in one newline and hold no tabs, carriage returns or trailing spaces; nothing invisible and no curly
 quotes; code outside comments and strings is ASCII; C++ and Python lines have at most 120 columns; a C++ file begins
-with the line that says what it is for.
+with the line that says what it is for. The library is in its inline namespace.
 """
 import pathlib
 import re
@@ -17,6 +17,8 @@ LEFT_ALONE = ('tests/data/', 'fuzz/corpus/')
 
 # No-break and zero-width spaces, marks that turn the direction of text, the byte order mark, curly quotes.
 INVISIBLE = re.compile('[\u00a0\u00ad\u200b-\u200f\u2018\u2019\u201c\u201d\u2028-\u202f\u2060-\u206f\ufeff]')
+# Elsewhere than in the inline namespace, a function of a header would be declared a second time.
+OUTSIDE_THE_ABI = re.compile(r'namespace safemap(?!::SAFEMAP_ABI)\b.*\{')
 COMMENTS_AND_STRINGS = re.compile(
     r'R"(?P<d>[^(\s]*)\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
@@ -45,6 +47,8 @@ def faults_of(name, data):
             faults.append((number, 'space at the end'))
         if INVISIBLE.search(line):
             faults.append((number, 'an invisible character or a curly quote'))
+        if name.startswith(('include/', 'lib/')) and OUTSIDE_THE_ABI.match(line):
+            faults.append((number, 'not `namespace safemap::SAFEMAP_ABI {`'))
         if len(line) > 120 and (cpp or name.endswith('.py')):
             faults.append((number, f'{len(line)} columns, and 120 are the most'))
     if text and not text.endswith('\n') or text.endswith('\n\n'):
