@@ -12,6 +12,7 @@
 #include "io/stamp.hpp"
 
 #include <fcntl.h>
+#include <linux/fs.h>
 
 #include <span>
 #include <string_view>
@@ -43,25 +44,33 @@ bool is_staged(int folder, const std::string& name) {
     return !stamp_in(folder, std::string(staged_content) + '/' + name).empty();
 }
 
-/// Throws where the folder is not what the list was made for. Another process may be carrying it out meanwhile: what it
-/// has done is not held against the list.
+Error written_to(const std::string& name) {
+    return damaged(safemap::quoted(name) + " was written to since that save was interrupted");
+}
+
+/// Throws where somebody has written a file that is to be replaced. Another process may be carrying out the list
+/// meanwhile: what it has done is not held against the list.
+void require_replaceable(int folder, const CommitList& list, const CommitList::Entry& entry) {
+    const auto& [name, before] = entry;
+    if (is_staged(folder, name) && !same_stamp(before, stamp_in(folder, name), list.inodes_last) &&
+        is_staged(folder, name))
+        throw written_to(name);
+}
+
+/// Throws where somebody has written a file that is to be removed.
+void require_removable(int folder, const CommitList& list, const CommitList::Entry& entry) {
+    const std::string now = stamp_in(folder, entry.name);
+    if (!now.empty() && !same_stamp(entry.before, now, list.inodes_last)) throw written_to(entry.name);
+}
+
+/// Throws where the folder is not what the list was made for.
 void require_current(int folder, const CommitList& list) {
-    const auto changed = [&](const CommitList::Entry& entry, const std::string& now) {
-        return !same_stamp(entry.before, now, list.inodes_last);
-    };
     for (const CommitList::Entry& entry : list.files) {
-        const std::string& name = entry.name;
-        if (is_staged(folder, name) && changed(entry, stamp_in(folder, name)) && is_staged(folder, name))
-            throw damaged(safemap::quoted(name) + " was written to since that save was interrupted");
-        if (!is_staged(folder, name) && stamp_in(folder, name).empty())
-            throw damaged(safemap::quoted(name) + " is neither prepared nor there");
+        require_replaceable(folder, list, entry);
+        if (!is_staged(folder, entry.name) && stamp_in(folder, entry.name).empty())
+            throw damaged(safemap::quoted(entry.name) + " is neither prepared nor there");
     }
-    for (const CommitList::Entry& entry : list.removed) {
-        const std::string& name = entry.name;
-        const std::string now = stamp_in(folder, name);
-        if (!now.empty() && changed(entry, now))
-            throw damaged(safemap::quoted(name) + " was written to since that save was interrupted");
-    }
+    for (const CommitList::Entry& entry : list.removed) require_removable(folder, list, entry);
 }
 
 /// Whether the open list has been carried out and removed: the folder, and even what is prepared, may be of a later
@@ -147,19 +156,32 @@ void remove_below(int folder, std::string_view name) {
         throw system_error(errno, "remove " + safemap::quoted(file));
 }
 
+/// Moves a file into place. What others have put there since the list was read is not replaced, as far as the file
+/// system can tell.
+void move_file(int content, int folder, const CommitList& list, const CommitList::Entry& entry) {
+    const char* const name = entry.name.c_str();
+    require_replaceable(folder, list, entry);
+    const auto renamed = [&](unsigned flags) {
+        return calls.renameat2(content, name, folder, name, flags) == 0 || errno == ENOENT;
+    };
+    bool done = renamed(entry.before.empty() ? RENAME_NOREPLACE : 0);
+    if (!done && errno == EEXIST) throw written_to(entry.name);
+    // Where renames have no flags.
+    if (!done && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP)) done = renamed(0);
+    if (!done) throw system_error(errno, "move " + safemap::quoted(entry.name) + " into place");
+}
+
 /// Moves the files; one that is not in the content any more has been moved before.
-void move_files(int folder, const std::vector<CommitList::Entry>& files) {
+void move_files(int folder, const CommitList& list) {
     const Descriptor content = open_at(folder, staged_content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content) {
         if (errno == ENOENT) return;
         throw system_error(errno, std::string("open ") + staged_content);
     }
-    for (const auto& entry : files) {
-        const std::string& file = entry.name;
+    for (const CommitList::Entry& entry : list.files) {
         // Whoever reads the file that names the others finds these on the disk.
-        if (&entry == &files.back()) sync_folder(folder);
-        if (calls.renameat2(content.number(), file.c_str(), folder, file.c_str(), 0) != 0 && errno != ENOENT)
-            throw system_error(errno, "move " + safemap::quoted(file) + " into place");
+        if (&entry == &list.files.back()) sync_folder(folder);
+        move_file(content.number(), folder, list, entry);
     }
 }
 
@@ -205,8 +227,11 @@ std::optional<CommitList> read_commit_list(int folder) {
 void finish_commit(int folder) {
     const auto list = read_commit_list(folder);
     if (!list) return;
-    move_files(folder, list->files);
-    for (const auto& entry : list->removed) remove_below(folder, entry.name);
+    move_files(folder, *list);
+    for (const CommitList::Entry& entry : list->removed) {
+        require_removable(folder, *list, entry);
+        remove_below(folder, entry.name);
+    }
     sync_folder(folder);
     if (calls.unlinkat(folder, list_path, 0) != 0) throw system_error(errno, std::string("remove ") + list_path);
 }

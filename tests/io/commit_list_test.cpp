@@ -1,6 +1,7 @@
 // Tests of commit_list.hpp: what readers see between the commit of a save and its end, and damaged lists.
 #include "io/commit_list.hpp"
 #include "doctest_safemap.hpp"
+#include "io/calls.hpp"
 #include "io/stamp.hpp"
 #include "io/system.hpp"
 #include "temp_dir.hpp"
@@ -222,6 +223,31 @@ TEST_CASE("no hint says to delete what may be the only copy") {
     REQUIRE(error);
     CHECK(error->hint().find("do not delete .safemap-tmp") != std::string::npos);
     CHECK(error->hint().find("remove") == std::string::npos);
+}
+
+TEST_CASE("what comes up in the folder while a commit is carried out is not replaced, nor removed") {
+    for (const char* name : {"a", "b", "c"}) {  // goes, is replaced, is new
+        CAPTURE(name);
+        const TempDir dir;
+        prepare(dir);
+        static const TempDir* place;
+        static const char* written;
+        place = &dir;
+        written = name;
+        const auto before = io::calls;
+        // After the list was read and before anything is moved.
+        io::calls.openat = [](int folder, const char* opened, int flags, mode_t mode) {
+            if (std::string(opened) == io::staged_content) {
+                fs::remove(*place / written);
+                place->write(written, "precious");
+            }
+            return ::openat(folder, opened, flags, mode);
+        };
+        CHECK_FAULT(io::finish_commit(opened(dir.path()).number()), Errc::commit_list_damaged);
+        io::calls = before;
+        CHECK(TempDir::read(dir / name) == "precious");
+        CHECK(fs::exists(dir / ".safemap-tmp/commit"));
+    }
 }
 
 TEST_CASE("nothing is removed for files that are gone") {
