@@ -61,8 +61,17 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     json.end_object();
 }
 
+void write_globals(JsonWriter& json, const Checkpoint& checkpoint) {
+    json.key("globals").begin_array();
+    for (const NamedGlobal& global : checkpoint.globals()) {
+        json.begin_object().member("module", global.module).member("name", global.name).member("known", global.known);
+        json.member("called", global.called).member("record", global.record).end_object();
+    }
+    json.end_array();
+}
+
 JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries, FileNames files,
-                   const std::vector<std::string>& notes, const std::string& structure) {
+                   const std::vector<std::string>& notes, const std::string& structure, bool with_globals) {
     JsonWriter json;
     json.begin_object();
     json.member("format", name(checkpoint.format())).member("files", checkpoint.files());
@@ -78,6 +87,7 @@ JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entri
     for (const SkippedObject& object : checkpoint.skipped())
         json.begin_object().member("name", object.name).member("type", object.type).end_object();
     json.end_array();
+    if (with_globals) write_globals(json, checkpoint);
     json.member("notes", notes);
     if (!structure.empty()) json.key("structure").json(structure);
     json.end_object();
@@ -256,6 +266,19 @@ std::string object_lines(const Checkpoint& checkpoint) {
     return lines;
 }
 
+/// Unknown names first: they are what is looked for.
+std::string global_lines(const Checkpoint& checkpoint) {
+    Table table({Align::left, Align::left, Align::left, Align::left});
+    for (const bool known : {false, true}) {
+        for (const NamedGlobal& global : checkpoint.globals()) {
+            if (global.known != known) continue;
+            table.row({printable(global.module + "." + global.name), known ? "known" : "unknown",
+                       global.called ? "called" : "named", printable(global.record)});
+        }
+    }
+    return table.text();
+}
+
 std::string note_lines(const std::vector<std::string>& notes) {
     std::string lines;
     for (const std::string& note : notes) lines += fmt::format("  {}\n", printable(note));
@@ -267,6 +290,7 @@ public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
         app.add_flag("--tree", tree_, "names as a tree");
+        app.add_flag("--globals", globals_, "every class and function that a pickle names");
         app.add_flag("--structure", structure_, "the structure document too: every value of a nested state dict");
     }
 
@@ -279,7 +303,8 @@ public:
         const std::string nothing = empty_selection({checkpoint}, common);
         if (!nothing.empty()) notes.push_back(nothing);
         if (console.json())
-            console.result(as_json(checkpoint, entries, FileNames(checkpoint, path_), notes, document(checkpoint)));
+            console.result(
+                as_json(checkpoint, entries, FileNames(checkpoint, path_), notes, document(checkpoint), globals_));
         else console.result(as_text(checkpoint, entries, notes) + section("structure", structure_lines(checkpoint)));
         return 0;
     }
@@ -320,12 +345,14 @@ private:
         text += section("tied", tied_lines(entries));
         text += section("metadata", metadata_lines(checkpoint));
         text += section("objects", object_lines(checkpoint));
+        if (globals_) text += section("globals", global_lines(checkpoint));
         text += section("notes", note_lines(notes));
         return text;
     }
 
     std::string path_;
     bool tree_ = false;
+    bool globals_ = false;
     bool structure_ = false;
 };
 

@@ -31,7 +31,9 @@ std::string as_text(const VerifyReport& report, const std::string& path) {
     for (const Error& fault : report.faults)
         text += fmt::format("fault: {}: {}\n", name(fault.code()), printable(fault.what()));
     for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
-    const std::string verdict = report.ok() ? "ok" : count_text(report.faults.size(), "fault");
+    // A file that Python would run code for is not called ok, however well it can be read.
+    const std::string good = report.asks_for_code ? "readable" : "ok";
+    const std::string verdict = report.ok() ? good : count_text(report.faults.size(), "fault");
     text +=
         fmt::format("{}: {}; {}, {}; {} compared with checksums\n", printable(path), verdict,
                     count_text(report.tensors, "tensor"), bytes_text(report.bytes), bytes_text(report.checked_bytes));

@@ -68,6 +68,15 @@ struct Extras {
     std::vector<std::string> notes = {};  ///< human sentences: files that are too large to be extras
 };
 
+/// A class or function that a pickle names. Nothing of it is imported or called.
+struct NamedGlobal {
+    std::string module;   ///< as Python 3 calls it
+    std::string name;     ///< with dots for a nested class
+    std::string record;   ///< which pickle: "archive/data.pkl" of a zip, else a description
+    bool known = false;   ///< values made with it are read; what others make is opaque
+    bool called = false;  ///< unpickling would call it
+};
+
 /// A checkpoint that has been opened: every tensor described, none read. Cheap to copy; copies share. All members
 /// are const and may be called from several threads at once. Tensors and views taken from it may outlive it.
 class SAFEMAP_API Checkpoint {
@@ -97,6 +106,11 @@ public:
     /// Human sentences about what was allowed, skipped or is opaque.
     const std::vector<std::string>& notes() const& noexcept;
     const std::vector<std::string>& notes() const&& = delete;
+    /// Returns every class and function that a pickle of a `.pt` names, also where the value is dropped or stands in a
+    /// file inside the pickle: each once for each pickle, in their order, and the first 16,384 of a file. Empty for
+    /// safetensors.
+    const std::vector<NamedGlobal>& globals() const& noexcept;
+    const std::vector<NamedGlobal>& globals() const&& = delete;
     /// What a `.pt` holds that is no tensor (storages, objects of unknown classes; numbers and texts are only counted,
     /// in notes()), or a tensor that is not kept as one: meta, sparse, quantised; and of whole modules the tensors that
     /// their state_dict() leaves out. A tensor whose dtype alone has no name in safetensors is one of the tensors, as

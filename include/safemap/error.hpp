@@ -59,7 +59,7 @@ enum class Errc : std::uint8_t {
     shape_overflow,        ///< the size of a shape does not fit in 64 bits
     partial_byte,          ///< a sub-byte tensor that does not fill whole bytes
     size_mismatch,         ///< data_offsets and shape × dtype disagree
-    trailing_bytes,        ///< bytes after the last tensor
+    trailing_bytes,        ///< bytes after the last tensor, or after a plain pickle where globals are strict
 
     index_not_json,        ///< an index file that is not JSON, or is larger than 128 MiB
     index_bad_field,       ///< an index without `weight_map`, or with one that is no map of strings
@@ -86,7 +86,7 @@ enum class Errc : std::uint8_t {
     pickle_bad_memo,     ///< a memo entry that was never put, or an absurd memo index
     pickle_bad_stack,    ///< an opcode whose operands are not on the stack, or of the wrong kind
     pickle_bad_key,      ///< a dictionary key that Python could not hash
-    pickle_bad_count,    ///< a count or length beyond the pickle
+    pickle_bad_count,    ///< a count, length or frame beyond the pickle, or a frame that ends inside an opcode
     pickle_bad_text,     ///< text that is not UTF-8, or a number that is none
     pickle_too_large,    ///< a pickle, number or name over its limit, or more memory than a pickle of its size may take
     pickle_unsupported,  ///< extension codes, out-of-band buffers, text persistent ids

@@ -12,6 +12,8 @@ struct VerifyReport {
     std::uint64_t checked_bytes = 0;  ///< compared with a stored checksum: of tensors, or of whole zip records
     std::vector<Error> faults;        ///< in the order found; empty when all is well
     std::vector<std::string> notes;
+    /// True if unpickling would call functions that safemap does not know, or has names of functions that run code.
+    bool asks_for_code = false;
 
     bool ok() const noexcept { return faults.empty(); }
 };

@@ -134,6 +134,7 @@ const std::vector<std::pair<std::string, std::string>>& Checkpoint::metadata() c
     return state_->contents.metadata;
 }
 const std::vector<std::string>& Checkpoint::notes() const& noexcept { return state_->contents.notes; }
+const std::vector<NamedGlobal>& Checkpoint::globals() const& noexcept { return state_->contents.globals; }
 const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return state_->contents.skipped; }
 const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return state_->contents.aliases; }
 const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& noexcept {

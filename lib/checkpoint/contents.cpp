@@ -41,6 +41,9 @@ void Joined::add(Contents& one, const std::string& name) {
     move_to_end(one.skipped, contents.skipped);
     move_to_end(one.checksums, contents.checksums);
     move_to_end(one.storages, contents.storages);
+    for (NamedGlobal& global : one.globals) global.record.insert(0, name + ": ");
+    move_to_end(one.globals, contents.globals);
+    contents.asks_for_code = contents.asks_for_code || one.asks_for_code;
     move_to_end(one.sources, contents.sources);
 }
 

@@ -34,6 +34,8 @@ struct Contents {
     std::optional<Error> structure_fault = {};
     std::vector<Checkpoint::StoredChecksum> checksums = {};
     std::vector<Checkpoint::Storage> storages = {};
+    std::vector<NamedGlobal> globals = {};
+    bool asks_for_code = false;  ///< pickles would call unknown functions, or name ones that run code
     /// Everything that tensors stand in, for those who want to read all of it.
     std::vector<std::shared_ptr<const Source>> sources = {};
     /// The index or file that makes a folder the folder of a finished model; empty for every other folder.

@@ -3,6 +3,7 @@
 
 #include "base/base64.hpp"
 #include "base/text.hpp"
+#include "checkpoint/named_globals.hpp"
 #include "state/children.hpp"
 #include "torch/pickle.hpp"
 #include "torch/plain.hpp"
@@ -117,15 +118,17 @@ private:
     std::map<std::pair<NodeId, Key>, NodeId> places_;
 };
 
-StateTree unpickled(const LazyTensor& tensor, torch::UnknownGlobals* unknown, std::vector<std::string>& notes) {
+StateTree unpickled(const LazyTensor& tensor, const OpenOptions& options, Contents& contents) {
     if (tensor.dtype() != Dtype::u8) throw Error(Errc::bad_tensor, "a pickled value that is not of U8");
     if (tensor.nbytes() > longest_value) throw Error(Errc::bad_tensor, "a pickled value of more than 256 MiB");
     const TensorView loaded = tensor.load();
     const auto source = memory_source("a pickled value", {loaded.bytes().begin(), loaded.bytes().end()});
     ThrowFirst faults;
-    torch::Archive archive = torch::read_plain(source, faults, unknown);
-    for (const std::string& note : archive.notes)
-        notes.push_back("the value of " + safemap::quoted(tensor.name()) + ": " + note);
+    torch::NamedGlobals globals(options.strict_globals);
+    torch::Archive archive = torch::read_plain(source, faults, &globals);
+    const std::string value = "the value of " + safemap::quoted(tensor.name());
+    for (const std::string& note : archive.notes) contents.notes.push_back(value + ": " + note);
+    add_globals(globals, value + ": ", contents);
     return std::move(archive.tree);
 }
 
@@ -153,7 +156,6 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
         if (!place) return;
         places.push_back(*place);
     }
-    torch::UnknownGlobals globals;
     for (std::size_t i = 0; i < places.size(); ++i) {
         const LazyTensor& tensor = contents.tensors[i];
         if (!(*names)[i].pickled) {
@@ -161,7 +163,7 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
             continue;
         }
         try {
-            tree.graft(places[i], unpickled(tensor, options.strict_globals ? &globals : nullptr, contents.notes));
+            tree.graft(places[i], unpickled(tensor, options, contents));
         } catch (Error& error) {
             if (error.code() == Errc::unknown_global || remedy(error.code()) != Remedy::reject_data)
                 throw std::move(error.with_tensor(tensor.name()));

@@ -1,5 +1,6 @@
 // Reads one file: safetensors, or what torch wrote.
 #include "checkpoint/contents.hpp"
+#include "checkpoint/named_globals.hpp"
 #include "checkpoint/olmo.hpp"
 #include "checkpoint/sniff.hpp"
 #include "checkpoint/structure.hpp"
@@ -38,13 +39,14 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
     return contents;
 }
 
-Contents contents_of(torch::Archive archive) {
+Contents contents_of(torch::Archive archive, const torch::NamedGlobals& globals) {
     FlatState flat = flatten(archive.tree);
 
     Contents contents;
     contents.format = Format::torch;
     contents.notes = std::move(archive.notes);
     contents.notes.insert(contents.notes.end(), flat.notes.begin(), flat.notes.end());
+    add_globals(globals, {}, contents);
     contents.only_in_tree = std::move(flat.only_in_tree);
     contents.skipped = std::move(flat.skipped);
     contents.aliases = std::move(flat.aliases);
@@ -93,15 +95,14 @@ Contents read_known(const std::shared_ptr<const Source>& source, const OpenOptio
         Recognise recognise(faults, *source);
         return read_safetensors(source, options, recognise);
     }
-    torch::UnknownGlobals globals;
-    torch::UnknownGlobals* const unknown = options.strict_globals ? &globals : nullptr;
+    torch::NamedGlobals globals(options.strict_globals);
     const Sniffed sniffed = sniff(*source);
     switch (sniffed.content) {
         case Content::safetensors: return read_safetensors(source, options, faults);
-        case Content::zip: return contents_of(torch::read_archive(source, faults, unknown));
-        case Content::legacy: return contents_of(torch::read_legacy(source, faults, unknown));
-        case Content::pickle: return contents_of(torch::read_plain(source, faults, unknown));
-        case Content::tar: return contents_of(torch::read_tar(source, faults, unknown));
+        case Content::zip: return contents_of(torch::read_archive(source, faults, &globals), globals);
+        case Content::legacy: return contents_of(torch::read_legacy(source, faults, &globals), globals);
+        case Content::pickle: return contents_of(torch::read_plain(source, faults, &globals), globals);
+        case Content::tar: return contents_of(torch::read_tar(source, faults, &globals), globals);
         case Content::json:
         case Content::unknown: break;
     }

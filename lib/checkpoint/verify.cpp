@@ -224,6 +224,7 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     if (faults.faults().empty()) check_identity(contents, files, path, faults);
     report.faults = faults.take();
     report.notes = std::move(contents.notes);
+    report.asks_for_code = contents.asks_for_code;
     report.tensors = contents.tensors.size();
     contents.metadata = {};  // lists of digests take as much as all names
 

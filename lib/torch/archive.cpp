@@ -30,8 +30,8 @@ constexpr std::string_view of_export = "torch.save(torch.export.load(FILE).state
 
 class ArchiveReader {
 public:
-    ArchiveReader(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown)
-        : zip_(ZipDirectory::read(source, faults)), faults_(faults), unknown_(unknown), root_(root_of(zip_)) {}
+    ArchiveReader(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals)
+        : zip_(ZipDirectory::read(source, faults)), faults_(faults), globals_(globals), root_(root_of(zip_)) {}
 
     Archive read() {
         const ZipRecord* pickle = find("data.pkl");
@@ -120,18 +120,25 @@ private:
         note_trailing(data.bytes.size() - pickle.consumed());
         // Only TorchScript has constants.
         const ZipRecord* const constants = find("constants.pkl");
-        if (constants == nullptr || !is_script(pickle)) return take(rebuild(pickle, storages("data/"), faults_));
+        if (constants == nullptr || !is_script(pickle))
+            return take(rebuild(pickle, storages("data/", record), faults_));
         const std::vector<NamedValue> state = script_state(pickle);
-        take(rebuild(pickle, state, storages("data/"), faults_));
+        take(rebuild(pickle, state, storages("data/", record), faults_));
         if (state.empty()) return read_constants(*constants);
-        if (unknown_ != nullptr) refuse_unknown(*constants);
+        if (globals_ != nullptr) add_globals(*constants);
         out_.notes.push_back(
             "a TorchScript archive: the tensors of its modules are read, its code and constants are not");
     }
 
-    void refuse_unknown(const ZipRecord& record) {
-        unknown_->add(checked_pickle(record).graph, is_known_in_script);
-        unknown_->refuse();
+    /// Of a pickle that nothing else is read from: unless globals are strict, what is wrong with it is left to verify.
+    void add_globals(const ZipRecord& record) {
+        try {
+            const CheckedPickle data = globals_->strict() ? checked_pickle(record) : unchecked_pickle(record);
+            globals_->add(data.graph, record.name, is_known_in_script);
+        } catch (const Error& error) {
+            if (globals_->strict() || remedy(error.code()) != Remedy::reject_data) throw;
+        }
+        globals_->refuse();
     }
 
     /// A frozen module has its weights as constants, which its code calls by these names.
@@ -141,7 +148,7 @@ private:
         std::vector<NamedValue> constants;
         for (const PickleGraph::Id constant : pickle.items_or_nothing(pickle.root()))
             constants.push_back({"CONSTANTS.c" + std::to_string(constants.size()), constant});
-        take(rebuild(pickle, constants, storages("constants/"), faults_));
+        take(rebuild(pickle, constants, storages("constants/", record), faults_));
         out_.notes.push_back(
             "a TorchScript archive whose modules have no tensors, as frozen ones: its constants are read, its code is "
             "not");
@@ -152,10 +159,11 @@ private:
         out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     }
 
-    Storages storages(std::string folder) {
+    Storages storages(std::string folder, const ZipRecord& record) {
         return {.find = [this, folder](std::string_view key) { return storage(folder, key); },
                 .big_endian = big_endian(),
-                .unknown = unknown_};
+                .globals = globals_,
+                .record = record.name};
     }
 
     struct CheckedPickle {
@@ -163,13 +171,19 @@ private:
         PickleGraph graph;
     };
     CheckedPickle checked_pickle(const ZipRecord& record) {
+        return read_pickle_of(record, [&] { return checked_bytes(record); });
+    }
+    CheckedPickle unchecked_pickle(const ZipRecord& record) {
+        return read_pickle_of(record, [&] { return read_all(zip_.open(record)); });
+    }
+    template <class Read> CheckedPickle read_pickle_of(const ZipRecord& record, Read read) {
         const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
         if (record.size > limits.max_bytes) {
             throw Error(Errc::pickle_too_large, safemap::quoted(record.name) + " has " + bytes_text(record.size) +
                                                     " in " + bytes_text(record.packed.size) + "; at most " +
                                                     bytes_text(limits.max_bytes) + " are read");
         }
-        std::vector<char> bytes = checked_bytes(record);
+        std::vector<char> bytes = read();
         PickleGraph graph = read_pickle(bytes, limits);
         return {std::move(bytes), std::move(graph)};
     }
@@ -224,15 +238,15 @@ private:
     ZipDirectory zip_;
     mutable std::map<const ZipRecord*, RecordData> inflated_;
     FaultSink& faults_;
-    UnknownGlobals* unknown_;
+    NamedGlobals* globals_;
     std::string root_;  ///< with the slash
     Archive out_;
 };
 
 }  // namespace
 
-Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
-    return ArchiveReader(source, faults, unknown).read();
+Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals) {
+    return ArchiveReader(source, faults, globals).read();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::torch

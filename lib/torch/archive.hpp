@@ -33,7 +33,7 @@ struct Archive {
 
 /// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults, and
 /// checksum_mismatch of data.pkl; other records have their checksums looked at by verify. A tensor with a
-/// fault is left out where `faults` returns. Where `unknown` is not null, also unknown_global.
-Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown = nullptr);
+/// fault is left out where `faults` returns. Where `globals` is strict, also unknown_global.
+Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -66,7 +66,8 @@ EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storage
         throw Error(Errc::bad_tensor, "_load_from_bytes of something that is not bytes");
     const RecordData bytes = embedded_bytes(pickle, arguments[0], storages, allowance);
     allowance.spend(file_cost + bytes.extent.size);
-    const LegacyFile file(bytes.source, bytes.extent, storages.unknown);
+    const NamedGlobals::Inside inside(storages.globals, storages.record);
+    const LegacyFile file(bytes.source, bytes.extent, storages.globals);
     const StorageId storage = storage_id(file.object(), file.object().root());
     if (storage.first != 0 || storage.count != storage.elements) {
         throw Error(Errc::bad_tensor, "_load_from_bytes of a view of a storage");

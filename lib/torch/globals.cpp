@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <span>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::torch {
 
@@ -18,7 +20,7 @@ namespace {
 using Global = PickleGraph::Global;
 
 /// In an error; a file may have millions.
-constexpr std::size_t most_listed = 32;
+constexpr std::size_t most_named = 32;
 
 /// Beside dtypes, storages and the tensor classes of old files, which have tables of their own.
 constexpr std::array known_globals{
@@ -96,10 +98,46 @@ constexpr std::array unsafe_builtins{
 bool any(const auto& names, std::string_view one) { return std::find(names.begin(), names.end(), one) != names.end(); }
 
 bool is_getattr(const PickleGraph& pickle, PickleGraph::Id id) { return is_global(pickle, id, "builtins", "getattr"); }
-bool calls_getattr(const PickleGraph& pickle) {
-    for (PickleGraph::Id id = 0; id < pickle.size(); ++id)
-        if (is_call_of(pickle, id, "builtins", "getattr")) return true;
-    return false;
+
+/// Which nodes of a pickle are values of others or are called.
+struct Uses {
+    std::vector<bool> used;
+    std::vector<bool> called;
+};
+
+/// Functions that call, or make an object of, their first argument.
+constexpr std::array calls_first{
+    Global{"copyreg", "__newobj__"},
+    Global{"copyreg", "__newobj_ex__"},
+    Global{"copyreg", "_reconstructor"},
+    Global{"torch._tensor", "_rebuild_from_type"},
+    Global{"torch._tensor", "_rebuild_from_type_v2"},
+};
+
+bool calls_its_first(const PickleGraph& pickle, PickleGraph::Id function) {
+    return std::any_of(calls_first.begin(), calls_first.end(),
+                       [&](const Global& row) { return is_global(pickle, function, row.module, row.name); });
+}
+
+Uses uses_of(const PickleGraph& pickle) {
+    Uses uses{std::vector<bool>(pickle.size()), std::vector<bool>(pickle.size())};
+    const auto use = [&](std::span<const PickleGraph::Id> ids) {
+        for (const PickleGraph::Id id : ids) uses.used[id] = true;
+    };
+    uses.used[pickle.root()] = true;
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        use(pickle.items_or_nothing(id));
+        if (pickle.kind(id) == PickleGraph::Kind::persistent) uses.used[pickle.persistent(id)] = true;
+        if (pickle.kind(id) != PickleGraph::Kind::call) continue;
+        const PickleGraph::Call call = pickle.call(id);
+        uses.used[call.callee] = uses.called[call.callee] = true;
+        use(call.states);
+        use(call.items);
+        use(call.appends);
+        const auto arguments = pickle.items(call.arguments);
+        if (!arguments.empty() && calls_its_first(pickle, call.callee)) uses.called[arguments[0]] = true;
+    }
+    return uses;
 }
 
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
@@ -165,18 +203,52 @@ bool hands_on_loader(const PickleGraph& pickle) {
     return false;
 }
 
-void UnknownGlobals::add(const PickleGraph& pickle, Known* known) {
-    if (hands_on_loader(pickle)) unsafe_.add({"torch.storage", "_load_from_bytes"});
-    const bool getattr_is_called = calls_getattr(pickle);
+NamedGlobals::Inside::Inside(NamedGlobals* globals, std::string_view record) : globals_(globals) {
+    if (globals_ != nullptr) globals_->prefix_ = std::string(record) + ", a storage in it: ";
+}
+NamedGlobals::Inside::~Inside() {
+    if (globals_ != nullptr) globals_->prefix_.clear();
+}
+
+void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known* known) {
+    const std::string whole = prefix_ + std::string(record);
+    const Uses uses = uses_of(pickle);
+    const bool loader_is_value = hands_on_loader(pickle);
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
-        if (pickle.kind(id) != PickleGraph::Kind::global || known(pickle.global(id))) continue;
-        // Uncalled, it has spelled the name of a nested class, which is a global of its own.
-        if (!getattr_is_called && is_getattr(pickle, id)) continue;
-        (runs_code(pickle.global(id)) ? unsafe_ : others_).add(pickle.global(id));
+        if (pickle.kind(id) != PickleGraph::Kind::global) continue;
+        // Unused, it has spelled the name of a nested class, which is a global of its own.
+        if (!uses.used[id] && is_getattr(pickle, id)) continue;
+        const Global global = pickle.global(id);
+        const bool loader = is_global(pickle, id, "torch.storage", "_load_from_bytes");
+        add_one(global, whole, known(global) && !(loader && loader_is_value), uses.called[id]);
     }
 }
 
-void UnknownGlobals::refuse() const {
+void NamedGlobals::add_one(const Global& global, std::string_view record, bool known, bool called) {
+    const bool unsafe = !known && (runs_code(global) || is_known(global));  // known otherwise: the loader of pickles
+    if (!known) (unsafe ? unsafe_ : others_).add(global);
+    std::string key(record);
+    key.append(1, '\0').append(global.module).append(1, '\0').append(global.name);
+    const auto found = places_.find(key);
+    if (found != places_.end()) {
+        NamedGlobal& named = all_[found->second];
+        named.called = named.called || called;
+        named.known = named.known && known;
+        named.unsafe = named.unsafe || unsafe;
+        return;
+    }
+    if (all_.size() == most_listed) return;
+    places_.emplace(std::move(key), all_.size());
+    all_.push_back({.module = std::string(global.module),
+                    .name = std::string(global.name),
+                    .record = std::string(record),
+                    .known = known,
+                    .called = called,
+                    .unsafe = unsafe});
+}
+
+void NamedGlobals::refuse() const {
+    if (!strict_) return;
     std::string message;
     if (!unsafe_.first.empty()) message = "globals that run code: " + unsafe_.text();
     if (!others_.first.empty()) message += (message.empty() ? "" : "; ") + ("unknown globals: " + others_.text());
@@ -185,14 +257,37 @@ void UnknownGlobals::refuse() const {
         .with_hint("where they are allowed, what they would make is opaque objects, and nothing is called");
 }
 
-void UnknownGlobals::Names::add(const Global& global) {
+std::optional<std::string> NamedGlobals::note() const {
+    std::set<std::string> names;
+    const NamedGlobal* first = nullptr;
+    for (const NamedGlobal& named : all_) {
+        if (named.known || !named.called) continue;
+        names.insert(dotted({named.module, named.name}));
+        if (first == nullptr || (named.unsafe && !first->unsafe)) first = &named;
+    }
+    if (first == nullptr) return std::nullopt;
+    const std::string name = printable(dotted({first->module, first->name}));
+    const std::string called =
+        names.size() == 1
+            ? "a class or function that safemap does not know, " + name
+            : std::to_string(names.size()) + " classes and functions that safemap does not know, the first is " + name;
+    return "unpickling would call " + called +
+           "; nothing was called; inspect --globals lists what the file names, --strict-globals refuses the file";
+}
+
+bool NamedGlobals::asks_for_code() const noexcept {
+    return std::any_of(all_.begin(), all_.end(),
+                       [](const NamedGlobal& named) { return named.unsafe || (named.called && !named.known); });
+}
+
+void NamedGlobals::Names::add(const Global& global) {
     std::string name = printable(dotted(global));
     if (any(first, name)) return;
-    if (first.size() < most_listed) first.push_back(std::move(name));
+    if (first.size() < most_named) first.push_back(std::move(name));
     else more = true;
 }
 
-std::string UnknownGlobals::Names::text() const {
+std::string NamedGlobals::Names::text() const {
     std::string all;
     for (const std::string& name : first) all += (all.empty() ? "" : ", ") + name;
     return more ? all + " and more" : all;

@@ -4,8 +4,11 @@
 
 #include "torch/pickle.hpp"
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -27,18 +30,53 @@ bool runs_code(const PickleGraph::Global& global) noexcept;
 bool hands_on_loader(const PickleGraph& pickle);
 inline constexpr std::string_view load_from_bytes = "torch.storage._load_from_bytes";
 
-/// What pickles name that is not known, for those who refuse it. Holds the first names of each kind, so that its size
-/// does not grow with the file.
-class UnknownGlobals {
+/// A class or function that a pickle names.
+struct NamedGlobal {
+    std::string module;
+    std::string name;
+    std::string record;   ///< which pickle
+    bool known = false;   ///< values made with it are read, and not opaque
+    bool called = false;  ///< the pickle asks for a call
+    bool unsafe = false;  ///< not known, and runs code
+};
+
+/// Collects the classes and functions that the pickles of a file name, for those who list them and for those who refuse
+/// unknown ones. Holds the first ones only, so that its size does not grow with the file.
+class NamedGlobals {
 public:
     using Known = bool(const PickleGraph::Global&);
+    static constexpr std::size_t most_listed = 16'384;
 
-    /// Every global of a pickle, also of values that are dropped.
-    void add(const PickleGraph& pickle, Known* known = is_known);
-    /// Throws unknown_global where there are any: those that run code first.
+    /// If `strict`, refuse() throws.
+    explicit NamedGlobals(bool strict = true) : strict_(strict) {}
+    bool strict() const noexcept { return strict_; }
+
+    /// Adds every global of a pickle, also of values that are dropped. `record` says which pickle it is.
+    void add(const PickleGraph& pickle, std::string_view record, Known* known = is_known);
+    /// If strict, throws unknown_global where a pickle names any: those that run code first.
     void refuse() const;
 
+    /// In the order of the pickles, each once for each record.
+    const std::vector<NamedGlobal>& all() const noexcept { return all_; }
+    /// Returns the sentence that counts the unknown ones that would be called, or nothing where there are none.
+    std::optional<std::string> note() const;
+    /// Returns whether loading the file with Python would call unknown functions, or hand on ones that run code.
+    bool asks_for_code() const noexcept;
+
+    /// While it lives, records are those of a file inside the pickle `record`.
+    class Inside {
+    public:
+        Inside(NamedGlobals* globals, std::string_view record);
+        Inside(const Inside&) = delete;
+        Inside& operator=(const Inside&) = delete;
+        ~Inside();
+
+    private:
+        NamedGlobals* globals_;
+    };
+
 private:
+    /// The first unknown names, for the refusal.
     struct Names {
         std::vector<std::string> first = {};
         bool more = false;
@@ -47,8 +85,14 @@ private:
         std::string text() const;
     };
 
-    Names unsafe_;
-    Names others_;
+    void add_one(const PickleGraph::Global& global, std::string_view record, bool known, bool called);
+
+    bool strict_;
+    std::string prefix_ = {};  ///< of records
+    std::vector<NamedGlobal> all_ = {};
+    std::unordered_map<std::string, std::size_t> places_ = {};  ///< in all_, by record, module and name
+    Names unsafe_ = {};
+    Names others_ = {};
 };
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -18,6 +18,7 @@ using Kind = PickleGraph::Kind;
 /// 0x1950a86a20f9469cfc6c
 constexpr std::string_view magic = "119547037146038801333356";
 constexpr std::int64_t version = 1001;
+constexpr std::string_view object_record = "the object";
 
 void check_version(const PickleGraph& pickle) {
     if (pickle.kind(pickle.root()) == Kind::integer && pickle.integer(pickle.root()) == version) return;
@@ -45,16 +46,16 @@ bool is_legacy(std::string_view head) {
     }
 }
 
-LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, UnknownGlobals* unknown)
+LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, NamedGlobals* globals)
     : source_(source) {
-    PickleStream stream(source, part, unknown);
+    PickleStream stream(source, part, globals);
     if (!is_magic_number(stream.pickle("the magic number").graph)) {
         throw Error(Errc::unknown_format, "no file of torch.save: it begins with another magic number");
     }
     check_version(stream.pickle("the version").graph);
     // What it says of the machine is of no use: storages are little-endian whatever it is.
     static_cast<void>(stream.pickle("the description of the machine"));
-    object_ = stream.pickle("the object");
+    object_ = stream.pickle(object_record);
     list_storages();
     const HeldPickle keys = stream.pickle("the list of storages");
     place_storages(stream, keys.graph);
@@ -118,14 +119,16 @@ std::vector<RecordData> LegacyFile::storages() const {
     return all;
 }
 
-Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
+Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals) {
     Archive out;
     reporting(faults, [&] {
-        const LegacyFile file(source, {0, source->size()}, unknown);
+        const LegacyFile file(source, {0, source->size()}, globals);
         if (file.trailing() > 0) {
             out.notes.push_back(bytes_text(file.trailing()) + " after the last storage are ignored");
         }
-        const Storages storages{.find = [&](std::string_view key) { return file.storage(key); }, .unknown = unknown};
+        const Storages storages{.find = [&](std::string_view key) { return file.storage(key); },
+                                .globals = globals,
+                                .record = object_record};
         Rebuilt rebuilt = rebuild(file.object(), storages, faults);
         out.tree = std::move(rebuilt.tree);
         out.storages = file.storages();

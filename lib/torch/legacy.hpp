@@ -22,10 +22,10 @@ bool is_magic_number(const PickleGraph& pickle);
 
 class LegacyFile {
 public:
-    /// Of `part` of the source, which lies inside it. Adds its globals to `unknown`. Throws the pickle_* faults,
+    /// Of `part` of the source, which lies inside it. Adds its globals to `globals`. Throws the pickle_* faults,
     /// file_truncated, unknown_format where there is no magic number or another version, and bad_tensor where the
     /// storages are not those of the object.
-    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, UnknownGlobals* unknown = nullptr);
+    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, NamedGlobals* globals = nullptr);
     // Keys are views into the pickle.
     LegacyFile(const LegacyFile&) = delete;
     LegacyFile& operator=(const LegacyFile&) = delete;
@@ -57,6 +57,6 @@ private:
 
 /// Throws or reports what LegacyFile throws, and bad_tensor, shape_overflow and storage_too_short of tensors. A tensor
 /// with a fault is left out where `faults` returns.
-Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown = nullptr);
+Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

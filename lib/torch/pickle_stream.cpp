@@ -33,7 +33,7 @@ HeldPickle PickleStream::pickle(std::string_view what) {
         try {
             held.graph = read_pickle(held.bytes, limits);
             at_ += held.graph.consumed();
-            if (unknown_ != nullptr) unknown_->add(held.graph);
+            if (globals_ != nullptr) globals_->add(held.graph, what);
             return held;
         } catch (const Error& error) {
             const bool cut = error.code() == Errc::pickle_truncated;

@@ -23,9 +23,10 @@ struct HeldPickle {
 
 class PickleStream {
 public:
-    /// Of `part` of the source, which lies inside it. The globals of all pickles are added to `unknown`.
-    PickleStream(std::shared_ptr<const Source> source, Extent part, UnknownGlobals* unknown = nullptr)
-        : source_(std::move(source)), at_(part.offset), end_(part.end()), unknown_(unknown) {}
+    /// Of `part` of the source, which lies inside it. The globals of all pickles are added to `globals`, as those of
+    /// the record that pickle() is called with.
+    PickleStream(std::shared_ptr<const Source> source, Extent part, NamedGlobals* globals = nullptr)
+        : source_(std::move(source)), at_(part.offset), end_(part.end()), globals_(globals) {}
 
     /// Reads the next pickle; `what` it is goes into errors. Throws the pickle_* faults, file_truncated.
     HeldPickle pickle(std::string_view what);
@@ -41,7 +42,7 @@ private:
     std::shared_ptr<const Source> source_;
     std::uint64_t at_;
     std::uint64_t end_;
-    UnknownGlobals* unknown_;
+    NamedGlobals* globals_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -12,6 +12,8 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
+constexpr std::string_view record = "the pickle";
+
 /// Programs that unpickle until the file ends run what follows; torch.load does where the first pickle's value equals
 /// the magic number.
 Error unseen(std::uint64_t bytes) {
@@ -21,13 +23,13 @@ Error unseen(std::uint64_t bytes) {
 
 }  // namespace
 
-Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
+Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals) {
     Archive out;
     reporting(faults, [&] {
         PickleStream stream(source, {0, source->size()});
-        const HeldPickle held = stream.pickle("the pickle");
+        const HeldPickle held = stream.pickle(record);
         // Longer than the head that formats are told by.
-        if (is_magic_number(held.graph)) return static_cast<void>(out = read_legacy(source, faults, unknown));
+        if (is_magic_number(held.graph)) return static_cast<void>(out = read_legacy(source, faults, globals));
         if (stream.left() > 0) {
             out.notes.push_back(bytes_text(stream.left()) + " after the end of the pickle are ignored");
         }
@@ -37,11 +39,12 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
                                 },
                                 .file = source,
                                 .bytes = held.bytes,
-                                .unknown = unknown};
+                                .globals = globals,
+                                .record = record};
         Rebuilt rebuilt = rebuild(held.graph, storages, faults);
         out.tree = std::move(rebuilt.tree);
         out.notes.insert(out.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
-        if (unknown != nullptr && stream.left() > 0) throw unseen(stream.left());
+        if (globals != nullptr && globals->strict() && stream.left() > 0) throw unseen(stream.left());
     });
     return out;
 }

@@ -905,32 +905,33 @@ private:
 };
 
 /// Also of files that stand in the pickle: what is dropped there would be loaded as well.
-void refuse_unknown(const PickleGraph& pickle, const Storages& storages, UnknownGlobals::Known* known) {
-    if (storages.unknown == nullptr) return;
-    storages.unknown->add(pickle, known);
+void add_globals(const PickleGraph& pickle, const Storages& storages, NamedGlobals::Known* known) {
+    if (storages.globals == nullptr) return;
+    storages.globals->add(pickle, storages.record, known);
     Allowance allowance = pickle.allowance();
     for (Id id = 0; id < pickle.size(); ++id) {
         if (!is_embedded(pickle, id)) continue;
         try {
             embedded_storage(pickle, id, storages, allowance);
-        } catch (const Error&) {
-            storages.unknown->refuse();
-            throw;
+        } catch (const Error& error) {
+            storages.globals->refuse();
+            if (storages.globals->strict() || remedy(error.code()) != Remedy::reject_data) throw;
+            if (allowance.left() == 0) break;
         }
     }
-    storages.unknown->refuse();
+    storages.globals->refuse();
 }
 
 }  // namespace
 
 Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
-    refuse_unknown(pickle, storages, is_known);
+    add_globals(pickle, storages, is_known);
     return Rebuilder(pickle, storages, faults).run();
 }
 
 Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
                 FaultSink& faults) {
-    refuse_unknown(pickle, storages, is_known_in_script);
+    add_globals(pickle, storages, is_known_in_script);
     return Rebuilder(pickle, storages, faults).run(parts);
 }
 

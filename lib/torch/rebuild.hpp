@@ -32,8 +32,9 @@ struct Storages {
     /// The file that begins with the pickle's `bytes`, for storages that stand in it; null: they are in memory only.
     std::shared_ptr<const Source> file = {};
     std::span<const char> bytes = {};
-    /// Where it is not null, a pickle that has any is refused: rebuild() throws unknown_global.
-    UnknownGlobals* unknown = nullptr;
+    /// Where it is not null, it gets the names of the pickle. If it is strict, rebuild() throws unknown_global.
+    NamedGlobals* globals = nullptr;
+    std::string_view record = {};  ///< for `globals`: which pickle it is
 };
 
 struct Rebuilt {

@@ -30,6 +30,8 @@ constexpr int max_members = 64;
 /// Of storages, views and tensors; each is held in memory.
 constexpr std::int64_t max_entries = 1'000'000;
 
+constexpr std::string_view tar_record = "member 'pickle'";
+
 Error bad(const std::string& what) { return {Errc::bad_tensor, what}; }
 
 /// The header of a member.
@@ -111,18 +113,19 @@ struct Entry {
 
 class TarReader {
 public:
-    TarReader(const std::shared_ptr<const Source>& source, UnknownGlobals* unknown)
-        : source_(source), unknown_(unknown), members_(members_of(*source)) {}
+    TarReader(const std::shared_ptr<const Source>& source, NamedGlobals* globals)
+        : source_(source), globals_(globals), members_(members_of(*source)) {}
 
     Rebuilt read(FaultSink& faults) {
         read_storages(member("storages"));
         read_tensors(member("tensors"));
-        const HeldPickle object = member("pickle").pickle("member 'pickle'");
+        const HeldPickle object = member("pickle").pickle(tar_record);
         const Storages storages{.find = [](std::string_view key) -> RecordData {
                                     throw bad("storage " + safemap::quoted(key) + " has no place in a tar archive");
                                 },
                                 .tensor = [this](std::int64_t key) { return tensor(key); },
-                                .unknown = unknown_};
+                                .globals = globals_,
+                                .record = tar_record};
         return rebuild(object.graph, storages, faults);
     }
 
@@ -131,7 +134,7 @@ public:
 private:
     PickleStream member(std::string_view name) const {
         const auto found = members_.find(name);
-        if (found != members_.end()) return {source_, found->second, unknown_};
+        if (found != members_.end()) return {source_, found->second, globals_};
         throw Error(Errc::unknown_format,
                     "a tar archive without the member " + safemap::quoted(name) + ", which torch 0.1 writes");
     }
@@ -232,7 +235,7 @@ private:
     }
 
     std::shared_ptr<const Source> source_;
-    UnknownGlobals* unknown_;
+    NamedGlobals* globals_;
     std::map<std::string, Extent, std::less<>> members_;
     std::vector<RecordData> places_;  ///< of storages
     std::map<std::int64_t, Storage> storages_;
@@ -241,10 +244,10 @@ private:
 
 }  // namespace
 
-Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown) {
+Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals) {
     Archive out;
     reporting(faults, [&] {
-        TarReader reader(source, unknown);
+        TarReader reader(source, globals);
         Rebuilt rebuilt = reader.read(faults);
         out.tree = std::move(rebuilt.tree);
         out.notes = std::move(rebuilt.notes);

@@ -9,8 +9,8 @@
 namespace safemap::SAFEMAP_ABI::torch {
 
 /// Throws or reports unknown_format where a member is missing, file_truncated, the pickle_* faults, and bad_tensor,
-/// shape_overflow and storage_too_short of tensors. Where `unknown` is not null, also unknown_global. Reads no tensor
+/// shape_overflow and storage_too_short of tensors. Where `globals` is strict, also unknown_global. Reads no tensor
 /// byte.
-Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults, UnknownGlobals* unknown = nullptr);
+Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

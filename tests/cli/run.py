@@ -1761,6 +1761,34 @@ class Torch(Case):
         for name in ('train_gpt.pt', 'tied_legacy.pt', 'plain_pickle2.pkl', 'tar_0_1.pt', 'torchscript.pt'):
             self.done('inspect', self.pt(name), '--strict-globals')
 
+    def test_names_in_pickles_are_listed(self):
+        attack = self.pt('broken/os_system.pt')
+        self.assertNotIn('globals', self.done('inspect', attack))
+        told = self.done('inspect', attack, '--globals')
+        self.assertIn({'module': 'posix', 'name': 'system', 'known': False, 'called': True,
+                       'record': 'archive/data.pkl'}, told['globals'])
+        text = self.safemap('inspect', attack, '--globals').out
+        self.assertIn('posix.system', text.split('\nglobals\n')[1].splitlines()[0])
+        self.assertEqual(self.done('inspect', 'small.safetensors', '--globals')['globals'], [])
+        known = self.done('inspect', self.pt('train_gpt.pt'), '--globals')
+        self.assertTrue(known['globals'])
+        self.assertTrue(all(each['known'] for each in known['globals']))
+        self.assertFalse([note for note in known['notes'] if 'would call' in note])
+
+    def test_a_file_that_calls_unknown_functions_is_readable_and_not_ok(self):
+        for name, first in (('broken/os_system.pt', 'posix.system'), ('lightning.ckpt', 'argparse.Namespace'),
+                            ('broken/legacy_os_system.pt', 'posix.system')):
+            path = self.pt(name)
+            for words in [('inspect', path), ('convert', path, 'x', '--dry-run'), ('verify', path)]:
+                notes = [note for note in self.done(*words)['notes'] if 'would call' in note]
+                self.assertEqual(len(notes), 1, words)
+                self.assertIn(first, notes[0])
+                self.assertIn('--globals', notes[0])
+                self.assertIn('--strict-globals', notes[0])
+            self.assertTrue(self.done('verify', path)['ok'])
+            self.assertIn(': readable; ', self.safemap('verify', path).out)
+        self.assertIn(': ok; ', self.safemap('verify', self.pt('train_gpt.pt')).out)
+
     def test_shards_that_name_what_is_unknown_are_refused(self):
         for name in ('tied', 'module'):
             (self.folder / f'{name}.bin').write_bytes((DATA / 'pt' / f'{name}.pt').read_bytes())

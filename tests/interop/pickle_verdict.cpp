@@ -51,7 +51,7 @@ std::string verdict(std::span<const char> bytes) {
     const std::string lenient = code_of([&] { globals = names(bytes); });
     const auto all = std::as_bytes(bytes);
     const std::string strict = code_of([&] {
-        torch::UnknownGlobals unknown;
+        torch::NamedGlobals unknown;
         ThrowFirst faults;
         torch::read_plain(memory_source("stdin", {all.begin(), all.end()}), faults, &unknown);
     });

@@ -4,11 +4,11 @@
     pickles.py PICKLE_VERDICT [COUNT] [SEED]
 
 PICKLE_VERDICT is the program built from pickle_verdict.cpp. Pickles are random ones of all opcodes, in right and wrong
-frames, with other pickles hidden in their texts, and mutations of them. Nothing in them is run: the unpicklers are the C
-one (from files that look ahead, and that do not), the one in Python and torch's own, each of which is given inert
-objects for the classes and functions that it asks for. Whatever one of them asks for, safemap has to name, or it has
-to refuse the pickle; what is unknown among it, --strict-globals has to refuse. Where a pickle is read, all have to end
-at the same byte: in old files of torch.save another pickle begins there.
+frames, with other pickles hidden in their texts, and mutations of them. Nothing in them is run. The unpicklers are the
+C one (from files that look ahead, and that do not), the one in Python and torch's own. Each gets inert objects for the
+classes and functions that it asks for. Whatever one of them asks for, safemap has to name, or it has to refuse the
+pickle; what is unknown among it, --strict-globals has to refuse. If a pickle is read, all have to end at the same byte:
+in old files of torch.save another pickle begins there.
 """
 
 import _compat_pickle
@@ -96,7 +96,7 @@ class Generator:
             elif how == 1:
                 del data[at:at + rng.randrange(1, 4)]
             elif how == 2:
-                data[at:at] = rng.choice([bytes([rng.randrange(256)]), b'\n', b'\r', b'\0', b'.', b'(', b'0', b'2', b'N'])
+                data[at:at] = rng.choice([bytes([rng.randrange(256)]), b'\n', b'\r', b'\0', b'.', b'(', b'0', b'2'])
             elif at < len(data):
                 data[at] = (data[at] + rng.choice([1, -1, 8, 128])) % 256
         return bytes(data)
@@ -168,8 +168,8 @@ class Generator:
         choices += [b'\x8a' + little(size, 1) + little(n, size), b'\x8b' + little(size, 4) + little(n, size)]
         choices += [b'\x8a\0', b'\x8b\0\0\0\0', b'I-5\n', b'I00\n', b'I01\n']
         if rng.random() < 0.05:
-            choices = [b'I010\n', b'I0x1F\n', b'I1_0\n', b'I 1\n', b'I1\0N\n', b'L0L\n', b'L00L\n', b'I+1\n', b'I\n', b'F1_0\n',
-                       b'Fnan\n', b'F 1\n', b'F1\0N\n', b'I1 \n', b'I0\r\n', b'I01\r\n']
+            choices = [b'I010\n', b'I0x1F\n', b'I1_0\n', b'I 1\n', b'I1\0N\n', b'L0L\n', b'L00L\n', b'I+1\n', b'I\n',
+                       b'F1_0\n', b'Fnan\n', b'F 1\n', b'F1\0N\n', b'I1 \n', b'I0\r\n', b'I01\r\n']
         return [rng.choice(choices)]
 
     def simple(self, _):
@@ -184,8 +184,8 @@ class Generator:
         if size < 256:
             choices += [b'\x8c' + little(size, 1) + text, b'U' + little(size, 1) + text]
         if rng.random() < 0.05:
-            choices = [b"S'a\\x4'\n", b"S'\\501'\n", b"S'a' \n", b"S'a'\r\n", b"S'a\"\n", b'S"a\\"\n', b'V\\ud800\n', b'V\\\n',
-                       b'V\\\\u0041\n', b'Va\r\n', b'V\xe9\n', b"S''\n", b'S\n', b'V\n', b"S'\\'\n"]
+            choices = [b"S'a\\x4'\n", b"S'\\501'\n", b"S'a' \n", b"S'a'\r\n", b"S'a\"\n", b'S"a\\"\n', b'V\\ud800\n',
+                       b'V\\\n', b'V\\\\u0041\n', b'Va\r\n', b'V\xe9\n', b"S''\n", b'S\n', b'V\n', b"S'\\'\n"]
         return [rng.choice(choices)]
 
     def data(self, _):
@@ -248,8 +248,9 @@ class Generator:
         arguments = self.tuple(depth)
         if rng.random() < 0.1:
             inner = rng.choice([b'Inner', b'os.system', b'__init__', b'x'])
-            return ([b'c__builtin__\ngetattr\n' if rng.random() < 0.5 else b'cbuiltins\ngetattr\n'] + self.remember(True) +
-                    self.global_(0) + [b'X' + little(len(inner), 4) + inner, b'\x86', b'R'])
+            getattr_ = rng.choice([b'c__builtin__\ngetattr\n', b'cbuiltins\ngetattr\n'])
+            return ([getattr_] + self.remember(True) + self.global_(0) +
+                    [b'X' + little(len(inner), 4) + inner, b'\x86', b'R'])
         how = rng.randrange(5)
         if how == 0:
             module, name = self.names()

@@ -36,7 +36,7 @@ inline std::string content(const std::string& file) { return TempDir::read(folde
 
 /// As the content says.
 inline safemap::torch::Archive read(std::string_view bytes, safemap::FaultSink& faults,
-                                    safemap::torch::UnknownGlobals* unknown = nullptr) {
+                                    safemap::torch::NamedGlobals* unknown = nullptr) {
     namespace torch = safemap::torch;
     if (torch::is_legacy(bytes)) return torch::read_legacy(source(bytes), faults, unknown);
     if (bytes.size() > 1 && bytes.starts_with('\x80')) return torch::read_plain(source(bytes), faults, unknown);

@@ -9,6 +9,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 using namespace safemap;
 
@@ -18,7 +19,7 @@ namespace {
 
 /// As safemap opens files for those who refuse unknown globals.
 std::optional<Error> strict_fault(std::string_view bytes) {
-    torch::UnknownGlobals unknown;
+    torch::NamedGlobals unknown;
     ThrowFirst faults;
     return error_of([&] { fixtures::read(bytes, faults, &unknown); });
 }
@@ -176,4 +177,86 @@ TEST_CASE("a function that runs code is noted where it is named for others to ca
     CHECK(called[0].find("a call of os.system (2 times), which was not made") != std::string::npos);
     const std::string nested = forge::call("__builtin__", "getattr", {forge::global("my", "Outer"), forge::text("In")});
     CHECK(notes(nested).empty());
+}
+
+namespace {
+
+/// What the file names, as "module.name known called record".
+std::vector<std::string> named(std::string_view bytes) {
+    torch::NamedGlobals globals(false);
+    ThrowFirst faults;
+    fixtures::read(bytes, faults, &globals);
+    std::vector<std::string> lines;
+    for (const auto& each : globals.all())
+        lines.push_back(each.module + "." + each.name + (each.known ? " known" : " unknown") +
+                        (each.called ? " called " : " named ") + each.record);
+    return lines;
+}
+std::string note_of(std::string_view bytes) {
+    torch::NamedGlobals globals(false);
+    ThrowFirst faults;
+    fixtures::read(bytes, faults, &globals);
+    return globals.note().value_or("");
+}
+using Lines = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("every class and function of every pickle is listed, and whether it would be called") {
+    const std::string value =
+        forge::dict({forge::text("a"), forge::call("my", "Thing", {}), forge::text("b"), forge::global("my", "Other"),
+                     forge::text("c"), forge::call("collections", "OrderedDict", {})});
+    CHECK(named(forge::archive(os_call() + "0" + value)) ==
+          Lines{"os.system unknown called a/data.pkl", "my.Thing unknown called a/data.pkl",
+                "my.Other unknown named a/data.pkl", "collections.OrderedDict known called a/data.pkl"});
+    // What others call: a class that an object is made of, and the function of a tensor's subclass.
+    CHECK(named(forge::archive(forge::call("copyreg", "_reconstructor", {forge::global("my", "Thing"), "N", "N"}))) ==
+          Lines{"copyreg._reconstructor unknown called a/data.pkl", "my.Thing unknown called a/data.pkl"});
+    // How a nested class is spelled below protocol 4, and getattr for others to call.
+    const std::string getattr = forge::global("__builtin__", "getattr");
+    CHECK(named(forge::archive(getattr + forge::tuple({forge::global("my", "Outer"), forge::text("Inner")}) + "R")) ==
+          Lines{"my.Outer unknown named a/data.pkl", "my.Outer.Inner unknown named a/data.pkl"});
+    CHECK(named(forge::archive(forge::tuple({getattr}))) == Lines{"builtins.getattr unknown named a/data.pkl"});
+    CHECK(refusal_of(forge::tuple({getattr})) == "globals that run code: builtins.getattr");
+}
+
+TEST_CASE("names in all pickles of a file are listed") {
+    const std::string magic = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s);
+    const auto legacy = [&](const std::string& machine, const std::string& object) {
+        return magic + forge::pickle(forge::integer(1001)) + forge::pickle(machine) + forge::pickle(object) +
+               forge::pickle("]");
+    };
+    CHECK(named(legacy(os_call(), forge::call("my", "Thing", {}))) ==
+          Lines{"os.system unknown called the description of the machine", "my.Thing unknown called the object"});
+    const std::string inner = legacy("}", os_call());
+    CHECK(named("\x80\x03"s + forge::global("torch.storage", "_load_from_bytes") + "B" +
+                forge::little(inner.size(), 4) + inner + "\x85R0}.") ==
+          Lines{"torch.storage._load_from_bytes known called the pickle",
+                "os.system unknown called the pickle, a storage in it: the object"});
+    forge::Zip script;
+    script.add("a/data.pkl", forge::pickle(forge::global("__torch__.m", "Net") + ")\x81" +
+                                           forge::dict({forge::text("w"), forge::call("my", "Thing", {})}) + "b"));
+    script.add("a/constants.pkl", forge::pickle(os_call() + "0)"));
+    CHECK(named(script.join()) == Lines{"__torch__.m.Net known called a/data.pkl", "my.Thing unknown called a/data.pkl",
+                                        "os.system unknown called a/constants.pkl"});
+}
+
+TEST_CASE("one note counts the unknown functions that would be called") {
+    CHECK(note_of(forge::archive(forge::tuple({forge::global("my", "Thing"), forge::call("torch", "Size", {")"})}))) ==
+          "");
+    CHECK(note_of(forge::archive(forge::call("my", "Thing", {}))) ==
+          "unpickling would call a class or function that safemap does not know, my.Thing; nothing was called; "
+          "inspect --globals lists what the file names, --strict-globals refuses the file");
+    // Those that run code first, and each once.
+    CHECK(note_of(
+              forge::archive(forge::tuple({forge::call("my", "Thing", {}), forge::call("my", "Thing", {}), os_call()})))
+              .starts_with("unpickling would call 2 classes and functions that safemap does not know, the first is "
+                           "os.system; "));
+}
+
+TEST_CASE("a list of names is as long as its bound, and no longer") {
+    std::string names = "(";
+    for (std::size_t i = 0; i < torch::NamedGlobals::most_listed + 10; ++i)
+        names += forge::global("my", "Thing" + std::to_string(i)) + "0";
+    CHECK(named(forge::archive(names + "t")).size() == torch::NamedGlobals::most_listed);
 }

@@ -403,7 +403,7 @@ TEST_CASE("a plain pickle has no storages elsewhere") {
 }
 
 TEST_CASE("what follows a plain pickle is refused where unknown globals are") {
-    torch::UnknownGlobals unknown;
+    torch::NamedGlobals unknown;
     ThrowFirst faults;
     const std::string pickles = forge::pickle("}") + forge::pickle(forge::call("os", "system", {forge::text("true")}));
     CHECK_FAULT(torch::read_plain(fixtures::source(pickles), faults, &unknown), Errc::trailing_bytes);
@@ -420,7 +420,7 @@ TEST_CASE("a magic number behind more than the head of a file makes it a file of
     ThrowFirst faults;
     CHECK(flatten(torch::read_plain(fixtures::source(file.join()), faults).tree).tensors.size() == 1);
     file.machine = forge::call("os", "system", {forge::text("true")}) + "0" + file.machine;
-    torch::UnknownGlobals unknown;
+    torch::NamedGlobals unknown;
     CHECK_FAULT(torch::read_plain(fixtures::source(file.join()), faults, &unknown), Errc::unknown_global);
 }
 

@@ -131,7 +131,7 @@ TEST_CASE("of a frozen module, which has no tensors of its own, the constants ar
     zip.add("a/data/0", "0123");
     zip.add("a/constants.pkl", forge::pickle(forge::tuple({forge::call("os", "system", {forge::text("true")})})));
     ThrowFirst faults;
-    torch::UnknownGlobals unknown;
+    torch::NamedGlobals unknown;
     CHECK_OK(torch::read_archive(fixtures::source(zip.join()), faults));
     CHECK_FAULT(torch::read_archive(fixtures::source(zip.join()), faults, &unknown), Errc::unknown_global);
     CHECK(flatten(archive(module("net", {forge::text("w"), tensor()})).tree).tensors.size() == 1);
