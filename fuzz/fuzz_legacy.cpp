@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto read = tar ? torch::read_tar : torch::is_legacy(text) ? torch::read_legacy : torch::read_plain;
     try {
         CollectFaults faults;
-        torch::UnknownGlobals unknown;
+        torch::NamedGlobals unknown;
         const FlatState flat = flatten(read(source, faults, size % 2 == 0 ? nullptr : &unknown).tree);
         for (const LazyTensor& tensor : flat.tensors) {
             if (tensor.nbytes() <= 65536) static_cast<void>(tensor.load());

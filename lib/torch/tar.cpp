@@ -8,6 +8,7 @@
 #include "torch/storage_id.hpp"
 #include "torch/tensors.hpp"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -42,6 +43,10 @@ public:
         if (text(257, 5) != "ustar" || octal(148, 8) != sum()) {
             throw Error(Errc::unknown_format, "a tar archive without a header at byte " + std::to_string(at));
         }
+        // Links and headers of pax and GNU give members other names and contents than stand here.
+        const char type = bytes_[156];
+        if ((type != '0' && type != '\0') || !text(345, 155).empty())
+            throw Error(Errc::unknown_format, "a tar archive with a member that is no plain file, " + quoted(name()));
     }
 
     std::string_view name() const { return text(0, 100); }
@@ -77,14 +82,20 @@ private:
     std::array<char, block> bytes_;
 };
 
+/// Whether a block of zeros is at `at`, as behind the last member.
+bool is_end(const Source& source, std::uint64_t at) {
+    std::array<char, block> bytes;
+    source.read_at(at, std::as_writable_bytes(std::span(bytes)));
+    return std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == 0; });
+}
+
 /// The members by name.
 std::map<std::string, Extent, std::less<>> members_of(const Source& source) {
     std::map<std::string, Extent, std::less<>> members;
     std::uint64_t at = 0;
-    for (int i = 0; i < max_members && Extent{at, block}.inside(source.size()); ++i) {
-        char first = 0;
-        source.read_at(at, std::as_writable_bytes(std::span(&first, 1)));
-        if (first == 0) break;
+    for (int i = 0; Extent{at, block}.inside(source.size()) && !is_end(source, at); ++i) {
+        if (i == max_members)
+            throw Error(Errc::unknown_format, "a tar archive of more than " + std::to_string(max_members) + " members");
         const Header header(source, at);
         const auto size = header.size();
         if (!size || !Extent{at + block, *size}.inside(source.size())) {

@@ -96,6 +96,26 @@ TEST_CASE("tensors, views of storages and storages of a tar") {
     CHECK(found.skipped[0].type == "torch.Storage");
 }
 
+TEST_CASE("members that Python's tarfile calls otherwise are refused") {
+    const auto changed = [](std::size_t at, const std::string& bytes) {
+        std::string file = member("pickle", forge::pickle("}"));
+        file.replace(at, bytes.size(), bytes).replace(148, 8, 8, ' ');
+        std::uint64_t sum = 0;
+        for (std::size_t i = 0; i < 512; ++i) sum += static_cast<unsigned char>(file[i]);
+        return file.replace(148, 8, octal(sum, 6) + ' ') + Tar().join();
+    };
+    CHECK_OK(open(changed(156, std::string(1, '\0'))));
+    // A hard link, a header of pax and one of GNU: another name for what follows, or another content.
+    for (const char* type : {"1", "x", "g", "L"}) CHECK_FAULT(open(changed(156, type)), Errc::unknown_format);
+    CHECK_FAULT(open(changed(345, "folder")), Errc::unknown_format);
+    // A member without a name does not end an archive, and neither do many.
+    CHECK_OK(open(member(std::string(1, '\0'), "") + Tar().join()));
+    CHECK_OK(open(member("other", "") + Tar().join()));
+    std::string many;
+    for (int i = 0; i < 64; ++i) many += member("other", "");
+    CHECK_FAULT(open(many + Tar().join()), Errc::unknown_format);
+}
+
 TEST_CASE("parameters and modules of a tar") {
     Tar file;
     const std::string net = forge::tuple({forge::global("my.net", "Net"), forge::text("f"), forge::text("s")}) + "Q";
