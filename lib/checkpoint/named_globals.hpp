@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace safemap::checkpoint {
+namespace safemap::SAFEMAP_ABI::checkpoint {
 
 /// Adds the names that a file's pickles have, each record behind `prefix`, and the note of the unknown ones.
 inline void add_globals(const torch::NamedGlobals& globals, const std::string& prefix, Contents& contents) {
@@ -20,4 +20,4 @@ inline void add_globals(const torch::NamedGlobals& globals, const std::string& p
     contents.asks_for_code = contents.asks_for_code || globals.asks_for_code();
 }
 
-}  // namespace safemap::checkpoint
+}  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -79,7 +79,7 @@ TEST_CASE("a path that climbs or is absolute does not stay below") {
 TEST_CASE("names in messages are printable and bounded") {
     CHECK(quoted("model.weight") == "'model.weight'");
     CHECK(quoted("grün") == "'grün'");
-    CHECK(quoted(std::string("a\0b\n\x7F\xFF", 6)) == "'a\\x00b\\x0a\\x7f\\xff'");
+    CHECK(safemap::quoted(std::string("a\0b\n\x7F\xFF", 6)) == "'a\\x00b\\x0a\\x7f\\xff'");
     CHECK(printable(std::string(1000, 'x'), 10) == "xxxxxxxxxx…");
     CHECK(bytes_text(1) == "1 byte");
     CHECK(bytes_text(24) == "24 bytes");
