@@ -59,7 +59,7 @@ enum class Errc : std::uint8_t {
     shape_overflow,        ///< the size of a shape does not fit in 64 bits
     partial_byte,          ///< a sub-byte tensor that does not fill whole bytes
     size_mismatch,         ///< data_offsets and shape × dtype disagree
-    trailing_bytes,        ///< bytes after the last tensor, or after a plain pickle where globals are strict
+    trailing_bytes,        ///< bytes after the last tensor; with `--strict-globals`, after a plain pickle
 
     index_not_json,        ///< an index file that is not JSON, or is larger than 128 MiB
     index_bad_field,       ///< an index without `weight_map`, or with one that is no map of strings
@@ -72,13 +72,13 @@ enum class Errc : std::uint8_t {
     expectation_bad_field,  ///< a tensor expected twice, with no or a wrong dtype or shape, or as an alias of none
     model_mismatch,         ///< a checkpoint that is not what a model expects: names, shapes or dtypes
 
-    zip_bad_directory,   ///< no end record, or a directory that contradicts the file
+    zip_bad_directory,   ///< no end record, a directory that contradicts the file, or two directories
     zip_bad_record,      ///< a record whose header, size, place or name is wrong
     zip_overlap,         ///< two records share bytes
     zip_duplicate,       ///< two records of one name
     zip_missing_record,  ///< a record that has to be there is not
     zip_unsupported,     ///< encryption, or a compression method other than stored and deflate
-    checksum_mismatch,   ///< stored checksum and data disagree
+    checksum_mismatch,   ///< stored checksum and data disagree; also when a deflated record is read to its end
     inflate_failed,      ///< compressed data that does not decompress to what was promised
 
     pickle_truncated,    ///< the pickle ends before STOP
@@ -87,7 +87,7 @@ enum class Errc : std::uint8_t {
     pickle_bad_stack,    ///< an opcode whose operands are not on the stack, or of the wrong kind
     pickle_bad_key,      ///< a dictionary key that Python could not hash
     pickle_bad_count,    ///< a count, length or frame beyond the pickle, or a frame that ends inside an opcode
-    pickle_bad_text,     ///< text that is not UTF-8, or a number that is none
+    pickle_bad_text,     ///< text that is not UTF-8, or an invalid number
     pickle_too_large,    ///< a pickle, number or name over its limit, or more memory than a pickle of its size may take
     pickle_unsupported,  ///< extension codes, out-of-band buffers, text persistent ids
     unknown_global,      ///< a class or function that safemap does not know, where only known ones are allowed
