@@ -68,6 +68,15 @@ Contents contents_of(torch::Archive archive, const torch::NamedGlobals& globals)
     throw error;
 }
 
+/// A file that both formats can read shows its tensors here and runs its code in torch.load.
+void refuse_second_format(const Source& source) {
+    const std::string_view other = torch_takes_for(source);
+    if (other.empty()) return;
+    throw Error(Errc::unknown_global, "this is safetensors, and torch.load reads it as " + std::string(other) +
+                                          " that may call any function; wanted a file of one format")
+        .with_hint("do not load it with torch.load; a name that ends in .safetensors says that it is safetensors");
+}
+
 /// Says of a file that is no safetensors, whatever its name, what it is.
 class Recognise final : public FaultSink {
 public:
@@ -98,7 +107,9 @@ Contents read_known(const std::shared_ptr<const Source>& source, const OpenOptio
     torch::NamedGlobals globals(options.strict_globals);
     const Sniffed sniffed = sniff(*source);
     switch (sniffed.content) {
-        case Content::safetensors: return read_safetensors(source, options, faults);
+        case Content::safetensors:
+            if (options.strict_globals) refuse_second_format(*source);
+            return read_safetensors(source, options, faults);
         case Content::zip: return contents_of(torch::read_archive(source, faults, &globals), globals);
         case Content::legacy: return contents_of(torch::read_legacy(source, faults, &globals), globals);
         case Content::pickle: return contents_of(torch::read_plain(source, faults, &globals), globals);

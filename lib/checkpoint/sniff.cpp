@@ -3,6 +3,7 @@
 
 #include "base/text.hpp"
 #include "torch/legacy.hpp"
+#include "torch/pickle.hpp"
 #include "torch/zip.hpp"
 
 #include <algorithm>
@@ -179,6 +180,21 @@ Sniffed sniff(const Source& source) {
     if (torch::ends_as_zip(source)) return {Content::zip};
     if (source.size() < 8) return {Content::unknown, "a file of " + bytes_text(source.size())};
     return {Content::unknown, ""};
+}
+
+std::string_view torch_takes_for(const Source& source) {
+    const std::string head = read_range(source, 0, 512);
+    if (head.starts_with("PK\x03\x04")) return "a zip";
+    if (begins_tar(head)) return "a tar archive";
+    // Headers are seldom a pickle for more than a few bytes.
+    constexpr std::uint64_t most = 16 << 20;
+    for (std::uint64_t window = 512; window <= most; window *= 32) {
+        const std::string bytes = read_range(source, 0, window);
+        const torch::PickleTrial trial = torch::try_pickle(bytes, source.size() - bytes.size());
+        if (trial.names_global) return "a pickle";
+        if (!trial.goes_on || bytes.size() == source.size()) return {};
+    }
+    return "a pickle";
 }
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
@@ -28,5 +29,9 @@ struct Sniffed {
 /// Looks at the first bytes, and where they say nothing at the last, for a zip behind something else. A header length
 /// inside the file and a `{` behind it (after whitespace) are safetensors before anything else is tried.
 Sniffed sniff(const Source& source);
+
+/// Returns what torch.load takes a file for whose content is safetensors: "a zip", "a tar archive" or "a pickle", which
+/// may run code. Empty where torch.load refuses it before anything is looked up. Reads 16 MiB at most.
+std::string_view torch_takes_for(const Source& source);
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

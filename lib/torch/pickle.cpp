@@ -221,6 +221,14 @@ public:
         return std::move(graph_);
     }
 
+    PickleTrial try_out() {
+        try {
+            return {.names_global = !run().globals_.empty()};
+        } catch (const Error& error) {
+            return {.names_global = !graph_.globals_.empty(), .goes_on = error.code() == Errc::pickle_truncated};
+        }
+    }
+
 private:
     using Id = PickleGraph::Id;
     using Kind = PickleGraph::Kind;
@@ -914,6 +922,12 @@ std::string PickleGraph::decimal(Id id) const {
 
 PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits) {
     return PickleMachine(bytes, limits).run();
+}
+
+PickleTrial try_pickle(std::span<const char> bytes, std::uint64_t follow) {
+    PickleLimits limits = PickleLimits::of_packed(bytes.size());
+    limits.follows = follow;
+    return PickleMachine(bytes, limits).try_out();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::torch

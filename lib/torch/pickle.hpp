@@ -155,4 +155,12 @@ private:
 /// Reads one pickle from the front of `bytes`; what follows STOP is left (see consumed()). Throws the pickle_* faults.
 PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits = {});
 
+/// How far bytes run as a pickle that may be another format.
+struct PickleTrial {
+    bool names_global = false;  ///< a class or function is named before STOP or the first fault
+    bool goes_on = false;       ///< at the end of the bytes neither STOP nor a fault has come
+};
+/// Runs `bytes`, the beginning of a file in which `follow` more bytes come. A fault is a result and is not thrown.
+PickleTrial try_pickle(std::span<const char> bytes, std::uint64_t follow);
+
 }  // namespace safemap::SAFEMAP_ABI::torch

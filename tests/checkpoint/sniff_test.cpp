@@ -154,6 +154,37 @@ TEST_CASE("a name in .safetensors is read as safetensors whatever it holds") {
     refused("nothing in particular", Errc::header_too_large, "the limit is", false);
 }
 
+TEST_CASE("safetensors that torch.load takes for something else are refused where globals are strict") {
+    // The length of the header begins with X, a text of 25 bytes, which ends inside a string of the metadata. There, U
+    // after U is a short text; the last one ends in the data.
+    std::string header = R"({"__metadata__":{"a":")";
+    for (int i = 0; i < 50; ++i) header += "U~" + std::string(126, 'x');
+    const std::string data = "xcos\nsystem\n.";
+    header += R"(UA"},"w":{"dtype":"U8","shape":[13],"data_offsets":[0,13]}})";
+    header.resize(0x58 + 256 * 25, ' ');
+    const std::string hidden = forge::safetensors(header, data);
+    const auto zip = forge::safetensors("{}" + std::string(0x04034b50 - 2, ' '));
+    const auto honest = forge::safetensors(R"({"w":{"dtype":"U8","shape":[13],"data_offsets":[0,13]}})", data);
+    CHECK(checkpoint::torch_takes_for(*forge::source(hidden)) == "a pickle");
+    CHECK(checkpoint::torch_takes_for(*forge::source(zip)) == "a zip");
+    CHECK(checkpoint::torch_takes_for(*forge::source(honest)).empty());
+
+    const OpenOptions strict{.strict_globals = true};
+    CHECK(Checkpoint::open(forge::source(hidden, "a.pt")).size() == 1);
+    CHECK_FAULT(Checkpoint::open(forge::source(hidden, "a.pt"), strict), Errc::unknown_global);
+    CHECK_FAULT(Checkpoint::open(forge::source(zip, "a.pt"), strict), Errc::unknown_global);
+    CHECK(Checkpoint::open(forge::source(honest, "a.pt"), strict).size() == 1);
+}
+
+TEST_CASE("no header length alone makes safetensors a pickle that names something") {
+    for (std::size_t length = 56; length < 4096; ++length) {
+        CAPTURE(length);
+        std::string header = R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+        header.resize(length, ' ');
+        CHECK(checkpoint::torch_takes_for(*forge::source(forge::safetensors(header, "x"))).empty());
+    }
+}
+
 TEST_CASE("no prefix of any of these files is more than refused") {
     for (const std::string& whole : {forge::pt({{"w", {2}, {1, 2}}}), tar("pickle"), forge::u8_file({{"a", 3}})}) {
         for (std::size_t n = 0; n < std::min<std::size_t>(whole.size(), 700); ++n) {
