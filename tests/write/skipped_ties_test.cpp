@@ -19,11 +19,10 @@ fs::path tied(const TempDir& dir) {
     const std::string meta = forge::call("torch._utils", "_rebuild_meta_tensor_no_storage",
                                          {forge::global("torch", "float32"), forge::tuple({forge::integer(2)}),
                                           forge::tuple({forge::integer(1)}), "\x89"});
-    const std::string dict = forge::dict({forge::text("t"), tensor_of("ComplexDoubleStorage", "0"), forge::text("u"),
-                                          tensor_of("ComplexDoubleStorage", "0"), forge::text("w"),
-                                          tensor_of("FloatStorage", "1"), forge::text("v"),
-                                          tensor_of("FloatStorage", "1"), forge::text("m"), meta + "q\x07",
-                                          forge::text("n"), "h\x07"});
+    const std::string dict = forge::dict(
+        {forge::text("t"), tensor_of("ComplexDoubleStorage", "0"), forge::text("u"),
+         tensor_of("ComplexDoubleStorage", "0"), forge::text("w"), tensor_of("FloatStorage", "1"), forge::text("v"),
+         tensor_of("FloatStorage", "1"), forge::text("m"), meta + "q\x07", forge::text("n"), "h\x07"});
     return dir.write("tied.pt", forge::archive(dict, {{"0", std::string(32, 'c')}, {"1", std::string(8, 'f')}}));
 }
 
@@ -42,9 +41,8 @@ TEST_CASE("both names of a tied tensor that is skipped are told, and neither is 
     for (const char* const out : {"out.safetensors", "shards"})
         for (const bool checksums : {false, true}) {
             CAPTURE(out);
-            const SaveReport report =
-                save(dir / out, source,
-                     {.structure = StructurePolicy::drop, .checksums = checksums, .overwrite = true});
+            const SaveReport report = save(
+                dir / out, source, {.structure = StructurePolicy::drop, .checksums = checksums, .overwrite = true});
             CHECK(names_of(report.skipped) == std::vector<std::string>{"t", "u"});
             CHECK(report.skipped[1].type == "torch.complex128");
             CHECK(report.skipped[1].why == report.skipped[0].why);
