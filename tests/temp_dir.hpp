@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 class TempDir {
 public:
@@ -37,7 +37,11 @@ public:
     }
     static std::string read(const std::filesystem::path& file) {
         std::ifstream in(file, std::ios::binary);
-        return {std::istreambuf_iterator<char>(in), {}};
+        std::error_code missing;
+        const auto size = std::filesystem::file_size(file, missing);
+        std::string content(missing ? 0 : size, '\0');
+        in.read(content.data(), static_cast<std::streamsize>(content.size()));
+        return content;
     }
 
 private:
