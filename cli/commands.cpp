@@ -14,19 +14,19 @@ namespace safemap::cli {
 namespace {
 
 constexpr std::array rows{
-    CommandRow{"inspect", "PATH", "What is in a checkpoint. Reads no tensor byte.", "safemap inspect model.pt --tree",
-               "safemap inspect w.safetensors --tree", make_inspect},
+    CommandRow{"inspect", "PATH", "Shows what is in a checkpoint. Reads no tensor byte.",
+               "safemap inspect model.pt --tree", "safemap inspect w.safetensors --tree", make_inspect},
     CommandRow{"convert", "IN... OUT", "Writes a checkpoint as safetensors: one file, or a folder of shards.",
                "safemap convert model.pt out/", "safemap convert w.safetensors half.safetensors --dtype bf16",
                make_convert},
-    CommandRow{"verify", "PATH", "Every fault of a checkpoint, not only the first.", "safemap verify out/",
+    CommandRow{"verify", "PATH", "Finds every fault of a checkpoint, not only the first.", "safemap verify out/",
                "safemap verify w.safetensors", make_verify},
-    CommandRow{"diff", "A B", "What two checkpoints do not have in common, however they are stored.",
-               "safemap diff model.pt out/",
+    CommandRow{"diff", "A B", "Compares two checkpoints, whatever their format.", "safemap diff model.pt out/",
                "cp w.safetensors v.safetensors\n  safemap diff w.safetensors v.safetensors", make_diff},
-    CommandRow{"hash", "PATH", "A digest of every tensor and of the whole, the same in any container.",
+    CommandRow{"hash", "PATH", "Prints a digest of every tensor and of the whole, the same in any container.",
                "safemap hash out/", "safemap hash w.safetensors", make_hash},
-    CommandRow{"plan", "PATH --expect FILE", "Whether a checkpoint is what a model expects. Reads no tensor byte.",
+    CommandRow{"plan", "PATH --expect FILE",
+               "Checks whether a checkpoint is what a model expects. Reads no tensor byte.",
                "safemap plan out/ --expect model.json",
                "echo '{\"w\": {\"dtype\": \"F32\", \"shape\": [2]}}' > model.json\n"
                "  safemap plan w.safetensors --expect model.json",
@@ -37,7 +37,8 @@ constexpr std::array rows{
     CommandRow{"edit", "FILE", "Changes the metadata and the names in a file.",
                "safemap edit model.safetensors --set license=mit",
                "safemap edit w.safetensors --set license=mit --rename 's/w/weight/'", make_edit},
-    CommandRow{"repair", "IN OUT", "Mends what others wrote wrongly: gaps, order, padding, what follows the end.",
+    CommandRow{"repair", "IN OUT",
+               "Rewrites a non-conforming file: removes gaps and trailing bytes, restores order and padding.",
                "safemap repair broken.safetensors mended.safetensors",
                "safemap repair w.safetensors mended.safetensors", make_repair},
 };
@@ -54,6 +55,8 @@ std::vector<std::string> words_of(std::string_view value) {
     if (value == "HOW") return {"greedy", "balanced", "by_prefix"};
     if (value == "STYLE") return {"hub", "transformers"};
     if (value == "WHEN") return {"auto", "keep", "drop"};
+    if (value == "A") return {"xxh3-128", "sha256"};
+    if (value == "DEVICE") return {"host"};
     if (value == "D") return {"bf16", "f16", "f32", "f64", "f8_e4m3", "f8_e5m2"};
     return {};
 }
@@ -134,7 +137,6 @@ CommandHelp describe(const CommandRow& row) {
         OptionHelp shown = help_of(*option);
         if (option->get_positional()) {
             shown.name = option->get_name(true);
-            if (option->get_expected_max() > 1) shown.name += "...";
             help.arguments.push_back(std::move(shown));
         } else {
             help.options.push_back(std::move(shown));
@@ -173,7 +175,8 @@ std::string help_text(const CommandRow& row, std::size_t columns) {
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
     const std::string* best = nullptr;
-    std::size_t least = std::max<std::size_t>(word.size() / 3, 1) + 1;
+    const std::size_t letters = word.size() - std::min(word.find_first_not_of('-'), word.size());
+    std::size_t least = std::max<std::size_t>(letters / 3, 1) + 1;
     for (const std::string& candidate : candidates) {
         const std::size_t distance = edits(word, candidate);
         if (distance >= least) continue;

@@ -231,11 +231,13 @@ RenamedTensors rename(const Checkpoint& checkpoint, const std::vector<Entry>& en
 class Convert final : public Command {
 public:
     void declare(CLI::App& app) override {
-        app.add_option("IN", in_, "a file, a folder or an index; several files are the shards of one checkpoint")
+        app.add_option("IN...", first_, "a file, a folder or an index; several files are the shards of one checkpoint")
             ->required()
             ->type_name("");
-        // IN takes all words, so that options may stand between them; the last one is OUT.
         app.add_option("OUT", out_, "a new folder, or a new file in .safetensors or .sft")->type_name("");
+        // The parser would take a list for a path such as [a,b], so the other paths are what it leaves.
+        app.allow_extras();
+        app.callback([this, &app] { rest_ = paths_of(app.remaining()); });
         add_parsed(app, "--dtype", options_.dtype, parse_dtype_name, "cast floating-point tensors: bf16, f16, f32, ...")
             ->type_name("D");
         add_repeatable(app, "--keep-dtype", keep_, "but not tensors of such names (repeatable)")->type_name("GLOB");
@@ -257,7 +259,7 @@ public:
             ->type_name("P");
         add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
-        app.add_option("--root", root_, "only what lies under this path of a nested state dict: model")
+        app.add_option("--root", root_, "only what lies under this path of a nested state dict or module: model")
             ->type_name("PATH");
         add_parsed(app, "--structure", options_.structure, parse_structure,
                    "the structure document: auto (default: of nested trees), keep (always) or drop (never)")
@@ -267,7 +269,7 @@ public:
                      "do not copy the small files beside a model: config.json, tokenizer.json, ...");
         app.add_flag("--force", options_.overwrite,
                      "replace the checkpoint that is at OUT, once the new one is complete");
-        app.add_flag("--resume", options_.resume, "go on where a process that was killed had come to");
+        app.add_flag("--resume", options_.resume, "continue an interrupted conversion");
         app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");
     }
 
@@ -299,8 +301,20 @@ public:
     }
 
 private:
+    /// Words that are no options. Throws ExtrasError for an unknown option, which stands before any "--".
+    static std::vector<std::string> paths_of(std::vector<std::string> words) {
+        const auto end = std::find(words.begin(), words.end(), "--");
+        if (std::any_of(words.begin(), end, [](const auto& word) { return word.size() > 1 && word.front() == '-'; }))
+            throw CLI::ExtrasError("convert", std::move(words));
+        if (end != words.end()) words.erase(end);
+        return words;
+    }
+
     /// The last path is OUT. Throws invalid_argument and already_exists for one that cannot be written.
     void take_out() {
+        in_ = {first_};
+        if (!out_.empty()) in_.push_back(std::exchange(out_, {}));
+        in_.insert(in_.end(), rest_.begin(), rest_.end());
         if (in_.size() < 2)
             throw Error(Errc::invalid_argument, "OUT is missing").with_hint("safemap convert IN... OUT [options]");
         out_ = in_.back();
@@ -438,6 +452,8 @@ private:
         return Selection::names(std::move(names));
     }
 
+    std::string first_;
+    std::vector<std::string> rest_;  // words behind the first two
     std::vector<std::string> in_;
     std::string out_;
     std::vector<CLI::Option*> for_shards_;

@@ -120,7 +120,8 @@ int run(Console& console, int argc, char** argv) {
     const std::string_view first = argc > 1 ? argv[1] : "";
     const std::string_view second = argc > 2 ? argv[2] : "";
     const bool help = first == "help";
-    if (argc < 2 || first == "--help" || first == "-h" || (help && second.empty())) {
+    const bool about_help = help && (second.empty() || second == "help" || second == "--help" || second == "-h");
+    if (argc < 2 || first == "--help" || first == "-h" || about_help) {
         console.print(usage(help_columns()));
         return 0;
     }

@@ -12,12 +12,13 @@ constexpr unsigned most_threads = 1024;
 void CommonOptions::declare(CLI::App& app) {
     app.add_flag("--json", json, "one JSON object on stdout, errors too");
     app.add_flag("--quiet", quiet, "say nothing but errors");
-    app.add_option("--threads", open.threads, "how many threads may work (default: as many as are of use)")
+    app.add_option("--threads", open.threads, "number of worker threads (default: chosen automatically)")
         ->type_name("N")
         ->check(CLI::Range(1U, most_threads).description(""));
     add_parsed(app, "--policy", open.policy, parse_policy, "how strictly files are read: compatible, strict or lenient")
         ->type_name("POLICY");
-    add_parsed(app, "--access", open.access, parse_access, "how files are reached: auto, mapped or copied")
+    add_parsed(app, "--access", open.access, parse_access,
+               "how files are read: map local files (auto), always map (mapped), or never map (copied)")
         ->type_name("ACCESS");
     app.add_flag("--strict-globals", open.strict_globals, "refuse pickles that name what safemap does not know");
     const auto add_selection = [&](const char* name, std::vector<std::string>& into, const char* help) {

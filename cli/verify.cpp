@@ -13,7 +13,7 @@ JsonWriter as_json(const VerifyReport& report) {
     JsonWriter json;
     json.begin_object();
     json.member("ok", report.ok()).member("tensors", report.tensors).member("bytes", report.bytes);
-    json.member("checked_bytes", report.checked_bytes);
+    json.member("checked_bytes", report.checked_bytes).member("asks_for_code", report.asks_for_code);
     json.key("faults").begin_array();
     for (const Error& fault : report.faults) {
         json.begin_object();

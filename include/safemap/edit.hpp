@@ -29,11 +29,12 @@ struct EditReport {
     std::vector<std::string> notes = {};  ///< in sentences: what could not be cleared away, or read again
 };
 
-/// Changes metadata and names of a safetensors file, whose name ends in ".safetensors". The file is written anew beside
-/// itself and takes its own place by a rename, as save() does with `overwrite`: a crash leaves the old or the new, the
-/// permissions stay, and whoever has it mapped keeps the old. Values are copied, not read into memory; the data begins
-/// at a multiple of what it began at before (at most 4096). "format": "pt" is added where metadata has no format; names
-/// of tied tensors in metadata follow the tensors. A file with digests is checked first, and has digests afterwards.
+/// Changes metadata and names of a safetensors file, whose name ends in ".safetensors" or ".sft". The file is written
+/// anew beside itself and takes its own place by a rename, as save() does with `overwrite`: a crash leaves the old or
+/// the new, the permissions stay, and whoever has it mapped keeps the old. Values are copied, not read into memory; the
+/// data begins at a multiple of what it began at before (at most 4096). "format": "pt" is added where metadata has no
+/// format; names of tied tensors in metadata follow the tensors. A file with digests is checked first, and has digests
+/// afterwards.
 ///
 /// Throws path_not_found, invalid_argument (no safetensors file, a key to unset that is not there, a name to change
 /// that is not there), name_collision, checksum_mismatch, and what open() and save() throw. Linear.

@@ -37,6 +37,9 @@ void Joined::add(Contents& one, const std::string& name) {
     else std::erase_if(contents.metadata, unknown_to_one);
     if (one.format == Format::torch) contents.format = Format::torch;
     for (const std::string& note : one.notes) contents.notes.push_back(name + ": " + note);
+    // Several files have no tree.
+    for (const std::string& text : one.only_in_tree)
+        contents.notes.push_back("of " + name + " only tensors are taken; left out: " + text);
     contents.files.push_back(name);
     move_to_end(one.skipped, contents.skipped);
     move_to_end(one.checksums, contents.checksums);

@@ -76,7 +76,6 @@ public:
                     .with_path(shard.path)));
             return;
         }
-        note_rest(shard);
         const bool sound = shard.faults.empty();
         for (Error& fault : shard.faults) faults_.fault(std::move(fault));
         take_tensors(shard);
@@ -128,12 +127,6 @@ private:
         joined_.contents.tensors.push_back(claimed.front() == tensor.name() ? tensor : tensor.renamed(claimed.front()));
         if (claimed.size() > 1) joined_.contents.aliases.push_back(std::move(claimed));
         return true;
-    }
-
-    /// Of a `.bin`: there is no tree of several files.
-    void note_rest(const Shard& shard) {
-        for (const std::string& text : shard.contents.only_in_tree)
-            joined_.contents.notes.push_back("of " + shard.name + " only tensors are taken; left out: " + text);
     }
 
     void require_wanted(const Shard& shard) {

@@ -64,7 +64,7 @@ bool ExchangeList::stays(const std::string& name, const std::string& stamp) cons
 }
 
 void ExchangeList::write(int sibling) const {
-    put_note(sibling, exchange_list_name, new_exchange_list_name, S_IRUSR | S_IWUSR, called, [this](int note) {
+    put_note(sibling, exchange_list_name, new_exchange_list_name, std::nullopt, called, [this](int note) {
         std::string text(first_line);
         text += '\0';
         text.append(inode_text(note)) += '\0';

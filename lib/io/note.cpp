@@ -32,7 +32,7 @@ std::string read_note(int note, std::string_view what) {
     return text;
 }
 
-void put_note(int sibling, const char* name, const char* unfinished, mode_t mode, std::string_view what,
+void put_note(int sibling, const char* name, const char* unfinished, std::optional<mode_t> mode, std::string_view what,
               const std::function<std::string(int note)>& text) {
     const auto failed = [what](const char* doing, const char* how = "") {
         return system_error(errno, doing + std::string(what) + how);
@@ -40,7 +40,7 @@ void put_note(int sibling, const char* name, const char* unfinished, mode_t mode
     // What a dead save may have left, that this one goes on with.
     if (calls.unlinkat(sibling, unfinished, 0) != 0 && errno != ENOENT) throw failed("remove an unfinished ");
     OutputFile file = OutputFile::create(sibling, unfinished);
-    if (calls.fchmod(file.descriptor(), mode) != 0) throw failed("set the permissions of ");
+    if (mode && calls.fchmod(file.descriptor(), *mode) != 0) throw failed("set the permissions of ");
     const std::string said = text(file.descriptor());
     file.write_at(0, std::as_bytes(std::span(said)));
     file.finish();

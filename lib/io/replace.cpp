@@ -102,12 +102,15 @@ void require_absent(const std::filesystem::path& target) { Staging::Place(target
 // ---- preparing
 
 Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existing, Job job)
-    : place_(target, existing == Existing::replace && kind == Kind::folder), kind_(kind), job_(std::move(job)) {
+    : place_(target, existing != Existing::refuse && kind == Kind::folder),
+      kind_(kind),
+      merges_(existing == Existing::merge),
+      job_(std::move(job)) {
     try {
         // A save that died in mid-commit is finished first: what it has prepared for this place counts already.
         if (kind == Kind::file && read_commit_list(place_.parent.number()))
             Sibling::clear(place_.parent.number(), Sibling::suffix, notes_);
-        if (existing == Existing::replace) examine_old();
+        if (existing != Existing::refuse) examine_old();
         else place_.require_absent();
         claim();
         create_content();
@@ -262,6 +265,7 @@ void Staging::commit(std::span<const std::string> old_files) {
     try {
         set_permissions(old_files);
         if (old_) {
+            if (merges_) require_free();
             if (inside_ || !exchange_folder(old_files)) commit_in_place(old_files);
             return;
         }
@@ -269,6 +273,17 @@ void Staging::commit(std::span<const std::string> old_files) {
         else appear();
     } catch (Error& error) {
         throw error.with_path(place_.target);
+    }
+}
+
+/// Others may have put something into the folder since the save began.
+void Staging::require_free() const {
+    for (const std::string& name : files_) {
+        struct stat status = {};
+        if (calls.fstatat(old_.number(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
+            throw Error(Errc::already_exists,
+                        "the folder has " + safemap::quoted(name) + " now, and had no checkpoint when the save began");
+        if (errno != ENOENT) throw system_error(errno, "examine " + safemap::quoted(name));
     }
 }
 

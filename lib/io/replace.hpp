@@ -26,6 +26,7 @@ void require_absent(const std::filesystem::path& target);
 enum class Existing : std::uint8_t {
     refuse,   ///< is left as it is
     replace,  ///< is replaced when the new is complete
+    merge,    ///< a folder whose files all stay: a name of the new that is taken at the commit is an error
 };
 
 /// A save that can be continued where a dead process left it.
@@ -106,6 +107,7 @@ private:
     void create_content();
 
     void set_permissions(std::span<const std::string> old_files) const;
+    void require_free() const;
     void set_permissions(const std::string& file, const struct stat& old, bool there) const;
     void open_to_readers() const;
     void set_final_mode() const;
@@ -126,6 +128,7 @@ private:
 
     Place place_;
     Kind kind_;
+    bool merges_ = false;             ///< nothing of the new may be in the folder already
     bool replaces_ = false;           ///< something stands at the target
     std::optional<mode_t> old_mode_;  ///< of a file or folder there
     Descriptor old_;                  ///< a folder there, locked

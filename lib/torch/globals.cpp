@@ -227,6 +227,7 @@ void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known
 void NamedGlobals::add_one(const Global& global, std::string_view record, bool known, bool called) {
     const bool unsafe = !known && (runs_code(global) || is_known(global));  // known otherwise: the loader of pickles
     if (!known) (unsafe ? unsafe_ : others_).add(global);
+    asks_for_code_ = asks_for_code_ || unsafe || (called && !known);
     std::string key(record);
     key.append(1, '\0').append(global.module).append(1, '\0').append(global.name);
     const auto found = places_.find(key);
@@ -237,14 +238,18 @@ void NamedGlobals::add_one(const Global& global, std::string_view record, bool k
         named.unsafe = named.unsafe || unsafe;
         return;
     }
-    if (all_.size() == most_listed) return;
+    NamedGlobal named{.module = std::string(global.module),
+                      .name = std::string(global.name),
+                      .record = std::string(record),
+                      .known = known,
+                      .called = called,
+                      .unsafe = unsafe};
+    if (all_.size() == most_listed) {
+        if (!known && called && (!not_listed_ || (unsafe && !not_listed_->unsafe))) not_listed_ = std::move(named);
+        return;
+    }
     places_.emplace(std::move(key), all_.size());
-    all_.push_back({.module = std::string(global.module),
-                    .name = std::string(global.name),
-                    .record = std::string(record),
-                    .known = known,
-                    .called = called,
-                    .unsafe = unsafe});
+    all_.push_back(std::move(named));
 }
 
 void NamedGlobals::refuse() const {
@@ -260,24 +265,27 @@ void NamedGlobals::refuse() const {
 std::optional<std::string> NamedGlobals::note() const {
     std::set<std::string> names;
     const NamedGlobal* first = nullptr;
-    for (const NamedGlobal& named : all_) {
-        if (named.known || !named.called) continue;
+    const auto count = [&](const NamedGlobal& named) {
+        if (named.known || !named.called) return;
         names.insert(dotted({named.module, named.name}));
         if (first == nullptr || (named.unsafe && !first->unsafe)) first = &named;
-    }
-    if (first == nullptr) return std::nullopt;
+    };
+    std::for_each(all_.begin(), all_.end(), count);
+    if (not_listed_) count(*not_listed_);
+    if (first == nullptr && !unread_) return std::nullopt;
+    if (first == nullptr)
+        return "a file inside the pickle cannot be read, and loading it may call anything; --strict-globals refuses "
+               "the "
+               "file";
     const std::string name = printable(dotted({first->module, first->name}));
-    const std::string called =
-        names.size() == 1
-            ? "a class or function that safemap does not know, " + name
-            : std::to_string(names.size()) + " classes and functions that safemap does not know, the first is " + name;
+    const std::string at_least = not_listed_ || unread_ ? "at least " : "";
+    const std::string called = names.size() == 1 && at_least.empty()
+                                   ? "a class or function that safemap does not know, " + name
+                                   : at_least + std::to_string(names.size()) +
+                                         (names.size() == 1 ? " class or function" : " classes and functions") +
+                                         " that safemap does not know, the first is " + name;
     return "unpickling would call " + called +
            "; nothing was called; inspect --globals lists what the file names, --strict-globals refuses the file";
-}
-
-bool NamedGlobals::asks_for_code() const noexcept {
-    return std::any_of(all_.begin(), all_.end(),
-                       [](const NamedGlobal& named) { return named.unsafe || (named.called && !named.known); });
 }
 
 void NamedGlobals::Names::add(const Global& global) {

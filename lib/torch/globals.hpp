@@ -53,6 +53,8 @@ public:
 
     /// Adds every global of a pickle, also of values that are dropped. `record` says which pickle it is.
     void add(const PickleGraph& pickle, std::string_view record, Known* known = is_known);
+    /// Notes that a file inside a pickle could not be read: loading it may call anything.
+    void add_unread() noexcept { unread_ = asks_for_code_ = true; }
     /// If strict, throws unknown_global where a pickle names any: those that run code first.
     void refuse() const;
 
@@ -60,8 +62,9 @@ public:
     const std::vector<NamedGlobal>& all() const noexcept { return all_; }
     /// Returns the sentence that counts the unknown ones that would be called, or nothing where there are none.
     std::optional<std::string> note() const;
-    /// Returns whether loading the file with Python would call unknown functions, or hand on ones that run code.
-    bool asks_for_code() const noexcept;
+    /// Returns whether loading the file with Python would call unknown functions, or hand on ones that run code. Counts
+    /// what is not listed, too.
+    bool asks_for_code() const noexcept { return asks_for_code_; }
 
     /// While it lives, records are those of a file inside the pickle `record`.
     class Inside {
@@ -88,7 +91,10 @@ private:
     void add_one(const PickleGraph::Global& global, std::string_view record, bool known, bool called);
 
     bool strict_;
-    std::string prefix_ = {};  ///< of records
+    bool unread_ = false;
+    bool asks_for_code_ = false;
+    std::optional<NamedGlobal> not_listed_ = {};  ///< an unknown one that would be called, and found no place in all_
+    std::string prefix_ = {};                     ///< of records
     std::vector<NamedGlobal> all_ = {};
     std::unordered_map<std::string, std::size_t> places_ = {};  ///< in all_, by record, module and name
     Names unsafe_ = {};

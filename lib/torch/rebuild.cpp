@@ -916,6 +916,7 @@ void add_globals(const PickleGraph& pickle, const Storages& storages, NamedGloba
         } catch (const Error& error) {
             storages.globals->refuse();
             if (storages.globals->strict() || remedy(error.code()) != Remedy::reject_data) throw;
+            storages.globals->add_unread();
             if (allowance.left() == 0) break;
         }
     }

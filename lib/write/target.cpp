@@ -18,8 +18,8 @@ namespace {
 
 io::Staging stage(const std::filesystem::path& out, bool overwrite, const io::Job& job) {
     const auto kind = names_file(out) ? io::Staging::Kind::file : io::Staging::Kind::folder;
-    const bool replace = overwrite || counts_as_new(out);
-    return io::Staging(out, kind, replace ? io::Existing::replace : io::Existing::refuse, job);
+    if (overwrite) return io::Staging(out, kind, io::Existing::replace, job);
+    return io::Staging(out, kind, counts_as_new(out) ? io::Existing::merge : io::Existing::refuse, job);
 }
 
 /// Indexes of safetensors: those of other formats belong to other models.

@@ -65,7 +65,7 @@ class WhatIsTypedWrongly(Case):
 
     def test_help_is_wherever_it_is_looked_for(self):
         usage = self.safemap('--help').out
-        for words in ((), ('help',), ('-h',)):
+        for words in ((), ('help',), ('-h',), ('help', 'help'), ('help', '--help')):
             result = self.safemap(*words)
             self.assertEqual((result.code, result.out, result.err), (0, usage, ''))
         for command in COMMANDS:
@@ -137,6 +137,19 @@ class WhatIsTypedWrongly(Case):
             (self.folder / name).write_bytes(data.getvalue())
             error = self.refused('zip_missing_record', 1, 'inspect', name)
             self.assertIn('a zip that torch did not write', error['message'])
+
+
+class PathsAsTheyStand(Case):
+    def test_a_path_in_brackets_is_one_path(self):
+        (self.folder / 'small.safetensors').rename(self.folder / '[small,x]')
+        self.done('convert', '[small,x]', '[v1]')
+        self.assertEqual(self.leftovers(), ['[small,x]', '[v1]'])
+        self.done('convert', '[small,x]', '[v1]', '--force')
+        self.assertEqual(self.leftovers(), ['[small,x]', '[v1]'])
+        self.refused('invalid_argument', 2, 'convert', '[small,x]', '--dry-run')
+        self.refused('path_not_found', 2, 'convert', '[small]', 'out')
+        self.done('convert', '[small,x]', '--', '-out')
+        self.assertIn('-out', self.leftovers())
 
 
 class SeveralShards(Case):

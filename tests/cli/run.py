@@ -1047,7 +1047,7 @@ class Repair(Case):
 
 
 class Verify(Case):
-    KEYS = ['ok', 'tensors', 'bytes', 'checked_bytes', 'faults', 'notes']
+    KEYS = ['ok', 'tensors', 'bytes', 'checked_bytes', 'asks_for_code', 'faults', 'notes']
 
     def test_what_is_right(self):
         told = self.done('verify', 'small.safetensors')

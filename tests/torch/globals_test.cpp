@@ -99,6 +99,22 @@ TEST_CASE("a loader of pickles is refused where it is handed on, and noted") {
     }
 }
 
+TEST_CASE("a call is noted behind more names than are listed, and so is a file inside that cannot be read") {
+    const auto noted = [](const std::string& value, std::string_view words) {
+        const auto notes = fixtures::open(forge::archive(value)).notes;
+        return std::any_of(notes.begin(), notes.end(),
+                           [&](const std::string& note) { return note.find(words) != note.npos; });
+    };
+    std::string names = "(";
+    for (std::size_t i = 0; i < torch::NamedGlobals::most_listed; ++i)
+        names += forge::global("my", "Thing" + std::to_string(i)) + "0";
+    CHECK(noted(names + "0" + forge::call("my", "run", {}), "at least 1 class or function"));
+    CHECK(noted(names + "0" + forge::call("my", "run", {}), "my.run"));
+    CHECK_FALSE(noted(names + "0" + forge::integer(1), "unpickling would call"));
+    const std::string inside = forge::call("torch.storage", "_load_from_bytes", {forge::text(forge::archive("N"))});
+    CHECK(noted(inside + "0N", "a file inside the pickle cannot be read"));
+}
+
 TEST_CASE("a refusal of a million names is no longer than one of some") {
     std::string names = "(";
     for (int i = 0; i < 1000; ++i) names += forge::global("my", "Thing" + std::to_string(i)) + "0";

@@ -324,3 +324,23 @@ TEST_CASE("an edit whose result cannot be opened again is done, and says so") {
     CHECK(metadata_of(file) == std::map<std::string, std::string>{{"format", "pt"}, {"license", "mit"}});
     CHECK(std::map<std::string, std::string>(report.metadata.begin(), report.metadata.end()) == metadata_of(file));
 }
+
+TEST_CASE("what others put into a folder without a checkpoint while a save to it goes on is not replaced") {
+    for (const bool in_place : {false, true}) {
+        for (const char* name : {"model.safetensors.index.json", "model-00001-of-00002.safetensors"}) {
+            CAPTURE(in_place);
+            CAPTURE(name);
+            const TempDir dir = TempDir::in_memory();
+            const fs::path out = dir / "out";
+            fs::create_directories(in_place ? out / "logs" : out);
+            SaveOptions options{.max_shard_size = 400};
+            options.monitor.on_progress = [&](const Progress&) {
+                put(out / name, "precious");
+                return true;
+            };
+            CHECK_FAULT(save(out, tensors(5), options), Errc::already_exists);
+            CHECK(TempDir::read(out / name) == "precious");
+            CHECK(names_in(dir.path()) == Names{"out"});
+        }
+    }
+}
