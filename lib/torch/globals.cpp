@@ -3,6 +3,7 @@
 #include "torch/globals.hpp"
 
 #include "base/text.hpp"
+#include "torch/storage_id.hpp"
 #include "torch/storage_types.hpp"
 
 #include <safemap/dtype.hpp>
@@ -99,46 +100,109 @@ bool any(const auto& names, std::string_view one) { return std::find(names.begin
 
 bool is_getattr(const PickleGraph& pickle, PickleGraph::Id id) { return is_global(pickle, id, "builtins", "getattr"); }
 
-/// Which nodes of a pickle are values of others or are called.
-struct Uses {
-    std::vector<bool> used;
-    std::vector<bool> called;
-};
-
-/// Functions that call, or make an object of, their first argument.
+/// Functions that call their first argument, or make an object of it.
 constexpr std::array calls_first{
     Global{"copyreg", "__newobj__"},
     Global{"copyreg", "__newobj_ex__"},
     Global{"copyreg", "_reconstructor"},
+    Global{"numpy._core.multiarray", "_reconstruct"},
+    Global{"torch._utils", "_rebuild_wrapper_subclass"},
+};
+/// Those of a tensor's subclass: (function, class, its arguments, state). The class may have a __setstate__.
+constexpr std::array calls_two{
     Global{"torch._tensor", "_rebuild_from_type"},
     Global{"torch._tensor", "_rebuild_from_type_v2"},
 };
 
-bool calls_its_first(const PickleGraph& pickle, PickleGraph::Id function) {
-    return std::any_of(calls_first.begin(), calls_first.end(),
-                       [&](const Global& row) { return is_global(pickle, function, row.module, row.name); });
-}
+/// Which nodes of a pickle are values of others or are called.
+class Uses {
+public:
+    explicit Uses(const PickleGraph& pickle)
+        : pickle_(pickle), used_(pickle.size()), called_(pickle.size()), searched_(pickle.size()) {
+        used_[pickle.root()] = true;
+        for (Id id = 0; id < pickle.size(); ++id) add(id);
+    }
+    bool used(PickleGraph::Id id) const { return used_[id]; }
+    bool called(PickleGraph::Id id) const { return called_[id]; }
 
-Uses uses_of(const PickleGraph& pickle) {
-    Uses uses{std::vector<bool>(pickle.size()), std::vector<bool>(pickle.size())};
-    const auto use = [&](std::span<const PickleGraph::Id> ids) {
-        for (const PickleGraph::Id id : ids) uses.used[id] = true;
-    };
-    uses.used[pickle.root()] = true;
-    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
-        use(pickle.items_or_nothing(id));
-        if (pickle.kind(id) == PickleGraph::Kind::persistent) uses.used[pickle.persistent(id)] = true;
-        if (pickle.kind(id) != PickleGraph::Kind::call) continue;
-        const PickleGraph::Call call = pickle.call(id);
-        uses.used[call.callee] = uses.called[call.callee] = true;
+private:
+    using Id = PickleGraph::Id;
+    using Kind = PickleGraph::Kind;
+
+    void add(Id id) {
+        use(pickle_.items_or_nothing(id));
+        if (pickle_.kind(id) == Kind::persistent) used_[pickle_.persistent(id)] = true;
+        if (pickle_.kind(id) != Kind::call) return;
+        const PickleGraph::Call call = pickle_.call(id);
+        used_[call.callee] = true;
         use(call.states);
         use(call.items);
         use(call.appends);
-        const auto arguments = pickle.items(call.arguments);
-        if (!arguments.empty() && calls_its_first(pickle, call.callee)) uses.called[arguments[0]] = true;
+        add_call(call.callee, call.arguments);
     }
-    return uses;
-}
+    void use(std::span<const Id> ids) {
+        for (const Id id : ids) used_[id] = true;
+    }
+
+    /// Notes a function and, where that is one that calls others, what it calls.
+    void add_call(Id callee, Id arguments) {
+        const Id function = class_of(pickle_, callee);
+        add_called(function);
+        if (pickle_.kind(function) != Kind::global) return add_all(arguments);
+        const auto given = pickle_.items_or_nothing(arguments);
+        if (!given.empty() && is_one_of(calls_first, function)) add_called(class_of(pickle_, given[0]));
+        if (!is_one_of(calls_two, function)) return;
+        if (pickle_.kind(arguments) != Kind::tuple || given.size() < 3) return add_all(arguments);
+        add_called(class_of(pickle_, given[1]));
+        const Id inner = class_of(pickle_, given[0]);
+        add_called(inner);
+        // One that itself calls its arguments: nothing that torch.save writes.
+        if (pickle_.kind(inner) != Kind::global || is_one_of(calls_first, inner) || is_one_of(calls_two, inner))
+            add_all(given[2]);
+    }
+    void add_called(Id id) {
+        called_[id] = true;
+        if (pickle_.kind(id) != Kind::global) add_all(id);
+    }
+
+    /// Of a function that is no plain name, such as a persistent id in another or the result of a call: any name in it
+    /// may be what it stands for. Each node is searched once, and cycles end.
+    void add_all(Id root) {
+        std::vector<Id> open;
+        const auto search = [&](Id id) {
+            if (searched_[id]) return;
+            searched_[id] = true;
+            open.push_back(id);
+        };
+        const auto search_all = [&](std::span<const Id> ids) { std::for_each(ids.begin(), ids.end(), search); };
+        search(root);
+        while (!open.empty()) {
+            const Id id = open.back();
+            open.pop_back();
+            if (pickle_.kind(id) == Kind::global) called_[id] = true;
+            search_all(pickle_.items_or_nothing(id));
+            if (pickle_.kind(id) == Kind::persistent) search(pickle_.persistent(id));
+            if (pickle_.kind(id) != Kind::call) continue;
+            const PickleGraph::Call call = pickle_.call(id);
+            search(call.callee);
+            search(call.arguments);
+            if (call.keywords != PickleGraph::nothing) search(call.keywords);
+            search_all(call.states);
+            search_all(call.items);
+            search_all(call.appends);
+        }
+    }
+
+    bool is_one_of(std::span<const Global> rows, Id function) const {
+        return std::any_of(rows.begin(), rows.end(),
+                           [&](const Global& row) { return is_global(pickle_, function, row.module, row.name); });
+    }
+
+    const PickleGraph& pickle_;
+    std::vector<bool> used_;
+    std::vector<bool> called_;
+    std::vector<bool> searched_;
+};
 
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
 
@@ -212,15 +276,15 @@ NamedGlobals::Inside::~Inside() {
 
 void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known* known) {
     const std::string whole = prefix_ + std::string(record);
-    const Uses uses = uses_of(pickle);
+    const Uses uses(pickle);
     const bool loader_is_value = hands_on_loader(pickle);
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
         if (pickle.kind(id) != PickleGraph::Kind::global) continue;
         // Unused, it has spelled the name of a nested class, which is a global of its own.
-        if (!uses.used[id] && is_getattr(pickle, id)) continue;
+        if (!uses.used(id) && is_getattr(pickle, id)) continue;
         const Global global = pickle.global(id);
         const bool loader = is_global(pickle, id, "torch.storage", "_load_from_bytes");
-        add_one(global, whole, known(global) && !(loader && loader_is_value), uses.called[id]);
+        add_one(global, whole, known(global) && !(loader && loader_is_value), uses.called(id));
     }
 }
 

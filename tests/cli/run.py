@@ -1834,6 +1834,12 @@ class WholeModules(Case):
             self.assertEqual(sorted(loaded['digests']), sorted(self.NAMES[2:7]))
         self.assertTrue(self.done('plan', self.pt('module.pt'), '--expect', self.pt('module_legacy.pt'))['ok'])
 
+    def test_would_call_its_classes(self):
+        for name in ('module.pt', 'module_legacy.pt'):
+            self.assertIn(f'{name}: readable; ', self.safemap('verify', self.pt(name)).out)
+            listed = self.done('inspect', self.pt(name), '--globals')['globals']
+            self.assertTrue(next(each for each in listed if each['name'] == 'SmallNet')['called'])
+
     def test_root_of_a_module(self):
         source = self.pt('module_main.pt')
         self.assertEqual(list(self.done('hash', source)['tensors']), ['net/weight', 'net/mean'])
