@@ -113,12 +113,26 @@ constexpr std::array calls_two{
     Global{"torch._tensor", "_rebuild_from_type"},
     Global{"torch._tensor", "_rebuild_from_type_v2"},
 };
+/// Those whose fourth argument is the state of what they make.
+constexpr std::array sets_state{
+    Global{"torch._tensor", "_rebuild_from_type"},
+    Global{"torch._tensor", "_rebuild_from_type_v2"},
+    Global{"torch._utils", "_rebuild_parameter_with_state"},
+};
+
+/// Attributes of an object by which unpickling, or torch, calls what was put there, or goes on with another class.
+constexpr std::array called_attributes{
+    std::string_view("__class__"), std::string_view("__dict__"),        std::string_view("__setstate__"),
+    std::string_view("add"),       std::string_view("append"),          std::string_view("as_subclass"),
+    std::string_view("detach"),    std::string_view("extend"),          std::string_view("stride"),
+    std::string_view("to"),        std::string_view("untyped_storage"),
+};
 
 /// Which nodes of a pickle are values of others or are called.
 class Uses {
 public:
     explicit Uses(const PickleGraph& pickle)
-        : pickle_(pickle), used_(pickle.size()), called_(pickle.size()), searched_(pickle.size()) {
+        : pickle_(pickle), used_(pickle.size()), called_(pickle.size()), searched_(pickle.size()), set_(pickle.size()) {
         used_[pickle.root()] = true;
         for (Id id = 0; id < pickle.size(); ++id) add(id);
     }
@@ -139,6 +153,10 @@ private:
         use(call.items);
         use(call.appends);
         add_call(call.callee, call.arguments);
+        if (call.states.empty()) return;
+        const Id function = class_of(pickle_, call.callee);
+        if (pickle_.kind(function) != Kind::global || !is_known(pickle_.global(function))) return;
+        for (const Id state : call.states) add_state(state);
     }
     void use(std::span<const Id> ids) {
         for (const Id id : ids) used_[id] = true;
@@ -151,6 +169,7 @@ private:
         if (pickle_.kind(function) != Kind::global) return add_all(arguments);
         const auto given = pickle_.items_or_nothing(arguments);
         if (!given.empty() && is_one_of(calls_first, function)) add_called(class_of(pickle_, given[0]));
+        if (given.size() > 3 && is_one_of(sets_state, function)) add_state(given[3]);
         if (!is_one_of(calls_two, function)) return;
         if (pickle_.kind(arguments) != Kind::tuple || given.size() < 3) return add_all(arguments);
         add_called(class_of(pickle_, given[1]));
@@ -163,6 +182,28 @@ private:
     void add_called(Id id) {
         called_[id] = true;
         if (pickle_.kind(id) != Kind::global) add_all(id);
+    }
+
+    /// Attributes, or a pair of those in the object's dictionary and those in its slots.
+    void add_state(Id state) {
+        const Kind kind = pickle_.kind(state);
+        if (kind == Kind::call || kind == Kind::persistent) return add_all(state);
+        if (kind == Kind::dict) return add_attributes(state);
+        const auto parts = pickle_.items_or_nothing(state);
+        if (kind != Kind::tuple || parts.size() != 2) return;
+        for (const Id part : parts)
+            if (pickle_.kind(part) == Kind::dict) add_attributes(part);
+    }
+    void add_attributes(Id dict) {
+        if (set_[dict]) return;  // many objects may share it
+        set_[dict] = true;
+        const auto items = pickle_.items(dict);
+        for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+            const Kind key = pickle_.kind(items[i]);
+            const bool hidden = key == Kind::call || key == Kind::persistent;
+            if (hidden || (key == Kind::text && any(called_attributes, pickle_.text(items[i]))))
+                add_called(class_of(pickle_, items[i + 1]));
+        }
     }
 
     /// Of a function that is no plain name, such as a persistent id in another or the result of a call: any name in it
@@ -179,7 +220,7 @@ private:
         while (!open.empty()) {
             const Id id = open.back();
             open.pop_back();
-            if (pickle_.kind(id) == Kind::global) called_[id] = true;
+            called_[id] = true;
             search_all(pickle_.items_or_nothing(id));
             if (pickle_.kind(id) == Kind::persistent) search(pickle_.persistent(id));
             if (pickle_.kind(id) != Kind::call) continue;
@@ -202,6 +243,7 @@ private:
     std::vector<bool> used_;
     std::vector<bool> called_;
     std::vector<bool> searched_;
+    std::vector<bool> set_;  ///< dictionaries of attributes
 };
 
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
@@ -258,13 +300,17 @@ bool hands_on_loader(const PickleGraph& pickle) {
     const auto any_of = [&](std::span<const PickleGraph::Id> ids) {
         return std::any_of(ids.begin(), ids.end(), is_loader);
     };
+    std::vector<PickleGraph::Id> loaded;
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
         if (any_of(pickle.items_or_nothing(id))) return true;
         if (pickle.kind(id) != PickleGraph::Kind::call) continue;
         const PickleGraph::Call call = pickle.call(id);
+        if (is_loader(call.callee)) loaded.push_back(id);
         if (any_of(call.states) || any_of(call.items) || any_of(call.appends)) return true;
     }
-    return false;
+    if (loaded.empty()) return false;
+    const Uses uses(pickle);
+    return std::any_of(loaded.begin(), loaded.end(), [&](PickleGraph::Id id) { return uses.called(id); });
 }
 
 NamedGlobals::Inside::Inside(NamedGlobals* globals, std::string_view record) : globals_(globals) {

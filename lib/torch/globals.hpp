@@ -26,7 +26,8 @@ bool is_known_in_script(const PickleGraph::Global& global) noexcept;
 /// Whether calling it would run code of the file's choice: os.system, builtins.eval and their kind.
 bool runs_code(const PickleGraph::Global& global) noexcept;
 /// Whether torch.storage._load_from_bytes, which loads any pickle it is given, is a value for others to call, as by
-/// __setstate__. Where it is called itself, what it loads is looked at. Linear in the pickle.
+/// __setstate__; or whether what it loads is called. Where it is called itself, what it loads is looked at. Linear in
+/// the pickle.
 bool hands_on_loader(const PickleGraph& pickle);
 inline constexpr std::string_view load_from_bytes = "torch.storage._load_from_bytes";
 

@@ -267,12 +267,12 @@ TEST_CASE("what a persistent id stands for is called") {
 
 TEST_CASE("persistent ids in each other, deep and in circles, are searched once") {
     std::string deep = thing;
-    for (int i = 0; i < 100'000; ++i) deep += "\x85Q";
+    for (int i = 0; i < 30'000; ++i) deep += "\x85Q";
     CHECK(called_in_legacy(in_dict(deep + ")R")) == "my.Thing");
     std::string many = deep +
                        "q\x01"
                        "0(";
-    for (int i = 0; i < 10'000; ++i) many += "h\x01)R";
+    for (int i = 0; i < 5'000; ++i) many += "h\x01)R";
     CHECK(called_in_legacy(many + "t") == "my.Thing");
     CHECK(called_in_legacy("]q\x01(h\x01" + thing + "e\x85Q)R0}") == "my.Thing");
 }
@@ -309,6 +309,59 @@ TEST_CASE("functions that call their arguments are seen through") {
     const std::string scalar =
         forge::call("numpy.core.multiarray", "scalar", {forge::call("numpy", "dtype", {forge::text("O8")}), thing});
     CHECK(called_in_legacy(in_dict(scalar + ")R")) == "my.Thing");
+}
+
+TEST_CASE("a function that an object is given as a method is called") {
+    const std::string object = forge::call("collections", "OrderedDict", {});
+    const auto with = [&](const char* name, const std::string& value) {
+        return object + forge::dict({forge::text(name), value}) + "b";
+    };
+    for (const char* name : {"__setstate__", "append", "add", "__class__"}) {
+        CAPTURE(name);
+        CHECK(called_in_legacy(in_dict(with(name, thing))) == "my.Thing");
+        CHECK(called_in_legacy(with(name, thing) + "0}") == "my.Thing");
+        CHECK(called_in_legacy(with(name, persistent({forge::text("module"), thing, "N"})) + "0}") == "my.Thing");
+        CHECK(called_in_legacy(object + forge::tuple({"N", forge::dict({forge::text(name), thing})}) + "b0}") ==
+              "my.Thing");
+        for (const char* function : {"_rebuild_from_type", "_rebuild_from_type_v2"})
+            CHECK(called_in_legacy(forge::call("torch._tensor", function,
+                                               {forge::global("torch", "Size"), forge::global("torch", "Tensor"), ")",
+                                                forge::dict({forge::text(name), thing})}) +
+                                   "0}") == "my.Thing");
+        CHECK(called_in_legacy(forge::call("torch._utils", "_rebuild_parameter_with_state",
+                                           {"N", "\x88", "N", forge::dict({forge::text(name), thing})}) +
+                               "0}") == "my.Thing");
+    }
+    CHECK(called_in_legacy(object + forge::dict({forge::call("builtins", "str", {forge::text("x")}), thing}) + "b0}") ==
+          "my.Thing");
+    CHECK(called_in_legacy(in_dict(with("weight_loader", thing))).empty());
+    std::string shared = "}q\x01(";
+    for (int i = 0; i < 10'000; ++i) shared += forge::text("a" + std::to_string(i)) + "N";
+    shared += forge::text("add") + thing + "u0" + forge::global("collections", "OrderedDict") +
+              "q\x02"
+              "0(";
+    for (int i = 0; i < 10'000; ++i)
+        shared +=
+            "h\x02)Rh\x01"
+            "b";
+    CHECK(called_in_legacy(shared + "1}") == "my.Thing");
+    CHECK(called_in_legacy(in_dict(forge::dict({forge::text("append"), thing}))).empty());
+}
+
+TEST_CASE("a function that comes out of a file in the pickle is called") {
+    const std::string file = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
+                             forge::pickle(forge::integer(1001)) + forge::pickle("}") + forge::pickle(thing) +
+                             forge::pickle("]");
+    const std::string loaded =
+        forge::global("torch.storage", "_load_from_bytes") + "B" + forge::little(file.size(), 4) + file + "\x85R";
+    CHECK(note_of(forge::pickle(loaded + "0}")).empty());
+    for (const std::string& value :
+         {loaded + ")R0}",
+          forge::call("torch._tensor", "_rebuild_from_type_v2", {loaded, forge::global("torch", "Tensor"), ")", "}"}) +
+              "0}",
+          forge::call("collections", "OrderedDict", {}) + forge::dict({forge::text("__setstate__"), loaded}) + "b0}"}) {
+        CHECK(note_of(forge::pickle(value)).find("_load_from_bytes") != std::string::npos);
+    }
 }
 
 TEST_CASE("names in all pickles of a file are listed") {
