@@ -354,7 +354,6 @@ TEST_CASE("a function that comes out of a file in the pickle is called") {
                              forge::pickle("]");
     const std::string loaded =
         forge::global("torch.storage", "_load_from_bytes") + "B" + forge::little(file.size(), 4) + file + "\x85R";
-    CHECK(note_of(forge::pickle(loaded + "0}")).empty());
     for (const std::string& value :
          {loaded + ")R0}",
           forge::call("torch._tensor", "_rebuild_from_type_v2", {loaded, forge::global("torch", "Tensor"), ")", "}"}) +
