@@ -48,6 +48,7 @@ std::string names(std::span<const char> bytes) {
 
 std::string verdict(std::span<const char> bytes) {
     std::string globals = "null";
+    std::string called = "[";
     const std::string lenient = code_of([&] { globals = names(bytes); });
     const auto all = std::as_bytes(bytes);
     const std::string strict = code_of([&] {
@@ -55,7 +56,15 @@ std::string verdict(std::span<const char> bytes) {
         ThrowFirst faults;
         torch::read_plain(memory_source("stdin", {all.begin(), all.end()}), faults, &unknown);
     });
-    return R"({"names":)" + globals + R"(,"error":)" + lenient + R"(,"strict":)" + strict + "}";
+    code_of([&] {
+        torch::NamedGlobals all_named(false);
+        all_named.add(torch::read_pickle(bytes), "stdin");
+        for (const torch::NamedGlobal& each : all_named.all())
+            if (each.called)
+                called += (called.size() > 1 ? ",[" : "[") + quoted(each.module) + "," + quoted(each.name) + "]";
+    });
+    return R"({"called":)" + called + R"(],"names":)" + globals + R"(,"error":)" + lenient + R"(,"strict":)" + strict +
+           "}";
 }
 
 }  // namespace

@@ -6,9 +6,9 @@
 PICKLE_VERDICT is the program built from pickle_verdict.cpp. Pickles are random ones of all opcodes, in right and wrong
 frames, with other pickles hidden in their texts, and mutations of them. Nothing in them is run. The unpicklers are the
 C one (from files that look ahead, and that do not), the one in Python and torch's own. Each gets inert objects for the
-classes and functions that it asks for. Whatever one of them asks for, safemap has to name, or it has to refuse the
-pickle; what is unknown among it, --strict-globals has to refuse. If a pickle is read, all have to end at the same byte:
-in old files of torch.save another pickle begins there.
+classes and functions that it asks for. Whatever one of them asks for, safemap has to name, and what one calls, it has
+to say is called, or it has to refuse the pickle; what is unknown among it, --strict-globals has to refuse. If a pickle
+is read, all have to end at the same byte: in old files of torch.save another pickle begins there.
 """
 
 import _compat_pickle
@@ -256,12 +256,12 @@ class Generator:
             module, name = self.names()
             return [b'('] + self.values(depth) + [b'i%s\n%s\n' % (module, name)]
         if how == 1:
-            return [b'('] + self.global_(depth) + self.values(depth) + [b'o']
+            return [b'('] + self.callee(depth) + self.values(depth) + [b'o']
         if how == 2:
-            return self.global_(depth) + arguments + [b'\x81']
+            return self.callee(depth) + arguments + [b'\x81']
         if how == 3:
-            return self.global_(depth) + arguments + [b'}', b'\x92']
-        return self.global_(depth) + arguments + [b'R']
+            return self.callee(depth) + arguments + [b'}', b'\x92']
+        return self.callee(depth) + arguments + [b'R']
 
     def object(self, depth):
         """A call whose result is changed."""
@@ -277,9 +277,21 @@ class Generator:
         return made + self.tuple(depth) + [b'R']
 
     def persistent(self, depth):
+        if self.rng.random() < 0.3:
+            return self.module(depth)
         if self.rng.random() < 0.02:
             return [self.rng.choice([b'Pid\n', b'\x82\1', b'\x83\1\0', b'\x97', b'\x98', b'N\x98'])]
         return self.value(depth) + [b'Q']
+
+    def module(self, depth):
+        """A persistent id that stands for a class, or for one that does."""
+        rng = self.rng
+        inner = self.module(depth - 1) if depth > 0 and rng.random() < 0.3 else self.global_(0)
+        word = rng.choice([b'X\6\0\0\0module', b'C\6module'])
+        return [b'(', word] + inner + rng.choice([[], [b'N'], [b'N', b'N']]) + [b't', b'Q']
+
+    def callee(self, depth):
+        return self.module(depth) if self.rng.random() < 0.2 else self.global_(depth)
 
     def noisy(self, depth):
         """A value, and others that are dropped."""
@@ -297,6 +309,8 @@ class Inert:
     recorder = None
 
     def __new__(cls, *args, **kwargs):
+        if cls.asked:
+            cls.recorder.called.add(cls.asked)
         if cls.asked in GETATTR and len(args) == 2 and isinstance(args[1], str):
             outer = args[0].asked if isinstance(args[0], type) else None
             # Of what is no class, and of what Python has itself, the call is what counts.
@@ -319,6 +333,7 @@ class Inert:
 class Recorder:
     def __init__(self):
         self.asked = set()
+        self.called = set()
 
     def __call__(self, *names):
         """A module and a name, and the names of attributes of that."""
@@ -336,6 +351,9 @@ def recording(base):
             return self.recorder(module, name)
 
         def persistent_load(self, pid):
+            """As torch does in old files."""
+            if isinstance(pid, tuple) and len(pid) > 1 and pid[0] in ('module', b'module'):
+                return pid[1]
             return Inert()
     return Recording
 
@@ -394,7 +412,7 @@ READERS = {
 
 
 def seen(reader, data):
-    """What a reader asks for, and where it ends; None where it fails."""
+    """What a reader asks for and calls, and where it ends; None where it fails."""
     recorder = Recorder()
     end = None
     try:
@@ -403,7 +421,7 @@ def seen(reader, data):
         end = file.tell()
     except Exception:  # whatever: what was asked for until then counts
         pass
-    return recorder.asked, end
+    return recorder, end
 
 
 # What safemap says.
@@ -428,7 +446,8 @@ ALL_KNOWN = {spelling for known in KNOWN for spelling in spellings(*known)}
 def fault(data, verdict):
     """What is wrong with a verdict, or None."""
     for reader in READERS:
-        asked, end = seen(reader, data)
+        recorder, end = seen(reader, data)
+        asked = recorder.asked
         if asked - ALL_KNOWN - GETATTR and verdict['strict'] is None:
             return f'{reader} asks for {asked}, and --strict-globals is silent'
         if verdict['error'] is not None:
@@ -442,6 +461,10 @@ def fault(data, verdict):
         for names in asked:
             if named.isdisjoint(spellings(*names)):
                 return f'{reader} asks for {".".join(names)}'
+        called = {spelling for module, name in verdict['called'] for spelling in spellings(module, *name.split('.'))}
+        for names in recorder.called - GETATTR:
+            if called.isdisjoint(spellings(*names)):
+                return f'{reader} calls {".".join(names)}'
     return None
 
 
