@@ -120,7 +120,10 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     }
 }
 
-bool better_around_cache(std::uint64_t bytes) { return bytes > calls.physical_memory() / 16; }
+bool better_around_cache(std::uint64_t bytes) {
+    constexpr std::uint64_t much = std::uint64_t{512} << 20;
+    return bytes > std::min(much, calls.physical_memory() / 16);
+}
 
 void OutputFile::finish() {
     if (uninterrupted([&] { return calls.fsync(descriptor_.number()); }) != 0)

@@ -43,9 +43,11 @@ private:
     Descriptor around_;  ///< the same file, opened with O_DIRECT
 };
 
-/// Whether that many bytes are better written past the page cache: more than a sixteenth of the memory. The kernel
-/// begins to hold writers back at about a tenth, and then fsync waits for all of it: 3.8 GB onto ext4, machine of
-/// 24 GiB, took 2.0 to 3.7 s past the cache and 2.1 to 17 s through it, eleven runs of each.
+/// Returns whether that many bytes are better written past the page cache: more than 512 MiB, or than a sixteenth of
+/// the memory. Each page of the cache has to be allocated, which takes seconds for a gigabyte where a virtual machine
+/// has given the memory back to its host: 1.16 GB onto ext4 took 0.5 s past the cache and 1.3 to 3.6 s through it.
+/// Above a tenth of the memory, the kernel also holds writers back: 3.8 GB took 2.0 to 3.7 s past the cache and 2.1 to
+/// 17 s through it (docs/performance.md).
 bool better_around_cache(std::uint64_t bytes);
 
 /// Writes past the cache begin and end at multiples of this, in the file and in memory.

@@ -104,9 +104,12 @@ TEST_CASE("a size that no file can have finds no space") {
     CHECK(TempDir::read(dir / "file").empty());
 }
 
-TEST_CASE("files are large when they are more than a sixteenth of the memory") {
+TEST_CASE("files are large when they are more than 512 MiB, or than a sixteenth of the memory") {
     CHECK_FALSE(io::better_around_cache(0));
     CHECK(io::better_around_cache(io::calls.physical_memory() / 16 + 1));
+    CHECK(io::better_around_cache((std::uint64_t{512} << 20) + 1));
+    if (io::calls.physical_memory() >= std::uint64_t{8} << 30)
+        CHECK_FALSE(io::better_around_cache(std::uint64_t{512} << 20));
     const ShrunkMemory small;
     CHECK(io::better_around_cache(1));
 }
