@@ -88,7 +88,8 @@ class LikeSafetensors(Case):
                 lines = sorted(b'\0'.join([name.encode(), common.NAMES[t.dtype].encode(),
                                            ','.join(map(str, t.shape)).encode(), wanted[name].encode()]) + b'\n'
                                for name, t in state.items())
-                self.assertEqual(safemap('hash', file), {'checkpoint': xxhash.xxh3_128_hexdigest(b''.join(lines)),
+                self.assertEqual(safemap('hash', file), {'algorithm': 'xxh3-128',
+                                                         'checkpoint': xxhash.xxh3_128_hexdigest(b''.join(lines)),
                                                          'tensors': wanted})
 
     def test_a_difference_is_where_torch_sees_it(self):
