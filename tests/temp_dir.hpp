@@ -6,10 +6,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <system_error>
+#include <utility>
 
 class TempDir {
 public:
@@ -37,11 +38,9 @@ public:
     }
     static std::string read(const std::filesystem::path& file) {
         std::ifstream in(file, std::ios::binary);
-        std::error_code missing;
-        const auto size = std::filesystem::file_size(file, missing);
-        std::string content(missing ? 0 : size, '\0');
-        in.read(content.data(), static_cast<std::streamsize>(content.size()));
-        return content;
+        std::ostringstream content;  // files of /proc do not know their size
+        content << in.rdbuf();
+        return std::move(content).str();
     }
 
 private:
