@@ -28,7 +28,7 @@ DigestAlgorithm parse_digest_algorithm(std::string_view text);
 /// "1e-5": finite and not negative.
 double parse_tolerance(std::string_view text);
 
-/// Whether `out` names one file, and not a folder of shards.
+/// Returns true where `out` names one file, and not a folder of shards.
 bool is_one_file(std::string_view out);
 /// Refuses an OUT that means something else than safetensors: stdout, or a file of another format.
 void require_out(std::string_view out);

@@ -62,7 +62,7 @@ struct Tolerance {
 };
 
 struct DiffOptions {
-    /// Of names as they are compared: those of `a` after `rename`.
+    /// Selects names as they are compared: names of `a` after `rename`.
     Selection selection = {};
     /// Compares values as numbers. Unset: values are equal if their bytes are.
     std::optional<Tolerance> tolerance = std::nullopt;

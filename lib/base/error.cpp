@@ -115,7 +115,7 @@ constexpr bool complete() {
 }
 static_assert(complete(), "every Errc has its row, in the order of the enum");
 
-/// Whether `operation` ends in `path`, as "save out/" does in "out": it need not be said twice.
+/// Returns true where `operation` ends in `path`, as "save out/" does in "out": the path is not printed twice.
 bool names_last(std::string_view operation, std::string_view path) noexcept {
     const auto without_slash = [](std::string_view text) { return text.substr(0, text.find_last_not_of('/') + 1); };
     operation = without_slash(operation);

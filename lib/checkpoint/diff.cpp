@@ -263,7 +263,7 @@ struct Shared {
     std::size_t pair;  // its number; means nothing where there is an obstacle
 };
 
-/// What keeps the values of a pair from being compared.
+/// Returns the reason why the values of a pair cannot be compared.
 std::optional<What> obstacle_of(const Pair& pair, bool cast) {
     const bool castable = cast && is_castable(pair.a->dtype()) && is_castable(pair.b->dtype());
     if (!pair.same_dtype() && !castable) return What::dtype;

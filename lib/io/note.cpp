@@ -37,7 +37,7 @@ void put_note(int sibling, const char* name, const char* unfinished, std::option
     const auto failed = [what](const char* doing, const char* how = "") {
         return system_error(errno, doing + std::string(what) + how);
     };
-    // What a dead save may have left, that this one goes on with.
+    // A save that died may have left an unfinished note.
     if (calls.unlinkat(sibling, unfinished, 0) != 0 && errno != ENOENT) throw failed("remove an unfinished ");
     OutputFile file = OutputFile::create(sibling, unfinished);
     if (mode && calls.fchmod(file.descriptor(), *mode) != 0) throw failed("set the permissions of ");

@@ -1,4 +1,4 @@
-// What tells a file from what it was before, as it is written to the disk.
+// Text on the disk that tells a file from an earlier state of it.
 #pragma once
 
 #include <safemap/api.hpp>

@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-/// What an element is made of.
+/// The parts of an element.
 struct Parts {
     Dtype dtype;
     unsigned count = 1;

@@ -17,7 +17,7 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 /// Whether a file that begins with `head` begins with the magic number, in any protocol.
 bool is_legacy(std::string_view head);
-/// Whether a pickle's value is the magic number that such files begin with.
+/// Returns true where a pickle's value is the magic number that such files begin with.
 bool is_magic_number(const PickleGraph& pickle);
 
 class LegacyFile {

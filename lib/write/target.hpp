@@ -30,7 +30,7 @@ private:
     io::Staging staging_;
 };
 
-/// Whether `out` ends in ".safetensors" or ".sft".
+/// Returns true where `out` ends in ".safetensors" or ".sft".
 bool names_file(const std::filesystem::path& out);
 /// Whether `out` is a folder without a checkpoint in it: an empty one, or one of other files, which stay.
 bool counts_as_new(const std::filesystem::path& out);

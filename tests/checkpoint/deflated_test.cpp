@@ -47,7 +47,7 @@ forge::Zip repacked() {
     return zip;
 }
 
-/// What a record inflates to; nothing where it does not.
+/// Returns the bytes of an inflated record, or nothing where it is damaged.
 std::optional<std::string> inflated(const Source& source, const torch::ZipRecord& record) {
     std::string out(record.size, '\0');
     try {

@@ -1,4 +1,4 @@
-// What a pickle says of the size of a storage, and how much there is.
+// The size of a storage as the pickle states it, against the size of its record.
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"
