@@ -181,7 +181,17 @@ void Staging::claim() {
             inside_ = true;
         }
     }
+    clear_beside(beside);
     sibling_ = settle(old_.number(), Sibling::suffix);
+}
+
+/// What a dead save left beside the folder while there were no folders in it. This save does not need that place, so
+/// what cannot be removed stays.
+void Staging::clear_beside(const std::string& name) {
+    try {
+        Sibling::clear(place_.parent.number(), name, notes_);
+    } catch (const Error&) {
+    }
 }
 
 Sibling Staging::settle(int home, const std::string& name) {

@@ -102,6 +102,7 @@ private:
     void examine_old();
     void lock_old() const;
     void claim();
+    void clear_beside(const std::string& name);
     Sibling settle(int home, const std::string& name);
     bool continue_old(const Sibling& dead);
     void create_content();

@@ -78,20 +78,30 @@ bool is_ours(const std::vector<std::string>& names) {
     return std::all_of(names.begin(), names.end(), is_known) && (locked || names.empty());
 }
 
-/// Whether the content of a sibling is what a save makes: a file, or a folder with files and no folders in it.
+/// Whether the content of a sibling is what a save makes: nothing yet, a file, or a folder with no folders in it.
 bool is_our_content(int sibling) {
     struct stat status = {};
-    if (calls.fstatat(sibling, Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0) return false;
+    if (calls.fstatat(sibling, Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT;
     if (status.st_uid != ::geteuid()) return false;
     if (S_ISREG(status.st_mode)) return status.st_nlink == 1;
     if (!S_ISDIR(status.st_mode)) return false;
     const Descriptor inside = open_at(sibling, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    return inside && !holds_folders(inside.number(), Sibling::content) &&
-           !list_all(inside.number(), Sibling::content).empty();
+    return inside && !holds_folders(inside.number(), Sibling::content);
+}
+
+/// Whether a note is one of ours: it says so, or a power failure took all that was in it. A commit list decides where
+/// files go, so it has to say so.
+bool is_our_note(int sibling, const std::string& name) {
+    const Descriptor note = open_at(sibling, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+    if (!note) return false;
+    struct stat status = {};
+    if (calls.fstat(note.number(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
+    if (status.st_size == 0) return name != commit_list_name;
+    return read_note(note.number(), name).starts_with("safemap " + name + ' ');
 }
 
 /// Whether a folder without a lock is one of ours that a power failure took the lock from: it has no names but ours, a
-/// content that is not empty, notes that say whose they are; and it belongs to this user, whom alone it lets look in,
+/// content as a save makes it, notes that say whose they are; and it belongs to this user, whom alone it lets look in,
 /// unless it is committed in place. Saves of today bring the lock to the disk before all else.
 bool has_lost_lock(int sibling, const std::vector<std::string>& names) {
     struct stat status = {};
@@ -100,8 +110,7 @@ bool has_lost_lock(int sibling, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
         if (name == lock_name || !is_known(name)) return false;
         if (name == Sibling::content || name.ends_with(".new")) continue;
-        const Descriptor note = open_at(sibling, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
-        if (!note || !read_note(note.number(), name).starts_with("safemap " + name + ' ')) return false;
+        if (!is_our_note(sibling, name)) return false;
         committed = committed || name == commit_list_name;
     }
     // A list that is not of a commit is refused when the commit is finished.

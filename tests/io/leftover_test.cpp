@@ -56,8 +56,16 @@ TEST_CASE("what a power failure left without its lock is cleared away; anything 
              dir.write(in("journal"), "safemap journal 1 0123");
              dir.write(in("exchange.new"), "");
          }},
+        {"nothing in the content", true, 0700, [&](const TempDir& dir) { fs::create_directory(dir / in("content")); }},
+        {"a journal without content", true, 0700,
+         [&](const TempDir& dir) { dir.write(in("journal"), "safemap journal 1 0123"); }},
+        {"an empty journal", true, 0700,
+         [&](const TempDir& dir) {
+             content(dir);
+             dir.write(in("journal"), "");
+         }},
+        {"a journal that is not finished", true, 0700, [&](const TempDir& dir) { dir.write(in("journal.new"), ""); }},
         {"others may look into it", false, 0755, content},
-        {"nothing in the content", false, 0700, [&](const TempDir& dir) { fs::create_directory(dir / in("content")); }},
         {"a folder in the content", false, 0700,
          [&](const TempDir& dir) {
              content(dir);
@@ -69,7 +77,11 @@ TEST_CASE("what a power failure left without its lock is cleared away; anything 
              fs::create_hard_link(dir / "mine", dir / in("content"));
          }},
         {"a link", false, 0700, [&](const TempDir& dir) { fs::create_symlink("/etc", dir / in("content")); }},
-        {"no content", false, 0700, [&](const TempDir& dir) { dir.write(in("journal"), "safemap journal 1 0123"); }},
+        {"an empty commit list", false, 0700,
+         [&](const TempDir& dir) {
+             content(dir);
+             dir.write(in("commit"), "");
+         }},
         {"a journal of somebody else", false, 0700,
          [&](const TempDir& dir) {
              content(dir);
@@ -100,6 +112,27 @@ TEST_CASE("what a power failure left without its lock is cleared away; anything 
         CHECK(entries_in(dir / name) == before);
         CHECK(!fs::exists(dir / "out"));
     }
+}
+
+TEST_CASE("what a save left beside a folder is cleared away, too, once there are folders in it") {
+    const TempDir dir;
+    const fs::path left = dir / ".out.safemap-tmp";
+    fs::create_directories(dir / "out/logs");
+    fs::create_directories(left / "content");
+    dir.write(".out.safemap-tmp/safemap.lock", "");
+    dir.write(".out.safemap-tmp/content/model.safetensors", "half");
+    Staging staging(dir / "out", Staging::Kind::folder, io::Existing::replace);
+    CHECK(!fs::exists(left));
+    CHECK(fs::exists(dir / "out/.safemap-tmp"));
+}
+
+TEST_CASE("what stands beside a folder with folders in it, and is no save's, hinders none") {
+    const TempDir dir;
+    fs::create_directories(dir / "out/logs");
+    fs::create_directories(dir / ".out.safemap-tmp");
+    dir.write(".out.safemap-tmp/mine", "mine");
+    CHECK_OK(Staging(dir / "out", Staging::Kind::folder, io::Existing::replace));
+    CHECK(TempDir::read(dir / ".out.safemap-tmp/mine") == "mine");
 }
 
 TEST_CASE("the lock is on the disk before anything else is in the hidden folder") {
