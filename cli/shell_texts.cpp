@@ -47,11 +47,11 @@ std::string command_names() {
     return joined(names);
 }
 
-/// Roff takes a backslash for an escape, a hyphen for a dash, and a dot or quote at the beginning of a line for an
-/// order.
+/// Roff takes a backslash for an escape, a hyphen for a dash, a quote for a curved one, and a dot at the beginning of a
+/// line for an order.
 std::string roff(std::string_view text) {
-    const std::string plain = replaced(replaced(text, '\\', R"(\e)"), '-', R"(\-)");
-    return plain.starts_with('.') || plain.starts_with('\'') ? R"(\&)" + plain : plain;
+    const std::string plain = replaced(replaced(replaced(text, '\\', R"(\e)"), '-', R"(\-)"), '\'', R"(\(aq)");
+    return plain.starts_with('.') ? R"(\&)" + plain : plain;
 }
 
 std::string roff_options(const std::vector<OptionHelp>& options) {
@@ -144,11 +144,12 @@ std::string fish_completion() {
     std::string text = "# Completion of safemap for fish.\n" + std::string(origin);
     text +=
         "complete -c safemap -n __fish_use_subcommand -f -l help -d 'show the commands'\n"
-        "complete -c safemap -n __fish_use_subcommand -f -l version -d 'show the version'\n"
+        "complete -c safemap -n __fish_use_subcommand -f -s V -l version -d 'show the version'\n"
         "complete -c safemap -n __fish_use_subcommand -f -a help -d 'The help of a command.'\n";
     for (const CommandRow& row : commands())
         text +=
             fmt::format("complete -c safemap -n __fish_use_subcommand -f -a {} -d {}\n", row.name, quoted(row.purpose));
+    text += "complete -c safemap -n '__fish_seen_subcommand_from help' -f -a '" + command_names() + "'\n";
     for (const CommandRow& row : commands())
         for (const OptionHelp& option : describe(row).options) {
             text += fmt::format("complete -c safemap -n '__fish_seen_subcommand_from {}' -l {} -d {}", row.name,
@@ -170,6 +171,8 @@ std::string man_page() {
         text += fmt::format(".B safemap {}\n.I {}\n[options]\n.br\n", row.name, roff(row.arguments));
     text += R"(.B safemap help
 [command]
+.br
+.B safemap \-V
 .SH DESCRIPTION
 A PATH is a file, a folder, or an index. Formats are told by content. Results go to the standard output, everything
 else to the standard error.
