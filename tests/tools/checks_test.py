@@ -71,6 +71,14 @@ class Count(unittest.TestCase):
         summary = '[doctest] test cases: 2 | 2 passed | 0 failed | 0 skipped'
         self.assertEqual(count.count([json.dumps({'result': 'FAIL', 'stdout': summary})]), (2, 1))
 
+    def test_failures_are_named_with_the_end_of_what_they_printed(self):
+        printed = 'first\n' + 'more\n' * count.SHOWN_LINES
+        log = [{'name': 'good', 'result': 'OK', 'duration': 1.0, 'stdout': 'fine'},
+               {'name': 'bad', 'result': 'TIMEOUT', 'duration': 2.0, 'stdout': printed}]
+        shown, = count.failures(map(json.dumps, log))
+        self.assertTrue(shown.startswith('--- bad: TIMEOUT after 2 s\nmore\n'))
+        self.assertNotIn('first', shown)
+
 
 if __name__ == '__main__':
     unittest.main()

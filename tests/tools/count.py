@@ -1,4 +1,5 @@
-"""Sums up a meson test log (testlog.json): prints "PASSED FAILED".
+"""Sums up a meson test log (testlog.json): prints "PASSED FAILED". With --failures: the names of the tests that failed
+and the end of what each printed.
 
 A doctest program counts its test cases, any other test is one. A skipped test is neither.
 """
@@ -7,6 +8,7 @@ import re
 import sys
 
 GOOD = {'OK', 'EXPECTEDFAIL'}
+SHOWN_LINES = 60
 CASES = re.compile(r'^\[doctest\] test cases:\s*\d+\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed', re.MULTILINE)
 
 
@@ -27,6 +29,19 @@ def count(lines):
     return passed, failed
 
 
+def failures(lines):
+    """One text for each test that failed."""
+    for test in map(json.loads, lines):
+        if test['result'] in GOOD or test['result'] == 'SKIP':
+            continue
+        printed = ((test.get('stdout') or '') + (test.get('stderr') or '')).splitlines()
+        title = f"--- {test['name']}: {test['result']} after {test['duration']:.0f} s"
+        yield '\n'.join([title, *printed[-SHOWN_LINES:]])
+
+
 if __name__ == '__main__':
-    with open(sys.argv[1], encoding='utf-8') as log:
-        print(*count(log))
+    with open(sys.argv[-1], encoding='utf-8') as log:
+        if sys.argv[1] == '--failures':
+            print(*failures(log), sep='\n')
+        else:
+            print(*count(log))

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <string_view>
 
@@ -99,18 +100,18 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
 TEST_CASE("what has changed since is not continued") {
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
-    // So that some shards are finished, and not all.
-    int nth = 0;
+    static int nth = 0;
     const auto leave_half = [&] {
         fs::remove_all(dir / "out");
         REQUIRE(killed_at(nth, in, dir / "out", options_for()));
     };
-    for (nth = 20;; ++nth) {
-        REQUIRE(nth < 400);
+    // So that some shards are finished, and not all. The first of the cases below looks for it.
+    const auto half_is_left = [&] {
         leave_half();
         const auto resumed = save(dir / "out", Checkpoint::open(in), options_for()).resumed.size();
-        if (resumed > 2 && resumed < count) break;
-    }
+        return resumed > 2 && resumed < count;
+    };
+    for (nth = std::max(nth, 20); !half_is_left(); ++nth) REQUIRE(nth < 400);
     const auto resumed_with = [&](SaveOptions options) {
         leave_half();
         const auto report = save(dir / "out", Checkpoint::open(in), options);
