@@ -41,6 +41,8 @@ constexpr std::size_t max_path_levels = 64;
 constexpr std::size_t max_path_bytes = 2000;
 /// Of an attribute's name, which each object that has it copies; longer ones are called by their place.
 constexpr std::size_t max_key_bytes = 1024;
+/// Functions that run code, each with a note of its own.
+constexpr std::size_t most_calls_noted = 16;
 
 // What is charged for, in bytes of memory, beyond the nodes of the pickle; see PickleLimits.
 constexpr std::uint64_t link_cost = 4;
@@ -642,9 +644,8 @@ private:
                    .why = "a quantized tensor (" + scheme +
                           "): safetensors has no dtype for its numbers; its other parts are kept",
                    .form = Opaque::Form::quantized};
-        const auto class_name = storage_class(pickle_, arguments[0]);
-        const auto type = class_name ? storage_type(*class_name) : std::nullopt;
-        if (type && (type->dtype == Dtype::quint4x2 || type->dtype == Dtype::quint2x4)) {
+        const Dtype dtype = tensors_.storage_dtype(arguments[0]);
+        if (dtype == Dtype::quint4x2 || dtype == Dtype::quint2x4) {
             out.why = "a quantized tensor (" + scheme + ") of several elements in a byte";
         } else {
             add_itself(out, strided(arguments, {}, PickleGraph::nothing, truth(arguments[5]), self), self);
@@ -881,7 +882,14 @@ private:
             known->second += called ? 1 : 0;
         }
         if (hands_on_loader(pickle_)) calls.try_emplace(std::string(load_from_bytes), 0);
+        std::size_t noted = 0;
         for (const auto& [name, count] : calls) {
+            if (noted++ == most_calls_noted) {
+                out_.notes.push_back("the pickle names " + std::to_string(calls.size() - most_calls_noted) +
+                                     " more functions that run code, none of which was called; inspect --globals "
+                                     "lists what a file names");
+                break;
+            }
             const std::string asks = count == 0 ? "names " : "asks for a call of ";
             out_.notes.push_back("the pickle " + asks + printable(name) +
                                  (count < 2 ? "" : " (" + std::to_string(count) + " times)") + ", which was not " +

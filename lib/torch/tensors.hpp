@@ -55,7 +55,9 @@ public:
     std::optional<LazyTensor> describe(const Parts& parts);
 
     /// The dtype that describe() gives. Throws bad_tensor and shape_overflow where the storage is none.
-    Dtype dtype(const Parts& parts) { return parts.dtype.value_or(storage(parts.storage).type.dtype); }
+    Dtype dtype(const Parts& parts) { return parts.dtype.value_or(storage_dtype(parts.storage)); }
+    /// The dtype of a storage. Throws as dtype() does.
+    Dtype storage_dtype(Id id) { return storage(id).type.dtype; }
     /// A sentence about the storages that have more bytes than the pickle says, where there are any.
     std::optional<std::string> note() const;
 

@@ -85,6 +85,17 @@ class FromTorch(Case):
                 loaded, _ = self.convert({'in': state, 'epoch': 3}, protocol=protocol, save=save)
                 self.assert_same_dict(loaded, {f'in/{name}': tensor for name, tensor in state.items()})
 
+    def test_plain_pickles_of_quantized_tensors(self):
+        values = torch.arange(8.).reshape(2, 4)
+        for dtype in (torch.qint8, torch.quint4x2):
+            tensor = torch.quantize_per_channel(values, torch.tensor([.1, .2]), torch.zeros(2), 0, dtype)
+            listed = []
+            for save in (torch.save, lambda state, file: file.write_bytes(pickle.dumps(state))):
+                file = self.folder / 'quantized.pt'
+                save({'a': torch.ones(2), 'q': tensor}, file)
+                listed.append([(each['name'], each['shape']) for each in safemap('inspect', file)['tensors']])
+            self.assertEqual(*listed)
+
     def test_script_modules(self):
         def save(module, file, **_):
             torch.jit.script(module).save(str(file))

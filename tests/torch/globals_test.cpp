@@ -175,6 +175,11 @@ TEST_CASE("a function that runs code is noted where it is named for others to ca
     const auto called = notes(forge::tuple({forge::global("os", "system"), os_call(), os_call()}));
     REQUIRE(called.size() == 1);
     CHECK(called[0].find("a call of os.system (2 times), which was not made") != std::string::npos);
+    std::string calls;
+    for (int i = 0; i < 1000; ++i) calls += forge::call("posix", "f" + std::to_string(i), {});
+    const auto many = notes("(" + calls + "t");
+    REQUIRE(many.size() == 17);
+    CHECK(many.back().find("984 more functions that run code") != std::string::npos);
     const std::string nested = forge::call("__builtin__", "getattr", {forge::global("my", "Outer"), forge::text("In")});
     CHECK(notes(nested).empty());
 }
