@@ -17,20 +17,6 @@
 namespace safemap::cli {
 namespace {
 
-/// What makes a terminal show something else than the text says.
-bool is_control(char32_t point) {
-    struct Range {
-        char32_t first, last;
-    };
-    constexpr Range controls[] = {
-        {0x00, 0x1F},     {0x7F, 0x9F},      // C0, DEL, and C1, which some terminals obey too
-        {0x200B, 0x200F}, {0xFEFF, 0xFEFF},  // without width; marks of direction
-        {0x2028, 0x202E}, {0x2066, 0x2069},  // ends of lines; what turns the direction of the text behind it
-    };
-    return std::any_of(std::begin(controls), std::end(controls),
-                       [&](const Range& range) { return point >= range.first && point <= range.last; });
-}
-
 void write_all(int descriptor, std::string_view text) {
     while (!text.empty()) {
         const ssize_t written = ::write(descriptor, text.data(), text.size());
@@ -61,21 +47,6 @@ bool stderr_has_colours() {
 }
 
 }  // namespace
-
-std::string printable(std::string_view text) {
-    std::string result;
-    while (!text.empty()) {
-        const std::size_t size = character_size(text);
-        const auto character = text.substr(0, std::max<std::size_t>(size, 1));
-        if (size == 0 || is_control(code_point(character))) {
-            for (const char c : character) result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-        } else {
-            result += character;
-        }
-        text.remove_prefix(character.size());
-    }
-    return result;
-}
 
 std::string bytes_text(std::uint64_t bytes) {
     if (bytes < 1000) return fmt::format("{} B", bytes);

@@ -16,9 +16,6 @@
 
 namespace safemap::cli {
 
-/// `text` as a terminal may show it: control characters, those that cannot be seen or turn the direction of text, and
-/// bytes that are no UTF-8 become \x1b and the like.
-std::string printable(std::string_view text);
 /// "48 B", "1.5 kB", "14.5 GB": powers of ten, as sizes are typed.
 std::string bytes_text(std::uint64_t bytes);
 /// "0.25 s", "12 s", "3 min 20 s", "2 h 5 min".

@@ -138,7 +138,7 @@ public:
     const std::string& tensor() const noexcept { return tensor_; }
     /// What the user can try, in a sentence; empty where there is nothing to say.
     const std::string& hint() const noexcept { return hint_; }
-    /// Operation, path, tensor and message in one line.
+    /// Operation, path, tensor and message in one line, printable.
     const char* what() const noexcept override { return text_.c_str(); }
 
     /// Adds context while the error passes; a path or tensor that is already there stays.
@@ -159,5 +159,10 @@ private:
     std::string hint_;
     std::string text_;
 };
+
+/// Returns `text` as a terminal or a log may show it: control characters (C0, DEL, C1), characters that cannot be seen
+/// or that turn the direction of the text behind them, and bytes that are not UTF-8 become `\x1b` and the like. A
+/// result that would be longer than `limit` bytes ends there, with "…". Linear.
+SAFEMAP_API std::string printable(std::string_view text, std::size_t limit = static_cast<std::size_t>(-1));
 
 }  // namespace safemap::SAFEMAP_ABI

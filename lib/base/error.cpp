@@ -174,7 +174,7 @@ void Error::compose() {
     if (!operation_.empty()) text_ += operation_ + ": ";
     if (!path_.empty() && !names_last(operation_, path_)) text_ += path_ + ": ";
     if (!tensor_.empty()) text_ += "tensor " + safemap::quoted(tensor_) + ": ";
-    text_ += message_;
+    text_ = printable(text_ + message_);
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI {
 namespace {
@@ -39,6 +41,21 @@ std::size_t ascii_words(std::string_view text) noexcept {
         if ((word & 0x8080'8080'8080'8080U) != 0) break;
     }
     return at;
+}
+
+/// Whether a character (valid UTF-8) makes a terminal show something else than the text says. UTF-8 sorts as the
+/// numbers of characters do.
+bool is_control(std::string_view character) {
+    constexpr std::pair<std::string_view, std::string_view> controls[] = {
+        {{"\0", 1}, "\x1F"},               // C0
+        {"\x7F", "\xC2\x9F"},              // DEL, and C1, which some terminals obey too
+        {"\xE2\x80\x8B", "\xE2\x80\x8F"},  // U+200B to 200F: no width; marks of direction
+        {"\xE2\x80\xA8", "\xE2\x80\xAE"},  // U+2028 to 202E: ends of lines; turns of direction
+        {"\xE2\x81\xA6", "\xE2\x81\xA9"},  // U+2066 to 2069: turns of direction
+        {"\xEF\xBB\xBF", "\xEF\xBB\xBF"},  // U+FEFF: no width
+    };
+    return std::any_of(std::begin(controls), std::end(controls),
+                       [&](const auto& range) { return character >= range.first && character <= range.second; });
 }
 
 }  // namespace
@@ -76,21 +93,25 @@ std::string printable(std::string_view text, std::size_t limit) {
     while (!text.empty()) {
         if (out.size() >= limit) return out + "…";
         const std::size_t length = sequence_length(text);
-        const auto first = static_cast<unsigned char>(text[0]);
-        if (length == 0 || first < 0x20 || first == 0x7F) {
-            out += "\\x";
-            out += digits[first >> 4];
-            out += digits[first & 15];
-            text.remove_prefix(1);
+        const std::string_view character = text.substr(0, std::max<std::size_t>(length, 1));
+        text.remove_prefix(character.size());
+        if (length != 0 && !is_control(character)) {
+            out += character;
             continue;
         }
-        out += text.substr(0, length);
-        text.remove_prefix(length);
+        for (const char c : character) {
+            const auto byte = static_cast<unsigned char>(c);
+            out += "\\x";
+            out += digits[byte >> 4];
+            out += digits[byte & 15];
+        }
     }
     return out;
 }
 
-std::string quoted(std::string_view text) { return "'" + printable(text) + "'"; }
+std::string excerpt(std::string_view text) { return printable(text, 200); }
+
+std::string quoted(std::string_view text) { return "'" + excerpt(text) + "'"; }
 
 bool stays_below(std::string_view path) noexcept {
     if (path.starts_with('/')) return false;

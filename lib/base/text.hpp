@@ -1,7 +1,7 @@
 // Small things about text that several layers need.
 #pragma once
 
-#include <safemap/api.hpp>
+#include <safemap/error.hpp>
 
 #include <cstdint>
 #include <string>
@@ -13,9 +13,9 @@ namespace safemap::SAFEMAP_ABI {
 bool is_utf8(std::string_view text) noexcept;
 /// Adds the UTF-8 of a character up to U+10FFFF; a surrogate becomes three bytes, which is no UTF-8.
 void append_utf8(std::string& out, std::uint32_t code);
-/// For messages: control characters and bytes that are no UTF-8 escaped, at most `limit` bytes and then "…".
-std::string printable(std::string_view text, std::size_t limit = 200);
-/// "'name'", printable.
+/// Names in messages: printable, at most 200 bytes and then "…".
+std::string excerpt(std::string_view text);
+/// "'name'", an excerpt.
 std::string quoted(std::string_view text);
 /// Whether a path stays below the folder it begins in, symbolic links aside: relative, and without "..".
 bool stays_below(std::string_view path) noexcept;

@@ -101,7 +101,7 @@ std::vector<Foldable> dtypes_of(const std::vector<TensorMismatch>& mismatches) {
 }
 
 std::string line_of(const Folded& folded) {
-    std::string line = printable(folded.name()) + ": " + folded.kind;
+    std::string line = excerpt(folded.name()) + ": " + folded.kind;
     if (folded.count > 1) line += ' ' + folded.times();
     return line;
 }
@@ -285,7 +285,7 @@ std::string LoadPlan::text() const {
                        lines("shape", shapes_of(shape)) + lines("dtype", dtypes_of(dtype));
     for (const AliasGroup& group : tied) {
         text += "tied";
-        for (const std::string& name : group) text += (&name == &group.front() ? " " : " = ") + printable(name);
+        for (const std::string& name : group) text += (&name == &group.front() ? " " : " = ") + excerpt(name);
         text += '\n';
     }
     for (const std::string& note : notes) text += "note " + note + '\n';

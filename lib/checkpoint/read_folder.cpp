@@ -42,7 +42,7 @@ Names ending_in(const Names& names, std::string_view ending) {
 std::string listed(const Names& names) {
     constexpr std::size_t most = 8;
     std::string text;
-    for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + printable(names[i]);
+    for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
     if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
     return text;
 }
@@ -98,7 +98,7 @@ Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink
         std::sort(names.begin(), names.end());
         const Choice choice = choose(names);
         const auto source = folder.open(choice.name);
-        if (!source) throw Error(Errc::not_a_checkpoint, printable(choice.name) + " cannot be opened as a file");
+        if (!source) throw Error(Errc::not_a_checkpoint, excerpt(choice.name) + " cannot be opened as a file");
         Contents contents =
             choice.index ? read_shards(folder, source, options, faults) : read_file(source, options, faults);
         if (choice.finished) contents.model_file = choice.name;

@@ -346,7 +346,7 @@ private:
         constexpr std::size_t most_listed = 1000;
         unnamed_.add({});
         if (unnamed_.count > most_listed) return;
-        out_.skipped.push_back({.name = printable(path_.substr(0, example_bytes)) + "...",
+        out_.skipped.push_back({.name = excerpt(path_.substr(0, example_bytes)) + "...",
                                 .type = std::string(type),
                                 .why = "all names together would be longer than a safetensors header can be"});
     }
@@ -432,7 +432,7 @@ private:
                  " in attributes, or replaced by another value: without a name, and not stored");
         if (tally.count == 0) return;
         note(counted(tally.count, "object", "objects") + " of classes that safemap does not know, for example " +
-             printable(tally.example) + ", in attributes of dictionaries or replaced there: not listed one by one");
+             excerpt(tally.example) + ", in attributes of dictionaries or replaced there: not listed one by one");
     }
 
     void only_in_tree(std::string text) { out_.only_in_tree.push_back(std::move(text)); }

@@ -223,7 +223,7 @@ private:
         }
         const ZipRecord* record = find(folder + std::string(key));
         if (record == nullptr)
-            throw Error(Errc::zip_missing_record, "no record " + folder + printable(key) + " for a storage");
+            throw Error(Errc::zip_missing_record, "no record " + folder + excerpt(key) + " for a storage");
         return open(*record);
     }
 

@@ -387,7 +387,7 @@ std::optional<std::string> NamedGlobals::note() const {
         return "a file inside the pickle cannot be read, and loading it may call anything; --strict-globals refuses "
                "the "
                "file";
-    const std::string name = printable(dotted({first->module, first->name}));
+    const std::string name = excerpt(dotted({first->module, first->name}));
     const std::string at_least = not_listed_ || unread_ ? "at least " : "";
     const std::string called = names.size() == 1 && at_least.empty()
                                    ? "a class or function that safemap does not know, " + name
@@ -399,7 +399,7 @@ std::optional<std::string> NamedGlobals::note() const {
 }
 
 void NamedGlobals::Names::add(const Global& global) {
-    std::string name = printable(dotted(global));
+    std::string name = excerpt(dotted(global));
     if (any(first, name)) return;
     if (first.size() < most_named) first.push_back(std::move(name));
     else more = true;

@@ -891,7 +891,7 @@ private:
                 break;
             }
             const std::string asks = count == 0 ? "names " : "asks for a call of ";
-            out_.notes.push_back("the pickle " + asks + printable(name) +
+            out_.notes.push_back("the pickle " + asks + excerpt(name) +
                                  (count < 2 ? "" : " (" + std::to_string(count) + " times)") + ", which was not " +
                                  (count == 0 ? "called" : "made") +
                                  ": files that do so are made to run code on the machine that loads them");

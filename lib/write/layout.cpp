@@ -42,7 +42,7 @@ std::uint64_t bytes_as(const LazyTensor& tensor, Dtype dtype) {
 
 void require_text(std::string_view text, const char* what) {
     if (is_utf8(text)) return;
-    throw Error(Errc::invalid_argument, std::string(what) + " that is not UTF-8: " + printable(text));
+    throw Error(Errc::invalid_argument, std::string(what) + " that is not UTF-8: " + excerpt(text));
 }
 
 void require_distinct_names(std::span<const LazyTensor> tensors) {

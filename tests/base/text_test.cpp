@@ -81,6 +81,18 @@ TEST_CASE("names in messages are printable and bounded") {
     CHECK(quoted("grün") == "'grün'");
     CHECK(safemap::quoted(std::string("a\0b\n\x7F\xFF", 6)) == "'a\\x00b\\x0a\\x7f\\xff'");
     CHECK(printable(std::string(1000, 'x'), 10) == "xxxxxxxxxx…");
+    CHECK(excerpt(std::string(201, 'x')) == std::string(200, 'x') + "…");
+    CHECK(printable(std::string(1000, 'x')) == std::string(1000, 'x'));
+    CHECK(quoted("w\xE2\x80\xAEx") == "'w\\xe2\\x80\\xaex'");
     CHECK(bytes_text(1) == "1 byte");
     CHECK(bytes_text(24) == "24 bytes");
+}
+
+TEST_CASE("what an error says can be printed, wherever its words come from") {
+    const std::string evil = "a\x1b[2J\xC2\x9B\xE2\x80\xAE";
+    const std::string shown = "a\\x1b[2J\\xc2\\x9b\\xe2\\x80\\xae";
+    const Error error =
+        Error(Errc::io_error, "m" + evil).with_path("p" + evil).with_tensor("t" + evil).during("o" + evil);
+    CHECK(std::string(error.what()) == "o" + shown + ": p" + shown + ": tensor 't" + shown + "': m" + shown);
+    CHECK(error.path() == "p" + evil);
 }
