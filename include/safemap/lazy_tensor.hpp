@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -34,6 +35,28 @@ struct RunPiece {
     std::uint64_t count = 0;
 };
 
+/// Sources by number. Tensors whose pieces stand in the same files share one table, so that a piece holds a number and
+/// no tensor searches a list. Immutable; may be used from several threads at once.
+class SAFEMAP_API SourceTable {
+public:
+    /// Throws invalid_argument where a source is null, and for 2^32 sources.
+    explicit SourceTable(std::vector<std::shared_ptr<const Source>> sources);
+
+    std::size_t size() const noexcept { return sources_.size(); }
+    const std::shared_ptr<const Source>& operator[](std::size_t number) const noexcept { return sources_[number]; }
+
+private:
+    std::vector<std::shared_ptr<const Source>> sources_;
+};
+
+/// A RunPiece whose source is a number of a SourceTable.
+struct IndexedRun {
+    std::uint64_t offset = 0;
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+    std::uint32_t source = 0;
+};
+
 /// The region `place` of the base value. Its first element stands at byte `offset` of `source`; `strides` are
 /// the distances in the source, in elements.
 struct BoxPiece {
@@ -50,6 +73,11 @@ class StoredTensor;
 /// shape_overflow, partial_byte, storage_too_short where one reaches past its source, and invalid_argument where one
 /// has none.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs);
+/// The same for pieces in the sources of `table`, which is kept. Takes linear time where the runs are in rising order,
+/// and keeps 24 bytes a run. Throws likewise; invalid_argument also where `table` is null or has no such number.
+SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape,
+                                                            std::shared_ptr<const SourceTable> table,
+                                                            std::span<const IndexedRun> runs);
 /// The commonest case: everything in one run from `offset` on. Throws likewise.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape,
                                                            std::shared_ptr<const Source> source, std::uint64_t offset);

@@ -311,7 +311,7 @@ private:
         for (std::uint64_t left = row.extent; left > 0;) {
             const StoredTensor::Place place = stored_->locate(in);
             const std::uint64_t here = step == 0 ? left : std::min(left, (place.count - 1) / step + 1);
-            add({stored_->source(place.source).get(), place.offset, out, here, row.in * place.stride * unit, row.out});
+            add({&stored_->source(place.source), place.offset, out, here, row.in * place.stride * unit, row.out});
             in += here * step;
             out += here * static_cast<std::uint64_t>(row.out);
             left -= here;

@@ -109,7 +109,7 @@ TensorView LazyTensor::view() const {
     if (decoding_ != Decoding{}) throw refuse("the stored bytes are not the value, which has to be loaded");
     if (!view_ && stored_->in_one_run()) {
         const std::uint64_t size = *byte_size(dtype_, stored_->element_count());
-        return TensorView::row_major(dtype_, mapped(*stored_->source(0), {stored_->locate(0).offset, size}), shape());
+        return TensorView::row_major(dtype_, mapped(stored_->source(0), {stored_->locate(0).offset, size}), shape());
     }
 
     StridedView view = strided_view();
@@ -122,7 +122,7 @@ TensorView LazyTensor::view() const {
     if (place.stride != 1 || place.count * stored_->unit_size() < touched.size)
         throw refuse("the value is in several pieces, and has to be loaded");
     view.offset -= static_cast<std::int64_t>(touched.offset * 8 / bits(dtype_));
-    return TensorView(dtype_, mapped(*stored_->source(place.source), {place.offset, touched.size}), std::move(view));
+    return TensorView(dtype_, mapped(stored_->source(place.source), {place.offset, touched.size}), std::move(view));
 }
 
 SharedBytes LazyTensor::mapped(const Source& source, Extent extent) const {
@@ -172,7 +172,7 @@ std::optional<LazyTensor::Placement> LazyTensor::placement() const {
     const StoredTensor::Place place = stored_->locate(first / stored_->unit_size());
     if (place.count * stored_->unit_size() < size || (place.stride != 1 && size > stored_->unit_size()))
         return std::nullopt;
-    return Placement{stored_->source(place.source), {place.offset, size}};
+    return Placement{stored_->shared_source(place.source), {place.offset, size}};
 }
 
 std::size_t LazyTensor::piece_count() const noexcept { return stored_->piece_count(); }

@@ -88,7 +88,7 @@ private:
     }
 
     void emit_place(const StoredTensor::Place& place) {
-        const Source* const source = stored_.source(place.source).get();
+        const Source* const source = &stored_.source(place.source);
         const std::uint64_t unit = stored_.unit_size();
         const std::uint64_t step = static_cast<std::uint64_t>(std::abs(place.stride)) * unit;
         if (step <= page) {
@@ -166,8 +166,9 @@ void require_unchanged(std::span<const LazyTensor> tensors) {
     std::unordered_set<const Source*> asked;
     for (const LazyTensor& tensor : tensors) {
         try {
-            for (const auto& source : tensor.stored()->sources())
-                if (asked.insert(source.get()).second) source->require_unchanged();
+            tensor.stored()->each_source([&](const Source& source) {
+                if (asked.insert(&source).second) source.require_unchanged();
+            });
         } catch (Error& error) {
             error.with_tensor(tensor.name());
             throw;

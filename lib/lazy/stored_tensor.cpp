@@ -6,8 +6,8 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
-#include <numeric>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
@@ -16,6 +16,21 @@ namespace {
 std::string elements_text(std::uint64_t first, std::uint64_t end) {
     return "elements " + std::to_string(first) + " to " + std::to_string(end - 1);
 }
+
+/// Makes the table of pieces that come with their sources.
+class TableMaker {
+public:
+    std::uint32_t number_of(const std::shared_ptr<const Source>& source) {
+        const auto [known, is_new] = numbers_.try_emplace(source.get(), static_cast<std::uint32_t>(sources_.size()));
+        if (is_new) sources_.push_back(source);
+        return known->second;
+    }
+    std::shared_ptr<const SourceTable> table() { return std::make_shared<const SourceTable>(std::move(sources_)); }
+
+private:
+    std::vector<std::shared_ptr<const Source>> sources_;
+    std::unordered_map<const Source*, std::uint32_t> numbers_;
+};
 
 // `count` elements from element `first` on as bytes from byte 0 of the base on. Both must be whole bytes.
 Extent base_bytes(Dtype dtype, std::uint64_t first, std::uint64_t count) {
@@ -41,53 +56,58 @@ void StoredTensor::count_elements() {
     elements_ = *count;
 }
 
-void StoredTensor::check_run(const Source& source, std::uint64_t offset, std::uint64_t size) const {
+void StoredTensor::check_bytes(const Source& source, std::uint64_t offset, std::uint64_t size) const {
     if (Extent{offset, size}.inside(source.size())) return;
     throw Error(Errc::storage_too_short, std::to_string(size) + " bytes at offset " + std::to_string(offset) +
                                              ", but the source has " + std::to_string(source.size()))
         .with_path(source.name());
 }
 
-std::uint32_t StoredTensor::Pieces::add_source(const std::shared_ptr<const Source>& source) {
-    // Pieces of one source mostly come one after the other.
-    const auto found = std::find(sources.rbegin(), sources.rend(), source);
-    if (found != sources.rend()) return static_cast<std::uint32_t>(sources.rend() - found - 1);
-    sources.push_back(source);
-    return static_cast<std::uint32_t>(sources.size() - 1);
-}
-
 StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Source> source, std::uint64_t offset)
     : dtype_(dtype), shape_(std::move(shape)), only_source_(std::move(source)), only_offset_(offset) {
     count_elements();
-    if (elements_ > 0) check_run(*only_source_, offset, *byte_size(dtype, elements_));
+    if (elements_ > 0) check_bytes(*only_source_, offset, *byte_size(dtype, elements_));
 }
 
-StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const RunPiece> runs)
+StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table,
+                           std::span<const IndexedRun> runs)
     : dtype_(dtype), shape_(std::move(shape)), pieces_(std::make_unique<Pieces>()) {
     count_elements();
-    std::vector<Run>& kept = pieces_->runs;
-    kept.reserve(runs.size());
-    for (const RunPiece& run : runs) {
-        if (run.count == 0) continue;
-        if (!Extent{run.first, run.count}.inside(elements_))
-            throw Error(Errc::bad_tensor, "a piece of " + std::to_string(run.count) + " elements from element " +
-                                              std::to_string(run.first) + " on, of a tensor of " +
-                                              std::to_string(elements_));
-        const Extent base = base_bytes(dtype, run.first, run.count);
-        check_run(*run.source, run.offset, base.size);
-        kept.push_back(
-            {run.offset, base.offset / unit_size(), base.size / unit_size(), pieces_->add_source(run.source)});
+    pieces_->table = std::move(table);
+    const auto before = [](const IndexedRun& a, const IndexedRun& b) { return a.first < b.first; };
+    std::vector<IndexedRun> sorted;
+    for (const IndexedRun& run : runs) check_run(run);
+    if (!std::is_sorted(runs.begin(), runs.end(), before)) {
+        sorted.assign(runs.begin(), runs.end());
+        std::sort(sorted.begin(), sorted.end(), before);
+        runs = sorted;
     }
-    std::sort(kept.begin(), kept.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
+    keep_runs(runs);
+}
 
+void StoredTensor::check_run(const IndexedRun& run) const {
+    if (run.count == 0) return;
+    if (!Extent{run.first, run.count}.inside(elements_))
+        throw Error(Errc::bad_tensor, "a piece of " + std::to_string(run.count) + " elements from element " +
+                                          std::to_string(run.first) + " on, of a tensor of " +
+                                          std::to_string(elements_));
+    check_bytes(source(run.source), run.offset, base_bytes(dtype_, run.first, run.count).size);
+}
+
+// Keeps runs that are sorted, if each begins where the one before it ends.
+void StoredTensor::keep_runs(std::span<const IndexedRun> runs) {
     std::uint64_t covered = 0;
     const auto require = [&](std::uint64_t next) {
         if (next > covered) throw Error(Errc::bad_tensor, elements_text(covered, next) + " are in no piece");
         if (next < covered) throw Error(Errc::bad_tensor, elements_text(next, covered) + " are in two pieces");
     };
-    for (const Run& run : kept) {
-        require(run.first);
-        covered = run.first + run.count;
+    pieces_->runs.reserve(runs.size());
+    for (const IndexedRun& run : runs) {
+        if (run.count == 0) continue;
+        const Extent base = base_bytes(dtype_, run.first, run.count);
+        require(base.offset / unit_size());
+        covered = base.end() / unit_size();
+        pieces_->runs.push_back({run.offset, base.offset / unit_size(), run.source});
     }
     require(units());
 }
@@ -112,12 +132,14 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> b
         return std::lexicographical_compare(a->place.start.begin(), a->place.start.end(), b->place.start.begin(),
                                             b->place.start.end());
     });
+    TableMaker sources;
     for (const BoxPiece* box : sorted) {
-        kept.boxes.push_back({box->offset, kept.add_source(box->source)});
+        kept.boxes.push_back({box->offset, sources.number_of(box->source)});
         kept.places.insert(kept.places.end(), box->place.start.begin(), box->place.start.end());
         kept.places.insert(kept.places.end(), box->place.extent.begin(), box->place.extent.end());
         kept.strides.insert(kept.strides.end(), box->strides.begin(), box->strides.end());
     }
+    kept.table = sources.table();
     kept.check_disjoint();
     if (covered != elements_)
         throw Error(Errc::bad_tensor, "pieces hold " + std::to_string(covered) + " elements, shape " +
@@ -171,8 +193,8 @@ StoredTensor::Place StoredTensor::locate(std::uint64_t unit) const noexcept {
     const auto after =
         std::upper_bound(runs.begin(), runs.end(), unit, [](std::uint64_t u, const Run& run) { return u < run.first; });
     const Run& run = *(after - 1);
-    const std::uint64_t inside = unit - run.first;
-    return {run.source, run.offset + inside * unit_size(), run.count - inside, 1};
+    const std::uint64_t end = after == runs.end() ? units() : after->first;
+    return {run.source, run.offset + (unit - run.first) * unit_size(), end - unit, 1};
 }
 
 std::size_t StoredTensor::Pieces::box_at(const Shape& at) const noexcept {
@@ -224,9 +246,30 @@ template <class Piece> void require_sources(std::span<const Piece> pieces) {
 
 }  // namespace
 
+SourceTable::SourceTable(std::vector<std::shared_ptr<const Source>> sources) : sources_(std::move(sources)) {
+    if (sources_.size() >= UINT32_MAX) throw Error(Errc::invalid_argument, "a table of 2^32 sources or more");
+    for (const auto& source : sources_)
+        if (!source) throw Error(Errc::invalid_argument, "a table with a source that is null");
+}
+
 std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs) {
     require_sources(runs);
-    return std::make_shared<const StoredTensor>(dtype, std::move(shape), runs);
+    TableMaker sources;
+    std::vector<IndexedRun> indexed;
+    indexed.reserve(runs.size());
+    for (const RunPiece& run : runs)
+        indexed.push_back({run.offset, run.first, run.count, sources.number_of(run.source)});
+    return std::make_shared<const StoredTensor>(dtype, std::move(shape), sources.table(), indexed);
+}
+
+std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table,
+                                                std::span<const IndexedRun> runs) {
+    if (!table) throw Error(Errc::invalid_argument, "pieces without a table of sources");
+    for (const IndexedRun& run : runs)
+        if (run.source >= table->size())
+            throw Error(Errc::invalid_argument, "a piece in source " + std::to_string(run.source) + ", of a table of " +
+                                                    std::to_string(table->size()));
+    return std::make_shared<const StoredTensor>(dtype, std::move(shape), std::move(table), runs);
 }
 
 std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape, std::shared_ptr<const Source> source,

@@ -1,5 +1,5 @@
-// What is stored of a tensor, in a compact form: a tensor of one run takes 136 bytes, each piece of two dimensions at
-// most 64.
+// What is stored of a tensor, in a compact form: a tensor of one run takes 136 bytes, a run among several 24, a box of
+// two dimensions at most 64.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI {
@@ -15,15 +14,8 @@ namespace safemap::SAFEMAP_ABI {
 /// Pieces count *units*: elements, or bytes for sub-byte dtypes, whose pieces are runs of whole bytes.
 class StoredTensor {
 public:
-    struct Run {
-        std::uint64_t offset;  // of its first unit, in bytes of the source
-        std::uint64_t first;   // unit of the base
-        std::uint64_t count;
-        std::uint32_t source;
-    };
-
     /// Checks, sorts and keeps; throws as stored_runs and stored_boxes say.
-    StoredTensor(Dtype dtype, Shape shape, std::span<const RunPiece> runs);
+    StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table, std::span<const IndexedRun> runs);
     StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
     /// The same for one run of everything.
     StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Source> source, std::uint64_t offset);
@@ -46,16 +38,25 @@ public:
     /// Whether all of it stands in one piece, in row-major order: then from locate(0) on.
     bool in_one_run() const noexcept { return pieces_ == nullptr && elements_ > 0; }
 
-    const std::shared_ptr<const Source>& source(std::uint32_t i) const noexcept {
-        return pieces_ ? pieces_->sources[i] : only_source_;
+    const Source& source(std::uint32_t i) const noexcept { return *shared_source(i); }
+    const std::shared_ptr<const Source>& shared_source(std::uint32_t i) const noexcept {
+        return pieces_ ? (*pieces_->table)[i] : only_source_;
     }
-    /// All that hold elements.
-    std::span<const std::shared_ptr<const Source>> sources() const noexcept {
-        if (elements_ == 0) return {};
-        return pieces_ ? std::span(std::as_const(pieces_->sources)) : std::span(&only_source_, 1);
+    /// Calls visit(source) for every source that holds elements, in the order of the pieces: once for neighbours in the
+    /// same one, again where a piece elsewhere is between. A table may have sources in which nothing of this stands.
+    template <class Visit> void each_source(Visit&& visit) const {
+        if (elements_ == 0) return;
+        if (!pieces_) return static_cast<void>(visit(*only_source_));
+        pieces_->each_source(visit);
     }
 
 private:
+    /// Ends where the next one begins, or the base does.
+    struct Run {
+        std::uint64_t offset;  // of its first unit, in bytes of the source
+        std::uint64_t first;   // unit of the base
+        std::uint32_t source;
+    };
     struct BoxHead {
         std::uint64_t offset;
         std::uint32_t source;
@@ -64,13 +65,20 @@ private:
     /// Of a tensor in several pieces, or in boxes.
     struct Pieces {
         std::size_t rank = 0;
-        std::vector<std::shared_ptr<const Source>> sources = {};
+        std::shared_ptr<const SourceTable> table = {};
         std::vector<Run> runs = {};              // sorted by first
         std::vector<BoxHead> boxes = {};         // sorted by start
         std::vector<std::uint64_t> places = {};  // start and extent of each box
         std::vector<std::int64_t> strides = {};  // of each box
 
-        std::uint32_t add_source(const std::shared_ptr<const Source>& source);
+        template <class Visit> void each_source(Visit& visit) const {
+            std::uint32_t last = UINT32_MAX;  // the number of no source
+            const auto once = [&](const auto& piece) {
+                if (piece.source != last) visit(*(*table)[last = piece.source]);
+            };
+            for (const Run& run : runs) once(run);
+            for (const BoxHead& box : boxes) once(box);
+        }
         const std::uint64_t* start_of(std::size_t box) const noexcept { return &places[box * 2 * rank]; }
         const std::uint64_t* extent_of(std::size_t box) const noexcept { return start_of(box) + rank; }
         const std::int64_t* strides_of(std::size_t box) const noexcept { return &strides[box * rank]; }
@@ -80,7 +88,9 @@ private:
 
     void count_elements();
     std::uint64_t units() const noexcept { return whole_bytes(dtype_) ? elements_ : *byte_size(dtype_, elements_); }
-    void check_run(const Source& source, std::uint64_t offset, std::uint64_t size) const;
+    void check_bytes(const Source& source, std::uint64_t offset, std::uint64_t size) const;
+    void check_run(const IndexedRun& run) const;
+    void keep_runs(std::span<const IndexedRun> runs);
     void check_box(const BoxPiece& box) const;
     Place locate_in_boxes(std::uint64_t element) const noexcept;
 

@@ -24,43 +24,55 @@ public:
         hash_.update(std::as_bytes(numbers));
     }
 
-    void tensor(const LazyTensor& tensor) {
+    /// False where a source does not know what it is.
+    bool tensor(const LazyTensor& tensor) {
         const StridedView view = tensor.strided_view();
         numbers(view.shape);
         number(static_cast<std::uint64_t>(view.offset));
         for (const std::int64_t stride : view.strides) number(static_cast<std::uint64_t>(stride));
         const Decoding decoding = tensor.decoding();
         for (const bool flag : {decoding.byte_swap, decoding.conj, decoding.neg}) number(flag ? 1 : 0);
-        stored(*tensor.stored());
-    }
-
-    /// False where a source does not know what it is.
-    bool source(const Source& source) {
-        const auto [known, is_new] = sources_.try_emplace(&source);
-        if (is_new) known->second = source.identity();
-        text(known->second);
-        return !known->second.empty();
+        return stored(*tensor.stored());
     }
 
     std::string hex() const { return hash_.hex(); }
 
 private:
-    void stored(const StoredTensor& stored) {
+    struct Met {
+        std::uint64_t number;
+        bool has_identity;
+    };
+
+    bool stored(const StoredTensor& stored) {
         text(name(stored.dtype()));
         numbers(stored.shape());
+        bool known = true;
         const std::uint64_t units = *byte_size(stored.dtype(), stored.element_count()) / stored.unit_size();
         for (std::uint64_t unit = 0; unit < units;) {
             const auto place = stored.locate(unit);
-            number(place.source);
+            known &= source(stored.source(place.source));
             number(place.offset);
             number(place.count);
             number(static_cast<std::uint64_t>(place.stride));
             unit += place.count;
         }
+        return known;
+    }
+
+    // Sources are numbered as they are met: their numbers in a table change with files that nothing is read from.
+    bool source(const Source& source) {
+        const auto [at, is_new] = sources_.try_emplace(&source, Met{sources_.size(), false});
+        if (is_new) {
+            const std::string identity = source.identity();
+            text(identity);
+            at->second.has_identity = !identity.empty();
+        }
+        number(at->second.number);
+        return at->second.has_identity;
     }
 
     Xxh3 hash_;
-    std::unordered_map<const Source*, std::string> sources_;
+    std::unordered_map<const Source*, Met> sources_;
 };
 
 }  // namespace
@@ -72,11 +84,10 @@ std::string job_of(std::span<const LazyTensor> tensors, const Layout& layout) {
         job.text(file.head);
         for (const PlannedTensor& planned : file.tensors) {
             const LazyTensor& tensor = tensors[planned.number];
-            job.tensor(tensor);
+            const bool known = job.tensor(tensor);
             // Comes from memory; the metadata, which is in a head, has its digest.
-            if (layout.has_structure_tensor && tensor.name() == structure_tensor) continue;
-            for (const auto& source : tensor.stored()->sources())
-                if (!job.source(*source)) return {};
+            const bool is_structure = layout.has_structure_tensor && tensor.name() == structure_tensor;
+            if (!known && !is_structure) return {};
         }
     }
     return job.hex();

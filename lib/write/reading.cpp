@@ -108,7 +108,7 @@ Stored stored_of(const LazyTensor& tensor) {
     const std::uint64_t size = bytes_of(stored.dtype(), stored.element_count());
     if (!stored.in_one_run()) return {&stored, {0, size}, &tensor};
     const auto place = stored.locate(0);
-    return {stored.source(place.source).get(), {place.offset, size}, &tensor};
+    return {&stored.source(place.source), {place.offset, size}, &tensor};
 }
 
 class Use {

@@ -290,3 +290,15 @@ TEST_CASE("a source that has changed is a fault of what was read from it, with t
     CHECK_FAULT(tensors[2].read(Box{{0}, {1}}, {&one, 1}), Errc::file_changed);
     CHECK(changed->read.size() == 3);
 }
+
+TEST_CASE("of a table that tensors share, only sources that a tensor stands in are asked") {
+    const auto here = std::make_shared<Recorder>(100);
+    const auto elsewhere = std::make_shared<Recorder>(100);
+    elsewhere->changed = true;
+    const std::vector<std::shared_ptr<const Source>> sources = {elsewhere, here};
+    const auto table = std::make_shared<const SourceTable>(sources);
+    const IndexedRun runs[] = {{0, 0, 2, 1}, {8, 2, 2, 1}};
+    CHECK_OK(LazyTensor("w", stored_runs(Dtype::u8, {4}, table, runs)).load());
+    CHECK(here->asked == 1);
+    CHECK(elsewhere->asked == 0);
+}

@@ -1,8 +1,12 @@
 // Pieces that do not make a tensor.
 #include "doctest_safemap.hpp"
 
+#include "lazy/stored_tensor.hpp"
+
 #include <safemap/lazy_tensor.hpp>
 
+#include <algorithm>
+#include <random>
 #include <vector>
 
 using namespace safemap;
@@ -69,4 +73,61 @@ TEST_CASE("boxes hold every element once and stay inside their source") {
     CHECK_FAULT(boxes({2, 2}, {box({0, 0}, {2, 2}, {16, 1})}), Errc::storage_too_short);
     CHECK_FAULT(boxes({2, 2}, {box({0, 0}, {2, 2}, {INT64_MAX, 1})}), Errc::storage_too_short);
     CHECK_FAULT(stored_boxes(Dtype::f4, {2}, {}), Errc::bad_tensor);
+}
+
+TEST_CASE("a table has sources, and pieces have numbers of it") {
+    const auto table = std::make_shared<const SourceTable>(std::vector{bytes(8), bytes(64)});
+    const auto indexed = [&](std::vector<IndexedRun> pieces) { return stored_runs(Dtype::f32, {4}, table, pieces); };
+    CHECK_OK(indexed({{0, 0, 2, 0}, {40, 2, 2, 1}}));
+    CHECK_FAULT(indexed({{0, 0, 2, 0}, {40, 2, 2, 2}}), Errc::invalid_argument);
+    CHECK_FAULT(indexed({{0, 0, 3, 0}, {40, 3, 1, 1}}), Errc::storage_too_short);
+    CHECK_FAULT(indexed({{0, 0, 2, 0}, {40, 3, 1, 1}}), Errc::bad_tensor);
+    CHECK_FAULT(stored_runs(Dtype::f32, {4}, nullptr, {}), Errc::invalid_argument);
+    CHECK_FAULT(SourceTable({bytes(8), nullptr}), Errc::invalid_argument);
+}
+
+TEST_CASE("runs in any order, by number or with their source, are found where they were put") {
+    std::mt19937 random(14);
+    for (int round = 0; round < 300; ++round) {
+        const std::uint64_t count = 1 + random() % 60;
+        std::vector<std::shared_ptr<const Source>> sources;
+        for (int i = 0; i < 5; ++i) sources.push_back(bytes(1000));
+        std::vector<RunPiece> pieces;
+        std::vector<IndexedRun> indexed;
+        for (std::uint64_t first = 0; first < count;) {
+            const std::uint64_t n = std::min<std::uint64_t>(count - first, random() % 9);
+            const auto source = static_cast<std::uint32_t>(random() % 4);  // nothing is in the last one
+            indexed.push_back({random() % 900, first, n, source});
+            pieces.push_back({sources[source], indexed.back().offset, first, n});
+            first += n;
+        }
+        const std::vector<IndexedRun> in_order = indexed;
+        if (round % 2 == 0) std::shuffle(indexed.begin(), indexed.end(), random);
+        std::shuffle(pieces.begin(), pieces.end(), random);
+        const auto table = std::make_shared<const SourceTable>(sources);
+        for (const auto& stored :
+             {stored_runs(Dtype::u16, {count}, table, indexed), stored_runs(Dtype::u16, {count}, pieces)}) {
+            std::vector<const Source*> met;
+            stored->each_source([&](const Source& source) { met.push_back(&source); });
+            std::vector<const Source*> wanted;
+            for (const IndexedRun& run : in_order) {
+                const Source* const source = sources[run.source].get();
+                if (run.count > 0 && (wanted.empty() || wanted.back() != source)) wanted.push_back(source);
+                for (std::uint64_t i = 0; i < run.count; ++i) {
+                    const auto place = stored->locate(run.first + i);
+                    CHECK(&stored->source(place.source) == source);
+                    CHECK(place.offset == run.offset + i * 2);
+                    CHECK(place.count == run.count - i);
+                }
+            }
+            CHECK(met == wanted);
+        }
+    }
+}
+
+TEST_CASE("a hundred thousand runs in as many sources are described at once") {
+    constexpr std::uint64_t count = 100'000;
+    std::vector<RunPiece> pieces;
+    for (std::uint64_t i = 0; i < count; ++i) pieces.push_back({bytes(4), 0, count - 1 - i, 1});
+    CHECK(runs({count}, pieces)->piece_count() == count);
 }
