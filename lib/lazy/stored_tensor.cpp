@@ -133,14 +133,17 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> b
                                             b->place.start.end());
     });
     TableMaker sources;
+    std::vector<std::uint64_t> places;
     for (const BoxPiece* box : sorted) {
         kept.boxes.push_back({box->offset, sources.number_of(box->source)});
-        kept.places.insert(kept.places.end(), box->place.start.begin(), box->place.start.end());
-        kept.places.insert(kept.places.end(), box->place.extent.begin(), box->place.extent.end());
+        places.insert(places.end(), box->place.start.begin(), box->place.start.end());
+        places.insert(places.end(), box->place.extent.begin(), box->place.extent.end());
         kept.strides.insert(kept.strides.end(), box->strides.begin(), box->strides.end());
     }
     kept.table = sources.table();
-    kept.check_disjoint();
+    kept.grid = Grid(shape_, kept.boxes.size(), std::move(places));
+    if (const auto shared = kept.grid.first_shared())
+        throw Error(Errc::bad_tensor, "element " + to_string(*shared) + " is in two pieces");
     if (covered != elements_)
         throw Error(Errc::bad_tensor, "pieces hold " + std::to_string(covered) + " elements, shape " +
                                           to_string(shape_) + " has " + std::to_string(elements_));
@@ -166,21 +169,6 @@ void StoredTensor::check_box(const BoxPiece& box) const {
             .with_path(box.source->name());
 }
 
-void StoredTensor::Pieces::check_disjoint() const {
-    for (std::size_t a = 0; a < boxes.size(); ++a)
-        for (std::size_t b = a + 1; b < boxes.size(); ++b) {
-            // Sorted by start: from here on none reaches back to a along the first dimension.
-            if (rank > 0 && start_of(b)[0] >= start_of(a)[0] + extent_of(a)[0]) break;
-            bool apart = false;
-            for (std::size_t d = 0; d < rank && !apart; ++d)
-                apart = start_of(a)[d] + extent_of(a)[d] <= start_of(b)[d] ||
-                        start_of(b)[d] + extent_of(b)[d] <= start_of(a)[d];
-            if (!apart)
-                throw Error(Errc::bad_tensor,
-                            "element " + to_string(Shape(std::span(start_of(b), rank))) + " is in two pieces");
-        }
-}
-
 std::size_t StoredTensor::piece_count() const noexcept {
     if (!pieces_) return elements_ == 0 ? 0 : 1;
     return pieces_->runs.size() + pieces_->boxes.size();
@@ -197,15 +185,6 @@ StoredTensor::Place StoredTensor::locate(std::uint64_t unit) const noexcept {
     return {run.source, run.offset + (unit - run.first) * unit_size(), end - unit, 1};
 }
 
-std::size_t StoredTensor::Pieces::box_at(const Shape& at) const noexcept {
-    for (std::size_t box = 0;; ++box) {
-        bool inside = true;
-        for (std::size_t d = 0; d < rank && inside; ++d)
-            inside = at[d] >= start_of(box)[d] && at[d] - start_of(box)[d] < extent_of(box)[d];
-        if (inside) return box;  // always found: boxes hold every element
-    }
-}
-
 StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const noexcept {
     const std::size_t rank = shape_.size();
     const Pieces& pieces = *pieces_;
@@ -216,9 +195,10 @@ StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const n
         at[d] = element % shape_[d];
         element /= shape_[d];
     }
-    const std::size_t box = pieces.box_at(at);
-    const std::uint64_t* start = pieces.start_of(box);
-    const std::uint64_t* extent = pieces.extent_of(box);
+    std::size_t box = 0;  // always found: boxes hold every element
+    pieces.grid.each_in({at, Shape(rank, 1)}, [&](std::size_t found) { box = found; });
+    const std::uint64_t* start = pieces.grid.start(box);
+    const std::uint64_t* extent = pieces.grid.extent(box);
     const std::int64_t* strides = pieces.strides_of(box);
 
     std::int64_t units = 0;

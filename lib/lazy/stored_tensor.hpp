@@ -1,6 +1,8 @@
 // What is stored of a tensor, in a compact form: a tensor of one run takes 136 bytes, a run among several 24, a box of
-// two dimensions at most 64.
+// two dimensions 64, and up to 32 more where boxes are no grid.
 #pragma once
+
+#include "lazy/grid.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 
@@ -68,8 +70,8 @@ private:
         std::shared_ptr<const SourceTable> table = {};
         std::vector<Run> runs = {};              // sorted by first
         std::vector<BoxHead> boxes = {};         // sorted by start
-        std::vector<std::uint64_t> places = {};  // start and extent of each box
         std::vector<std::int64_t> strides = {};  // of each box
+        Grid grid = {};                          // where each box is in the base
 
         template <class Visit> void each_source(Visit& visit) const {
             std::uint32_t last = UINT32_MAX;  // the number of no source
@@ -79,11 +81,7 @@ private:
             for (const Run& run : runs) once(run);
             for (const BoxHead& box : boxes) once(box);
         }
-        const std::uint64_t* start_of(std::size_t box) const noexcept { return &places[box * 2 * rank]; }
-        const std::uint64_t* extent_of(std::size_t box) const noexcept { return start_of(box) + rank; }
         const std::int64_t* strides_of(std::size_t box) const noexcept { return &strides[box * rank]; }
-        std::size_t box_at(const Shape& at) const noexcept;
-        void check_disjoint() const;
     };
 
     void count_elements();
