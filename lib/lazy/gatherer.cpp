@@ -4,6 +4,7 @@
 // several at a time.
 #include "lazy/gatherer.hpp"
 
+#include "lazy/regions.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "tensor/convert.hpp"
 
@@ -28,14 +29,8 @@ constexpr std::uint64_t direct_size = 16U << 10;  // a contiguous part of this s
 constexpr std::uint64_t worthwhile_gap = 8U << 10;
 constexpr std::size_t cache_line = 64;
 
-// One dimension of the work: how many, how far apart in the base (in units), how far apart in the output (in bytes).
-struct Axis {
-    std::uint64_t extent;
-    std::int64_t in;
-    std::int64_t out;
-};
-
-// `count` units at distance `in_step` from byte `offset` of a source on go to distance `out_step` from byte `out` on.
+// `count` units at distance `in_step` from byte `offset` of a source on go to distance `out_step` from byte `out` on;
+// and so do as many more rows, each of which is contiguous where there are several.
 struct Part {
     const Source* source;
     std::uint64_t offset;
@@ -44,12 +39,15 @@ struct Part {
     std::int64_t in_step;    // bytes
     std::int64_t out_step;   // bytes
     std::size_t window = 0;  // where it was read to
+    std::uint64_t rows = 1;
+    std::uint64_t row_in = 0;  // bytes
+    std::int64_t row_out = 0;  // bytes
 
-    std::uint64_t low() const noexcept { return in_step < 0 ? offset - span() : offset; }
-    std::uint64_t high(unsigned unit) const noexcept { return low() + span() + unit; }
+    std::uint64_t low() const noexcept { return in_step < 0 ? offset - row_span() : offset; }
+    std::uint64_t high(unsigned unit) const noexcept { return low() + row_span() + (rows - 1) * row_in + unit; }
 
 private:
-    std::uint64_t span() const noexcept { return (count - 1) * static_cast<std::uint64_t>(std::abs(in_step)); }
+    std::uint64_t row_span() const noexcept { return (count - 1) * static_cast<std::uint64_t>(std::abs(in_step)); }
 };
 
 template <class Unit>
@@ -72,8 +70,14 @@ template <class Work> void with_unit(unsigned unit, Work&& work) {
     }
 }
 
+void copy_rows(const Part& part, std::size_t size, const std::byte* in, std::byte* out) {
+    for (std::uint64_t row = 0; row < part.rows; ++row, in += part.row_in, out += part.row_out)
+        std::memcpy(out, in, size);
+}
+
 void copy_part(const Part& part, unsigned unit, const std::byte* window, std::byte* out) {
     const std::byte* const in = window + part.window;
+    if (part.rows > 1) return copy_rows(part, part.count * unit, in, out + part.out);
     if (part.in_step == static_cast<std::int64_t>(unit) && part.out_step == part.in_step) {
         std::memcpy(out + part.out, in, part.count * unit);
         return;
@@ -85,8 +89,9 @@ void copy_part(const Part& part, unsigned unit, const std::byte* window, std::by
 
 /// Whether `next` is the column of the output beside that of `part`, and both stand row after row in the window.
 bool are_neighbours(const Part& part, const Part& next, unsigned unit) noexcept {
-    return next.out == part.out + unit && next.count == part.count && next.out_step == part.out_step &&
-           part.in_step == static_cast<std::int64_t>(unit) && next.in_step == part.in_step;
+    return part.rows == 1 && next.rows == 1 && next.out == part.out + unit && next.count == part.count &&
+           next.out_step == part.out_step && part.in_step == static_cast<std::int64_t>(unit) &&
+           next.in_step == part.in_step;
 }
 
 /// Neighbouring columns, as many at a time as fill a cache line of the output.
@@ -131,6 +136,31 @@ void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_si
                     "a buffer of " + std::to_string(out_size) + " bytes for a region of " + std::to_string(*size));
 }
 
+// A range of elements is a few boxes: each is as many whole rows, planes, … as begin at the next element. Calls
+// visit(box, elements of it).
+template <class Visit>
+void each_box_of_range(const Shape& shape, std::uint64_t first, std::uint64_t count, Visit&& visit) {
+    while (count > 0) {
+        Box box{Shape(shape.size(), 0), Shape(shape.size(), 1)};
+        std::uint64_t rest = first;
+        std::uint64_t inner = 1;  // elements of one index along dimension d
+        std::uint64_t taken = 1;
+        for (std::size_t d = shape.size(); d-- > 0;) {
+            box.start[d] = rest % shape[d];
+            rest /= shape[d];
+            if (first % inner == 0 && inner <= count) {
+                for (std::size_t e = d + 1; e < shape.size(); ++e) box.extent[e] = shape[e];
+                box.extent[d] = std::min(shape[d] - box.start[d], count / inner);
+                taken = box.extent[d] * inner;
+            }
+            inner *= shape[d];
+        }
+        visit(box, taken);
+        first += taken;
+        count -= taken;
+    }
+}
+
 // Trailing dimensions that follow each other without gaps as one: rows of a sub-byte dtype are whole bytes only so.
 LazyTensor with_whole_rows(const LazyTensor& tensor) {
     StridedView view = tensor.strided_view();
@@ -165,7 +195,8 @@ public:
         const StoredTensor& stored = *tensor.stored();
         const unsigned unit = stored.unit_size();
         begin(stored, out);
-        emit(first_byte / unit, 0, {out.size() / unit, 1, unit});
+        if (stored.in_boxes()) walk_range(stored, first_byte / unit, out.size() / unit);
+        else emit(first_byte / unit, 0, {out.size() / unit, 1, unit});
         flush();
     }
 
@@ -215,9 +246,42 @@ private:
         parts_.clear();
     }
 
+    // A range of elements of the base, box by box.
+    void walk_range(const StoredTensor& stored, std::uint64_t first, std::uint64_t count) {
+        const StridedView whole{stored.shape(), row_major(stored.shape()), 0};
+        std::uint64_t out = 0;
+        each_box_of_range(stored.shape(), first, count, [&](const Box& box, std::uint64_t elements) {
+            walk_boxes(*BaseRegion::of(stored, whole, box), out);
+            out += elements * stored.unit_size();
+        });
+    }
+
+    // Emits a row, or rows, for each step along what a piece holds of the region, which goes to byte `to` on.
+    void walk_boxes(const BaseRegion& region, std::uint64_t to) {
+        const std::int64_t unit = stored_->unit_size();
+        region.each_part(*stored_, [&](BoxPart&& part) {
+            nearest_last(part.axes, part.in, part.out);
+            if (part.axes.empty()) part.axes.push_back({1, unit, unit});
+            const Source* const source = &stored_->source(part.source);
+            const Axis row = part.axes.back();
+            part.axes.pop_back();
+            Axis rows = {1, 0, 0};
+            if (!part.axes.empty() && row.in == unit && row.out == unit) {
+                rows = part.axes.back();
+                part.axes.pop_back();
+            }
+            each_step(part.axes, static_cast<std::uint64_t>(part.in), to + static_cast<std::uint64_t>(part.out),
+                      [&](std::uint64_t in, std::uint64_t out) {
+                          add_rows({source, in, out, row.extent, row.in, row.out}, rows);
+                      });
+        });
+    }
+
     // Turns the box into axes, nearest source elements last, and emits a row for each step of the outer ones.
     void walk(const LazyTensor& tensor, const Box& box) {
         const StridedView view = tensor.strided_view();
+        if (stored_->in_boxes())
+            if (const auto region = BaseRegion::of(*stored_, view, box)) return walk_boxes(*region, 0);
         std::vector<Axis> axes;
         std::int64_t in = view.offset;
         std::int64_t row = 1;  // elements of the output from one index to the next
@@ -226,26 +290,15 @@ private:
             if (box.extent[d] != 1) axes.insert(axes.begin(), {box.extent[d], view.strides[d], row});
             row *= static_cast<std::int64_t>(box.extent[d]);
         }
-        merge(axes);
+        join(axes);
         std::int64_t out = 0;
         to_units(axes, in);
-        flip_backward(axes, in, out);
-        std::stable_sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.in > b.in; });
-        merge(axes);
+        nearest_last(axes, in, out);
         if (axes.empty()) axes.push_back({1, 1, stored_->unit_size()});
-        emit_rows(axes, static_cast<std::uint64_t>(in), static_cast<std::uint64_t>(out));
-    }
-
-    // Joins axes that continue each other in the base and in the output.
-    static void merge(std::vector<Axis>& axes) {
-        for (std::size_t i = axes.size(); i-- > 1;) {
-            Axis& outer = axes[i - 1];
-            const Axis& inner = axes[i];
-            const auto extent = static_cast<std::int64_t>(inner.extent);
-            if (outer.in != inner.in * extent || outer.out != inner.out * extent) continue;
-            outer = {outer.extent * inner.extent, inner.in, inner.out};
-            axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(i));
-        }
+        const Axis inner = axes.back();
+        axes.pop_back();
+        each_step(axes, static_cast<std::uint64_t>(in), static_cast<std::uint64_t>(out),
+                  [&](std::uint64_t at, std::uint64_t to) { emit(at, to, inner); });
     }
 
     // From elements to units in the base and bytes in the output. Elements of a sub-byte dtype go in ranges of whole
@@ -273,24 +326,13 @@ private:
         axes[last].extent = static_cast<std::uint64_t>(to_bytes(static_cast<std::int64_t>(axes[last].extent)));
     }
 
-    // Walks every axis upwards in the base.
-    static void flip_backward(std::vector<Axis>& axes, std::int64_t& in, std::int64_t& out) {
-        for (Axis& axis : axes) {
-            if (axis.in >= 0) continue;
-            const auto steps = static_cast<std::int64_t>(axis.extent) - 1;
-            in += steps * axis.in;
-            out += steps * axis.out;
-            axis.in = -axis.in;
-            axis.out = -axis.out;
-        }
-    }
-
-    void emit_rows(const std::vector<Axis>& axes, std::uint64_t in, std::uint64_t out) {
-        const std::size_t outer = axes.size() - 1;
-        std::vector<std::uint64_t> at(outer, 0);
+    // Calls visit(in, out) for each step along the axes.
+    template <class Visit>
+    static void each_step(const std::vector<Axis>& axes, std::uint64_t in, std::uint64_t out, Visit&& visit) {
+        std::vector<std::uint64_t> at(axes.size(), 0);
         for (;;) {
-            emit(in, out, axes.back());
-            std::size_t d = outer;
+            visit(in, out);
+            std::size_t d = axes.size();
             for (; d-- > 0;) {
                 // Unsigned arithmetic wraps, so a step back is a step of 2^64 less.
                 in += static_cast<std::uint64_t>(axes[d].in);
@@ -320,7 +362,7 @@ private:
 
     bool contiguous(const Part& part) const noexcept {
         const auto unit = static_cast<std::int64_t>(stored_->unit_size());
-        return part.count == 1 || (part.in_step == unit && part.out_step == unit);
+        return part.rows == 1 && (part.count == 1 || (part.in_step == unit && part.out_step == unit));
     }
 
     /// A source of the caller's may not say which it is.
@@ -351,6 +393,28 @@ private:
             part.offset += piece.count * static_cast<std::uint64_t>(part.in_step);
             part.out += piece.count * static_cast<std::uint64_t>(part.out_step);
             part.count -= piece.count;
+        }
+    }
+
+    // Contiguous rows as one part where they are read together, cut so that each fits into the window.
+    void add_rows(Part row, const Axis& rows) {
+        const std::uint64_t size = row.count * stored_->unit_size();
+        const auto distance = static_cast<std::uint64_t>(rows.in);
+        const bool together = size < direct_size && distance >= size && distance - size <= worthwhile_gap;
+        const std::uint64_t most = together ? (window_size - size) / distance + 1 : 1;
+        for (std::uint64_t left = rows.extent; left > 0;) {
+            const std::uint64_t count = std::min(left, most);
+            if (count == 1) add(row);
+            else {
+                parts_.push_back(row);
+                parts_.back().rows = count;
+                parts_.back().row_in = distance;
+                parts_.back().row_out = rows.out;
+                if (parts_.size() == max_parts) flush();
+            }
+            row.offset += count * distance;
+            row.out += count * static_cast<std::uint64_t>(rows.out);
+            left -= count;
         }
     }
 
@@ -470,31 +534,13 @@ void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<st
     }
 }
 
-// A range of elements is a few boxes: each is as many whole rows, planes, … as begin at the next element.
 void Gatherer::fill_elements(const LazyTensor& tensor, std::uint64_t first, std::span<std::byte> out) {
-    const Shape& shape = tensor.shape();
     const unsigned width = bits(tensor.dtype());
-    while (!out.empty()) {
-        const std::uint64_t left = out.size() * 8 / width;
-        Box box{Shape(shape.size(), 0), Shape(shape.size(), 1)};
-        std::uint64_t rest = first;
-        std::uint64_t inner = 1;  // elements of one index along dimension d
-        std::uint64_t taken = 1;
-        for (std::size_t d = shape.size(); d-- > 0;) {
-            box.start[d] = rest % shape[d];
-            rest /= shape[d];
-            if (first % inner == 0 && inner <= left) {
-                for (std::size_t e = d + 1; e < shape.size(); ++e) box.extent[e] = shape[e];
-                box.extent[d] = std::min(shape[d] - box.start[d], left / inner);
-                taken = box.extent[d] * inner;
-            }
-            inner *= shape[d];
-        }
-        const auto size = static_cast<std::size_t>(taken * width / 8);
+    each_box_of_range(tensor.shape(), first, out.size() * 8 / width, [&](const Box& box, std::uint64_t count) {
+        const auto size = static_cast<std::size_t>(count * width / 8);
         impl_->fill(tensor, box, out.first(size));
         out = out.subspan(size);
-        first += taken;
-    }
+    });
 }
 
 CastCounts Gatherer::take_counts() noexcept { return impl_->take_counts(); }

@@ -128,10 +128,11 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> b
         covered = checked_add(covered, count).value_or(UINT64_MAX);
         sorted.push_back(&box);
     }
-    std::sort(sorted.begin(), sorted.end(), [](const BoxPiece* a, const BoxPiece* b) {
+    const auto before = [](const BoxPiece* a, const BoxPiece* b) {
         return std::lexicographical_compare(a->place.start.begin(), a->place.start.end(), b->place.start.begin(),
                                             b->place.start.end());
-    });
+    };
+    if (!std::is_sorted(sorted.begin(), sorted.end(), before)) std::sort(sorted.begin(), sorted.end(), before);
     TableMaker sources;
     std::vector<std::uint64_t> places;
     for (const BoxPiece* box : sorted) {
@@ -187,19 +188,16 @@ StoredTensor::Place StoredTensor::locate(std::uint64_t unit) const noexcept {
 
 StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const noexcept {
     const std::size_t rank = shape_.size();
-    const Pieces& pieces = *pieces_;
-    if (rank == 0) return {pieces.boxes[0].source, pieces.boxes[0].offset, 1, 1};
+    if (rank == 0) return {pieces_->boxes[0].source, pieces_->boxes[0].offset, 1, 1};
 
     Shape at(rank, 0);
     for (std::size_t d = rank; d-- > 0;) {
         at[d] = element % shape_[d];
         element /= shape_[d];
     }
-    std::size_t box = 0;  // always found: boxes hold every element
-    pieces.grid.each_in({at, Shape(rank, 1)}, [&](std::size_t found) { box = found; });
-    const std::uint64_t* start = pieces.grid.start(box);
-    const std::uint64_t* extent = pieces.grid.extent(box);
-    const std::int64_t* strides = pieces.strides_of(box);
+    Piece piece = {};  // always found: boxes hold every element
+    each_piece_in({at, Shape(rank, 1)}, [&](const Piece& found) { piece = found; });
+    const auto& [source, offset, start, extent, strides] = piece;
 
     std::int64_t units = 0;
     for (std::size_t d = 0; d < rank; ++d) units += static_cast<std::int64_t>(at[d] - start[d]) * strides[d];
@@ -214,7 +212,7 @@ StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const n
         row *= extent[d];
     }
     const auto bytes = static_cast<std::uint64_t>(units * static_cast<std::int64_t>(unit_size()));
-    return {pieces.boxes[box].source, pieces.boxes[box].offset + bytes, count, strides[rank - 1]};
+    return {source, offset + bytes, count, strides[rank - 1]};
 }
 
 namespace {

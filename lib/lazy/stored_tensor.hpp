@@ -37,6 +37,21 @@ public:
         std::int64_t stride;   // in units
     };
     Place locate(std::uint64_t unit) const noexcept;
+    /// A box of the base.
+    struct Piece {
+        std::uint32_t source;
+        std::uint64_t offset;        // bytes, of its first element
+        const std::uint64_t* start;  // in the base, and so on for each of its dimensions
+        const std::uint64_t* extent;
+        const std::int64_t* strides;  // in the source, in elements
+    };
+    bool in_boxes() const noexcept { return pieces_ && !pieces_->boxes.empty(); }
+    /// Calls visit(piece) for each box that has elements of `region`, which is inside the base and has some. Only where
+    /// in_boxes().
+    template <class Visit> void each_piece_in(const Box& region, Visit&& visit) const {
+        pieces_->grid.each_in(region, [&](std::size_t box) { visit(pieces_->piece(box)); });
+    }
+
     /// Whether all of it stands in one piece, in row-major order: then from locate(0) on.
     bool in_one_run() const noexcept { return pieces_ == nullptr && elements_ > 0; }
 
@@ -81,7 +96,10 @@ private:
             for (const Run& run : runs) once(run);
             for (const BoxHead& box : boxes) once(box);
         }
-        const std::int64_t* strides_of(std::size_t box) const noexcept { return &strides[box * rank]; }
+        Piece piece(std::size_t box) const noexcept {
+            return {boxes[box].source, boxes[box].offset, grid.start(box), grid.extent(box),
+                    strides.data() + box * rank};
+        }
     };
 
     void count_elements();

@@ -2,6 +2,7 @@
 #include "lazy/gatherer.hpp"
 #include "doctest_safemap.hpp"
 #include "lazy/blocks.hpp"
+#include "reference/random_boxes.hpp"
 #include "reference/slow_slice.hpp"
 #include "reference/slow_tensor.hpp"
 
@@ -49,22 +50,12 @@ void cut_into_runs(Random& random, Described& t) {
     std::shuffle(t.runs.begin(), t.runs.end(), random);
 }
 
-// The base cut into a grid of boxes, each stored in an order of dimensions of its own, some backwards or with gaps.
+// The base cut into boxes, each stored in an order of dimensions of its own, some backwards or with gaps.
 void cut_into_boxes(Random& random, Described& t) {
     const std::size_t rank = t.shape.size();
-    std::vector<std::vector<std::uint64_t>> cuts(rank);
-    for (std::size_t d = 0; d < rank; ++d) {
-        cuts[d] = {0, t.shape[d]};
-        for (std::size_t i = below(random, 3); i > 0; --i) cuts[d].push_back(below(random, t.shape[d] + 1));
-        std::sort(cuts[d].begin(), cuts[d].end());
-    }
-    std::vector<std::size_t> at(rank, 0);
-    for (bool more = true; more;) {
+    for (Box& place : reference::random_places(random, t.shape)) {
         BoxPiece box;
-        for (std::size_t d = 0; d < rank; ++d) {
-            box.place.start.push_back(cuts[d][at[d]]);
-            box.place.extent.push_back(cuts[d][at[d] + 1] - cuts[d][at[d]]);
-        }
+        box.place = std::move(place);
         std::vector<std::size_t> order(rank);
         std::iota(order.begin(), order.end(), 0U);
         if (below(random, 2) == 0) std::shuffle(order.begin(), order.end(), random);
@@ -83,15 +74,6 @@ void cut_into_boxes(Random& random, Described& t) {
         box.offset = before + static_cast<std::uint64_t>(lowest * size);
         box.source = random_source(random, before + static_cast<std::size_t>((stride + 3) * size));
         t.boxes.push_back(box);
-
-        more = false;
-        for (std::size_t d = rank; d-- > 0;) {
-            if (++at[d] + 1 < cuts[d].size()) {
-                more = true;
-                break;
-            }
-            at[d] = 0;
-        }
     }
     std::shuffle(t.boxes.begin(), t.boxes.end(), random);
 }
@@ -336,6 +318,36 @@ TEST_CASE("a slice reads as few ranges as its bytes are in, and no other bytes")
         for (const Extent& extent : *log) bytes += extent.size;
         CHECK(log->size() == row.ranges);
         CHECK(bytes == row.part.nbytes());
+    }
+}
+
+TEST_CASE("boxes are read by intersections, not by rows") {
+    const auto log = std::make_shared<std::vector<Extent>>();
+    const auto source = callback_source("log", 4 << 20, [log](std::uint64_t offset, std::span<std::byte> into) {
+        log->push_back({offset, into.size()});
+        std::memset(into.data(), 0, into.size());
+    });
+    constexpr std::uint64_t side = 1024;
+    // The columns of each rank stand together, far from those of the next one.
+    const auto columns = [&](std::uint64_t ranks) {
+        std::vector<BoxPiece> boxes;
+        const std::uint64_t each = side / ranks;
+        for (std::uint64_t r = 0; r < ranks; ++r)
+            boxes.push_back({source, r * side * each * 4, {{0, r * each}, {side, each}}, row_major({side, each})});
+        return LazyTensor("c", stored_boxes(Dtype::f32, {side, side}, boxes));
+    };
+    for (const std::uint64_t ranks : {4U, 64U}) {
+        const LazyTensor tensor = columns(ranks);
+        const std::uint64_t together = ranks == 4 ? 4 : 64 / 16;  // a window of 1 MiB reads neighbours along
+        log->clear();
+        static_cast<void>(tensor.load());
+        CHECK(log->size() == together);
+        log->clear();
+        static_cast<void>(tensor.slice({{.start = 512, .stop = 576}}).load());  // 64 rows
+        CHECK(log->size() == (ranks == 4 ? 4 : 64));
+        log->clear();
+        static_cast<void>(LazyTensor("t", tensor.stored(), StridedView{{side, 4}, {1, 1024}, 0}).load());
+        CHECK(log->size() == (ranks == 4 ? 4 : 64));
     }
 }
 
