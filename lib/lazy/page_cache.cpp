@@ -3,6 +3,7 @@
 
 #include "base/pool.hpp"
 #include "base/watch.hpp"
+#include "lazy/regions.hpp"
 #include "lazy/stored_tensor.hpp"
 
 #include <safemap/error.hpp>
@@ -10,7 +11,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <span>
 #include <unordered_set>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -40,12 +43,18 @@ class Walk {
 public:
     Walk(const LazyTensor& tensor, std::vector<SourceRange>& ranges) : stored_(*tensor.stored()), ranges_(ranges) {
         if (tensor.element_count() == 0) return;
-        find_axes(tensor.strided_view());
+        const StridedView view = tensor.strided_view();
+        if (stored_.in_boxes())
+            if (const auto region = BaseRegion::of(stored_, view, {Shape(view.shape.size(), 0), view.shape})) {
+                region->each_part(stored_, [&](BoxPart&& part) { emit_part(std::move(part)); });
+                return;
+            }
+        find_axes(view);
         emit(0, first_);
     }
 
 private:
-    struct Axis {
+    struct Step {
         std::uint64_t extent;
         std::uint64_t stride;  // elements
     };
@@ -60,7 +69,7 @@ private:
             axes_.push_back({view.shape[d], static_cast<std::uint64_t>(std::abs(stride))});
         }
         first_ = static_cast<std::uint64_t>(first);
-        std::stable_sort(axes_.begin(), axes_.end(), [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+        std::stable_sort(axes_.begin(), axes_.end(), [](const Step& a, const Step& b) { return a.stride > b.stride; });
         for (std::size_t i = axes_.size(); i-- > 1;) {
             if (axes_[i - 1].stride != axes_[i].stride * axes_[i].extent) continue;
             axes_[i - 1] = {axes_[i - 1].extent * axes_[i].extent, axes_[i].stride};
@@ -87,6 +96,23 @@ private:
         }
     }
 
+    // What one box holds of the view: as the output is nobody's, axes are joined wherever the source goes on.
+    void emit_part(BoxPart&& part) {
+        for (Axis& axis : part.axes) axis.out = axis.in;
+        std::erase_if(part.axes, [](const Axis& axis) { return axis.in == 0; });
+        nearest_last(part.axes, part.in, part.out);
+        emit_steps(stored_.source(part.source), part.axes, static_cast<std::uint64_t>(part.in));
+    }
+
+    void emit_steps(const Source& source, std::span<const Axis> axes, std::uint64_t offset) {
+        if (axes.empty()) return add(ranges_, {&source, {offset, stored_.unit_size()}});
+        const auto distance = static_cast<std::uint64_t>(axes.front().in);
+        if (axes.size() == 1 && distance <= page)
+            return add(ranges_, {&source, {offset, (axes.front().extent - 1) * distance + stored_.unit_size()}});
+        for (std::uint64_t i = 0; i < axes.front().extent; ++i)
+            emit_steps(source, axes.subspan(1), offset + i * distance);
+    }
+
     void emit_place(const StoredTensor::Place& place) {
         const Source* const source = &stored_.source(place.source);
         const std::uint64_t unit = stored_.unit_size();
@@ -106,7 +132,7 @@ private:
 
     const StoredTensor& stored_;
     std::vector<SourceRange>& ranges_;
-    std::vector<Axis> axes_;
+    std::vector<Step> axes_;
     std::uint64_t first_ = 0;
 };
 

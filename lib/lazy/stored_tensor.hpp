@@ -37,7 +37,7 @@ public:
         std::int64_t stride;   // in units
     };
     Place locate(std::uint64_t unit) const noexcept;
-    /// A box of the base.
+    /// A box of the base; or a run, as the box of one dimension that it is of the flattened base, in units.
     struct Piece {
         std::uint32_t source;
         std::uint64_t offset;        // bytes, of its first element
@@ -46,6 +46,12 @@ public:
         const std::int64_t* strides;  // in the source, in elements
     };
     bool in_boxes() const noexcept { return pieces_ && !pieces_->boxes.empty(); }
+    /// Calls visit(piece, its dimensions) for every piece, in the order of their starts.
+    template <class Visit> void each_piece(Visit&& visit) const {
+        if (in_boxes())
+            for (std::size_t box = 0; box < pieces_->boxes.size(); ++box) visit(pieces_->piece(box), shape_.size());
+        else each_run(visit);
+    }
     /// Calls visit(piece) for each box that has elements of `region`, which is inside the base and has some. Only where
     /// in_boxes().
     template <class Visit> void each_piece_in(const Box& region, Visit&& visit) const {
@@ -101,6 +107,15 @@ private:
                     strides.data() + box * rank};
         }
     };
+
+    template <class Visit> void each_run(Visit& visit) const {
+        constexpr std::int64_t stride = 1;
+        for (std::uint64_t first = 0; first < units();) {
+            const Place place = locate(first);
+            visit(Piece{place.source, place.offset, &first, &place.count, &stride}, std::size_t{1});
+            first += place.count;
+        }
+    }
 
     void count_elements();
     std::uint64_t units() const noexcept { return whole_bytes(dtype_) ? elements_ : *byte_size(dtype_, elements_); }

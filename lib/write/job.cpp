@@ -47,15 +47,13 @@ private:
         text(name(stored.dtype()));
         numbers(stored.shape());
         bool known = true;
-        const std::uint64_t units = *byte_size(stored.dtype(), stored.element_count()) / stored.unit_size();
-        for (std::uint64_t unit = 0; unit < units;) {
-            const auto place = stored.locate(unit);
-            known &= source(stored.source(place.source));
-            number(place.offset);
-            number(place.count);
-            number(static_cast<std::uint64_t>(place.stride));
-            unit += place.count;
-        }
+        stored.each_piece([&](const StoredTensor::Piece& piece, std::size_t dimensions) {
+            known &= source(stored.source(piece.source));
+            number(piece.offset);
+            numbers({piece.start, dimensions});
+            numbers({piece.extent, dimensions});
+            for (std::size_t d = 0; d < dimensions; ++d) number(static_cast<std::uint64_t>(piece.strides[d]));
+        });
         return known;
     }
 

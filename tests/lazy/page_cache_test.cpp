@@ -2,6 +2,7 @@
 #include "lazy/page_cache.hpp"
 
 #include "doctest_safemap.hpp"
+#include "reference/random_boxes.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -155,6 +156,20 @@ LazyTensor in_boxes(std::uint64_t rows, std::uint64_t columns, Recorders& source
     return {"w", stored_boxes(Dtype::f32, {rows, columns}, boxes)};
 }
 
+/// Boxes of every make, each row-major or transposed, in a source of its own or one that others have.
+LazyTensor in_random_boxes(Random& random, const Shape& shape, Recorders& sources) {
+    std::mt19937 places(static_cast<std::mt19937::result_type>(random()));
+    std::vector<BoxPiece> boxes;
+    for (const Box& place : reference::random_places(places, shape)) {
+        if (sources.empty() || below(random, 2) == 0)
+            sources.push_back(std::make_shared<Recorder>(*element_count(shape) * 8));
+        Strides strides = row_major(place.extent);
+        if (below(random, 2) == 0) strides = {1, static_cast<std::int64_t>(place.extent[0])};
+        boxes.push_back({sources.back(), below(random, *element_count(shape) * 4), place, strides});
+    }
+    return {"w", stored_boxes(Dtype::f32, shape, boxes)};
+}
+
 }  // namespace
 
 TEST_CASE("a tensor stands in one range, and neighbours are one") {
@@ -223,6 +238,52 @@ TEST_CASE("every piece that elements stand in is in a range") {
         for (const SourceRange& place : places_of_elements(tensor, sources)) CHECK(holds(ranges, place));
         check_apart(ranges);
     }
+}
+
+TEST_CASE("boxes of every make, viewed in every way, are in ranges that hold no more than they need") {
+    const char* const text = std::getenv("SAFEMAP_SEED");
+    const std::uint64_t seed = text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
+    CAPTURE(seed);
+    Random random(seed);
+    for (int round = 0; round < 200; ++round) {
+        CAPTURE(round);
+        const Shape shape = {1 + below(random, 40), 2 + below(random, 200)};
+        Recorders sources;
+        const LazyTensor whole = in_random_boxes(random, shape, sources);
+        LazyTensor tensor = whole.slice({random_slice(random, shape[0]), random_slice(random, shape[1])});
+        const bool is_region = round % 4 != 0;
+        if (!is_region) {  // as one dimension: what lies between its elements may be in other boxes
+            const auto count = static_cast<std::int64_t>(*element_count(shape));
+            const std::int64_t step = 1 + static_cast<std::int64_t>(below(random, 9));
+            tensor = {"w", whole.stored(),
+                      StridedView{{static_cast<std::uint64_t>((count - 1) / step + 1)}, {step}, 0}};
+        }
+        const auto ranges = ranges_of(tensor);
+        const auto places = places_of_elements(tensor, sources);
+        for (const SourceRange& place : places) CHECK(holds(ranges, place));
+        check_apart(ranges);
+        if (!is_region) continue;
+        for (const auto& source : sources) {
+            std::vector<SourceRange> here;
+            std::copy_if(ranges.begin(), ranges.end(), std::back_inserter(here),
+                         [&](const SourceRange& range) { return range.source == source.get(); });
+            std::vector<SourceRange> needed;
+            for (const SourceRange& place : places)
+                if (place.source == source.get()) needed.push_back(place);
+            check_no_more(here, needed);
+        }
+    }
+}
+
+TEST_CASE("ranges of boxes are as many as there are boxes, however many rows they have") {
+    constexpr std::uint64_t rows = std::uint64_t{1} << 30;
+    const auto source = std::make_shared<Recorder>(rows * 64);
+    std::vector<BoxPiece> boxes;
+    for (std::uint64_t i = 0; i < 8; ++i) boxes.push_back({source, i * rows * 8, {{0, i * 4}, {rows, 4}}, {4, 1}});
+    const LazyTensor tensor("w", stored_boxes(Dtype::u8, {rows, 32}, boxes));
+    const auto ranges = ranges_of(tensor);
+    REQUIRE(ranges.size() == 8);
+    CHECK(ranges[3] == SourceRange{source.get(), {3 * rows * 8, rows * 4}});
 }
 
 TEST_CASE("prefetching goes in steps that begin where those of the file do, and says how far it is") {
