@@ -1,6 +1,8 @@
 // How a tensor is cut for bulk work.
 #include "lazy/blocks.hpp"
 
+#include "lazy/stored_tensor.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -14,6 +16,13 @@ constexpr std::uint64_t range_grain = 48;
 // Bytes of the source side by side for which a tensor is written in rows rather than in tiles. Tiles are read faster,
 // but written in pieces of a few KiB through the page cache.
 constexpr std::uint64_t least_stretch = 256;
+
+// Rows of boxes below this are gathered: from here on each is read where it belongs.
+constexpr std::uint64_t least_box_row = 16U << 10;
+
+// Blocks of boxes are as small as others, to stay in the cache, unless less than this would be read of a box at a time.
+constexpr std::uint64_t row_block = 1U << 20;
+constexpr std::uint64_t box_read = 16U << 10;
 
 // The last dimension of more than one element, and the one along which the source's elements are nearest.
 struct Inner {
@@ -70,16 +79,38 @@ Blocks::Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept
     count_ = total_bytes_ == 0 ? 0 : (total_bytes_ - 1) / range_bytes_ + 1;
 }
 
-Blocks Blocks::in_order(const LazyTensor& tensor, std::uint64_t max_bytes) {
+Blocks Blocks::of_ranges(const LazyTensor& tensor, std::uint64_t max_bytes, std::uint64_t range_bytes) {
     Blocks blocks(tensor.nbytes(), max_bytes);
-    if (const std::uint64_t rows = rows_of(tensor, max_bytes).bytes) {
-        blocks.range_bytes_ = rows;
-        blocks.count_ = (blocks.total_bytes_ - 1) / rows + 1;
-    }
+    if (range_bytes == 0 || tensor.nbytes() == 0) return blocks;
+    blocks.range_bytes_ = range_bytes;
+    blocks.count_ = (tensor.nbytes() - 1) / range_bytes + 1;
     return blocks;
 }
 
+// Whole rows of the value, or planes and more.
+Blocks Blocks::of_rows(const LazyTensor& tensor, std::uint64_t max_bytes) {
+    if (tensor.nbytes() == 0) return of_ranges(tensor, max_bytes, 0);
+    const Shape& shape = tensor.shape();
+    std::uint64_t row = element_size(tensor.dtype());
+    for (std::size_t d = shape.size(); d-- > 1 && row * shape[d] <= max_bytes;) row *= shape[d];
+    if (row == element_size(tensor.dtype())) return of_ranges(tensor, max_bytes, 0);
+    const StoredTensor& stored = *tensor.stored();
+    const std::uint64_t rows = std::max(box_read / (stored.mean_row() * stored.unit_size()), row_block / row);
+    return of_ranges(tensor, max_bytes, std::clamp(rows, std::uint64_t{1}, max_bytes / row) * row);
+}
+
+Blocks Blocks::in_order(const LazyTensor& tensor, std::uint64_t max_bytes) {
+    return of_ranges(tensor, max_bytes, rows_of(tensor, max_bytes).bytes);
+}
+
+bool Blocks::wants_rows(const LazyTensor& tensor) {
+    const StoredTensor& stored = *tensor.stored();
+    return stored.in_boxes() && stored.mean_row() * stored.unit_size() < least_box_row &&
+           !stands_transposed(tensor, inner_dimensions(tensor.strided_view()));
+}
+
 Blocks Blocks::for_disk(const LazyTensor& tensor, std::uint64_t max_bytes) {
+    if (wants_rows(tensor)) return of_rows(tensor, max_bytes);
     return rows_of(tensor, max_bytes).stretch >= least_stretch ? in_order(tensor, max_bytes)
                                                                : Blocks(tensor, max_bytes);
 }

@@ -17,8 +17,11 @@ public:
     /// Ranges however the source stands, for who needs the bytes in order; of whole rows where it stands transposed and
     /// a row is no longer than `max_bytes`.
     static Blocks in_order(const LazyTensor& tensor, std::uint64_t max_bytes);
+    /// Whether a tensor is in boxes with short rows, so that for_disk() cuts it into ranges of whole rows, and the
+    /// larger the shorter these are.
+    static bool wants_rows(const LazyTensor& tensor);
     /// in_order() where each range is made of stretches of the source that are long enough for the disk to be written
-    /// in ranges, else as the constructor cuts.
+    /// in ranges; whole rows, if one is no longer than `max_bytes`, where wants_rows(); else as the constructor cuts.
     static Blocks for_disk(const LazyTensor& tensor, std::uint64_t max_bytes);
 
     std::uint64_t count() const noexcept { return count_; }
@@ -32,6 +35,9 @@ public:
 
 private:
     Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept;
+    /// Ranges of `range_bytes`; 0: as large as may be.
+    static Blocks of_ranges(const LazyTensor& tensor, std::uint64_t max_bytes, std::uint64_t range_bytes);
+    static Blocks of_rows(const LazyTensor& tensor, std::uint64_t max_bytes);
     bool ranges_ = true;
     std::uint64_t count_ = 0;
     std::uint64_t range_bytes_ = 0;

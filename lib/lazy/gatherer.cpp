@@ -21,6 +21,7 @@ namespace safemap::SAFEMAP_ABI {
 namespace {
 
 constexpr std::size_t window_size = 1U << 20;     // bytes read at once for scattered parts
+constexpr std::size_t rows_window = 256U << 10;   // the same for rows, which are copied on while the cache has them
 constexpr std::size_t cast_size = 512U << 10;     // bytes of stored elements converted at once
 constexpr std::size_t max_parts = 8192;           // collected before they are read
 constexpr std::uint64_t direct_size = 16U << 10;  // a contiguous part of this size is read where it belongs
@@ -70,14 +71,8 @@ template <class Work> void with_unit(unsigned unit, Work&& work) {
     }
 }
 
-void copy_rows(const Part& part, std::size_t size, const std::byte* in, std::byte* out) {
-    for (std::uint64_t row = 0; row < part.rows; ++row, in += part.row_in, out += part.row_out)
-        std::memcpy(out, in, size);
-}
-
 void copy_part(const Part& part, unsigned unit, const std::byte* window, std::byte* out) {
     const std::byte* const in = window + part.window;
-    if (part.rows > 1) return copy_rows(part, part.count * unit, in, out + part.out);
     if (part.in_step == static_cast<std::int64_t>(unit) && part.out_step == part.in_step) {
         std::memcpy(out + part.out, in, part.count * unit);
         return;
@@ -113,6 +108,40 @@ template <class Unit> void copy_columns(std::span<const Part> columns, const std
         else copy_rows(count);
         columns = columns.subspan(count);
     }
+}
+
+/// Whether the rows of `next` continue those of `part` in the output.
+bool continue_rows(const Part& part, const Part& next, unsigned unit) noexcept {
+    return next.out == part.out + part.count * unit && next.rows == part.rows && next.row_out == part.row_out;
+}
+
+/// Rows of neighbours side by side. `size` is that of each row where the compiler is to know it, else 0.
+template <std::size_t size>
+void copy_rows(std::span<const Part> parts, unsigned unit, const std::byte* window, std::byte* out) {
+    for (std::uint64_t row = 0; row < parts.front().rows; ++row) {
+        std::byte* to = out + parts.front().out + row * static_cast<std::uint64_t>(parts.front().row_out);
+        for (const Part& part : parts) {
+            const std::size_t length = size != 0 ? size : part.count * unit;
+            std::memcpy(to, window + part.window + row * part.row_in, length);
+            to += length;
+        }
+    }
+}
+
+/// As many side by side as the nearest cache holds streams; returns how many. One after the other, each would write
+/// parts of lines that have left the cache when the next one comes.
+std::size_t copy_rows(std::span<const Part> parts, unsigned unit, const std::byte* window, std::byte* out) {
+    constexpr std::size_t most = 16;
+    parts = parts.first(std::min(most, parts.size()));
+    const std::uint64_t count = parts.front().count;
+    const bool alike = std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return part.count == count; });
+    switch (alike ? count * unit : 0) {
+        case 16: copy_rows<16>(parts, unit, window, out); break;
+        case 32: copy_rows<32>(parts, unit, window, out); break;
+        case 64: copy_rows<64>(parts, unit, window, out); break;
+        default: copy_rows<0>(parts, unit, window, out);
+    }
+    return parts.size();
 }
 
 std::uint64_t units_of(const Box& box) {
@@ -244,6 +273,7 @@ private:
         stored_ = &stored;
         out_ = out;
         parts_.clear();
+        at_once_ = window_size;
     }
 
     // A range of elements of the base, box by box.
@@ -401,12 +431,13 @@ private:
         const std::uint64_t size = row.count * stored_->unit_size();
         const auto distance = static_cast<std::uint64_t>(rows.in);
         const bool together = size < direct_size && distance >= size && distance - size <= worthwhile_gap;
-        const std::uint64_t most = together ? (window_size - size) / distance + 1 : 1;
+        const std::uint64_t most = together ? (rows_window - size) / distance + 1 : 1;
         for (std::uint64_t left = rows.extent; left > 0;) {
             const std::uint64_t count = std::min(left, most);
             if (count == 1) add(row);
             else {
                 parts_.push_back(row);
+                at_once_ = rows_window;
                 parts_.back().rows = count;
                 parts_.back().row_in = distance;
                 parts_.back().row_out = rows.out;
@@ -431,7 +462,7 @@ private:
         while (!left.empty()) {
             const auto [count, extent] = near_each_other(left);
             const bool straight = count == 1 && contiguous(left.front());
-            if (straight || filled + extent.size > window_size) {
+            if (straight || filled + extent.size > at_once_) {
                 scatter(in_window);
                 in_window = left.first(0);
                 filled = 0;
@@ -466,17 +497,27 @@ private:
         for (; count < parts.size(); ++count) {
             const Part& next = parts[count];
             const std::uint64_t grown = std::max(high, next.high(unit));
-            if (next.source != parts.front().source || grown - low > window_size) break;
+            if (next.source != parts.front().source || grown - low > at_once_) break;
             if (next.low() > high && next.low() - high > worthwhile_gap) break;
             high = grown;
         }
         return {count, {low, high - low}};
     }
 
-    void scatter(std::span<const Part> parts) {
+    void scatter(std::span<Part> parts) {
         const unsigned unit = stored_->unit_size();
+        // Rows that continue each other in the output are written together.
+        const auto has_rows = [](const Part& part) { return part.rows > 1; };
+        if (std::any_of(parts.begin(), parts.end(), has_rows))
+            std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.out < b.out; });
         while (!parts.empty()) {
             std::size_t count = 1;
+            if (parts.front().rows > 1) {
+                while (count < parts.size() && continue_rows(parts[count - 1], parts[count], unit)) ++count;
+                count = copy_rows(parts.first(count), unit, window_.data(), out_.data());
+                parts = parts.subspan(count);
+                continue;
+            }
             while (count < parts.size() && are_neighbours(parts[count - 1], parts[count], unit)) ++count;
             if (count == 1) copy_part(parts.front(), unit, window_.data(), out_.data());
             else
@@ -490,6 +531,7 @@ private:
     const StoredTensor* stored_ = nullptr;
     std::span<std::byte> out_;
     std::vector<Part> parts_;
+    std::size_t at_once_ = window_size;
     std::vector<std::byte> window_;
     std::vector<std::byte> raw_;
     CastCounts counts_;

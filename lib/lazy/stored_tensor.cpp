@@ -32,6 +32,17 @@ private:
     std::unordered_map<const Source*, std::uint32_t> numbers_;
 };
 
+// Runs of the flattened shape that a box of this extent is.
+std::uint64_t rows_of(const Shape& shape, const Shape& extent) {
+    std::uint64_t rows = 1;
+    bool whole = true;  // so far, from the last dimension on
+    for (std::size_t d = shape.size(); d-- > 0;) {
+        if (!whole) rows *= extent[d];
+        whole = whole && extent[d] == shape[d];
+    }
+    return rows;
+}
+
 // `count` elements from element `first` on as bytes from byte 0 of the base on. Both must be whole bytes.
 Extent base_bytes(Dtype dtype, std::uint64_t first, std::uint64_t count) {
     const auto offset = byte_size(dtype, first);
@@ -139,6 +150,7 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> b
         kept.boxes.push_back({box->offset, sources.number_of(box->source)});
         places.insert(places.end(), box->place.start.begin(), box->place.start.end());
         places.insert(places.end(), box->place.extent.begin(), box->place.extent.end());
+        kept.rows += rows_of(shape_, box->place.extent);
         kept.strides.insert(kept.strides.end(), box->strides.begin(), box->strides.end());
     }
     kept.table = sources.table();

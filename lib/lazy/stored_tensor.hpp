@@ -45,6 +45,8 @@ public:
         const std::uint64_t* extent;
         const std::int64_t* strides;  // in the source, in elements
     };
+    /// Elements that follow each other in the base within one box, on average. Only where in_boxes().
+    std::uint64_t mean_row() const noexcept { return elements_ / pieces_->rows; }
     bool in_boxes() const noexcept { return pieces_ && !pieces_->boxes.empty(); }
     /// Calls visit(piece, its dimensions) for every piece, in the order of their starts.
     template <class Visit> void each_piece(Visit&& visit) const {
@@ -90,6 +92,7 @@ private:
         std::size_t rank = 0;
         std::shared_ptr<const SourceTable> table = {};
         std::vector<Run> runs = {};              // sorted by first
+        std::uint64_t rows = 0;                  // of all boxes
         std::vector<BoxHead> boxes = {};         // sorted by start
         std::vector<std::int64_t> strides = {};  // of each box
         Grid grid = {};                          // where each box is in the base

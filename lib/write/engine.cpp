@@ -33,13 +33,14 @@ using namespace literals;
 // Two workers write as fast as the machine does, and closer together they write faster: past the page cache 3.8 GB took
 // 2.0 to 3.7 s in blocks of 1 MiB, 2.1 to 4.5 s in blocks of 8 MiB; through it 2.1 to 17 s and 6 to 17 s.
 constexpr std::uint64_t stream_block = 1_MiB;
-// What is transposed is gathered in tiles, the larger the better.
+// What is transposed is gathered in tiles, and what is in boxes in rows, the larger the better.
 constexpr std::uint64_t largest_block = 8_MiB;
 constexpr std::uint64_t all_buffers = 32_MiB;
 constexpr std::uint64_t gatherer_buffers = 2_MiB;
 constexpr unsigned default_workers = 2;
 constexpr unsigned most_workers = 8;  // which leaves each a block of 2 MiB
-// A strided tensor above this is never cut by the end of a block: each part would read most of the whole.
+// A tensor above this that is strided, or in boxes, is never cut by the end of a block: each part would read most of
+// the whole.
 constexpr std::uint64_t small_strided = 64_KiB;
 
 // Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes and more.
@@ -63,8 +64,9 @@ struct Stretch {
 /// Whether a tensor is not to be cut at just any byte.
 bool stands_apart(const LazyTensor& tensor, Dtype written) {
     if (!whole_bytes(written)) return true;
+    if (tensor.nbytes() <= small_strided) return false;
     const StridedView& view = tensor.strided_view();
-    return tensor.nbytes() > small_strided && !is_contiguous(view.shape, view.strides);
+    return !is_contiguous(view.shape, view.strides) || Blocks::wants_rows(tensor);
 }
 
 unsigned worker_count(unsigned threads) { return std::min(threads == 0 ? default_workers : threads, most_workers); }

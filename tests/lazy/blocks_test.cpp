@@ -2,12 +2,24 @@
 #include "lazy/blocks.hpp"
 #include "doctest_safemap.hpp"
 
+#include <vector>
+
 using namespace safemap;
 
 namespace {
 LazyTensor floats(Shape shape, StridedView view) {
     const auto nothing = callback_source("zeros", UINT64_MAX / 2, [](auto, auto) {});
     return LazyTensor("t", stored_run(Dtype::f32, std::move(shape), nothing, 0), std::move(view));
+}
+
+/// A matrix of which each source has some columns.
+LazyTensor columns(std::uint64_t rows, std::uint64_t count, std::uint64_t sources) {
+    const std::uint64_t each = count / sources;
+    const auto nothing = callback_source("zeros", UINT64_MAX / 2, [](auto, auto) {});
+    std::vector<BoxPiece> boxes;
+    for (std::uint64_t i = 0; i < sources; ++i)
+        boxes.push_back({nothing, 0, {{0, i * each}, {rows, each}}, row_major({rows, each})});
+    return {"t", stored_boxes(Dtype::f32, {rows, count}, boxes)};
 }
 }  // namespace
 
@@ -64,4 +76,25 @@ TEST_CASE("what goes to disk is cut into rows where these are read well, else in
         floats({8, 64, 224, 224}, {{8, 64, 224, 224}, {224 * 224 * 64, 1, 224 * 64, 64}, 0}), 16U << 20);
     CHECK(images.ranges());
     CHECK(images.range(0).size == 64 * 224 * 224 * 4);
+}
+
+TEST_CASE("what is in boxes of short rows goes to disk in whole rows") {
+    constexpr std::uint64_t row = 8'190 * 4;
+    const LazyTensor tensor = columns(8'192, 8'190, 30);
+    CHECK(Blocks::wants_rows(tensor));
+    const Blocks blocks = Blocks::for_disk(tensor, 8U << 20);
+    CHECK(blocks.ranges());
+    CHECK(blocks.range(0).size == (1U << 20) / row * row);
+    CHECK(blocks.range(blocks.count() - 1).end() == tensor.nbytes());
+    CHECK(Blocks::for_disk(tensor.cast(Dtype::bf16), 8U << 20).range(0).size % (row / 2) == 0);
+    // The shorter the rows of a box, the more of them are read together.
+    CHECK(Blocks::for_disk(columns(8'192, 8'192, 512), 8U << 20).range(0).size == 256 * 8'192 * 4);
+    CHECK(Blocks::for_disk(columns(8'192, 8'192, 2'048), 8U << 20).range(0).size == 8U << 20);
+    // One row is too long, or each row of a box is long enough, or nothing is there.
+    CHECK(Blocks::for_disk(tensor, row - 1).range(0).size == (row - 1) / 48 * 48);
+    CHECK_FALSE(Blocks::wants_rows(columns(64, 8'192, 2)));
+    CHECK_FALSE(Blocks::wants_rows(columns(0, 8'192, 2)));
+    CHECK_FALSE(Blocks::wants_rows(floats({8'192, 8'192}, {{8'192, 8'192}, {8'192, 1}, 0})));
+    CHECK(Blocks::for_disk(tensor.slice({{.start = 0, .stop = 0}}), 8U << 20).count() == 0);
+    CHECK(Blocks::for_disk(tensor.slice({Slice{}, {.start = 0, .stop = 0}}), 8U << 20).count() == 0);
 }

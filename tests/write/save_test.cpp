@@ -478,6 +478,39 @@ TEST_CASE("tensors larger than a block, straight, transposed and cast, give the 
     CHECK(stored.at("little").bytes == value_of(tensors[5], random_bytes(300 * 200 * 2, 6)));
 }
 
+TEST_CASE("tensors in boxes give the same bytes as in one run, on any number of threads, cast or not") {
+    const TempDir dir;
+    constexpr std::uint64_t rows = 1'100;
+    constexpr std::uint64_t columns = 2'100;
+    const std::vector<std::byte> bytes = random_bytes(rows * columns * 4, 14);
+    // Columns of 70 elements, each in a source of its own.
+    std::vector<BoxPiece> boxes;
+    for (std::uint64_t first = 0; first < columns; first += 70) {
+        std::vector<std::byte> part;
+        for (std::uint64_t row = 0; row < rows; ++row) {
+            const auto at = bytes.begin() + static_cast<std::ptrdiff_t>((row * columns + first) * 4);
+            part.insert(part.end(), at, at + 280);
+        }
+        boxes.push_back({memory_source("part", std::move(part)), 0, {{0, first}, {rows, 70}}, {70, 1}});
+    }
+    const auto whole = memory_source("whole", bytes);
+    const auto tensors = [&](const std::shared_ptr<const StoredTensor>& stored) {
+        const LazyTensor w("w", stored);
+        return std::vector<LazyTensor>{tensor("a", Dtype::u8, {5}, 1), w,
+                                       w.slice({{.start = 3, .step = 2}, {.start = 100}}).renamed("x"),
+                                       w.slice({{.stop = 2}}).renamed("y")};
+    };
+    for (const unsigned threads : {1U, 3U})
+        for (const auto dtype : {std::optional<Dtype>(), std::optional(Dtype::bf16)}) {
+            const SaveOptions options{.dtype = dtype, .checksums = true, .threads = threads};
+            save(dir / "boxes.safetensors", tensors(stored_boxes(Dtype::f32, {rows, columns}, boxes)), options);
+            save(dir / "run.safetensors", tensors(stored_run(Dtype::f32, {rows, columns}, whole, 0)), options);
+            CHECK(TempDir::read(dir / "boxes.safetensors") == TempDir::read(dir / "run.safetensors"));
+            fs::remove(dir / "boxes.safetensors");
+            fs::remove(dir / "run.safetensors");
+        }
+}
+
 TEST_CASE("many small tensors fill shared blocks") {
     const TempDir dir;
     std::vector<LazyTensor> tensors;
