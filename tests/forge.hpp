@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -177,6 +178,20 @@ public:
         for (const auto& file : files_)
             if (file.first.find('/') == std::string::npos) names.push_back(file.first);
         return names;
+    }
+    std::vector<std::string> folders() const override {
+        std::set<std::string> names;
+        for (const auto& file : files_)
+            if (const auto slash = file.first.find('/'); slash != std::string::npos)
+                names.insert(file.first.substr(0, slash));
+        return {names.begin(), names.end()};
+    }
+    std::shared_ptr<const safemap::Folder> folder(std::string_view name) const override {
+        const std::string prefix = std::string(name) + '/';
+        std::map<std::string, std::string> below;
+        for (const auto& file : files_)
+            if (file.first.starts_with(prefix)) below.emplace(file.first.substr(prefix.size()), file.second);
+        return below.empty() ? nullptr : std::make_shared<Folder>(std::move(below), name_ + '/' + std::string(name));
     }
     std::shared_ptr<const safemap::Source> open(std::string_view file) const override {
         const auto found = files_.find(std::string(file));

@@ -84,9 +84,11 @@ public:
     /// Opens a file, a folder, or an index (`*.index.json`, or JSON with a weight_map). Formats are told by content,
     /// but a name in ".safetensors" is always read as safetensors, and a path in ".index.json" as an index. In a folder
     /// an index of safetensors goes over `model.safetensors`, that over `*.bin.index.json`, that over
-    /// `pytorch_model.bin`, and that over the only other file in .safetensors, .pt, .pth, .bin or .ckpt. Reads headers
-    /// only. Throws the first fault found, one of the "data is wrong" codes; path_not_found, several_models,
-    /// invalid_argument for what is neither a file nor a folder; and the codes of a failing system.
+    /// `pytorch_model.bin`, and that over the only other file in .safetensors, .pt, .pth, .bin or .ckpt. A folder with
+    /// exactly one folder that holds a checkpoint is that folder. docs/format.md has the table. Reads headers only.
+    /// Throws the first fault found, one of the "data is wrong" codes, unsupported_layout for a layout of training that
+    /// has no reader; path_not_found, several_models, invalid_argument for what is neither a file nor a folder; and the
+    /// codes of a failing system.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
     /// The shards of one checkpoint, without an index, in the order given. Throws duplicate_name where two of them hold
     /// a tensor of the same name, invalid_argument for an empty list or a null source, and what a file throws.

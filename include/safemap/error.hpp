@@ -96,6 +96,11 @@ enum class Errc : std::uint8_t {
     bad_structure,       ///< a structure document that is damaged, or names a tensor that is not there
     structure_too_large,  ///< a nested state dict too deep or too large for a structure document
 
+    unsupported_layout,     ///< a layout of files that is recognised and cannot be read
+    unfinished_checkpoint,  ///< a checkpoint whose save was interrupted, or which was copied in part
+    bad_tag,                ///< a file such as `latest` that names no checkpoint in its folder
+    rank_missing,           ///< the file of a rank is missing
+
     // The system failed while working.
     permission_denied,    ///< EACCES, EPERM, EROFS
     no_space,             ///< ENOSPC, EDQUOT, EFBIG

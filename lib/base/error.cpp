@@ -97,6 +97,11 @@ constexpr std::array table{
     Row{Errc::bad_structure, "bad_structure", reject_data, "the structure document is damaged"},
     Row{Errc::structure_too_large, "structure_too_large", reject_data, "a tree too deep or too large for a document"},
 
+    Row{Errc::unsupported_layout, "unsupported_layout", reject_data, "a layout that cannot be read"},
+    Row{Errc::unfinished_checkpoint, "unfinished_checkpoint", reject_data, "the checkpoint is not complete"},
+    Row{Errc::bad_tag, "bad_tag", reject_data, "no checkpoint of the name that the folder gives"},
+    Row{Errc::rank_missing, "rank_missing", reject_data, "the file of a rank is missing"},
+
     Row{Errc::permission_denied, "permission_denied", check_system, "permission denied"},
     Row{Errc::no_space, "no_space", free_space, "no space left"},
     Row{Errc::too_many_open_files, "too_many_open_files", check_system, "too many open files"},

@@ -71,6 +71,8 @@ Residency Source::residency(Extent) const { return {}; }
 void Source::prefetch(Extent) const {}
 void Source::evict(Extent) const {}
 
+std::shared_ptr<const Folder> Folder::folder(std::string_view) const { return nullptr; }
+
 std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes) {
     return std::make_shared<MemorySource>(std::move(name), std::move(bytes));
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/faults.hpp"
+#include "checkpoint/folder_shape.hpp"
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/file.hpp>
@@ -48,13 +49,24 @@ Contents read_file(const std::shared_ptr<const Source>& source, const OpenOption
 /// Files that are one checkpoint without an index, in this order. duplicate_name where two hold the same name.
 Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
                     FaultSink& faults);
+/// Files of several ranks, in folders of `folder` that their names begin with. Nothing is merged.
+Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults);
 /// The shards of an index, which lie in `folder`.
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
                      FaultSink& faults);
-/// What a folder holds: an index over model.safetensors over pytorch_model.bin.index.json over pytorch_model.bin over
-/// the only file of weights there is. What trainers leave beside a model (optimizer.pt, training_args.bin) is none
-/// where there is another.
-Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink& faults);
+/// A folder whose checkpoint has been found: the folder itself, or one in it.
+struct Located {
+    std::shared_ptr<const Folder> folder;
+    FolderNames names = {};
+    FolderShape shape = {};
+    FileNames notes = {};
+};
+
+/// Finds the checkpoint of a folder by names. Throws what a damaged pointer deserves (bad_tag), and no fault of the
+/// checkpoint.
+Located locate(std::shared_ptr<const Folder> folder);
+/// Reads the checkpoint. Throws unsupported_layout and the like if there is no reader for its shape.
+Contents read_located(const Located& found, const OpenOptions& options, FaultSink& faults);
 /// How the files of a path are mapped.
 Mapping mapping_of(Access access);
 /// A file, an index or a folder of the file system.

@@ -1,5 +1,6 @@
 // Reads one file: safetensors, or what torch wrote.
 #include "checkpoint/contents.hpp"
+#include "checkpoint/layouts.hpp"
 #include "checkpoint/named_globals.hpp"
 #include "checkpoint/olmo.hpp"
 #include "checkpoint/sniff.hpp"
@@ -100,6 +101,7 @@ private:
 };
 
 Contents read_known(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
+    refuse_part(std::filesystem::path(source->name()).filename().native());
     if (source->name().ends_with(".safetensors")) {
         Recognise recognise(faults, *source);
         return read_safetensors(source, options, recognise);

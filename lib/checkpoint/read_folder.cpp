@@ -1,118 +1,108 @@
-// Finds the checkpoint in a folder.
+// Reads the checkpoint of a folder: decides by names which it is, then hands it to its reader.
 #include "base/text.hpp"
 #include "checkpoint/contents.hpp"
+#include "checkpoint/layouts.hpp"
 
 #include <algorithm>
-#include <functional>
-#include <iterator>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
-using Names = std::vector<std::string>;
-
-/// Hidden files are none: macOS leaves "._model.safetensors" beside a model.
-bool is_weights(std::string_view name) {
-    if (name.starts_with('.')) return false;
-    for (const std::string_view ending : {".safetensors", ".pt", ".pth", ".ckpt", ".bin"})
-        if (name.size() > ending.size() && name.ends_with(ending)) return true;
-    return false;
+std::shared_ptr<const Source> opened(const Folder& folder, const std::string& name) {
+    auto source = folder.open(name);
+    if (!source) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a file");
+    return source;
 }
 
-/// What the trainers of Hugging Face leave beside a model: the stem of the name, and perhaps a number behind it.
-constexpr std::string_view companions[] = {"optimizer", "rng_state", "sampler", "scaler", "scheduler", "training_args"};
-
-bool is_companion(std::string_view name) {
-    if (name.ends_with(".safetensors")) return false;
-    std::string_view stem = name.substr(0, name.rfind('.'));
-    const std::size_t number = stem.find_last_not_of("0123456789") + 1;  // npos + 1 is 0
-    if (number > 0 && number < stem.size() && stem[number - 1] == '_') stem = stem.substr(0, number - 1);
-    return std::find(std::begin(companions), std::end(companions), stem) != std::end(companions);
+Contents read_indexed(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
+    return read_shards(folder, opened(folder, shape.files.front()), options, faults);
 }
 
-Names ending_in(const Names& names, std::string_view ending) {
-    Names found;
-    std::copy_if(names.begin(), names.end(), std::back_inserter(found),
-                 [&](const auto& name) { return name.ends_with(ending); });
-    return found;
+Contents read_only_file(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
+    return read_file(opened(folder, shape.files.front()), options, faults);
 }
 
-/// "a, b and 3 more".
-std::string listed(const Names& names) {
-    constexpr std::size_t most = 8;
-    std::string text;
-    for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
-    if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
-    return text;
+Contents read_megatron(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
+    return read_ranks(folder, shape.files, options, faults);
 }
 
-[[noreturn]] void several(const Names& names, std::string_view what, std::string_view hint = "name one of them") {
-    Error error(Errc::several_models, std::to_string(names.size()) + ' ' + std::string(what) + ": " + listed(names));
-    error.with_hint(hint);
-    throw error;
-}
-
-struct Choice {
-    std::string name;
-    bool index = false;
-    bool finished = true;  ///< false: the only file of weights, which may be anything
+/// A shape without a row is not read.
+struct Reader {
+    ShapeKind kind;
+    Contents (*read)(const Folder&, const FolderShape&, const OpenOptions&, FaultSink&);
 };
 
-/// Throws several_models and not_a_checkpoint.
-Choice choose(const Names& names) {
-    const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-    const Names all_indexes = ending_in(names, ".index.json");
-    const Names pickle_indexes = ending_in(names, ".bin.index.json");
-    Names indexes;
-    std::set_difference(all_indexes.begin(), all_indexes.end(), pickle_indexes.begin(), pickle_indexes.end(),
-                        std::back_inserter(indexes));
-    // Beside an index of safetensors, those of other frameworks (flax, tf) are of other models.
-    const Names own = ending_in(indexes, ".safetensors.index.json");
-    if (!own.empty()) indexes = own;
-    if (indexes.size() > 1) several(indexes, "indexes");
-    if (indexes.size() == 1) return {indexes.front(), true, !own.empty()};
-    if (has("model.safetensors")) return {"model.safetensors"};
-    if (pickle_indexes.size() > 1) several(pickle_indexes, "indexes");
-    if (pickle_indexes.size() == 1) return {pickle_indexes.front(), true};
-    if (has("pytorch_model.bin")) return {"pytorch_model.bin"};
+constexpr Reader readers[] = {
+    {ShapeKind::index, read_indexed},
+    {ShapeKind::file, read_only_file},
+    {ShapeKind::megatron_ranks, read_megatron},
+};
 
-    Names weights;
-    std::copy_if(names.begin(), names.end(), std::back_inserter(weights), is_weights);
-    // Companions are no rivals of a model; a folder of nothing else is judged by them.
-    if (!std::all_of(weights.begin(), weights.end(), is_companion)) std::erase_if(weights, is_companion);
-    if (weights.size() > 1)
-        several(weights, "files of weights and no index",
-                "name one of them, or convert all of them together if they are the shards of one checkpoint");
-    if (weights.size() == 1) return {weights.front(), false, false};
-    throw Error(Errc::not_a_checkpoint,
-                names.empty() ? "the folder holds no files"
-                              : "the folder holds neither an index nor a file of weights, but " + listed(names));
+/// A trainer that did not gather its tensors has written a model of empty ones, and its state beside it.
+void require_gathered(const Contents& contents, const FolderShape& shape, const FolderNames& names,
+                      const Folder& folder) {
+    const auto is_empty = [](const LazyTensor& tensor) { return tensor.nbytes() == 0; };
+    if (!shape.finished || contents.tensors.empty() ||
+        !std::all_of(contents.tensors.begin(), contents.tensors.end(), is_empty))
+        return;
+    const FolderShape beside = shape_beside_model(names);
+    if (beside.kind != ShapeKind::nothing) refuse(beside, names, folder.name());
+}
+
+void note_others(const FolderShape& shape, Contents& contents) {
+    FileNames others = shape.others;
+    std::erase_if(others, [&contents](const std::string& name) {
+        return std::find(contents.files.begin(), contents.files.end(), name) != contents.files.end();
+    });
+    if (!others.empty()) contents.notes.push_back("read " + shape.files.front() + "; not read: " + listed(others));
+}
+
+Contents read_shape(const Folder& folder, const FolderShape& shape, const FolderNames& names,
+                    const OpenOptions& options, FaultSink& faults) {
+    for (const Reader& reader : readers) {
+        if (reader.kind != shape.kind) continue;
+        Contents contents = reader.read(folder, shape, options, faults);
+        require_gathered(contents, shape, names, folder);
+        if (shape.finished) contents.model_file = shape.files.front();
+        note_others(shape, contents);
+        return contents;
+    }
+    refuse(shape, names, folder.name());
 }
 
 }  // namespace
 
-Contents read_folder(const Folder& folder, const OpenOptions& options, FaultSink& faults) {
-    try {
-        Names names = folder.list();
-        std::sort(names.begin(), names.end());
-        const Choice choice = choose(names);
-        const auto source = folder.open(choice.name);
-        if (!source) throw Error(Errc::not_a_checkpoint, excerpt(choice.name) + " cannot be opened as a file");
-        Contents contents =
-            choice.index ? read_shards(folder, source, options, faults) : read_file(source, options, faults);
-        if (choice.finished) contents.model_file = choice.name;
-
-        Names others;
-        for (const std::string& name : names) {
-            const bool used = name == choice.name ||
-                              std::find(contents.files.begin(), contents.files.end(), name) != contents.files.end();
-            if (!used && (is_weights(name) || name.ends_with(".index.json"))) others.push_back(name);
+Located locate(std::shared_ptr<const Folder> folder) {
+    constexpr int most_levels = 4;  // a link may lead back
+    Located found{.folder = std::move(folder)};
+    for (int levels = 0;; ++levels) {
+        try {
+            found.names = names_in(*found.folder);
+            found.shape = shape_of(found.names);
+            if (found.shape.kind != ShapeKind::folder) return found;
+            const std::string& name = found.shape.files.front();
+            auto below = levels < most_levels ? found.folder->folder(name) : nullptr;
+            if (!below) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a folder");
+            std::string note = "read the checkpoint in " + excerpt(name);
+            if (!found.shape.others.empty()) note += "; unfinished: " + listed(found.shape.others);
+            found.notes.push_back(std::move(note));
+            found.folder = std::move(below);
+        } catch (Error& error) {
+            throw std::move(error.with_path(found.folder->name()));
         }
-        if (!others.empty()) contents.notes.push_back("read " + choice.name + "; not read: " + listed(others));
+    }
+}
+
+Contents read_located(const Located& found, const OpenOptions& options, FaultSink& faults) {
+    try {
+        Contents contents = read_shape(*found.folder, found.shape, found.names, options, faults);
+        contents.notes.insert(contents.notes.begin(), found.notes.begin(), found.notes.end());
+        contents.folder = found.folder;
         return contents;
     } catch (Error& error) {
-        throw std::move(error.with_path(folder.name()));
+        throw std::move(error.with_path(found.folder->name()));
     }
 }
 

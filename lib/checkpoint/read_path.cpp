@@ -1,4 +1,5 @@
 // Opens paths of the file system.
+#include "base/text.hpp"
 #include "checkpoint/contents.hpp"
 #include "checkpoint/sniff.hpp"
 #include "checkpoint/twin.hpp"
@@ -26,15 +27,19 @@ struct Replaced {};
 /// Passes faults on, unless they are those of a folder that is being replaced.
 class SettledSink final : public FaultSink {
 public:
-    SettledSink(FaultSink& next, const Folder& folder) : next_(next), folder_(folder) {}
+    SettledSink(FaultSink& next, const Folder& folder, const Located& found)
+        : next_(next), folder_(folder), found_(found) {}
+
     void fault(Error error) override {
-        if (folder_.changed()) throw Replaced();
+        if (changed()) throw Replaced();
         next_.fault(std::move(error));
     }
+    bool changed() const { return folder_.changed() || (found_.folder && found_.folder->changed()); }
 
 private:
     FaultSink& next_;
     const Folder& folder_;
+    const Located& found_;  ///< in it, as far as it has been found
 };
 
 /// Of a folder that is replaced meanwhile, what is read may be of two models, or gone: then it is read again.
@@ -43,22 +48,34 @@ Contents read_settled(const std::filesystem::path& path, Mapping mapping, const 
     constexpr int most_attempts = 20;
     for (int attempt = 1;; ++attempt) {
         const auto folder = open_folder(path, mapping);
-        if (attempt == most_attempts) {
-            Contents contents = read_folder(*folder, options, faults);
-            contents.folder = folder;
-            return contents;
-        }
+        if (attempt == most_attempts) return read_located(locate(folder), options, faults);
+        Located found;
+        SettledSink settled(faults, *folder, found);
         try {
-            SettledSink settled(faults, *folder);
-            Contents contents = read_folder(*folder, options, settled);
-            contents.folder = folder;
-            if (!folder->changed()) return contents;
+            found = locate(folder);
+            Contents contents = read_located(found, options, settled);
+            if (!settled.changed()) return contents;
         } catch (const Replaced&) {
             continue;
         } catch (const Error&) {
-            if (!folder->changed()) throw;
+            if (!settled.changed()) throw;
         }
     }
+}
+
+/// A rank's file opens as the part that it is; the note says so.
+void note_rank(const std::filesystem::path& path, Contents& contents) {
+    const auto one = rank_file(path.filename().native());
+    if (!one) return;
+    std::uint64_t ranks = 0;
+    try {
+        const auto parent = path.parent_path();
+        ranks = ranks_in_set(*one, open_folder(parent.empty() ? "." : parent, Mapping::never)->list());
+    } catch (const Error&) {  // the folder cannot be listed
+    }
+    if (ranks < 2) return;
+    contents.notes.push_back("this is rank " + std::to_string(one->rank) + " of " + std::to_string(ranks) +
+                             ": only the files " + excerpt(one->set) + " together hold the whole");
 }
 
 }  // namespace
@@ -72,6 +89,7 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     if (!is_index(*source)) {
         Contents contents = read_file(source, options, faults);
         note_twin(path, contents);
+        note_rank(path, contents);
         return contents;
     }
     const auto parent = path.parent_path();

@@ -58,6 +58,21 @@ public:
         return commit_ ? with_commit(std::move(names), *commit_) : names;
     }
 
+    std::vector<std::string> folders() const override { return list_folders(descriptor_->number(), path_.native()); }
+
+    std::shared_ptr<const Folder> folder(std::string_view name) const override {
+        require_below(name, this->name());
+        const std::string below(name);
+        if (below.empty() || below.find('\0') != std::string::npos) return nullptr;
+        if (below == "." || below.find('/') != std::string::npos)
+            throw Error(Errc::shard_outside_folder, safemap::quoted(below) + ", wanted the name of a folder in it")
+                .with_path(path_.native());
+        Descriptor descriptor = open_at(descriptor_->number(), below.c_str(), O_RDONLY | O_DIRECTORY);
+        if (descriptor) return std::make_shared<FileFolder>(std::move(descriptor), path_ / below, mapping_);
+        if (errno == ENOENT || errno == ENOTDIR) return nullptr;
+        throw system_error(errno, "open it as a folder").with_path((path_ / below).native());
+    }
+
     std::shared_ptr<const Source> open(std::string_view file) const override {
         require_below(file, name());
         if (file.empty() || file.find('\0') != std::string_view::npos) return nullptr;

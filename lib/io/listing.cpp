@@ -19,11 +19,12 @@ struct CloseDirectory {
     void operator()(DIR* directory) const noexcept { ::closedir(directory); }
 };
 
-bool is_file(int folder, const dirent& entry) {
-    if (entry.d_type == DT_REG) return true;
+/// `type` is DT_REG or DT_DIR; links are followed.
+bool is_of(unsigned char type, int folder, const dirent& entry) {
+    if (entry.d_type == type) return true;
     if (entry.d_type != DT_LNK && entry.d_type != DT_UNKNOWN) return false;
     struct stat status = {};
-    return calls.fstatat(folder, entry.d_name, &status, 0) == 0 && S_ISREG(status.st_mode);
+    return calls.fstatat(folder, entry.d_name, &status, 0) == 0 && IFTODT(status.st_mode) == type;
 }
 
 template <class Wanted> std::vector<std::string> list(int folder, const std::string& path, Wanted&& wanted) {
@@ -49,7 +50,13 @@ template <class Wanted> std::vector<std::string> list(int folder, const std::str
 }  // namespace
 
 std::vector<std::string> list_files(int folder, const std::string& path) {
-    auto names = list(folder, path, [folder](const dirent& entry) { return is_file(folder, entry); });
+    auto names = list(folder, path, [folder](const dirent& entry) { return is_of(DT_REG, folder, entry); });
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+std::vector<std::string> list_folders(int folder, const std::string& path) {
+    auto names = list(folder, path, [folder](const dirent& entry) { return is_of(DT_DIR, folder, entry); });
     std::sort(names.begin(), names.end());
     return names;
 }

@@ -11,6 +11,8 @@ namespace safemap::SAFEMAP_ABI::io {
 /// The names of the regular files (and of links to such) in the directory open as `folder`, sorted; messages call
 /// it `path`.
 std::vector<std::string> list_files(int folder, const std::string& path);
+/// The names of the folders (and of links to such) in it, sorted.
+std::vector<std::string> list_folders(int folder, const std::string& path);
 /// Whether there is a folder in it (a link to one is none).
 bool holds_folders(int folder, const std::string& path);
 /// Every name but "." and "..", in no order.

@@ -2,14 +2,12 @@
 #include "write/target.hpp"
 
 #include "base/text.hpp"
+#include "checkpoint/folder_shape.hpp"
 #include "safetensors/index.hpp"
 #include "write/shards.hpp"
 
-#include <safemap/checkpoint.hpp>
 #include <safemap/file.hpp>
 
-#include <algorithm>
-#include <iterator>
 #include <system_error>
 
 namespace safemap::SAFEMAP_ABI::write {
@@ -20,14 +18,6 @@ io::Staging stage(const std::filesystem::path& out, bool overwrite, const io::Jo
     const auto kind = names_file(out) ? io::Staging::Kind::file : io::Staging::Kind::folder;
     if (overwrite) return io::Staging(out, kind, io::Existing::replace, job);
     return io::Staging(out, kind, counts_as_new(out) ? io::Existing::merge : io::Existing::refuse, job);
-}
-
-/// Indexes of safetensors: those of other formats belong to other models.
-std::vector<std::string> indexes_among(const std::vector<std::string>& names) {
-    std::vector<std::string> indexes;
-    std::copy_if(names.begin(), names.end(), std::back_inserter(indexes),
-                 [](const std::string& name) { return name.ends_with(".safetensors.index.json"); });
-    return indexes;
 }
 
 }  // namespace
@@ -41,28 +31,24 @@ bool counts_as_new(const std::filesystem::path& out) {
     if (names_file(out) || !std::filesystem::is_directory(out, ignored)) return false;
     try {
         // Nothing that a save would write may be there already, not even as something else than a file.
-        for (const std::string& name : open_folder(out, Mapping::never)->list())
+        const checkpoint::FolderNames names = checkpoint::names_in(*open_folder(out, Mapping::never));
+        for (const std::string& name : names.files)
             if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;
-        static_cast<void>(Checkpoint::open(out));
+        return checkpoint::shape_of_folder(names).kind == checkpoint::ShapeKind::nothing;
+    } catch (const Error&) {
         return false;
-    } catch (const Error& error) {
-        return error.code() == Errc::not_a_checkpoint;
     }
 }
 
 std::vector<std::string> model_files(const std::filesystem::path& path) {
     const auto folder = open_folder(path, Mapping::never);
-    const std::vector<std::string> names = folder->list();
-    std::vector<std::string> files = indexes_among(names);
+    std::vector<std::string> files = checkpoint::safetensors_heads(folder->list());
     if (files.size() > 1)
         throw Error(Errc::several_models, "the folder has several indexes, among them " + safemap::quoted(files[0]) +
                                               " and " + safemap::quoted(files[1]))
             .with_path(path.native())
             .with_hint("it cannot be told which model is to be replaced");
-    if (files.empty()) {
-        if (std::find(names.begin(), names.end(), single_name) != names.end()) files.emplace_back(single_name);
-        return files;
-    }
+    if (files.empty() || files.front() == single_name) return files;
     CollectFaults ignored;  // an index that is damaged goes as well as one that is sound
     if (const auto source = folder->open(files.front()))
         for (std::string& shard : safetensors::read_index(*source, ignored).shards)

@@ -11,7 +11,7 @@ namespace {
 
 Contents read(std::map<std::string, std::string> files) {
     ThrowFirst faults;
-    return checkpoint::read_folder(forge::Folder(std::move(files)), {}, faults);
+    return checkpoint::read_located(checkpoint::locate(std::make_shared<forge::Folder>(std::move(files))), {}, faults);
 }
 
 const std::string one = forge::u8_file({{"one", 1}});
@@ -81,7 +81,7 @@ TEST_CASE("what a trainer leaves beside a model is no model, but noted") {
     CHECK(rivals->message().find("training_args") == std::string::npos);
     // Where there is nothing else, they are what is meant.
     CHECK(first_name(read({{"optimizer.pt", one}, {"config.json", "{}"}})) == "one");
-    CHECK_FAULT(read({{"optimizer.pt", one}, {"scheduler.pt", two}}), Errc::several_models);
+    CHECK_FAULT(read({{"optimizer.pt", one}, {"scheduler.pt", two}}), Errc::not_a_checkpoint);
 }
 
 TEST_CASE("a hidden file is no model") {

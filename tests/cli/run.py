@@ -336,6 +336,38 @@ class EveryCommand(Case):
             self.refused('unknown_format', 1, command, 'x.bin', *more)
             self.refused('not_a_checkpoint', 1, command, 'empty', *more)
 
+    def test_a_layout_of_training_is_refused_by_its_name(self):
+        plain = (self.folder / 'small.safetensors').read_bytes()
+        for name in ('dcp/.metadata', 'dcp/common.pt', 'accelerate/scheduler.bin', 'accelerate/model_0/.metadata',
+                     'verl/data.pt', 'verl/actor/model_world_size_1_rank_0.pt', 'zero/latest',
+                     'zero/global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt', 'one/final/model.safetensors'):
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b'global_step1' if name == 'zero/latest' else plain)
+        layouts = [('dcp', 'dcp'), ('accelerate', 'dcp'), ('verl', 'rank_files'), ('zero', 'deepspeed'),
+                   ('dcp/.metadata', 'dcp')]
+        for folder, layout in layouts:
+            self.assertEqual(self.safemap('verify', folder, '--json').json()['faults'][0]['code'], 'unsupported_layout')
+            for command, *more in [('inspect',), ('convert', 'out'), ('hash',)]:
+                error = self.refused('unsupported_layout', 1, command, folder, *more)
+                self.assertIn(f"layout '{layout}'", error['message'])
+                self.assertIn('hint', error)
+        told = self.safemap('inspect', 'accelerate')
+        self.assertEqual((told.code, told.out), (1, ''))
+        self.assertEqual(told.err.splitlines()[0],
+                         'safemap: error: accelerate/model_0: this is a checkpoint of torch.distributed.checkpoint '
+                         "(DCP), layout 'dcp', told by .metadata; safemap does not read it yet")
+        self.assertTrue(told.err.splitlines()[1].startswith('hint: '), told.err)
+        # The only folder with a model is the model; saving beside it is no overwriting.
+        one = self.done('inspect', 'one')
+        self.assertEqual((len(one['tensors']), one['notes']), (5, ['read the checkpoint in final']))
+        self.done('convert', 'small.safetensors', 'one')
+        self.refused('already_exists', 2, 'convert', 'small.safetensors', 'zero')
+        (self.folder / 'one' / 'model.safetensors').unlink()
+        (self.folder / 'one' / 'other').mkdir()
+        (self.folder / 'one' / 'other' / 'model.safetensors').write_bytes(plain)
+        self.assertIn('one/final, one/other', self.refused('several_models', 2, 'inspect', 'one')['message'])
+
     def test_quiet_says_nothing_but_errors(self):
         for words in [('inspect', 'small.safetensors'), ('verify', 'small.safetensors'),
                       ('convert', 'small.safetensors', 'out'), ('hash', 'small.safetensors'),

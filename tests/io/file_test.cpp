@@ -408,6 +408,31 @@ TEST_CASE("a folder lists its files, sorted, links to files among them") {
     const auto folder = open_folder(dir.path());
     CHECK(folder->name() == dir.path().native());
     CHECK(folder->list() == std::vector<std::string>{".hidden", "a", "b", "c.safetensors", "link"});
+    CHECK(folder->folders() == std::vector<std::string>{"link to folder", "sub"});
+}
+
+TEST_CASE("a folder opens the folders directly in it and no others") {
+    const TempDir dir;
+    fs::create_directories(dir / "a/b");
+    dir.write("a/b/file", "inner");
+    fs::create_symlink("a/b", dir / "link");
+    const auto folder = open_folder(dir.path());
+    const auto a = folder->folder("a");
+    REQUIRE(a);
+    CHECK(a->name() == (dir / "a").native());
+    CHECK(a->folders() == std::vector<std::string>{"b"});
+    const auto link = folder->folder("link");
+    REQUIRE(link);
+    CHECK(link->list() == std::vector<std::string>{"file"});
+    for (const std::string& name : {std::string(), std::string("none"), std::string("a\0b", 3)})
+        CHECK(folder->folder(name) == nullptr);
+    CHECK(link->folder("file") == nullptr);
+    for (const char* name : {".", "..", "/", "a/b", "a/../a", "/tmp"})
+        CHECK_FAULT(folder->folder(name), Errc::shard_outside_folder);
+
+    CHECK_FALSE(a->changed());
+    fs::rename(dir / "a", dir / "c");
+    CHECK(a->changed());
 }
 
 TEST_CASE("a folder opens what lies below it and nothing else") {
