@@ -13,10 +13,8 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <map>
 #include <string_view>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
 
 namespace safemap::cli {
@@ -29,7 +27,6 @@ struct Around {
     std::vector<std::string> notes = {};
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
-    std::uint64_t unreferenced_bytes = 0;
     bool dry_run = false;
 
     /// A dry run holds all that the run would hold, but for the buffers.
@@ -46,14 +43,14 @@ private:
 
 std::string cast_name(const CastReport& cast) { return fmt::format("{}->{}", name(cast.from), name(cast.to)); }
 
-void write_reading(JsonWriter& json, const SaveReport& saved, std::uint64_t unreferenced_bytes) {
+void write_reading(JsonWriter& json, const SaveReport& saved) {
     const auto write = [&json](std::string_view key, const TensorCount& count) {
         json.key(key).begin_object().member("tensors", count.tensors).member("bytes", count.bytes).end_object();
     };
     write("copied_tensors", saved.copied);
     write("gathered", saved.gathered);
     write("views", saved.views);
-    json.member("unreferenced_bytes", unreferenced_bytes);
+    json.member("unreferenced_bytes", saved.unreferenced_bytes);
     json.key("unsupported").begin_array();
     for (const UnsupportedReport& dtype : saved.unsupported)
         json.begin_object().member("dtype", torch_name(dtype.dtype)).member("tensors", dtype.tensors).end_object();
@@ -82,7 +79,7 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
     json.member("notes", around.all_notes(saved));
     json.member("unaligned_tensors", saved.unaligned_tensors).member("resumed", saved.resumed);
     json.member("copied", saved.extras);
-    write_reading(json, saved, around.unreferenced_bytes);
+    write_reading(json, saved);
     if (around.dry_run) {
         json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
         json.key("plan").begin_array();
@@ -112,7 +109,7 @@ std::string cast_text(const CastReport& cast) {
     return fmt::format("  cast     {}: {}", cast_name(cast), count_text(cast.tensors, "tensor"));
 }
 
-std::string reading_text(const SaveReport& saved, std::uint64_t unreferenced_bytes) {
+std::string reading_text(const SaveReport& saved) {
     std::string text;
     const auto line = [&text](std::string_view label, const TensorCount& count) {
         if (count.tensors > 0)
@@ -123,9 +120,9 @@ std::string reading_text(const SaveReport& saved, std::uint64_t unreferenced_byt
     for (const CastReport& cast : saved.casts) text += cast_text(cast) + '\n';
     line("gathered", saved.gathered);
     line("views", saved.views);
-    if (unreferenced_bytes > 0)
+    if (saved.unreferenced_bytes > 0)
         text += fmt::format("  unused   {} of storages, which no tensor that is written refers to\n",
-                            bytes_text(unreferenced_bytes));
+                            bytes_text(saved.unreferenced_bytes));
     for (const UnsupportedReport& dtype : saved.unsupported)
         text += fmt::format("  unnamed  {}: {}\n", torch_name(dtype.dtype), count_text(dtype.tensors, "tensor"));
     return text;
@@ -145,7 +142,7 @@ std::string total_text(const SaveReport& saved, const std::string& out, std::str
 /// All that is known before the first byte is written.
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
     std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + files_text(saved);
-    text += extras_text(saved) + reading_text(saved, around.unreferenced_bytes);
+    text += extras_text(saved) + reading_text(saved);
     if (align_tensors) text += fmt::format("  aligned  all but {}\n", count_text(saved.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.aliases) {
         // The stored name stands last, and once: a name may be as long as the file.
@@ -169,63 +166,6 @@ std::string outcome_text(const SaveReport& saved, const Around& around, const st
         text += fmt::format("  resumed  {} had been finished before\n", count_text(saved.resumed.size(), "file"));
     return text + fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
                               bytes_text(saved.bytes_read), bytes_text(around.peak_anon_bytes));
-}
-
-using Metadata = std::map<std::string, std::string>;
-
-/// The metadata of a checkpoint, without what says that a tensor is tied: that has names in it which change.
-Metadata untied_metadata(const Checkpoint& checkpoint) {
-    std::unordered_map<std::string_view, std::string_view> stored;
-    for (const AliasGroup& group : checkpoint.aliases())
-        for (std::size_t i = 1; i < group.size(); ++i) stored.emplace(group[i], group.front());
-    Metadata metadata;
-    for (const auto& [key, value] : checkpoint.metadata()) {
-        const auto tie = stored.find(key);
-        if (tie == stored.end() || tie->second != value) metadata.emplace(key, value);
-    }
-    return metadata;
-}
-
-bool is_written(const Entry& entry) { return in_safetensors(entry.stored->dtype()); }
-
-/// What is written where names change.
-struct RenamedTensors {
-    std::vector<LazyTensor> tensors = {};  ///< of the entries, in their order
-    std::vector<AliasGroup> aliases = {};
-    Metadata metadata = {};
-    std::vector<std::string> notes = {};  ///< which rules changed nothing
-
-    /// What is said of the name already stays, as everywhere, unless the name is new.
-    void tie(std::string_view before, const std::string& name, const std::string& stored) {
-        if (metadata.emplace(name, stored).second || before == name) return;
-        throw Error(Errc::name_collision, fmt::format("'{}' would become '{}', which the metadata has already",
-                                                      printable(before), printable(name)));
-    }
-};
-
-RenamedTensors rename(const Checkpoint& checkpoint, const std::vector<Entry>& entries, const Renaming& renaming) {
-    std::vector<std::string> before;
-    before.reserve(entries.size());
-    for (const Entry& entry : entries) {
-        before.emplace_back(entry.name);
-        before.insert(before.end(), entry.others.begin(), entry.others.end());
-    }
-    Renamed after = rename_all(renaming, std::move(before));
-    RenamedTensors result{.metadata = untied_metadata(checkpoint), .notes = std::move(after.notes)};
-    result.tensors.reserve(entries.size());
-    auto name = after.names.begin();
-    for (const Entry& entry : entries) {
-        const std::string& stored = *name++;
-        result.tensors.push_back(entry.stored->renamed(stored));
-        if (!entry.tied()) continue;
-        AliasGroup group = {stored};
-        for (const std::string_view other : entry.others) {
-            result.tie(other, *name, stored);
-            group.push_back(*name++);
-        }
-        if (is_written(entry)) result.aliases.push_back(std::move(group));
-    }
-    return result;
 }
 
 class Convert final : public Command {
@@ -254,8 +194,7 @@ public:
             ->type_name("N");
         app.add_flag("--align-tensors", options_.align_tensors,
                      "tensors whose sizes are multiples of N come first, and begin at them");
-        add_repeatable(app, "--strip-prefix", renaming_.prefixes,
-                       "take P off the names that begin with it (repeatable)")
+        add_repeatable(app, "--strip-prefix", prefixes_, "take P off the names that begin with it (repeatable)")
             ->type_name("P");
         add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
@@ -275,22 +214,23 @@ public:
 
     int run(Console& console) override {
         take_out();
-        for (const std::string& rule : rules_) renaming_.rules.emplace_back(rule);
+        Renaming renaming(prefixes_, rules_);
         MemoryPeak memory;
         ProgressBar bar(console);
-        const Checkpoint checkpoint = open_root();
-        require_selection({checkpoint}, common);
-        const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
-        RenamedTensors renamed;
-        if (!renaming_.empty()) renamed = rename(checkpoint, entries, renaming_);
-        Around around = known_before(checkpoint, entries, renamed);
-        if (!no_extras_) options_.extras = checkpoint.extras();
+        const Checkpoint opened = open_root();
+        require_selection({opened}, common);
+        const Checkpoint chosen = opened.select(common.selection());
+        const Checkpoint model =
+            renaming.empty() ? chosen : chosen.renamed([&](std::string_view name) { return renaming.apply(name); });
+        Around around = known_before(opened, model, renaming.notes());
+        if (!no_extras_) options_.extras = opened.extras();
         if (!console.json() && !around.dry_run)
             options_.on_plan = [&](const SaveReport& plan) {
                 around.peak_anon_bytes = memory.bytes();
                 console.announce(plan_text(plan, around, out_, options_.align_tensors));
             };
-        const SaveReport saved = save_entries(checkpoint, entries, renamed, around.notes, bar);
+        if (!keep_.empty()) options_.keep_dtype = kept(chosen, model);
+        const SaveReport saved = save_model(model, bar);
         around.seconds = bar.seconds();
         around.peak_anon_bytes = memory.bytes();
 
@@ -362,17 +302,13 @@ private:
         return Checkpoint::open(files, common.open);
     }
 
-    Around known_before(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
-                        const RenamedTensors& renamed) const {
-        Around around{.aliases = renamed.aliases,
-                      .skipped = checkpoint.skipped(),
-                      .notes = checkpoint.notes(),
-                      .unreferenced_bytes = unreferenced_bytes(checkpoint, common.selection()),
-                      .dry_run = options_.plan_only};
-        if (root_.empty()) note_parts(checkpoint, around.notes);
-        around.notes.insert(around.notes.end(), renamed.notes.begin(), renamed.notes.end());
-        for (const Entry& entry : entries)
-            if (entry.tied() && is_written(entry) && renaming_.empty()) around.aliases.push_back(entry.names());
+    Around known_before(const Checkpoint& opened, const Checkpoint& model,
+                        const std::vector<std::string>& renaming) const {
+        Around around{.skipped = opened.skipped(), .notes = opened.notes(), .dry_run = options_.plan_only};
+        for (const AliasGroup& group : model.aliases())
+            if (in_safetensors(model[group.front()].dtype())) around.aliases.push_back(group);
+        if (root_.empty()) note_parts(opened, around.notes);
+        around.notes.insert(around.notes.end(), renaming.begin(), renaming.end());
         return around;
     }
 
@@ -394,61 +330,24 @@ private:
         notes.push_back("it holds " + all + ": --root converts one of them");
     }
 
-    SaveReport save_entries(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
-                            const RenamedTensors& renamed, std::vector<std::string>& notes, ProgressBar& bar) const {
+    SaveReport save_model(const Checkpoint& model, ProgressBar& bar) const {
         const DeferSignals deferred;
         SaveOptions options = options_;
         options.threads = common.open.threads;
-        if (!keep_.empty()) options.keep_dtype = kept(entries, renamed);
         options.monitor.on_progress = [&bar](const Progress& progress) {
             bar.show(progress);
             return !DeferSignals::cancelled();
         };
-        if (!renaming_.empty()) {
-            options.metadata = renamed.metadata;
-            return save_some(checkpoint, entries, renamed.tensors, std::move(options), notes);
-        }
-        if (!common.selects_all()) return save_part(checkpoint, entries, std::move(options), notes);
-        return save(out_, checkpoint, options);
-    }
-
-    /// A part of a checkpoint keeps what the whole would have kept: metadata, then the names of tied tensors.
-    SaveReport save_part(const Checkpoint& checkpoint, const std::vector<Entry>& entries, SaveOptions options,
-                         std::vector<std::string>& notes) const {
-        std::vector<LazyTensor> tensors;
-        tensors.reserve(entries.size());
-        options.metadata = untied_metadata(checkpoint);
-        for (const Entry& entry : entries) {
-            tensors.push_back(entry.named());
-            for (const std::string_view other : entry.others) options.metadata.emplace(other, entry.name);
-        }
-        return save_some(checkpoint, entries, std::move(tensors), std::move(options), notes);
-    }
-
-    /// `tensors` are those of the entries, as they are to be called.
-    SaveReport save_some(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
-                         std::vector<LazyTensor> tensors, SaveOptions options, std::vector<std::string>& notes) const {
-        std::unordered_map<std::string_view, const LazyTensor*> stored;
-        for (std::size_t i = 0; i < entries.size(); ++i) stored.emplace(entries[i].stored_name(), &tensors[i]);
-        const auto stored_name = [&](const std::string& name) -> std::optional<std::string> {
-            const auto found = stored.find(name);
-            if (found == stored.end() || !in_safetensors(found->second->dtype())) return std::nullopt;
-            return found->second->name();
-        };
-        const AddedStructure added = add_structure(checkpoint, stored_name, options);
-        if (added.tensor) tensors.push_back(*added.tensor);
-        notes.insert(notes.end(), added.notes.begin(), added.notes.end());
-        return save(out_, tensors, options);
+        return save(out_, model, options);
     }
 
     /// What --keep-dtype means: like every GLOB, names of IN.
-    Selection kept(const std::vector<Entry>& entries, const RenamedTensors& renamed) const {
+    Selection kept(const Checkpoint& chosen, const Checkpoint& model) const {
         Selection keep;
         for (const std::string& glob : keep_) keep.include(glob);
-        if (renaming_.empty()) return keep;
         std::vector<std::string> names;
-        for (std::size_t i = 0; i < entries.size(); ++i)
-            if (keep.matches(entries[i].name)) names.push_back(renamed.tensors[i].name());
+        for (std::size_t i = 0; i < chosen.size(); ++i)
+            if (keep.matches(chosen.tensor(i).name())) names.push_back(model.tensor(i).name());
         return Selection::names(std::move(names));
     }
 
@@ -460,8 +359,8 @@ private:
     std::string root_;
     bool no_extras_ = false;
     std::vector<std::string> keep_;
+    std::vector<std::string> prefixes_;
     std::vector<std::string> rules_;
-    Renaming renaming_;
     SaveOptions options_;
 };
 

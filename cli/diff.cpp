@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 namespace safemap::cli {
@@ -82,43 +81,11 @@ std::string close_lines(const DiffReport& report) {
     return table.text();
 }
 
-/// The names of one side: as they are compared, and as its checkpoint has them.
-class SideNames {
-public:
-    SideNames(const Checkpoint& checkpoint, const Renaming& renaming) : checkpoint_(checkpoint) {
-        if (renaming.empty()) return;
-        std::vector<std::string> before;
-        for (const NamedTensor& named : all_names(checkpoint)) before.emplace_back(named.name);
-        Renamed renamed = rename_all(renaming, before);
-        notes_ = std::move(renamed.notes);
-        for (std::size_t i = 0; i < before.size(); ++i) {
-            before_.emplace(renamed.names[i], before[i]);
-            after_.emplace(std::move(before[i]), std::move(renamed.names[i]));
-        }
-    }
-
-    bool renames() const noexcept { return !after_.empty(); }
-    std::string after(std::string_view name) const { return after_.at(std::string(name)); }
-    const std::vector<std::string>& notes() const noexcept { return notes_; }
-
-    bool any(const Selection& selection) const {
-        return std::any_of(before_.begin(), before_.end(),
-                           [&](const auto& name) { return selection.matches(name.first); });
-    }
-
-    std::string lines(const std::vector<std::string>& compared) const {
-        std::vector<Foldable> names;
-        for (const std::string& name : compared)
-            names.push_back(foldable(renames() ? checkpoint_[before_.at(name)].renamed(name) : checkpoint_[name]));
-        return tensor_table(fold(names));
-    }
-
-private:
-    const Checkpoint& checkpoint_;
-    std::unordered_map<std::string, std::string> before_;  // by what they become
-    std::unordered_map<std::string, std::string> after_;   // by what they are
-    std::vector<std::string> notes_;                       // rules that changed no name
-};
+std::string lines_of(const Checkpoint& side, const std::vector<std::string>& compared) {
+    std::vector<Foldable> names;
+    for (const std::string& name : compared) names.push_back(foldable(side[name]));
+    return tensor_table(fold(names));
+}
 
 class Diff final : public Command {
 public:
@@ -136,33 +103,32 @@ public:
         add_bound("--atol", &Tolerance::atol, "values are equal if |a - b| <= atol + rtol * |b|");
         add_bound("--rtol", &Tolerance::rtol, "the same, in proportion to |b|");
         app.add_flag("--cast", cast_, "compare values of different floating-point dtypes");
-        add_repeatable(app, "--strip-prefix", renaming_.prefixes, "take P off the names of A (repeatable)")
-            ->type_name("P");
+        add_repeatable(app, "--strip-prefix", prefixes_, "take P off the names of A (repeatable)")->type_name("P");
         add_repeatable(app, "--rename", rules_, "change names of A, after that: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
     }
 
     int run(Console& console) override {
-        for (const std::string& rule : rules_) renaming_.rules.emplace_back(rule);
+        Renaming renaming(prefixes_, rules_);
         const Checkpoint a = Checkpoint::open(a_, common.open);
         const Checkpoint b = Checkpoint::open(b_, common.open);
-        const SideNames names_a(a, renaming_);
-        const SideNames names_b(b, {});
-        if (!names_a.renames()) require_selection({a, b}, common);
-        else if (!names_a.any(common.selection())) require_selection({b}, common);
-        DiffReport report = compare(console, a, b, names_a);
-        report.notes.insert(report.notes.begin(), names_a.notes().begin(), names_a.notes().end());
+        const Checkpoint renamed =
+            renaming.empty() ? a : a.renamed([&](std::string_view name) { return renaming.apply(name); });
+        if (renaming.empty()) require_selection({a, b}, common);
+        else if (all_names(renamed, common.selection()).empty()) require_selection({b}, common);
+        DiffReport report = compare(console, renamed, b);
+        const std::vector<std::string> notes = renaming.notes();
+        report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
         if (console.json()) console.result(as_json(report));
-        else console.result(as_text(report, names_a, names_b));
+        else console.result(as_text(report, renamed, b));
         return report.equal() ? 0 : 1;
     }
 
 private:
-    DiffReport compare(const Console& console, const Checkpoint& a, const Checkpoint& b, const SideNames& names) const {
+    DiffReport compare(const Console& console, const Checkpoint& a, const Checkpoint& b) const {
         ProgressBar bar(console);
         DiffOptions options{.selection = common.selection(), .tolerance = tolerance_, .cast = cast_};
         options.threads = common.open.threads;
-        if (names.renames()) options.rename = [&names](std::string_view name) { return names.after(name); };
         options.monitor.on_progress = [&bar](const Progress& progress) {
             bar.show(progress);
             return true;
@@ -170,7 +136,7 @@ private:
         return diff(a, b, options);
     }
 
-    std::string as_text(const DiffReport& report, const SideNames& a, const SideNames& b) const {
+    std::string as_text(const DiffReport& report, const Checkpoint& a, const Checkpoint& b) const {
         const std::string path_a = printable(a_);
         const std::string path_b = printable(b_);
         const std::string both = count_text(report.tensors, "tensor");
@@ -182,8 +148,8 @@ private:
         if (!report.only_in_a.empty()) text += fmt::format("; {} only in the first", report.only_in_a.size());
         if (!report.only_in_b.empty()) text += fmt::format("; {} only in the second", report.only_in_b.size());
         text += '\n';
-        text += section("only in " + path_a, a.lines(report.only_in_a));
-        text += section("only in " + path_b, b.lines(report.only_in_b));
+        text += section("only in " + path_a, lines_of(a, report.only_in_a));
+        text += section("only in " + path_b, lines_of(b, report.only_in_b));
         text += section("different", different_lines(report));
         return text + close_and_notes(report);
     }
@@ -198,7 +164,7 @@ private:
     std::string b_;
     std::optional<Tolerance> tolerance_;
     bool cast_ = false;
-    Renaming renaming_;
+    std::vector<std::string> prefixes_;
     std::vector<std::string> rules_;
 };
 

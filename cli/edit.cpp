@@ -40,7 +40,9 @@ public:
             return !DeferSignals::cancelled();
         };
         for (const std::string& pair : set_) add_pair(pair, options);
-        std::vector<std::string> notes = rules_.empty() ? std::vector<std::string>() : add_names(options);
+        Renaming renaming({}, rules_);
+        if (!renaming.empty()) add_names(renaming, options);
+        std::vector<std::string> notes = renaming.notes();
         const EditReport report = edit(file_, options);
         notes.insert(notes.end(), report.notes.begin(), report.notes.end());
         if (console.json()) console.result(as_json(report, notes));
@@ -56,17 +58,13 @@ private:
         options.set.insert_or_assign(pair.substr(0, equals), pair.substr(equals + 1));
     }
 
-    /// What the rules make of every name; what they say besides is returned.
-    std::vector<std::string> add_names(EditOptions& options) const {
-        Renaming renaming;
-        for (const std::string& rule : rules_) renaming.rules.emplace_back(rule);
+    /// What the rules make of every name.
+    void add_names(Renaming& renaming, EditOptions& options) const {
         const Checkpoint model = Checkpoint::open(file_, common.open);
-        std::vector<std::string> names;
-        for (const NamedTensor& named : all_names(model, Selection())) names.emplace_back(named.name);
-        Renamed renamed = rename_all(renaming, names);
-        for (std::size_t i = 0; i < names.size(); ++i)
-            if (names[i] != renamed.names[i]) options.rename.emplace(std::move(names[i]), std::move(renamed.names[i]));
-        return std::move(renamed.notes);
+        for (const NamedTensor& named : all_names(model)) {
+            std::string after = renaming.apply(named.name);
+            if (after != named.name) options.rename.emplace(named.name, std::move(after));
+        }
     }
 
     static JsonWriter as_json(const EditReport& report, const std::vector<std::string>& notes) {

@@ -10,23 +10,6 @@
 #include <string_view>
 
 namespace safemap::cli {
-
-std::vector<Entry> select_entries(const Checkpoint& checkpoint, const Selection& selection) {
-    std::vector<Entry> entries;
-    for (const NamedTensor& named : all_names(checkpoint, selection)) {
-        const LazyTensor* const stored = &checkpoint.tensor(named.tensor);
-        if (!entries.empty() && entries.back().stored == stored) entries.back().others.push_back(named.name);
-        else entries.push_back({stored, named.name, {}});
-    }
-    return entries;
-}
-
-std::vector<std::string> Entry::names() const {
-    std::vector<std::string> all = {std::string(name)};
-    all.insert(all.end(), others.begin(), others.end());
-    return all;
-}
-
 namespace {
 
 /// "--include 'a*' --include 'b'".
@@ -61,12 +44,6 @@ void require_selection(Checkpoints checkpoints, const CommonOptions& common) {
     if (!wrong.empty())
         throw Error(Errc::tensor_not_found, wrong)
             .with_hint("safemap inspect lists the names; a glob is matched with all of a name");
-}
-
-std::uint64_t total_bytes(const std::vector<Entry>& entries) {
-    std::uint64_t total = 0;
-    for (const Entry& entry : entries) total += entry.tensor().nbytes();
-    return total;
 }
 
 }  // namespace safemap::cli

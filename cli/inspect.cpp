@@ -3,8 +3,6 @@
 #include "describe.hpp"
 #include "entries.hpp"
 
-#include <safemap/save.hpp>
-
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -47,8 +45,7 @@ private:
     std::unordered_map<std::string, std::string> names_;  // by path
 };
 
-void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name, FileNames& files) {
-    const LazyTensor& tensor = entry.tensor();
+void write_tensor(JsonWriter& json, std::string_view name, const LazyTensor& tensor, FileNames& files) {
     json.begin_object();
     json.member("name", name).member("dtype", safemap::name(tensor.dtype()));
     write_shape(json, "shape", tensor.shape());
@@ -57,7 +54,7 @@ void write_tensor(JsonWriter& json, const Entry& entry, const std::string& name,
     const auto placement = tensor.placement();
     if (placement && placement->source->is_file())
         json.member("file", files.of(*placement->source)).member("offset", placement->extent.offset);
-    if (name != entry.stored_name()) json.member("alias_of", entry.stored_name());
+    if (name != tensor.name()) json.member("alias_of", tensor.name());
     json.end_object();
 }
 
@@ -70,18 +67,29 @@ void write_globals(JsonWriter& json, const Checkpoint& checkpoint) {
     json.end_array();
 }
 
-JsonWriter as_json(const Checkpoint& checkpoint, const std::vector<Entry>& entries, FileNames files,
-                   const std::vector<std::string>& notes, const std::string& structure, bool with_globals) {
+/// What is there, and what of it is selected: by all selected names, and as tensors.
+struct Chosen {
+    const Checkpoint& all;
+    std::vector<NamedTensor> names;
+    Checkpoint tensors;
+
+    Chosen(const Checkpoint& checkpoint, const Selection& selection)
+        : all(checkpoint), names(all_names(checkpoint, selection)), tensors(checkpoint.select(selection)) {}
+};
+
+JsonWriter as_json(const Chosen& chosen, FileNames files, const std::vector<std::string>& notes,
+                   const std::string& structure, bool with_globals) {
+    const Checkpoint& checkpoint = chosen.all;
     JsonWriter json;
     json.begin_object();
     json.member("format", name(checkpoint.format())).member("files", checkpoint.files());
     json.key("metadata").begin_object();
     for (const auto& [key, value] : checkpoint.metadata()) json.member(key, value);
     json.end_object();
-    json.member("total_bytes", total_bytes(entries));
+    json.member("total_bytes", chosen.tensors.total_bytes());
     json.key("tensors").begin_array();
-    for (const Entry& entry : entries)
-        for (const std::string& name : entry.names()) write_tensor(json, entry, name, files);
+    for (const NamedTensor& named : chosen.names)
+        write_tensor(json, named.name, checkpoint.tensor(named.tensor), files);
     json.end_array();
     json.key("objects").begin_array();
     for (const SkippedObject& object : checkpoint.skipped())
@@ -107,13 +115,13 @@ struct Total {
 /// The files that tensors stand in, numbered from 1 in the order of the tensors. Nothing where there is one file only.
 class Shards {
 public:
-    Shards(const std::vector<Entry>& entries, FileNames files) {
-        for (const Entry& entry : entries) {
-            const auto placement = entry.tensor().placement();
+    Shards(const Checkpoint& tensors, FileNames files) {
+        for (const LazyTensor& tensor : tensors) {
+            const auto placement = tensor.placement();
             if (!placement || !placement->source->is_file()) continue;
             const auto [known, fresh] = numbers_.try_emplace(placement->source.get(), totals_.size());
             if (fresh) totals_.emplace_back(files.of(*placement->source), Total{});
-            totals_[known->second].second.add(entry.tensor());
+            totals_[known->second].second.add(tensor);
         }
         if (totals_.size() < 2) numbers_.clear();
     }
@@ -140,10 +148,10 @@ private:
     std::vector<std::pair<std::string, Total>> totals_;
 };
 
-std::vector<Folded> fold_entries(const std::vector<Entry>& entries, const Shards& shards) {
+std::vector<Folded> fold_tensors(const Checkpoint& tensors, const Shards& shards) {
     std::vector<Foldable> names;
-    names.reserve(entries.size());
-    for (const Entry& entry : entries) names.push_back(foldable(entry.named(), shards.number_of(entry.tensor())));
+    names.reserve(tensors.size());
+    for (const LazyTensor& tensor : tensors) names.push_back(foldable(tensor, shards.number_of(tensor)));
     return fold(names);
 }
 
@@ -205,9 +213,9 @@ private:
     std::vector<Node> nodes_ = {Node{}};
 };
 
-std::string dtype_lines(const std::vector<Entry>& entries) {
+std::string dtype_lines(const Checkpoint& tensors) {
     std::map<Dtype, Total> totals;
-    for (const Entry& entry : entries) totals[entry.tensor().dtype()].add(entry.tensor());
+    for (const LazyTensor& tensor : tensors) totals[tensor.dtype()].add(tensor);
     Table table({Align::left, Align::right, Align::right});
     for (const auto& [dtype, total] : totals)
         table.row({std::string(name(dtype)), count_text(total.tensors, "tensor"), bytes_text(total.bytes)});
@@ -215,16 +223,16 @@ std::string dtype_lines(const std::vector<Entry>& entries) {
 }
 
 /// Nothing where prefixes tell no more than the tensors do: where there is one only, or one for each tensor.
-std::string prefix_lines(const std::vector<Entry>& entries) {
+std::string prefix_lines(const Checkpoint& tensors) {
     std::vector<std::pair<std::string, Total>> totals;
     std::unordered_map<std::string, std::size_t> numbers;
-    for (const Entry& entry : entries) {
-        const std::string prefix = prefix_of(std::string(entry.name));
+    for (const LazyTensor& tensor : tensors) {
+        const std::string prefix = prefix_of(tensor.name());
         const auto [known, fresh] = numbers.try_emplace(prefix, totals.size());
         if (fresh) totals.emplace_back(prefix, Total{});
-        totals[known->second].second.add(entry.tensor());
+        totals[known->second].second.add(tensor);
     }
-    if (totals.size() < 2 || totals.size() == entries.size()) return {};
+    if (totals.size() < 2 || totals.size() == tensors.size()) return {};
     Table table({Align::left, Align::right, Align::right});
     for (const auto& [prefix, total] : totals)
         table.row({prefix.empty() ? "(none)" : printable(prefix), count_text(total.tensors, "tensor"),
@@ -238,13 +246,17 @@ std::string beginning_of(const std::string& text) {
 }
 
 /// The stored name stands last, and once: a name may be as long as the file.
-std::string tied_lines(const std::vector<Entry>& entries) {
+std::string tied_lines(const Chosen& chosen) {
     std::string lines;
-    for (const Entry& entry : entries) {
-        std::string others;
-        for (const std::string& name : entry.names())
-            if (name != entry.stored_name()) others += printable(name) + " = ";
-        if (!others.empty()) lines += fmt::format("  {}{}\n", others, printable(entry.stored_name()));
+    std::string others;
+    for (std::size_t i = 0; i < chosen.names.size(); ++i) {
+        const NamedTensor& named = chosen.names[i];
+        const std::string& stored = chosen.all.tensor(named.tensor).name();
+        if (named.name != stored) others += printable(named.name) + " = ";
+        const bool more = i + 1 < chosen.names.size() && chosen.names[i + 1].tensor == named.tensor;
+        if (more || others.empty()) continue;
+        lines += fmt::format("  {}{}\n", others, printable(stored));
+        others.clear();
     }
     return lines;
 }
@@ -296,16 +308,15 @@ public:
 
     int run(Console& console) override {
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
-        const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
+        const Chosen chosen(checkpoint, common.selection());
         std::vector<std::string> notes = checkpoint.notes();
         const auto& only_in_tree = checkpoint.only_in_tree();
         notes.insert(notes.end(), only_in_tree.begin(), only_in_tree.end());
         const std::string nothing = empty_selection({checkpoint}, common);
         if (!nothing.empty()) notes.push_back(nothing);
         if (console.json())
-            console.result(
-                as_json(checkpoint, entries, FileNames(checkpoint, path_), notes, document(checkpoint), globals_));
-        else console.result(as_text(checkpoint, entries, notes) + section("structure", structure_lines(checkpoint)));
+            console.result(as_json(chosen, FileNames(checkpoint, path_), notes, document(checkpoint), globals_));
+        else console.result(as_text(chosen, notes) + section("structure", structure_lines(checkpoint)));
         return 0;
     }
 
@@ -313,7 +324,7 @@ private:
     std::string document(const Checkpoint& checkpoint) const {
         if (!structure_) return {};
         try {
-            return structure_of(checkpoint, [](const std::string& name) { return name; });
+            return structure_of(checkpoint);
         } catch (Error& error) {
             throw std::move(error.with_path(path_));
         }
@@ -331,18 +342,19 @@ private:
         return lines;
     }
 
-    std::string as_text(const Checkpoint& checkpoint, const std::vector<Entry>& entries,
-                        const std::vector<std::string>& notes) const {
-        const Shards shards(entries, FileNames(checkpoint, path_));
-        const std::vector<Folded> folded = fold_entries(entries, shards);
+    std::string as_text(const Chosen& chosen, const std::vector<std::string>& notes) const {
+        const Checkpoint& checkpoint = chosen.all;
+        const Checkpoint& tensors = chosen.tensors;
+        const Shards shards(tensors, FileNames(checkpoint, path_));
+        const std::vector<Folded> folded = fold_tensors(tensors, shards);
         std::string text = fmt::format("{}: {}, {}, {}, {}\n", printable(path_), name(checkpoint.format()),
                                        count_text(checkpoint.files().size(), "file"),
-                                       count_text(entries.size(), "tensor"), bytes_text(total_bytes(entries)));
+                                       count_text(tensors.size(), "tensor"), bytes_text(tensors.total_bytes()));
         text += section("tensors", tree_ ? Tree(folded).text() : tensor_table(folded));
         text += section("files", shards.lines());
-        if (!tree_) text += section("prefixes", prefix_lines(entries));
-        text += section("dtypes", dtype_lines(entries));
-        text += section("tied", tied_lines(entries));
+        if (!tree_) text += section("prefixes", prefix_lines(tensors));
+        text += section("dtypes", dtype_lines(tensors));
+        text += section("tied", tied_lines(chosen));
         text += section("metadata", metadata_lines(checkpoint));
         text += section("objects", object_lines(checkpoint));
         if (globals_) text += section("globals", global_lines(checkpoint));

@@ -128,8 +128,7 @@ public:
         const std::shared_ptr<Device> device = Device::open(device_);
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         require_selection({checkpoint}, common);
-        const std::vector<Entry> entries = select_entries(checkpoint, common.selection());
-        LoadReport report = load(console, device, checkpoint, entries);
+        LoadReport report = load(console, device, checkpoint.select(common.selection()));
         report.peak_anon_bytes = memory.bytes();
         if (console.json()) console.result(as_json(report, digest_));
         else console.result(as_text(report, device_));
@@ -137,37 +136,36 @@ public:
     }
 
 private:
-    LoadReport load(const Console& console, const std::shared_ptr<Device>& device, const Checkpoint& checkpoint,
-                    const std::vector<Entry>& entries) const {
+    LoadReport load(const Console& console, const std::shared_ptr<Device>& device, const Checkpoint& chosen) const {
         UploadOptions options = upload_;
         options.readers = common.open.threads;
         ProgressBar bar(console);
-        Uploader uploader(device, checkpoint, options);
-        LoadReport report{.tensors = entries.size()};
-        Progress progress{.stage = "loading", .bytes_total = total_bytes(entries) * repeat_};
+        Uploader uploader(device, chosen, options);
+        LoadReport report{.tensors = chosen.size()};
+        Progress progress{.stage = "loading", .bytes_total = chosen.total_bytes() * repeat_};
         std::vector<LazyTensor> tensors;
-        for (const Entry& entry : entries) tensors.push_back(rank_ ? slice_of(entry.named(), *rank_) : entry.named());
+        for (const LazyTensor& tensor : chosen) tensors.push_back(rank_ ? slice_of(tensor, *rank_) : tensor);
+        std::vector<std::string> digests(tensors.size());
 
         for (unsigned pass = 0; pass < repeat_; ++pass) {
             const bool last = pass + 1 == repeat_;
             Ahead ahead(uploader, tensors, options.device_budget);
-            for (std::size_t i = 0; i < entries.size(); ++i) {
+            for (std::size_t i = 0; i < tensors.size(); ++i) {
                 const Lease lease = uploader.acquire(tensors[i]);
                 ahead.reach(i);
                 const DeviceTensor& tensor = lease.tensors().front();
                 if (last) report.bytes += tensor.nbytes;
-                if (last && digest_) add_digests(report, entries[i], digest(*device, tensor));
-                progress.bytes_done += entries[i].tensor().nbytes();
+                if (last && digest_) digests[i] = digest(*device, tensor);
+                progress.bytes_done += chosen.tensor(i).nbytes();
                 bar.show(progress);
             }
         }
+        if (digest_)
+            for (const NamedTensor& named : all_names(chosen))
+                report.digests.emplace_back(named.name, digests[named.tensor]);
         report.stats = uploader.stats();
         report.seconds = bar.seconds();
         return report;
-    }
-
-    static void add_digests(LoadReport& report, const Entry& entry, const std::string& digest) {
-        for (const std::string& name : entry.names()) report.digests.emplace_back(name, digest);
     }
 
     std::string path_;

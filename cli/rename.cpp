@@ -7,7 +7,6 @@
 #include <fmt/core.h>
 
 #include <cctype>
-#include <unordered_map>
 #include <utility>
 
 namespace safemap::cli {
@@ -119,46 +118,35 @@ std::string RenameRule::apply(const std::string& name) const {
     }
 }
 
-namespace {
-
-void require_distinct(const std::vector<std::string>& before, const std::vector<std::string>& after) {
-    std::unordered_map<std::string_view, std::size_t> taken;
-    for (std::size_t i = 0; i < after.size(); ++i) {
-        if (after[i].empty() && !before[i].empty())
-            throw Error(Errc::invalid_argument,
-                        fmt::format("nothing would be left of the name '{}'", printable(before[i])));
-        const auto [first, is_new] = taken.try_emplace(after[i], i);
-        if (!is_new)
-            throw Error(Errc::name_collision,
-                        fmt::format("'{}' and '{}' would both become '{}'", printable(before[first->second]),
-                                    printable(before[i]), printable(after[i])));
-    }
+Renaming::Renaming(const std::vector<std::string>& prefixes, const std::vector<std::string>& rules) {
+    for (const std::string& prefix : prefixes) prefixes_.push_back({prefix});
+    for (const std::string& rule : rules) rules_.push_back({RenameRule(rule)});
 }
 
-}  // namespace
+std::string Renaming::apply(std::string_view name) {
+    std::string after(name);
+    for (auto& [prefix, used] : prefixes_) {
+        if (!after.starts_with(prefix)) continue;
+        used = true;
+        after.erase(0, prefix.size());
+    }
+    for (auto& [rule, used] : rules_) {
+        std::string changed = rule.apply(after);
+        used = used || changed != after;
+        after = std::move(changed);
+    }
+    if (after.empty() && !name.empty())
+        throw Error(Errc::invalid_argument, fmt::format("nothing would be left of the name '{}'", printable(name)));
+    return after;
+}
 
-Renamed rename_all(const Renaming& renaming, std::vector<std::string> names) {
-    Renamed renamed{.names = names, .notes = {}};
-    for (const std::string& prefix : renaming.prefixes) {
-        bool used = false;
-        for (std::string& name : renamed.names) {
-            if (!name.starts_with(prefix)) continue;
-            used = true;
-            name.erase(0, prefix.size());
-        }
-        if (!used) renamed.notes.push_back(fmt::format("--strip-prefix '{}': no name begins so", prefix));
-    }
-    for (const RenameRule& rule : renaming.rules) {
-        bool used = false;
-        for (std::string& name : renamed.names) {
-            std::string changed = rule.apply(name);
-            used = used || changed != name;
-            name = std::move(changed);
-        }
-        if (!used) renamed.notes.push_back(fmt::format("--rename '{}': it changes no name", rule.text()));
-    }
-    require_distinct(names, renamed.names);
-    return renamed;
+std::vector<std::string> Renaming::notes() const {
+    std::vector<std::string> notes;
+    for (const auto& [prefix, used] : prefixes_)
+        if (!used) notes.push_back(fmt::format("--strip-prefix '{}': no name begins so", prefix));
+    for (const auto& [rule, used] : rules_)
+        if (!used) notes.push_back(fmt::format("--rename '{}': it changes no name", rule.text()));
+    return notes;
 }
 
 }  // namespace safemap::cli

@@ -1,7 +1,6 @@
 // Other names for tensors: --strip-prefix and --rename.
 #pragma once
 
-#include <cstddef>
 #include <regex>
 #include <string>
 #include <string_view>
@@ -30,19 +29,25 @@ private:
 };
 
 /// What was asked for on the command line: the prefixes first, then the rules, each on what the one before left.
-struct Renaming {
-    std::vector<std::string> prefixes = {};
-    std::vector<RenameRule> rules = {};
+class Renaming {
+public:
+    Renaming() = default;
+    /// Throws what RenameRule throws.
+    Renaming(const std::vector<std::string>& prefixes, const std::vector<std::string>& rules);
 
-    bool empty() const noexcept { return prefixes.empty() && rules.empty(); }
+    bool empty() const noexcept { return prefixes_.empty() && rules_.empty(); }
+    /// Returns the new name. Throws invalid_argument if nothing would be left of it, and what RenameRule throws.
+    std::string apply(std::string_view name);
+    /// Returns a note on each prefix and rule that has changed no name so far.
+    std::vector<std::string> notes() const;
+
+private:
+    template <class Change> struct Step {
+        Change change;
+        bool used = false;
+    };
+    std::vector<Step<std::string>> prefixes_;
+    std::vector<Step<RenameRule>> rules_;
 };
-
-struct Renamed {
-    std::vector<std::string> names;  ///< in the order of those before
-    std::vector<std::string> notes;  ///< prefixes and rules that changed no name
-};
-
-/// Throws name_collision where two of `names` would become one, with both and the result, and what RenameRule throws.
-Renamed rename_all(const Renaming& renaming, std::vector<std::string> names);
 
 }  // namespace safemap::cli

@@ -1,6 +1,7 @@
 // Structure documents: what is accepted is a tree whose own document is read as the same tree again.
+#include "state/structure.hpp"
+
 #include <safemap/error.hpp>
-#include <safemap/structure.hpp>
 
 #include <cstdint>
 #include <cstdlib>
@@ -30,8 +31,8 @@ private:
 
 std::string again(std::string_view document) {
     Tensors tensors;
-    const StateTree tree = unflatten(document, [&](const std::string& name) { return tensors.find(name); });
-    return structure_of(tree, [](const std::string& name) { return name; });
+    const StateTree tree = state::unflatten(document, [&](const std::string& name) { return tensors.find(name); });
+    return state::structure_of(tree, [](const std::string& name) { return name; });
 }
 
 }  // namespace

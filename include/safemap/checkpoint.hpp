@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -20,6 +21,10 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI {
+
+namespace checkpoint {
+struct Origin;
+}
 
 /// How strictly safetensors headers are read. `compatible` accepts and refuses exactly what the reference
 /// implementation (safetensors 0.8) does; what the written specification does not have is told in notes(). `strict`
@@ -141,10 +146,6 @@ public:
     /// The same for a name that may be absent: null then. Constant time, without an allocation.
     const LazyTensor* find(std::string_view name) const& noexcept;
     const LazyTensor* find(std::string_view name) const&& = delete;
-    /// The tensors that `selection` names, in order, each once: under its own name, or else the first of its other
-    /// names that is selected.
-    std::vector<LazyTensor> select(const Selection& selection) const;
-
     // The kernel's page cache, for the tensors that `selection` names, all of them at once; see LazyTensor.
     Residency residency(const Selection& selection = {}) const;
     void prefetch(const Selection& selection = {}, const PrefetchOptions& options = {}) const;
@@ -156,7 +157,8 @@ public:
     const LazyTensor* begin() const&& = delete;
     const LazyTensor* end() const&& = delete;
 
-    /// The nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else.
+    /// The nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else. select()
+    /// and renamed() leave it as it is: it has all tensors, under the names that they were opened with.
     const StateTree* tree() const& noexcept;
     const StateTree* tree() const&& = delete;
     /// Human sentences about what is in the tree of a `.pt` only, and lost where tensors are saved without a structure
@@ -164,8 +166,20 @@ public:
     const std::vector<std::string>& only_in_tree() const& noexcept;
     const std::vector<std::string>& only_in_tree() const&& = delete;
 
-    /// What lies at a path of the tree, as a checkpoint of its own: names begin there. Throws invalid_argument where
-    /// nothing does, or there is no tree; the hint has the candidates.
+    // Checkpoints made from this one. They open no file and read no byte of a tensor. What is not said here stays as
+    // it is: metadata, notes, skipped objects, files. save() keeps their ties, metadata and structure.
+
+    /// Returns the tensors that `selection` names, in order, each once: under its own name, or else the first of its
+    /// other names that is selected. The other selected names stay in aliases(), and pairs of the metadata that say a
+    /// tie say it of the names that are left. Linear in all names.
+    Checkpoint select(const Selection& selection) const;
+    /// Returns the same tensors under the names that `function` gives; it is called once for each name in all_names().
+    /// Pairs of the metadata that say a tie follow the names. Throws name_collision if two names become one, or if the
+    /// metadata has another pair under the new other name of a tied tensor; and what `function` throws. Linear.
+    Checkpoint renamed(const std::function<std::string(std::string_view)>& function) const;
+    /// Returns what lies at a path of the tree: names begin there, whatever renamed() made of them. A tensor that was
+    /// not selected is one of the skipped objects. Throws invalid_argument where nothing is there, or there is no tree;
+    /// the hint has the candidates. Linear in the tree.
     Checkpoint below(std::string_view path) const;
     /// The parts of the tree's root that hold tensors: "model", "optimizer". None of a flat state dict.
     std::vector<std::string> parts() const;
@@ -204,6 +218,7 @@ public:
 
 private:
     struct State;
+    friend struct checkpoint::Origin;
     explicit Checkpoint(std::shared_ptr<const State> state);
     std::shared_ptr<const State> state_;
 };
@@ -217,5 +232,9 @@ struct NamedTensor {
 /// first, then the others in the order of aliases(). May be called from several threads at once.
 SAFEMAP_API std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection = {});
 std::vector<NamedTensor> all_names(const Checkpoint&& checkpoint, const Selection& selection = {}) = delete;
+
+/// Returns the structure document of a checkpoint as JSON; docs/format.md specifies it. Without a tree it is one of all
+/// names as a dictionary. Tensors that are not selected are opaque objects in it. Linear. Throws structure_too_large.
+SAFEMAP_API std::string structure_of(const Checkpoint& checkpoint);
 
 }  // namespace safemap::SAFEMAP_ABI

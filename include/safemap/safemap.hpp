@@ -24,7 +24,6 @@
 #include <safemap/shard_writer.hpp>
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
-#include <safemap/structure.hpp>
 #include <safemap/tensor_view.hpp>
 #include <safemap/uploader.hpp>
 #include <safemap/verify.hpp>

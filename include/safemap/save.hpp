@@ -3,7 +3,6 @@
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/progress.hpp>
-#include <safemap/structure.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -29,7 +28,7 @@ enum class IndexStyle : std::uint8_t {
     transformers  ///< sorted, with "total_parameters": the elements of all tensors written
 };
 
-/// When the structure document is written: what a nested state dict is besides its tensors. See structure.hpp.
+/// When the structure document is written: what a nested state dict is besides its tensors. docs/format.md has it.
 enum class StructurePolicy : std::uint8_t {
     automatic,  ///< for a nested tree; a flat dict or OrderedDict of tensors becomes an ordinary file
     keep,       ///< always
@@ -57,7 +56,7 @@ struct SaveOptions {
     bool align_tensors = false;
     ShardStrategy strategy = ShardStrategy::greedy;
     IndexStyle index_style = IndexStyle::hub;
-    /// Of a checkpoint, where that is saved; see add_structure() for tensors of one.
+    /// Of a checkpoint, where that is saved; a list of tensors has no structure.
     StructurePolicy structure = StructurePolicy::automatic;
     /// Writes a digest of each tensor as it is written, and of all of them, to the metadata, where other readers pass
     /// them by and verify() finds them: `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. Those
@@ -83,9 +82,6 @@ struct SaveOptions {
     /// Is told what will be written, before the first byte is: a report without counts of values in `casts`. What it
     /// throws passes through, and nothing is left.
     std::function<void(const SaveReport& plan)> on_plan = {};
-    /// A note says where the files have the tensors in another order than they are given in. add_structure() sets it,
-    /// where their order means something and no document keeps it.
-    bool note_order = false;
 };
 
 struct CastReport {
@@ -129,6 +125,10 @@ struct SaveReport {
     TensorCount gathered;  ///< strided, as transposed ones are, or in several pieces: their elements are put in order
     /// That see only a part of their storage, or share it with others that see it otherwise.
     TensorCount views;
+    /// Bytes of the storages that the tensors are in, and of storages() of a checkpoint, that no tensor which is
+    /// written refers to: what the save leaves behind. Never too many; where tensors that leave gaps share a storage,
+    /// and have more than 2^18 runs of bytes together, gaps may count as referred to.
+    std::uint64_t unreferenced_bytes = 0;
     std::vector<UnsupportedReport> unsupported;  ///< dtypes of `skipped`
 };
 
@@ -163,32 +163,17 @@ struct SaveReport {
 /// which says that the new counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
-/// The tensors of a checkpoint, its metadata, `__metadata__[alias] = stored name` for tied tensors, and the structure
-/// document as `structure` says: in `__metadata__["safemap.structure"]`, of shards in the index's metadata; one of more
-/// than 1 MiB in a U8 tensor `~structure`. With a document or `checksums` also what a single `.pt` that it was read
-/// from can be known by: `__metadata__["safemap.source"]`.
+/// Saves a checkpoint, also one that select(), renamed() or below() made: its tensors; its metadata, where
+/// `options.metadata` has no pair of the same key; `__metadata__[other name] = stored name` for tied tensors; and the
+/// structure document as `structure` says, in `__metadata__["safemap.structure"]`, of shards in the index's metadata;
+/// one of more than 1 MiB in a U8 tensor `~structure`. Tensors that were not selected are opaque objects in it. With a
+/// document or `checksums` also what a single `.pt` that it was read from can be known by:
+/// `__metadata__["safemap.source"]`.
+///
+/// Throws what the other save() throws, structure_too_large if the document is to be kept in any case, and
+/// name_collision if another name of a tied tensor is a key of the metadata that has a meaning: `format`, or one that
+/// begins with `safemap.`.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint,
                             const SaveOptions& options = {});
-
-/// The structure document of a checkpoint: of its tree, or of what has none, of all names as one dictionary.
-/// `stored_name` is told the names of the checkpoint's tensors. Throws structure_too_large.
-SAFEMAP_API std::string structure_of(const Checkpoint& checkpoint, const StoredName& stored_name);
-
-/// Bytes of storages(), and of those that the tensors stand in, that no tensor which `selection` names and safetensors
-/// has a dtype for refers to: what a save of these tensors leaves behind. Never too many; where tensors that leave gaps
-/// share a storage, and have more than 2^18 runs of bytes together, gaps may count as referred to.
-SAFEMAP_API std::uint64_t unreferenced_bytes(const Checkpoint& checkpoint, const Selection& selection = {});
-
-struct AddedStructure {
-    std::optional<LazyTensor> tensor = std::nullopt;  ///< to be saved too: a document of more than 1 MiB
-    std::vector<std::string> notes = {};              ///< human sentences on what is not kept
-};
-
-/// For who saves tensors of `checkpoint` under other names, or some of them: puts the structure document into the
-/// metadata of `options`, as `options.structure` says, and `safemap.source`; sets `options.note_order`.
-/// Throws structure_too_large, where it is to be kept in any case, and name_collision where the metadata has another
-/// name of a tied tensor that is a key with a meaning: `format`, or one that begins with `safemap.`.
-SAFEMAP_API AddedStructure add_structure(const Checkpoint& checkpoint, const StoredName& stored_name,
-                                         SaveOptions& options);
 
 }  // namespace safemap::SAFEMAP_ABI

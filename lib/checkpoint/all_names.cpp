@@ -1,5 +1,5 @@
 // Tensors and their aliases as one list.
-#include <safemap/checkpoint.hpp>
+#include "checkpoint/all_names.hpp"
 
 #include "base/name_index.hpp"
 
@@ -25,6 +25,15 @@ std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection
         for (std::size_t k = 1; k < group->second->size(); ++k) add((*group->second)[k], i);
     }
     return names;
+}
+
+std::vector<LazyTensor> checkpoint::selected(const Checkpoint& checkpoint, const Selection& selection) {
+    std::vector<LazyTensor> tensors;
+    const std::vector<NamedTensor> names = all_names(checkpoint, selection);
+    for (std::size_t i = 0; i < names.size(); ++i)
+        if (is_first_name(names, i))
+            tensors.push_back(checkpoint.tensor(names[i].tensor).renamed(std::string(names[i].name)));
+    return tensors;
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,15 +1,13 @@
 // The public face of an opened checkpoint.
 #include <safemap/checkpoint.hpp>
 
-#include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "checkpoint/contents.hpp"
+#include "checkpoint/all_names.hpp"
 #include "checkpoint/identity.hpp"
 #include "checkpoint/near_names.hpp"
+#include "checkpoint/state.hpp"
 #include "checkpoint/twin.hpp"
 #include "lazy/page_cache.hpp"
-
-#include <safemap/structure.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -17,20 +15,6 @@
 namespace safemap::SAFEMAP_ABI {
 
 using checkpoint::Contents;
-
-namespace {
-
-constexpr std::size_t most_parts = 16;  // of a root that is a list of thousands, a hint is no help
-
-/// Not a single tensor that has parts: a sparse one, say.
-bool is_state(const StateTree& tree, std::string_view part) {
-    const auto node = tree.find(part);
-    if (!node) return false;  // a key with a slash, in a module
-    const auto* opaque = std::get_if<StateTree::Opaque>(&tree[*node]);
-    return opaque == nullptr || opaque->form == StateTree::Opaque::Form::object;
-}
-
-}  // namespace
 
 std::string_view name(Format format) noexcept {
     switch (format) {
@@ -40,66 +24,59 @@ std::string_view name(Format format) noexcept {
     return "unknown";
 }
 
-/// Immutable once it is made. Names are found by number: tensors first, then aliases.
-struct Checkpoint::State {
-private:
-    auto name_of() const {
-        return [this](std::uint32_t i) -> std::string_view {
-            const std::size_t tensors = contents.tensors.size();
-            return i < tensors ? contents.tensors[i].name() : aliases[i - tensors].name();
-        };
-    }
+Checkpoint::State::State(Contents read) : contents(std::move(read)), total_bytes(checkpoint::total_bytes(contents)) {
+    index_tensors();
+    if (contents.format == Format::safetensors) alias_by_metadata();
+    for (const AliasGroup& group : contents.aliases) add_aliases(group);
+}
 
-public:
-    explicit State(Contents read) : contents(std::move(read)), total_bytes(checkpoint::total_bytes(contents)) {
-        names.reserve(contents.tensors.size());
-        for (std::uint32_t i = 0; i < contents.tensors.size(); ++i) {
-            names.add(contents.tensors[i].name(), i, name_of());
+Checkpoint::State::State(Contents derived, std::shared_ptr<const State> from, std::vector<std::uint32_t> by_origin)
+    : contents(std::move(derived)),
+      total_bytes(checkpoint::total_bytes(contents)),
+      origin(std::move(from)),
+      numbers(std::move(by_origin)) {
+    index_tensors();
+    for (const AliasGroup& group : contents.aliases) add_aliases(group);
+}
+
+const LazyTensor* Checkpoint::State::find(std::string_view name) const noexcept {
+    const auto found = number(name);
+    if (!found) return nullptr;
+    const std::size_t tensors = contents.tensors.size();
+    return *found < tensors ? &contents.tensors[*found] : &aliases[*found - tensors];
+}
+
+void Checkpoint::State::index_tensors() {
+    names.reserve(contents.tensors.size());
+    for (std::uint32_t i = 0; i < contents.tensors.size(); ++i) {
+        names.add(contents.tensors[i].name(), i, name_of());
+    }
+}
+
+void Checkpoint::State::alias_by_metadata() {
+    std::vector<AliasGroup> groups;
+    std::vector<std::uint32_t> group_of(contents.metadata.empty() ? 0 : contents.tensors.size(), UINT32_MAX);
+    const auto alias = [&](const std::string& dropped, std::uint32_t tensor) {
+        if (group_of[tensor] == UINT32_MAX) {
+            group_of[tensor] = static_cast<std::uint32_t>(groups.size());
+            groups.push_back({contents.tensors[tensor].name()});
         }
-        if (contents.format == Format::safetensors) alias_by_metadata();
-        for (const AliasGroup& group : contents.aliases) add_aliases(group);
+        groups[group_of[tensor]].push_back(dropped);
+    };
+    checkpoint::for_each_alias(
+        contents.metadata, [this](std::string_view name) { return number(name); }, alias);
+    for (AliasGroup& group : groups) contents.aliases.push_back(std::move(group));
+}
+
+void Checkpoint::State::add_aliases(const AliasGroup& group) {
+    const auto tensor = number(group.front());
+    if (!tensor || *tensor >= contents.tensors.size()) return;
+    for (std::size_t i = 1; i < group.size(); ++i) {
+        const auto next = static_cast<std::uint32_t>(contents.tensors.size() + aliases.size());
+        aliases.push_back(contents.tensors[*tensor].renamed(group[i]));
+        if (names.add(group[i], next, name_of()) != next) aliases.pop_back();
     }
-
-    std::optional<std::uint32_t> number(std::string_view name) const { return names.find(name, name_of()); }
-
-    const LazyTensor* find(std::string_view name) const noexcept {
-        const auto found = number(name);
-        if (!found) return nullptr;
-        const std::size_t tensors = contents.tensors.size();
-        return *found < tensors ? &contents.tensors[*found] : &aliases[*found - tensors];
-    }
-
-    Contents contents;
-    std::uint64_t total_bytes;
-    std::vector<LazyTensor> aliases;  // under their other names
-    NameIndex names;
-
-private:
-    void alias_by_metadata() {
-        std::vector<AliasGroup> groups;
-        std::vector<std::uint32_t> group_of(contents.metadata.empty() ? 0 : contents.tensors.size(), UINT32_MAX);
-        const auto alias = [&](const std::string& dropped, std::uint32_t tensor) {
-            if (group_of[tensor] == UINT32_MAX) {
-                group_of[tensor] = static_cast<std::uint32_t>(groups.size());
-                groups.push_back({contents.tensors[tensor].name()});
-            }
-            groups[group_of[tensor]].push_back(dropped);
-        };
-        checkpoint::for_each_alias(
-            contents.metadata, [this](std::string_view name) { return number(name); }, alias);
-        for (AliasGroup& group : groups) contents.aliases.push_back(std::move(group));
-    }
-
-    void add_aliases(const AliasGroup& group) {
-        const auto tensor = number(group.front());
-        if (!tensor || *tensor >= contents.tensors.size()) return;
-        for (std::size_t i = 1; i < group.size(); ++i) {
-            const auto next = static_cast<std::uint32_t>(contents.tensors.size() + aliases.size());
-            aliases.push_back(contents.tensors[*tensor].renamed(group[i]));
-            if (names.add(group[i], next, name_of()) != next) aliases.pop_back();
-        }
-    }
-};
+}
 
 Checkpoint::Checkpoint(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
@@ -144,44 +121,6 @@ const std::vector<Checkpoint::Storage>& Checkpoint::storages() const& noexcept {
 const StateTree* Checkpoint::tree() const& noexcept { return state_->contents.tree.get(); }
 const std::vector<std::string>& Checkpoint::only_in_tree() const& noexcept { return state_->contents.only_in_tree; }
 
-std::vector<std::string> Checkpoint::parts() const {
-    std::vector<std::string> parts;
-    if (tree() == nullptr || is_flat(*tree())) return parts;
-    for (const NamedTensor& named : all_names(*this)) {
-        const std::string_view part = named.name.substr(0, named.name.find('/'));
-        if (part.size() == named.name.size() || !is_state(*tree(), part)) continue;
-        if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.emplace_back(part);
-        if (parts.size() == most_parts) break;
-    }
-    return parts;
-}
-
-Checkpoint Checkpoint::below(std::string_view path) const {
-    const auto node = tree() == nullptr ? std::nullopt : tree()->find(path);
-    if (!node) {
-        Error error(Errc::invalid_argument, "nothing in it is called " + safemap::quoted(path));
-        std::string candidates;
-        for (const std::string& part : parts())
-            candidates += (candidates.empty() ? "there are " : ", ") + safemap::quoted(part);
-        throw error.with_hint(candidates.empty() ? "it is a flat state dict, without parts" : candidates);
-    }
-    StateTree subtree = tree()->subtree(*node);
-    // Names of a file are those of the whole tree.
-    for (StateTree::NodeId id = 0; id < subtree.size(); ++id)
-        if (auto* const tensor = std::get_if<StateTree::Tensor>(&subtree[id]))
-            tensor->tensor = tensor->tensor.renamed({});
-    auto part = std::make_shared<const StateTree>(std::move(subtree));
-    FlatState flat = flatten(*part);
-    Contents contents = state_->contents;
-    contents.tensors = std::move(flat.tensors);
-    contents.aliases = std::move(flat.aliases);
-    contents.skipped = std::move(flat.skipped);
-    contents.only_in_tree = std::move(flat.only_in_tree);
-    contents.tree = std::move(part);
-    std::erase_if(contents.metadata, [this](const auto& pair) { return find(pair.first) != nullptr; });
-    return Checkpoint(std::make_shared<const State>(std::move(contents)));
-}
-
 std::optional<std::string> Checkpoint::fingerprint() const {
     const auto& sources = state_->contents.sources;
     if (sources.size() != 1) return std::nullopt;
@@ -212,21 +151,12 @@ const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
     throw error;
 }
 
-std::vector<LazyTensor> Checkpoint::select(const Selection& selection) const {
-    std::vector<LazyTensor> selected;
-    std::size_t last = SIZE_MAX;
-    for (const NamedTensor& named : all_names(*this, selection)) {
-        if (std::exchange(last, named.tensor) == named.tensor) continue;
-        const LazyTensor& stored = tensor(named.tensor);
-        selected.push_back(stored.name() == named.name ? stored : stored.renamed(std::string(named.name)));
-    }
-    return selected;
+Residency Checkpoint::residency(const Selection& selection) const {
+    return safemap::residency(checkpoint::selected(*this, selection));
 }
-
-Residency Checkpoint::residency(const Selection& selection) const { return safemap::residency(select(selection)); }
 void Checkpoint::prefetch(const Selection& selection, const PrefetchOptions& options) const {
-    safemap::prefetch(select(selection), options);
+    safemap::prefetch(checkpoint::selected(*this, selection), options);
 }
-void Checkpoint::evict(const Selection& selection) const { safemap::evict(select(selection)); }
+void Checkpoint::evict(const Selection& selection) const { safemap::evict(checkpoint::selected(*this, selection)); }
 
 }  // namespace safemap::SAFEMAP_ABI

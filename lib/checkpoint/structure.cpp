@@ -1,12 +1,12 @@
-// Takes the structure document out of what was read.
+// The structure document of a checkpoint: taken out of what was read, and made anew.
 #include "checkpoint/structure.hpp"
 
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "checkpoint/origin.hpp"
 #include "safetensors/digests.hpp"
-
-#include <safemap/structure.hpp>
+#include "state/structure.hpp"
 
 #include <algorithm>
 #include <span>
@@ -23,7 +23,7 @@ constexpr std::string_view apart_head = R"({"v":1,"tensor":)";
 
 auto find_structure_tensor(Contents& contents) {
     return std::find_if(contents.tensors.begin(), contents.tensors.end(),
-                        [](const LazyTensor& tensor) { return tensor.name() == structure_tensor; });
+                        [](const LazyTensor& tensor) { return tensor.name() == state::structure_tensor; });
 }
 
 std::string digest_of(std::string_view document) { return hex(xxh3(std::as_bytes(std::span(document)))); }
@@ -53,13 +53,13 @@ std::string take_apart(Contents& contents, const std::string& says) {
     const auto found = find_structure_tensor(contents);
     if (found == contents.tensors.end() || found->dtype() != Dtype::u8)
         throw Error(Errc::bad_structure, "the structure document is to be in the U8 tensor " +
-                                             safemap::quoted(structure_tensor) + ", which is not there");
+                                             safemap::quoted(state::structure_tensor) + ", which is not there");
     const LazyTensor tensor = *found;
     contents.tensors.erase(found);
     try {
         return load_document(tensor, says);
     } catch (Error& error) {
-        throw std::move(error.with_tensor(structure_tensor));
+        throw std::move(error.with_tensor(state::structure_tensor));
     }
 }
 
@@ -94,7 +94,7 @@ std::shared_ptr<const StateTree> tree_of(const std::string& document, Contents& 
         named[found->second] = true;
         return &contents.tensors[found->second];
     };
-    auto tree = std::make_shared<const StateTree>(unflatten(document, find));
+    auto tree = std::make_shared<const StateTree>(state::unflatten(document, find));
     note_unnamed(contents, named);
     return tree;
 }
@@ -108,10 +108,23 @@ std::shared_ptr<const StateTree> read_structure(Contents& contents, std::string 
     return tree_of(document, contents);
 }
 
+/// What unflatten() would have to give for a file of tensors without a document.
+StateTree flat_tree(const Checkpoint& checkpoint) {
+    StateTree tree;
+    StateTree::Dict dict;
+    for (const NamedTensor& named : all_names(checkpoint)) {
+        const StateTree::NodeId key = tree.add(std::string(named.name));
+        dict.items.emplace_back(key, tree.add(StateTree::Tensor{.tensor = checkpoint.tensor(named.tensor)}));
+    }
+    tree.set_root(tree.add(std::move(dict)));
+    return tree;
+}
+
 }  // namespace
 
 std::string structure_apart(const Digest& document) {
-    return std::string(apart_head) + '"' + std::string(structure_tensor) + R"(","xxh3_128":")" + hex(document) + "\"}";
+    return std::string(apart_head) + '"' + std::string(state::structure_tensor) + R"(","xxh3_128":")" + hex(document) +
+           "\"}";
 }
 
 bool is_structure_apart(std::string_view metadata) noexcept { return metadata.starts_with(apart_head); }
@@ -125,8 +138,18 @@ std::optional<std::string> structure_digest(std::string_view metadata) {
     return digest && structure_apart(*digest) == metadata ? std::optional(hex(*digest)) : std::nullopt;
 }
 
+std::string document_of(const Checkpoint& checkpoint, const std::function<bool(const LazyTensor&)>& stored) {
+    const state::StoredName stored_name = [&](const std::string& name) -> std::optional<std::string> {
+        const LazyTensor* const tensor = Origin::find(checkpoint, name);
+        if (tensor == nullptr || !stored(*tensor)) return std::nullopt;
+        return tensor->name();
+    };
+    if (checkpoint.tree() != nullptr) return state::structure_of(*checkpoint.tree(), stored_name);
+    return state::structure_of(flat_tree(Origin::of(checkpoint)), stored_name);
+}
+
 void take_structure(Contents& contents, Policy policy, FaultSink& faults) {
-    std::optional<std::string> says = take(contents, structure_key);
+    std::optional<std::string> says = take(contents, state::structure_key);
     if (!says) return;
     reporting(faults, [&] {
         try {
@@ -144,3 +167,11 @@ void take_structure(Contents& contents, Policy policy, FaultSink& faults) {
 }
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint
+
+namespace safemap::SAFEMAP_ABI {
+
+std::string structure_of(const Checkpoint& checkpoint) {
+    return checkpoint::document_of(checkpoint, [](const LazyTensor&) { return true; });
+}
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,6 +1,7 @@
 // Uploader and Lease: names of a checkpoint, brought by the engine.
 
 #include "base/text.hpp"
+#include "checkpoint/all_names.hpp"
 #include "device/engine.hpp"
 
 #include <safemap/error.hpp>
@@ -60,7 +61,7 @@ Lease Uploader::acquire(std::string_view name) {
 }
 
 Lease Uploader::acquire(const Selection& selection) {
-    return engine_->lease(engine_->checkpoint.select(selection), device::Keep::yes);
+    return engine_->lease(checkpoint::selected(engine_->checkpoint, selection), device::Keep::yes);
 }
 
 Lease Uploader::acquire(const LazyTensor& tensor) {
@@ -69,11 +70,13 @@ Lease Uploader::acquire(const LazyTensor& tensor) {
     return engine_->lease(std::span(&tensor, 1), whole ? device::Keep::yes : device::Keep::no);
 }
 
-void Uploader::prefetch(const Selection& selection) { prefetch(engine_->checkpoint.select(selection)); }
+void Uploader::prefetch(const Selection& selection) { prefetch(checkpoint::selected(engine_->checkpoint, selection)); }
 
 void Uploader::prefetch(std::span<const LazyTensor> tensors) { engine_->device->prefetch(tensors); }
 
-void Uploader::evict(const Selection& selection) { engine_->device->evict(engine_->checkpoint.select(selection)); }
+void Uploader::evict(const Selection& selection) {
+    engine_->device->evict(checkpoint::selected(engine_->checkpoint, selection));
+}
 
 UploadStats Uploader::stats() const { return engine_->device->stats(); }
 

@@ -4,9 +4,8 @@
 #include "base/text.hpp"
 #include "state/modules.hpp"
 #include "state/names.hpp"
+#include "state/structure.hpp"
 #include "state/ties.hpp"
-
-#include <safemap/structure.hpp>
 
 #include <algorithm>
 #include <limits>
@@ -65,21 +64,20 @@ public:
         }
     }
 
-    /// Returns the stored name of each tensor that has one, by node; nothing where there is no module.
-    std::unordered_map<NodeId, std::string> names_beside_modules() {
+    bool has_modules() const noexcept { return has_modules_; }
+
+    /// Returns the stored name of each tensor that has one, by node.
+    std::unordered_map<NodeId, std::string> names_by_node() {
+        give_names();
         std::unordered_map<NodeId, std::string> names;
-        if (!has_modules_) return names;
-        walk();
         for (NodeId id = 0; id < tree_.size(); ++id)
             if (seen_[id].tensor != none) names.emplace(id, out_.tensors[seen_[id].tensor].name());
         return names;
     }
 
     FlatState run() {
-        if (tree_.size() == 0) return std::move(out_);
-        if (is_flat(tree_)) take_verbatim();
-        else walk();
-        finish();
+        give_names();
+        if (tree_.size() > 0) finish();
         return std::move(out_);
     }
 
@@ -112,6 +110,12 @@ private:
         bool open = false;    ///< of a module: the walk is in its state
         bool listed = false;  ///< of a tensor without a name: among what was skipped
     };
+
+    void give_names() {
+        if (tree_.size() == 0) return;
+        if (state::is_flat(tree_)) take_verbatim();
+        else walk();
+    }
 
     void take_verbatim() {
         out_.verbatim = true;
@@ -464,7 +468,7 @@ private:
 
 }  // namespace
 
-bool is_flat(const StateTree& tree) {
+bool state::is_flat(const StateTree& tree) {
     if (tree.size() == 0) return false;
     const auto* dict = std::get_if<StateTree::Dict>(&tree[tree.root()]);
     return dict != nullptr && std::all_of(dict->items.begin(), dict->items.end(), [&](const auto& item) {
@@ -477,7 +481,17 @@ bool is_flat(const StateTree& tree) {
 FlatState flatten(const StateTree& tree) { return Flattener(tree).run(); }
 
 std::unordered_map<StateTree::NodeId, std::string> state::names_beside_modules(const StateTree& tree) {
-    return Flattener(tree).names_beside_modules();
+    Flattener flattener(tree);
+    if (!flattener.has_modules()) return {};
+    return flattener.names_by_node();
+}
+
+std::unordered_map<StateTree::NodeId, std::string> state::names_of_tensors(const StateTree& tree) {
+    auto names = Flattener(tree).names_by_node();
+    for (NodeId id = 0; id < tree.size(); ++id)
+        if (const auto* tensor = std::get_if<StateTree::Tensor>(&tree[id]); tensor && !tensor->tensor.name().empty())
+            names[id] = tensor->tensor.name();
+    return names;
 }
 
 }  // namespace safemap::SAFEMAP_ABI

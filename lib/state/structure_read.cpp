@@ -1,5 +1,5 @@
 // From a structure document to a tree. Recursion is bounded by the depth that the JSON parser lets through.
-#include <safemap/structure.hpp>
+#include "state/structure.hpp"
 
 #include "base/base64.hpp"
 #include "base/json.hpp"
@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI {
+namespace safemap::SAFEMAP_ABI::state {
 
 namespace {
 
@@ -416,4 +416,4 @@ StateTree unflatten(std::string_view document, const FindTensor& find) {
     return Reader(find).run(json::parse(document, Errc::bad_structure, deepest_structure));
 }
 
-}  // namespace safemap::SAFEMAP_ABI
+}  // namespace safemap::SAFEMAP_ABI::state

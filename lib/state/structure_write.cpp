@@ -1,6 +1,6 @@
 // From a tree to its structure document. What stands in several places is written where flatten() meets it first, and
 // referred to by that path elsewhere. No recursion is deeper than the document may be.
-#include <safemap/structure.hpp>
+#include "state/structure.hpp"
 
 #include "base/base64.hpp"
 #include "base/json.hpp"
@@ -24,7 +24,7 @@
 #include <variant>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI {
+namespace safemap::SAFEMAP_ABI::state {
 
 namespace {
 
@@ -250,13 +250,7 @@ private:
 
     void not_stored() {
         lost_in_attributes_ = lost_in_attributes_ || in_attributes_ > 0;
-        open("o");
-        text("torch.Tensor");
-        deepen();
-        out_ += R"(,["t"],{})";
-        --depth_;
-        text("a tensor that was not stored");
-        close();
+        write(unstored_tensor());
     }
 
     // ---- containers
@@ -444,8 +438,13 @@ private:
 
 }  // namespace
 
+const StateTree::Opaque& unstored_tensor() {
+    static const StateTree::Opaque object{.type = "torch.Tensor", .why = "a tensor that was not stored"};
+    return object;
+}
+
 std::string structure_of(const StateTree& tree, const StoredName& stored_name) {
     return Writer(tree, stored_name).run();
 }
 
-}  // namespace safemap::SAFEMAP_ABI
+}  // namespace safemap::SAFEMAP_ABI::state

@@ -3,6 +3,7 @@
 
 #include "base/text.hpp"
 #include "safetensors/digests.hpp"
+#include "state/structure.hpp"
 #include "write/saving.hpp"
 
 #include <safemap/file.hpp>
@@ -15,7 +16,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-using Metadata = std::map<std::string, std::string>;
+using write::Metadata;
 
 void require_safetensors(const std::filesystem::path& file, const Checkpoint& model) {
     if (model.format() == Format::safetensors && write::names_file(file) && model.files().size() == 1 &&
@@ -58,29 +59,18 @@ std::uint64_t changes_in(const std::map<std::string, std::string>& rename, const
     return changes;
 }
 
-const std::string& renamed(const std::string& name, const EditOptions& options) {
-    const auto found = options.rename.find(name);
-    return found == options.rename.end() ? name : found->second;
-}
-
-/// What stands in the file, where ties follow the names of their tensors.
-Metadata metadata_of(const Checkpoint& model, const EditOptions& options) {
-    Metadata metadata(model.metadata().begin(), model.metadata().end());
-    for (const AliasGroup& group : model.aliases())
-        for (std::size_t i = 1; i < group.size(); ++i) metadata.erase(group[i]);
-    for (const AliasGroup& group : model.aliases())
-        for (std::size_t i = 1; i < group.size(); ++i)
-            if (!metadata.emplace(renamed(group[i], options), renamed(group.front(), options)).second)
-                throw Error(Errc::name_collision, safemap::quoted(group[i]) + " would become " +
-                                                      safemap::quoted(renamed(group[i], options)) +
-                                                      ", which the metadata has already");
-    return metadata;
+/// Ties of the metadata follow the names of their tensors.
+Checkpoint renamed(const Checkpoint& model, const EditOptions& options) {
+    return model.renamed([&](std::string_view name) {
+        const auto found = options.rename.find(std::string(name));
+        return found == options.rename.end() ? std::string(name) : found->second;
+    });
 }
 
 void require_free(const std::string& key) {
     if (safetensors::is_digest_key(key))
         throw Error(Errc::invalid_argument, safemap::quoted(key) + " holds digests, which are not edited");
-    if (key == structure_key)
+    if (key == state::structure_key)
         throw Error(Errc::invalid_argument,
                     safemap::quoted(key) + " holds the structure document, which is not edited");
 }
@@ -118,10 +108,8 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
     if (digests) require_sound(file, options);
 
     EditReport report{.renamed = changes_in(options.rename, model)};
-    std::vector<LazyTensor> tensors;
-    tensors.reserve(model.size());
-    for (const LazyTensor& tensor : model) tensors.push_back(tensor.renamed(renamed(tensor.name(), options)));
-    Metadata metadata = metadata_of(model, options);
+    const Checkpoint edited = renamed(model, options);
+    Metadata metadata = write::metadata_of(edited);
     change(metadata, options);
 
     report.changed = report.renamed > 0 || !std::equal(metadata.begin(), metadata.end(), model.metadata().begin(),
@@ -129,18 +117,16 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
                                                            return a.first == b.first && a.second == b.second;
                                                        });
     if (report.changed) {
-        SaveOptions saving{.metadata = std::move(metadata), .alignment = alignment_of(model), .checksums = digests};
-        saving.overwrite = true;
-        const auto stored_name = [&](const std::string& name) { return std::optional(renamed(name, options)); };
-        saving.structure = model.tree() == nullptr ? StructurePolicy::drop : StructurePolicy::keep;
-        const AddedStructure added = add_structure(model, stored_name, saving);
-        if (added.tensor) tensors.push_back(*added.tensor);
-        saving.monitor = options.monitor;
-        saving.threads = options.threads;
+        const SaveOptions saving{.alignment = alignment_of(model),
+                                 .structure = model.tree() == nullptr ? StructurePolicy::drop : StructurePolicy::keep,
+                                 .checksums = digests,
+                                 .overwrite = true,
+                                 .monitor = options.monitor,
+                                 .threads = options.threads};
         const SaveReport saved =
-            write::during_save(file, [&] { return write::save_all(file, tensors, saving.metadata, saving, identity); });
+            write::during_save(file, [&] { return write::save_checkpoint(file, edited, metadata, saving, identity); });
         report.notes = saved.notes;
-        report_metadata(file, options, saving.metadata, report);
+        report_metadata(file, options, metadata, report);
     } else {
         report.metadata.assign(model.metadata().begin(), model.metadata().end());
     }

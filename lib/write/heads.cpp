@@ -3,8 +3,7 @@
 
 #include "checkpoint/identity.hpp"
 #include "safetensors/digests.hpp"
-
-#include <safemap/structure.hpp>
+#include "state/structure.hpp"
 
 #include <string_view>
 #include <utility>
@@ -25,7 +24,7 @@ Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std:
     for (const PlannedFile& file : layout.files)
         for (const PlannedTensor& planned : file.tensors) {
             dtypes[planned.number] = planned.dtype;
-            if (layout.has_structure_tensor && tensors[planned.number].name() == structure_tensor) continue;
+            if (layout.has_structure_tensor && tensors[planned.number].name() == state::structure_tensor) continue;
             add(tensors[planned.number].name(), planned.number);
         }
     for (const auto& [name, number] : layout.aliases) add(name, number);

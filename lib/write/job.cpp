@@ -3,8 +3,7 @@
 
 #include "base/checksum.hpp"
 #include "lazy/stored_tensor.hpp"
-
-#include <safemap/structure.hpp>
+#include "state/structure.hpp"
 
 #include <unordered_map>
 
@@ -84,7 +83,7 @@ std::string job_of(std::span<const LazyTensor> tensors, const Layout& layout) {
             const LazyTensor& tensor = tensors[planned.number];
             const bool known = job.tensor(tensor);
             // Comes from memory; the metadata, which is in a head, has its digest.
-            const bool is_structure = layout.has_structure_tensor && tensor.name() == structure_tensor;
+            const bool is_structure = layout.has_structure_tensor && tensor.name() == state::structure_tensor;
             if (!known && !is_structure) return {};
         }
     }

@@ -10,10 +10,9 @@
 #include "safetensors/format.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
+#include "state/structure.hpp"
 #include "tensor/convert.hpp"
 #include "write/shards.hpp"
-
-#include <safemap/structure.hpp>
 
 #include <algorithm>
 #include <iterator>
@@ -66,7 +65,7 @@ Metadata with_own_digests(const Metadata& metadata, bool wanted) {
     Metadata own;
     for (const auto& entry : metadata)
         if (!safetensors::is_digest_key(entry.first)) own.insert(own.end(), entry);
-    const auto structure = own.find(std::string(structure_key));
+    const auto structure = own.find(std::string(state::structure_key));
     if (!wanted || structure == own.end()) return own;
     if (auto digest = checkpoint::structure_digest(structure->second))
         own.emplace(safetensors::structure_digest_key, std::move(*digest));
@@ -78,19 +77,16 @@ void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
     metadata.insert(std::upper_bound(metadata.begin(), metadata.end(), entry), std::move(entry));
 }
 
-/// A metadata key that is never another name of a tensor.
-bool has_meaning(std::string_view key) { return key == format_key || key.starts_with("safemap."); }
-
 class Planner {
 public:
-    Planner(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options)
-        : tensors_(tensors), metadata_(with_own_digests(metadata, options.checksums)), options_(options) {
-        require_distinct_names(tensors);
-        for (const auto& [key, value] : metadata) {
+    Planner(const Input& input, const SaveOptions& options)
+        : input_(input), metadata_(with_own_digests(input.metadata, options.checksums)), options_(options) {
+        require_distinct_names(input.tensors);
+        for (const auto& [key, value] : input.metadata) {
             require_text(key, "a metadata key");
             require_text(value, "a metadata value");
         }
-        for (std::uint32_t i = 0; i < tensors.size(); ++i) choose(i);
+        for (std::uint32_t i = 0; i < input.tensors.size(); ++i) choose(i);
         skip_other_names();
     }
 
@@ -124,7 +120,7 @@ private:
         Dtype dtype;
     };
 
-    const LazyTensor& tensor(const Chosen& chosen) const { return tensors_[chosen.number]; }
+    const LazyTensor& tensor(const Chosen& chosen) const { return input_.tensors[chosen.number]; }
 
     Dtype dtype_for(const LazyTensor& tensor) const {
         if (!options_.dtype || !is_castable(tensor.dtype())) return tensor.dtype();
@@ -133,7 +129,7 @@ private:
     }
 
     void choose(std::uint32_t number) {
-        const LazyTensor& tensor = tensors_[number];
+        const LazyTensor& tensor = input_.tensors[number];
         const Dtype dtype = dtype_for(tensor);
         if (!in_safetensors(dtype)) {
             layout_.skipped.push_back({.name = tensor.name(),
@@ -151,15 +147,17 @@ private:
         if (stored != dtype) note_cast(stored, dtype);
     }
 
-    /// Other names of tensors that are skipped: the metadata does not say of them what is not there.
+    /// The other names of a skipped tensor are skipped with it: no pair of the metadata leads to what is not there.
     void skip_other_names() {
         std::unordered_map<std::string_view, std::vector<std::string>, NameHash> others;
         for (const SkippedObject& skipped : layout_.skipped) others.try_emplace(skipped.name);
         if (others.empty()) return;
-        for (auto entry = metadata_.begin(); entry != metadata_.end();) {
-            const auto found = has_meaning(entry->first) ? others.end() : others.find(entry->second);
-            if (found != others.end()) found->second.push_back(entry->first);
-            entry = found == others.end() ? std::next(entry) : metadata_.erase(entry);
+        for (const AliasGroup& group : input_.ties) {
+            const auto found = others.find(group.front());
+            if (found == others.end()) continue;
+            for (std::size_t i = 1; i < group.size(); ++i)
+                if (erase_pair(group[i], group.front())) found->second.push_back(group[i]);
+            std::sort(found->second.begin(), found->second.end());
         }
         std::vector<SkippedObject> all;
         for (const SkippedObject& skipped : layout_.skipped) {
@@ -168,6 +166,13 @@ private:
                 all.push_back({std::move(other), skipped.type, skipped.why});
         }
         layout_.skipped = std::move(all);
+    }
+
+    bool erase_pair(const std::string& key, const std::string& value) {
+        const auto pair = metadata_.find(key);
+        if (pair == metadata_.end() || pair->second != value) return false;
+        metadata_.erase(pair);
+        return true;
     }
 
     void note_cast(Dtype from, Dtype to) {
@@ -241,7 +246,7 @@ private:
     }
 
     void note_order() {
-        if (options_.note_order && !keeps_order()) layout_.notes.emplace_back(order_is_lost);
+        if (input_.note_order && !keeps_order()) layout_.notes.emplace_back(order_is_lost);
     }
     bool keeps_order() const {
         std::uint32_t before = 0;
@@ -364,7 +369,7 @@ private:
         return total;
     }
 
-    std::span<const LazyTensor> tensors_;
+    const Input& input_;
     Metadata metadata_;
     const SaveOptions& options_;
     std::vector<Chosen> chosen_;  // what is written, in the caller's order
@@ -375,12 +380,12 @@ private:
 
 std::uint64_t stored_bytes(const LazyTensor& tensor) { return bytes_as(tensor, tensor.stored()->dtype()); }
 
-Layout lay_out(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options,
-               const std::optional<std::string>& single_file) {
-    Planner planner(tensors, metadata, options);
+Layout lay_out(const Input& input, const SaveOptions& options, const std::optional<std::string>& single_file) {
+    Planner planner(input, options);
     Layout layout = single_file ? std::move(planner).one_file(*single_file) : std::move(planner).shards();
-    const auto structure = metadata.find(std::string(structure_key));
-    layout.has_structure_tensor = structure != metadata.end() && checkpoint::is_structure_apart(structure->second);
+    const auto structure = input.metadata.find(std::string(state::structure_key));
+    layout.has_structure_tensor =
+        structure != input.metadata.end() && checkpoint::is_structure_apart(structure->second);
     return layout;
 }
 

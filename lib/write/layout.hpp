@@ -45,7 +45,7 @@ struct Layout {
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
 };
 
-/// The note of `SaveOptions::note_order`.
+/// The note on tensors that the files have in another order than they are given in.
 inline constexpr std::string_view order_is_lost =
     "the order of the tensors, which files have by dtype and name: only a structure document keeps it";
 
@@ -54,9 +54,19 @@ std::uint64_t stored_bytes(const LazyTensor& tensor);
 
 using Metadata = std::map<std::string, std::string>;
 
-/// Lays out `tensors` in one file called `single_file`, or in shards and an index. Throws name_collision,
-/// unsupported_cast, and what safetensors::write_header refuses.
-Layout lay_out(std::span<const LazyTensor> tensors, const Metadata& metadata, const SaveOptions& options,
-               const std::optional<std::string>& single_file);
+/// What is written. Refers to the caller's tensors, or to the checkpoint that they are of.
+struct Input {
+    std::span<const LazyTensor> tensors;
+    Metadata metadata = {};
+    std::span<const AliasGroup> ties =
+        {};  ///< known ties: their pairs of the metadata go with a tensor that is skipped
+    std::span<const Checkpoint::Storage> storages = {};  ///< whose unreferenced bytes are counted
+    std::vector<std::string> notes = {};                 ///< the first ones of the report
+    bool note_order = false;                             ///< a note says if the files have the tensors in another order
+};
+
+/// Lays out the tensors in one file called `single_file`, or in shards and an index. `options.metadata` is not asked.
+/// Throws name_collision, unsupported_cast, and what safetensors::write_header refuses.
+Layout lay_out(const Input& input, const SaveOptions& options, const std::optional<std::string>& single_file);
 
 }  // namespace safemap::SAFEMAP_ABI::write

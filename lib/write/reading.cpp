@@ -188,16 +188,20 @@ StorageUse storage_use(std::span<const LazyTensor* const> tensors, std::span<con
     return use.take();
 }
 
-void report_reading(std::span<const LazyTensor> tensors, const Layout& layout, SaveReport& report) {
+void report_reading(const Input& input, const Layout& layout, SaveReport& report) {
     std::vector<const LazyTensor*> all;
-    all.reserve(tensors.size());
-    for (const LazyTensor& tensor : tensors) {
+    all.reserve(input.tensors.size());
+    for (const LazyTensor& tensor : input.tensors) {
         all.push_back(&tensor);
         if (!in_safetensors(tensor.dtype())) count_unsupported(report.unsupported, tensor.dtype());
     }
-    report.views = storage_use(all, {}).views;
+    const StorageUse use = storage_use(all, {});
+    report.views = use.views;
+    report.unreferenced_bytes =
+        input.storages.empty() ? use.unreferenced : storage_use(all, input.storages).unreferenced;
     for (const PlannedFile& file : layout.files)
-        for (const PlannedTensor& planned : file.tensors) count_reading(report, tensors[planned.number], planned.dtype);
+        for (const PlannedTensor& planned : file.tensors)
+            count_reading(report, input.tensors[planned.number], planned.dtype);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

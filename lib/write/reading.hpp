@@ -12,8 +12,8 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// Fills in what is copied and gathered, views, and unsupported.
-void report_reading(std::span<const LazyTensor> tensors, const Layout& layout, SaveReport& report);
+/// Fills in what is copied and gathered, views, unreferenced bytes, and unsupported.
+void report_reading(const Input& input, const Layout& layout, SaveReport& report);
 
 struct StorageUse {
     TensorCount views;

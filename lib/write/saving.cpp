@@ -22,12 +22,11 @@ void require_sense(const SaveOptions& options) {
 
 }  // namespace
 
-Layout lay_out_at(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
-                  const SaveOptions& options) {
+Layout lay_out_at(const std::filesystem::path& out, const Input& input, const SaveOptions& options) {
     require_sense(options);
     // Before the names, so that the commonest mistake is told first; the target looks again.
     if (!options.plan_only && !options.overwrite && !counts_as_new(out)) io::require_absent(out);
-    return lay_out(tensors, metadata, options, names_file(out) ? std::optional(out.filename().native()) : std::nullopt);
+    return lay_out(input, options, names_file(out) ? std::optional(out.filename().native()) : std::nullopt);
 }
 
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file) {

@@ -8,15 +8,13 @@
 #include <safemap/error.hpp>
 
 #include <filesystem>
-#include <span>
 #include <string>
 
 namespace safemap::SAFEMAP_ABI::write {
 
 /// Looks at the options and, unless there is only a plan to make or something to replace, at the place; then lays the
 /// tensors out. Throws invalid_argument, unsupported_cast, already_exists, path_not_found, and what lay_out throws.
-Layout lay_out_at(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
-                  const SaveOptions& options);
+Layout lay_out_at(const std::filesystem::path& out, const Input& input, const SaveOptions& options);
 /// Creates a file of `layout` and reserves its space; it is closed again, since there may be more files than
 /// descriptors. A full disk is told with what all files take.
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file);
@@ -24,9 +22,14 @@ void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& fil
 /// What is planned, or has been done.
 SaveReport report_on(const Layout& layout);
 
-/// save(). Where `replaced` is not empty, the file that it replaces has to have that identity.
-SaveReport save_all(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const Metadata& metadata,
-                    const SaveOptions& options, const std::string& replaced = {});
+/// Returns the metadata of a checkpoint and `[other name] = stored name` for each tie, as huggingface_hub tells of
+/// tied tensors. A pair that `given` has already stays.
+Metadata metadata_of(const Checkpoint& checkpoint, Metadata given = {});
+
+/// Saves a checkpoint with this metadata, the structure document added. If `replaced` is not empty, the file that is
+/// replaced has to have that identity.
+SaveReport save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
+                           const SaveOptions& options, const std::string& replaced = {});
 
 /// Puts "save out/" before whatever goes wrong in `run`.
 template <class Run> auto during_save(const std::filesystem::path& out, Run&& run) {

@@ -136,7 +136,7 @@ public:
     Impl(const std::filesystem::path& out, std::span<const Declaration> declarations, const SaveOptions& options)
         : out_(out),
           declared_(declare(declarations)),
-          layout_(write::lay_out_at(out, declared_, options.metadata, require_sense(options))),
+          layout_(write::lay_out_at(out, {.tensors = declared_, .metadata = options.metadata}, require_sense(options))),
           around_cache_(io::better_around_cache(layout_.data_bytes)),
           target_(out, options.overwrite),
           files_(target_.staging(), names_of(layout_), around_cache_),

@@ -163,31 +163,25 @@ TEST_SUITE("rename") {
         CHECK_FAULT(renamed("s/b/x/", longest + 'a'), Errc::invalid_argument);
         CHECK_FAULT(renamed("s/b/x/", std::string(10'000'000, 'a')), Errc::invalid_argument);
         // A prefix needs no machine.
-        CHECK(rename_all({.prefixes = {"a"}}, {longest + 'b'}).names.front().size() == 1024);
+        CHECK(Renaming({"a"}, {}).apply(longest + 'b').size() == 1024);
     }
 
     TEST_CASE("prefixes go first, then rules in order, each on what the one before left") {
-        const Renaming renaming{.prefixes = {"module.", "model."},
-                                .rules = {RenameRule("s/^a/b/"), RenameRule("s/^b/c/"), RenameRule("s/^model/d/")}};
-        CHECK(rename_all(renaming, {"module.model.a", "model.module.x", "module"}).names ==
-              std::vector<std::string>{"c", "module.x", "module"});
+        Renaming renaming({"module.", "model."}, {"s/^a/b/", "s/^b/c/", "s/^model/d/"});
+        CHECK(renaming.apply("module.model.a") == "c");
+        CHECK(renaming.apply("model.module.x") == "module.x");
+        CHECK(renaming.apply("module") == "module");
+        CHECK_FAULT(renaming.apply("model."), Errc::invalid_argument);
+        CHECK(renaming.apply("").empty());
     }
 
     TEST_CASE("what changes no name is noted") {
-        const Renaming renaming{.prefixes = {"x."}, .rules = {RenameRule("s/a/a/"), RenameRule("s/a/b/")}};
-        CHECK(rename_all(renaming, {"a"}).notes == std::vector<std::string>{"--strip-prefix 'x.': no name begins so",
-                                                                            "--rename 's/a/a/': it changes no name"});
-    }
-
-    TEST_CASE("two names that become one are refused with both and the result") {
-        const Renaming renaming{.rules = {RenameRule("s/[0-9]+/N/")}};
-        const auto error = error_of([&] { rename_all(renaming, {"w.1", "v.1", "w.2"}); });
-        REQUIRE(error);
-        CHECK(error->code() == Errc::name_collision);
-        CHECK(error->message() == "'w.1' and 'w.2' would both become 'w.N'");
-        CHECK_FAULT(rename_all(renaming, {"w.1", "w.N"}), Errc::name_collision);
-        // Places may be taken by those that leave them.
-        CHECK_OK(rename_all({.rules = {RenameRule("s/a/b/"), RenameRule("s/^bb/c/")}}, {"a", "ba"}));
+        Renaming renaming({"x."}, {"s/a/a/", "s/a/b/"});
+        CHECK(renaming.notes().size() == 3);
+        renaming.apply("a");
+        renaming.apply("c");
+        CHECK(renaming.notes() == std::vector<std::string>{"--strip-prefix 'x.': no name begins so",
+                                                           "--rename 's/a/a/': it changes no name"});
     }
 }
 

@@ -2,9 +2,9 @@
 #include "state/modules.hpp"
 
 #include "doctest_safemap.hpp"
+#include "state/structure.hpp"
 
 #include <safemap/error.hpp>
-#include <safemap/structure.hpp>
 
 #include <algorithm>
 #include <map>
@@ -15,6 +15,8 @@
 #include <vector>
 
 using namespace safemap;
+using safemap::state::structure_of;
+using safemap::state::unflatten;
 using NodeId = StateTree::NodeId;
 using Kind = StateTree::Sequence::Kind;
 

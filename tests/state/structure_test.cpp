@@ -1,5 +1,5 @@
 // The structure document: examples of the format, random trees there and back, and documents that are not ours.
-#include <safemap/structure.hpp>
+#include "state/structure.hpp"
 
 #include "doctest_safemap.hpp"
 #include "state/names.hpp"
@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 using namespace safemap;
+using namespace safemap::state;
 using NodeId = StateTree::NodeId;
 using Kind = StateTree::Sequence::Kind;
 

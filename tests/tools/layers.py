@@ -30,7 +30,7 @@ OWNER = {
     'dlpack': 'tensor', 'dtype': 'tensor', 'elements': 'tensor', 'float_types': 'tensor', 'shape': 'tensor',
     'tensor_view': 'tensor',
     'lazy_tensor': 'lazy',
-    'state_tree': 'state', 'structure': 'state',
+    'state_tree': 'state',
     'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'plan': 'checkpoint',
     'selection': 'checkpoint', 'verify': 'checkpoint',
     'save': 'write', 'shard_writer': 'write', 'edit': 'write',

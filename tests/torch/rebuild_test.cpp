@@ -6,8 +6,7 @@
 #include "forge.hpp"
 
 #include "base/text.hpp"
-
-#include <safemap/structure.hpp>
+#include "state/structure.hpp"
 
 #include <limits>
 #include <set>
@@ -543,11 +542,11 @@ TEST_CASE("names of a pickle that are no UTF-8 are escaped in the document") {
          {module + name + "\x93", forge::call("torch", "device", {forge::text("\xed\xa0\x80")}),
           module + name + "\x93)\x81"}) {
         const auto tree = tree_of(in_dict(value));
-        const std::string document = structure_of(tree, [](const std::string&) { return std::nullopt; });
+        const std::string document = state::structure_of(tree, [](const std::string&) { return std::nullopt; });
         CAPTURE(document);
         CHECK(is_utf8(document));
         CHECK(document.find("xed") != std::string::npos);
-        CHECK_OK(unflatten(document, [](const std::string&) { return nullptr; }));
+        CHECK_OK(state::unflatten(document, [](const std::string&) { return nullptr; }));
     }
 }
 

@@ -55,12 +55,17 @@ TEST_CASE("both names of a tied tensor that is skipped are told, and neither is 
         }
 }
 
-TEST_CASE("metadata of a caller that names a skipped tensor is another name of it, but for keys with a meaning") {
+TEST_CASE("a caller's metadata stays, also where a value is the name of a skipped tensor") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2}), tensor("t", Dtype::c128, {2})};
-    SaveOptions options{.metadata = {{"u", "t"}, {"format", "t"}, {"safemap.source", "t"}, {"who", "me"}}};
+    const SaveOptions options{.metadata = {{"u", "t"}, {"format", "t"}, {"safemap.source", "t"}, {"who", "me"}}};
     const SaveReport report = save(dir / "out.safetensors", tensors, options);
-    CHECK(names_of(report.skipped) == std::vector<std::string>{"t", "u"});
-    CHECK(metadata_of(dir / "out.safetensors") ==
-          std::map<std::string, std::string>{{"format", "t"}, {"safemap.source", "t"}, {"who", "me"}});
+    CHECK(names_of(report.skipped) == std::vector<std::string>{"t"});
+    CHECK(metadata_of(dir / "out.safetensors") == options.metadata);
+    // The same beside a checkpoint, whose own ties go.
+    const SaveReport of_checkpoint =
+        save(dir / "tied.safetensors", Checkpoint::open(tied(dir)), {.metadata = {{"note", "t"}, {"who", "u"}}});
+    CHECK(names_of(of_checkpoint.skipped) == std::vector<std::string>{"t", "u"});
+    CHECK(metadata_of(dir / "tied.safetensors") ==
+          std::map<std::string, std::string>{{"format", "pt"}, {"note", "t"}, {"v", "w"}, {"who", "u"}});
 }

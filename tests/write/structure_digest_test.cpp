@@ -2,13 +2,13 @@
 #include <safemap/edit.hpp>
 #include <safemap/save.hpp>
 #include <safemap/shard_writer.hpp>
-#include <safemap/structure.hpp>
 #include <safemap/verify.hpp>
 
 #include "base/checksum.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "safetensors/digests.hpp"
+#include "state/structure.hpp"
 #include "write/samples.hpp"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 const std::string list_key(safetensors::digests_key);
 const std::string identity_key(safetensors::checkpoint_digest_key);
-const std::string document_key(structure_key);
+const std::string document_key(state::structure_key);
 const std::string digest_key(safetensors::structure_digest_key);
 
 void put(const fs::path& file, std::string_view bytes) { std::ofstream(file, std::ios::binary) << bytes; }
@@ -86,7 +86,7 @@ TEST_CASE("the structure document has a digest wherever it stands") {
     const Checkpoint opened = Checkpoint::open(one);
     for (const auto& [key, value] : opened.metadata()) CHECK(key != digest_key);  // it is part of the tree now
     // Apart, the tensor has the document and its digest is the same.
-    const fs::path apart = with_digests(dir, "apart.safetensors", longest_inline_structure);
+    const fs::path apart = with_digests(dir, "apart.safetensors", state::longest_inline_structure);
     const auto tensors = read_file(apart);
     REQUIRE(tensors.contains("~structure"));
     CHECK(metadata_of(apart).at(digest_key) == hex(xxh3(tensors.at("~structure").bytes)));
@@ -116,7 +116,7 @@ TEST_CASE("a number or a key of the document that is another is a fault, and no 
             CAPTURE(change.first);
             CAPTURE(out);
             const bool apart = std::string_view(out) == "apart.safetensors";
-            const fs::path path = with_digests(dir, out, apart ? longest_inline_structure : 0);
+            const fs::path path = with_digests(dir, out, apart ? state::longest_inline_structure : 0);
             const fs::path file = fs::is_directory(path) ? path / "model.safetensors.index.json" : path;
             replace_in(file, change.first, change.second);
             CHECK_FAULT(Checkpoint::open(path), Errc::checksum_mismatch);
@@ -207,9 +207,8 @@ TEST_CASE("an edit, a ShardWriter and another save keep the digest of the docume
     CHECK_FAULT(edit(file, {.set = {{digest_key, "x"}}}), Errc::invalid_argument);
 
     const Checkpoint source = Checkpoint::open(file);
-    SaveOptions options{.metadata = {{digest_key, "of something else"}}, .checksums = true};
-    const AddedStructure added = add_structure(
-        source, [](const std::string& name) { return name; }, options);
+    const SaveOptions options{.metadata = {{digest_key, "of something else"}, {document_key, structure_of(source)}},
+                              .checksums = true};
     std::vector<Declaration> declared;
     for (const LazyTensor& tensor : source) declared.push_back({tensor.name(), tensor.dtype(), tensor.shape()});
     ShardWriter writer(dir / "written.safetensors", declared, options);

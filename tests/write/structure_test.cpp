@@ -1,13 +1,14 @@
 // Nested state dicts in safetensors: where their structure document stands, when it is written, and what keeps it true.
 #include <safemap/edit.hpp>
 #include <safemap/save.hpp>
-#include <safemap/structure.hpp>
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
+#include "state/structure.hpp"
 #include "write/job.hpp"
 #include "write/layout.hpp"
 #include "write/samples.hpp"
+#include "write/structure.hpp"
 
 #include <safemap/digest.hpp>
 #include <safemap/verify.hpp>
@@ -25,7 +26,7 @@ const fs::path flat = fs::path(SAFEMAP_TEST_DATA) / "pt/state_dict.pt";
 /// The document that the tree of a checkpoint has, under the names of that checkpoint.
 std::string document_of(const Checkpoint& checkpoint) {
     REQUIRE(checkpoint.tree() != nullptr);
-    return structure_of(*checkpoint.tree(), [&](const std::string& name) -> std::optional<std::string> {
+    return state::structure_of(*checkpoint.tree(), [&](const std::string& name) -> std::optional<std::string> {
         const LazyTensor* const tensor = checkpoint.find(name);
         if (tensor == nullptr || !in_safetensors(tensor->dtype())) return std::nullopt;
         return name;
@@ -164,8 +165,8 @@ TEST_CASE("a note says where the order of a dictionary is lost, and only there")
         }
         tree.set_root(tree.add(std::move(dict)));
         SaveOptions with_document{.overwrite = true};
-        with_document.metadata[std::string(structure_key)] =
-            structure_of(tree, [](const std::string& name) { return name; });
+        with_document.metadata[std::string(state::structure_key)] =
+            state::structure_of(tree, [](const std::string& name) { return name; });
         save(ordered, tensors, with_document);
         options.overwrite = true;
         const auto notes = save(dir / out, Checkpoint::open(ordered), options).notes;
@@ -190,7 +191,8 @@ TEST_CASE("a large document is a tensor that nobody sees") {
     const TempDir dir;
     for (const bool apart : {false, true}) {
         CAPTURE(apart);
-        const Checkpoint source = Checkpoint::open(with_text(dir, longest_inline_structure - 100 + (apart ? 200 : 0)));
+        const Checkpoint source =
+            Checkpoint::open(with_text(dir, state::longest_inline_structure - 100 + (apart ? 200 : 0)));
         const fs::path out = dir / "out.safetensors";
         SaveReport report;
         CHECK_OK(report = save(out, source, {.checksums = true, .overwrite = true}));
@@ -220,21 +222,21 @@ TEST_CASE("a save with a large document can be resumed") {
     const TempDir dir;
     const auto job = [&](std::size_t size) {
         const Checkpoint source = Checkpoint::open(with_text(dir, size));
-        SaveOptions options;
-        const AddedStructure added = add_structure(
-            source, [](const std::string& name) { return name; }, options);
-        REQUIRE(added.tensor);
-        const std::vector<LazyTensor> tensors{source.tensor(0), *added.tensor};
-        return write::job_of(tensors, write::lay_out(tensors, options.metadata, options, std::nullopt));
+        write::Input input{.tensors = {}};
+        const auto document = write::add_structure(source, {}, input);
+        REQUIRE(document);
+        const std::vector<LazyTensor> tensors{source.tensor(0), *document};
+        input.tensors = tensors;
+        return write::job_of(tensors, write::lay_out(input, {}, std::nullopt));
     };
-    const std::string first = job(longest_inline_structure);
+    const std::string first = job(state::longest_inline_structure);
     CHECK_FALSE(first.empty());
-    CHECK(job(longest_inline_structure + 1) != first);
+    CHECK(job(state::longest_inline_structure + 1) != first);
 }
 
 TEST_CASE("a tensor that has the name of the document's stays a tensor") {
     const TempDir dir;
-    const std::string text(longest_inline_structure + 1, 'x');
+    const std::string text(state::longest_inline_structure + 1, 'x');
     const std::string header =
         R"({"__metadata__":{"safemap.structure":"{\"v\":1,\"root\":[\"l\",[\"T\",{\"n\":\"~structure\"}],\")" + text +
         R"(\"]}"},"~structure":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";

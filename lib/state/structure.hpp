@@ -3,12 +3,14 @@
 
 #include <safemap/state_tree.hpp>
 
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
-namespace safemap::SAFEMAP_ABI {
+namespace safemap::SAFEMAP_ABI::state {
 
 /// The key of `__metadata__` that it stands under.
 inline constexpr std::string_view structure_key = "safemap.structure";
@@ -26,15 +28,21 @@ using FindTensor = std::function<const LazyTensor*(const std::string& name)>;
 
 /// Whether flatten() keeps the keys of this tree as names, so that a document would only tell of the order, of the
 /// kind of dictionary, of attributes, and which tensors are Parameters: a flat dict or OrderedDict of tensors.
-SAFEMAP_API bool is_flat(const StateTree& tree);
+bool is_flat(const StateTree& tree);
+
+/// Returns the name of each tensor, by node, that StoredName is told.
+std::unordered_map<StateTree::NodeId, std::string> names_of_tensors(const StateTree& tree);
+
+/// Returns what stands in a document for a tensor that is not stored.
+const StateTree::Opaque& unstored_tensor();
 
 /// The document of a tree; docs/format.md is its specification. Tensors are referred to by name; one that is not
 /// stored becomes an opaque object. Linear in the tree and in what it gives. Throws structure_too_large: deeper than
 /// `deepest_structure`, or longer than a safetensors header can be.
-SAFEMAP_API std::string structure_of(const StateTree& tree, const StoredName& stored_name);
+std::string structure_of(const StateTree& tree, const StoredName& stored_name);
 
 /// The tree of a document, its tensors those that `find` gives. Throws bad_structure: for what structure_of() does not
 /// write, and for a tensor that is not there.
-SAFEMAP_API StateTree unflatten(std::string_view document, const FindTensor& find);
+StateTree unflatten(std::string_view document, const FindTensor& find);
 
-}  // namespace safemap::SAFEMAP_ABI
+}  // namespace safemap::SAFEMAP_ABI::state

@@ -1,0 +1,184 @@
+// Checkpoints that are made from a checkpoint: some of its tensors, other names, a part of its tree.
+#include "base/text.hpp"
+#include "checkpoint/all_names.hpp"
+#include "checkpoint/origin.hpp"
+#include "checkpoint/state.hpp"
+#include "state/structure.hpp"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+
+namespace safemap::SAFEMAP_ABI {
+
+using checkpoint::Contents;
+using checkpoint::Origin;
+
+namespace {
+
+using Names = std::vector<NamedTensor>;
+
+constexpr std::size_t most_parts = 16;  // of a root that is a list of thousands, a hint is no help
+
+/// Not a single tensor that has parts: a sparse one, say.
+bool is_state(const StateTree& tree, std::string_view part) {
+    const auto node = tree.find(part);
+    if (!node) return false;  // a key with a slash, in a module
+    const auto* opaque = std::get_if<StateTree::Opaque>(&tree[*node]);
+    return opaque == nullptr || opaque->form == StateTree::Opaque::Form::object;
+}
+
+void require_distinct(const Names& before, const std::vector<std::string>& after) {
+    const auto name_of = [&](std::uint32_t i) { return std::string_view(after[i]); };
+    NameIndex().add_all(static_cast<std::uint32_t>(after.size()), name_of, [&](std::uint32_t a, std::uint32_t b) {
+        throw Error(Errc::name_collision, safemap::quoted(before[a].name) + " and " + safemap::quoted(before[b].name) +
+                                              " would both become " + safemap::quoted(after[b]));
+    });
+}
+
+/// The metadata of a checkpoint whose names change. A pair that says a tie follows the two names. If the checkpoint has
+/// another value under the other name of a tensor, that value stays.
+class RenamedMetadata {
+public:
+    /// Refers to `before`.
+    explicit RenamedMetadata(const Contents& before) {
+        std::unordered_map<std::string_view, std::string_view> stored;
+        for (const AliasGroup& group : before.aliases)
+            for (std::size_t i = 1; i < group.size(); ++i) stored.emplace(group[i], group.front());
+        for (const auto& pair : before.metadata) {
+            const auto tie = stored.find(pair.first);
+            if (tie != stored.end() && tie->second == pair.second) ties_.insert(pair.first);
+            else pairs_.insert(pair);
+        }
+    }
+
+    /// The other name `before` of a tensor becomes `after`; the tensor itself is called `stored` now.
+    void tie(std::string_view before, const std::string& after, const std::string& stored) {
+        const bool taken = pairs_.contains(after);
+        if (taken && before != after)
+            throw Error(Errc::name_collision, safemap::quoted(before) + " would become " + safemap::quoted(after) +
+                                                  ", which the metadata has already");
+        if (!taken && ties_.contains(before)) pairs_.emplace(after, stored);
+    }
+
+    std::vector<std::pair<std::string, std::string>> take() const { return {pairs_.begin(), pairs_.end()}; }
+
+private:
+    std::map<std::string, std::string> pairs_;
+    std::unordered_set<std::string_view> ties_;  // other names that the metadata has
+};
+
+/// The tree, with an object in the place of each tensor that is not selected.
+StateTree selected_tree(const Checkpoint& checkpoint) {
+    StateTree tree = *checkpoint.tree();
+    for (const auto& [id, name] : state::names_of_tensors(tree))
+        if (Origin::find(checkpoint, name) == nullptr) tree[id] = state::unstored_tensor();
+    return tree;
+}
+
+}  // namespace
+
+std::shared_ptr<const Checkpoint::State> Checkpoint::State::derive(const Checkpoint& from, const Names& names,
+                                                                   std::vector<std::string> after) {
+    const State& before = *from.state_;
+    RenamedMetadata metadata(before.contents);
+    std::vector<LazyTensor> tensors;
+    std::vector<AliasGroup> aliases;
+    std::vector<std::uint32_t> numbers(before.contents.tensors.size(), not_selected);
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        if (checkpoint::is_first_name(names, i)) {
+            numbers[names[i].tensor] = static_cast<std::uint32_t>(tensors.size());
+            tensors.push_back(from.tensor(names[i].tensor).renamed(std::move(after[i])));
+            continue;
+        }
+        const std::string& stored = tensors.back().name();
+        metadata.tie(names[i].name, after[i], stored);
+        if (checkpoint::is_first_name(names, i - 1)) aliases.push_back({stored});
+        aliases.back().push_back(std::move(after[i]));
+    }
+    Contents contents = before.contents;
+    contents.tensors = std::move(tensors);
+    contents.aliases = std::move(aliases);
+    contents.metadata = metadata.take();
+    if (!before.origin) return std::make_shared<const State>(std::move(contents), from.state_, std::move(numbers));
+    std::vector<std::uint32_t> from_origin = before.numbers;
+    for (std::uint32_t& number : from_origin)
+        if (number != not_selected) number = numbers[number];
+    return std::make_shared<const State>(std::move(contents), before.origin, std::move(from_origin));
+}
+
+Checkpoint Checkpoint::select(const Selection& selection) const {
+    const Names names = all_names(*this, selection);
+    std::vector<std::string> same;
+    same.reserve(names.size());
+    for (const NamedTensor& named : names) same.emplace_back(named.name);
+    return Checkpoint(State::derive(*this, names, std::move(same)));
+}
+
+Checkpoint Checkpoint::renamed(const std::function<std::string(std::string_view)>& function) const {
+    const Names names = all_names(*this);
+    std::vector<std::string> after;
+    after.reserve(names.size());
+    for (const NamedTensor& named : names) after.push_back(function(named.name));
+    require_distinct(names, after);
+    return Checkpoint(State::derive(*this, names, std::move(after)));
+}
+
+std::vector<std::string> Checkpoint::parts() const {
+    std::vector<std::string> parts;
+    if (tree() == nullptr || state::is_flat(*tree())) return parts;
+    const Checkpoint origin = Origin::of(*this);
+    for (const NamedTensor& named : all_names(origin)) {
+        const std::string_view part = named.name.substr(0, named.name.find('/'));
+        if (part.size() == named.name.size() || !is_state(*tree(), part)) continue;
+        if (Origin::find(*this, origin.tensor(named.tensor).name()) == nullptr) continue;
+        if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.emplace_back(part);
+        if (parts.size() == most_parts) break;
+    }
+    return parts;
+}
+
+Checkpoint Checkpoint::below(std::string_view path) const {
+    const auto node = tree() == nullptr ? std::nullopt : tree()->find(path);
+    if (!node) {
+        Error error(Errc::invalid_argument, "nothing in it is called " + safemap::quoted(path));
+        std::string candidates;
+        for (const std::string& part : parts())
+            candidates += (candidates.empty() ? "there are " : ", ") + safemap::quoted(part);
+        throw error.with_hint(candidates.empty() ? "it is a flat state dict, without parts" : candidates);
+    }
+    StateTree subtree = state_->origin ? selected_tree(*this).subtree(*node) : tree()->subtree(*node);
+    // Names of a file are those of the whole tree.
+    for (StateTree::NodeId id = 0; id < subtree.size(); ++id)
+        if (auto* const tensor = std::get_if<StateTree::Tensor>(&subtree[id]))
+            tensor->tensor = tensor->tensor.renamed({});
+    auto part = std::make_shared<const StateTree>(std::move(subtree));
+    FlatState flat = flatten(*part);
+    Contents contents = state_->contents;
+    contents.tensors = std::move(flat.tensors);
+    contents.aliases = std::move(flat.aliases);
+    contents.skipped = std::move(flat.skipped);
+    contents.only_in_tree = std::move(flat.only_in_tree);
+    contents.tree = std::move(part);
+    std::erase_if(contents.metadata, [this](const auto& pair) { return find(pair.first) != nullptr; });
+    return Checkpoint(std::make_shared<const State>(std::move(contents)));
+}
+
+Checkpoint Origin::of(const Checkpoint& checkpoint) {
+    return checkpoint.state_->origin ? Checkpoint(checkpoint.state_->origin) : checkpoint;
+}
+
+const LazyTensor* Origin::find(const Checkpoint& checkpoint, std::string_view name) {
+    const Checkpoint::State& now = *checkpoint.state_;
+    if (!now.origin) return now.find(name);
+    const auto number = now.origin->number(name);
+    if (!number || *number >= now.numbers.size() || now.numbers[*number] == Checkpoint::State::not_selected)
+        return nullptr;
+    return &now.contents.tensors[now.numbers[*number]];
+}
+
+}  // namespace safemap::SAFEMAP_ABI
