@@ -70,13 +70,13 @@ FileNames inside(std::string_view folder, FileNames names) {
 
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
     // Files of the folder are named by themselves; what is to be typed for another folder or a set is a path.
-    const bool paths = shape.inside || shape.what == "sets of rank files";
+    const bool sets = shape.what == "sets of rank files";
     Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
-                                          listed(paths ? inside(folder, shape.files) : shape.files));
-    const bool weights = shape.what == "files of weights and no index";
-    error.with_hint(weights ? "name one of them, or convert all of them together if they are the shards of one "
-                              "checkpoint"
-                            : "name one of them");
+                                          listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
+    if (sets) error.with_hint("no set is read as a whole yet; one of the files shows the part of its rank");
+    else if (shape.what == "files of weights and no index")
+        error.with_hint("name one of them, or convert all of them together if they are the shards of one checkpoint");
+    else error.with_hint("name one of them");
     throw error;
 }
 

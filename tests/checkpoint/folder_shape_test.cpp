@@ -247,7 +247,9 @@ TEST_CASE("a layout without a reader is refused by its name, with a hint") {
         {{"checkpoint_metadata.json", "model/x"}, "nanotron"},
         {{"w/.zarray", "common.pt"}, "zarr"},
     };
-    for (const auto& [names, name] : rows) {
+    for (const auto& row : rows) {
+        const FileNames& names = row.first;
+        const std::string& name = row.second;
         CAPTURE(names);
         const Error error = refused(files_of(names));
         CHECK(error.code() == Errc::unsupported_layout);
@@ -294,4 +296,36 @@ TEST_CASE("a model in the only folder is read with a note, and is the folder of 
     CHECK(contents.notes.at(0) == "read the checkpoint in run");
     CHECK(contents.files == FileNames{"model.safetensors"});
     CHECK(checkpoint::extras_of(contents).files.at(0).name == "config.json");
+}
+
+TEST_CASE("ranks that nothing merges stand side by side under the names of their folders") {
+    ThrowFirst faults;
+    const auto folder = std::make_shared<forge::Folder>(
+        std::map<std::string, std::string>{{"latest_checkpointed_iteration.txt", "7\n"},
+                                           {"iter_0000007/mp_rank_00/model_optim_rng.pt", one},
+                                           {"iter_0000007/mp_rank_01/model_optim_rng.pt", one}});
+    const auto contents = checkpoint::read_located(checkpoint::locate(folder), {}, faults);
+    REQUIRE(contents.tensors.size() == 2);
+    CHECK(contents.tensors[0].name() == "mp_rank_00/one");
+    CHECK(contents.tensors[1].name() == "mp_rank_01/one");
+    CHECK(contents.files == FileNames{"mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"});
+    REQUIRE(contents.notes.size() == 2);
+    CHECK(contents.notes[0] == "read the checkpoint in iter_0000007");
+    CHECK(contents.notes[1].find("never merged") != std::string::npos);
+}
+
+TEST_CASE("a rank and its set are told by the name of a file") {
+    const auto named = checkpoint::rank_file("model_world_size_4_rank_3.pt");
+    REQUIRE(named.has_value());
+    CHECK(named->set == "model_world_size_4_rank_*.pt");
+    CHECK(named->rank == 3);
+    CHECK(named->world_size == std::uint64_t{4});
+    CHECK(checkpoint::ranks_in_set(*named, {}) == 4);
+    const auto counted = checkpoint::rank_file("m_0_rank1.bin");
+    REQUIRE(counted.has_value());
+    CHECK(counted->set == "m_0_rank*.bin");
+    CHECK_FALSE(counted->world_size.has_value());
+    CHECK(checkpoint::ranks_in_set(*counted, {"m_0_rank0.bin", "m_0_rank1.bin", "m_1_rank0.bin", "m_0_rank2.pt"}) == 2);
+    for (const char* name : {"", ".", ".pt", "rank.pt", "1.pt", "a_rank_1.pt", "checkpoint_1.bin", "a_rank1.pth"})
+        CHECK_FALSE(checkpoint::rank_file(name).has_value());
 }
