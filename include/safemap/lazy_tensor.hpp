@@ -81,9 +81,9 @@ SAFEMAP_API std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape s
 /// The commonest case: everything in one run from `offset` on. Throws likewise.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape,
                                                            std::shared_ptr<const Source> source, std::uint64_t offset);
-/// Pieces that are all boxes, in any order, of a dtype of whole bytes. Throws as stored_runs does. For tens or hundreds
-/// of boxes: checking that none share elements takes up to the square of their number, and reading looks for each row
-/// among all of them.
+/// Pieces that are all boxes, in any order, of a dtype of whole bytes. Throws as stored_runs does. Takes O(n log n) for
+/// n boxes that are a grid, and little more for others. A read takes as long as it meets boxes, not as there are; their
+/// rows are copied one by one.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
 
 /// How stored elements become values: what PyTorch's big-endian files and lazy bits ask for, applied in this order.

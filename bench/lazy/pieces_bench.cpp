@@ -1,0 +1,145 @@
+// Tensors in pieces: how long it takes to say where the pieces of a large run's files are, and to read the same bytes
+// when each file has some columns, some rows and columns, or some rows.
+
+#include "lazy/blocks.hpp"
+#include "lazy/gatherer.hpp"
+
+#include <safemap/file.hpp>
+#include <safemap/lazy_tensor.hpp>
+
+#include <benchmark/benchmark.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+using namespace safemap;
+
+namespace {
+
+/// Elements of the 1,137 parameters of Llama 3.1 405B.
+std::vector<std::uint64_t> parameters() {
+    constexpr std::uint64_t hidden = 16'384;
+    constexpr std::uint64_t ffn = 53'248;
+    constexpr std::uint64_t heads = 1'024;
+    constexpr std::uint64_t words = 128'256;
+    std::vector<std::uint64_t> sizes = {words * hidden, hidden, words * hidden};
+    for (int layer = 0; layer < 126; ++layer)
+        sizes.insert(sizes.end(), {hidden * hidden, heads * hidden, heads * hidden, hidden * hidden, ffn * hidden,
+                                   ffn * hidden, hidden * ffn, hidden, hidden});
+    return sizes;
+}
+
+/// As ZeRO-3 stores them: each parameter is cut into as many parts as there are ranks.
+void describe(benchmark::State& state) {
+    const auto ranks = static_cast<std::uint32_t>(state.range(0));
+    std::vector<std::shared_ptr<const Source>> sources;
+    for (std::uint32_t rank = 0; rank < ranks; ++rank)
+        sources.push_back(callback_source("rank", 1ULL << 50, [](auto, auto) {}));
+    const std::vector<std::uint64_t> sizes = parameters();
+    for (auto _ : state) {
+        const auto table = std::make_shared<const SourceTable>(sources);
+        std::vector<std::shared_ptr<const StoredTensor>> tensors;
+        std::vector<IndexedRun> runs;
+        std::uint64_t offset = 0;
+        for (const std::uint64_t size : sizes) {
+            const std::uint64_t part = (size - 1) / ranks + 1;
+            runs.clear();
+            for (std::uint32_t rank = 0; rank * part < size; ++rank)
+                runs.push_back({offset, rank * part, std::min(part, size - rank * part), rank});
+            tensors.push_back(stored_runs(Dtype::bf16, {size}, table, runs));
+            offset += part * 2;
+        }
+        state.PauseTiming();
+        tensors.clear();
+        state.ResumeTiming();
+    }
+}
+
+constexpr std::uint64_t side = 8'192;
+constexpr std::uint64_t total = side * side * 4;
+
+/// A folder of files, one for each of the ranks, that hold as many bytes.
+class Ranks {
+public:
+    explicit Ranks(std::uint64_t count) {
+        std::filesystem::create_directories(folder_);
+        const std::string bytes(static_cast<std::size_t>(total / count), 'x');
+        for (std::uint64_t rank = 0; rank < count; ++rank) {
+            const std::filesystem::path path = folder_ / std::to_string(rank);
+            std::ofstream(path, std::ios::binary) << bytes;
+            files.push_back(open_file(path));
+        }
+    }
+    ~Ranks() {
+        std::error_code ignored;
+        std::filesystem::remove_all(folder_, ignored);
+    }
+    Ranks(const Ranks&) = delete;
+    Ranks& operator=(const Ranks&) = delete;
+
+    std::vector<std::shared_ptr<const Source>> files;
+
+private:
+    std::filesystem::path folder_ =
+        std::filesystem::temp_directory_path() / ("safemap-pieces-bench-" + std::to_string(::getpid()));
+};
+
+/// Reads all of it, as a save does: ranges of 1 MiB, or whole rows of up to 8 MiB.
+void read_all(benchmark::State& state, const LazyTensor& tensor) {
+    const Blocks blocks = Blocks::for_disk(tensor, Blocks::wants_rows(tensor) ? 8_MiB : 1_MiB);
+    std::vector<std::byte> buffer(8_MiB);
+    Gatherer gatherer;
+    for (auto _ : state)
+        for (std::uint64_t i = 0; i < blocks.count(); ++i) {
+            const Extent range = blocks.range(i);
+            gatherer.fill(tensor, range.offset, std::span(buffer).first(range.size));
+            benchmark::ClobberMemory();
+        }
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(total));
+}
+
+/// Each rank has some whole rows.
+void runs(benchmark::State& state) {
+    const Ranks ranks(static_cast<std::uint64_t>(state.range(0)));
+    const std::uint64_t each = side * side / ranks.files.size();
+    std::vector<RunPiece> pieces;
+    for (const auto& file : ranks.files) pieces.push_back({file, 0, pieces.size() * each, each});
+    read_all(state, {"w", stored_runs(Dtype::f32, {side, side}, pieces)});
+}
+
+/// The ranks are a grid.
+void boxes(benchmark::State& state) {
+    const auto rows = static_cast<std::uint64_t>(state.range(0));
+    const auto columns = static_cast<std::uint64_t>(state.range(1));
+    const Ranks ranks(rows * columns);
+    const Shape extent = {side / rows, side / columns};
+    std::vector<BoxPiece> pieces;
+    for (const auto& file : ranks.files) {
+        const std::uint64_t rank = pieces.size();
+        const Shape start = {rank / columns * extent[0], rank % columns * extent[1]};
+        pieces.push_back({file, 0, {start, extent}, row_major(extent)});
+    }
+    read_all(state, {"w", stored_boxes(Dtype::f32, {side, side}, pieces)});
+}
+
+BENCHMARK(describe)->ArgName("ranks")->Arg(192)->Arg(1'024)->Arg(4'096)->Unit(benchmark::kMillisecond);
+BENCHMARK(runs)->ArgName("ranks")->Arg(8)->Arg(64)->Arg(1'024)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(boxes)
+    ->ArgNames({"rows", "columns"})
+    ->Args({2, 4})
+    ->Args({8, 8})
+    ->Args({32, 32})
+    ->Args({1, 64})
+    ->Args({1, 1'024})
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
+
+}  // namespace
+
+BENCHMARK_MAIN();
