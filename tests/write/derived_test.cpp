@@ -77,6 +77,8 @@ void save_by_hand(const fs::path& out, const Checkpoint& checkpoint, const Names
             });
         if (const auto source = checkpoint.fingerprint(); source && checkpoint.format() == Format::torch)
             options.metadata["safemap.source"] = *source;
+    } else {
+        options.metadata.erase("safemap.source");  // plain files do not say where they come from
     }
     save(out, tensors, options);
 }
