@@ -35,7 +35,7 @@ std::shared_ptr<const Source> named(const char* name, std::uint64_t size = 1'000
 
 std::string job_of(std::shared_ptr<const StoredTensor> stored) {
     const std::vector<LazyTensor> tensors{{"w", std::move(stored)}};
-    return write::job_of(tensors, write::lay_out(tensors, {}, {}, std::nullopt));
+    return write::job_of(tensors, write::lay_out({.tensors = tensors}, {}, std::nullopt));
 }
 
 std::string job_of(std::vector<std::shared_ptr<const Source>> sources, std::vector<IndexedRun> runs) {
