@@ -100,25 +100,33 @@ private:
     const Source& source_;
 };
 
+/// Who reads which content of torch. A new format is a row here, and one in sniff.cpp.
+struct TorchFormat {
+    Content content;
+    torch::Archive (*read)(const std::shared_ptr<const Source>&, FaultSink&, torch::NamedGlobals*);
+};
+
+constexpr TorchFormat torch_formats[] = {
+    {Content::zip, torch::read_archive},
+    {Content::legacy, torch::read_legacy},
+    {Content::pickle, torch::read_plain},
+    {Content::tar, torch::read_tar},
+};
+
 Contents read_known(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
     refuse_part(std::filesystem::path(source->name()).filename().native());
     if (source->name().ends_with(".safetensors")) {
         Recognise recognise(faults, *source);
         return read_safetensors(source, options, recognise);
     }
-    torch::NamedGlobals globals(options.strict_globals);
     const Sniffed sniffed = sniff(*source);
-    switch (sniffed.content) {
-        case Content::safetensors:
-            if (options.strict_globals) refuse_second_format(*source);
-            return read_safetensors(source, options, faults);
-        case Content::zip: return contents_of(torch::read_archive(source, faults, &globals), globals);
-        case Content::legacy: return contents_of(torch::read_legacy(source, faults, &globals), globals);
-        case Content::pickle: return contents_of(torch::read_plain(source, faults, &globals), globals);
-        case Content::tar: return contents_of(torch::read_tar(source, faults, &globals), globals);
-        case Content::json:
-        case Content::unknown: break;
+    if (sniffed.content == Content::safetensors) {
+        if (options.strict_globals) refuse_second_format(*source);
+        return read_safetensors(source, options, faults);
     }
+    torch::NamedGlobals globals(options.strict_globals);
+    for (const TorchFormat& format : torch_formats)
+        if (format.content == sniffed.content) return contents_of(format.read(source, faults, &globals), globals);
     refuse(sniffed);
 }
 

@@ -153,31 +153,87 @@ Sniffed sniff_text(std::string_view head) {
     return {Content::unknown, ""};
 }
 
+using MaybeSniffed = std::optional<Sniffed>;
+
+MaybeSniffed empty_file(const Source&, std::string_view head) {
+    if (!head.empty()) return std::nullopt;
+    return Sniffed{Content::unknown, "an empty file", "a download or a copy may not have finished"};
+}
+
+MaybeSniffed safetensors(const Source& source, std::string_view head) {
+    if (!is_safetensors(source, head)) return std::nullopt;
+    return Sniffed{Content::safetensors};
+}
+
+MaybeSniffed zip(const Source&, std::string_view head) {
+    if (head.starts_with("PK\x03\x04")) return sniff_zip(head);
+    if (head.starts_with("PK\x05\x06")) return Sniffed{Content::zip};  // without records
+    return std::nullopt;
+}
+
+MaybeSniffed foreign(const Source&, std::string_view head) {
+    for (const Signature& signature : signatures)
+        if (head.substr(std::min(signature.offset, head.size())).starts_with(signature.bytes))
+            return Sniffed{Content::unknown, std::string(signature.looks_like), std::string(signature.hint)};
+    return std::nullopt;
+}
+
+MaybeSniffed tar_and_pickle(const Source&, std::string_view head) {
+    if (!(torch::is_legacy(head) || is_pickle(head)) || !begins_tar(head)) return std::nullopt;
+    return Sniffed{Content::unknown, "a tar archive and a pickle in one"};
+}
+
+MaybeSniffed legacy(const Source&, std::string_view head) {
+    if (!torch::is_legacy(head)) return std::nullopt;
+    return Sniffed{Content::legacy, "a file of torch.save before 1.6"};
+}
+
+MaybeSniffed pickle(const Source&, std::string_view head) {
+    if (!is_pickle(head)) return std::nullopt;
+    return Sniffed{Content::pickle, "a pickle"};
+}
+
+MaybeSniffed tar(const Source&, std::string_view head) { return sniff_tar(head); }
+
+MaybeSniffed onnx(const Source&, std::string_view head) {
+    if (!is_onnx(head)) return std::nullopt;
+    return Sniffed{Content::unknown, "an ONNX model"};
+}
+
+MaybeSniffed zeros(const Source& source, std::string_view head) {
+    if (head.find_first_not_of('\0') != head.npos) return std::nullopt;
+    return Sniffed{Content::unknown, head.size() == source.size() ? "zeros" : "zeros at its beginning",
+                   "a download or a copy may not have finished"};
+}
+
+MaybeSniffed cut_safetensors(const Source&, std::string_view head) {
+    if (head.size() <= 8 || header_length(head) >= 100'000'000 || head[8] != '{') return std::nullopt;
+    return Sniffed{Content::unknown, "a safetensors file that ends inside its header",
+                   "a download or a copy may not have finished"};
+}
+
+MaybeSniffed text(const Source&, std::string_view head) {
+    Sniffed found = sniff_text(head);
+    if (found.looks_like.empty()) return std::nullopt;
+    return found;
+}
+
+MaybeSniffed zip_at_end(const Source& source, std::string_view) {
+    if (!torch::ends_as_zip(source)) return std::nullopt;
+    return Sniffed{Content::zip};
+}
+
+/// In the order of trying: the first that recognises the file decides.
+constexpr MaybeSniffed (*recognisers[])(const Source&, std::string_view) = {
+    empty_file, safetensors, zip,   foreign,         tar_and_pickle, legacy,    pickle,
+    tar,        onnx,        zeros, cut_safetensors, text,           zip_at_end};
+
 }  // namespace
 
 Sniffed sniff(const Source& source) {
     const std::string head = read_range(source, 0, 512);
-    if (head.empty()) return {Content::unknown, "an empty file", "a download or a copy may not have finished"};
-    if (is_safetensors(source, head)) return {Content::safetensors};
-    if (head.starts_with("PK\x03\x04")) return sniff_zip(head);
-    if (head.starts_with("PK\x05\x06")) return {Content::zip};  // without records
-    for (const Signature& signature : signatures)
-        if (std::string_view(head).substr(std::min(signature.offset, head.size())).starts_with(signature.bytes))
-            return {Content::unknown, std::string(signature.looks_like), std::string(signature.hint)};
-    const bool legacy = torch::is_legacy(head);
-    if ((legacy || is_pickle(head)) && begins_tar(head)) return {Content::unknown, "a tar archive and a pickle in one"};
-    if (legacy) return {Content::legacy, "a file of torch.save before 1.6"};
-    if (is_pickle(head)) return {Content::pickle, "a pickle"};
-    if (auto tar = sniff_tar(head)) return std::move(*tar);
-    if (is_onnx(head)) return {Content::unknown, "an ONNX model"};
-    if (head.find_first_not_of('\0') == std::string::npos)
-        return {Content::unknown, head.size() == source.size() ? "zeros" : "zeros at its beginning",
-                "a download or a copy may not have finished"};
-    if (head.size() > 8 && header_length(head) < 100'000'000 && head[8] == '{')
-        return {Content::unknown, "a safetensors file that ends inside its header",
-                "a download or a copy may not have finished"};
-    if (Sniffed text = sniff_text(head); !text.looks_like.empty()) return text;
-    if (torch::ends_as_zip(source)) return {Content::zip};
+    for (const auto recognise : recognisers)
+        if (auto found = recognise(source, head)) return std::move(*found);
     if (source.size() < 8) return {Content::unknown, "a file of " + bytes_text(source.size())};
     return {Content::unknown, ""};
 }
