@@ -119,7 +119,8 @@ bool continue_rows(const Part& part, const Part& next, unsigned unit) noexcept {
 template <std::size_t size>
 void copy_rows(std::span<const Part> parts, unsigned unit, const std::byte* window, std::byte* out) {
     for (std::uint64_t row = 0; row < parts.front().rows; ++row) {
-        std::byte* to = out + parts.front().out + row * static_cast<std::uint64_t>(parts.front().row_out);
+        // Unsigned arithmetic wraps, so rows may go backwards.
+        std::byte* to = out + (parts.front().out + row * static_cast<std::uint64_t>(parts.front().row_out));
         for (const Part& part : parts) {
             const std::size_t length = size != 0 ? size : part.count * unit;
             std::memcpy(to, window + part.window + row * part.row_in, length);
