@@ -1,4 +1,4 @@
-// Loops that let every system call fail or kill: whole in `./dev all`, sampled where somebody waits for the tests.
+// Loops that take long, such as those that let every system call fail or kill: whole in `./dev all`, sampled where somebody waits for the tests.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace soak {
 
-/// True where every call is tried: with SAFEMAP_SOAK=whole in the environment.
+/// True where everything is tried: with SAFEMAP_SOAK=whole in the environment.
 inline bool whole() {
     const char* const text = std::getenv("SAFEMAP_SOAK");
     return text != nullptr && std::string_view(text) == "whole";
@@ -24,5 +24,8 @@ inline int step(int mean) {
     }();
     return std::uniform_int_distribution(1, 2 * mean - 1)(random);
 }
+
+/// The rounds of a test of random cases that takes long: `all` in a whole run, otherwise a quarter.
+inline int rounds(int all) { return whole() ? all : (all + 3) / 4; }
 
 }  // namespace soak

@@ -212,7 +212,7 @@ TEST_CASE("random tensors, cut at random and written in any order by several thr
     const unsigned seed = std::random_device()();
     CAPTURE(seed);
     Cutter random(seed);
-    for (int round = 0; round < 60; ++round) {
+    for (int round = 0; round < soak::rounds(60); ++round) {
         CAPTURE(round);
         const TempDir dir;
         std::vector<LazyTensor> tensors;
