@@ -398,6 +398,11 @@ std::optional<std::string> NamedGlobals::note() const {
            "; nothing was called; inspect --globals lists what the file names, --strict-globals refuses the file";
 }
 
+PickleStream::Seen collecting(NamedGlobals* globals) {
+    if (globals == nullptr) return {};
+    return [globals](const PickleGraph& pickle, std::string_view what) { globals->add(pickle, what); };
+}
+
 void NamedGlobals::Names::add(const Global& global) {
     std::string name = excerpt(dotted(global));
     if (any(first, name)) return;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "torch/pickle.hpp"
+#include "torch/pickle_stream.hpp"
 
 #include <cstddef>
 #include <optional>
@@ -101,5 +102,9 @@ private:
     Names unsafe_ = {};
     Names others_ = {};
 };
+
+/// For a stream of pickles: adds the globals of each to `globals`, as those of what it is; does nothing where that is
+/// null.
+PickleStream::Seen collecting(NamedGlobals* globals);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -48,7 +48,7 @@ bool is_legacy(std::string_view head) {
 
 LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, NamedGlobals* globals)
     : source_(source) {
-    PickleStream stream(source, part, globals);
+    PickleStream stream(source, part, collecting(globals));
     if (!is_magic_number(stream.pickle("the magic number").graph)) {
         throw Error(Errc::unknown_format, "no file of torch.save: it begins with another magic number");
     }

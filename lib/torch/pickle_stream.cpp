@@ -33,7 +33,7 @@ HeldPickle PickleStream::pickle(std::string_view what) {
         try {
             held.graph = read_pickle(held.bytes, limits);
             at_ += held.graph.consumed();
-            if (globals_ != nullptr) globals_->add(held.graph, what);
+            if (seen_) seen_(held.graph, what);
             return held;
         } catch (const Error& error) {
             const bool cut = error.code() == Errc::pickle_truncated;

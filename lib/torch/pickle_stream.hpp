@@ -2,15 +2,16 @@
 // that grows until its end is in it: what follows may be many gigabytes of tensors, and is not read.
 #pragma once
 
-#include "torch/globals.hpp"
 #include "torch/pickle.hpp"
 
 #include <safemap/bytes.hpp>
 #include <safemap/source.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -23,10 +24,12 @@ struct HeldPickle {
 
 class PickleStream {
 public:
-    /// Of `part` of the source, which lies inside it. The globals of all pickles are added to `globals`, as those of
-    /// the record that pickle() is called with.
-    PickleStream(std::shared_ptr<const Source> source, Extent part, NamedGlobals* globals = nullptr)
-        : source_(std::move(source)), at_(part.offset), end_(part.end()), globals_(globals) {}
+    /// Is told of each pickle, and what it is. It may throw.
+    using Seen = std::function<void(const PickleGraph&, std::string_view what)>;
+
+    /// Of `part` of the source, which lies inside it.
+    PickleStream(std::shared_ptr<const Source> source, Extent part, Seen seen = {})
+        : source_(std::move(source)), at_(part.offset), end_(part.end()), seen_(std::move(seen)) {}
 
     /// Reads the next pickle; `what` it is goes into errors. Throws the pickle_* faults, file_truncated.
     HeldPickle pickle(std::string_view what);
@@ -42,7 +45,7 @@ private:
     std::shared_ptr<const Source> source_;
     std::uint64_t at_;
     std::uint64_t end_;
-    NamedGlobals* globals_;
+    Seen seen_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::torch
