@@ -2,8 +2,8 @@
 // and a tree or an Error, in time and memory that the input pays for. Opening refuses exactly what a walk past the
 // first fault finds something wrong with.
 #include "checkpoint/sniff.hpp"
+#include "pickle/zip.hpp"
 #include "torch/archive.hpp"
-#include "torch/zip.hpp"
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/state_tree.hpp>
@@ -23,9 +23,9 @@ void require(bool holds) {
     if (!holds) std::abort();
 }
 
-void require_sound(const torch::ZipDirectory& zip, std::uint64_t size) {
+void require_sound(const ZipDirectory& zip, std::uint64_t size) {
     std::vector<Extent> places;
-    for (const torch::ZipRecord& record : zip.records()) {
+    for (const ZipRecord& record : zip.records()) {
         require(record.packed.inside(size));
         require(record.deflated || record.packed.size == record.size);
         require(zip.find(record.name) == &record);
@@ -47,7 +47,7 @@ bool opens(const std::shared_ptr<const Source>& source) {
 
 void walk(const std::shared_ptr<const Source>& source) {
     CollectFaults faults;
-    require_sound(torch::ZipDirectory::read(source, faults), source->size());
+    require_sound(ZipDirectory::read(source, faults), source->size());
     const torch::Archive archive = torch::read_archive(source, faults);
     const FlatState flat = flatten(archive.tree);
     require(opens(source) == faults.faults().empty());

@@ -1,6 +1,6 @@
 // The pickle machine and what is made of its graph: any bytes give a tree or an Error, in time and memory that the
 // input pays for.
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
 #include "torch/rebuild.hpp"
 
 #include <safemap/state_tree.hpp>
@@ -18,11 +18,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::span<const char> bytes(reinterpret_cast<const char*>(data), size);
     const torch::Storages storages{.find =
                                        [](std::string_view) {
-                                           return torch::RecordData{storage, {0, 4096}};
+                                           return RecordData{storage, {0, 4096}};
                                        },
                                    .big_endian = size % 2 == 1};
     try {
-        const torch::PickleGraph pickle = torch::read_pickle(bytes);
+        const PickleGraph pickle = read_pickle(bytes);
         if (pickle.consumed() > size) std::abort();
         CollectFaults faults;
         const auto rebuilt = torch::rebuild(pickle, storages, faults);

@@ -4,8 +4,8 @@
 #include "base/base64.hpp"
 #include "base/text.hpp"
 #include "checkpoint/named_globals.hpp"
+#include "pickle/pickle.hpp"
 #include "state/children.hpp"
-#include "torch/pickle.hpp"
 #include "torch/plain.hpp"
 
 #include <algorithm>
@@ -22,7 +22,6 @@ namespace safemap::SAFEMAP_ABI::checkpoint {
 namespace {
 
 using NodeId = StateTree::NodeId;
-using torch::PickleGraph;
 using Key = std::variant<std::int64_t, std::string>;
 
 /// What a pickle of protocols 2 to 5 begins with.
@@ -36,7 +35,7 @@ struct Name {
 };
 
 std::optional<Name> parsed(std::string_view bytes) {
-    const PickleGraph pickle = torch::read_pickle(bytes, {.max_bytes = longest_name, .max_memory = 1 << 20});
+    const PickleGraph pickle = read_pickle(bytes, {.max_bytes = longest_name, .max_memory = 1 << 20});
     const auto pair = pickle.items_or_nothing(pickle.root());
     if (pair.size() != 2 || pickle.kind(pair[0]) != PickleGraph::Kind::tuple ||
         pickle.kind(pair[1]) != PickleGraph::Kind::boolean)

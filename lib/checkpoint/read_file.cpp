@@ -53,7 +53,7 @@ Contents contents_of(torch::Archive archive, const torch::NamedGlobals& globals)
     contents.aliases = std::move(flat.aliases);
     contents.tensors = std::move(flat.tensors);
     contents.tree = std::make_shared<const StateTree>(std::move(archive.tree));
-    for (torch::RecordData& storage : archive.storages)
+    for (RecordData& storage : archive.storages)
         contents.storages.push_back({std::move(storage.source), storage.extent});
     contents.checksums.reserve(archive.records.size());
     for (torch::Archive::Record& record : archive.records)

@@ -2,9 +2,9 @@
 #include "checkpoint/sniff.hpp"
 
 #include "base/text.hpp"
+#include "pickle/pickle.hpp"
+#include "pickle/zip.hpp"
 #include "torch/legacy.hpp"
-#include "torch/pickle.hpp"
-#include "torch/zip.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -219,7 +219,7 @@ MaybeSniffed text(const Source&, std::string_view head) {
 }
 
 MaybeSniffed zip_at_end(const Source& source, std::string_view) {
-    if (!torch::ends_as_zip(source)) return std::nullopt;
+    if (!ends_as_zip(source)) return std::nullopt;
     return Sniffed{Content::zip};
 }
 
@@ -246,7 +246,7 @@ std::string_view torch_takes_for(const Source& source) {
     constexpr std::uint64_t most = 16 << 20;
     for (std::uint64_t window = 512; window <= most; window *= 32) {
         const std::string bytes = read_range(source, 0, window);
-        const torch::PickleTrial trial = torch::try_pickle(bytes, source.size() - bytes.size());
+        const PickleTrial trial = try_pickle(bytes, source.size() - bytes.size());
         if (trial.names_global) return "a pickle";
         if (!trial.goes_on || bytes.size() == source.size()) return {};
     }

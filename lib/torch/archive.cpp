@@ -3,10 +3,10 @@
 
 #include "base/checksum.hpp"
 #include "base/text.hpp"
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
+#include "pickle/zip.hpp"
 #include "torch/rebuild.hpp"
 #include "torch/script.hpp"
-#include "torch/zip.hpp"
 
 #include <array>
 #include <map>

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/faults.hpp"
+#include "pickle/zip.hpp"
 #include "torch/globals.hpp"
-#include "torch/zip.hpp"
 
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>

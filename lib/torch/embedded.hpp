@@ -2,7 +2,7 @@
 // pickle.dump writes tensors.
 #pragma once
 
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
 #include "torch/rebuild.hpp"
 #include "torch/storage_types.hpp"
 

@@ -2,8 +2,8 @@
 // known can be read off.
 #pragma once
 
-#include "torch/pickle.hpp"
-#include "torch/pickle_stream.hpp"
+#include "pickle/pickle.hpp"
+#include "pickle/pickle_stream.hpp"
 
 #include <cstddef>
 #include <optional>

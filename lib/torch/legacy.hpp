@@ -3,10 +3,10 @@
 // little-endian. Where a storage is follows from those before it: nothing of them is read but their counts.
 #pragma once
 
+#include "pickle/pickle_stream.hpp"
+#include "pickle/zip.hpp"
 #include "torch/archive.hpp"
-#include "torch/pickle_stream.hpp"
 #include "torch/storage_types.hpp"
-#include "torch/zip.hpp"
 
 #include <string>
 #include <string_view>

@@ -2,7 +2,7 @@
 // 1 and 2 write them (numpy/_core/src/multiarray).
 #pragma once
 
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
 #include "torch/rebuild.hpp"
 
 #include <safemap/lazy_tensor.hpp>

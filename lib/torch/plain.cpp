@@ -2,8 +2,8 @@
 #include "torch/plain.hpp"
 
 #include "base/text.hpp"
+#include "pickle/pickle_stream.hpp"
 #include "torch/legacy.hpp"
-#include "torch/pickle_stream.hpp"
 #include "torch/rebuild.hpp"
 
 #include <utility>

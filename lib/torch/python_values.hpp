@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/name_index.hpp"
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
 
 #include <safemap/state_tree.hpp>
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "base/faults.hpp"
+#include "pickle/pickle.hpp"
+#include "pickle/zip.hpp"
 #include "torch/globals.hpp"
-#include "torch/pickle.hpp"
-#include "torch/zip.hpp"
 
 #include <safemap/state_tree.hpp>
 

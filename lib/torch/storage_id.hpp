@@ -1,7 +1,7 @@
 // The persistent ids by which pickles of PyTorch name storages: ('storage', class, key, location, numel[, view]).
 #pragma once
 
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
 #include "torch/storage_types.hpp"
 
 #include <cstddef>

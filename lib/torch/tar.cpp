@@ -3,10 +3,10 @@
 #include "torch/tar.hpp"
 
 #include "base/text.hpp"
-#include "torch/pickle_stream.hpp"
+#include "pickle/pickle_stream.hpp"
+#include "pickle/tar_members.hpp"
 #include "torch/rebuild.hpp"
 #include "torch/storage_id.hpp"
-#include "torch/tar_members.hpp"
 #include "torch/tensors.hpp"
 
 #include <map>

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "base/name_index.hpp"
+#include "pickle/pickle.hpp"
 #include "torch/embedded.hpp"
-#include "torch/pickle.hpp"
 #include "torch/rebuild.hpp"
 #include "torch/storage_id.hpp"
 

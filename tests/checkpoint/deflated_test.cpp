@@ -6,9 +6,9 @@
 #include "base/checksum.hpp"
 #include "base/inflate.hpp"
 #include "doctest_safemap.hpp"
+#include "pickle/zip.hpp"
 #include "temp_dir.hpp"
 #include "torch/forge.hpp"
-#include "torch/zip.hpp"
 
 #include <cstddef>
 #include <optional>
@@ -48,7 +48,7 @@ forge::Zip repacked() {
 }
 
 /// Returns the bytes of an inflated record, or nothing where it is damaged.
-std::optional<std::string> inflated(const Source& source, const torch::ZipRecord& record) {
+std::optional<std::string> inflated(const Source& source, const ZipRecord& record) {
     std::string out(record.size, '\0');
     try {
         const std::shared_ptr<const Source> borrowed(&source, [](const Source*) {});
@@ -117,14 +117,14 @@ TEST_CASE("no flipped bit of a deflated record passes for the values that were s
 
     const auto source = memory_source("sound.pt", SharedBytes{std::as_bytes(std::span(sound)), nullptr});
     ThrowFirst faults;
-    const auto zip = torch::ZipDirectory::read(source, faults);
+    const auto zip = ZipDirectory::read(source, faults);
     const unsigned seed = std::random_device()();
     CAPTURE(seed);
     std::mt19937 random(seed);
     for (int i = 0; i < 60; ++i) {
         // Most of them in the weights.
         const std::size_t number = i < 50 ? 2 + random() % 2 : random() % zip.records().size();
-        const torch::ZipRecord& record = zip.records()[number];
+        const ZipRecord& record = zip.records()[number];
         const std::uint64_t at = record.packed.offset + random() % record.packed.size;
         const unsigned bit = random() % 8;
         CAPTURE(record.name);

@@ -2,8 +2,8 @@
 // JSON: the classes and functions that it names, whether --strict-globals refuses it, and why. tests/interop/pickles.py
 // holds the other end and compares with Python's unpicklers.
 #include "base/json.hpp"
+#include "pickle/pickle.hpp"
 #include "torch/globals.hpp"
-#include "torch/pickle.hpp"
 #include "torch/plain.hpp"
 
 #include <cstdio>
@@ -17,7 +17,6 @@
 namespace {
 
 using namespace safemap;
-using torch::PickleGraph;
 
 std::string quoted(std::string_view text) {
     std::string out;
@@ -36,7 +35,7 @@ std::string code_of(const std::function<void()>& work) {
 }
 
 std::string names(std::span<const char> bytes) {
-    const PickleGraph pickle = torch::read_pickle(bytes);
+    const PickleGraph pickle = read_pickle(bytes);
     std::string list = "[";
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
         if (pickle.kind(id) != PickleGraph::Kind::global) continue;
@@ -58,7 +57,7 @@ std::string verdict(std::span<const char> bytes) {
     });
     code_of([&] {
         torch::NamedGlobals all_named(false);
-        all_named.add(torch::read_pickle(bytes), "stdin");
+        all_named.add(read_pickle(bytes), "stdin");
         for (const torch::NamedGlobal& each : all_named.all())
             if (each.called)
                 called += (called.size() > 1 ? ",[" : "[") + quoted(each.module) + "," + quoted(each.name) + "]";

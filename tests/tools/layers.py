@@ -17,8 +17,9 @@ MAY_INCLUDE = {
     'lazy': ['base', 'tensor'],
     'safetensors': ['base', 'tensor'],
     'state': ['base', 'tensor', 'lazy'],
-    'torch': ['base', 'tensor', 'lazy', 'state'],
-    'checkpoint': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'torch'],
+    'pickle': ['base'],
+    'torch': ['base', 'tensor', 'lazy', 'state', 'pickle'],
+    'checkpoint': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'pickle', 'torch'],
     'write': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'checkpoint'],
     'device': ['base', 'io', 'tensor', 'lazy', 'checkpoint'],
 }

@@ -43,9 +43,9 @@ std::string times(std::size_t count, std::string_view what) {
 /// The tree of a pickle without storages that may take 4 MiB.
 StateTree small_tree_of(const std::string& value) {
     const std::string pickle = forge::pickle(value);
-    const auto graph = torch::read_pickle(pickle, {.max_memory = 4 << 20});
+    const auto graph = read_pickle(pickle, {.max_memory = 4 << 20});
     const torch::Storages storages{
-        .find = [](std::string_view) -> torch::RecordData { throw Error(Errc::zip_missing_record, "no storage"); }};
+        .find = [](std::string_view) -> RecordData { throw Error(Errc::zip_missing_record, "no storage"); }};
     CollectFaults faults;
     return torch::rebuild(graph, storages, faults).tree;
 }
@@ -377,7 +377,7 @@ TEST_CASE("a deflated pickle is refused where it inflates beyond its size in the
         zip.records[0].size = size;
         return zip.join();
     };
-    CHECK_FAULT(fixtures::open(with(torch::PickleLimits::least_bytes + 1)), Errc::pickle_too_large);
+    CHECK_FAULT(fixtures::open(with(PickleLimits::least_bytes + 1)), Errc::pickle_too_large);
     CHECK_FAULT(fixtures::open(with(1000)), Errc::inflate_failed);
 }
 

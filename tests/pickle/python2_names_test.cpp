@@ -1,5 +1,5 @@
 // Names of Python 2, and the protocols that have them.
-#include "torch/python2_names.hpp"
+#include "pickle/python2_names.hpp"
 
 #include "doctest_safemap.hpp"
 
@@ -11,7 +11,7 @@ using namespace safemap;
 namespace {
 
 std::string renamed(std::string_view module, std::string_view name, unsigned protocol) {
-    const auto global = torch::in_python3({module, name}, protocol);
+    const auto global = in_python3({module, name}, protocol);
     return std::string(global.module) + " " + std::string(global.name);
 }
 

@@ -1,15 +1,14 @@
 // End records: bytes behind a zip, and files that two programs would read as two zips.
 #include "doctest_safemap.hpp"
-#include "fixtures.hpp"
-#include "forge.hpp"
-#include "torch/zip.hpp"
+#include "pickle/zip.hpp"
+#include "torch/fixtures.hpp"
+#include "torch/forge.hpp"
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 using namespace safemap;
-using torch::ZipDirectory;
 
 namespace {
 

@@ -1,9 +1,9 @@
 // The opcodes, one small function each. The reference is CPython's Lib/pickletools.py; where it and Modules/_pickle.c
-// leave room, the stricter reading is taken. Tested by tests/torch/pickle_test.cpp.
-#include "torch/pickle.hpp"
+// leave room, the stricter reading is taken. Tested by tests/pickle/pickle_test.cpp.
+#include "pickle/pickle.hpp"
 
 #include "base/text.hpp"
-#include "torch/python2_names.hpp"
+#include "pickle/python2_names.hpp"
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 #include <map>
 #include <optional>
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -930,4 +930,4 @@ PickleTrial try_pickle(std::span<const char> bytes, std::uint64_t follow) {
     return PickleMachine(bytes, limits).try_out();
 }
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI

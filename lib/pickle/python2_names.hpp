@@ -1,9 +1,9 @@
 // Names of classes and functions that Python 2 and old releases gave, in today's names.
 #pragma once
 
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 /// The first protocol that Python 2 does not write. From there on Python takes names as they are.
 inline constexpr unsigned first_of_python3 = 3;
@@ -12,4 +12,4 @@ inline constexpr unsigned first_of_python3 = 3;
 /// that moved in PyTorch and NumPy have their new names, too. The result may view tables of this file.
 PickleGraph::Global in_python3(const PickleGraph::Global& global, unsigned protocol);
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,5 +1,5 @@
 // The headers are POSIX ustar. Tested by tests/torch/tar_test.cpp.
-#include "torch/tar_members.hpp"
+#include "pickle/tar_members.hpp"
 
 #include "base/text.hpp"
 
@@ -9,7 +9,7 @@
 #include <span>
 #include <string_view>
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -93,4 +93,4 @@ TarMembers tar_members(const Source& source) {
     return members;
 }
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,13 +1,13 @@
 // The tables. The reference is CPython's Lib/_compat_pickle.py, with what Modules/_pickle.c does with it. Tested by
-// tests/torch/python2_names_test.cpp and, against Python's own tables, by tests/interop/like_pickle.py.
-#include "torch/python2_names.hpp"
+// tests/pickle/python2_names_test.cpp and, against Python's own tables, by tests/interop/like_pickle.py.
+#include "pickle/python2_names.hpp"
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 #include <tuple>
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -215,4 +215,4 @@ PickleGraph::Global in_python3(const Global& global, unsigned protocol) {
     return named;
 }
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI

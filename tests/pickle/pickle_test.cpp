@@ -1,9 +1,9 @@
 // Every opcode: what it makes, and how it is refused.
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
 
 #include "doctest_safemap.hpp"
-#include "fixtures.hpp"
-#include "forge.hpp"
+#include "torch/fixtures.hpp"
+#include "torch/forge.hpp"
 
 #include <cmath>
 #include <limits>
@@ -11,9 +11,6 @@
 #include <vector>
 
 using namespace safemap;
-using torch::PickleGraph;
-using torch::PickleLimits;
-using torch::read_pickle;
 using Kind = PickleGraph::Kind;
 
 namespace {

@@ -1,6 +1,6 @@
 // Reads zip directories: the numbers are PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 and 4.5. Nothing of the file is
-// believed before it is compared with the file. Tested by tests/torch/zip_test.cpp.
-#include "torch/zip.hpp"
+// believed before it is compared with the file. Tested by tests/pickle/zip_test.cpp.
+#include "pickle/zip.hpp"
 
 #include "base/inflate.hpp"
 #include "base/text.hpp"
@@ -13,7 +13,7 @@
 #include <string>
 #include <unordered_set>
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -517,4 +517,4 @@ RecordData ZipDirectory::open(const ZipRecord& record) const {
             {.offset = 0, .size = record.size}};
 }
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 struct ZipRecord {
     std::string_view name;   ///< lives as long as its directory
@@ -67,4 +67,4 @@ private:
     std::uint64_t trailing_ = 0;
 };
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI

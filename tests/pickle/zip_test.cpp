@@ -1,16 +1,15 @@
 // Zip directories, right and wrong, small and beyond 4 GiB.
-#include "torch/zip.hpp"
+#include "pickle/zip.hpp"
 
 #include "doctest_safemap.hpp"
-#include "fixtures.hpp"
-#include "forge.hpp"
+#include "torch/fixtures.hpp"
+#include "torch/forge.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 
 using namespace safemap;
-using torch::ZipDirectory;
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 /// What a pickle may need. Memory is counted, not measured: each value, slot and copied text is charged a little more
 /// than it takes in the graph and in all that is made of it, so that the peak stays below max_memory and the names
@@ -163,4 +163,4 @@ struct PickleTrial {
 /// Runs `bytes`, the beginning of a file in which `follow` more bytes come. A fault is a result and is not thrown.
 PickleTrial try_pickle(std::span<const char> bytes, std::uint64_t follow);
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI

@@ -2,7 +2,7 @@
 // that grows until its end is in it: what follows may be many gigabytes of tensors, and is not read.
 #pragma once
 
-#include "torch/pickle.hpp"
+#include "pickle/pickle.hpp"
 
 #include <safemap/bytes.hpp>
 #include <safemap/source.hpp>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 /// A pickle, and the bytes that its texts are views of.
 struct HeldPickle {
@@ -48,4 +48,4 @@ private:
     Seen seen_;
 };
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI

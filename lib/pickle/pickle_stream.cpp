@@ -1,5 +1,5 @@
 // Windows over a file. Tested by tests/torch/legacy_test.cpp.
-#include "torch/pickle_stream.hpp"
+#include "pickle/pickle_stream.hpp"
 
 #include "base/text.hpp"
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace safemap::SAFEMAP_ABI::torch {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -58,4 +58,4 @@ Extent PickleStream::skip(std::uint64_t bytes, std::string_view what) {
     return {std::exchange(at_, at_ + bytes), bytes};
 }
 
-}  // namespace safemap::SAFEMAP_ABI::torch
+}  // namespace safemap::SAFEMAP_ABI
