@@ -7,9 +7,9 @@
 #include "base/pool.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
-#include "checkpoint/bulk.hpp"
 #include "checkpoint/prefixes.hpp"
 #include "lazy/blocks.hpp"
+#include "lazy/bulk.hpp"
 #include "lazy/page_cache.hpp"
 #include "tensor/closeness.hpp"
 #include "tensor/convert.hpp"
@@ -30,9 +30,6 @@
 namespace safemap::SAFEMAP_ABI {
 
 namespace {
-
-using checkpoint::BlockRow;
-using checkpoint::Workers;
 
 using What = TensorDifference::What;
 

@@ -5,9 +5,9 @@
 #include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
-#include "checkpoint/bulk.hpp"
 #include "checkpoint/identity.hpp"
 #include "lazy/blocks.hpp"
+#include "lazy/bulk.hpp"
 #include "lazy/page_cache.hpp"
 
 #include <safemap/error.hpp>
@@ -19,9 +19,6 @@
 namespace safemap::SAFEMAP_ABI {
 
 namespace {
-
-using checkpoint::BlockRow;
-using checkpoint::Workers;
 
 template <class Hash> class Hasher {
 public:

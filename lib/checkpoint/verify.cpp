@@ -5,9 +5,9 @@
 #include "base/ordered_digests.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
-#include "checkpoint/bulk.hpp"
 #include "checkpoint/contents.hpp"
 #include "checkpoint/stored_digests.hpp"
+#include "lazy/bulk.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -21,7 +21,6 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-using checkpoint::BlockRow;
 using checkpoint::Contents;
 using checkpoint::FileDigests;
 using checkpoint::StoredDigest;

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace safemap::SAFEMAP_ABI::checkpoint {
+namespace safemap::SAFEMAP_ABI {
 
 /// Buffers and gatherers for the workers of one parallel_for. They take 32 MiB together at most, whatever is read.
 class Workers {
@@ -54,4 +54,4 @@ private:
     std::vector<std::size_t> ends_;
 };
 
-}  // namespace safemap::SAFEMAP_ABI::checkpoint
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,11 +1,11 @@
 // Memory of workers, and rows of blocks.
-#include "checkpoint/bulk.hpp"
+#include "lazy/bulk.hpp"
 #include "doctest_safemap.hpp"
 
 #include <random>
 #include <vector>
 
-using namespace safemap::checkpoint;
+using namespace safemap;
 
 TEST_CASE("however many threads are asked for, all buffers and gatherers take 32 MiB at most") {
     for (const unsigned threads : {0U, 1U, 2U, 3U, 7U, 8U, 9U, 64U, 1024U}) {

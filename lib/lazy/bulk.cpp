@@ -1,5 +1,5 @@
 // Workers' memory, and where a block of many tensors is.
-#include "checkpoint/bulk.hpp"
+#include "lazy/bulk.hpp"
 
 #include "base/pool.hpp"
 
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <iterator>
 
-namespace safemap::SAFEMAP_ABI::checkpoint {
+namespace safemap::SAFEMAP_ABI {
 namespace {
 
 using namespace literals;
@@ -39,4 +39,4 @@ BlockRow::Place BlockRow::at(std::size_t i) const noexcept {
     return {static_cast<std::size_t>(end - ends_.begin()), i - begin};
 }
 
-}  // namespace safemap::SAFEMAP_ABI::checkpoint
+}  // namespace safemap::SAFEMAP_ABI
