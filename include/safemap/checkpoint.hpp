@@ -58,7 +58,8 @@ struct OpenOptions {
     bool olmo_names = true;
 
     // How fast.
-    /// For the headers of many shards; 0: one per core.
+    /// For the headers of many shards, threads that work, the calling one among them: at most 256; 0: one per
+    /// processor.
     unsigned threads = 0;
 };
 

@@ -40,7 +40,7 @@ struct DigestOptions {
     DigestAlgorithm algorithm = DigestAlgorithm::xxh3_128;
     Selection selection = {};
     Monitor monitor = {};
-    unsigned threads = 0;  ///< 0: one per core; no more than eight work
+    unsigned threads = 0;  ///< threads that work, the calling one among them: at most 8; 0: one per processor
 };
 
 /// Computes a digest of the row-major little-endian bytes of each tensor, XXH3-128 in canonical byte order or SHA-256:

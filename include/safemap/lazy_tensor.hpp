@@ -114,7 +114,7 @@ struct CastCounts {
 
 struct PrefetchOptions {
     Monitor monitor = {};
-    unsigned threads = 0;  ///< 0: one per core
+    unsigned threads = 0;  ///< threads that work, the calling one among them: at most 256; 0: one per processor
 };
 
 /// A named tensor of which nothing has been read. Cheap to copy; copies share the pieces and keep the sources

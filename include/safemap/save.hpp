@@ -77,7 +77,8 @@ struct SaveOptions {
     /// modification; what is read from memory is always written anew, and so is a single file.
     bool resume = false;
     Monitor monitor = {};
-    unsigned threads = 0;    ///< workers, at most eight; 0: two, which is where writing stops gaining
+    /// Threads that work, the calling one among them: at most 8; 0: one per processor, at most 2.
+    unsigned threads = 0;
     bool plan_only = false;  ///< lays out and reports; touches no file
     /// Is told what will be written, before the first byte is: a report without counts of values in `casts`. What it
     /// throws passes through, and nothing is left.

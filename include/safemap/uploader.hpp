@@ -22,7 +22,7 @@ struct UploadOptions {
     std::uint64_t staging_bytes = 32ULL << 20;
 
     // How fast.
-    unsigned readers = 0;  ///< threads that read, at most 16; 0: one per core, at most four
+    unsigned readers = 0;  ///< threads that work beside those that acquire: at most 16; 0: one per processor, at most 4
 };
 
 /// What an Uploader has done so far.

@@ -21,7 +21,7 @@ struct VerifyReport {
 struct VerifyOptions {
     OpenOptions open = {};
     Monitor monitor = {};
-    unsigned threads = 0;  ///< 0: one per core
+    unsigned threads = 0;  ///< threads that work, the calling one among them: at most 256; 0: one per processor
 };
 
 /// Checks everything there is to check: headers, indexes and directories as open() does, but collecting; that every

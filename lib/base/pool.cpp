@@ -147,9 +147,9 @@ Pool& pool() {
 
 }  // namespace
 
-unsigned thread_count(unsigned wanted) noexcept {
-    if (wanted != 0) return std::min(wanted, 256U);
-    return std::clamp(std::thread::hardware_concurrency(), 1U, 256U);
+unsigned thread_count(unsigned wanted, ThreadLimits limits) noexcept {
+    if (wanted != 0) return std::min(wanted, limits.most);
+    return std::clamp(std::thread::hardware_concurrency(), 1U, limits.unasked);
 }
 
 void parallel_for(std::size_t count, unsigned threads, const std::function<void(std::size_t, unsigned)>& work,

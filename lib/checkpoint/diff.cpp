@@ -4,7 +4,6 @@
 #include <safemap/diff.hpp>
 
 #include "base/name_index.hpp"
-#include "base/pool.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
 #include "checkpoint/prefixes.hpp"
@@ -66,8 +65,14 @@ std::uint64_t number_of(const Shape& index, const Shape& shape) {
     return number;
 }
 
-std::uint64_t elements_of(const Box& box) {
-    return std::accumulate(box.extent.begin(), box.extent.end(), std::uint64_t{1}, std::multiplies<>());
+/// The number of the n-th element of a block. As a box is row-major like its tensor, the first element that differs in
+/// the box is the first in the tensor too.
+std::uint64_t number_of(const Blocks& blocks, std::uint64_t block, std::uint64_t n, const LazyTensor& tensor) {
+    if (blocks.ranges()) return blocks.range(block).offset * 8 / bits(tensor.dtype()) + n;
+    const Box box = blocks.box(block);
+    Shape index = index_of(n, box.extent);
+    for (std::size_t d = 0; d < index.size(); ++d) index[d] += box.start[d];
+    return number_of(index, tensor.shape());
 }
 
 /// The first element that differs. Packed elements begin at the lowest bits of a byte.
@@ -111,9 +116,7 @@ public:
 
     void run() {
         watch_.tell();
-        parallel_for(
-            row_.size(), workers_.count(), [this](std::size_t i, unsigned worker) { do_block(row_.at(i), worker); },
-            [this] { watch_.tick(); });
+        row_.each(workers_.count(), watch_, [this](auto place, unsigned worker) { do_block(place, worker); });
         watch_.tell();
     }
 
@@ -138,39 +141,16 @@ private:
         watch_.check_stop();
         as_one_dtype(pairs_[place.item], [&](const LazyTensor& a, const LazyTensor& b) {
             const Blocks blocks = blocks_of(a, b);
-            if (blocks.ranges()) compare(place.item, a, b, blocks.range(place.block), worker);
-            else compare(place.item, a, b, blocks.box(place.block), worker);
-        });
-    }
-
-    void compare(std::size_t pair, const LazyTensor& a, const LazyTensor& b, Extent range, unsigned worker) {
-        const std::uint64_t begin = range.offset * 8 / bits(a.dtype());
-        if (begin < first_[pair] || by_number(pair)) {
-            const auto size = static_cast<std::size_t>(range.size);
-            const auto of_a = workers_.buffer(worker, 0).first(size);
-            const auto of_b = workers_.buffer(worker, 1).first(size);
-            workers_.gatherer(worker).fill(a, range.offset, of_a);
-            workers_.gatherer(worker).fill(b, range.offset, of_b);
-            if (const auto element = first_apart(pair, a.dtype(), of_a, of_b)) found(pair, begin + *element);
-        }
-        watch_.add(range.size);
-    }
-
-    void compare(std::size_t pair, const LazyTensor& a, const LazyTensor& b, const Box& box, unsigned worker) {
-        const std::uint64_t size = elements_of(box) * element_size(a.dtype());
-        // A box is row-major as its tensor is, so its first difference is the first in the tensor too.
-        if (number_of(box.start, a.shape()) < first_[pair] || by_number(pair)) {
-            const auto of_a = workers_.buffer(worker, 0).first(static_cast<std::size_t>(size));
-            const auto of_b = workers_.buffer(worker, 1).first(static_cast<std::size_t>(size));
-            workers_.gatherer(worker).fill(a, box, of_a);
-            workers_.gatherer(worker).fill(b, box, of_b);
-            if (const auto element = first_apart(pair, a.dtype(), of_a, of_b)) {
-                Shape index = index_of(*element, box.extent);
-                for (std::size_t d = 0; d < index.size(); ++d) index[d] += box.start[d];
-                found(pair, number_of(index, a.shape()));
+            if (number_of(blocks, place.block, 0, a) < first_[place.item] || by_number(place.item)) {
+                const auto read = [&](const LazyTensor& tensor, unsigned which) {
+                    return blocks.gather(place.block, tensor, workers_.gatherer(worker),
+                                         workers_.buffer(worker, which));
+                };
+                if (const auto element = first_apart(place.item, a.dtype(), read(a, 0), read(b, 1)))
+                    found(place.item, number_of(blocks, place.block, *element, a));
             }
-        }
-        watch_.add(size);
+            watch_.add(blocks.size(place.block));
+        });
     }
 
     /// The first element of a block that differs, or that is beyond the tolerance.

@@ -3,7 +3,6 @@
 
 #include "base/hex.hpp"
 #include "base/ordered_digests.hpp"
-#include "base/pool.hpp"
 #include "base/watch.hpp"
 #include "checkpoint/identity.hpp"
 #include "lazy/blocks.hpp"
@@ -24,15 +23,13 @@ template <class Hash> class Hasher {
 public:
     /// `tensors` and `watch` outlive it.
     Hasher(std::span<const LazyTensor* const> tensors, unsigned threads, Watch& watch)
-        : tensors_(tensors), workers_(threads, 1), watch_(watch), digests_(tensors.size()) {
+        : tensors_(tensors), workers_(threads), watch_(watch), digests_(tensors.size()) {
         for (const LazyTensor* tensor : tensors_) row_.add(blocks_of(*tensor).count());
     }
 
     void run() {
         watch_.tell();
-        parallel_for(
-            row_.size(), workers_.count(), [this](std::size_t i, unsigned worker) { do_block(row_.at(i), worker); },
-            [this] { watch_.tick(); });
+        row_.each(workers_.count(), watch_, [this](auto place, unsigned worker) { do_block(place, worker); });
         watch_.tell();
     }
 
@@ -45,11 +42,11 @@ private:
         try {
             watch_.check_stop();
             const LazyTensor& tensor = *tensors_[place.item];
-            const Extent range = blocks_of(tensor).range(place.block);
-            const auto bytes = workers_.buffer(worker).first(static_cast<std::size_t>(range.size));
-            workers_.gatherer(worker).fill(tensor, range.offset, bytes);
+            const Blocks blocks = blocks_of(tensor);
+            const auto bytes = blocks.gather(place.block, tensor, workers_.gatherer(worker), workers_.buffer(worker));
             Watch* const watch = worker == 0 ? &watch_ : nullptr;  // worker 0 is the caller's thread
-            if (digests_.feed(place.item, tensor.nbytes(), range.offset, bytes, watch)) watch_.add(range.size);
+            const std::uint64_t offset = blocks.range(place.block).offset;
+            if (digests_.feed(place.item, tensor.nbytes(), offset, bytes, watch)) watch_.add(bytes.size());
         } catch (...) {
             digests_.abandon_all();
             throw;

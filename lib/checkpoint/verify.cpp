@@ -3,7 +3,6 @@
 
 #include "base/checksum.hpp"
 #include "base/ordered_digests.hpp"
-#include "base/pool.hpp"
 #include "base/watch.hpp"
 #include "checkpoint/contents.hpp"
 #include "checkpoint/stored_digests.hpp"
@@ -30,7 +29,6 @@ using namespace literals;
 // Work is handed out in such blocks, smaller where the buffers of all workers would not stay within their bound.
 constexpr std::uint64_t largest_block = 8_MiB;
 constexpr std::uint64_t all_buffers = 32_MiB;
-constexpr std::uint64_t page = 4_KiB;
 
 /// Bytes that have one checksum, or none.
 struct Stretch {
@@ -97,8 +95,8 @@ class Reader {
 public:
     Reader(const std::vector<Stretch>& stretches, unsigned threads, Watch& watch)
         : stretches_(stretches),
-          buffers_(thread_count(threads)),
-          block_(std::min(largest_block, all_buffers / buffers_.size() / page * page)),
+          workers_(thread_count(threads)),
+          block_(std::min(largest_block, all_buffers / workers_.size() / Worker::page * Worker::page)),
           watch_(watch),
           digests_(stretches.size()) {
         for (const Stretch& stretch : stretches_)
@@ -106,9 +104,8 @@ public:
     }
 
     void run(VerifyReport& report) {
-        parallel_for(
-            row_.size(), static_cast<unsigned>(buffers_.size()),
-            [this](std::size_t i, unsigned worker) { do_block(row_.at(i), worker); }, [this] { watch_.tick(); });
+        row_.each(static_cast<unsigned>(workers_.size()), watch_,
+                  [this](auto place, unsigned worker) { do_block(place, worker); });
         // In the order of the file, whichever worker was first.
         std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
             return std::tie(a.place.item, a.place.block) < std::tie(b.place.item, b.place.block);
@@ -182,9 +179,7 @@ private:
 
     std::span<const std::byte> read(const Stretch& stretch, std::uint64_t offset, std::uint64_t size, unsigned worker) {
         watch_.check_stop();
-        std::vector<std::byte>& buffer = buffers_[worker];
-        if (buffer.size() < size) buffer.resize(size);
-        const std::span bytes(buffer.data(), size);
+        const auto bytes = workers_[worker].buffer(block_).first(size);
         stretch.source->read_at(stretch.extent.offset + offset, bytes);
         watch_.add(size);
         return bytes;
@@ -196,7 +191,7 @@ private:
     }
 
     const std::vector<Stretch>& stretches_;
-    std::vector<std::vector<std::byte>> buffers_;  // one for each worker
+    std::vector<Worker> workers_;
     std::uint64_t block_;
     Watch& watch_;
     BlockRow row_;

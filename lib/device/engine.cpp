@@ -10,7 +10,6 @@
 #include "base/pool.hpp"
 #include "base/text.hpp"
 #include "lazy/blocks.hpp"
-#include "lazy/gatherer.hpp"
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 
@@ -32,16 +31,6 @@ constexpr std::uint64_t block_bytes = 8_MiB;
 // Tiles of transposed tensors pass through a buffer of each reader, so they are smaller.
 constexpr std::uint64_t tile_bytes = 2_MiB;
 constexpr std::uint64_t least_staging = 4_KiB;
-// More threads than this gain nothing on one disk,
-constexpr unsigned default_readers = 4;
-// and more than this on none: each has a block of its own in hand.
-constexpr unsigned most_readers = 16;
-
-std::uint64_t box_bytes(const LazyTensor& tensor, const Box& box) {
-    std::uint64_t elements = 1;
-    for (const std::uint64_t extent : box.extent) elements *= extent;  // inside a shape whose product fits
-    return elements * bits(tensor.dtype()) / 8;
-}
 
 /// What has to be read for `bytes` of a value: more or less where it is cast.
 std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
@@ -84,10 +73,6 @@ std::uint64_t choose_staging(const UploadOptions& options) {
                                             ", and has to be at least " + std::to_string(least_staging));
 }
 
-unsigned choose_readers(const UploadOptions& options) {
-    return std::min(thread_count(options.readers), options.readers > 0 ? most_readers : default_readers);
-}
-
 }  // namespace
 
 // ---- Held
@@ -115,19 +100,6 @@ const DeviceTensor* Held::find(std::string_view name) const noexcept {
 }
 
 // ---- What the engine works with
-
-/// One thread's buffers.
-class Engine::Reader {
-public:
-    Gatherer gatherer;
-    std::span<std::byte> scratch(std::uint64_t size) {
-        if (scratch_.size() < size) scratch_.resize(size);
-        return std::span(scratch_).first(size);
-    }
-
-private:
-    std::vector<std::byte> scratch_;
-};
 
 /// One tensor on its way. All members are guarded by the engine's mutex, but those set by allocate(), which do not
 /// change afterwards.
@@ -200,7 +172,9 @@ std::size_t IdentityHash::operator()(const Identity& identity) const noexcept {
 }
 
 Engine::Engine(std::shared_ptr<Device> device, const UploadOptions& options)
-    : device_(std::move(device)), reader_count_(choose_readers(options)), residency_(choose_budget(*device_, options)) {
+    : device_(std::move(device)),
+      reader_count_(thread_count(options.readers, uploading_threads)),
+      residency_(choose_budget(*device_, options)) {
     const std::uint64_t staging = choose_staging(options);
     const std::uint64_t buffer = std::min(block_bytes, staging);
     staging_ = std::make_unique<StagingRing>(device_, buffer, staging / buffer);
@@ -375,7 +349,7 @@ bool Engine::bring(Lock& lock, std::span<const Id> ids) {
         return std::nullopt;
     };
 
-    std::unique_ptr<Reader> reader = borrow_reader();
+    std::unique_ptr<Worker> worker = borrow_worker();
     for (;;) {
         while (here < begun && arrived(wants[here])) ++here;
         while (begun < wants.size() && set_off(lock, wants[begun])) ++begun;
@@ -383,10 +357,10 @@ bool Engine::bring(Lock& lock, std::span<const Id> ids) {
         auto step = own_step();
         // While there is no room, whoever is in the way is helped.
         if (!step && begun < wants.size()) step = next_step();
-        if (step) run(lock, *step, *reader);
+        if (step) run(lock, *step, *worker);
         else if (here == begun || !arrived(wants[here])) changed_.wait(lock);
     }
-    idle_.push_back(std::move(reader));
+    idle_.push_back(std::move(worker));
     return true;
 }
 
@@ -509,12 +483,12 @@ std::optional<Engine::Step> Engine::next_step() {
     return std::nullopt;
 }
 
-void Engine::run(Lock& lock, const Step& step, Reader& reader) {
+void Engine::run(Lock& lock, const Step& step, Worker& worker) {
     Upload& upload = *step.upload;
     lock.unlock();
     std::exception_ptr fault;
     try {
-        perform(step, reader);
+        perform(step, worker);
     } catch (...) {
         fault = current_fault(upload.tensor);
     }
@@ -567,11 +541,11 @@ void Engine::finish(Lock& lock, Upload& upload) {
     changed_.notify_all();
 }
 
-void Engine::perform(const Step& step, Reader& reader) {
+void Engine::perform(const Step& step, Worker& worker) {
     Upload& upload = *step.upload;
     if (step.allocate) allocate(upload);
-    else if (!upload.memory->host_bytes().empty()) read_direct(upload, step.block, reader);
-    else read_staged(upload, step.block, reader);
+    else if (!upload.memory->host_bytes().empty()) read_direct(upload, step.block, worker);
+    else read_staged(upload, step.block, worker);
 }
 
 void Engine::allocate(Upload& upload) {
@@ -585,30 +559,22 @@ void Engine::allocate(Upload& upload) {
 }
 
 /// Into memory that this process can write.
-void Engine::read_direct(Upload& upload, std::uint64_t block, Reader& reader) {
+void Engine::read_direct(Upload& upload, std::uint64_t block, Worker& worker) {
     const LazyTensor& tensor = upload.tensor;
     const auto to = upload.memory->host_bytes();
-    std::uint64_t bytes = 0;
-    if (upload.blocks->ranges()) {
-        const Extent range = upload.blocks->range(block);
-        bytes = range.size;
-        reader.gatherer.fill(tensor, range.offset, to.subspan(range.offset, range.size));
-    } else {
-        const Box box = upload.blocks->box(block);
-        bytes = box_bytes(tensor, box);
-        const auto tile = reader.scratch(bytes);
-        reader.gatherer.fill(tensor, box, tile);
-        for_each_range(tensor.shape(), bits(tensor.dtype()), box,
-                       [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
-                           std::memcpy(to.data() + at, tile.data() + from, size);
-                       });
-    }
+    const bool straight = upload.blocks->ranges();
+    const auto buffer = straight ? to.subspan(upload.blocks->range(block).offset) : worker.buffer(tile_bytes);
+    const auto bytes = upload.blocks->gather(block, tensor, worker.gatherer, buffer);
+    if (!straight)
+        upload.blocks->scatter(block, [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
+            std::memcpy(to.data() + at, bytes.data() + from, size);
+        });
     const std::lock_guard lock(mutex_);
-    stats_.bytes_pread += stored_bytes(tensor, bytes);
+    stats_.bytes_pread += stored_bytes(tensor, bytes.size());
 }
 
 /// Through a staging buffer. The copies may be under way still when this returns.
-void Engine::read_staged(Upload& upload, std::uint64_t block, Reader& reader) {
+void Engine::read_staged(Upload& upload, std::uint64_t block, Worker& worker) {
     const LazyTensor& tensor = upload.tensor;
     StagingRing::Loan loan = staging_->take();
     const auto buffer = loan.buffer()->bytes();
@@ -620,17 +586,8 @@ void Engine::read_staged(Upload& upload, std::uint64_t block, Reader& reader) {
     };
     std::uint64_t bytes = 0;
     try {
-        if (upload.blocks->ranges()) {
-            const Extent range = upload.blocks->range(block);
-            bytes = range.size;
-            reader.gatherer.fill(tensor, range.offset, buffer.first(bytes));
-            copy(range.offset, 0, range.size);
-        } else {
-            const Box box = upload.blocks->box(block);
-            bytes = box_bytes(tensor, box);
-            reader.gatherer.fill(tensor, box, buffer.first(bytes));
-            for_each_range(tensor.shape(), bits(tensor.dtype()), box, copy);
-        }
+        bytes = upload.blocks->gather(block, tensor, worker.gatherer, buffer).size();
+        upload.blocks->scatter(block, copy);
     } catch (...) {
         track(upload, std::move(last), 0);
         throw;
@@ -664,11 +621,11 @@ void Engine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint6
 
 // ---- Threads
 
-std::unique_ptr<Engine::Reader> Engine::borrow_reader() {
-    if (idle_.empty()) return std::make_unique<Reader>();
-    auto reader = std::move(idle_.back());
+std::unique_ptr<Worker> Engine::borrow_worker() {
+    if (idle_.empty()) return std::make_unique<Worker>();
+    auto worker = std::move(idle_.back());
     idle_.pop_back();
-    return reader;
+    return worker;
 }
 
 void Engine::wake_readers() {
@@ -682,15 +639,15 @@ void Engine::wake_readers() {
 
 void Engine::read_until_stopped() {
     ::pthread_setname_np(::pthread_self(), "safemap-reader");
-    std::optional<Reader> reader;
+    std::optional<Worker> worker;
     try {
-        reader.emplace();
+        worker.emplace();
     } catch (const std::bad_alloc&) {
         return;  // whoever acquires reads alone
     }
     Lock lock(mutex_);
     while (!stopping_) {
-        if (const auto step = next_step()) run(lock, *step, *reader);
+        if (const auto step = next_step()) run(lock, *step, *worker);
         else work_.wait(lock);
     }
 }

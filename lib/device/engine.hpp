@@ -3,6 +3,7 @@
 
 #include "device/residency.hpp"
 #include "device/staging.hpp"
+#include "lazy/bulk.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/uploader.hpp>
@@ -90,7 +91,6 @@ private:
     struct Upload;
     struct Step;
     struct Want;
-    class Reader;
 
     /// A tensor that is on the device, on its way, asked for, or of which a fault is still to be told.
     struct Entry {
@@ -120,18 +120,18 @@ private:
     // Uploads.
     std::shared_ptr<Upload> begin(Id id, std::deque<std::shared_ptr<Upload>>& queue);
     std::optional<Step> next_step();
-    void run(Lock& lock, const Step& step, Reader& reader);
+    void run(Lock& lock, const Step& step, Worker& worker);
     void finish(Lock& lock, Upload& upload);
-    void perform(const Step& step, Reader& reader);
+    void perform(const Step& step, Worker& worker);
     void allocate(Upload& upload);
-    void read_direct(Upload& upload, std::uint64_t block, Reader& reader);
-    void read_staged(Upload& upload, std::uint64_t block, Reader& reader);
+    void read_direct(Upload& upload, std::uint64_t block, Worker& worker);
+    void read_staged(Upload& upload, std::uint64_t block, Worker& worker);
     void track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint64_t bytes_read);
 
     // Threads.
     void wake_readers();
     void read_until_stopped();
-    std::unique_ptr<Reader> borrow_reader();
+    std::unique_ptr<Worker> borrow_worker();
 
     const std::shared_ptr<Device> device_;
     const unsigned reader_count_;
@@ -147,7 +147,7 @@ private:
     // finds nothing left to do in it.
     std::deque<std::shared_ptr<Upload>> demanded_;
     std::deque<std::shared_ptr<Upload>> prefetched_;
-    std::vector<std::unique_ptr<Reader>> idle_;  // of threads that acquire
+    std::vector<std::unique_ptr<Worker>> idle_;  // of threads that acquire
     std::vector<std::thread> threads_;
     bool stopping_ = false;
     UploadStats stats_;

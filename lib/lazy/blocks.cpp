@@ -122,6 +122,7 @@ Blocks::Blocks(const LazyTensor& tensor, std::uint64_t max_bytes) : Blocks(tenso
 
     ranges_ = false;
     shape_ = tensor.shape();
+    element_bits_ = bits(tensor.dtype());
     const std::uint64_t budget = std::max<std::uint64_t>(max_bytes / element_size(tensor.dtype()), 1);
     const auto side = static_cast<std::uint64_t>(std::sqrt(static_cast<double>(budget)));
     step_ = Shape(shape_.size(), 1);
@@ -154,6 +155,18 @@ Box Blocks::box(std::uint64_t i) const {
         i /= grid_[d];
     }
     return box;
+}
+
+std::uint64_t Blocks::size(std::uint64_t i) const {
+    return ranges_ ? range(i).size : *safemap::element_count(box(i).extent) * element_bits_ / 8;
+}
+
+std::span<std::byte> Blocks::gather(std::uint64_t i, const LazyTensor& tensor, Gatherer& gatherer,
+                                    std::span<std::byte> buffer) const {
+    const auto bytes = buffer.first(static_cast<std::size_t>(size(i)));
+    if (ranges_) gatherer.fill(tensor, range(i).offset, bytes);
+    else gatherer.fill(tensor, box(i), bytes);
+    return bytes;
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -2,10 +2,13 @@
 // transposes.
 #pragma once
 
+#include "lazy/gatherer.hpp"
+
 #include <safemap/lazy_tensor.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -29,9 +32,16 @@ public:
     bool ranges() const noexcept { return ranges_; }
     /// The i-th range, in bytes of the value; they follow each other. Only where ranges().
     Extent range(std::uint64_t i) const noexcept;
-    /// The i-th box, in row-major order of their corners. Only where not ranges(). for_each_range says where its
-    /// bytes go.
+    /// The i-th box, in row-major order of their corners. Only where not ranges().
     Box box(std::uint64_t i) const;
+
+    /// Bytes of the i-th.
+    std::uint64_t size(std::uint64_t i) const;
+    /// Fills the beginning of `buffer` with the i-th of a tensor that is cut like this; returns what it has filled.
+    std::span<std::byte> gather(std::uint64_t i, const LazyTensor& tensor, Gatherer& gatherer,
+                                std::span<std::byte> buffer) const;
+    /// Says where the bytes of the i-th go: calls put as for_each_range does.
+    template <class Put> void scatter(std::uint64_t i, Put&& put) const;
 
 private:
     Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept;
@@ -40,6 +50,7 @@ private:
     static Blocks of_rows(const LazyTensor& tensor, std::uint64_t max_bytes);
     bool ranges_ = true;
     std::uint64_t count_ = 0;
+    unsigned element_bits_ = 8;
     std::uint64_t range_bytes_ = 0;
     std::uint64_t total_bytes_ = 0;
     Shape shape_;

@@ -35,4 +35,10 @@ template <class Range> void for_each_range(const Shape& shape, unsigned element_
     }
 }
 
+template <class Put> void Blocks::scatter(std::uint64_t i, Put&& put) const {
+    if (!ranges_) return for_each_range(shape_, element_bits_, box(i), put);
+    const Extent whole = range(i);
+    put(whole.offset, std::uint64_t{0}, whole.size);
+}
+
 }  // namespace safemap::SAFEMAP_ABI

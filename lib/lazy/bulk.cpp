@@ -1,8 +1,6 @@
 // Workers' memory, and where a block of many tensors is.
 #include "lazy/bulk.hpp"
 
-#include "base/pool.hpp"
-
 #include <safemap/bytes.hpp>
 
 #include <algorithm>
@@ -15,28 +13,36 @@ using namespace literals;
 
 constexpr std::uint64_t all_memory = 32_MiB;
 constexpr std::uint64_t gatherer_memory = 3_MiB;
-constexpr std::uint64_t largest_buffer = 4_MiB;
-constexpr std::uint64_t page = 4_KiB;
-constexpr unsigned most_workers = 8;  // which leaves each 1 MiB for its buffers
 
 }  // namespace
 
-Workers::Workers(unsigned threads, unsigned buffers)
-    : workers_(std::min(thread_count(threads), most_workers)), buffers_(buffers) {
-    const std::uint64_t room = (all_memory / workers_.size() - gatherer_memory) / buffers_;
-    buffer_size_ = static_cast<std::size_t>(std::min(largest_buffer, room / page * page));
+std::span<std::byte> Worker::buffer(std::size_t size) {
+    if (size > size_) {
+        memory_.reset(new (std::align_val_t{page}) std::byte[size]);
+        size_ = size;
+    }
+    return {memory_.get(), size};
 }
 
-std::span<std::byte> Workers::buffer(unsigned worker, unsigned which) {
-    auto& memory = workers_[worker].memory;
-    if (!memory) memory = std::make_unique_for_overwrite<std::byte[]>(buffers_ * buffer_size_);
-    return {memory.get() + which * buffer_size_, buffer_size_};
+Workers::Workers(unsigned threads, unsigned buffers, std::uint64_t largest, ThreadLimits limits)
+    : workers_(thread_count(threads, limits)),
+      buffers_(buffers),
+      buffer_size_(buffer_size(count(), buffers, largest)) {}
+
+std::size_t Workers::buffer_size(unsigned count, unsigned buffers, std::uint64_t largest) noexcept {
+    const std::uint64_t room = (all_memory / count - gatherer_memory) / buffers;
+    return static_cast<std::size_t>(std::min(largest, room / Worker::page * Worker::page));
 }
 
 BlockRow::Place BlockRow::at(std::size_t i) const noexcept {
     const auto end = std::upper_bound(ends_.begin(), ends_.end(), i);
     const std::size_t begin = end == ends_.begin() ? 0 : *std::prev(end);
     return {static_cast<std::size_t>(end - ends_.begin()), i - begin};
+}
+
+void BlockRow::each(unsigned threads, Watch& watch, const std::function<void(Place, unsigned)>& work) const {
+    parallel_for(
+        size(), threads, [&](std::size_t i, unsigned worker) { work(at(i), worker); }, [&] { watch.tick(); });
 }
 
 }  // namespace safemap::SAFEMAP_ABI

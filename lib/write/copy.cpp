@@ -44,7 +44,7 @@ private:
 
 /// In the order of the value. What goes to one place is cut where a block of the file ends, and lies in the buffer as
 /// in its page, so that it can be written past the cache.
-void copy_ranges(const Place& to, const LazyTensor& value, Seat& seat) {
+void copy_ranges(const Place& to, const LazyTensor& value, Worker& worker) {
     const std::uint64_t size = value.nbytes();
     const bool one_place = to.pieces.size() == 1 && whole_bytes(value.dtype());
     const std::uint64_t place = one_place ? to.tensor + to.pieces.front().offset : 0;
@@ -53,23 +53,20 @@ void copy_ranges(const Place& to, const LazyTensor& value, Seat& seat) {
     for (std::uint64_t done = 0; done < size;) {
         const std::uint64_t end = std::min(size, ((place + done) / block + 1) * block - place);
         const std::uint64_t into_page = one_place ? (place + done) % page : 0;
-        const auto bytes =
-            seat.buffer.bytes().subspan(static_cast<std::size_t>(into_page), static_cast<std::size_t>(end - done));
-        seat.gatherer.fill(value, done, bytes);
+        const auto bytes = worker.buffer(copy_buffer)
+                               .subspan(static_cast<std::size_t>(into_page), static_cast<std::size_t>(end - done));
+        worker.gatherer.fill(value, done, bytes);
         rows.append(bytes);
         done = end;
     }
 }
 
-void copy_tiles(const Place& to, const LazyTensor& value, const Blocks& tiles, Seat& seat) {
+void copy_tiles(const Place& to, const LazyTensor& value, const Blocks& tiles, Worker& worker) {
     const Region& region = to.region;
     for (std::uint64_t i = 0; i < tiles.count(); ++i) {
-        const Box tile = tiles.box(i);
-        Box box = tile;
+        Box box = tiles.box(i);
         for (std::size_t d = 0; d < box.start.size(); ++d) box.start[d] += region.box.start[d];
-        const auto bytes = seat.buffer.bytes().first(
-            static_cast<std::size_t>(*element_count(tile.extent) * element_size(value.dtype())));
-        seat.gatherer.fill(value, tile, bytes);
+        const auto bytes = tiles.gather(i, value, worker.gatherer, worker.buffer(copy_buffer));
         for_each_range(region.shape, region.element_bits, box,
                        [&](std::uint64_t at, std::uint64_t in_tile, std::uint64_t length) {
                            to.file.write_at(to.tensor + region.offset + at, bytes.subspan(in_tile, length));
@@ -99,10 +96,10 @@ std::vector<Extent> pieces_of(const Region& region) {
 
 void copy_memory(const Place& to, std::span<const std::byte> bytes) { Rows(to).append(bytes); }
 
-void copy_value(const Place& to, const LazyTensor& value, Seat& seat) {
-    const Blocks blocks(value, Seat::buffer_size);
-    if (blocks.ranges()) copy_ranges(to, value, seat);
-    else copy_tiles(to, value, blocks, seat);
+void copy_value(const Place& to, const LazyTensor& value, Worker& worker) {
+    const Blocks blocks(value, copy_buffer);
+    if (blocks.ranges()) copy_ranges(to, value, worker);
+    else copy_tiles(to, value, blocks, worker);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

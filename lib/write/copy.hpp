@@ -2,7 +2,7 @@
 #pragma once
 
 #include "io/output.hpp"
-#include "write/seats.hpp"
+#include "lazy/bulk.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 
@@ -40,8 +40,10 @@ struct Place {
 
 /// Writes the region's bytes, which lie in a row in memory, from where they are.
 void copy_memory(const Place& to, std::span<const std::byte> bytes);
-/// Writes a value through the seat's buffer. Its bytes are those of the region, and where the value stands transposed,
-/// so that tiles of it are read, its shape is the extent of the region's box.
-void copy_value(const Place& to, const LazyTensor& value, Seat& seat);
+/// Bytes of the worker's buffer that copy_value takes.
+inline constexpr std::size_t copy_buffer = std::size_t{2} << 20;
+/// Writes a value through the worker's buffer. Its bytes are those of the region, and where the value stands
+/// transposed, so that tiles of it are read, its shape is the extent of the region's box.
+void copy_value(const Place& to, const LazyTensor& value, Worker& worker);
 
 }  // namespace safemap::SAFEMAP_ABI::write

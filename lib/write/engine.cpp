@@ -4,15 +4,13 @@
 #include "write/engine.hpp"
 
 #include "base/ordered_digests.hpp"
-#include "base/pool.hpp"
 #include "base/watch.hpp"
 #include "lazy/blocks.hpp"
-#include "lazy/gatherer.hpp"
+#include "lazy/bulk.hpp"
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
 #include "write/heads.hpp"
-#include "write/page_buffer.hpp"
 #include "write/saving.hpp"
 
 #include <algorithm>
@@ -35,16 +33,14 @@ using namespace literals;
 constexpr std::uint64_t stream_block = 1_MiB;
 // What is transposed is gathered in tiles, and what is in boxes in rows, the larger the better.
 constexpr std::uint64_t largest_block = 8_MiB;
-constexpr std::uint64_t all_buffers = 32_MiB;
 constexpr std::uint64_t gatherer_buffers = 2_MiB;
-constexpr unsigned default_workers = 2;
-constexpr unsigned most_workers = 8;  // which leaves each a block of 2 MiB
 // A tensor above this that is strided, or in boxes, is never cut by the end of a block: each part would read most of
 // the whole.
 constexpr std::uint64_t small_strided = 64_KiB;
 
 // Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes and more.
 constexpr std::uint64_t page = io::direct_alignment;
+static_assert(Worker::page == page);
 
 /// A stretch of one file that is cut into units in one way.
 struct Stretch {
@@ -52,7 +48,6 @@ struct Stretch {
         stream,  ///< tensors side by side, cut wherever the file's offset is a multiple of a block
         blocks,  ///< one tensor, cut as Blocks says
     };
-    std::uint64_t first_unit = 0;
     Extent bytes = {};
     std::uint32_t file = 0;
     std::uint32_t first = 0;  ///< tensors of the file
@@ -69,20 +64,14 @@ bool stands_apart(const LazyTensor& tensor, Dtype written) {
     return !is_contiguous(view.shape, view.strides) || Blocks::wants_rows(tensor);
 }
 
-unsigned worker_count(unsigned threads) { return std::min(threads == 0 ? default_workers : threads, most_workers); }
-
-std::uint64_t block_for(std::uint64_t workers) {
-    return std::min(largest_block, (all_buffers / workers - gatherer_buffers) / page * page);
-}
-
 class Engine {
 public:
     Engine(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
            unsigned threads)
         : tensors_(tensors),
           layout_(layout),
-          workers_(worker_count(threads)),
-          block_(block_for(workers_.size())),
+          workers_(threads, 1, largest_block, saving_threads),
+          counts_(workers_.count(), std::vector<CastCounts>(layout.casts.size())),
           files_(layout.files.size()),
           around_cache_(io::better_around_cache(layout.data_bytes)),
           staging_(staging),
@@ -97,24 +86,17 @@ public:
             watch_.check_stop();
             prepare(i);
         }
-        parallel_for(
-            static_cast<std::size_t>(units_), static_cast<unsigned>(workers_.size()),
-            [this](std::size_t unit, unsigned worker) { do_unit(unit, workers_[worker]); }, [this] { watch_.tick(); });
+        units_.each(workers_.count(), watch_, [this](auto unit, unsigned worker) { do_unit(unit, worker); });
         // Those without data; an index wants the digests of all the others.
         for (std::uint32_t i = 0; i < files_.size(); ++i)
             if (files_[i].units == 0 && !files_[i].adopted) in_file(i, [&] { finish(i); });
         require_unchanged(tensors_);
-        for (const Worker& worker : workers_)
-            for (std::size_t i = 0; i < worker.counts.size(); ++i) layout_.casts[i].counts += worker.counts[i];
+        for (const auto& counts : counts_)
+            for (std::size_t i = 0; i < counts.size(); ++i) layout_.casts[i].counts += counts[i];
         watch_.tell();
     }
 
 private:
-    struct Worker {
-        PageBuffer buffer;
-        Gatherer gatherer;
-        std::vector<CastCounts> counts;  // as in layout.casts
-    };
     struct File {
         std::optional<io::OutputFile> output;  // from the first of its units to the last
         bool adopted = false;                  // finished by a process that was killed
@@ -151,7 +133,7 @@ private:
 
     void plan(std::uint32_t file) {
         const PlannedFile& planned = layout_.files[file];
-        const std::uint64_t before = units_;
+        const std::size_t before = units_.size();
         const auto count = static_cast<std::uint32_t>(planned.tensors.size());
         for (std::uint32_t first = 0; first < count;) {
             std::uint32_t end = first;
@@ -160,8 +142,8 @@ private:
             if (end < count) plan_blocks(file, end++);
             first = end;
         }
-        files_[file].units = units_ - before;
-        files_[file].units_left = units_ - before;
+        files_[file].units = units_.size() - before;
+        files_[file].units_left = units_.size() - before;
     }
 
     void plan_stream(std::uint32_t file, std::uint32_t first, std::uint32_t end) {
@@ -178,7 +160,7 @@ private:
 
     void plan_blocks(std::uint32_t file, std::uint32_t tensor) {
         const PlannedTensor& planned = layout_.files[file].tensors[tensor];
-        const Blocks blocks = Blocks::for_disk(value(planned), block_ - page);
+        const Blocks blocks = blocks_of(value(planned));
         Stretch stretch{.bytes = {planned.offset, end_of(file, tensor) - planned.offset},
                         .file = file,
                         .first = tensor,
@@ -188,12 +170,14 @@ private:
         add(stretch, blocks.count());
     }
 
-    void add(Stretch stretch, std::uint64_t units) {
+    void add(const Stretch& stretch, std::uint64_t units) {
         if (units == 0) return;
-        stretch.first_unit = units_;
         stretches_.push_back(stretch);
-        units_ += units;
+        units_.add(units);
     }
+
+    /// A block stands in its buffer as in its page of the file.
+    Blocks blocks_of(const LazyTensor& tensor) const { return Blocks::for_disk(tensor, workers_.buffer_size() - page); }
 
     bool stands_apart(const PlannedTensor& planned) const {
         return write::stands_apart(tensors_[planned.number], planned.dtype);
@@ -213,7 +197,7 @@ private:
     // ---- copying, on any thread
 
     /// Those who wait for their turn hear of a worker that cannot go on.
-    void do_unit(std::uint64_t unit, Worker& worker) {
+    void do_unit(BlockRow::Place unit, unsigned worker) {
         try {
             watch_.check_stop();
             copy(unit, worker);
@@ -223,15 +207,12 @@ private:
         }
     }
 
-    void copy(std::uint64_t unit, Worker& worker) {
-        const auto after = std::upper_bound(stretches_.begin(), stretches_.end(), unit,
-                                            [](std::uint64_t u, const Stretch& s) { return u < s.first_unit; });
-        const Stretch& stretch = *std::prev(after);
-        const std::uint64_t number = unit - stretch.first_unit;
+    void copy(BlockRow::Place unit, unsigned worker) {
+        const Stretch& stretch = stretches_[unit.item];
         in_file(stretch.file, [&] {
             open(stretch.file);
-            const bool done = stretch.kind == Stretch::Kind::stream ? copy_stream(stretch, number, worker)
-                                                                    : copy_block(stretch, number, worker);
+            const bool done = stretch.kind == Stretch::Kind::stream ? copy_stream(stretch, unit.block, worker)
+                                                                    : copy_block(stretch, unit.block, worker);
             if (!done) return;
             // Whoever does a file's last unit brings it to the disk, while the others write on.
             if (files_[stretch.file].units_left.fetch_sub(1) == 1) finish(stretch.file);
@@ -239,7 +220,7 @@ private:
     }
 
     /// Here and below, false where another worker has met an error that ends it all.
-    bool copy_stream(const Stretch& stretch, std::uint64_t number, Worker& worker) {
+    bool copy_stream(const Stretch& stretch, std::uint64_t number, unsigned worker) {
         const std::uint64_t from = stretch.bytes.offset;
         const std::uint64_t begin = std::max(from, (from / stream_block + number) * stream_block);
         const std::uint64_t end = std::min(stretch.bytes.end(), (from / stream_block + number + 1) * stream_block);
@@ -263,50 +244,38 @@ private:
         return true;
     }
 
-    bool copy_block(const Stretch& stretch, std::uint64_t number, Worker& worker) {
+    bool copy_block(const Stretch& stretch, std::uint64_t number, unsigned worker) {
         const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
         const LazyTensor tensor = value(planned);
-        const Blocks blocks = Blocks::for_disk(tensor, block_ - page);
-        if (blocks.ranges()) {
-            const Extent range = blocks.range(number);
-            const std::uint64_t begin = planned.offset + range.offset;
-            const auto bytes = in_page(begin, range.size, worker);
-            gather(planned, range.offset, bytes, worker);
-            if (!feed(planned, stretch.bytes.size, range.offset, bytes, worker)) return false;
-            output(stretch).write_at(begin, bytes);
-            watch_.add(bytes.size());
-            return true;
-        }
-        const Box box = blocks.box(number);
-        std::uint64_t size = element_size(tensor.dtype());
-        for (const std::uint64_t extent : box.extent) size *= extent;
-        const auto bytes = buffer(worker).first(static_cast<std::size_t>(size));
-        worker.gatherer.fill(tensor, box, bytes);
+        const Blocks blocks = blocks_of(tensor);
+        const std::uint64_t offset = blocks.ranges() ? blocks.range(number).offset : 0;
+        const auto buffer = in_page(planned.offset + offset, blocks.size(number), worker);
+        const auto bytes = blocks.gather(number, tensor, workers_.gatherer(worker), buffer);
         count_cast(planned, worker);
-        for_each_range(tensor.shape(), bits(tensor.dtype()), box,
-                       [&](std::uint64_t at, std::uint64_t in_box, std::uint64_t length) {
-                           output(stretch).write_at(planned.offset + at, bytes.subspan(in_box, length));
-                       });
-        watch_.add(size);
+        if (blocks.ranges() && !feed(planned, stretch.bytes.size, offset, bytes, worker)) return false;
+        blocks.scatter(number, [&](std::uint64_t at, std::uint64_t in_block, std::uint64_t length) {
+            output(stretch).write_at(planned.offset + at, bytes.subspan(in_block, length));
+        });
+        watch_.add(bytes.size());
         const bool last_box = stretch.boxes_left != nullptr && stretch.boxes_left->fetch_sub(1) == 1;
         return !last_box || read_back(stretch, worker);
     }
 
     /// Units are taken in order, and each waits only for those before it.
     bool feed(const PlannedTensor& planned, std::uint64_t size, std::uint64_t offset, std::span<const std::byte> bytes,
-              Worker& worker) {
-        Watch* const watch = is_caller(worker) ? &watch_ : nullptr;
+              unsigned worker) {
+        Watch* const watch = worker == 0 ? &watch_ : nullptr;  // worker 0 is the caller's thread
         return !digests_ || digests_->feed(planned.number, size, offset, bytes, watch);
     }
 
-    bool read_back(const Stretch& stretch, Worker& worker) {
+    bool read_back(const Stretch& stretch, unsigned worker) {
         const io::File file = output(stretch).reader(staging_.path_of(layout_.files[stretch.file].name));
         const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
         for (std::uint64_t done = 0; done < stretch.bytes.size;) {
             watch_.check_stop();
-            if (is_caller(worker)) watch_.tick();
+            if (worker == 0) watch_.tick();
             const std::uint64_t size = std::min(stream_block, stretch.bytes.size - done);
-            const auto bytes = buffer(worker).first(static_cast<std::size_t>(size));
+            const auto bytes = workers_.buffer(worker).first(static_cast<std::size_t>(size));
             file.read_at(planned.offset + done, bytes);
             if (!feed(planned, stretch.bytes.size, done, bytes, worker)) return false;
             done += size;
@@ -314,20 +283,19 @@ private:
         return true;
     }
 
-    void gather(const PlannedTensor& planned, std::uint64_t offset, std::span<std::byte> into, Worker& worker) {
+    void gather(const PlannedTensor& planned, std::uint64_t offset, std::span<std::byte> into, unsigned worker) {
         const LazyTensor& tensor = tensors_[planned.number];
-        if (tensor.dtype() == planned.dtype) worker.gatherer.fill(tensor, offset, into);
-        else worker.gatherer.fill(tensor.cast(planned.dtype), offset, into);
+        if (tensor.dtype() == planned.dtype) workers_.gatherer(worker).fill(tensor, offset, into);
+        else workers_.gatherer(worker).fill(tensor.cast(planned.dtype), offset, into);
         count_cast(planned, worker);
     }
 
-    void count_cast(const PlannedTensor& planned, Worker& worker) {
+    void count_cast(const PlannedTensor& planned, unsigned worker) {
         const Dtype from = tensors_[planned.number].stored()->dtype();
         if (from == planned.dtype) return;
-        worker.counts.resize(layout_.casts.size());
         for (std::size_t i = 0; i < layout_.casts.size(); ++i)
             if (layout_.casts[i].from == from && layout_.casts[i].to == planned.dtype)
-                worker.counts[i] += worker.gatherer.take_counts();
+                counts_[worker][i] += workers_.gatherer(worker).take_counts();
     }
 
     /// Units are taken in the order of the files, so no more are open at a time than there are workers, and one.
@@ -351,18 +319,11 @@ private:
         staging_.finished(planned.name);
     }
 
-    bool is_caller(const Worker& worker) const noexcept { return &worker == &workers_.front(); }
-
     const io::OutputFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
 
     /// Stands in memory as at `begin` in its page of the file, so that it can be written past the cache.
-    std::span<std::byte> in_page(std::uint64_t begin, std::uint64_t size, Worker& worker) const {
-        return buffer(worker).subspan(static_cast<std::size_t>(begin % page), static_cast<std::size_t>(size));
-    }
-
-    std::span<std::byte> buffer(Worker& worker) const {
-        if (worker.buffer.bytes().empty()) worker.buffer = PageBuffer(static_cast<std::size_t>(block_));
-        return worker.buffer.bytes();
+    std::span<std::byte> in_page(std::uint64_t begin, std::uint64_t size, unsigned worker) {
+        return workers_.buffer(worker).subspan(static_cast<std::size_t>(begin % page), static_cast<std::size_t>(size));
     }
 
     template <class Work> void in_file(std::uint32_t file, Work&& work) {
@@ -376,8 +337,8 @@ private:
 
     std::span<const LazyTensor> tensors_;
     Layout& layout_;
-    std::vector<Worker> workers_;
-    std::uint64_t block_;
+    Workers workers_;
+    std::vector<std::vector<CastCounts>> counts_;  // of each worker, as in layout.casts
     std::vector<File> files_;
     std::optional<OrderedDigests> digests_;  // of the caller's tensors
     std::deque<std::atomic<std::uint64_t>> boxes_left_;
@@ -385,7 +346,7 @@ private:
     bool around_cache_;
     io::Staging& staging_;
     std::vector<Stretch> stretches_;
-    std::uint64_t units_ = 0;
+    BlockRow units_;  // of stretches
     Watch watch_;
 };
 
@@ -397,14 +358,14 @@ void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Stagin
 }
 
 std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads) {
-    const std::uint64_t workers = worker_count(threads);
+    const unsigned workers = thread_count(threads, saving_threads);
+    const std::uint64_t largest = Workers::buffer_size(workers, 1, largest_block);
     std::uint64_t block = std::min(stream_block, layout.data_bytes);
     bool gathers = false;
     for (const PlannedFile& file : layout.files)
         for (const PlannedTensor& planned : file.tensors) {
             const LazyTensor& tensor = tensors[planned.number];
-            if (stands_apart(tensor, planned.dtype))
-                block = std::max(block, std::min(block_for(workers), tensor.nbytes()));
+            if (stands_apart(tensor, planned.dtype)) block = std::max(block, std::min(largest, tensor.nbytes()));
             const StridedView& view = tensor.strided_view();
             gathers = gathers || tensor.stored()->dtype() != planned.dtype || tensor.stored()->piece_count() > 1 ||
                       !is_contiguous(view.shape, view.strides);

@@ -9,16 +9,16 @@ Seats::Taken Seats::take() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !free_.empty() || left_ > 0; });
     if (free_.empty()) {
-        auto seat = std::make_unique<Seat>();
+        auto seat = std::make_unique<Worker>();
         --left_;
         return {*this, std::move(seat)};
     }
-    std::unique_ptr<Seat> seat = std::move(free_.back());
+    std::unique_ptr<Worker> seat = std::move(free_.back());
     free_.pop_back();
     return {*this, std::move(seat)};
 }
 
-void Seats::give_back(std::unique_ptr<Seat> seat) noexcept {
+void Seats::give_back(std::unique_ptr<Worker> seat) noexcept {
     {
         const std::lock_guard lock(mutex_);
         free_.push_back(std::move(seat));  // there is room for all

@@ -1,10 +1,7 @@
 // Seats for threads that copy: however many come, only so many have buffers at a time.
 #pragma once
 
-#include "lazy/gatherer.hpp"
-#include "write/page_buffer.hpp"
-
-#include <safemap/bytes.hpp>
+#include "lazy/bulk.hpp"
 
 #include <condition_variable>
 #include <memory>
@@ -13,31 +10,23 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// What a thread needs for copying: with what the gatherer takes at most, 4 MiB.
-struct Seat {
-    static constexpr std::size_t buffer_size = std::size_t{2} << 20;
-
-    PageBuffer buffer{buffer_size};
-    Gatherer gatherer;
-};
-
 /// Thread safe.
 class Seats {
 public:
     /// A seat in use.
     class Taken {
     public:
-        Taken(Seats& seats, std::unique_ptr<Seat> seat) noexcept : seats_(seats), seat_(std::move(seat)) {}
+        Taken(Seats& seats, std::unique_ptr<Worker> seat) noexcept : seats_(seats), seat_(std::move(seat)) {}
         ~Taken() { seats_.give_back(std::move(seat_)); }
         Taken(const Taken&) = delete;
         Taken& operator=(const Taken&) = delete;
 
-        Seat* operator->() const noexcept { return seat_.get(); }
-        Seat& operator*() const noexcept { return *seat_; }
+        Worker* operator->() const noexcept { return seat_.get(); }
+        Worker& operator*() const noexcept { return *seat_; }
 
     private:
         Seats& seats_;
-        std::unique_ptr<Seat> seat_;
+        std::unique_ptr<Worker> seat_;
     };
 
     explicit Seats(std::size_t most) : left_(most) { free_.reserve(most); }
@@ -46,12 +35,12 @@ public:
     Taken take();
 
 private:
-    void give_back(std::unique_ptr<Seat> seat) noexcept;
+    void give_back(std::unique_ptr<Worker> seat) noexcept;
 
     std::mutex mutex_;
     std::condition_variable changed_;
     std::size_t left_;  ///< not made yet
-    std::vector<std::unique_ptr<Seat>> free_;
+    std::vector<std::unique_ptr<Worker>> free_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -39,7 +39,7 @@ using write::Coverage;
 using write::Layout;
 using write::Region;
 
-constexpr std::size_t seats = 8;  // 4 MiB each
+constexpr std::size_t seats = 8;  // 4 MiB each, with what a gatherer takes
 
 const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
@@ -356,8 +356,8 @@ private:
             const io::File written = file.reader(target_.staging().path_of(planned.name));
             const write::Seats::Taken seat = seats_.take();
             for (const write::PlannedTensor& tensor : planned.tensors)
-                digests[tensor.number] =
-                    digest_in(written, {tensor.offset, declared(tensor.number).nbytes()}, seat->buffer.bytes());
+                digests[tensor.number] = digest_in(written, {tensor.offset, declared(tensor.number).nbytes()},
+                                                   seat->buffer(write::copy_buffer));
             write::put_digests(planned, layout_, declared_, digests);
             file.write_at(0, std::as_bytes(std::span(planned.head)));
         });

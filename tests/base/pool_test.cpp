@@ -4,6 +4,7 @@
 #include "doctest_safemap.hpp"
 
 #include <unistd.h>
+#include <algorithm>
 
 #include <atomic>
 #include <chrono>
@@ -82,7 +83,11 @@ TEST_CASE("a forked child has a pool of its own") {
     }));
 }
 
-TEST_CASE("zero threads means one per core") {
-    CHECK(thread_count(0) >= 1);
-    CHECK(thread_count(3) == 3);
+TEST_CASE("zero threads means one per processor, and no operation takes more than its limits") {
+    const unsigned processors = std::max(std::thread::hardware_concurrency(), 1U);
+    for (const ThreadLimits limits : {any_threads, bulk_threads, saving_threads, uploading_threads}) {
+        CHECK(thread_count(0, limits) == std::min(processors, limits.unasked));
+        CHECK(thread_count(3, limits) == 3);
+        CHECK(thread_count(100'000, limits) == limits.most);
+    }
 }

@@ -2,6 +2,7 @@
 #include "lazy/blocks.hpp"
 #include "doctest_safemap.hpp"
 
+#include <cstring>
 #include <vector>
 
 using namespace safemap;
@@ -36,6 +37,38 @@ TEST_CASE("a large transpose is cut into square tiles") {
     CHECK_FALSE(blocks.ranges());
     CHECK(blocks.box(0).extent == Shape{1024, 1024});
     CHECK(blocks.count() == 256);
+}
+
+TEST_CASE("what is gathered block by block and scattered is the value, as ranges and as tiles") {
+    const std::uint64_t rows = 37;
+    const std::uint64_t columns = 23;
+    std::vector<std::uint16_t> stored(rows * columns);
+    for (std::size_t i = 0; i < stored.size(); ++i) stored[i] = static_cast<std::uint16_t>(i);
+    const auto source = memory_source("memory", SharedBytes{.bytes = std::as_bytes(std::span(stored))});
+    const auto base = stored_run(Dtype::u16, {rows, columns}, source, 0);
+    const LazyTensor straight("straight", base);
+    const LazyTensor transposed("transposed", base, {{columns, rows}, {1, columns}, 0});
+    for (const LazyTensor* tensor : {&straight, &transposed}) {
+        CAPTURE(tensor->name());
+        const Blocks blocks(*tensor, 96);
+        CHECK(blocks.ranges() == (tensor == &straight));
+        Gatherer gatherer;
+        std::vector<std::byte> buffer(96);
+        std::vector<std::byte> value(tensor->nbytes());
+        std::uint64_t total = 0;
+        for (std::uint64_t i = 0; i < blocks.count(); ++i) {
+            const auto bytes = blocks.gather(i, *tensor, gatherer, buffer);
+            CHECK(bytes.size() == blocks.size(i));
+            total += bytes.size();
+            blocks.scatter(i, [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
+                std::memcpy(value.data() + at, bytes.data() + from, size);
+            });
+        }
+        std::vector<std::byte> slow(tensor->nbytes());
+        tensor->read(0, slow);
+        CHECK(value == slow);
+        CHECK(total == slow.size());
+    }
 }
 
 TEST_CASE("channels-last images are cut along both near dimensions") {
