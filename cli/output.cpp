@@ -80,25 +80,6 @@ JsonWriter& JsonWriter::key(std::string_view name) {
     return *this;
 }
 
-JsonWriter& JsonWriter::value(std::string_view text) {
-    separate();
-    text_ += '"';
-    while (!text.empty()) {
-        const std::size_t size = character_size(text);
-        const char c = text.front();
-        if (size == 0) text_ += "\xEF\xBF\xBD";
-        else if (c == '"' || c == '\\') (text_ += '\\') += c;
-        else if (c == '\n') text_ += "\\n";
-        else if (c == '\t') text_ += "\\t";
-        else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
-            text_ += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
-        else text_ += text.substr(0, size);
-        text.remove_prefix(std::max<std::size_t>(size, 1));
-    }
-    text_ += '"';
-    return *this;
-}
-
 JsonWriter& JsonWriter::value(double number) {
     return raw(std::isfinite(number) ? fmt::format("{}", number) : std::string("null"));
 }

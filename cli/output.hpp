@@ -32,8 +32,7 @@ public:
     JsonWriter& end_array() { return close(']'); }
     JsonWriter& key(std::string_view name);
 
-    /// Bytes that are no UTF-8 become U+FFFD, so that the text always is.
-    JsonWriter& value(std::string_view text);
+    JsonWriter& value(std::string_view text) { return raw(json_quoted(text)); }
     JsonWriter& value(const char* text) { return value(std::string_view(text)); }
     JsonWriter& value(const std::string& text) { return value(std::string_view(text)); }
     /// Shortest text that reads back as the same number; null where JSON has none.

@@ -52,16 +52,28 @@ template <std::size_t N> bool among(const Range (&ranges)[N], char32_t point) {
     return after != std::begin(ranges) && point <= std::prev(after)->last;
 }
 
+char32_t code_point(std::string_view character) {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
+    if (character.size() == 1) return byte(0);
+    char32_t point = byte(0) & (0x7FU >> character.size());
+    for (std::size_t i = 1; i < character.size(); ++i) point = point << 6 | (byte(i) & 0x3FU);
+    return point;
+}
+
 std::size_t width_of(std::string_view character) {
     if (character.size() < 2) return 1;
     const char32_t point = code_point(character);
     return among(combining, point) ? 0 : among(wide, point) ? 2 : 1;
 }
 
-/// Cuts the first character off `text`; bytes that are not UTF-8 one by one.
+/// Cuts the first character off `text`; bytes that are not UTF-8 may come as one of up to four.
 std::string_view take_character(std::string_view& text) {
-    const std::string_view character = text.substr(0, std::max<std::size_t>(character_size(text), 1));
-    text.remove_prefix(character.size());
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const std::size_t most = std::min<std::size_t>(text.size(), byte(0) < 0xC0 ? 1 : 4);
+    std::size_t size = 1;
+    while (size < most && (byte(size) & 0xC0U) == 0x80) ++size;
+    const std::string_view character = text.substr(0, size);
+    text.remove_prefix(size);
     return character;
 }
 
@@ -96,29 +108,6 @@ void to_terminal(const std::string& text) {
 }
 
 }  // namespace
-
-std::size_t character_size(std::string_view text) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-    if (text.empty()) return 0;
-    const unsigned lead = byte(0);
-    if (lead < 0x80) return 1;
-    const std::size_t size = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    if (lead < 0xC2 || lead > 0xF4 || size > text.size()) return 0;
-    for (std::size_t i = 1; i < size; ++i)
-        if ((byte(i) & 0xC0U) != 0x80) return 0;
-    const unsigned second = byte(1);
-    if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F)) return 0;
-    if ((lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) return 0;
-    return size;
-}
-
-char32_t code_point(std::string_view character) {
-    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
-    if (character.size() == 1) return byte(0);
-    char32_t point = byte(0) & (0x7FU >> character.size());
-    for (std::size_t i = 1; i < character.size(); ++i) point = point << 6 | (byte(i) & 0x3FU);
-    return point;
-}
 
 std::size_t display_width(std::string_view text) {
     std::size_t width = 0;

@@ -8,12 +8,6 @@
 
 namespace safemap::cli {
 
-/// How many bytes the UTF-8 character at the front of `text` has; 0 where the bytes there are not UTF-8 (overlong
-/// forms, surrogates and numbers beyond U+10FFFF are not).
-std::size_t character_size(std::string_view text);
-/// The number of a character that character_size() knows.
-char32_t code_point(std::string_view character);
-
 /// The columns that `text` takes in a terminal: 2 for each wide character (Chinese, Japanese, Korean, emoji), 0 for
 /// each combining mark, 1 for all others. Does not depend on the locale, so pipes and terminals show the same table.
 std::size_t display_width(std::string_view text);

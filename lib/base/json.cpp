@@ -97,22 +97,6 @@ void append_code_point(std::string& out, std::uint32_t code_point) {
     append_unit(out, 0xdc00 + (code_point & 0x3ff));
 }
 
-/// The code point at the front of `text`, which is taken off it. What is no UTF-8 gives U+FFFD for each byte.
-std::uint32_t take_code_point(std::string_view& text) {
-    constexpr std::uint32_t replacement = 0xfffd;
-    const auto lead = static_cast<unsigned char>(text.front());
-    const std::size_t length = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-    const std::string_view whole = text.substr(0, length);
-    if (whole.size() != length || !simdjson::validate_utf8(whole)) {
-        text.remove_prefix(1);
-        return replacement;
-    }
-    std::uint32_t code_point = length == 1 ? lead : lead & (0x7fU >> length);
-    for (const char byte : whole.substr(1)) code_point = code_point << 6 | (static_cast<unsigned char>(byte) & 0x3fU);
-    text.remove_prefix(length);
-    return code_point;
-}
-
 /// Lives in `parser`.
 dom::element parsed(dom::parser& parser, std::string_view text, Errc code, unsigned deepest = max_depth) {
     // simdjson does not count empty containers, so copy() does.
@@ -139,7 +123,7 @@ void hand_out(const dom::object& members, unsigned left, Errc code, const OnMemb
 
 /// Whether the byte needs more than copying.
 constexpr bool special(unsigned char byte, Charset charset) {
-    return byte < 0x20 || byte == '"' || byte == '\\' || (charset == Charset::ascii && byte >= 0x7f);
+    return byte < 0x20 || byte == '"' || byte == '\\' || (charset != Charset::utf8 && byte >= 0x7f);
 }
 
 }  // namespace
@@ -188,6 +172,7 @@ void parse_members(std::string_view text, Errc code, const OnMember& on_member) 
 }
 
 void append_string(std::string& out, std::string_view text, Charset charset) {
+    constexpr std::uint32_t replacement = 0xfffd;
     out += '"';
     while (!text.empty()) {
         std::size_t plain = 0;
@@ -195,7 +180,7 @@ void append_string(std::string& out, std::string_view text, Charset charset) {
         out += text.substr(0, plain);
         text.remove_prefix(plain);
         if (text.empty()) break;
-        switch (const std::uint32_t code_point = take_code_point(text)) {
+        switch (const std::uint32_t code_point = take_character(text).value_or(replacement)) {
             case '"': out += "\\\""; break;
             case '\\': out += "\\\\"; break;
             case '\b': out += "\\b"; break;
@@ -203,7 +188,9 @@ void append_string(std::string& out, std::string_view text, Charset charset) {
             case '\n': out += "\\n"; break;
             case '\r': out += "\\r"; break;
             case '\t': out += "\\t"; break;
-            default: append_code_point(out, code_point);
+            default:
+                if (charset == Charset::ascii || is_control(code_point)) append_code_point(out, code_point);
+                else append_utf8(out, code_point);
         }
     }
     out += '"';
@@ -222,3 +209,9 @@ void append_number(std::string& out, std::uint64_t number) {
 }
 
 }  // namespace safemap::SAFEMAP_ABI::json
+
+std::string safemap::json_quoted(std::string_view text) {
+    std::string out;
+    json::append_string(out, text, json::Charset::shown);
+    return out;
+}

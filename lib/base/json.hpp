@@ -80,10 +80,12 @@ void parse_members(std::string_view text, Errc code, const OnMember& on_member);
 /// How characters beyond ASCII are written.
 enum class Charset : std::uint8_t {
     utf8,   ///< as they are, and DEL too: serde_json
+    shown,  ///< as they are, and what printable() escapes as \uXXXX: for what people look at too
     ascii,  ///< as \uXXXX, in surrogate pairs where needed: Python's json.dump
 };
 
-/// Appends `text` (UTF-8) in quotes, escaped as that writer escapes it.
+/// Appends `text` in quotes, escaped as that writer escapes it. Bytes that are not UTF-8 are U+FFFD, but for utf8,
+/// which copies them.
 void append_string(std::string& out, std::string_view text, Charset charset);
 /// Appends the shortest text that reads back as the same finite number, and as no integer.
 void append_real(std::string& out, double number);

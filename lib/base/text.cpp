@@ -43,21 +43,6 @@ std::size_t ascii_words(std::string_view text) noexcept {
     return at;
 }
 
-/// Whether a character (valid UTF-8) makes a terminal show something else than the text says. UTF-8 sorts as the
-/// numbers of characters do.
-bool is_control(std::string_view character) {
-    constexpr std::pair<std::string_view, std::string_view> controls[] = {
-        {{"\0", 1}, "\x1F"},               // C0
-        {"\x7F", "\xC2\x9F"},              // DEL, and C1, which some terminals obey too
-        {"\xE2\x80\x8B", "\xE2\x80\x8F"},  // U+200B to 200F: no width; marks of direction
-        {"\xE2\x80\xA8", "\xE2\x80\xAE"},  // U+2028 to 202E: ends of lines; turns of direction
-        {"\xE2\x81\xA6", "\xE2\x81\xA9"},  // U+2066 to 2069: turns of direction
-        {"\xEF\xBB\xBF", "\xEF\xBB\xBF"},  // U+FEFF: no width
-    };
-    return std::any_of(std::begin(controls), std::end(controls),
-                       [&](const auto& range) { return character >= range.first && character <= range.second; });
-}
-
 }  // namespace
 
 bool is_utf8(std::string_view text) noexcept {
@@ -69,6 +54,30 @@ bool is_utf8(std::string_view text) noexcept {
         text.remove_prefix(length);
     }
     return true;
+}
+
+std::optional<std::uint32_t> take_character(std::string_view& text) noexcept {
+    const std::size_t length = sequence_length(text);
+    const std::string_view character = text.substr(0, std::max<std::size_t>(length, 1));
+    text.remove_prefix(character.size());
+    if (length == 0) return std::nullopt;
+    std::uint32_t code = static_cast<unsigned char>(character[0]) & (length == 1 ? 0x7FU : 0x7FU >> length);
+    for (const char c : character.substr(1)) code = code << 6 | (static_cast<unsigned char>(c) & 0x3FU);
+    return code;
+}
+
+bool is_control(std::uint32_t character) noexcept {
+    constexpr std::pair<std::uint32_t, std::uint32_t> controls[] = {
+        {0, 0x1F},         // C0
+        {0x7F, 0x9F},      // DEL, and C1, which some terminals obey too
+        {0x61C, 0x61C},    // a mark of direction
+        {0x200B, 0x200F},  // no width; marks of direction
+        {0x2028, 0x202E},  // ends of lines; turns of direction
+        {0x2066, 0x2069},  // turns of direction
+        {0xFEFF, 0xFEFF},  // no width
+    };
+    return std::any_of(std::begin(controls), std::end(controls),
+                       [&](const auto& range) { return character >= range.first && character <= range.second; });
 }
 
 void append_utf8(std::string& out, std::uint32_t code) {
@@ -92,10 +101,10 @@ std::string printable(std::string_view text, std::size_t limit) {
     std::string out;
     while (!text.empty()) {
         if (out.size() >= limit) return out + "…";
-        const std::size_t length = sequence_length(text);
-        const std::string_view character = text.substr(0, std::max<std::size_t>(length, 1));
-        text.remove_prefix(character.size());
-        if (length != 0 && !is_control(character)) {
+        const std::string_view before = text;
+        const auto code = take_character(text);
+        const std::string_view character = before.substr(0, before.size() - text.size());
+        if (code && !is_control(*code)) {
             out += character;
             continue;
         }

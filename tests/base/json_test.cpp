@@ -127,7 +127,7 @@ TEST_CASE("whatever is written is read back") {
     std::string all;
     for (char c = 1; c < 127; ++c) all += c;
     all += "\x7f\u0080\u07ff\u0800\uffff\U00010000\U0010ffff";
-    for (const auto charset : {json::Charset::utf8, json::Charset::ascii})
+    for (const auto charset : {json::Charset::utf8, json::Charset::shown, json::Charset::ascii})
         CHECK(*parse(written(all, charset)).string() == all);
 }
 

@@ -89,10 +89,31 @@ TEST_CASE("names in messages are printable and bounded") {
 }
 
 TEST_CASE("what an error says can be printed, wherever its words come from") {
-    const std::string evil = "a\x1b[2J\xC2\x9B\xE2\x80\xAE";
-    const std::string shown = "a\\x1b[2J\\xc2\\x9b\\xe2\\x80\\xae";
+    const std::string evil = "a\x1b[2J\xC2\x9B\xE2\x80\xAE\xD8\x9C";
+    const std::string shown = "a\\x1b[2J\\xc2\\x9b\\xe2\\x80\\xae\\xd8\\x9c";
     const Error error =
         Error(Errc::io_error, "m" + evil).with_path("p" + evil).with_tensor("t" + evil).during("o" + evil);
     CHECK(std::string(error.what()) == "o" + shown + ": p" + shown + ": tensor 't" + shown + "': m" + shown);
     CHECK(error.path() == "p" + evil);
+}
+
+TEST_CASE(
+    "every character beyond ASCII that Unicode calls a control or a mark of direction is escaped, in text and JSON") {
+    const auto is_bidi = [](std::uint32_t code) {  // Bidi_Control of Unicode 15
+        return code == 0x61C || code == 0x200E || code == 0x200F || (code >= 0x202A && code <= 0x202E) ||
+               (code >= 0x2066 && code <= 0x2069);
+    };
+    for (std::uint32_t code = 1; code < 0x3000; ++code) {
+        std::string text;
+        append_utf8(text, code);
+        CAPTURE(code);
+        const bool control = code < 0x20 || (code >= 0x7F && code < 0xA0) || is_bidi(code);
+        const std::string said = Error(Errc::io_error, text).what();
+        if (control) CHECK(said.find(text) == std::string::npos);
+        const std::string json = json_quoted(text);
+        if (control) CHECK(json.find(text) == std::string::npos);
+        const bool spelled = text == "\"" || text == "\\";  // of JSON alone
+        if (!spelled) CHECK((said == text) == (json == '"' + text + '"'));
+    }
+    CHECK(json_quoted("a\xC2\x9B\b\xFF\xF0\x9F\xA6\x99") == "\"a\\u009b\\b\xEF\xBF\xBD\xF0\x9F\xA6\x99\"");
 }
