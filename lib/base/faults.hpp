@@ -1,8 +1,11 @@
-// Where validators put what they find: open() throws at the first fault, verify() collects them all.
+// Where validators put what they find: open() throws at the first fault, verify() collects them all. And what layers
+// add to an error that passes them.
 #pragma once
 
 #include <safemap/error.hpp>
 
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,6 +41,30 @@ template <class Read> void reporting(FaultSink& faults, Read&& read) {
         if (exit_code(error.code()) != 1) throw;
         faults.fault(std::move(error));
     }
+}
+
+/// Runs `work`; calls add(error) with an Error that leaves it.
+template <class Add, class Work> decltype(auto) adding(Add&& add, Work&& work) {
+    try {
+        return work();
+    } catch (Error& error) {
+        add(error);
+        throw;
+    }
+}
+
+/// Runs `work`; an Error that leaves it is about this file. `path` is a text, or a function that gives one.
+template <class Path, class Work> decltype(auto) about_file(const Path& path, Work&& work) {
+    const auto add = [&](Error& error) {
+        if constexpr (std::is_invocable_v<const Path&>) error.with_path(path());
+        else error.with_path(path);
+    };
+    return adding(add, std::forward<Work>(work));
+}
+
+/// Runs `work`; an Error that leaves it is about the tensor of that name.
+template <class Work> decltype(auto) about_tensor(std::string_view name, Work&& work) {
+    return adding([&](Error& error) { error.with_tensor(name); }, std::forward<Work>(work));
 }
 
 }  // namespace safemap::SAFEMAP_ABI

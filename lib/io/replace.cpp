@@ -2,6 +2,7 @@
 // parent folder, so a rename of that folder in mid-save moves the checkpoint with it instead of tearing it.
 #include "io/replace.hpp"
 
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/commit_list.hpp"
@@ -106,7 +107,7 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
       kind_(kind),
       merges_(existing == Existing::merge),
       job_(std::move(job)) {
-    try {
+    about_file(place_.target, [&] {
         // A save that died in mid-commit is finished first: what it has prepared for this place counts already.
         if (kind == Kind::file && read_commit_list(place_.parent.number()))
             Sibling::clear(place_.parent.number(), Sibling::suffix, notes_);
@@ -114,9 +115,7 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
         else place_.require_absent();
         claim();
         create_content();
-    } catch (Error& error) {
-        throw error.with_path(place_.target);
-    }
+    });
 }
 
 /// What is to be replaced, if there is anything.
@@ -272,7 +271,7 @@ OutputFile Staging::reopen(const std::string& name) const {
 // ---- committing
 
 void Staging::commit(std::span<const std::string> old_files) {
-    try {
+    about_file(place_.target, [&] {
         set_permissions(old_files);
         if (old_) {
             if (merges_) require_free();
@@ -281,9 +280,7 @@ void Staging::commit(std::span<const std::string> old_files) {
         }
         if (replaces_) exchange_file();
         else appear();
-    } catch (Error& error) {
-        throw error.with_path(place_.target);
-    }
+    });
 }
 
 /// Others may have put something into the folder since the save began.
@@ -428,11 +425,8 @@ void Staging::exchange_file() {
         if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), 0) != 0)
             throw system_error(errno, "rename it into place");
         state_ = State::committed;
-        try {
-            sync_folder(parent);
-        } catch (Error& error) {
-            throw error.with_hint("the new checkpoint counts already, but may not be on the disk yet");
-        }
+        adding([](Error& e) { e.with_hint("the new checkpoint counts already, but may not be on the disk yet"); },
+               [&] { sync_folder(parent); });
     }
     clear_sibling();
 }

@@ -4,6 +4,7 @@
 // several at a time.
 #include "lazy/gatherer.hpp"
 
+#include "base/faults.hpp"
 #include "lazy/regions.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "tensor/convert.hpp"
@@ -398,12 +399,7 @@ private:
 
     /// A source of the caller's may not say which it is.
     static void read(const Source& source, std::uint64_t offset, std::span<std::byte> into) {
-        try {
-            source.read_at(offset, into);
-        } catch (Error& error) {
-            error.with_path(source.name());
-            throw;
-        }
+        about_file([&] { return source.name(); }, [&] { source.read_at(offset, into); });
     }
 
     // Cuts a part so that each fits into the window; far elements go one by one.
@@ -544,17 +540,14 @@ Gatherer::Gatherer(Gatherer&&) noexcept = default;
 Gatherer& Gatherer::operator=(Gatherer&&) noexcept = default;
 
 void Gatherer::fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
-    try {
+    about_tensor(tensor.name(), [&] {
         require_inside(tensor, box, out.size());
         impl_->fill(tensor, box, out);
-    } catch (Error& error) {
-        error.with_tensor(tensor.name());
-        throw;
-    }
+    });
 }
 
 void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<std::byte> out) {
-    try {
+    return about_tensor(tensor.name(), [&] {
         if (!Extent{offset, out.size()}.inside(tensor.nbytes()))
             throw Error(Errc::index_out_of_range, std::to_string(out.size()) + " bytes from byte " +
                                                       std::to_string(offset) + " on, of " +
@@ -571,10 +564,7 @@ void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<st
             throw Error(Errc::invalid_argument,
                         "a range of bytes that cuts an element of " + std::string(name(tensor.dtype())));
         fill_elements(whole_bytes(tensor.dtype()) ? tensor : with_whole_rows(tensor), offset * 8 / width, out);
-    } catch (Error& error) {
-        error.with_tensor(tensor.name());
-        throw;
-    }
+    });
 }
 
 void Gatherer::fill_elements(const LazyTensor& tensor, std::uint64_t first, std::span<std::byte> out) {

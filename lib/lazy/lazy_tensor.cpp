@@ -1,6 +1,7 @@
 // Lazy tensors: names, views and casts over what is stored.
 #include <safemap/lazy_tensor.hpp>
 
+#include "base/faults.hpp"
 #include "lazy/gatherer.hpp"
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
@@ -89,7 +90,7 @@ LazyTensor LazyTensor::cast(Dtype dtype) const {
 }
 
 LazyTensor LazyTensor::slice(std::span<const Slice> slices) const {
-    try {
+    return about_tensor(name_, [&] {
         StridedView part = safemap::slice(strided_view(), slices);
         if (!whole_bytes(stored_->dtype()) && !cuts_whole_bytes(stored_->dtype(), part))
             throw Error(Errc::partial_byte_slice, "a slice of " + std::string(safemap::name(stored_->dtype())) +
@@ -97,10 +98,7 @@ LazyTensor LazyTensor::slice(std::span<const Slice> slices) const {
         LazyTensor out = *this;
         out.view_ = std::make_shared<const StridedView>(std::move(part));
         return out;
-    } catch (Error& error) {
-        error.with_tensor(name_);
-        throw;
-    }
+    });
 }
 
 TensorView LazyTensor::view() const {
@@ -126,15 +124,12 @@ TensorView LazyTensor::view() const {
 }
 
 SharedBytes LazyTensor::mapped(const Source& source, Extent extent) const {
-    try {
+    return about_tensor(name_, [&] {
         if (auto bytes = source.map(extent)) return std::move(*bytes);
         throw Error(Errc::no_view, "its source has no addresses; it has to be loaded")
             .with_path(source.name())
             .with_hint("load() reads it; Access::mapped maps files wherever they are");
-    } catch (Error& error) {
-        error.with_tensor(name_);
-        throw;
-    }
+    });
 }
 
 TensorView LazyTensor::load() const {

@@ -1,6 +1,7 @@
 // From values to the ranges of files that they are read from, and what is done with those.
 #include "lazy/page_cache.hpp"
 
+#include "base/faults.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
 #include "lazy/regions.hpp"
@@ -191,14 +192,11 @@ void evict(std::span<const LazyTensor> tensors) {
 void require_unchanged(std::span<const LazyTensor> tensors) {
     std::unordered_set<const Source*> asked;
     for (const LazyTensor& tensor : tensors) {
-        try {
+        about_tensor(tensor.name(), [&] {
             tensor.stored()->each_source([&](const Source& source) {
                 if (asked.insert(&source).second) source.require_unchanged();
             });
-        } catch (Error& error) {
-            error.with_tensor(tensor.name());
-            throw;
-        }
+        });
     }
 }
 

@@ -1,6 +1,7 @@
 // Lists of digests in metadata.
 #include "safetensors/digests.hpp"
 
+#include "base/faults.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
 
@@ -50,7 +51,8 @@ std::string write_digests(std::span<const std::pair<std::string_view, Digest>> t
 }
 
 void read_digests(std::string_view text, const std::function<void(std::string_view, const Digest&)>& on_tensor) {
-    try {
+    const auto add = [](Error& error) { error.during("the digests in " + safemap::quoted(digests_key)); };
+    adding(add, [&] {
         json::parse_members(
             text, Errc::header_bad_metadata, [&](std::string_view name, std::optional<std::string_view> value) {
                 const auto digest = value ? digest_of_hex(*value) : std::nullopt;
@@ -58,9 +60,7 @@ void read_digests(std::string_view text, const std::function<void(std::string_vi
                     throw Error(Errc::header_bad_metadata, "of " + safemap::quoted(name) + " it has no 32 hex digits");
                 on_tensor(name, *digest);
             });
-    } catch (Error& error) {
-        throw std::move(error.during("the digests in " + safemap::quoted(digests_key)));
-    }
+    });
 }
 
 void put_metadata(std::string& head, std::string_view key, std::string_view value) {

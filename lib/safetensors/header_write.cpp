@@ -1,4 +1,5 @@
 // Writes headers as the reference implementation does, byte for byte.
+#include "base/faults.hpp"
 #include "safetensors/header.hpp"
 
 #include "base/json.hpp"
@@ -105,11 +106,7 @@ std::string write_header(std::span<const TensorSpec> tensors,
     std::uint64_t end = 0;
     for (const TensorSpec& tensor : tensors) {
         if (file.back() != '{') file += ',';
-        try {
-            end = append_tensor(file, tensor, end);
-        } catch (Error& error) {
-            throw std::move(error.with_tensor(tensor.name));
-        }
+        about_tensor(tensor.name, [&] { end = append_tensor(file, tensor, end); });
     }
     file += '}';
     file.append((alignment - file.size() % alignment) % alignment, ' ');

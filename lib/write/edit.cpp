@@ -1,6 +1,7 @@
 // edit(): the same values under other names and with other metadata, in the place of the old file.
 #include <safemap/edit.hpp>
 
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "safetensors/digests.hpp"
 #include "state/structure.hpp"
@@ -136,11 +137,7 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
 }  // namespace
 
 EditReport edit(const std::filesystem::path& file, const EditOptions& options) {
-    try {
-        return edit_file(file, options);
-    } catch (Error& error) {
-        throw error.with_path(file.native());
-    }
+    return about_file(file.native(), [&] { return edit_file(file, options); });
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -3,6 +3,7 @@
 // Digests are made of what passes by, in the order of the file; what is written in tiles is read once more for them.
 #include "write/engine.hpp"
 
+#include "base/faults.hpp"
 #include "base/ordered_digests.hpp"
 #include "base/watch.hpp"
 #include "lazy/blocks.hpp"
@@ -327,12 +328,7 @@ private:
     }
 
     template <class Work> void in_file(std::uint32_t file, Work&& work) {
-        try {
-            work();
-        } catch (Error& error) {
-            error.with_path(staging_.path_of(layout_.files[file].name));
-            throw;
-        }
+        about_file([&] { return staging_.path_of(layout_.files[file].name); }, std::forward<Work>(work));
     }
 
     std::span<const LazyTensor> tensors_;

@@ -1,6 +1,7 @@
 // Extras are small, so they are copied by one thread, before the tensors.
 #include "write/extras.hpp"
 
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "write/target.hpp"
 
@@ -114,18 +115,16 @@ PlannedExtras plan_extras(const std::filesystem::path& out, const SaveOptions& o
 
 void copy_extras(const PlannedExtras& extras, io::Staging& staging) {
     for (const ExtraFile* extra : extras.files) {
-        try {
-            io::OutputFile file = staging.add(extra->name);
-            file.allocate(extra->source->size());
-            for_each_block(*extra->source, [&](std::uint64_t offset, std::span<const std::byte> bytes) {
-                file.write_at(offset, bytes);
-            });
-            extra->source->require_unchanged();
-            file.finish();
-        } catch (Error& error) {
-            error.with_path(staging.path_of(extra->name));
-            throw;
-        }
+        about_file([&] { return staging.path_of(extra->name); },
+                   [&] {
+                       io::OutputFile file = staging.add(extra->name);
+                       file.allocate(extra->source->size());
+                       for_each_block(*extra->source, [&](std::uint64_t offset, std::span<const std::byte> bytes) {
+                           file.write_at(offset, bytes);
+                       });
+                       extra->source->require_unchanged();
+                       file.finish();
+                   });
     }
 }
 

@@ -1,6 +1,7 @@
 // Opens and closes output files.
 #include "write/open_files.hpp"
 
+#include "base/faults.hpp"
 #include "io/calls.hpp"
 
 #include <algorithm>
@@ -38,15 +39,13 @@ void OpenFiles::end(std::size_t number) noexcept {
 }
 
 void OpenFiles::open(File& file) {
-    try {
-        io::OutputFile output = staging_.reopen(file.name);
-        if (around_cache_) output.bypass_cache();
-        file.output.emplace(std::move(output));
-        ++open_;
-    } catch (Error& error) {
-        error.with_path(staging_.path_of(file.name));
-        throw;
-    }
+    about_file([&] { return staging_.path_of(file.name); },
+               [&] {
+                   io::OutputFile output = staging_.reopen(file.name);
+                   if (around_cache_) output.bypass_cache();
+                   file.output.emplace(std::move(output));
+                   ++open_;
+               });
 }
 
 /// Closes the file unused for longest, where too many are open. The lock is not held while it goes to the disk; who
@@ -70,12 +69,7 @@ void OpenFiles::close_idle() {
 }
 
 void OpenFiles::finish(io::OutputFile& output, const std::string& name) const {
-    try {
-        output.finish();
-    } catch (Error& error) {
-        error.with_path(staging_.path_of(name));
-        throw;
-    }
+    about_file([&] { return staging_.path_of(name); }, [&] { output.finish(); });
 }
 
 void OpenFiles::finish() {

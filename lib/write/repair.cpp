@@ -1,4 +1,5 @@
 // repair(): reads whatever can be read without guessing, and writes it as the reference would.
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "checkpoint/contents.hpp"
 #include "safetensors/digests.hpp"
@@ -108,14 +109,12 @@ void drop_derived(Metadata& metadata, std::vector<std::string>& repairs) {
 
 Found read_one(const std::filesystem::path& file, const OpenOptions& options) {
     Found found;
-    try {
+    about_file(file.native(), [&] {
         FileReader reader(open_file(file), file.filename().native(), options, found);
         reader.tell_repairs();
         reader.add_tensors();
         found.metadata.insert(reader.header().metadata.begin(), reader.header().metadata.end());
-    } catch (Error& error) {
-        throw std::move(error.with_path(file.native()));
-    }
+    });
     return found;
 }
 
@@ -165,16 +164,14 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
         const std::string& shard = index.shards[number];
         const auto file = folder.open(shard);
         if (!file) throw Error(Errc::shard_missing, "the index names it").with_path(folder.name() + '/' + shard);
-        try {
+        about_file(file->name(), [&] {
             FileReader reader(file, shard, options, found);
             reader.tell_repairs();
             reader.add_tensors();
             found.shards.resize(found.tensors.size(), number);
             checkpoint::Contents one{.metadata = reader.header().metadata};
             joined.add(one, shard);
-        } catch (Error& error) {
-            throw std::move(error.with_path(file->name()));
-        }
+        });
     }
     found.metadata.insert(joined.contents.metadata.begin(), joined.contents.metadata.end());
     for (const auto& [key, value] : index.metadata) found.metadata.insert_or_assign(key, value);
@@ -201,12 +198,7 @@ Found read(const std::filesystem::path& in, const OpenOptions& options) {
 
 RepairReport repair(const std::filesystem::path& in, const std::filesystem::path& out, const SaveOptions& options,
                     const OpenOptions& open) {
-    Found found;
-    try {
-        found = read(in, open);
-    } catch (Error& error) {
-        throw std::move(error.with_path(in.native()));
-    }
+    Found found = about_file(in.native(), [&] { return read(in, open); });
     drop_derived(found.metadata, found.repairs);
     SaveOptions saving = options;
     for (const auto& entry : found.metadata) saving.metadata.insert(entry);

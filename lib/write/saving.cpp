@@ -1,6 +1,7 @@
 // The common part of all saves.
 #include "write/saving.hpp"
 
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "tensor/convert.hpp"
 #include "write/shards.hpp"
@@ -30,17 +31,14 @@ Layout lay_out_at(const std::filesystem::path& out, const Input& input, const Sa
 }
 
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file) {
-    try {
-        staging.add(file.name).allocate(file.size);
-    } catch (Error& error) {
-        if (error.code() == Errc::no_space) {
-            std::uint64_t all = 0;
-            for (const PlannedFile& planned : layout.files) all = sum_of_sizes(all, planned.size);
-            error.with_hint("all files together take " + bytes_text(all));
-        }
+    const auto add = [&](Error& error) {
         error.with_path(staging.path_of(file.name));
-        throw;
-    }
+        if (error.code() != Errc::no_space) return;
+        std::uint64_t all = 0;
+        for (const PlannedFile& planned : layout.files) all = sum_of_sizes(all, planned.size);
+        error.with_hint("all files together take " + bytes_text(all));
+    };
+    adding(add, [&] { staging.add(file.name).allocate(file.size); });
 }
 
 SaveReport report_on(const Layout& layout) {

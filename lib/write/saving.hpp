@@ -1,14 +1,14 @@
 // What save() and ShardWriter do alike: from OUT and the options to files that are allocated, and to a report.
 #pragma once
 
+#include "base/faults.hpp"
 #include "io/replace.hpp"
 #include "write/layout.hpp"
 #include "write/target.hpp"
 
-#include <safemap/error.hpp>
-
 #include <filesystem>
 #include <string>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::write {
 
@@ -33,14 +33,12 @@ SaveReport save_checkpoint(const std::filesystem::path& out, const Checkpoint& c
 
 /// Puts "save out/" before whatever goes wrong in `run`.
 template <class Run> auto during_save(const std::filesystem::path& out, Run&& run) {
-    try {
-        return run();
-    } catch (Error& error) {
+    const auto add = [&](Error& error) {
         const std::string& path = out.native();
         const bool folder = !names_file(out) && !path.ends_with('/');
         error.during("save " + path + (folder ? "/" : ""));
-        throw;
-    }
+    };
+    return adding(add, std::forward<Run>(run));
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -3,6 +3,7 @@
 #include <safemap/shard_writer.hpp>
 
 #include "base/checksum.hpp"
+#include "base/faults.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "checkpoint/near_names.hpp"
@@ -57,15 +58,12 @@ std::vector<LazyTensor> declare(std::span<const Declaration> declarations) {
     std::vector<LazyTensor> tensors;
     tensors.reserve(declarations.size());
     for (const Declaration& declared : declarations) {
-        try {
+        about_tensor(declared.name, [&] {
             if (!in_safetensors(declared.dtype))
                 throw Error(Errc::unnamed_dtype,
                             "safetensors has no name for torch." + std::string(torch_name(declared.dtype)));
             tensors.emplace_back(declared.name, stored_run(declared.dtype, declared.shape, nothing, 0));
-        } catch (Error& error) {
-            error.with_tensor(declared.name);
-            throw;
-        }
+        });
     }
     return tensors;
 }
@@ -158,12 +156,7 @@ public:
     template <class Work> void on_tensor(std::string_view name, Work&& work) {
         write::during_save(out_, [&] {
             const std::uint32_t number = find(name);
-            try {
-                work(number);
-            } catch (Error& error) {
-                error.with_tensor(name);
-                throw;
-            }
+            about_tensor(name, [&] { work(number); });
         });
     }
 
@@ -214,13 +207,9 @@ public:
         CastCounts counts;
         if (!pieces.empty()) {
             const Tensor& tensor = tensors_[number];
-            try {
-                const write::OpenFiles::Use file(files_, tensor.file);
-                counts = copy({.file = *file, .tensor = tensor.offset, .region = region, .pieces = pieces}, value);
-            } catch (Error& error) {
-                error.with_path(target_.staging().path_of(layout_.files[tensor.file].name));
-                throw;
-            }
+            in_file(tensor.file, [&](const io::OutputFile& file) {
+                counts = copy({.file = file, .tensor = tensor.offset, .region = region, .pieces = pieces}, value);
+            });
             if (value.tensor) require_unchanged({&*value.tensor, 1});
         }
         claim.settle(value, counts);
@@ -328,13 +317,11 @@ private:
     }
 
     template <class Work> void in_file(std::uint32_t number, Work&& work) {
-        try {
-            const write::OpenFiles::Use file(files_, number);
-            work(*file);
-        } catch (Error& error) {
-            error.with_path(target_.staging().path_of(layout_.files[number].name));
-            throw;
-        }
+        about_file([&] { return target_.staging().path_of(layout_.files[number].name); },
+                   [&] {
+                       const write::OpenFiles::Use file(files_, number);
+                       work(*file);
+                   });
     }
 
     /// Writes what stands before the data, and keeps of the plan only what is needed from here on. A head that wants
