@@ -154,23 +154,6 @@ struct Engine::Want {
     std::shared_ptr<Upload> upload = {};
 };
 
-bool operator==(const Identity& a, const Identity& b) noexcept {
-    return a.tensor.stored() == b.tensor.stored() && a.tensor.dtype() == b.tensor.dtype() &&
-           a.tensor.decoding() == b.tensor.decoding() && a.view.offset == b.view.offset &&
-           a.view.shape == b.view.shape && a.view.strides == b.view.strides;
-}
-
-std::size_t IdentityHash::operator()(const Identity& identity) const noexcept {
-    // Slices of one tensor differ in offset or shape; 2^64 / golden ratio spreads both.
-    constexpr std::size_t spread = 0x9E37'79B9'7F4A'7C15;
-    std::size_t hash = std::hash<const void*>()(identity.tensor.stored().get());
-    const auto mix = [&](std::uint64_t value) { hash = (hash ^ value) * spread; };
-    mix(static_cast<std::uint64_t>(identity.view.offset));
-    mix(static_cast<std::uint64_t>(identity.tensor.dtype()));
-    for (const std::uint64_t extent : identity.view.shape) mix(extent);
-    return hash;
-}
-
 Engine::Engine(std::shared_ptr<Device> device, const UploadOptions& options)
     : device_(std::move(device)),
       reader_count_(thread_count(options.readers, uploading_threads)),
@@ -194,7 +177,7 @@ void Engine::stop() noexcept {
     demanded_.clear();
     prefetched_.clear();
     for (Id id = 0; id < entries_.size(); ++id) {
-        if (entries_[id].identity == nullptr) continue;
+        if (!entries_[id].tensor) continue;
         if (const auto upload = std::exchange(entries_[id].upload, nullptr)) {
             for (const auto& copy : upload->copies) wait_until_done(*copy);
             upload->memory.reset();
@@ -216,24 +199,26 @@ UploadStats Engine::stats() const {
 // ---- Entries
 
 Engine::Id Engine::entry_of(const LazyTensor& tensor, Keep keep) {
-    const auto [at, is_new] = known_.try_emplace(Identity(tensor), Id{});
-    if (is_new) {
+    auto id = find(tensor);
+    if (!id) {
+        auto own = std::make_unique<const LazyTensor>(tensor);
+        const auto at = known_.emplace(own.get(), Id{}).first;
         try {
-            at->second = residency_.add(tensor.nbytes());
-            if (at->second >= entries_.size()) entries_.resize(std::size_t{at->second} + 1);
+            id = at->second = residency_.add(tensor.nbytes());
+            if (*id >= entries_.size()) entries_.resize(std::size_t{*id} + 1);
         } catch (...) {
             known_.erase(at);
             throw;
         }
-        entries_[at->second] = {.identity = &at->first};
+        entries_[*id] = {.tensor = std::move(own)};
     }
-    Entry& entry = entries_[at->second];
+    Entry& entry = entries_[*id];
     entry.keep = entry.keep || keep == Keep::yes;
-    return at->second;
+    return *id;
 }
 
 std::optional<Engine::Id> Engine::find(const LazyTensor& tensor) const {
-    const auto at = known_.find(Identity(tensor));
+    const auto at = known_.find(&tensor);
     if (at == known_.end()) return std::nullopt;
     return at->second;
 }
@@ -248,7 +233,7 @@ void Engine::release(std::span<const Id> ids) noexcept {
 /// Frees and forgets what nobody holds and nobody will come back for.
 void Engine::settle(Lock& lock, Id id) noexcept {
     const Entry& entry = entries_[id];
-    if (entry.identity == nullptr || residency_.leased(id) || (entry.keep && !stopping_)) return;
+    if (!entry.tensor || residency_.leased(id) || (entry.keep && !stopping_)) return;
     const auto state = residency_.state(id);
     if (state == Residency::State::resident) drop(lock, std::span(&id, 1));
     else if (state == Residency::State::absent) forget(id);
@@ -269,7 +254,7 @@ void Engine::drop(Lock& lock, std::span<const Id> victims) noexcept {
 }
 
 void Engine::forget(Id id) noexcept {
-    known_.erase(known_.find(*entries_[id].identity));
+    known_.erase(entries_[id].tensor.get());
     entries_[id] = {};
     residency_.remove(id);
 }
@@ -466,7 +451,7 @@ void Engine::evict(std::span<const LazyTensor> tensors) {
 // ---- Uploads
 
 std::shared_ptr<Engine::Upload> Engine::begin(Id id, std::deque<std::shared_ptr<Upload>>& queue) {
-    auto upload = std::make_shared<Upload>(id, entries_[id].identity->tensor);
+    auto upload = std::make_shared<Upload>(id, *entries_[id].tensor);
     while (!queue.empty() && queue.front()->exhausted()) queue.pop_front();
     queue.push_back(upload);
     entries_[id].upload = upload;

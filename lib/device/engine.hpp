@@ -4,6 +4,7 @@
 #include "device/residency.hpp"
 #include "device/staging.hpp"
 #include "lazy/bulk.hpp"
+#include "lazy/same_tensor.hpp"
 
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/uploader.hpp>
@@ -20,7 +21,6 @@
 #include <span>
 #include <string_view>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -50,18 +50,6 @@ private:
 
 /// Whether a tensor stays on the device after its last lease, until its room is needed.
 enum class Keep : std::uint8_t { no, yes };
-
-/// What makes two tensors the same, whatever they are called: what is stored, the view, the decoding, the dtype.
-struct Identity {
-    explicit Identity(LazyTensor of) : tensor(std::move(of)), view(tensor.strided_view()) {}
-    LazyTensor tensor;  // also keeps the address that is compared from being reused
-    StridedView view;
-    friend bool operator==(const Identity& a, const Identity& b) noexcept;
-};
-
-struct IdentityHash {
-    std::size_t operator()(const Identity& identity) const noexcept;
-};
 
 /// Tensors are told apart by what they are, not by name: tied tensors share memory. One mutex guards all bookkeeping
 /// and is never held while memory is allocated or freed, while anything is read, or while a copy is waited for.
@@ -94,7 +82,7 @@ private:
 
     /// A tensor that is on the device, on its way, asked for, or of which a fault is still to be told.
     struct Entry {
-        const Identity* identity = nullptr;  // the key in known_
+        std::unique_ptr<const LazyTensor> tensor = {};  // the key in known_
         bool keep = false;
         std::shared_ptr<DeviceMemory> memory = {};  // while resident
         std::shared_ptr<Upload> upload = {};        // while arriving
@@ -142,7 +130,7 @@ private:
     std::condition_variable changed_;  // for who acquires: something arrived, failed or left
     Residency residency_;
     std::vector<Entry> entries_;  // by Id
-    std::unordered_map<Identity, Id, IdentityHash> known_;
+    TensorTable<Id> known_;
     // What readers work on: first what somebody waits for. An upload may stand in both, and stays until a reader
     // finds nothing left to do in it.
     std::deque<std::shared_ptr<Upload>> demanded_;

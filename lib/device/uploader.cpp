@@ -66,7 +66,7 @@ Lease Uploader::acquire(const Selection& selection) {
 
 Lease Uploader::acquire(const LazyTensor& tensor) {
     const auto stored = engine_->checkpoint.find(tensor.name());
-    const bool whole = stored && device::Identity(*stored) == device::Identity(tensor);
+    const bool whole = stored && SameTensor{}(&*stored, &tensor);
     return engine_->lease(std::span(&tensor, 1), whole ? device::Keep::yes : device::Keep::no);
 }
 

@@ -2,10 +2,10 @@
 // tests/reference/slow_flatten.hpp.
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "lazy/same_tensor.hpp"
 #include "state/modules.hpp"
 #include "state/names.hpp"
 #include "state/structure.hpp"
-#include "state/ties.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -21,8 +21,6 @@ namespace safemap::SAFEMAP_ABI {
 namespace {
 
 using NodeId = StateTree::NodeId;
-using state::Tie;
-using state::TieHash;
 constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 
 /// All names together: no header of safetensors is longer. Without a limit, lists nested n deep with a tensor on
@@ -308,7 +306,7 @@ private:
         if (number != none) return add_alias(number);
         number = static_cast<std::uint32_t>(out_.tensors.size());
         out_.tensors.push_back(tensor.renamed(free_name()));
-        if (shared) ties_.emplace(Tie{&tensor}, number);
+        if (shared) ties_.emplace(&tensor, number);
     }
 
     /// A tensor among the attributes of a module has the name that it has elsewhere, or none.
@@ -333,7 +331,7 @@ private:
 
     /// What a tensor object not met before is tied to.
     std::uint32_t tied_to(const LazyTensor& tensor) const {
-        const auto found = ties_.find(Tie{&tensor});
+        const auto found = ties_.find(&tensor);
         return found == ties_.end() ? none : found->second;
     }
 
@@ -453,7 +451,7 @@ private:
     std::unordered_set<std::string, NameHash> taken_;  ///< names, where there are modules
     std::size_t repeated_names_ = 0;
     std::size_t walked_again_ = 0;  ///< modules
-    std::unordered_map<Tie, std::uint32_t, TieHash> ties_;
+    TensorTable<std::uint32_t> ties_;
     std::map<std::uint32_t, AliasGroup> aliases_;  ///< by tensor; only of those with several names
     std::vector<std::pair<NodeId, std::string>> repeats_;
     std::size_t tensors_met_ = 0;

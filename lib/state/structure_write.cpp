@@ -5,10 +5,10 @@
 #include "base/base64.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "lazy/same_tensor.hpp"
 #include "state/children.hpp"
 #include "state/modules.hpp"
 #include "state/names.hpp"
-#include "state/ties.hpp"
 
 #include <safemap/error.hpp>
 
@@ -57,19 +57,19 @@ public:
         for (NodeId id = 0; id < tree.size(); ++id)
             state::for_each_child(tree[id], [this](NodeId child) { ++places_[child]; });
         for (NodeId id = 0; id < tree.size(); ++id)
-            if (const auto* tensor = std::get_if<StateTree::Tensor>(&tree[id])) ++tensors_[{&tensor->tensor}];
+            if (const auto* tensor = std::get_if<StateTree::Tensor>(&tree[id])) ++tensors_[&tensor->tensor];
         if (tree.size() > 0) ++places_[tree.root()];
     }
 
     bool node(NodeId id) const { return places_[id] > 1; }
     bool tensor(const LazyTensor& tensor) const {
-        const auto found = tensors_.find({&tensor});
+        const auto found = tensors_.find(&tensor);
         return found != tensors_.end() && found->second > 1;
     }
 
 private:
     std::vector<std::uint32_t> places_;
-    std::unordered_map<state::Tie, std::uint32_t, state::TieHash> tensors_;
+    TensorTable<std::uint32_t> tensors_;
 };
 
 class Writer {
@@ -172,7 +172,7 @@ private:
 
     void tensor(NodeId id, const StateTree::Tensor& tensor) {
         const bool ties = repeated_.tensor(tensor.tensor) && tensor.tensor.element_count() > 0;
-        const auto first = ties ? ties_.find(state::Tie{&tensor.tensor}) : ties_.end();
+        const auto first = ties ? ties_.find(&tensor.tensor) : ties_.end();
         spelled_ += path_.size();
         if (spelled_ > most_spelled) too_large("of names that are too long together");
         const std::string& implied = path_.empty() ? root_name_ : path_;
@@ -184,7 +184,7 @@ private:
         const std::string path = ties || repeated_.node(id) ? tensor_path() : std::string();
         if (repeated_.node(id)) remember(paths_, id, path);
         if (first != ties_.end()) return tied(tensor, first->second);
-        if (ties) remember(ties_, state::Tie{&tensor.tensor}, path);
+        if (ties) remember(ties_, &tensor.tensor, path);
         open(tensor.numpy ? "np" : "T");
         attributes(tensor, *stored == implied ? nullptr : &*stored);
         close();
@@ -433,7 +433,7 @@ private:
     std::size_t spelled_ = 0;
     const std::string root_name_{state::root_name};
     std::unordered_map<NodeId, std::string> paths_;  ///< of what is in several places
-    std::unordered_map<state::Tie, std::string, state::TieHash> ties_;
+    TensorTable<std::string> ties_;
 };
 
 }  // namespace

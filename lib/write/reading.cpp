@@ -1,8 +1,8 @@
 // Strided views as runs of bytes. Tested by tests/write/reading_test.cpp.
 #include "write/reading.hpp"
 
+#include "lazy/same_tensor.hpp"
 #include "lazy/stored_tensor.hpp"
-#include "state/ties.hpp"
 #include "write/shards.hpp"
 
 #include <algorithm>
@@ -119,7 +119,7 @@ public:
         std::copy_if(entries.begin(), entries.end(), std::back_inserter(seen),
                      [](const Stored& entry) { return entry.tensor != nullptr; });
         const bool shared = std::any_of(seen.begin(), seen.end(), [&](const Stored& entry) {
-            return !(state::Tie{entry.tensor} == state::Tie{seen.front().tensor});
+            return !SameTensor{}(entry.tensor, seen.front().tensor);
         });
         runs_.clear();
         std::uint64_t covered = 0;

@@ -1,0 +1,32 @@
+// What makes two tensors one.
+#include "lazy/same_tensor.hpp"
+#include "doctest_safemap.hpp"
+
+#include <vector>
+
+using namespace safemap;
+
+TEST_CASE("tensors are the same by store, view, decoding and dtype, and not by name") {
+    const auto nothing = callback_source("zeros", 1U << 20, [](auto, auto) {});
+    const auto store = stored_run(Dtype::f32, {4, 4}, nothing, 0);
+    const LazyTensor whole("a", store);
+    const LazyTensor spelled("b", store, StridedView{{4, 4}, {4, 1}, 0});  // the same view, said in full
+    CHECK(SameTensor{}(&whole, &spelled));
+    CHECK(TensorHash{}(&whole) == TensorHash{}(&spelled));
+    TensorTable<int> table;
+    table.emplace(&whole, 1);
+    CHECK(table.count(&spelled) == 1);
+
+    const std::vector<LazyTensor> others = {
+        LazyTensor("a", stored_run(Dtype::f32, {4, 4}, nothing, 0)),
+        LazyTensor("a", store, StridedView{{4, 4}, {1, 4}, 0}),
+        LazyTensor("a", store, StridedView{{3, 4}, {4, 1}, 0}),
+        LazyTensor("a", store, StridedView{{3, 4}, {4, 1}, 4}),
+        LazyTensor("a", store, Decoding{.byte_swap = true}),
+        whole.cast(Dtype::f16),
+    };
+    for (const LazyTensor& other : others) {
+        CHECK_FALSE(SameTensor{}(&whole, &other));
+        CHECK(table.count(&other) == 0);
+    }
+}
