@@ -1,4 +1,7 @@
-// safemap convert: one open, one save.
+// safemap convert: one open, one save. In the order of the file:
+//   - Around: what the report of a save does not say, such as objects that are no tensors, ties and notes.
+//   - as_json and the texts: the plan and the outcome, for programs and for people.
+//   - Convert: the options; run() opens, selects, renames and saves; then the checks of IN against OUT.
 #include "command.hpp"
 #include "entries.hpp"
 #include "memory.hpp"

@@ -1,4 +1,8 @@
-// safemap inspect: what is in a checkpoint, without reading a byte of a tensor.
+// safemap inspect: what is in a checkpoint, without reading a byte of a tensor. In the order of the file:
+//   - Chosen: the tensors that the options select, with their ties and files.
+//   - as_json: all of it for programs, and what writes its parts.
+//   - Shards, Tree and the functions called ..._lines: one section each for people.
+//   - Inspect: the options, and which of these are shown.
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"

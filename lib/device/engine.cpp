@@ -1,4 +1,8 @@
-// Brings tensors to a device under a budget: who asks, who reads, who waits.
+// Brings tensors to a device under a budget: who asks, who reads, who waits. The parts of the file:
+//   - Entries: one for each tensor that is known, from the first who asks to the last lease.
+//   - Acquiring: room for leases, then for what is absent; prefetch and evict are beside it.
+//   - Uploads: a tensor on its way is cut into blocks, which threads claim as steps, and is there when its copies are.
+//   - Threads: readers that take any step, and workers lent to those who acquire.
 //
 // An acquire first leases all it wants, which needs room for leases only: the bytes of everything leased stay within
 // the budget, so whatever is leased can be brought by waiting for nothing but what is already moving. Then it begins

@@ -1,5 +1,11 @@
 // Fills what will be the target in a hidden sibling, then puts it in its place. Everything here is relative to the open
 // parent folder, so a rename of that folder in mid-save moves the checkpoint with it instead of tearing it.
+//   - The target: the place, what stands there, and which file it is.
+//   - Preparing: what a dead save left is finished, continued or cleared away; then the sibling is claimed and filled.
+//   - Committing, by what stands at the target. Nothing: the content appears. A file: the two are exchanged.
+//     A folder: it is exchanged with one that has links to the files that stay; where that cannot be, file by file,
+//     under a list that the next save can finish.
+//   - The end: what is only ours is removed when no commit came.
 #include "io/replace.hpp"
 
 #include "base/faults.hpp"

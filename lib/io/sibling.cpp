@@ -1,6 +1,10 @@
 // The sibling is made empty, then gets its lock file, then the content; it loses the content, then the lock file, and
 // is removed. So at any moment at which a writer may die it is empty or has the lock file in it, which is how it is
 // told from what others put there.
+//   - First the tests of what is found in its place: a lock, our content, our notes, or somebody else's.
+//   - claim() makes one, and clears away what a dead writer left; create() is one attempt.
+//   - take_over() gets the lock of a dead writer; lock_of_dead() says how that may end.
+//   - remove(), abandon() and discard() end it: orderly, leaving all as it is, or whatever goes wrong.
 #include "io/sibling.hpp"
 
 #include "base/text.hpp"
@@ -129,6 +133,39 @@ const char* unlocked_hint(int sibling) {
 
 Error busy() { return Error(Errc::busy, "another process is saving to it"); }
 
+Error foreign(const std::string& name) {
+    Error error(Errc::already_exists, safemap::quoted(name) + " stands where it is prepared, and no save left it");
+    return error.with_hint("move it elsewhere, or save under another name");
+}
+
+Error failed(int number, const char* doing, const std::string& name) {
+    return system_error(number, std::string(doing) + ' ' + safemap::quoted(name));
+}
+
+/// Takes the lock of a sibling whose writer has died. Nothing where somebody else has it, or it is gone.
+Descriptor lock_of_dead(int folder, const std::string& name) {
+    const auto names = list_all(folder, name);
+    const bool no_lock = !is_ours(names);
+    if (no_lock && !has_lost_lock(folder, names)) throw foreign(name);
+    if (names.empty()) return {};
+    const int how = no_lock ? O_CREAT | O_EXCL : O_NONBLOCK;
+    Descriptor lock = open_at(folder, lock_name, O_RDWR | O_NOFOLLOW | how, S_IRUSR | S_IWUSR);
+    if (!lock) {
+        if (errno == ENOENT || errno == EEXIST) return {};  // it came or went while the folder was listed
+        if (errno == ELOOP || errno == EISDIR || errno == ENXIO) throw foreign(name);
+        throw failed(errno, "open the lock in", name);
+    }
+    if (!is_lock(lock.number())) throw foreign(name);
+    const Lock state = try_lock(lock.number());
+    if (state == Lock::taken) throw busy();
+    if (state == Lock::unsupported)
+        throw Error(Errc::busy, safemap::quoted(name) +
+                                    " stands where it is prepared, and this file system has no "
+                                    "locks to tell whether its writer lives")
+            .with_hint(unlocked_hint(folder));
+    return still_there(lock.number(), folder) ? std::move(lock) : Descriptor();
+}
+
 }  // namespace
 
 Sibling::Sibling(Sibling&& other) noexcept { *this = std::move(other); }
@@ -203,66 +240,27 @@ bool Sibling::create() {
 }
 
 Sibling Sibling::take_over(int home, const std::string& name) {
-    const auto foreign = [&] {
-        Error error(Errc::already_exists, safemap::quoted(name) + " stands where it is prepared, and no save left it");
-        error.with_hint("move it elsewhere, or save under another name");
-        return error;
-    };
-    const auto failed = [&](int number, const char* doing) {
-        return system_error(number, std::string(doing) + ' ' + safemap::quoted(name));
-    };
     // Empty, it is nobody's: its writer died before there was a lock, or is about to notice.
     if (calls.unlinkat(home, name.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return {};
-    if (errno == ENOTDIR) throw foreign();
-    if (!means_not_empty(errno)) throw failed(errno, "remove");
+    if (errno == ENOTDIR) throw foreign(name);
+    if (!means_not_empty(errno)) throw failed(errno, "remove", name);
 
     Sibling dead(home, name);
     dead.folder_ = open_at(home, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!dead) {
         if (errno == ENOENT) return {};
-        throw failed(errno, "open");
+        throw failed(errno, "open", name);
     }
-    Descriptor lock;
     try {
-        const auto names = list_all(dead.folder(), name);
-        const bool no_lock = !is_ours(names);
-        if (no_lock && !has_lost_lock(dead.folder(), names)) throw foreign();
-        if (!names.empty()) {
-            const int how = no_lock ? O_CREAT | O_EXCL : O_NONBLOCK;
-            lock = open_at(dead.folder(), lock_name, O_RDWR | O_NOFOLLOW | how, S_IRUSR | S_IWUSR);
-            if (!lock && errno == EEXIST) {  // it was created while the folder was listed
-                dead.abandon();
-                return {};
-            }
-            if (!lock && (errno == ELOOP || errno == EISDIR || errno == ENXIO)) throw foreign();
-            if (!lock && errno != ENOENT) throw failed(errno, "open the lock in");
-        }
-        if (!lock) {
-            dead.abandon();
-            return {};
-        }
-        if (!is_lock(lock.number())) throw foreign();
-        switch (try_lock(lock.number())) {
-            case Lock::held: break;
-            case Lock::taken: throw busy();
-            case Lock::unsupported: {
-                Error error(Errc::busy, safemap::quoted(name) +
-                                            " stands where it is prepared, and this file system has no locks to tell "
-                                            "whether its writer lives");
-                throw error.with_hint(unlocked_hint(dead.folder()));
-            }
-        }
-        if (!still_there(lock.number(), dead.folder())) {
-            dead.abandon();
-            return {};
-        }
-        if (name == suffix) finish_commit(home);
+        dead.lock_ = lock_of_dead(dead.folder(), name);
+        if (dead.lock_ && name == suffix) finish_commit(home);
     } catch (...) {
         dead.abandon();
         throw;
     }
-    dead.lock_ = std::move(lock);
-    return dead;
+    if (dead.lock_) return dead;
+    dead.abandon();
+    return {};
 }
 
 void Sibling::grant(int folder, const char* name) {

@@ -1,5 +1,9 @@
 // From a tree to names and tensors: one walk, in order, without recursion. Its slow twin is
-// tests/reference/slow_flatten.hpp.
+// tests/reference/slow_flatten.hpp. The parts of Flattener:
+//   - The walk: a stack of frames, one for each container that is open; paths grow and shrink with it.
+//   - Containers: how each kind spells the names below it, and modules, whose tensors have torch's names.
+//   - Tensors: a name each, or an alias of the tensor that they are tied to; beside modules, a name that is free.
+//   - What is no tensor: listed as skipped, and told in notes at the end.
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "lazy/same_tensor.hpp"

@@ -1,4 +1,6 @@
-// From a structure document to a tree. Recursion is bounded by the depth that the JSON parser lets through.
+// From a structure document to a tree. Recursion is bounded by the depth that the JSON parser lets through. The parts
+// of Reader: values, which are JSON's own or tagged; tensors, by name; containers, with attributes; references to what
+// was met before, which may lead into something that is not closed yet.
 #include "state/structure.hpp"
 
 #include "base/base64.hpp"

@@ -1,5 +1,7 @@
 // From a tree to its structure document. What stands in several places is written where flatten() meets it first, and
 // referred to by that path elsewhere. No recursion is deeper than the document may be.
+//   - Repeated: what stands in several places, counted first, so that only its paths are kept.
+//   - Writer: values, tensors, containers and the JSON they are written as, each a part of its own.
 #include "state/structure.hpp"
 
 #include "base/base64.hpp"

@@ -1,6 +1,10 @@
 // Files are cut into units of at most one block; workers take them in the order of the output, gather a unit into
 // their buffer and write it. What a unit is can be told from its number, so the plan is as short as the list of files.
 // Digests are made of what passes by, in the order of the file; what is written in tiles is read once more for them.
+//   - Planning: a file becomes stretches. A stream is tensors side by side, cut at the file's blocks; a tensor that is
+//     strided, in boxes or of less than a byte is a stretch by itself, cut as Blocks says.
+//   - Copying: a unit is gathered, fed to the digests, and written from where it lies in its page.
+//   - Who does the last unit of a file writes its head and brings it to the disk.
 #include "write/engine.hpp"
 
 #include "base/faults.hpp"

@@ -1,4 +1,6 @@
-// Lays checkpoints out: dtypes, shards, order in the file, headers, the index.
+// Lays checkpoints out. What has no sense is refused first: names twice, text that is no UTF-8. Then Planner takes the
+// tensors through dtypes, shards, the order in each file, headers and the index; places for digests are left in the
+// heads, to be filled when they are known.
 #include "write/layout.hpp"
 
 #include "base/name_index.hpp"

@@ -1,5 +1,10 @@
 // The streaming writer: what is where is known from the start, so each write goes to its place, and the bookkeeping
 // sees to it that every byte is written once.
+//   - Declarations are laid out like tensors that nobody reads.
+//   - Value: what a write is given, as memory or as a tensor, whatever the overload was called with.
+//   - Regions: which bytes of the tensor a value is for, as a range or a box, checked against the declaration.
+//   - put() claims the bytes, copies them, and settles the claim; a claim that is not settled ends the writer.
+//   - commit() waits for writes under way, reads back what wants a digest, and puts all in its place.
 #include <safemap/shard_writer.hpp>
 
 #include "base/checksum.hpp"
