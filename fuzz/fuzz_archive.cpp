@@ -1,7 +1,7 @@
 // Zips as a whole, from the end record to the values of tensors: any bytes give records that lie apart inside the file,
 // and a tree or an Error, in time and memory that the input pays for. Opening refuses exactly what a walk past the
 // first fault finds something wrong with.
-#include "checkpoint/sniff.hpp"
+#include "open/sniff.hpp"
 #include "pickle/zip.hpp"
 #include "torch/archive.hpp"
 
@@ -62,7 +62,7 @@ void walk(const std::shared_ptr<const Source>& source) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     const auto bytes = std::as_bytes(std::span(data, size));
     const auto source = memory_source("fuzz", std::vector<std::byte>(bytes.begin(), bytes.end()));
-    if (checkpoint::sniff(*source).content != checkpoint::Content::zip) return 0;
+    if (open::sniff(*source).content != open::Content::zip) return 0;
     try {
         walk(source);
     } catch (const Error& error) {

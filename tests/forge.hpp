@@ -166,6 +166,16 @@ inline std::string pt(std::initializer_list<PtTensor> tensors) {
     return zip(pt_records(std::span(tensors.begin(), tensors.size())));
 }
 
+/// Files of a folder: each is its path; text behind a '=' is what it holds.
+inline std::map<std::string, std::string> files_of(const std::vector<std::string>& names) {
+    std::map<std::string, std::string> files;
+    for (const std::string& name : names) {
+        const auto equals = name.find('=');
+        files.emplace(name.substr(0, equals), equals == name.npos ? "x" : name.substr(equals + 1));
+    }
+    return files;
+}
+
 /// A folder in memory.
 class Folder final : public safemap::Folder {
 public:

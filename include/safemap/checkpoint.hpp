@@ -3,6 +3,7 @@
 
 #include <safemap/error.hpp>
 #include <safemap/lazy_tensor.hpp>
+#include <safemap/open_options.hpp>
 #include <safemap/selection.hpp>
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
@@ -26,42 +27,7 @@ namespace checkpoint {
 struct Origin;
 }
 
-/// How strictly safetensors headers are read. `compatible` accepts and refuses exactly what the reference
-/// implementation (safetensors 0.8) does; what the written specification does not have is told in notes(). `strict`
-/// refuses that too: header_not_canonical, duplicate_name (also of an index that names a tensor twice), bad_name.
-/// `lenient` also takes bytes after the last tensor, and tells.
-enum class Policy : std::uint8_t { compatible, strict, lenient };
-
-/// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill
-/// the process at the touch of a view). `copied` never maps. Where a file is not mapped view() throws no_view and
-/// load() reads. `private_copy` maps them as a copy to write to, for callers who change weights in place: views are
-/// writable(), and pages become memory of this process as they are written to, no others. The file never changes. All
-/// views of one open (of all copies of the checkpoint) share the copy, and it is gone with the last of them; another
-/// open has another. load(), read(), save() and uploading give what the file holds, not what was written to views.
-/// Only files are mapped: a Source of the caller's gives what it gives.
-enum class Access : std::uint8_t { automatic, mapped, copied, private_copy };
-
-enum class Format : std::uint8_t { safetensors, torch };
 SAFEMAP_API std::string_view name(Format format) noexcept;
-
-struct OpenOptions {
-    // What is allowed.
-    Policy policy = Policy::compatible;
-    Access access = Access::automatic;
-    /// A longer safetensors header is refused; the reference implementation stops here too.
-    std::uint64_t max_header_bytes = 100'000'000;
-    /// Refuses files of torch whose pickles name anything that safemap does not know, wherever it stands:
-    /// unknown_global. Unset, what it would make is an opaque object, in skipped(), and calls that would run code are
-    /// in notes().
-    bool strict_globals = false;
-    /// Reads names that OLMo wrote, which are pickles in base64, as the paths that they spell; unset, as they stand.
-    bool olmo_names = true;
-
-    // How fast.
-    /// For the headers of many shards, threads that work, the calling one among them: at most 256; 0: one per
-    /// processor.
-    unsigned threads = 0;
-};
 
 /// A small file that is stored beside a model: a configuration, a tokenizer, a licence.
 struct ExtraFile {
@@ -72,15 +38,6 @@ struct ExtraFile {
 struct Extras {
     std::vector<ExtraFile> files = {};    ///< sorted by name
     std::vector<std::string> notes = {};  ///< human sentences: files that are too large to be extras
-};
-
-/// A class or function that a pickle names. Nothing of it is imported or called.
-struct NamedGlobal {
-    std::string module;   ///< as Python 3 calls it
-    std::string name;     ///< with dots for a nested class
-    std::string record;   ///< which pickle: "archive/data.pkl" of a zip, else a description
-    bool known = false;   ///< values made with it are read; what others make is opaque
-    bool called = false;  ///< unpickling would call it
 };
 
 /// A checkpoint that has been opened: every tensor described, none read. Cheap to copy; copies share. All members
@@ -199,21 +156,13 @@ public:
     Extras extras() const;
 
     /// For verify: what is known of the bytes besides the tensors.
-    struct StoredChecksum {
-        std::shared_ptr<const Source> source;
-        Extent extent;
-        std::uint32_t crc32;
-        std::string record;  ///< "archive/data/0"
-    };
+    using StoredChecksum = state::StoredChecksum;
     const std::vector<StoredChecksum>& checksums() const& noexcept;
     const std::vector<StoredChecksum>& checksums() const&& = delete;
 
     /// Where the storages of a `.pt` stand: what torch saves of tensors, those that no tensor refers to too. In no
     /// order; of a plain pickle and in safetensors, none.
-    struct Storage {
-        std::shared_ptr<const Source> source;
-        Extent extent;
-    };
+    using Storage = state::Storage;
     const std::vector<Storage>& storages() const& noexcept;
     const std::vector<Storage>& storages() const&& = delete;
 

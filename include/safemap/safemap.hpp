@@ -16,6 +16,7 @@
 #include <safemap/float_types.hpp>
 #include <safemap/fold.hpp>
 #include <safemap/lazy_tensor.hpp>
+#include <safemap/open_options.hpp>
 #include <safemap/plan.hpp>
 #include <safemap/progress.hpp>
 #include <safemap/save.hpp>

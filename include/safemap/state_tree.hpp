@@ -2,10 +2,12 @@
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
+#include <safemap/source.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -123,6 +125,33 @@ struct SkippedObject {
     std::string type;  ///< its class
     std::string why;
 };
+
+/// A class or function that a pickle names. Nothing of it is imported or called.
+struct NamedGlobal {
+    std::string module;   ///< as Python 3 calls it
+    std::string name;     ///< with dots for a nested class
+    std::string record;   ///< which pickle: "archive/data.pkl" of a zip, else a description
+    bool known = false;   ///< values made with it are read; what others make is opaque
+    bool called = false;  ///< unpickling would call it
+};
+
+namespace state {
+
+/// A record of a zip whose checksum is stored.
+struct StoredChecksum {
+    std::shared_ptr<const Source> source;
+    Extent extent;
+    std::uint32_t crc32;
+    std::string record;  ///< "archive/data/0"
+};
+
+/// Where a storage stands.
+struct Storage {
+    std::shared_ptr<const Source> source;
+    Extent extent;
+};
+
+}  // namespace state
 
 /// A tree as names and tensors.
 struct FlatState {

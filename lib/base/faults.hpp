@@ -4,6 +4,7 @@
 
 #include <safemap/error.hpp>
 
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -31,6 +32,17 @@ public:
 
 private:
     std::vector<Error> faults_;
+};
+
+/// Adds the path to every fault on its way.
+class PathSink final : public FaultSink {
+public:
+    PathSink(FaultSink& next, std::string_view path) : next_(next), path_(path) {}
+    void fault(Error error) override { next_.fault(std::move(error.with_path(path_))); }
+
+private:
+    FaultSink& next_;
+    std::string path_;
 };
 
 /// Runs `read`; faults of the data that it throws go to `faults`, others pass.

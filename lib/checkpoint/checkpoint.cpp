@@ -3,18 +3,19 @@
 
 #include "base/text.hpp"
 #include "checkpoint/all_names.hpp"
-#include "checkpoint/identity.hpp"
 #include "checkpoint/near_names.hpp"
 #include "checkpoint/state.hpp"
-#include "checkpoint/twin.hpp"
 #include "lazy/page_cache.hpp"
+#include "open/readers.hpp"
+#include "safetensors/identity.hpp"
+#include "state/fingerprint.hpp"
 
 #include <algorithm>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
 
-using checkpoint::Contents;
+using state::Contents;
 
 std::string_view name(Format format) noexcept {
     switch (format) {
@@ -24,7 +25,7 @@ std::string_view name(Format format) noexcept {
     return "unknown";
 }
 
-Checkpoint::State::State(Contents read) : contents(std::move(read)), total_bytes(checkpoint::total_bytes(contents)) {
+Checkpoint::State::State(Contents read) : contents(std::move(read)), total_bytes(state::total_bytes(contents)) {
     index_tensors();
     if (contents.format == Format::safetensors) alias_by_metadata();
     for (const AliasGroup& group : contents.aliases) add_aliases(group);
@@ -32,7 +33,7 @@ Checkpoint::State::State(Contents read) : contents(std::move(read)), total_bytes
 
 Checkpoint::State::State(Contents derived, std::shared_ptr<const State> from, std::vector<std::uint32_t> by_origin)
     : contents(std::move(derived)),
-      total_bytes(checkpoint::total_bytes(contents)),
+      total_bytes(state::total_bytes(contents)),
       origin(std::move(from)),
       numbers(std::move(by_origin)) {
     index_tensors();
@@ -63,7 +64,7 @@ void Checkpoint::State::alias_by_metadata() {
         }
         groups[group_of[tensor]].push_back(dropped);
     };
-    checkpoint::for_each_alias(
+    safetensors::for_each_alias(
         contents.metadata, [this](std::string_view name) { return number(name); }, alias);
     for (AliasGroup& group : groups) contents.aliases.push_back(std::move(group));
 }
@@ -82,13 +83,13 @@ Checkpoint::Checkpoint(std::shared_ptr<const State> state) : state_(std::move(st
 
 Checkpoint Checkpoint::open(const std::filesystem::path& path, const OpenOptions& options) {
     ThrowFirst faults;
-    return Checkpoint(std::make_shared<const State>(checkpoint::read_path(path, options, faults)));
+    return Checkpoint(std::make_shared<const State>(open::read_path(path, options, faults)));
 }
 
 Checkpoint Checkpoint::open(std::span<const std::filesystem::path> files, const OpenOptions& options) {
     std::vector<std::shared_ptr<const Source>> sources;
     sources.reserve(files.size());
-    for (const auto& file : files) sources.push_back(open_file(file, checkpoint::mapping_of(options.access)));
+    for (const auto& file : files) sources.push_back(open_file(file, open::mapping_of(options.access)));
     return open(sources, options);
 }
 
@@ -96,13 +97,13 @@ Checkpoint Checkpoint::open(std::span<const std::shared_ptr<const Source>> files
     if (std::find(files.begin(), files.end(), nullptr) != files.end())
         throw Error(Errc::invalid_argument, "no source to open");
     ThrowFirst faults;
-    return Checkpoint(std::make_shared<const State>(checkpoint::read_files(files, options, faults)));
+    return Checkpoint(std::make_shared<const State>(open::read_files(files, options, faults)));
 }
 
 Checkpoint Checkpoint::open(std::shared_ptr<const Source> source, const OpenOptions& options) {
     if (!source) throw Error(Errc::invalid_argument, "no source to open");
     ThrowFirst faults;
-    return Checkpoint(std::make_shared<const State>(checkpoint::read_file(source, options, faults)));
+    return Checkpoint(std::make_shared<const State>(open::read_file(source, options, faults)));
 }
 
 Format Checkpoint::format() const noexcept { return state_->contents.format; }
@@ -124,10 +125,8 @@ const std::vector<std::string>& Checkpoint::only_in_tree() const& noexcept { ret
 std::optional<std::string> Checkpoint::fingerprint() const {
     const auto& sources = state_->contents.sources;
     if (sources.size() != 1) return std::nullopt;
-    return checkpoint::fingerprint(*sources.front());
+    return state::fingerprint(*sources.front());
 }
-
-Extras Checkpoint::extras() const { return checkpoint::extras_of(state_->contents); }
 
 std::size_t Checkpoint::size() const noexcept { return state_->contents.tensors.size(); }
 std::uint64_t Checkpoint::total_bytes() const noexcept { return state_->total_bytes; }

@@ -15,8 +15,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-using checkpoint::Contents;
 using checkpoint::Origin;
+using state::Contents;
 
 namespace {
 

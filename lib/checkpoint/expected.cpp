@@ -4,8 +4,8 @@
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "checkpoint/contents.hpp"
-#include "checkpoint/sniff.hpp"
+#include "open/readers.hpp"
+#include "open/sniff.hpp"
 #include "safetensors/format.hpp"
 #include "safetensors/index.hpp"
 
@@ -68,7 +68,7 @@ ExpectedTensor read_tensor(const json::Member& member) {
 bool is_expectation(const Source& source) {
     const std::string_view name = source.name();
     if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;
-    return checkpoint::sniff(source).content == checkpoint::Content::json && !safetensors::is_index(source);
+    return open::sniff(source).content == open::Content::json && !safetensors::is_index(source);
 }
 
 void require_size(const ExpectedTensor& tensor) {
@@ -133,7 +133,7 @@ std::vector<ExpectedTensor> parse_expected(std::string_view text) {
 std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path, const OpenOptions& options) {
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) return expected_tensors(Checkpoint::open(path, options));
-    const auto source = open_file(path, checkpoint::mapping_of(options.access));
+    const auto source = open_file(path, open::mapping_of(options.access));
     if (!is_expectation(*source)) return expected_tensors(Checkpoint::open(path, options));
     try {
         return parse_expected(json::read_text(*source, max_json_bytes, Errc::expectation_not_json, "names and shapes"));

@@ -1,12 +1,12 @@
 // Lists the small files of a model folder that are copied when the model is saved elsewhere.
 #include "base/text.hpp"
-#include "checkpoint/contents.hpp"
+#include "checkpoint/state.hpp"
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 
-namespace safemap::SAFEMAP_ABI::checkpoint {
+namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
@@ -45,7 +45,8 @@ Error changed(std::string_view what, const Folder& folder) {
 
 }  // namespace
 
-Extras extras_of(const Contents& contents) {
+Extras Checkpoint::extras() const {
+    const state::Contents& contents = state_->contents;
     Extras extras;
     if (!contents.folder || contents.model_file.empty()) return extras;
     const Folder& folder = *contents.folder;
@@ -65,4 +66,4 @@ Extras extras_of(const Contents& contents) {
     return extras;
 }
 
-}  // namespace safemap::SAFEMAP_ABI::checkpoint
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// Tested by tests/checkpoint/plan_test.cpp and tests/checkpoint/diff_tolerance_test.cpp.
+// Tested by tests/checkpoint/plan_test.cpp and tests/check/diff_tolerance_test.cpp.
 #include "checkpoint/prefixes.hpp"
 
 #include "base/name_index.hpp"

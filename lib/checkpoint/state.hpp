@@ -2,7 +2,9 @@
 #pragma once
 
 #include "base/name_index.hpp"
-#include "checkpoint/contents.hpp"
+#include "state/contents.hpp"
+
+#include <safemap/checkpoint.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -26,9 +28,9 @@ private:
 public:
     static constexpr std::uint32_t not_selected = UINT32_MAX;
 
-    explicit State(checkpoint::Contents read);
+    explicit State(state::Contents read);
     /// For select() and renamed(): `numbers` has the number here of each tensor of `origin`, or not_selected.
-    State(checkpoint::Contents derived, std::shared_ptr<const State> origin, std::vector<std::uint32_t> numbers);
+    State(state::Contents derived, std::shared_ptr<const State> origin, std::vector<std::uint32_t> numbers);
 
     /// Makes the state of a checkpoint with some of the names of `from`, or all of them: `after[i]` is the new name for
     /// `names[i]`, which are in the order of all_names().
@@ -39,7 +41,7 @@ public:
     /// Returns null where there is no such name.
     const LazyTensor* find(std::string_view name) const noexcept;
 
-    checkpoint::Contents contents;
+    state::Contents contents;
     std::uint64_t total_bytes;
     std::vector<LazyTensor> aliases;  // under their other names
     NameIndex names;

@@ -1,6 +1,8 @@
 // The structure document: what a nested state dict is besides its tensors, as JSON in the metadata of safetensors.
 #pragma once
 
+#include "base/checksum.hpp"
+
 #include <safemap/state_tree.hpp>
 
 #include <cstddef>
@@ -19,6 +21,17 @@ inline constexpr std::string_view structure_tensor = "~structure";
 inline constexpr std::size_t longest_inline_structure = 1U << 20;
 /// Arrays and objects within each other in a document, at most: what common readers of JSON take.
 inline constexpr unsigned deepest_structure = 500;
+
+/// What the metadata says of a document that stands in the tensor `~structure`.
+std::string structure_apart(const Digest& document);
+/// Whether it says so.
+bool is_structure_apart(std::string_view metadata) noexcept;
+/// The digest of the document that the metadata has, or of the one that stands apart, as the metadata gives it: 32 hex
+/// digits. Nothing where the metadata is not as structure_apart() writes it.
+std::optional<std::string> structure_digest(std::string_view metadata);
+
+/// XXH3-128 of a document, as hex digits.
+std::string digest_of_structure(std::string_view document);
 
 /// The name that a tensor is stored under, told its own, or where it has none, the one that flatten() gives it; nothing
 /// where it is not stored.

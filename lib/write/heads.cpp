@@ -1,8 +1,8 @@
 // Puts digests into heads.
 #include "write/heads.hpp"
 
-#include "checkpoint/identity.hpp"
 #include "safetensors/digests.hpp"
+#include "safetensors/identity.hpp"
 #include "state/structure.hpp"
 
 #include <string_view>
@@ -15,7 +15,7 @@ namespace {
 
 /// Of the checkpoint: every name that a reader will see, with what is known of its tensor.
 Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std::span<const Digest> digests) {
-    std::vector<checkpoint::NamedDigest> all;
+    std::vector<safetensors::NamedDigest> all;
     all.reserve(layout.tensors + layout.aliases.size());
     std::vector<Dtype> dtypes(tensors.size());
     const auto add = [&](std::string_view name, std::uint32_t number) {
@@ -28,7 +28,7 @@ Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std:
             add(tensors[planned.number].name(), planned.number);
         }
     for (const auto& [name, number] : layout.aliases) add(name, number);
-    return checkpoint::digest_of_all(std::move(all));
+    return safetensors::digest_of_all(std::move(all));
 }
 
 }  // namespace

@@ -5,12 +5,11 @@
 
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "checkpoint/identity.hpp"
-#include "checkpoint/structure.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/format.hpp"
 #include "safetensors/header.hpp"
+#include "safetensors/identity.hpp"
 #include "safetensors/index.hpp"
 #include "state/structure.hpp"
 #include "tensor/convert.hpp"
@@ -69,7 +68,7 @@ Metadata with_own_digests(const Metadata& metadata, bool wanted) {
         if (!safetensors::is_digest_key(entry.first)) own.insert(own.end(), entry);
     const auto structure = own.find(std::string(state::structure_key));
     if (!wanted || structure == own.end()) return own;
-    if (auto digest = checkpoint::structure_digest(structure->second))
+    if (auto digest = state::structure_digest(structure->second))
         own.emplace(safetensors::structure_digest_key, std::move(*digest));
     return own;
 }
@@ -321,7 +320,7 @@ private:
         const auto name_of = [this](std::uint32_t i) -> std::string_view { return tensor(chosen_[i]).name(); };
         NameIndex names;
         names.add_all(static_cast<std::uint32_t>(chosen_.size()), name_of, [](auto, auto) {});
-        checkpoint::for_each_alias(
+        safetensors::for_each_alias(
             metadata, [&](std::string_view name) { return names.find(name, name_of); },
             [this](const std::string& dropped, std::uint32_t i) {
                 layout_.aliases.emplace_back(dropped, chosen_[i].number);
@@ -386,8 +385,7 @@ Layout lay_out(const Input& input, const SaveOptions& options, const std::option
     Planner planner(input, options);
     Layout layout = single_file ? std::move(planner).one_file(*single_file) : std::move(planner).shards();
     const auto structure = input.metadata.find(std::string(state::structure_key));
-    layout.has_structure_tensor =
-        structure != input.metadata.end() && checkpoint::is_structure_apart(structure->second);
+    layout.has_structure_tensor = structure != input.metadata.end() && state::is_structure_apart(structure->second);
     return layout;
 }
 

@@ -1,10 +1,10 @@
 // repair(): reads whatever can be read without guessing, and writes it as the reference would.
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "checkpoint/contents.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
+#include "state/contents.hpp"
 #include "write/shards.hpp"
 #include "write/target.hpp"
 
@@ -159,7 +159,7 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
     if (!source) throw Error(Errc::path_not_found, "no such file").with_path(folder.name() + '/' + index_name);
     ThrowFirst faults;
     const safetensors::Index index = safetensors::read_index(*source, faults);
-    checkpoint::Joined joined;
+    state::Joined joined;
     for (std::uint32_t number = 0; number < index.shards.size(); ++number) {
         const std::string& shard = index.shards[number];
         const auto file = folder.open(shard);
@@ -169,7 +169,7 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
             reader.tell_repairs();
             reader.add_tensors();
             found.shards.resize(found.tensors.size(), number);
-            checkpoint::Contents one{.metadata = reader.header().metadata};
+            state::Contents one{.metadata = reader.header().metadata};
             joined.add(one, shard);
         });
     }

@@ -4,7 +4,7 @@
 #include "base/text.hpp"
 #include "checkpoint/origin.hpp"
 #include "checkpoint/structure.hpp"
-#include "checkpoint/twin.hpp"
+#include "state/fingerprint.hpp"
 #include "state/structure.hpp"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ void note_losses(const Checkpoint& checkpoint, Input& input) {
 
 /// Plain files say nothing of where they come from, so that they are the same wherever that is.
 void put_source(const Checkpoint& checkpoint, bool wanted, Metadata& metadata) {
-    const std::string key(checkpoint::source_key);
+    const std::string key(state::source_key);
     if (!wanted) metadata.erase(key);
     else if (checkpoint.format() == Format::torch)
         if (auto fingerprint = checkpoint.fingerprint()) metadata[key] = std::move(*fingerprint);
@@ -101,7 +101,7 @@ std::optional<LazyTensor> add_structure(const Checkpoint& checkpoint, const Save
         says = std::move(*document);
         return std::nullopt;
     }
-    says = checkpoint::structure_apart(xxh3(std::as_bytes(std::span(*document))));
+    says = state::structure_apart(xxh3(std::as_bytes(std::span(*document))));
     return tensor_of(*document);
 }
 

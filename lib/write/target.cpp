@@ -2,8 +2,8 @@
 #include "write/target.hpp"
 
 #include "base/text.hpp"
-#include "checkpoint/folder_shape.hpp"
 #include "safetensors/index.hpp"
+#include "state/folder_shape.hpp"
 #include "write/shards.hpp"
 
 #include <safemap/file.hpp>
@@ -31,10 +31,10 @@ bool counts_as_new(const std::filesystem::path& out) {
     if (names_file(out) || !std::filesystem::is_directory(out, ignored)) return false;
     try {
         // Nothing that a save would write may be there already, not even as something else than a file.
-        const checkpoint::FolderNames names = checkpoint::names_in(*open_folder(out, Mapping::never));
+        const state::FolderNames names = state::names_in(*open_folder(out, Mapping::never));
         for (const std::string& name : names.files)
             if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;
-        return checkpoint::shape_of_folder(names).kind == checkpoint::ShapeKind::nothing;
+        return state::shape_of_folder(names).kind == state::ShapeKind::nothing;
     } catch (const Error&) {
         return false;
     }
@@ -42,7 +42,7 @@ bool counts_as_new(const std::filesystem::path& out) {
 
 std::vector<std::string> model_files(const std::filesystem::path& path) {
     const auto folder = open_folder(path, Mapping::never);
-    std::vector<std::string> files = checkpoint::safetensors_heads(folder->list());
+    std::vector<std::string> files = state::safetensors_heads(folder->list());
     if (files.size() > 1)
         throw Error(Errc::several_models, "the folder has several indexes, among them " + safemap::quoted(files[0]) +
                                               " and " + safemap::quoted(files[1]))

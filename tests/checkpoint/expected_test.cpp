@@ -1,5 +1,5 @@
 // What a model expects, out of JSON that is right, wrong or hostile, and out of checkpoints.
-#include "checkpoint/containers.hpp"
+#include "containers.hpp"
 
 #include <safemap/plan.hpp>
 

@@ -1,5 +1,5 @@
 // Which small files belong to a model folder.
-#include "checkpoint/containers.hpp"
+#include "containers.hpp"
 
 #include <sys/stat.h>
 

@@ -2,7 +2,7 @@
 // of any kind, and a slow twin.
 #include <safemap/plan.hpp>
 
-#include "checkpoint/containers.hpp"
+#include "containers.hpp"
 
 #include <safemap/digest.hpp>
 #include <safemap/uploader.hpp>

@@ -19,8 +19,10 @@ MAY_INCLUDE = {
     'state': ['base', 'tensor', 'lazy'],
     'pickle': ['base'],
     'torch': ['base', 'tensor', 'lazy', 'state', 'pickle'],
-    'checkpoint': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'pickle', 'torch'],
-    'write': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'checkpoint'],
+    'open': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'pickle', 'torch'],
+    'checkpoint': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'open'],
+    'check': ['base', 'tensor', 'lazy', 'safetensors', 'state', 'open', 'checkpoint'],
+    'write': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'checkpoint', 'check'],
     'device': ['base', 'io', 'tensor', 'lazy', 'checkpoint'],
 }
 
@@ -31,9 +33,9 @@ OWNER = {
     'dlpack': 'tensor', 'dtype': 'tensor', 'elements': 'tensor', 'float_types': 'tensor', 'shape': 'tensor',
     'tensor_view': 'tensor',
     'lazy_tensor': 'lazy',
-    'state_tree': 'state',
-    'checkpoint': 'checkpoint', 'diff': 'checkpoint', 'digest': 'checkpoint', 'plan': 'checkpoint',
-    'selection': 'checkpoint', 'verify': 'checkpoint',
+    'open_options': 'state', 'state_tree': 'state',
+    'checkpoint': 'checkpoint', 'plan': 'checkpoint', 'selection': 'checkpoint',
+    'diff': 'check', 'digest': 'check', 'verify': 'check',
     'save': 'write', 'shard_writer': 'write', 'edit': 'write',
     'device': 'device', 'uploader': 'device',
 }

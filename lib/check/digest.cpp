@@ -1,0 +1,144 @@
+// Hashes tensors while they are read: blocks of one tensor side by side, and fed in order.
+#include <safemap/digest.hpp>
+
+#include "base/hex.hpp"
+#include "base/ordered_digests.hpp"
+#include "base/watch.hpp"
+#include "lazy/blocks.hpp"
+#include "lazy/bulk.hpp"
+#include "lazy/page_cache.hpp"
+#include "safetensors/identity.hpp"
+
+#include <safemap/error.hpp>
+
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI {
+
+namespace {
+
+template <class Hash> class Hasher {
+public:
+    /// `tensors` and `watch` outlive it.
+    Hasher(std::span<const LazyTensor* const> tensors, unsigned threads, Watch& watch)
+        : tensors_(tensors), workers_(threads), watch_(watch), digests_(tensors.size()) {
+        for (const LazyTensor* tensor : tensors_) row_.add(blocks_of(*tensor).count());
+    }
+
+    void run() {
+        watch_.tell();
+        row_.each(workers_.count(), watch_, [this](auto place, unsigned worker) { do_block(place, worker); });
+        watch_.tell();
+    }
+
+    const auto& of(std::size_t tensor) const noexcept { return digests_.of(tensor); }
+
+private:
+    Blocks blocks_of(const LazyTensor& tensor) const { return Blocks::in_order(tensor, workers_.buffer_size()); }
+
+    void do_block(BlockRow::Place place, unsigned worker) {
+        try {
+            watch_.check_stop();
+            const LazyTensor& tensor = *tensors_[place.item];
+            const Blocks blocks = blocks_of(tensor);
+            const auto bytes = blocks.gather(place.block, tensor, workers_.gatherer(worker), workers_.buffer(worker));
+            Watch* const watch = worker == 0 ? &watch_ : nullptr;  // worker 0 is the caller's thread
+            const std::uint64_t offset = blocks.range(place.block).offset;
+            if (digests_.feed(place.item, tensor.nbytes(), offset, bytes, watch)) watch_.add(bytes.size());
+        } catch (...) {
+            digests_.abandon_all();
+            throw;
+        }
+    }
+
+    std::span<const LazyTensor* const> tensors_;
+    Workers workers_;
+    Watch& watch_;
+    BlockRow row_;
+    OrderedHashes<Hash> digests_;
+};
+
+/// Tensors without repeats, and which of them each name is for.
+struct Hashed {
+    std::vector<const LazyTensor*> tensors;
+    std::vector<std::size_t> of_name;
+};
+
+Hashed hashed_of(const Checkpoint& checkpoint, const std::vector<NamedTensor>& names) {
+    Hashed hashed;
+    for (const NamedTensor& named : names) {
+        const LazyTensor* const tensor = &checkpoint.tensor(named.tensor);
+        if (hashed.tensors.empty() || hashed.tensors.back() != tensor) hashed.tensors.push_back(tensor);
+        hashed.of_name.push_back(hashed.tensors.size() - 1);
+    }
+    return hashed;
+}
+
+template <class Hash> std::string hex_of_all(std::vector<safetensors::NamedDigest> tensors) {
+    if constexpr (std::is_same_v<Hash, Xxh3>) return hex(safetensors::digest_of_all(std::move(tensors)));
+    else return hex(safetensors::sha256_of_all(std::move(tensors)));
+}
+
+template <class Hash> CheckpointDigests digests_by(const Checkpoint& checkpoint, const DigestOptions& options) {
+    const std::vector<NamedTensor> names = all_names(checkpoint, options.selection);
+    const Hashed hashed = hashed_of(checkpoint, names);
+    CheckpointDigests report;
+    report.algorithm = options.algorithm;
+    for (const LazyTensor* tensor : hashed.tensors) report.bytes += tensor->nbytes();  // at most total_bytes()
+    Watch watch(options.monitor, "hashing", report.bytes);
+    Hasher<Hash> hasher(hashed.tensors, options.threads, watch);
+    hasher.run();
+    require_unchanged(std::span(checkpoint.begin(), checkpoint.size()));
+
+    std::vector<safetensors::NamedDigest> all;
+    all.reserve(names.size());
+    report.tensors.reserve(names.size());
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        const LazyTensor& tensor = *hashed.tensors[hashed.of_name[i]];
+        const auto& digest = hasher.of(hashed.of_name[i]);
+        all.push_back({names[i].name, tensor.dtype(), &tensor.shape(), digest});
+        report.tensors.push_back({std::string(names[i].name), hex(digest)});
+    }
+    report.checkpoint = hex_of_all<Hash>(std::move(all));
+    return report;
+}
+
+template <class Hash> std::string digest_by(const LazyTensor& tensor) {
+    const LazyTensor* const one = &tensor;
+    const Monitor nobody;
+    Watch watch(nobody, "hashing", tensor.nbytes());
+    Hasher<Hash> hasher({&one, 1}, 0, watch);
+    hasher.run();
+    require_unchanged({one, 1});
+    return hex(hasher.of(0));
+}
+
+}  // namespace
+
+std::string_view name(DigestAlgorithm algorithm) noexcept {
+    switch (algorithm) {
+        case DigestAlgorithm::xxh3_128: return "xxh3-128";
+        case DigestAlgorithm::sha256: return "sha256";
+    }
+    return "unknown";
+}
+
+CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& options) {
+    switch (options.algorithm) {
+        case DigestAlgorithm::xxh3_128: return digests_by<Xxh3>(checkpoint, options);
+        case DigestAlgorithm::sha256: return digests_by<Sha256>(checkpoint, options);
+    }
+    throw Error(Errc::invalid_argument, "a digest algorithm that does not exist");
+}
+
+std::string digest(const LazyTensor& tensor, DigestAlgorithm algorithm) {
+    switch (algorithm) {
+        case DigestAlgorithm::xxh3_128: return digest_by<Xxh3>(tensor);
+        case DigestAlgorithm::sha256: return digest_by<Sha256>(tensor);
+    }
+    throw Error(Errc::invalid_argument, "a digest algorithm that does not exist");
+}
+
+}  // namespace safemap::SAFEMAP_ABI

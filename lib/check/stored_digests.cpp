@@ -1,0 +1,210 @@
+// Reads lists of digests, and compares what they say of the whole.
+#include "check/stored_digests.hpp"
+
+#include "base/name_index.hpp"
+#include "base/text.hpp"
+#include "open/sniff.hpp"
+#include "safetensors/header.hpp"
+#include "safetensors/identity.hpp"
+
+#include <algorithm>
+#include <optional>
+
+namespace safemap::SAFEMAP_ABI::check {
+namespace {
+
+using Metadata = std::vector<std::pair<std::string, std::string>>;
+
+/// Whoever read the header first told them.
+class ToldBefore final : public FaultSink {
+public:
+    void fault(Error) override { any = true; }
+    bool any = false;
+};
+
+bool is_safetensors(const Source& source) {
+    return source.name().ends_with(".safetensors") || open::sniff(source).content == open::Content::safetensors;
+}
+
+const std::string* find(const Metadata& metadata, std::string_view key) {
+    const auto found = std::lower_bound(metadata.begin(), metadata.end(), key,
+                                        [](const auto& pair, auto k) { return pair.first < k; });
+    return found != metadata.end() && found->first == key ? &found->second : nullptr;
+}
+
+/// Of the tensors of one file, those that the list names.
+class ListReader {
+public:
+    explicit ListReader(const safetensors::TensorList& header) {
+        tensors_.reserve(header.size());
+        for (const safetensors::TensorInfo info : header) tensors_.push_back({info.name, info.data});
+        names_.add_all(
+            static_cast<std::uint32_t>(tensors_.size()), [this](auto i) { return tensors_[i].name; },
+            [](auto, auto) {});
+        listed_.resize(tensors_.size());
+    }
+
+    /// Throws header_bad_metadata.
+    void read(const std::string& text) {
+        if (text.size() > longest_list())
+            throw bad("have " + bytes_text(text.size()) + ", more than the tensors of the file can take");
+        safetensors::read_digests(text, [this](std::string_view name, const Digest& digest) { add(name, digest); });
+    }
+
+    void report(FaultSink& faults) const {
+        if (unknown_ > 0)
+            faults.fault(bad("name " + std::to_string(unknown_) + (unknown_ == 1 ? " tensor" : " tensors") +
+                             " that the file does not hold, " + safemap::quoted(first_unknown_) + " first"));
+        if (!repeated_.empty()) faults.fault(bad("name " + safemap::quoted(repeated_) + " more than once"));
+    }
+
+    void take(FileDigests& digests) {
+        digests.of_all = std::find(listed_.begin(), listed_.end(), false) == listed_.end();
+        std::size_t size = 0;
+        for (std::size_t i = 0; i < tensors_.size(); ++i) size += listed_[i] ? tensors_[i].name.size() : 0;
+        // Not the header's text: with the list in it, it has every name three times.
+        digests.names.reserve(size);
+        for (std::size_t i = 0; i < tensors_.size(); ++i) {
+            if (!listed_[i]) continue;
+            const std::string_view name = tensors_[i].name;
+            digests.tensors.push_back(tensors_[i]);
+            digests.tensors.back().name = {digests.names.data() + digests.names.size(), name.size()};
+            digests.names.insert(digests.names.end(), name.begin(), name.end());
+        }
+    }
+
+private:
+    static Error bad(const std::string& what) {
+        return Error(Errc::header_bad_metadata,
+                     "the digests in " + safemap::quoted(safetensors::digests_key) + ' ' + what);
+    }
+
+    /// However it is written. JSON in memory takes several times its text.
+    std::uint64_t longest_list() const {
+        constexpr std::uint64_t around = 128;
+        constexpr std::uint64_t most_escaped = 6;  // \u0000
+        std::uint64_t size = around;
+        for (const StoredDigest& tensor : tensors_) size += around + most_escaped * tensor.name.size();
+        return size;
+    }
+
+    void add(std::string_view name, const Digest& digest) {
+        const auto number = names_.find(name, [this](auto i) { return tensors_[i].name; });
+        if (!number) {
+            if (unknown_++ == 0) first_unknown_ = name;
+            return;
+        }
+        if (listed_[*number] && repeated_.empty()) repeated_ = name;
+        listed_[*number] = true;
+        tensors_[*number].digest = digest;
+    }
+
+    std::vector<StoredDigest> tensors_;
+    NameIndex names_;
+    std::vector<bool> listed_;
+    std::size_t unknown_ = 0;
+    std::string first_unknown_;
+    std::string repeated_;
+};
+
+/// Says what is not compared, though the checkpoint has digests.
+void note_unchecked(state::Contents& contents, std::span<const FileDigests> files, bool has_identity) {
+    const auto count = [&](auto&& matches) { return std::count_if(files.begin(), files.end(), matches); };
+    const auto listed = count([](const FileDigests& file) { return file.listed; });
+    const auto whole = count([](const FileDigests& file) { return file.of_all; });
+    if (listed == 0 && !has_identity) return;
+    if (!has_identity)
+        contents.notes.emplace_back(
+            "there is no digest of the checkpoint, so names, dtypes and shapes are not compared");
+    if (!has_identity && whole < std::ssize(files))
+        contents.notes.emplace_back("some tensors have no digest, and are not compared");
+    if (contents.structure_unchecked)
+        contents.notes.emplace_back("the structure document has no digest, and is not compared");
+}
+
+/// The fault of a digest whose document, or whose tensors' digests, are missing.
+std::optional<Error> orphan(const state::Contents& contents, std::span<const FileDigests> files, bool has_identity) {
+    if (find(contents.metadata, safetensors::structure_digest_key) != nullptr)
+        return Error(Errc::header_bad_metadata,
+                     "the metadata has the digest of a structure document, and no structure document");
+    const auto lacks = std::find_if(files.begin(), files.end(), [](const FileDigests& file) { return !file.of_all; });
+    if (!has_identity || lacks == files.end()) return std::nullopt;
+    Error error(Errc::header_bad_metadata,
+                "the checkpoint has a digest, and " + std::string(lacks->listed ? "some tensors" : "the tensors") +
+                    " of this file have none in " + safemap::quoted(safetensors::digests_key));
+    return std::move(error.with_path(lacks->source->name()));
+}
+
+/// The digest of all names that the checkpoint has. Nothing where its tensors cannot be told among those of the files.
+std::optional<Digest> found_identity(const state::Contents& contents, std::span<const FileDigests> files) {
+    std::vector<const StoredDigest*> known;
+    for (const FileDigests& file : files)
+        for (const StoredDigest& tensor : file.tensors) known.push_back(&tensor);
+    NameIndex names;
+    bool unique = true;
+    const auto name_of_known = [&](std::uint32_t i) { return known[i]->name; };
+    names.add_all(static_cast<std::uint32_t>(known.size()), name_of_known, [&](auto, auto) { unique = false; });
+    if (!unique) return std::nullopt;  // of an index that leaves tensors out, nobody says which of them it means
+
+    std::vector<safetensors::NamedDigest> all;
+    all.reserve(contents.tensors.size());
+    NameIndex open;
+    const auto name_of_open = [&](std::uint32_t i) -> std::string_view { return contents.tensors[i].name(); };
+    for (std::uint32_t i = 0; i < contents.tensors.size(); ++i) {
+        const LazyTensor& tensor = contents.tensors[i];
+        const auto number = names.find(tensor.name(), name_of_known);
+        if (!number) return std::nullopt;
+        open.add(tensor.name(), i, name_of_open);
+        all.push_back({tensor.name(), tensor.dtype(), &tensor.shape(), known[*number]->digest});
+    }
+    safetensors::for_each_alias(
+        contents.metadata, [&](std::string_view name) { return open.find(name, name_of_open); },
+        [&](const std::string& dropped, std::uint32_t i) {
+            safetensors::NamedDigest other = all[i];
+            other.name = dropped;
+            all.push_back(other);
+        });
+    return safetensors::digest_of_all(std::move(all));
+}
+
+}  // namespace
+
+FileDigests read_file_digests(const Source& source, const OpenOptions& options, FaultSink& faults) {
+    FileDigests digests{.source = &source};
+    if (!is_safetensors(source)) return digests;
+    ToldBefore told;
+    const safetensors::Header header =
+        safetensors::read_header(source, safetensors::Rules::lenient, options.max_header_bytes, told);
+    const std::string* const list = find(header.metadata, safetensors::digests_key);
+    if (told.any || list == nullptr) return digests;
+    digests.listed = true;
+    PathSink with_path(faults, source.name());
+    reporting(with_path, [&] {
+        ListReader reader(header.tensors);
+        reader.read(*list);
+        reader.report(with_path);
+        reader.take(digests);
+    });
+    return digests;
+}
+
+void check_identity(state::Contents& contents, std::span<const FileDigests> files, const std::filesystem::path& path,
+                    FaultSink& faults) {
+    PathSink with_path(faults, path.native());
+    if (contents.structure_fault) with_path.fault(*contents.structure_fault);
+    const std::string* const stored = find(contents.metadata, safetensors::checkpoint_digest_key);
+    note_unchecked(contents, files, stored != nullptr);
+    if (auto fault = orphan(contents, files, stored != nullptr)) return with_path.fault(std::move(*fault));
+    if (stored == nullptr) return;
+    const auto found = found_identity(contents, files);
+    if (!found) {
+        contents.notes.emplace_back(
+            "the digest of the checkpoint is not compared: its names are not those of its files");
+        return;
+    }
+    if (hex(*found) == *stored) return;
+    with_path.fault(Error(Errc::checksum_mismatch, "the digests of its tensors make " + hex(*found) +
+                                                       " of the checkpoint, stored is " + safemap::quoted(*stored)));
+}
+
+}  // namespace safemap::SAFEMAP_ABI::check

@@ -1,0 +1,132 @@
+// The text and the code for each shape that is not read. A reader that comes takes its row away.
+#include "open/layouts.hpp"
+
+#include "base/text.hpp"
+#include "open/readers.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::open {
+
+namespace {
+
+struct Layout {
+    ShapeKind kind;
+    std::string_view name;  ///< as `layout.kind` of the command line, where it has one
+    std::string_view what;
+    std::string_view hint;
+};
+
+constexpr std::string_view dcp_hint =
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt writes a file that safemap reads";
+constexpr std::string_view deepspeed_hint =
+    "python zero_to_fp32.py FOLDER OUT, with the script that DeepSpeed leaves beside its tags, writes a model that "
+    "safemap reads";
+
+constexpr Layout layouts[] = {
+    {ShapeKind::hf_shards, "hf_shards", "safetensors shards that hold parts of tensors (DCP_SHARDING_INFO)",
+     "consolidate_safetensors_files of torch.distributed.checkpoint writes a model that safemap reads"},
+    {ShapeKind::dcp, "dcp", "a checkpoint of torch.distributed.checkpoint (DCP)", dcp_hint},
+    {ShapeKind::deepspeed, "deepspeed", "a DeepSpeed checkpoint (ZeRO)", deepspeed_hint},
+    {ShapeKind::universal, "universal", "a universal checkpoint of DeepSpeed (ZeRO)",
+     "give the DeepSpeed checkpoint that it was made from to zero_to_fp32.py: what that script writes, safemap reads"},
+    {ShapeKind::offloaded, "deepspeed", "a DeepSpeed checkpoint (ZeRO) with tensors offloaded to NVMe",
+     "save it without offloading, or save a full state dict"},
+    {ShapeKind::rank_files, "rank_files", "one file for each rank (FSDP)",
+     "one of the files, given as a file, shows the part of its rank; a full state dict, saved with torch.save, is read "
+     "whole"},
+    {ShapeKind::torch_checkpointing, "torch_checkpointing", "a checkpoint of torch_checkpointing",
+     "save a full state dict with torch.save, or save with torch.distributed.checkpoint"},
+    {ShapeKind::nanotron, "nanotron", "a nanotron checkpoint",
+     "convert it to a model of Hugging Face with the scripts of nanotron"},
+    {ShapeKind::megatron_zarr, "zarr", "a Megatron checkpoint with zarr arrays",
+     "load it with Megatron and save it with --ckpt-format torch_dist"},
+};
+
+constexpr Layout nemo = {ShapeKind::nothing, ".nemo", "an archive of NeMo (.nemo)",
+                         "unpack it with tar -xf FILE and give the folder or the file of weights in it"};
+
+const Layout* layout_of(ShapeKind kind) {
+    const auto* found =
+        std::find_if(std::begin(layouts), std::end(layouts), [kind](const Layout& row) { return row.kind == kind; });
+    return found == std::end(layouts) ? nullptr : found;
+}
+
+[[noreturn]] void refuse_layout(const Layout& layout, const std::string& told_by) {
+    Error error(Errc::unsupported_layout, "this is " + std::string(layout.what) + ", layout '" +
+                                              std::string(layout.name) + "', told by " + told_by +
+                                              "; safemap does not read it yet");
+    error.with_hint(layout.hint);
+    throw error;
+}
+
+FileNames inside(std::string_view folder, FileNames names) {
+    for (std::string& name : names) name = (std::filesystem::path(folder) / name).native();
+    return names;
+}
+
+[[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
+    // Files of the folder are named by themselves; what is to be typed for another folder or a set is a path.
+    const bool sets = shape.what == "sets of rank files";
+    Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
+                                          listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
+    if (sets) error.with_hint("no set is read as a whole yet; one of the files shows the part of its rank");
+    else if (shape.what == "files of weights and no index")
+        error.with_hint("name one of them, or convert all of them together if they are the shards of one checkpoint");
+    else error.with_hint("name one of them");
+    throw error;
+}
+
+[[noreturn]] void refuse_unfinished(const FolderShape& shape, std::string_view folder) {
+    Error error(Errc::unfinished_checkpoint,
+                shape.inside ? "the checkpoints in the folder have no .metadata: " + listed(inside(folder, shape.files))
+                             : "parts of a checkpoint of torch.distributed.checkpoint (DCP) without .metadata: " +
+                                   listed(shape.files));
+    error.with_hint(
+        "the save was interrupted, or .metadata is on the disk of the node with rank 0: copy all files into one "
+        "folder");
+    throw error;
+}
+
+[[noreturn]] void refuse_nothing(const FolderNames& names) {
+    if (names.files.empty() && names.folders.empty()) throw Error(Errc::not_a_checkpoint, "the folder holds no files");
+    FileNames all = names.files;
+    for (const std::string& name : names.folders) all.push_back(name + '/');
+    throw Error(Errc::not_a_checkpoint, "the folder holds neither an index nor a file of weights, but " + listed(all));
+}
+
+}  // namespace
+
+std::string listed(const FileNames& names) {
+    constexpr std::size_t most = 8;
+    std::string text;
+    for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
+    if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
+    return text;
+}
+
+void refuse(const FolderShape& shape, const FolderNames& names, std::string_view folder) {
+    if (const Layout* layout = layout_of(shape.kind)) refuse_layout(*layout, listed(shape.files));
+    switch (shape.kind) {
+        case ShapeKind::several: refuse_several(shape, folder);
+        case ShapeKind::unfinished: refuse_unfinished(shape, folder);
+        case ShapeKind::bad_tag:
+            throw Error(Errc::bad_tag, shape.files.front() + ": " + excerpt(shape.what))
+                .with_hint("give the folder of one tag instead");
+        case ShapeKind::ranks_lack:
+            throw Error(Errc::rank_missing, "of the files " + shape.what + " are missing: " + listed(shape.files));
+        default: refuse_nothing(names);
+    }
+}
+
+void refuse_part(std::string_view file) {
+    const bool metadata = file == ".metadata" || (file.starts_with("__") && file.ends_with(".metadata"));
+    if (metadata || file.ends_with(".distcp")) refuse_layout(*layout_of(ShapeKind::dcp), excerpt(file));
+    if (file.ends_with(".nemo")) refuse_layout(nemo, excerpt(file));
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open

@@ -1,0 +1,98 @@
+// Reads files that are one checkpoint without an index.
+#include "base/name_index.hpp"
+#include "base/pool.hpp"
+#include "base/text.hpp"
+#include "open/readers.hpp"
+
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::open {
+
+namespace {
+
+struct OneOfThem {
+    Contents contents = {};
+    std::vector<Error> faults = {};
+};
+
+/// Every name is one file's.
+class Names {
+public:
+    /// The file, by number, that has the name already; else it is `file`'s from now on. What a file has claimed has to
+    /// stay where it is.
+    std::uint32_t claim(std::string_view name, std::uint32_t file) {
+        const auto next = static_cast<std::uint32_t>(owned_.size());
+        const auto number = index_.add(name, next, [this](std::uint32_t i) { return owned_[i].first; });
+        if (number == next) owned_.emplace_back(name, file);
+        return owned_[number].second;
+    }
+
+private:
+    NameIndex index_;
+    std::vector<std::pair<std::string_view, std::uint32_t>> owned_;
+};
+
+class Merge {
+public:
+    Merge(std::span<const std::shared_ptr<const Source>> sources, std::size_t tensors, FaultSink& faults)
+        : sources_(sources), faults_(faults) {
+        joined_.contents.tensors.reserve(tensors);  // their names stay where they are
+    }
+
+    void add(OneOfThem& one, std::uint32_t file) {
+        for (Error& fault : one.faults) faults_.fault(std::move(fault));
+        if (one.contents.sources.empty()) return;  // nothing of it could be read
+        std::vector<LazyTensor>& tensors = joined_.contents.tensors;
+        for (LazyTensor& tensor : one.contents.tensors) {
+            tensors.push_back(std::move(tensor));
+            if (!claim(tensors.back().name(), file)) tensors.pop_back();
+        }
+        for (AliasGroup& group : one.contents.aliases) {
+            AliasGroup kept;
+            kept.reserve(group.size());
+            for (std::string& name : group) {
+                kept.push_back(std::move(name));
+                if (!claim(kept.back(), file)) kept.pop_back();
+            }
+            if (kept.size() > 1) joined_.contents.aliases.push_back(std::move(kept));
+        }
+        joined_.add(one.contents, sources_[file]->name());
+    }
+
+    Contents take() { return std::move(joined_.contents); }
+
+private:
+    bool claim(std::string_view name, std::uint32_t file) {
+        const std::uint32_t owner = names_.claim(name, file);
+        if (owner == file) return true;
+        Error error(Errc::duplicate_name, "it is in " + excerpt(sources_[owner]->name()) + " too");
+        faults_.fault(std::move(error.with_path(sources_[file]->name()).with_tensor(name)));
+        return false;
+    }
+
+    std::span<const std::shared_ptr<const Source>> sources_;
+    FaultSink& faults_;
+    Names names_;
+    Joined joined_;
+};
+
+}  // namespace
+
+Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
+                    FaultSink& faults) {
+    if (sources.empty()) throw Error(Errc::invalid_argument, "no files to open");
+    std::vector<OneOfThem> files(sources.size());
+    parallel_for(files.size(), options.threads, [&](std::size_t i, unsigned) {
+        CollectFaults found;
+        reporting(found, [&] { files[i].contents = read_file(sources[i], options, found); });
+        files[i].faults = found.take();
+    });
+
+    std::size_t tensors = 0;
+    for (const OneOfThem& file : files) tensors += file.contents.tensors.size();
+    Merge merge(sources, tensors, faults);
+    for (std::uint32_t i = 0; i < files.size(); ++i) merge.add(files[i], i);
+    return merge.take();
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open

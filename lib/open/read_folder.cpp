@@ -1,0 +1,109 @@
+// Reads the checkpoint of a folder: decides by names which it is, then hands it to its reader.
+#include "base/text.hpp"
+#include "open/layouts.hpp"
+#include "open/readers.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::open {
+
+namespace {
+
+std::shared_ptr<const Source> opened(const Folder& folder, const std::string& name) {
+    auto source = folder.open(name);
+    if (!source) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a file");
+    return source;
+}
+
+Contents read_indexed(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
+    return read_shards(folder, opened(folder, shape.files.front()), options, faults);
+}
+
+Contents read_only_file(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
+    return read_file(opened(folder, shape.files.front()), options, faults);
+}
+
+Contents read_megatron(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
+    return read_ranks(folder, shape.files, options, faults);
+}
+
+/// A shape without a row is not read.
+struct Reader {
+    ShapeKind kind;
+    Contents (*read)(const Folder&, const FolderShape&, const OpenOptions&, FaultSink&);
+};
+
+constexpr Reader readers[] = {
+    {ShapeKind::index, read_indexed},
+    {ShapeKind::file, read_only_file},
+    {ShapeKind::megatron_ranks, read_megatron},
+};
+
+/// A trainer that did not gather its tensors has written a model of empty ones, and its state beside it.
+void require_gathered(const Contents& contents, const FolderShape& shape, const FolderNames& names,
+                      const Folder& folder) {
+    const auto is_empty = [](const LazyTensor& tensor) { return tensor.nbytes() == 0; };
+    if (!shape.finished || contents.tensors.empty() ||
+        !std::all_of(contents.tensors.begin(), contents.tensors.end(), is_empty))
+        return;
+    const FolderShape beside = state::shape_beside_model(names);
+    if (beside.kind != ShapeKind::nothing) refuse(beside, names, folder.name());
+}
+
+void note_others(const FolderShape& shape, Contents& contents) {
+    FileNames others = shape.others;
+    std::erase_if(others, [&contents](const std::string& name) {
+        return std::find(contents.files.begin(), contents.files.end(), name) != contents.files.end();
+    });
+    if (!others.empty()) contents.notes.push_back("read " + shape.files.front() + "; not read: " + listed(others));
+}
+
+Contents read_shape(const Folder& folder, const FolderShape& shape, const FolderNames& names,
+                    const OpenOptions& options, FaultSink& faults) {
+    for (const Reader& reader : readers) {
+        if (reader.kind != shape.kind) continue;
+        Contents contents = reader.read(folder, shape, options, faults);
+        require_gathered(contents, shape, names, folder);
+        if (shape.finished) contents.model_file = shape.files.front();
+        note_others(shape, contents);
+        return contents;
+    }
+    refuse(shape, names, folder.name());
+}
+
+}  // namespace
+
+Located locate(std::shared_ptr<const Folder> folder) {
+    constexpr int most_levels = 4;  // a link may lead back
+    Located found{.folder = std::move(folder)};
+    for (int levels = 0;; ++levels) {
+        try {
+            found.names = state::names_in(*found.folder);
+            found.shape = state::shape_of(found.names);
+            if (found.shape.kind != ShapeKind::folder) return found;
+            const std::string& name = found.shape.files.front();
+            auto below = levels < most_levels ? found.folder->folder(name) : nullptr;
+            if (!below) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a folder");
+            std::string note = "read the checkpoint in " + excerpt(name);
+            if (!found.shape.others.empty()) note += "; unfinished: " + listed(found.shape.others);
+            found.notes.push_back(std::move(note));
+            found.folder = std::move(below);
+        } catch (Error& error) {
+            throw std::move(error.with_path(found.folder->name()));
+        }
+    }
+}
+
+Contents read_located(const Located& found, const OpenOptions& options, FaultSink& faults) {
+    try {
+        Contents contents = read_shape(*found.folder, found.shape, found.names, options, faults);
+        contents.notes.insert(contents.notes.begin(), found.notes.begin(), found.notes.end());
+        contents.folder = found.folder;
+        return contents;
+    } catch (Error& error) {
+        throw std::move(error.with_path(found.folder->name()));
+    }
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open

@@ -1,0 +1,109 @@
+// Opens paths of the file system.
+#include "base/text.hpp"
+#include "open/readers.hpp"
+#include "open/sniff.hpp"
+#include "open/twin.hpp"
+#include "safetensors/index.hpp"
+
+#include <safemap/file.hpp>
+
+#include <string_view>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::open {
+
+namespace {
+
+/// By name, so that one that is damaged is told as such; else by content, whatever its name.
+bool is_index(const Source& source) {
+    const std::string_view name = source.name();
+    if (name.ends_with(".index.json")) return true;
+    return !name.ends_with(".safetensors") && sniff(source).content == Content::json && safetensors::is_index(source);
+}
+
+/// A save has replaced what a folder holds while it was read.
+struct Replaced {};
+
+/// Passes faults on, unless they are those of a folder that is being replaced.
+class SettledSink final : public FaultSink {
+public:
+    SettledSink(FaultSink& next, const Folder& folder, const Located& found)
+        : next_(next), folder_(folder), found_(found) {}
+
+    void fault(Error error) override {
+        if (changed()) throw Replaced();
+        next_.fault(std::move(error));
+    }
+    bool changed() const { return folder_.changed() || (found_.folder && found_.folder->changed()); }
+
+private:
+    FaultSink& next_;
+    const Folder& folder_;
+    const Located& found_;  ///< in it, as far as it has been found
+};
+
+/// Of a folder that is replaced meanwhile, what is read may be of two models, or gone: then it is read again.
+Contents read_settled(const std::filesystem::path& path, Mapping mapping, const OpenOptions& options,
+                      FaultSink& faults) {
+    constexpr int most_attempts = 20;
+    for (int attempt = 1;; ++attempt) {
+        const auto folder = open_folder(path, mapping);
+        if (attempt == most_attempts) return read_located(locate(folder), options, faults);
+        Located found;
+        SettledSink settled(faults, *folder, found);
+        try {
+            found = locate(folder);
+            Contents contents = read_located(found, options, settled);
+            if (!settled.changed()) return contents;
+        } catch (const Replaced&) {
+            continue;
+        } catch (const Error&) {
+            if (!settled.changed()) throw;
+        }
+    }
+}
+
+/// A rank's file opens as the part that it is; the note says so.
+void note_rank(const std::filesystem::path& path, Contents& contents) {
+    const auto one = state::rank_file(path.filename().native());
+    if (!one) return;
+    std::uint64_t ranks = 0;
+    try {
+        const auto parent = path.parent_path();
+        ranks = state::ranks_in_set(*one, open_folder(parent.empty() ? "." : parent, Mapping::never)->list());
+    } catch (const Error&) {  // the folder cannot be listed
+    }
+    if (ranks < 2) return;
+    contents.notes.push_back("this is rank " + std::to_string(one->rank) + " of " + std::to_string(ranks) +
+                             ": only the files " + excerpt(one->set) + " together hold the whole");
+}
+
+}  // namespace
+
+Mapping mapping_of(Access access) {
+    switch (access) {
+        case Access::automatic: return Mapping::automatic;
+        case Access::mapped: return Mapping::allowed;
+        case Access::copied: return Mapping::never;
+        case Access::private_copy: return Mapping::private_copy;
+    }
+    throw Error(Errc::invalid_argument, "an access that does not exist");
+}
+
+Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {
+    const Mapping mapping = mapping_of(options.access);
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) return read_settled(path, mapping, options, faults);
+
+    const auto source = open_file(path, mapping);
+    if (!is_index(*source)) {
+        Contents contents = read_file(source, options, faults);
+        note_twin(path, contents);
+        note_rank(path, contents);
+        return contents;
+    }
+    const auto parent = path.parent_path();
+    return read_shards(*open_folder(parent.empty() ? "." : parent, mapping), source, options, faults);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open

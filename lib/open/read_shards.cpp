@@ -1,0 +1,207 @@
+// Reads the shards that an index names, headers in parallel, and checks that index and shards agree.
+#include "base/name_index.hpp"
+#include "base/pool.hpp"
+#include "base/text.hpp"
+#include "open/readers.hpp"
+#include "open/structure.hpp"
+#include "safetensors/index.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <string_view>
+#include <unordered_set>
+
+namespace safemap::SAFEMAP_ABI::open {
+
+namespace {
+
+using safetensors::Index;
+
+/// A shard, the tensors that the index places in it (numbers in weight_map), and what was found.
+struct Shard {
+    std::string name = {};
+    std::uint32_t number = 0;  // in the index
+    std::vector<std::uint32_t> wanted = {};
+    Contents contents = {};
+    std::vector<Error> faults = {};
+    std::string path = {};
+    bool missing = false;
+};
+
+std::string tensors_text(std::size_t count) { return std::to_string(count) + (count == 1 ? " tensor" : " tensors"); }
+
+/// Those that have a tensor, by file name.
+std::vector<Shard> shards_of(const Index& index) {
+    std::vector<Shard> shards(index.shards.size());
+    for (std::uint32_t i = 0; i < shards.size(); ++i) {
+        shards[i].name = index.shards[i];
+        shards[i].number = i;
+    }
+    for (std::uint32_t i = 0; i < index.weight_map.size(); ++i) shards[index.weight_map[i].shard].wanted.push_back(i);
+    // A name that is repeated may have left one without.
+    std::erase_if(shards, [](const Shard& shard) { return shard.wanted.empty(); });
+    std::sort(shards.begin(), shards.end(), [](const Shard& a, const Shard& b) { return a.name < b.name; });
+    return shards;
+}
+
+void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) {
+    CollectFaults faults;
+    reporting(faults, [&] {
+        const auto source = folder.open(shard.name);
+        shard.missing = source == nullptr;
+        shard.path = source ? source->name() : folder.name() + "/" + shard.name;
+        if (source) shard.contents = read_file(source, options, faults);
+    });
+    shard.faults = faults.take();
+}
+
+/// Takes what the index names out of the shards, in order.
+class Merge {
+    auto name_of() const {
+        return [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].tensor); };
+    }
+
+public:
+    Merge(const Index& index, FaultSink& faults) : index_(index), faults_(faults), found_(index.weight_map.size()) {
+        names_.add_all(static_cast<std::uint32_t>(index.weight_map.size()), name_of(), [](auto, auto) {});
+        joined_.contents.tensors.reserve(index.weight_map.size());
+    }
+
+    void add(Shard& shard) {
+        if (shard.missing) {
+            faults_.fault(std::move(
+                Error(Errc::shard_missing, "the index places " + tensors_text(shard.wanted.size()) +
+                                               " in it, and there is no such file, or a link that leads to none")
+                    .with_path(shard.path)));
+            return;
+        }
+        const bool sound = shard.faults.empty();
+        for (Error& fault : shard.faults) faults_.fault(std::move(fault));
+        take_tensors(shard);
+        // What a faulty shard lacks is a consequence of its faults.
+        if (sound) require_wanted(shard);
+        joined_.add(shard.contents, shard.name);
+    }
+
+    /// What was added.
+    Contents take() { return std::move(joined_.contents); }
+
+private:
+    /// Whether the index places that name in this shard.
+    bool claim(const std::string& name, const Shard& shard) {
+        const auto number = names_.find(name, name_of());
+        if (!number || index_.weight_map[*number].shard != shard.number) return false;
+        found_[*number] = true;
+        return true;
+    }
+
+    void take_tensors(Shard& shard) {
+        std::map<std::string_view, const AliasGroup*> groups;
+        for (const AliasGroup& group : shard.contents.aliases) groups.emplace(group.front(), &group);
+        std::size_t unnamed = 0;
+        std::string first_unnamed;
+        for (LazyTensor& tensor : shard.contents.tensors) {
+            const auto group = groups.find(tensor.name());
+            const bool named = group == groups.end() ? take_if_claimed(tensor, shard)
+                                                     : take_by_any_name(tensor, *group->second, shard);
+            if (!named && unnamed++ == 0) first_unnamed = tensor.name();
+        }
+        if (unnamed > 0)
+            joined_.contents.notes.push_back(shard.name + " holds " + tensors_text(unnamed) +
+                                             " that the index does not name, " + safemap::quoted(first_unnamed) +
+                                             " first");
+    }
+
+    bool take_if_claimed(LazyTensor& tensor, const Shard& shard) {
+        if (!claim(tensor.name(), shard)) return false;
+        joined_.contents.tensors.push_back(std::move(tensor));
+        return true;
+    }
+
+    bool take_by_any_name(const LazyTensor& tensor, const AliasGroup& names, const Shard& shard) {
+        AliasGroup claimed;
+        for (const std::string& name : names)
+            if (claim(name, shard)) claimed.push_back(name);
+        if (claimed.empty()) return false;
+        joined_.contents.tensors.push_back(claimed.front() == tensor.name() ? tensor : tensor.renamed(claimed.front()));
+        if (claimed.size() > 1) joined_.contents.aliases.push_back(std::move(claimed));
+        return true;
+    }
+
+    void require_wanted(const Shard& shard) {
+        std::unordered_set<std::string_view, NameHash> skipped;
+        for (const SkippedObject& object : shard.contents.skipped) skipped.insert(object.name);
+        for (const std::uint32_t number : shard.wanted) {
+            if (found_[number] || skipped.contains(index_.weight_map[number].tensor)) continue;
+            faults_.fault(
+                std::move(Error(Errc::shard_lacks_tensor, "the index places it in this shard, which does not hold it")
+                              .with_path(shard.path)
+                              .with_tensor(index_.weight_map[number].tensor)));
+        }
+    }
+
+    const Index& index_;
+    FaultSink& faults_;
+    NameIndex names_;
+    std::vector<bool> found_;
+    Joined joined_;
+};
+
+/// The index's own strings, and of the shards' those with other keys.
+void merge_metadata(const Index& index, Contents& contents) {
+    std::map<std::string, std::string> merged(index.metadata.begin(), index.metadata.end());
+    merged.insert(contents.metadata.begin(), contents.metadata.end());
+    contents.metadata.assign(merged.begin(), merged.end());
+}
+
+void compare_total_size(const Index& index, Contents& contents) {
+    std::uint64_t total = 0;
+    for (const LazyTensor& tensor : contents.tensors) total += tensor.nbytes();
+    if (index.total_size && *index.total_size != total)
+        contents.notes.push_back("the index says total_size " + std::to_string(*index.total_size) +
+                                 ", its tensors have " + bytes_text(total));
+}
+
+/// Python takes the last of them; only the strict policy refuses it.
+void judge_repeated(const Index& index, Policy policy, FaultSink& faults, Contents& contents) {
+    for (const std::string& key : index.repeated_keys) {
+        const std::string what = "the index has the key " + safemap::quoted(key) + " more than once";
+        if (policy == Policy::strict) faults.fault({Errc::duplicate_name, what});
+        else contents.notes.push_back(what + "; the last one counts");
+    }
+    if (index.repeated.empty()) return;
+    const std::string& first = index.weight_map[index.repeated.front()].tensor;
+    if (policy != Policy::strict) {
+        contents.notes.push_back("the weight_map names " + safemap::quoted(first) +
+                                 (index.repeated.size() == 1 ? std::string() : " and others") +
+                                 " more than once; the last shard named counts");
+        return;
+    }
+    for (const std::uint32_t number : index.repeated) {
+        Error error(Errc::duplicate_name, "the weight_map names it more than once");
+        faults.fault(std::move(error.with_tensor(index.weight_map[number].tensor)));
+    }
+}
+
+}  // namespace
+
+Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index_source,
+                     const OpenOptions& options, FaultSink& faults) {
+    PathSink with_path(faults, index_source->name());
+    const Index index = safetensors::read_index(*index_source, with_path);
+    std::vector<Shard> shards = shards_of(index);
+    parallel_for(shards.size(), options.threads,
+                 [&](std::size_t i, unsigned) { read_shard(folder, options, shards[i]); });
+
+    Merge merge(index, faults);
+    for (Shard& shard : shards) merge.add(shard);
+    Contents contents = merge.take();
+    merge_metadata(index, contents);
+    compare_total_size(index, contents);
+    judge_repeated(index, options.policy, with_path, contents);
+    take_structure(contents, options.policy, with_path);
+    return contents;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open

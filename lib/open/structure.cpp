@@ -1,0 +1,127 @@
+// The structure document of a checkpoint is taken out of what was read.
+#include "open/structure.hpp"
+
+#include "base/json.hpp"
+#include "base/name_index.hpp"
+#include "base/text.hpp"
+#include "safetensors/digests.hpp"
+#include "state/structure.hpp"
+
+#include <algorithm>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::open {
+namespace {
+
+/// As long as a header can be.
+constexpr std::uint64_t longest_document = 100'000'000;
+
+auto find_structure_tensor(Contents& contents) {
+    return std::find_if(contents.tensors.begin(), contents.tensors.end(),
+                        [](const LazyTensor& tensor) { return tensor.name() == state::structure_tensor; });
+}
+
+/// Throws checksum_mismatch. `stored` is null for a digest that is missing, though it has to be there.
+void require_digest(const std::string& document, const std::string* stored) {
+    const std::string found = state::digest_of_structure(document);
+    if (stored != nullptr && *stored == found) return;
+    throw Error(Errc::checksum_mismatch, "the structure document has the digest " + found + ", stored is " +
+                                             (stored == nullptr ? "none" : safemap::quoted(*stored)));
+}
+
+std::string load_document(const LazyTensor& tensor, const std::string& says) {
+    const json::Value apart = json::parse(says, Errc::bad_structure);
+    if (tensor.nbytes() > longest_document)
+        throw Error(Errc::bad_structure, "a structure document of " + bytes_text(tensor.nbytes()) + ", at most " +
+                                             bytes_text(longest_document) + " are read");
+    const json::Value* const digest = apart.find("xxh3_128");
+    const TensorView loaded = tensor.load();
+    std::string document(reinterpret_cast<const char*>(loaded.bytes().data()), loaded.bytes().size());
+    require_digest(document, digest == nullptr ? nullptr : digest->string());
+    return document;
+}
+
+/// The document in its tensor, which is not among the tensors afterwards.
+std::string take_apart(Contents& contents, const std::string& says) {
+    const auto found = find_structure_tensor(contents);
+    if (found == contents.tensors.end() || found->dtype() != Dtype::u8)
+        throw Error(Errc::bad_structure, "the structure document is to be in the U8 tensor " +
+                                             safemap::quoted(state::structure_tensor) + ", which is not there");
+    const LazyTensor tensor = *found;
+    contents.tensors.erase(found);
+    try {
+        return load_document(tensor, says);
+    } catch (Error& error) {
+        throw std::move(error.with_tensor(state::structure_tensor));
+    }
+}
+
+/// Takes a key out of the metadata.
+std::optional<std::string> take(Contents& contents, std::string_view key) {
+    const auto entry = std::find_if(contents.metadata.begin(), contents.metadata.end(),
+                                    [=](const auto& pair) { return pair.first == key; });
+    if (entry == contents.metadata.end()) return std::nullopt;
+    std::string value = std::move(entry->second);
+    contents.metadata.erase(entry);
+    return value;
+}
+
+void note_unnamed(Contents& contents, const std::vector<bool>& named) {
+    const auto unnamed = std::count(named.begin(), named.end(), false);
+    if (unnamed == 0) return;
+    const auto first = std::find(named.begin(), named.end(), false) - named.begin();
+    contents.notes.push_back("the structure document does not name " + std::to_string(unnamed) +
+                             (unnamed == 1 ? " tensor, " : " tensors, ") +
+                             safemap::quoted(contents.tensors[static_cast<std::size_t>(first)].name()) +
+                             (unnamed == 1 ? "" : " first"));
+}
+
+std::shared_ptr<const StateTree> tree_of(const std::string& document, Contents& contents) {
+    std::unordered_map<std::string_view, std::size_t, NameHash> by_name;
+    by_name.reserve(contents.tensors.size());
+    for (std::size_t i = 0; i < contents.tensors.size(); ++i) by_name.emplace(contents.tensors[i].name(), i);
+    std::vector<bool> named(contents.tensors.size());
+    const auto find = [&](const std::string& name) -> const LazyTensor* {
+        const auto found = by_name.find(name);
+        if (found == by_name.end()) return nullptr;
+        named[found->second] = true;
+        return &contents.tensors[found->second];
+    };
+    auto tree = std::make_shared<const StateTree>(state::unflatten(document, find));
+    note_unnamed(contents, named);
+    return tree;
+}
+
+std::shared_ptr<const StateTree> read_structure(Contents& contents, std::string says) {
+    const auto stored = take(contents, safetensors::structure_digest_key);
+    const bool apart = state::is_structure_apart(says);
+    contents.structure_unchecked = !stored && !apart;
+    const std::string document = apart ? take_apart(contents, says) : std::move(says);
+    if (stored) require_digest(document, &*stored);
+    return tree_of(document, contents);
+}
+
+}  // namespace
+
+void take_structure(Contents& contents, Policy policy, FaultSink& faults) {
+    std::optional<std::string> says = take(contents, state::structure_key);
+    if (!says) return;
+    reporting(faults, [&] {
+        try {
+            contents.tree = read_structure(contents, std::move(*says));
+        } catch (Error& error) {
+            const bool damaged = error.code() == Errc::checksum_mismatch;
+            if (error.code() != Errc::bad_structure && !damaged) throw;
+            if (policy != Policy::lenient)
+                throw std::move(error.with_hint("the lenient policy reads the tensors without it"));
+            contents.notes.push_back("read without its structure document, which " +
+                                     std::string(damaged ? "is damaged: " : "does not fit: ") + error.message());
+            if (damaged) contents.structure_fault = std::move(error);
+        }
+    });
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open

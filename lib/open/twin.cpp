@@ -1,0 +1,78 @@
+// Tested by tests/open/twin_test.cpp.
+#include "open/twin.hpp"
+
+#include "base/text.hpp"
+#include "safetensors/header.hpp"
+#include "state/fingerprint.hpp"
+
+#include <safemap/file.hpp>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <system_error>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::open {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array endings{".pt", ".pth", ".bin", ".ckpt"};
+
+using Metadata = std::vector<std::pair<std::string, std::string>>;
+
+const std::string* stored_in(const Metadata& metadata) {
+    const auto entry = std::find_if(metadata.begin(), metadata.end(),
+                                    [](const auto& pair) { return pair.first == state::source_key; });
+    return entry == metadata.end() ? nullptr : &entry->second;
+}
+
+/// The file that it was converted from may lie there under any of the endings.
+void note_of_safetensors(const fs::path& path, Contents& contents) {
+    const std::string* const stored = stored_in(contents.metadata);
+    if (stored == nullptr) return;
+    std::optional<fs::path> stale;
+    for (const char* ending : endings) {
+        fs::path other = path;
+        other.replace_extension(ending);
+        std::error_code ignored;
+        if (!fs::is_regular_file(other, ignored)) continue;
+        if (state::fingerprint(*open_file(other, Mapping::never)) == *stored) return;
+        if (!stale) stale = std::move(other);
+    }
+    if (!stale) return;
+    contents.notes.push_back(
+        safemap::quoted(stale->filename().native()) +
+        " beside it is not the file that it was converted from, or has changed since: one of the two "
+        "is stale");
+}
+
+void note_of_torch(const fs::path& path, Contents& contents) {
+    fs::path other = path;
+    other.replace_extension(".safetensors");
+    std::error_code ignored;
+    if (other == path || !fs::is_regular_file(other, ignored)) return;
+    ThrowFirst faults;
+    const auto header = read_header(*open_file(other, Mapping::never), safetensors::Rules::lenient,
+                                    OpenOptions().max_header_bytes, faults);
+    const std::string* const stored = stored_in(header.metadata);
+    if (stored == nullptr || *stored == state::fingerprint(*contents.sources.front())) return;
+    contents.notes.push_back(
+        safemap::quoted(other.filename().native()) +
+        " beside it was converted from another file, or before this one changed: one of the two is "
+        "stale");
+}
+
+}  // namespace
+
+void note_twin(const fs::path& path, Contents& contents) {
+    try {
+        if (contents.format == Format::safetensors) note_of_safetensors(path, contents);
+        else note_of_torch(path, contents);
+    } catch (const Error&) {  // of the other file, or of a file that somebody writes to
+    }
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open

@@ -1,0 +1,43 @@
+// What readers of several files share.
+#include "state/contents.hpp"
+
+#include <algorithm>
+
+namespace safemap::SAFEMAP_ABI::state {
+
+std::uint64_t total_bytes(const Contents& contents) {
+    std::uint64_t total = 0;
+    for (const LazyTensor& tensor : contents.tensors) {
+        const auto sum = checked_add(total, tensor.nbytes());
+        if (!sum) {
+            Error error(Errc::shape_overflow, "the sizes of all tensors do not fit in 64 bits");
+            if (!contents.sources.empty()) error.with_path(contents.sources.front()->name());
+            throw error;
+        }
+        total = *sum;
+    }
+    return total;
+}
+
+void Joined::add(Contents& one, const std::string& name) {
+    const auto unknown_to_one = [&](const auto& pair) {
+        return !std::binary_search(one.metadata.begin(), one.metadata.end(), pair);
+    };
+    if (!std::exchange(any_, true)) contents.metadata = one.metadata;
+    else std::erase_if(contents.metadata, unknown_to_one);
+    if (one.format == Format::torch) contents.format = Format::torch;
+    for (const std::string& note : one.notes) contents.notes.push_back(name + ": " + note);
+    // Several files have no tree.
+    for (const std::string& text : one.only_in_tree)
+        contents.notes.push_back("of " + name + " only tensors are taken; left out: " + text);
+    contents.files.push_back(name);
+    move_to_end(one.skipped, contents.skipped);
+    move_to_end(one.checksums, contents.checksums);
+    move_to_end(one.storages, contents.storages);
+    for (NamedGlobal& global : one.globals) global.record.insert(0, name + ": ");
+    move_to_end(one.globals, contents.globals);
+    contents.asks_for_code = contents.asks_for_code || one.asks_for_code;
+    move_to_end(one.sources, contents.sources);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::state

@@ -1,0 +1,473 @@
+// The table at the end has one row per kind of checkpoint, in order of preference. A row sees names only.
+//
+//   finished_model          an index, model.safetensors, pytorch_model.bin
+//   hf_shards               safetensors shards with DCP information
+//   dcp, unfinished_dcp     torch.distributed.checkpoint
+//   known_and_refused       torch_checkpointing, nanotron, Megatron's zarr
+//   deepspeed_root, _tag    DeepSpeed, with and without `latest`
+//   megatron                the pointer, and the files of ranks of its older format
+//   rank_files              one file per rank
+//   other_weights           the only other file of weights
+//
+// shape_of() then looks at the folders in it.
+#include "state/folder_shape.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <map>
+#include <set>
+#include <span>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::state {
+
+namespace {
+
+using MaybeShape = std::optional<FolderShape>;
+
+constexpr std::string_view digits = "0123456789";
+
+bool has(const FileNames& names, std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+template <class Wanted> FileNames matching(const FileNames& names, Wanted&& wanted) {
+    FileNames found;
+    std::copy_if(names.begin(), names.end(), std::back_inserter(found), std::forward<Wanted>(wanted));
+    return found;
+}
+
+FileNames ending_in(const FileNames& names, std::string_view ending) {
+    return matching(names, [ending](std::string_view name) { return name.ends_with(ending); });
+}
+
+/// '#' stands for a digit, everything else for itself.
+bool fits(std::string_view name, std::string_view pattern) {
+    return std::equal(name.begin(), name.end(), pattern.begin(), pattern.end(),
+                      [](char c, char p) { return p == '#' ? digits.find(c) != digits.npos : c == p; });
+}
+
+bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of(digits) == text.npos; }
+
+FolderShape several(FileNames names, std::string_view what, bool inside = false) {
+    return {.kind = ShapeKind::several, .files = std::move(names), .what = std::string(what), .inside = inside};
+}
+
+// 1: a finished model.
+
+MaybeShape finished_model(const FolderNames& names) {
+    const FileNames all_indexes = ending_in(names.files, ".index.json");
+    const FileNames pickle_indexes = ending_in(names.files, ".bin.index.json");
+    const FileNames heads = safetensors_heads(names.files);
+    const bool own = !heads.empty() && heads.front().ends_with(".index.json");
+    FileNames indexes;
+    if (own)
+        indexes = heads;  // beside an index of safetensors, those of other frameworks (flax, tf) are of other models
+    else
+        std::set_difference(all_indexes.begin(), all_indexes.end(), pickle_indexes.begin(), pickle_indexes.end(),
+                            std::back_inserter(indexes));
+    if (indexes.size() > 1) return several(std::move(indexes), "indexes");
+    if (indexes.size() == 1) return FolderShape{.kind = ShapeKind::index, .files = std::move(indexes), .finished = own};
+    if (!heads.empty()) return FolderShape{.kind = ShapeKind::file, .files = heads, .finished = true};
+    if (pickle_indexes.size() > 1) return several(pickle_indexes, "indexes");
+    if (pickle_indexes.size() == 1)
+        return FolderShape{.kind = ShapeKind::index, .files = pickle_indexes, .finished = true};
+    if (has(names.files, "pytorch_model.bin"))
+        return FolderShape{.kind = ShapeKind::file, .files = {"pytorch_model.bin"}, .finished = true};
+    return std::nullopt;
+}
+
+// 2: safetensors shards with DCP information.
+
+MaybeShape hf_shards(const FolderNames& names) {
+    FileNames shards = matching(
+        names.files, [](std::string_view name) { return fits(name, "shard-#####-model-#####-of-#####.safetensors"); });
+    if (shards.empty()) return std::nullopt;
+    return FolderShape{.kind = ShapeKind::hf_shards, .files = std::move(shards)};
+}
+
+// 3: torch.distributed.checkpoint.
+
+bool is_rank_metadata(std::string_view name) {
+    return name.starts_with("__") && name.ends_with(".metadata") &&
+           is_number(name.substr(2, name.size() - 2 - std::string_view(".metadata").size()));
+}
+
+MaybeShape dcp(const FolderNames& names) {
+    if (has(names.files, ".metadata")) return FolderShape{.kind = ShapeKind::dcp, .files = {".metadata"}};
+    FileNames metadata = matching(names.files, is_rank_metadata);
+    if (metadata.empty()) return std::nullopt;
+    return FolderShape{.kind = ShapeKind::dcp, .files = std::move(metadata)};
+}
+
+MaybeShape unfinished_dcp(const FolderNames& names) {
+    FileNames left = matching(names.files, [](std::string_view name) {
+        return name == ".metadata.tmp" || (name.ends_with(".distcp") && !name.starts_with('.'));
+    });
+    if (left.empty()) return std::nullopt;
+    return FolderShape{.kind = ShapeKind::unfinished, .files = std::move(left)};
+}
+
+// Layouts that are known by name and refused.
+
+/// "model_rank_0.pt": one file per item and rank.
+bool is_item_of_rank(std::string_view name) {
+    const std::string_view stem = name.substr(0, name.rfind('.'));
+    const std::size_t rank = stem.rfind("_rank_");
+    return rank != stem.npos && rank > 0 && is_number(stem.substr(rank + 6));
+}
+
+MaybeShape known_and_refused(const FolderNames& names) {
+    if (has(names.files, "metadata.pkl") && std::any_of(names.files.begin(), names.files.end(), is_item_of_rank))
+        return FolderShape{.kind = ShapeKind::torch_checkpointing, .files = {"metadata.pkl"}};
+    if (has(names.files, "checkpoint_metadata.json") && has(names.folders, "model"))
+        return FolderShape{.kind = ShapeKind::nanotron, .files = {"checkpoint_metadata.json"}};
+    FileNames arrays;
+    for (std::size_t i = 0; i < names.below.size(); ++i)
+        if (has(names.below[i].files, ".zarray")) arrays.push_back(names.folders[i]);
+    if (arrays.empty()) return std::nullopt;
+    return FolderShape{.kind = ShapeKind::megatron_zarr, .files = std::move(arrays)};
+}
+
+// 4 and 5: DeepSpeed.
+
+/// The oldest optimizer files lack the '_' before "optim_states"; names of pipelines have '-' before "model_states".
+bool is_deepspeed_file(std::string_view name) {
+    if (!name.ends_with("optim_states.pt") && !name.ends_with("model_states.pt")) return false;
+    return name.find("mp_rank_") != name.npos || name.starts_with("layer_");
+}
+
+/// Universal checkpoints of stage 3 have no other file.
+bool holds_universal(const FolderNames& names) {
+    const auto zero = std::find(names.folders.begin(), names.folders.end(), "zero");
+    if (zero == names.folders.end()) return false;
+    if (names.below.empty()) return true;
+    const FolderNames& parameters = names.below[static_cast<std::size_t>(zero - names.folders.begin())];
+    return !parameters.folders.empty();
+}
+
+MaybeShape deepspeed_tag(const FolderNames& names) {
+    FileNames files = matching(names.files, is_deepspeed_file);
+    if (holds_universal(names)) return FolderShape{.kind = ShapeKind::universal, .files = {"zero"}};
+    if (files.empty()) return std::nullopt;
+    if (has(names.folders, "offloaded_tensors"))
+        return FolderShape{.kind = ShapeKind::offloaded, .files = {"offloaded_tensors"}};
+    return FolderShape{.kind = ShapeKind::deepspeed, .files = std::move(files)};
+}
+
+/// A text as deepspeed strips it: one line, one path segment. Empty: it is no such text.
+std::string_view path_segment(std::string_view text) {
+    constexpr std::string_view space = " \t\r\n\f\v";
+    text.remove_prefix(std::min(text.find_first_not_of(space), text.size()));
+    text = text.substr(0, text.find_last_not_of(space) + 1);
+    const bool segment = text != "." && text != ".." && text.find_first_of(std::string_view("/\n\r\0", 4)) == text.npos;
+    return segment ? text : std::string_view();
+}
+
+FolderShape bad_tag(std::string_view file, std::string what) {
+    return {.kind = ShapeKind::bad_tag, .files = {std::string(file)}, .what = std::move(what)};
+}
+
+/// `shape` of the folder `tag`, seen from the folder that it is in.
+FolderShape seen_from_root(FolderShape shape, const std::string& tag) {
+    for (std::string& file : shape.files) file = tag + '/' + file;
+    if (shape.kind != ShapeKind::offloaded) shape.files = {tag};
+    return shape;
+}
+
+FolderShape named_tag(const FolderNames& names, std::string_view file, std::string_view text) {
+    const std::string tag(path_segment(text));
+    if (tag.empty()) return bad_tag(file, "wanted one line with the name of a folder beside it");
+    const auto found = std::find(names.folders.begin(), names.folders.end(), tag);
+    if (found == names.folders.end()) return bad_tag(file, "it names '" + tag + "', and there is no such folder");
+    auto shape = deepspeed_tag(names.below[static_cast<std::size_t>(found - names.folders.begin())]);
+    if (!shape) return {.kind = ShapeKind::deepspeed, .files = {tag}};
+    return seen_from_root(std::move(*shape), tag);
+}
+
+MaybeShape deepspeed_root(const FolderNames& names) {
+    std::vector<std::pair<std::string, FolderShape>> tags;
+    for (std::size_t i = 0; i < names.below.size(); ++i)
+        if (!names.folders[i].starts_with('.'))
+            if (auto shape = deepspeed_tag(names.below[i])) tags.emplace_back(names.folders[i], std::move(*shape));
+    if (tags.empty()) return std::nullopt;
+    if (names.latest) return named_tag(names, "latest", *names.latest);
+    if (names.latest_universal) return named_tag(names, "latest_universal", *names.latest_universal);
+    if (tags.size() == 1) return seen_from_root(std::move(tags.front().second), tags.front().first);
+    std::string what = "it is absent, and there are " + std::to_string(tags.size()) + " tags:";
+    for (const auto& tag : tags) what += ' ' + tag.first + (&tag == &tags.back() ? "" : ",");
+    return bad_tag("latest", std::move(what));
+}
+
+// 6: Megatron.
+
+/// "mp_rank_00", "mp_rank_00_001".
+bool is_megatron_rank(std::string_view folder) { return fits(folder, "mp_rank_##") || fits(folder, "mp_rank_##_###"); }
+
+MaybeShape megatron(const FolderNames& names) {
+    constexpr std::string_view pointer = "latest_checkpointed_iteration.txt";
+    if (names.latest_checkpointed_iteration) {
+        const std::string_view text = path_segment(*names.latest_checkpointed_iteration);
+        if (text != "release" && !is_number(text)) return bad_tag(pointer, "wanted 'release' or a number");
+        const std::size_t zeros = text.size() < 7 ? 7 - text.size() : 0;
+        for (const std::string& folder : {std::string(text), "iter_" + std::string(zeros, '0') + std::string(text),
+                                          "global_step_" + std::string(text)})
+            if (folder != text || text == "release")
+                if (has(names.folders, folder)) return FolderShape{.kind = ShapeKind::folder, .files = {folder}};
+        return bad_tag(pointer, "it names '" + std::string(text) + "', and there is no folder of it");
+    }
+    FileNames ranks;
+    for (std::size_t i = 0; i < names.folders.size(); ++i)
+        if (is_megatron_rank(names.folders[i]) &&
+            (names.below.empty() || has(names.below[i].files, "model_optim_rng.pt")))
+            ranks.push_back(names.folders[i] + "/model_optim_rng.pt");
+    if (ranks.empty()) return std::nullopt;
+    return FolderShape{.kind = ShapeKind::megatron_ranks, .files = std::move(ranks)};
+}
+
+// 7: one file per rank.
+
+using Sets = std::map<std::string, std::map<std::uint64_t, std::string>>;
+
+/// "lora_rank8.pt" is not the file of a rank: without a world size in its name, a set begins at rank 0.
+bool is_set(const Sets::value_type& set, std::optional<std::uint64_t> world_size) {
+    if (world_size) return true;
+    if (set.second.begin()->first != 0) return false;
+    // Epochs are numbered so, too, but not from 0 without a gap.
+    return !set.first.starts_with("checkpoint_") ||
+           (set.second.size() > 1 && set.second.rbegin()->first + 1 == set.second.size());
+}
+
+FolderShape shape_of_set(FileNames files, const std::map<std::uint64_t, std::string>& ranks, const RankFile& one) {
+    if (!one.world_size || ranks.size() >= *one.world_size)
+        return {.kind = ShapeKind::rank_files, .files = std::move(files)};
+    constexpr std::size_t most = 8;
+    FolderShape shape{.kind = ShapeKind::ranks_lack, .what = one.set};
+    for (std::uint64_t rank = 0; rank < *one.world_size && shape.files.size() < most; ++rank)
+        if (!ranks.contains(rank)) {
+            std::string name = one.set;
+            shape.files.push_back(name.replace(name.rfind('*'), 1, std::to_string(rank)));
+        }
+    return shape;
+}
+
+MaybeShape rank_files(const FolderNames& names) {
+    Sets sets;
+    std::map<std::string, RankFile> first;
+    for (const std::string& file : names.files)
+        if (auto one = rank_file(file)) {
+            sets[one->set].emplace(one->rank, file);
+            first.emplace(one->set, *one);
+        }
+    std::erase_if(sets, [&](const auto& set) { return !is_set(set, first.at(set.first).world_size); });
+    // Random number generators and schedulers are no model.
+    const auto holds_state = [](const auto& set) { return set.first.starts_with("extra_state_"); };
+    if (!std::all_of(sets.begin(), sets.end(), holds_state)) std::erase_if(sets, holds_state);
+    if (sets.empty()) return std::nullopt;
+    FileNames globs;
+    for (const auto& set : sets) globs.push_back(set.first);
+    if (sets.size() > 1) return several(std::move(globs), "sets of rank files");
+    FileNames files;
+    for (const auto& file : sets.begin()->second) files.push_back(file.second);
+    return shape_of_set(std::move(files), sets.begin()->second, first.at(sets.begin()->first));
+}
+
+// 8: the only other file of weights.
+
+/// What trainers leave beside a model: the stem of the name, and perhaps a number behind it.
+constexpr std::string_view companion_stems[] = {"dl_state_dict", "optimizer", "rng_state",    "sampler",
+                                                "scaler",        "scheduler", "training_args"};
+constexpr std::string_view companion_files[] = {"common.pt", "data.pt", "meta.pt", "trainer_state.pt"};
+
+template <std::size_t N> bool among(std::string_view name, const std::string_view (&list)[N]) {
+    return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
+bool is_companion(std::string_view name) {
+    if (name.ends_with(".safetensors")) return false;
+    std::string_view stem = name.substr(0, name.rfind('.'));
+    const std::size_t number = stem.find_last_not_of(digits) + 1;  // npos + 1 is 0
+    if (number > 0 && number < stem.size() && stem[number - 1] == '_') stem = stem.substr(0, number - 1);
+    return among(stem, companion_stems) || among(name, companion_files);
+}
+
+MaybeShape other_weights(const FolderNames& names) {
+    FileNames weights = matching(names.files, is_weights);
+    if (weights.empty()) return std::nullopt;
+    if (std::all_of(weights.begin(), weights.end(), is_companion))
+        return FolderShape{.kind = ShapeKind::companions, .files = std::move(weights)};
+    std::erase_if(weights, is_companion);
+    if (weights.size() > 1) return several(std::move(weights), "files of weights and no index");
+    return FolderShape{.kind = ShapeKind::file, .files = std::move(weights)};
+}
+
+using Row = MaybeShape (*)(const FolderNames&);
+constexpr Row rows[] = {finished_model, hf_shards,     dcp,      unfinished_dcp, known_and_refused,
+                        deepspeed_root, deepspeed_tag, megatron, rank_files,     other_weights};
+
+FolderShape first_of(std::span<const Row> some, const FolderNames& names) {
+    for (const Row row : some)
+        if (auto shape = row(names)) return std::move(*shape);
+    return {};
+}
+
+// 9: the folders in it.
+
+/// Hidden folders and those of other programs' unfinished saves.
+bool passed_over(std::string_view folder) {
+    return folder.starts_with('.') || folder.ends_with(".tmp") || folder.ends_with(".lock");
+}
+
+/// What a folder in the folder is. There is no level below it, so files that name a tag are enough.
+FolderShape shape_of_inner(const FolderNames& names) {
+    constexpr std::string_view pointers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
+    const auto model = first_of(std::span(rows).first(std::size(rows) - 1), names);
+    if (model.kind != ShapeKind::nothing || names.folders.empty()) return model;
+    for (const std::string_view pointer : pointers)
+        if (has(names.files, pointer)) return {.kind = ShapeKind::deepspeed};
+    return {};
+}
+
+FolderShape shape_inside(const FolderNames& names) {
+    FileNames found;
+    FileNames rank_sets;
+    FileNames unfinished;
+    for (std::size_t i = 0; i < names.below.size(); ++i) {
+        if (passed_over(names.folders[i])) continue;
+        const ShapeKind kind = shape_of_inner(names.below[i]).kind;
+        if (kind == ShapeKind::nothing) continue;
+        // OLMo keeps the state of each rank in train/ beside the model.
+        const bool state = names.folders[i] == "train" && kind == ShapeKind::rank_files;
+        (kind == ShapeKind::unfinished ? unfinished : state ? rank_sets : found).push_back(names.folders[i]);
+    }
+    if (found.empty()) found = std::move(rank_sets);
+    if (found.size() > 1) return several(std::move(found), "folders that hold a checkpoint", true);
+    if (found.size() == 1)
+        return {.kind = ShapeKind::folder, .files = std::move(found), .others = std::move(unfinished)};
+    if (unfinished.empty()) return {};
+    return {.kind = ShapeKind::unfinished, .files = std::move(unfinished), .inside = true};
+}
+
+/// What is neither read nor a companion that everybody has, for the notes.
+void name_others(const FolderNames& names, FolderShape& shape) {
+    for (const std::string& name : names.files)
+        if (!has(shape.files, name) && (is_weights(name) || name.ends_with(".index.json") || name == ".metadata"))
+            shape.others.push_back(name);
+    // torch leaves the shards of the ranks there when it has joined them.
+    if (shape.finished && has(names.folders, "sharded")) shape.others.emplace_back("sharded");
+}
+
+/// What a marker says. It is a line; a file that is longer than any path names no folder.
+std::optional<std::string> marker(const Folder& folder, const FileNames& files, std::string_view name) {
+    constexpr std::uint64_t longest = 4096;
+    if (!has(files, name)) return std::nullopt;
+    const auto source = folder.open(name);
+    if (!source) return std::nullopt;
+    std::string text(std::min(source->size(), longest), '\0');
+    source->read_at(0, std::as_writable_bytes(std::span(text)));
+    return source->size() > longest ? std::string() : text;
+}
+
+FolderNames level(const Folder& folder) {
+    FolderNames names{.files = folder.list(), .folders = folder.folders()};
+    std::sort(names.files.begin(), names.files.end());
+    std::sort(names.folders.begin(), names.folders.end());
+    return names;
+}
+
+/// A folder that nobody may read, or which has gone, holds nothing.
+FolderNames level_below(const Folder& folder, const std::string& name) {
+    if (name.starts_with('.')) return {};
+    try {
+        const auto below = folder.folder(name);
+        return below ? level(*below) : FolderNames();
+    } catch (const Error& error) {
+        if (error.code() != Errc::permission_denied) throw;
+        return {};
+    }
+}
+
+}  // namespace
+
+bool is_weights(std::string_view name) {
+    // Hidden files are not weights: macOS leaves "._model.safetensors" beside a model.
+    if (name.starts_with('.')) return false;
+    for (const std::string_view ending : {".safetensors", ".pt", ".pth", ".ckpt", ".bin"})
+        if (name.size() > ending.size() && name.ends_with(ending)) return true;
+    return false;
+}
+
+FileNames safetensors_heads(const FileNames& files) {
+    FileNames heads = ending_in(files, ".safetensors.index.json");
+    if (heads.empty() && has(files, "model.safetensors")) heads.emplace_back("model.safetensors");
+    return heads;
+}
+
+std::optional<RankFile> rank_file(std::string_view file) {
+    const std::size_t dot = file.rfind('.');
+    if (file.starts_with('.') || dot == file.npos) return std::nullopt;
+    const std::string_view ending = file.substr(dot);
+    if (ending != ".pt" && ending != ".bin") return std::nullopt;
+    std::string_view stem = file.substr(0, dot);
+    const std::size_t number = stem.find_last_not_of(digits) + 1;
+    RankFile found{.set = std::string(stem.substr(0, number)) + '*' + std::string(ending)};
+    if (number == stem.size() || stem.size() - number > 9) return std::nullopt;
+    std::from_chars(stem.data() + number, stem.data() + stem.size(), found.rank);
+    stem = stem.substr(0, number);
+    if (stem.ends_with("_rank_")) {
+        const std::string_view rest = stem.substr(0, stem.size() - 6);
+        const std::size_t size = rest.find_last_not_of(digits) + 1;
+        if (rest.substr(0, size).ends_with("_world_size_") && size < rest.size() && rest.size() - size <= 9) {
+            std::from_chars(rest.data() + size, rest.data() + rest.size(), found.world_size.emplace());
+            return found;
+        }
+    }
+    const bool pt = ending == ".pt";
+    if (stem.ends_with("_rank") || (pt && (stem == "rank" || stem == "rank_" || stem == "checkpoint_"))) return found;
+    return std::nullopt;
+}
+
+std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files) {
+    if (one.world_size) return *one.world_size;
+    return static_cast<std::uint64_t>(std::count_if(files.begin(), files.end(), [&one](const std::string& file) {
+        const auto other = rank_file(file);
+        return other && other->set == one.set;
+    }));
+}
+
+FolderShape shape_of_folder(const FolderNames& names) {
+    FolderShape shape = first_of(rows, names);
+    name_others(names, shape);
+    if (!shape.finished || names.below.empty()) return shape;
+    const FolderShape beside = shape_beside_model(names);
+    if (beside.kind == ShapeKind::deepspeed || beside.kind == ShapeKind::universal)
+        shape.others.insert(shape.others.end(), beside.files.begin(), beside.files.end());
+    return shape;
+}
+
+FolderShape shape_of(const FolderNames& names) {
+    FolderShape shape = shape_of_folder(names);
+    if (shape.kind != ShapeKind::nothing && shape.kind != ShapeKind::companions) return shape;
+    FolderShape inside = shape_inside(names);
+    if (inside.kind != ShapeKind::nothing) return inside;
+    if (shape.files.size() == 1) shape.kind = ShapeKind::file;
+    return shape;
+}
+
+FolderShape shape_beside_model(const FolderNames& names) { return first_of(std::span(rows).subspan(1, 7), names); }
+
+FolderNames names_in(const Folder& folder) {
+    FolderNames names = level(folder);
+    names.latest = marker(folder, names.files, "latest");
+    names.latest_universal = marker(folder, names.files, "latest_universal");
+    names.latest_checkpointed_iteration = marker(folder, names.files, "latest_checkpointed_iteration.txt");
+    if (finished_model(names) && !names.latest) return names;
+    names.below.reserve(names.folders.size());
+    for (const std::string& name : names.folders) names.below.push_back(level_below(folder, name));
+    return names;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::state

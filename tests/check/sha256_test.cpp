@@ -1,0 +1,96 @@
+// Digests by SHA-256: the same in every container, and what XXH3-128 cannot tell apart they can.
+#include <safemap/digest.hpp>
+
+#include "base/checksum.hpp"
+#include "containers.hpp"
+#include "torch/sha256.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+
+using namespace safemap;
+using namespace containers;
+
+namespace {
+
+/// Sets it off where the build has no SHA-256: then every digest is refused, and nothing else is to be seen.
+bool has_sha256() {
+    try {
+        static_cast<void>(digests(open(containers::safetensors({})), {.algorithm = DigestAlgorithm::sha256}));
+        return true;
+    } catch (const Error& error) {
+        CHECK(error.code() == Errc::invalid_argument);
+        return false;
+    }
+}
+
+std::string sha256_of(std::string_view bytes) { return sha256(std::as_bytes(std::span(bytes.data(), bytes.size()))); }
+
+/// The definition, word for word.
+std::string slow_digest(const std::vector<Sample>& samples) {
+    std::vector<std::string> lines;
+    for (const Sample& sample : samples)
+        lines.push_back(sample.name + '\0' + std::string(name(sample.dtype)) + '\0' + shape_text(sample.shape) + '\0' +
+                        sha256_of(sample.bytes) + '\n');
+    std::sort(lines.begin(), lines.end());
+    std::string all;
+    for (const std::string& line : lines) all += line;
+    return sha256_of(all);
+}
+
+/// Bytes in which XXH3 does not see `high`: where the lower half of a lane is that of the default secret, its product
+/// is nothing, and what is left is a sum in which the two upper halves cancel out.
+std::string colliding(std::uint32_t high) {
+    std::string bytes(512, 'x');
+    const auto put = [&](std::size_t at, std::string_view secret, std::uint32_t upper) {
+        for (std::size_t i = 0; i < 4; ++i) bytes[at + i] = secret[i];
+        for (std::size_t i = 0; i < 4; ++i) bytes[at + 4 + i] = static_cast<char>(upper >> (8 * i) & 255);
+    };
+    put(0, "\xb8\xfe\x6c\x39", 1'000'000 + high);
+    put(64, "\x7c\x01\x81\x2c", 1'000'000 - high);
+    return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("SHA-256 is the same in every container, by any number of threads, and as defined") {
+    if (!has_sha256()) return;
+    std::mt19937 random(5);
+    auto samples = random_samples(random, {Dtype::f32, Dtype::bf16, Dtype::i64, Dtype::u8});
+    samples.push_back({"large", Dtype::u8, {1'500'000}, std::string(1'500'000, 'x')});  // more than a block
+    samples.push_back({"none", Dtype::f32, {0}, ""});
+    std::map<std::string, std::string> wanted;
+    for (const Sample& sample : samples) wanted.emplace(sample.name, sha256_of(sample.bytes));
+    const std::string wanted_of_all = slow_digest(samples);
+    const TempDir dir;
+    for (const Checkpoint& model :
+         {open(containers::safetensors(samples)), Checkpoint::open(write_shards(dir, samples)), open(pt(samples))})
+        for (const unsigned threads : {1U, 4U}) {
+            const auto report = digests(model, {.algorithm = DigestAlgorithm::sha256, .threads = threads});
+            CHECK(report.algorithm == DigestAlgorithm::sha256);
+            CHECK(report.checkpoint == wanted_of_all);
+            REQUIRE(report.tensors.size() == samples.size());
+            for (const TensorDigest& tensor : report.tensors) {
+                REQUIRE(wanted.count(tensor.name) == 1);
+                CHECK(tensor.digest == wanted.at(tensor.name));
+                CHECK(digest(model[tensor.name], DigestAlgorithm::sha256) == tensor.digest);
+            }
+        }
+    CHECK(name(DigestAlgorithm::sha256) == "sha256");
+    CHECK(digests(open(containers::safetensors({}))).algorithm == DigestAlgorithm::xxh3_128);
+}
+
+TEST_CASE("two tensors can be made to have one XXH3-128, and have two of SHA-256") {
+    const auto report = [](std::uint32_t high, DigestAlgorithm algorithm) {
+        return digests(open(containers::safetensors({{"w", Dtype::u8, {512}, colliding(high)}})),
+                       {.algorithm = algorithm});
+    };
+    REQUIRE(colliding(1) != colliding(2));
+    CHECK(report(1, DigestAlgorithm::xxh3_128).checkpoint == report(2, DigestAlgorithm::xxh3_128).checkpoint);
+    if (!has_sha256()) return;
+    CHECK(report(1, DigestAlgorithm::sha256).checkpoint != report(2, DigestAlgorithm::sha256).checkpoint);
+    CHECK(report(1, DigestAlgorithm::sha256).tensors[0].digest != report(2, DigestAlgorithm::sha256).tensors[0].digest);
+}

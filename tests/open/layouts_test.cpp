@@ -1,0 +1,107 @@
+// Folders whose layout has no reader are refused, and training state beside a model is told of.
+#include "open/layouts.hpp"
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+#include "open/readers.hpp"
+
+using namespace safemap;
+using state::FileNames;
+
+namespace {
+
+Error refused(std::map<std::string, std::string> files) {
+    const auto error = error_of([&] {
+        ThrowFirst faults;
+        static_cast<void>(open::read_located(open::locate(std::make_shared<forge::Folder>(files)), {}, faults));
+    });
+    REQUIRE(error.has_value());
+    return *error;
+}
+
+const std::string one = forge::u8_file({{"one", 1}});
+const std::string empty = forge::u8_file({{"one", 0}});
+const std::string optim = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
+
+}  // namespace
+
+TEST_CASE("a layout without a reader is refused by its name, with a hint") {
+    const std::vector<std::pair<FileNames, std::string>> rows = {
+        {{".metadata", "common.pt"}, "'dcp'"},
+        {{"scheduler.bin", "model_0/.metadata"}, "'dcp'"},
+        {{"shard-00001-model-00001-of-00001.safetensors"}, "'hf_shards'"},
+        {{"latest=g", "g/" + optim}, "'deepspeed'"},
+        {{"zero/w/fp32.pt"}, "'universal'"},
+        {{"g/" + optim, "g/offloaded_tensors/a/b"}, "offloaded_tensors"},
+        {{"rank0.pt", "rank1.pt"}, "'rank_files'"},
+        {{"metadata.pkl", "model_rank_0.pt"}, "torch_checkpointing"},
+        {{"checkpoint_metadata.json", "model/x"}, "nanotron"},
+        {{"w/.zarray", "common.pt"}, "zarr"},
+    };
+    for (const auto& row : rows) {
+        const FileNames& names = row.first;
+        const std::string& name = row.second;
+        CAPTURE(names);
+        const Error error = refused(forge::files_of(names));
+        CHECK(error.code() == Errc::unsupported_layout);
+        CHECK(error.message().find(name) != std::string::npos);
+        CHECK_FALSE(error.hint().empty());
+        CHECK(error.path().starts_with("folder"));
+    }
+    CHECK(refused(forge::files_of({"scheduler.bin", "model_0/.metadata"})).path() == "folder/model_0");
+    CHECK(refused(forge::files_of({"latest=..", "g/" + optim})).code() == Errc::bad_tag);
+    CHECK(refused(forge::files_of({"__0_0.distcp"})).code() == Errc::unfinished_checkpoint);
+    CHECK(refused(forge::files_of({"model_world_size_2_rank_1.pt"})).code() == Errc::rank_missing);
+    const Error several = refused(forge::files_of({"a/model.safetensors", "b/.metadata"}));
+    CHECK(several.code() == Errc::several_models);
+    CHECK(several.message().find("folder/a, folder/b") != std::string::npos);
+}
+
+TEST_CASE("parts of DCP mean nothing alone") {
+    for (const char* name : {"x/.metadata", "x/__3.metadata", "x/__0_0.distcp", "model.nemo"}) {
+        ThrowFirst faults;
+        CHECK_FAULT(open::read_file(forge::source(one, name), {}, faults), Errc::unsupported_layout);
+    }
+}
+
+TEST_CASE("a model of empty tensors beside training state was not gathered") {
+    CHECK(refused({{"model.safetensors", empty}, {"latest", "g"}, {"g/" + optim, "x"}}).code() ==
+          Errc::unsupported_layout);
+    ThrowFirst faults;
+    const auto alone =
+        std::make_shared<forge::Folder>(std::map<std::string, std::string>{{"model.safetensors", empty}});
+    CHECK(open::read_located(open::locate(alone), {}, faults).tensors.size() == 1);
+    const auto full = std::make_shared<forge::Folder>(
+        std::map<std::string, std::string>{{"model.safetensors", one}, {"latest", "g"}, {"g/" + optim, "x"}});
+    const auto contents = open::read_located(open::locate(full), {}, faults);
+    CHECK(contents.tensors.at(0).name() == "one");
+    CHECK(contents.notes.at(0) == "read model.safetensors; not read: g");
+}
+
+TEST_CASE("a model in the only folder is read with a note, and is the folder of its small files") {
+    ThrowFirst faults;
+    const auto folder = std::make_shared<forge::Folder>(std::map<std::string, std::string>{
+        {"run/model.safetensors", one}, {"run/config.json", "{}"}, {"log.txt", "x"}});
+    const auto contents = open::read_located(open::locate(folder), {}, faults);
+    CHECK(contents.tensors.size() == 1);
+    CHECK(contents.notes.at(0) == "read the checkpoint in run");
+    CHECK(contents.files == FileNames{"model.safetensors"});
+    CHECK(contents.model_file == "model.safetensors");
+    CHECK(contents.folder->name() == "folder/run");
+}
+
+TEST_CASE("ranks that nothing merges stand side by side under the names of their folders") {
+    ThrowFirst faults;
+    const auto folder = std::make_shared<forge::Folder>(
+        std::map<std::string, std::string>{{"latest_checkpointed_iteration.txt", "7\n"},
+                                           {"iter_0000007/mp_rank_00/model_optim_rng.pt", one},
+                                           {"iter_0000007/mp_rank_01/model_optim_rng.pt", one}});
+    const auto contents = open::read_located(open::locate(folder), {}, faults);
+    REQUIRE(contents.tensors.size() == 2);
+    CHECK(contents.tensors[0].name() == "mp_rank_00/one");
+    CHECK(contents.tensors[1].name() == "mp_rank_01/one");
+    CHECK(contents.files == FileNames{"mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"});
+    REQUIRE(contents.notes.size() == 2);
+    CHECK(contents.notes[0] == "read the checkpoint in iter_0000007");
+    CHECK(contents.notes[1].find("never merged") != std::string::npos);
+}

@@ -1,0 +1,177 @@
+// An index and its shards have to agree.
+#include "open/readers.hpp"
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+
+using namespace safemap;
+using state::Contents;
+
+namespace {
+
+using Files = std::map<std::string, std::string>;
+
+Contents read(Files files, FaultSink& faults, unsigned threads = 0) {
+    const forge::Folder folder(std::move(files));
+    return open::read_shards(folder, folder.open("index"), {.threads = threads}, faults);
+}
+
+Contents read(Files files) {
+    ThrowFirst faults;
+    return read(std::move(files), faults);
+}
+
+std::vector<std::string> names(const Contents& contents) {
+    std::vector<std::string> found;
+    for (const auto& tensor : contents.tensors) found.push_back(tensor.name());
+    return found;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("tensors come by shard file name, then offset, whatever the index says") {
+    const Contents contents =
+        read({{"index", R"({"metadata":{"total_size":6},"weight_map":{"c":"2","a":"1","d":"2","b":"1"}})"},
+              {"1", forge::u8_file({{"b", 1}, {"a", 2}})},
+              {"2", forge::u8_file({{"d", 2}, {"c", 1}})}});
+    CHECK(names(contents) == Names{"b", "a", "d", "c"});
+    CHECK(contents.files == Names{"1", "2"});
+    CHECK(contents.notes.empty());
+    CHECK(contents.sources.size() == 2);
+}
+
+TEST_CASE("a shard is one file however its name is spelled") {
+    const Contents contents = read({{"index", R"({"weight_map":{"a":"./s/1","b":"s//1","c":"s/./1"}})"},
+                                    {"s/1", forge::u8_file({{"a", 1}, {"b", 1}, {"c", 1}})}});
+    CHECK(contents.files == Names{"s/1"});
+    CHECK(contents.tensors.size() == 3);
+    CHECK(contents.notes.empty());
+}
+
+TEST_CASE("a shard that is not there is named") {
+    const auto error = error_of([] { static_cast<void>(read({{"index", R"({"weight_map":{"a":"1"}})"}})); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::shard_missing);
+    CHECK(error->path() == "folder/1");
+}
+
+TEST_CASE("a tensor that its shard lacks is named with the shard") {
+    const auto error = error_of([] {
+        static_cast<void>(read({{"index", R"({"weight_map":{"a":"1","b":"2"}})"},
+                                {"1", forge::u8_file({{"a", 1}, {"b", 1}})},
+                                {"2", forge::u8_file({{"c", 1}})}}));
+    });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::shard_lacks_tensor);
+    CHECK(error->path() == "folder/2");
+    CHECK(error->tensor() == "b");
+}
+
+TEST_CASE("tensors that the index does not name are noted, not listed") {
+    const Contents contents =
+        read({{"index", R"({"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"x", 1}, {"a", 1}, {"y", 1}})}});
+    CHECK(names(contents) == Names{"a"});
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0] == "1 holds 2 tensors that the index does not name, 'x' first");
+}
+
+TEST_CASE("a total_size that is not the sum is noted") {
+    const Contents contents =
+        read({{"index", R"({"metadata":{"total_size":5},"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"a", 3}})}});
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0] == "the index says total_size 5, its tensors have 3 bytes");
+}
+
+TEST_CASE("a tensor that the index places twice is where it is placed last, with a note") {
+    const Files files = {{"index", R"({"weight_map":{"a":"1","b":"2","a":"2"}})"},
+                         {"1", forge::u8_file({{"a", 1}})},
+                         {"2", forge::u8_file({{"a", 3}, {"b", 1}})}};
+    const Contents contents = read(files);
+    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(contents.tensors.at(0).nbytes() == 3);
+    CHECK(contents.files == Names{"2"});
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0] == "the weight_map names 'a' more than once; the last shard named counts");
+
+    const forge::Folder folder(files);
+    ThrowFirst faults;
+    const auto error = error_of([&] {
+        static_cast<void>(open::read_shards(folder, folder.open("index"), {.policy = Policy::strict}, faults));
+    });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::duplicate_name);
+    CHECK(error->path() == "folder/index");
+    CHECK(error->tensor() == "a");
+}
+
+TEST_CASE("of two weight_maps the last one counts, with a note, and the strict policy refuses them") {
+    const Files files = {{"index", R"({"weight_map":{"a":"1","c":"1"},"weight_map":{"a":"2","b":"2"}})"},
+                         {"1", forge::u8_file({{"a", 1}})},
+                         {"2", forge::u8_file({{"a", 3}, {"b", 1}})}};
+    const Contents contents = read(files);
+    CHECK(names(contents) == Names{"a", "b"});
+    CHECK(contents.files == Names{"2"});
+    REQUIRE(contents.notes.size() == 1);
+    CHECK(contents.notes[0] == "the index has the key 'weight_map' more than once; the last one counts");
+
+    const forge::Folder folder(files);
+    ThrowFirst faults;
+    CHECK_FAULT(open::read_shards(folder, folder.open("index"), {.policy = Policy::strict}, faults),
+                Errc::duplicate_name);
+}
+
+TEST_CASE("metadata is the index's strings and what all shards agree on") {
+    const auto shard = [](std::string_view name, std::string_view metadata) {
+        return forge::safetensors(R"({"__metadata__":)" + std::string(metadata) + R"(,")" + std::string(name) +
+                                      R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                                  "d");
+    };
+    const Contents contents =
+        read({{"index", R"({"metadata":{"k":"index","n":1},"weight_map":{"a":"1","b":"2","c":"3"}})"},
+              {"1", shard("a", R"({"format":"pt","k":"shard","x":"1"})")},
+              {"2", shard("b", R"({"format":"pt","k":"shard","x":"2"})")},
+              {"3", shard("c", R"({"format":"pt","k":"shard"})")}});
+    CHECK(contents.metadata == std::vector<std::pair<std::string, std::string>>{{"format", "pt"}, {"k", "index"}});
+}
+
+TEST_CASE("a collecting reader finds the faults of all shards, in order of the shards, and what is sound") {
+    for (const unsigned threads : {1U, 4U}) {
+        CollectFaults faults;
+        const Contents contents =
+            read({{"index", R"({"weight_map":{"a":"1","b":"2","c":"3","d":"4","e":"../5","f":"1"}})"},
+                  {"1", forge::u8_file({{"a", 1}})},
+                  {"2", forge::safetensors(forge::u8_header({{"b", 4}}), "ddd")},
+                  {"4", "short"}},
+                 faults, threads);
+        std::vector<Errc> codes;
+        for (const auto& fault : faults.faults()) codes.push_back(fault.code());
+        CHECK(codes == std::vector<Errc>{Errc::shard_outside_folder, Errc::shard_lacks_tensor, Errc::file_truncated,
+                                         Errc::shard_missing, Errc::unknown_format});
+        CHECK(names(contents) == Names{"a"});
+    }
+}
+
+TEST_CASE("an index that is none is a fault of the index") {
+    const auto error = error_of([] { static_cast<void>(read({{"index", "{"}})); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::index_not_json);
+    CHECK(error->path() == "folder/index");
+}
+
+TEST_CASE("an index of many shards is read by many threads") {
+    Files files;
+    std::string map;
+    for (int i = 0; i < 200; ++i) {
+        const std::string name = std::to_string(1000 + i);
+        files[name] = forge::u8_file({{"w" + name, 3}});
+        map += (map.empty() ? "" : ",") + ("\"w" + name + "\":\"" + name + '"');
+    }
+    files["index"] = "{\"weight_map\":{" + map + "}}";
+    ThrowFirst faults;
+    const Contents contents = read(files, faults, 8);
+    REQUIRE(contents.tensors.size() == 200);
+    for (int i = 0; i < 200; ++i)
+        CHECK(contents.tensors[static_cast<std::size_t>(i)].name() == "w" + std::to_string(1000 + i));
+}

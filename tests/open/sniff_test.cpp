@@ -1,0 +1,195 @@
+// Formats by content, and words for what is no checkpoint.
+#include "open/sniff.hpp"
+
+#include <safemap/checkpoint.hpp>
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+
+#include <iomanip>
+#include <sstream>
+
+using namespace safemap;
+using open::Content;
+using open::sniff;
+
+using namespace std::string_literals;
+
+namespace {
+
+std::string tar(std::string_view first) {
+    std::string block(1024, '\0');
+    block.replace(0, first.size(), first);
+    block.replace(257, 5, "ustar");
+    return block;
+}
+
+}  // namespace
+
+TEST_CASE("a header length inside the file and a brace behind it are safetensors, whatever else they look like") {
+    CHECK(sniff(*forge::source(forge::safetensors("{}"))).content == Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors(std::string(9000, ' ') + "\n\t\r{}"))).content ==
+          Content::safetensors);
+    // 0x8b1f and 0x4b50 are lengths whose bytes are the signatures of gzip and zip.
+    CHECK(sniff(*forge::source(forge::safetensors("{}" + std::string(0x8b1f - 2, ' ')))).content ==
+          Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors("{}" + std::string(0x04034b50 - 2, ' ')))).content ==
+          Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors("[]"))).content != Content::safetensors);
+    CHECK(sniff(*forge::source(forge::safetensors_claiming(3, "{}"))).content != Content::safetensors);
+}
+
+TEST_CASE("a zip is an archive of torch.save unless it says otherwise") {
+    CHECK(sniff(*forge::source(forge::pt({{"w", {1}, {1.0F}}}))).content == Content::zip);
+    const std::vector<forge::ZipRecord> numpy = {{"w.npy", "data"}};
+    CHECK(sniff(*forge::source(forge::zip(numpy))).looks_like == "a NumPy archive (.npz)");
+    CHECK_FAULT(Checkpoint::open(forge::source("PK\x05\x06" + std::string(18, '\0'))), Errc::zip_missing_record);
+}
+
+TEST_CASE("a zip behind something else is one where nothing else says what it is") {
+    const std::string zip = forge::pt({{"w", {1}, {1.0F}}});
+    for (const std::string& prefix : {"#!/bin/sh\nexit 1\n"s, std::string(100'000, 'x')}) {
+        const auto model = Checkpoint::open(forge::source(prefix + zip));
+        REQUIRE(model.size() == 1);
+        const auto value = model.tensor(0).load();
+        CHECK(value.as<float>()[0] == 1.0F);
+    }
+    CHECK(sniff(*forge::source("<html>" + zip)).looks_like == "a web page");
+    CHECK(sniff(*forge::source(std::string(40, 'x') + "PK\x05\x06" + std::string(17, '\0'))).content ==
+          Content::unknown);
+}
+
+TEST_CASE("legacy files are told by their magic number, other pickles by their protocol") {
+    const auto magic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03."s;
+    const auto frame = "\x95\x0d"s + std::string(7, '\0');
+    for (const std::string& head : {"\x80\x02"s, "\x80\x03"s, "\x80\x04" + frame, "\x80\x05" + frame})
+        CHECK(sniff(*forge::source(head + magic)).content == Content::legacy);
+    CHECK(sniff(*forge::source("L119547037146038801333356L\n.I1001\n.")).content == Content::legacy);
+    // A pickle of 512 bytes that has a tar header's checksum where a tar has it: torch would read a tar.
+    const auto tar_too = [](std::string both) {
+        both.resize(512, 'x');
+        unsigned sum = 0;
+        for (std::size_t i = 0; i < both.size(); ++i)
+            sum += i >= 148 && i < 156 ? ' ' : static_cast<unsigned char>(both[i]);
+        std::ostringstream octal;
+        octal << std::oct << std::setw(6) << std::setfill('0') << sum << '\0' << ' ';
+        return both.replace(148, 8, octal.str());
+    };
+    const std::string legacy = "\x80\x02" + magic + "\x80\x02U\xff";
+    CHECK(sniff(*forge::source(legacy)).content == Content::legacy);
+    CHECK(sniff(*forge::source(tar_too(legacy))).content == Content::unknown);
+    CHECK(sniff(*forge::source(tar_too("\x80\x02U\xff"))).content == Content::unknown);
+    CHECK(sniff(*forge::source("\x80\x02}.")).content == Content::pickle);
+    CHECK(sniff(*forge::source("}q\0(U\1a"s)).content == Content::pickle);
+    CHECK(sniff(*forge::source("(dp0\nVa\n")).content == Content::pickle);
+    CHECK(sniff(*forge::source("ccollections\nOrderedDict\n)R.")).content == Content::pickle);
+    CHECK(sniff(*forge::source("\x80\x06}.")).content == Content::unknown);
+    CHECK_FAULT(Checkpoint::open(forge::source("\x80\x04\x95 a pickle")), Errc::file_truncated);
+}
+
+TEST_CASE("what people hand us by mistake is named, with a hint where there is one") {
+    struct Row {
+        std::string content;
+        const char* words;
+        bool hint;
+    };
+    const Row rows[] = {
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-lfs pointer", true},
+        {"<!DOCTYPE html><html>", "web page", true},
+        {"\n <HTML><head>", "web page", true},
+        {"GGUF\x03" + std::string(40, '\0'), "GGUF", false},
+        {"\x89HDF\r\n\x1a\n" + std::string(40, '\0'), "HDF5", false},
+        {"\x1f\x8b\x08 and so on", "gzip", true},
+        {"\x28\xb5\x2f\xfd and so on", "zstd", true},
+        {"\xfd"
+         "7zXZ"s +
+             std::string(8, '\0'),
+         "xz", true},
+        {"\x93NUMPY\x01"s, "NumPy array", false},
+        {"\x18\0\0\0PTMF"s + std::string(40, '\0'), "TorchScript file in the flatbuffer format", true},
+        {"PYTORCH1"s + std::string(20, '\0'), "PyTorch 1.0 stream", true},
+        {"\x08\x07\x12\x07pytorch\x1a\x03"
+         "2.1:",
+         "ONNX", false},
+        {"\x08\x03:\x05" + std::string(30, 'x'), "ONNX", false},
+        {tar("README"), "a tar archive", true},
+        {"{\"a\": 1}", "JSON", false},
+        {" [1, 2, 3, 4]", "JSON", false},
+        {"", "empty file", true},
+        {"x", "1 byte", false},
+        {std::string(4, '\0'), "zeros", true},
+        {std::string(4096, '\0'), "zeros at its beginning", true},
+        {forge::u8_file({{"a", 100}}).substr(0, 40), "ends inside its header", true},
+        {"some text that is nothing in particular", "neither safetensors nor", false},
+    };
+    for (const Row& row : rows) {
+        CAPTURE(row.words);
+        const auto error =
+            error_of([&] { static_cast<void>(Checkpoint::open(forge::source(row.content, "model.bin"))); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::unknown_format);
+        CHECK(error->path() == "model.bin");
+        CAPTURE(error->message());
+        CHECK(error->message().find(row.words) != std::string::npos);
+        CHECK(error->hint().empty() != row.hint);
+    }
+}
+
+TEST_CASE("a name in .safetensors is read as safetensors whatever it holds") {
+    const auto refused = [](std::string_view content, Errc code, std::string_view words, bool hint) {
+        CAPTURE(words);
+        const auto error =
+            error_of([&] { static_cast<void>(Checkpoint::open(forge::source(content, "a.safetensors"))); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == code);
+        CHECK(error->path() == "a.safetensors");
+        CHECK(error->message().find(words) != std::string::npos);
+        CHECK(error->hint().empty() != hint);
+    };
+    refused("", Errc::header_too_short, "this is an empty file", true);
+    refused("version https://git-lfs.github.com/spec/v1", Errc::header_too_large, "this is a git-lfs pointer", true);
+    refused("<!DOCTYPE html><html>", Errc::header_too_large, "this is a web page", true);
+    refused(forge::pt({}), Errc::header_too_large, "this is a zip, as torch.save writes", false);
+    refused(forge::u8_file({{"a", 100}}).substr(0, 40), Errc::header_past_end, "ends inside its header", true);
+    refused("nothing in particular", Errc::header_too_large, "the limit is", false);
+}
+
+TEST_CASE("safetensors that torch.load takes for something else are refused where globals are strict") {
+    // The length of the header begins with X, a text of 25 bytes, which ends inside a string of the metadata. There, U
+    // after U is a short text; the last one ends in the data.
+    std::string header = R"({"__metadata__":{"a":")";
+    for (int i = 0; i < 50; ++i) header += "U~" + std::string(126, 'x');
+    const std::string data = "xcos\nsystem\n.";
+    header += R"(UA"},"w":{"dtype":"U8","shape":[13],"data_offsets":[0,13]}})";
+    header.resize(0x58 + 256 * 25, ' ');
+    const std::string hidden = forge::safetensors(header, data);
+    const auto zip = forge::safetensors("{}" + std::string(0x04034b50 - 2, ' '));
+    const auto honest = forge::safetensors(R"({"w":{"dtype":"U8","shape":[13],"data_offsets":[0,13]}})", data);
+    CHECK(open::torch_takes_for(*forge::source(hidden)) == "a pickle");
+    CHECK(open::torch_takes_for(*forge::source(zip)) == "a zip");
+    CHECK(open::torch_takes_for(*forge::source(honest)).empty());
+
+    const OpenOptions strict{.strict_globals = true};
+    CHECK(Checkpoint::open(forge::source(hidden, "a.pt")).size() == 1);
+    CHECK_FAULT(Checkpoint::open(forge::source(hidden, "a.pt"), strict), Errc::unknown_global);
+    CHECK_FAULT(Checkpoint::open(forge::source(zip, "a.pt"), strict), Errc::unknown_global);
+    CHECK(Checkpoint::open(forge::source(honest, "a.pt"), strict).size() == 1);
+}
+
+TEST_CASE("no header length alone makes safetensors a pickle that names something") {
+    for (std::size_t length = 56; length < 4096; ++length) {
+        CAPTURE(length);
+        std::string header = R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+        header.resize(length, ' ');
+        CHECK(open::torch_takes_for(*forge::source(forge::safetensors(header, "x"))).empty());
+    }
+}
+
+TEST_CASE("no prefix of any of these files is more than refused") {
+    for (const std::string& whole : {forge::pt({{"w", {2}, {1, 2}}}), tar("pickle"), forge::u8_file({{"a", 3}})}) {
+        for (std::size_t n = 0; n < std::min<std::size_t>(whole.size(), 700); ++n) {
+            CAPTURE(n);
+            CHECK_NOTHROW(sniff(*forge::source(std::string_view(whole).substr(0, n))));
+        }
+    }
+}

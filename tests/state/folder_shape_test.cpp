@@ -1,0 +1,225 @@
+// Which kind of checkpoint a folder holds, by lists of names. Folders that trainers wrote are in
+// tests/interop/training_folders.py.
+#include "state/folder_shape.hpp"
+
+#include "doctest_safemap.hpp"
+#include "forge.hpp"
+
+using namespace safemap;
+using state::FileNames;
+using state::FolderShape;
+using Kind = state::ShapeKind;
+
+namespace {
+
+FolderShape shape(const FileNames& names) {
+    return state::shape_of(state::names_in(forge::Folder(forge::files_of(names))));
+}
+
+struct Row {
+    FileNames names;
+    Kind kind;
+    FileNames files;
+};
+
+void check(const std::vector<Row>& rows) {
+    for (const Row& row : rows) {
+        CAPTURE(row.names);
+        const FolderShape found = shape(row.names);
+        CHECK(static_cast<int>(found.kind) == static_cast<int>(row.kind));
+        CHECK(found.files == row.files);
+    }
+}
+
+const std::string optim = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
+
+}  // namespace
+
+TEST_CASE("a finished model goes over everything beside it") {
+    check({
+        {{"model.safetensors", ".metadata", "__0_0.distcp"}, Kind::file, {"model.safetensors"}},
+        {{"model.safetensors", "scheduler.bin", "optimizer.bin", "data.pt"}, Kind::file, {"model.safetensors"}},
+        {{"model.safetensors", "latest=global_step1", "global_step1/" + optim}, Kind::file, {"model.safetensors"}},
+        {{"model.safetensors", "latest=../x"}, Kind::file, {"model.safetensors"}},
+        {{"model.safetensors", "final/model.safetensors"}, Kind::file, {"model.safetensors"}},
+        {{"model.safetensors.index.json", "sharded/shard-00001-model-00001-of-00001.safetensors"},
+         Kind::index,
+         {"model.safetensors.index.json"}},
+        {{"pytorch_model.bin", "pytorch_model_rank0.bin"}, Kind::file, {"pytorch_model.bin"}},
+        {{"pytorch_model.bin.index.json", "common.pt"}, Kind::index, {"pytorch_model.bin.index.json"}},
+    });
+    CHECK(shape({"model.safetensors", ".metadata"}).others == FileNames{".metadata"});
+    CHECK(shape({"model.safetensors", "sharded/x"}).others == FileNames{"sharded"});
+    CHECK(shape({"model.safetensors", "latest=a b", "a b/" + optim}).others == FileNames{"a b"});
+}
+
+TEST_CASE("shards with DCP information and DCP are told by names") {
+    const std::string shard = "shard-00001-model-00001-of-00001.safetensors";
+    check({
+        {{shard, "config.json"}, Kind::hf_shards, {shard}},
+        {{shard, ".metadata", "__0_0.distcp"}, Kind::hf_shards, {shard}},
+        {{"Shard-00001-model-00001-of-00001.safetensors"},
+         Kind::file,
+         {"Shard-00001-model-00001-of-00001.safetensors"}},
+        {{"shard-1-model-1-of-1.safetensors"}, Kind::file, {"shard-1-model-1-of-1.safetensors"}},
+        {{".metadata", "__0_0.distcp", "common.pt", "metadata.json"}, Kind::dcp, {".metadata"}},
+        {{".metadata", "__0_0.distcp", "meta.pt"}, Kind::dcp, {".metadata"}},
+        {{".metadata", ".metadata.tmp"}, Kind::dcp, {".metadata"}},
+        {{"__0.metadata", "__1.metadata", "__0_0.distcp"}, Kind::dcp, {"__0.metadata", "__1.metadata"}},
+        {{"__x.metadata", "__.metadata", "model.pt"}, Kind::file, {"model.pt"}},
+        {{".METADATA", "model.pt"}, Kind::file, {"model.pt"}},
+        {{"__0_0.distcp", "common.pt"}, Kind::unfinished, {"__0_0.distcp"}},
+        {{".metadata.tmp"}, Kind::unfinished, {".metadata.tmp"}},
+        {{"._0_0.distcp", "model.pt"}, Kind::file, {"model.pt"}},
+    });
+}
+
+TEST_CASE("DeepSpeed is told by its tags, and latest names one of them") {
+    const std::string model = "mp_rank_00_model_states.pt";
+    check({
+        {{"latest= global_step1\n", "global_step1/" + optim, "data.pt"}, Kind::deepspeed, {"global_step1"}},
+        {{"latest=best model", "best model/" + model, "epoch_3/" + model}, Kind::deepspeed, {"best model"}},
+        {{"latest_universal=u", "u/zero/a.weight/fp32.pt", "g/" + optim}, Kind::universal, {"u"}},
+        {{"latest=g", "latest_universal=u", "u/zero/w/fp32.pt", "g/" + optim}, Kind::deepspeed, {"g"}},
+        {{"g/" + optim, "logs/events.txt"}, Kind::deepspeed, {"g"}},
+        {{"latest/keep.txt", "g/" + optim}, Kind::deepspeed, {"g"}},
+        {{"latest=g", "g/" + optim, "g/offloaded_tensors/r/x"}, Kind::offloaded, {"g/offloaded_tensors"}},
+        {{"latest=empty", "empty/log", "g/" + optim}, Kind::deepspeed, {"empty"}},
+        {{model}, Kind::deepspeed, {model}},
+        {{"layer_00-model_states.pt"}, Kind::deepspeed, {"layer_00-model_states.pt"}},
+        {{"zero_pp_rank_0_mp_rank_00optim_states.pt"}, Kind::deepspeed, {"zero_pp_rank_0_mp_rank_00optim_states.pt"}},
+        {{"zero/a.weight/fp32.pt"}, Kind::universal, {"zero"}},
+        // Names that only look so.
+        {{"my_model_states.pt"}, Kind::file, {"my_model_states.pt"}},
+        {{"latest=run", "model.pt", "run/log.txt"}, Kind::file, {"model.pt"}},
+        {{"zero/notes.txt", "model.pt"}, Kind::file, {"model.pt"}},
+        {{".hidden/" + optim, "model.pt"}, Kind::file, {"model.pt"}},
+    });
+    for (const char* latest : {"latest=", "latest= \n", "latest=a\ng", "latest=g/..", "latest=..", "latest=.",
+                               "latest=/g", "latest=none", "latest=G"}) {
+        CAPTURE(latest);
+        check({{{latest, "g/" + optim}, Kind::bad_tag, {"latest"}}});
+    }
+    check({{{"latest=" + std::string(5000, 'g'), "g/" + optim}, Kind::bad_tag, {"latest"}},
+           {{"g/" + optim, "h/" + optim}, Kind::bad_tag, {"latest"}}});
+    CHECK(shape({"g/" + optim, "h/" + optim}).what.find("g, h") != std::string::npos);
+}
+
+TEST_CASE("Megatron's pointer names a folder, and its older format has a folder for each rank") {
+    const std::string pointer = "latest_checkpointed_iteration.txt=";
+    check({
+        {{pointer + "50\n", "iter_0000050/.metadata", "iter_0000025/.metadata"}, Kind::folder, {"iter_0000050"}},
+        {{pointer + "release", "release/mp_rank_00/model_optim_rng.pt"}, Kind::folder, {"release"}},
+        {{pointer + "5", "global_step_5/actor/x"}, Kind::folder, {"global_step_5"}},
+        {{pointer + "12345678", "iter_12345678/x"}, Kind::folder, {"iter_12345678"}},
+        {{"mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"},
+         Kind::megatron_ranks,
+         {"mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"}},
+        {{"mp_rank_00_001/model_optim_rng.pt"}, Kind::megatron_ranks, {"mp_rank_00_001/model_optim_rng.pt"}},
+        {{"mp_rank_0/model_optim_rng.pt", "model.pt"}, Kind::file, {"model.pt"}},
+        {{"mp_rank_00/other", "model.pt"}, Kind::file, {"model.pt"}},
+        {{"common.pt", "metadata.json", "decoder.weight/.zarray"}, Kind::megatron_zarr, {"decoder.weight"}},
+    });
+    for (const char* text : {"", "51", "x", "-1", "50/", "../50", "iter_0000050", "5\n0"})
+        check({{{pointer + text, "iter_0000050/.metadata"}, Kind::bad_tag, {"latest_checkpointed_iteration.txt"}}});
+}
+
+TEST_CASE("files of ranks are one set, and two sets are ambiguous") {
+    check({
+        {{"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt", "fsdp_config.json"},
+         Kind::rank_files,
+         {"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"}},
+        {{"model_world_size_1_rank_0.pt", "extra_state_world_size_1_rank_0.pt"},
+         Kind::rank_files,
+         {"model_world_size_1_rank_0.pt"}},
+        {{"model_world_size_2_rank_0.pt", "optim_world_size_2_rank_0.pt"},
+         Kind::several,
+         {"model_world_size_2_rank_*.pt", "optim_world_size_2_rank_*.pt"}},
+        {{"model_world_size_2_rank_0.pt", "model_world_size_4_rank_0.pt"},
+         Kind::several,
+         {"model_world_size_2_rank_*.pt", "model_world_size_4_rank_*.pt"}},
+        {{"model_world_size_3_rank_1.pt"},
+         Kind::ranks_lack,
+         {"model_world_size_3_rank_0.pt", "model_world_size_3_rank_2.pt"}},
+        {{"a_0_rank0.bin", "scheduler.bin"}, Kind::rank_files, {"a_0_rank0.bin"}},
+        {{"a_rank0.bin", "a_rank1.bin", "b_rank0.bin"}, Kind::several, {"a_rank*.bin", "b_rank*.bin"}},
+        {{"rank0.pt", "rank1.pt"}, Kind::rank_files, {"rank0.pt", "rank1.pt"}},
+        {{"rank_0.pt", "rank_1.pt"}, Kind::rank_files, {"rank_0.pt", "rank_1.pt"}},
+        {{"checkpoint_0.pt", "checkpoint_1.pt"}, Kind::rank_files, {"checkpoint_0.pt", "checkpoint_1.pt"}},
+        // Names that only look so.
+        {{"lora_rank8.pt"}, Kind::file, {"lora_rank8.pt"}},
+        {{"lora_rank4.pt", "lora_rank8.pt"}, Kind::several, {"lora_rank4.pt", "lora_rank8.pt"}},
+        {{"checkpoint_5.pt"}, Kind::file, {"checkpoint_5.pt"}},
+        {{"checkpoint_0.pt"}, Kind::file, {"checkpoint_0.pt"}},
+        {{"checkpoint_10.pt", "checkpoint_20.pt"}, Kind::several, {"checkpoint_10.pt", "checkpoint_20.pt"}},
+        {{"ep0-ba100-rank0.pt"}, Kind::file, {"ep0-ba100-rank0.pt"}},
+        {{"a_RANK0.pt"}, Kind::file, {"a_RANK0.pt"}},
+        {{"a_rank0.safetensors"}, Kind::file, {"a_rank0.safetensors"}},
+        {{"._rank0.pt", "a.pt"}, Kind::file, {"a.pt"}},
+        {{"a_rank.pt"}, Kind::file, {"a_rank.pt"}},
+        {{"a_rank99999999999999999999.pt"}, Kind::file, {"a_rank99999999999999999999.pt"}},
+        {{"metadata.pkl", "model_rank_0.pt", "model_rank_1.pt"}, Kind::torch_checkpointing, {"metadata.pkl"}},
+        {{"metadata.pkl", "model.pt"}, Kind::file, {"model.pt"}},
+        {{"checkpoint_metadata.json", "model/a"}, Kind::nanotron, {"checkpoint_metadata.json"}},
+    });
+    CHECK(shape({"model_world_size_999999999_rank_5.pt"}).files.size() == 8);
+}
+
+TEST_CASE("files that trainers write beside a model are looked at last") {
+    check({
+        {{"adapter.pt", "data.pt", "common.pt", "meta.pt", "sampler_1.bin"}, Kind::file, {"adapter.pt"}},
+        {{"data.pt"}, Kind::file, {"data.pt"}},
+        {{"data.pt", "logs/x"}, Kind::file, {"data.pt"}},
+        {{"scheduler.bin", "model_0/.metadata"}, Kind::folder, {"model_0"}},
+        {{"data.pt", "actor/rank0.pt", "critic/rank0.pt"}, Kind::several, {"actor", "critic"}},
+        {{"optimizer.pt", "scheduler.pt"}, Kind::companions, {"optimizer.pt", "scheduler.pt"}},
+        {{"Scheduler.bin", "data.pt"}, Kind::file, {"Scheduler.bin"}},
+        {{"data.pth", "common.pt"}, Kind::file, {"data.pth"}},
+    });
+}
+
+TEST_CASE("a folder of one checkpoint is that checkpoint") {
+    check({
+        {{"final/model.safetensors", "logs/x", ".cache/model.safetensors"}, Kind::folder, {"final"}},
+        {{"step-7/.metadata", "step-8.tmp/__0_0.distcp", "step-9.lock/.metadata", "config.json"},
+         Kind::folder,
+         {"step-7"}},
+        {{"x.ckpt/latest", "x.ckpt/checkpoint/y"}, Kind::folder, {"x.ckpt"}},
+        {{"model_and_optim/.metadata", "train/rank0.pt"}, Kind::folder, {"model_and_optim"}},
+        {{"train/rank0.pt"}, Kind::folder, {"train"}},
+        {{"a/model.safetensors", "b/.metadata"}, Kind::several, {"a", "b"}},
+        {{"a/adapter.pt"}, Kind::nothing, {}},  // no name of a model: it has to be asked for
+        {{"a/b/model.safetensors"}, Kind::nothing, {}},
+        {{"step-1/__0_0.distcp", "step-2/.metadata.tmp"}, Kind::unfinished, {"step-1", "step-2"}},
+        {{"notes.txt"}, Kind::nothing, {}},
+        {{}, Kind::nothing, {}},
+    });
+    CHECK(shape({"step-1/.metadata", "step-2/__0_0.distcp"}).others == FileNames{"step-2"});
+}
+
+TEST_CASE("what a save replaces is the safetensors model of the folder itself") {
+    using state::safetensors_heads;
+    CHECK(safetensors_heads({"model.safetensors", "pytorch_model.bin"}) == FileNames{"model.safetensors"});
+    CHECK(safetensors_heads({"a.safetensors.index.json", "model.safetensors"}) ==
+          FileNames{"a.safetensors.index.json"});
+    CHECK(safetensors_heads({"flax_model.msgpack.index.json", "pytorch_model.bin", "a.safetensors"}).empty());
+    // A model in a folder of it is not in the way.
+    const auto own = state::shape_of_folder(state::names_in(forge::Folder(forge::files_of({"a/model.safetensors"}))));
+    CHECK(own.kind == Kind::nothing);
+}
+
+TEST_CASE("a rank and its set are told by the name of a file") {
+    const auto named = state::rank_file("model_world_size_4_rank_3.pt");
+    REQUIRE(named.has_value());
+    CHECK(named->set == "model_world_size_4_rank_*.pt");
+    CHECK(named->rank == 3);
+    CHECK(named->world_size == std::uint64_t{4});
+    CHECK(state::ranks_in_set(*named, {}) == 4);
+    const auto counted = state::rank_file("m_0_rank1.bin");
+    REQUIRE(counted.has_value());
+    CHECK(counted->set == "m_0_rank*.bin");
+    CHECK_FALSE(counted->world_size.has_value());
+    CHECK(state::ranks_in_set(*counted, {"m_0_rank0.bin", "m_0_rank1.bin", "m_1_rank0.bin", "m_0_rank2.pt"}) == 2);
+    for (const char* name : {"", ".", ".pt", "rank.pt", "1.pt", "a_rank_1.pt", "checkpoint_1.bin", "a_rank1.pth"})
+        CHECK_FALSE(state::rank_file(name).has_value());
+}
