@@ -1,7 +1,7 @@
 // Zips as a whole, from the end record to the values of tensors: any bytes give records that lie apart inside the file,
 // and a tree or an Error, in time and memory that the input pays for. Opening refuses exactly what a walk past the
 // first fault finds something wrong with.
-#include "open/sniff.hpp"
+#include "open/formats.hpp"
 #include "pickle/zip.hpp"
 #include "torch/archive.hpp"
 

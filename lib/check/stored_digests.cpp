@@ -3,7 +3,7 @@
 
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "open/sniff.hpp"
+#include "open/formats.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/identity.hpp"
 
@@ -21,10 +21,6 @@ public:
     void fault(Error) override { any = true; }
     bool any = false;
 };
-
-bool is_safetensors(const Source& source) {
-    return source.name().ends_with(".safetensors") || open::sniff(source).content == open::Content::safetensors;
-}
 
 const std::string* find(const Metadata& metadata, std::string_view key) {
     const auto found = std::lower_bound(metadata.begin(), metadata.end(), key,
@@ -171,7 +167,7 @@ std::optional<Digest> found_identity(const state::Contents& contents, std::span<
 
 FileDigests read_file_digests(const Source& source, const OpenOptions& options, FaultSink& faults) {
     FileDigests digests{.source = &source};
-    if (!is_safetensors(source)) return digests;
+    if (open::recognise(source).content != open::Content::safetensors) return digests;
     ToldBefore told;
     const safetensors::Header header =
         safetensors::read_header(source, safetensors::Rules::lenient, options.max_header_bytes, told);

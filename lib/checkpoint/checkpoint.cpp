@@ -6,7 +6,7 @@
 #include "checkpoint/near_names.hpp"
 #include "checkpoint/state.hpp"
 #include "lazy/page_cache.hpp"
-#include "open/readers.hpp"
+#include "open/formats.hpp"
 #include "safetensors/identity.hpp"
 #include "state/fingerprint.hpp"
 
@@ -17,13 +17,7 @@ namespace safemap::SAFEMAP_ABI {
 
 using state::Contents;
 
-std::string_view name(Format format) noexcept {
-    switch (format) {
-        case Format::safetensors: return "safetensors";
-        case Format::torch: return "torch";
-    }
-    return "unknown";
-}
+std::string_view name(Format format) noexcept { return open::name_of(format); }
 
 Checkpoint::State::State(Contents read) : contents(std::move(read)), total_bytes(state::total_bytes(contents)) {
     index_tensors();

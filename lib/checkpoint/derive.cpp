@@ -156,14 +156,9 @@ Checkpoint Checkpoint::below(std::string_view path) const {
     for (StateTree::NodeId id = 0; id < subtree.size(); ++id)
         if (auto* const tensor = std::get_if<StateTree::Tensor>(&subtree[id]))
             tensor->tensor = tensor->tensor.renamed({});
-    auto part = std::make_shared<const StateTree>(std::move(subtree));
-    FlatState flat = flatten(*part);
     Contents contents = state_->contents;
-    contents.tensors = std::move(flat.tensors);
-    contents.aliases = std::move(flat.aliases);
-    contents.skipped = std::move(flat.skipped);
-    contents.only_in_tree = std::move(flat.only_in_tree);
-    contents.tree = std::move(part);
+    state::set_tree(contents, std::move(subtree));
+    contents.notes = state_->contents.notes;
     std::erase_if(contents.metadata, [this](const auto& pair) { return find(pair.first) != nullptr; });
     return Checkpoint(std::make_shared<const State>(std::move(contents)));
 }

@@ -4,10 +4,8 @@
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
-#include "open/readers.hpp"
-#include "open/sniff.hpp"
+#include "open/formats.hpp"
 #include "safetensors/format.hpp"
-#include "safetensors/index.hpp"
 
 #include <safemap/file.hpp>
 
@@ -62,13 +60,6 @@ ExpectedTensor read_tensor(const json::Member& member) {
         error.with_tensor(member.key);
         throw;
     }
-}
-
-/// JSON, and no index: by the names that Checkpoint::open goes by, then by content.
-bool is_expectation(const Source& source) {
-    const std::string_view name = source.name();
-    if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;
-    return open::sniff(source).content == open::Content::json && !safetensors::is_index(source);
 }
 
 void require_size(const ExpectedTensor& tensor) {
@@ -134,7 +125,8 @@ std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path, con
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) return expected_tensors(Checkpoint::open(path, options));
     const auto source = open_file(path, open::mapping_of(options.access));
-    if (!is_expectation(*source)) return expected_tensors(Checkpoint::open(path, options));
+    const bool is_expectation = open::recognise(*source).content == open::Content::json && !open::is_index(*source);
+    if (!is_expectation) return expected_tensors(Checkpoint::open(path, options));
     try {
         return parse_expected(json::read_text(*source, max_json_bytes, Errc::expectation_not_json, "names and shapes"));
     } catch (Error& error) {

@@ -3,7 +3,7 @@
 
 #include "base/base64.hpp"
 #include "base/text.hpp"
-#include "open/named_globals.hpp"
+#include "open/read_torch.hpp"
 #include "pickle/pickle.hpp"
 #include "state/children.hpp"
 #include "torch/plain.hpp"
@@ -131,18 +131,6 @@ StateTree unpickled(const LazyTensor& tensor, const OpenOptions& options, Conten
     return std::move(archive.tree);
 }
 
-/// As a `.pt` of this tree has them.
-void set_tree(Contents& contents, StateTree tree) {
-    FlatState flat = flatten(tree);
-    contents.tensors = std::move(flat.tensors);
-    contents.aliases = std::move(flat.aliases);
-    contents.skipped = std::move(flat.skipped);
-    contents.only_in_tree = std::move(flat.only_in_tree);
-    state::move_to_end(flat.notes, contents.notes);
-    contents.tree = std::make_shared<const StateTree>(std::move(tree));
-    contents.notes.emplace_back("names are OLMo's, pickles in base64: they were read as the paths that they spell");
-}
-
 }  // namespace
 
 void take_olmo_names(Contents& contents, const OpenOptions& options) {
@@ -171,7 +159,9 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
             return;
         }
     }
-    set_tree(contents, tree.take());
+    // As a `.pt` of this tree has them.
+    state::set_tree(contents, tree.take());
+    contents.notes.emplace_back("names are OLMo's, pickles in base64: they were read as the paths that they spell");
 }
 
 }  // namespace safemap::SAFEMAP_ABI::open

@@ -1,9 +1,7 @@
 // Opens paths of the file system.
 #include "base/text.hpp"
-#include "open/readers.hpp"
-#include "open/sniff.hpp"
+#include "open/formats.hpp"
 #include "open/twin.hpp"
-#include "safetensors/index.hpp"
 
 #include <safemap/file.hpp>
 
@@ -13,13 +11,6 @@
 namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
-
-/// By name, so that one that is damaged is told as such; else by content, whatever its name.
-bool is_index(const Source& source) {
-    const std::string_view name = source.name();
-    if (name.ends_with(".index.json")) return true;
-    return !name.ends_with(".safetensors") && sniff(source).content == Content::json && safetensors::is_index(source);
-}
 
 /// A save has replaced what a folder holds while it was read.
 struct Replaced {};

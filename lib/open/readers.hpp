@@ -22,6 +22,8 @@ using state::ShapeKind;
 
 /// One file, told by its content, or by a name in ".safetensors".
 Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
+/// The same of a file that is safetensors, for the table of formats.
+Contents read_safetensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
 /// Files that are one checkpoint without an index, in this order. duplicate_name where two hold the same name.
 Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
                     FaultSink& faults);

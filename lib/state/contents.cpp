@@ -19,6 +19,16 @@ std::uint64_t total_bytes(const Contents& contents) {
     return total;
 }
 
+void set_tree(Contents& contents, StateTree tree) {
+    FlatState flat = flatten(tree);
+    contents.tensors = std::move(flat.tensors);
+    contents.aliases = std::move(flat.aliases);
+    contents.skipped = std::move(flat.skipped);
+    contents.only_in_tree = std::move(flat.only_in_tree);
+    contents.tree = std::make_shared<const StateTree>(std::move(tree));
+    move_to_end(flat.notes, contents.notes);
+}
+
 void Joined::add(Contents& one, const std::string& name) {
     const auto unknown_to_one = [&](const auto& pair) {
         return !std::binary_search(one.metadata.begin(), one.metadata.end(), pair);

@@ -49,6 +49,9 @@ template <class T> void move_to_end(std::vector<T>& from, std::vector<T>& to) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
+/// Gives it a tree, the names and tensors of the tree, and what flatten() notes of it.
+void set_tree(Contents& contents, StateTree tree);
+
 /// Several files that become one checkpoint. Tensors and aliases are for the readers to merge.
 class Joined {
 public:

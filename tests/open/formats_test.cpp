@@ -1,5 +1,5 @@
 // Formats by content, and words for what is no checkpoint.
-#include "open/sniff.hpp"
+#include "open/formats.hpp"
 
 #include <safemap/checkpoint.hpp>
 

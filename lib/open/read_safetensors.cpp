@@ -1,0 +1,73 @@
+// Reads one file of safetensors.
+#include "open/formats.hpp"
+#include "open/olmo.hpp"
+#include "open/structure.hpp"
+#include "safetensors/header.hpp"
+
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::open {
+
+namespace {
+
+safetensors::Rules rules_of(Policy policy) {
+    switch (policy) {
+        case Policy::compatible: return safetensors::Rules::compatible;
+        case Policy::strict: return safetensors::Rules::strict;
+        case Policy::lenient: return safetensors::Rules::lenient;
+    }
+    throw Error(Errc::invalid_argument, "a policy that does not exist");
+}
+
+/// A file that both formats can read shows its tensors here and runs its code in torch.load.
+void refuse_second_format(const Source& source) {
+    const std::string_view other = torch_takes_for(source);
+    if (other.empty()) return;
+    throw Error(Errc::unknown_global, "this is safetensors, and torch.load reads it as " + std::string(other) +
+                                          " that may call any function; wanted a file of one format")
+        .with_hint("do not load it with torch.load; a name that ends in .safetensors says that it is safetensors");
+}
+
+/// Says of a file that is no safetensors, whatever its name, what it is.
+class Recognise final : public FaultSink {
+public:
+    Recognise(FaultSink& next, const Source& source) : next_(next), source_(source) {}
+
+    void fault(Error error) override { next_.fault(is_length(error.code()) ? recognised(error) : std::move(error)); }
+
+private:
+    static bool is_length(Errc code) {
+        return code == Errc::header_too_short || code == Errc::header_too_large || code == Errc::header_past_end;
+    }
+    Error recognised(const Error& error) const {
+        const Sniffed sniffed = sniff(source_);
+        const std::string is = sniffed.content == Content::zip ? "a zip, as torch.save writes" : sniffed.looks_like;
+        Error known(error.code(), error.message() + (is.empty() ? "" : "; this is " + is));
+        return std::move(known.with_hint(sniffed.hint));
+    }
+
+    FaultSink& next_;
+    const Source& source_;
+};
+
+}  // namespace
+
+Contents read_safetensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
+    const bool told_by_name = source->name().ends_with(".safetensors");
+    if (!told_by_name && options.strict_globals) refuse_second_format(*source);
+    Recognise recognise(faults, *source);
+    safetensors::Header header = safetensors::read_header(*source, rules_of(options.policy), options.max_header_bytes,
+                                                          told_by_name ? recognise : faults);
+    Contents contents;
+    contents.metadata = std::move(header.metadata);
+    contents.notes = std::move(header.notes);
+    contents.tensors.reserve(header.tensors.size());
+    for (safetensors::TensorInfo info : header.tensors)
+        contents.tensors.emplace_back(std::string(info.name),
+                                      stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
+    take_structure(contents, options.policy, faults);
+    if (!contents.tree && options.olmo_names) take_olmo_names(contents, options);
+    return contents;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open
