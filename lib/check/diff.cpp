@@ -1,6 +1,14 @@
 // Compares what two checkpoints hold under each name. Tensors of the same dtype and shape are read side by side, block
 // by block, by several workers; each pair remembers the first element that differs, and blocks behind it are not read.
 // Where values are compared as numbers, every block is read, for the largest difference.
+//
+//   Pair                       two tensors that are compared, in one dtype
+//   index_of(), read_element() elements and their numbers
+//   Comparer                   the workers: the blocks of all pairs, the first and the largest difference of each
+//   Names, Shared, PairNumbers which names have a pair, and which pairs are the same
+//   report_on(), note_...()    what was found, in words
+//   diff()                     all of it
+//
 #include <safemap/diff.hpp>
 
 #include "base/name_index.hpp"

@@ -13,20 +13,12 @@
 namespace safemap::SAFEMAP_ABI::check {
 namespace {
 
-using Metadata = std::vector<std::pair<std::string, std::string>>;
-
 /// Whoever read the header first told them.
 class ToldBefore final : public FaultSink {
 public:
     void fault(Error) override { any = true; }
     bool any = false;
 };
-
-const std::string* find(const Metadata& metadata, std::string_view key) {
-    const auto found = std::lower_bound(metadata.begin(), metadata.end(), key,
-                                        [](const auto& pair, auto k) { return pair.first < k; });
-    return found != metadata.end() && found->first == key ? &found->second : nullptr;
-}
 
 /// Of the tensors of one file, those that the list names.
 class ListReader {
@@ -120,7 +112,7 @@ void note_unchecked(state::Contents& contents, std::span<const FileDigests> file
 
 /// The fault of a digest whose document, or whose tensors' digests, are missing.
 std::optional<Error> orphan(const state::Contents& contents, std::span<const FileDigests> files, bool has_identity) {
-    if (find(contents.metadata, safetensors::structure_digest_key) != nullptr)
+    if (state::find_value(contents.metadata, safetensors::structure_digest_key) != nullptr)
         return Error(Errc::header_bad_metadata,
                      "the metadata has the digest of a structure document, and no structure document");
     const auto lacks = std::find_if(files.begin(), files.end(), [](const FileDigests& file) { return !file.of_all; });
@@ -171,7 +163,7 @@ FileDigests read_file_digests(const Source& source, const OpenOptions& options, 
     ToldBefore told;
     const safetensors::Header header =
         safetensors::read_header(source, safetensors::Rules::lenient, options.max_header_bytes, told);
-    const std::string* const list = find(header.metadata, safetensors::digests_key);
+    const std::string* const list = state::find_value(header.metadata, safetensors::digests_key);
     if (told.any || list == nullptr) return digests;
     digests.listed = true;
     PathSink with_path(faults, source.name());
@@ -188,7 +180,7 @@ void check_identity(state::Contents& contents, std::span<const FileDigests> file
                     FaultSink& faults) {
     PathSink with_path(faults, path.native());
     if (contents.structure_fault) with_path.fault(*contents.structure_fault);
-    const std::string* const stored = find(contents.metadata, safetensors::checkpoint_digest_key);
+    const std::string* const stored = state::find_value(contents.metadata, safetensors::checkpoint_digest_key);
     note_unchecked(contents, files, stored != nullptr);
     if (auto fault = orphan(contents, files, stored != nullptr)) return with_path.fault(std::move(*fault));
     if (stored == nullptr) return;

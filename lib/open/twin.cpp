@@ -7,7 +7,6 @@
 
 #include <safemap/file.hpp>
 
-#include <algorithm>
 #include <array>
 #include <optional>
 #include <system_error>
@@ -21,17 +20,9 @@ namespace fs = std::filesystem;
 
 constexpr std::array endings{".pt", ".pth", ".bin", ".ckpt"};
 
-using Metadata = std::vector<std::pair<std::string, std::string>>;
-
-const std::string* stored_in(const Metadata& metadata) {
-    const auto entry = std::find_if(metadata.begin(), metadata.end(),
-                                    [](const auto& pair) { return pair.first == state::source_key; });
-    return entry == metadata.end() ? nullptr : &entry->second;
-}
-
 /// The file that it was converted from may lie there under any of the endings.
 void note_of_safetensors(const fs::path& path, Contents& contents) {
-    const std::string* const stored = stored_in(contents.metadata);
+    const std::string* const stored = state::find_value(contents.metadata, state::source_key);
     if (stored == nullptr) return;
     std::optional<fs::path> stale;
     for (const char* ending : endings) {
@@ -57,7 +48,7 @@ void note_of_torch(const fs::path& path, Contents& contents) {
     ThrowFirst faults;
     const auto header = read_header(*open_file(other, Mapping::never), safetensors::Rules::lenient,
                                     OpenOptions().max_header_bytes, faults);
-    const std::string* const stored = stored_in(header.metadata);
+    const std::string* const stored = state::find_value(header.metadata, state::source_key);
     if (stored == nullptr || *stored == state::fingerprint(*contents.sources.front())) return;
     contents.notes.push_back(
         safemap::quoted(other.filename().native()) +

@@ -5,6 +5,12 @@
 
 namespace safemap::SAFEMAP_ABI::state {
 
+const std::string* find_value(const Metadata& metadata, std::string_view key) {
+    const auto entry =
+        std::find_if(metadata.begin(), metadata.end(), [=](const auto& pair) { return pair.first == key; });
+    return entry == metadata.end() ? nullptr : &entry->second;
+}
+
 std::uint64_t total_bytes(const Contents& contents) {
     std::uint64_t total = 0;
     for (const LazyTensor& tensor : contents.tensors) {

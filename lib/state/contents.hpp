@@ -11,15 +11,21 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::state {
 
+using Metadata = std::vector<std::pair<std::string, std::string>>;
+
+/// Null if there is no such key.
+const std::string* find_value(const Metadata& metadata, std::string_view key);
+
 struct Contents {
     Format format = Format::safetensors;
     std::vector<std::string> files = {};
-    std::vector<std::pair<std::string, std::string>> metadata = {};
+    Metadata metadata = {};
     std::vector<std::string> notes = {};
     std::vector<SkippedObject> skipped = {};
     std::vector<AliasGroup> aliases = {};

@@ -18,7 +18,6 @@
 #include <charconv>
 #include <iterator>
 #include <map>
-#include <set>
 #include <span>
 #include <utility>
 
@@ -56,25 +55,32 @@ FolderShape several(FileNames names, std::string_view what, bool inside = false)
     return {.kind = ShapeKind::several, .files = std::move(names), .what = std::string(what), .inside = inside};
 }
 
+/// Nothing if there are no such files.
+MaybeShape made_of(ShapeKind kind, FileNames files) {
+    if (files.empty()) return std::nullopt;
+    return FolderShape{.kind = kind, .files = std::move(files)};
+}
+
 // 1: a finished model.
 
-MaybeShape finished_model(const FolderNames& names) {
-    const FileNames all_indexes = ending_in(names.files, ".index.json");
-    const FileNames pickle_indexes = ending_in(names.files, ".bin.index.json");
-    const FileNames heads = safetensors_heads(names.files);
-    const bool own = !heads.empty() && heads.front().ends_with(".index.json");
-    FileNames indexes;
-    if (own)
-        indexes = heads;  // beside an index of safetensors, those of other frameworks (flax, tf) are of other models
-    else
-        std::set_difference(all_indexes.begin(), all_indexes.end(), pickle_indexes.begin(), pickle_indexes.end(),
-                            std::back_inserter(indexes));
+/// The one index, or which there are.
+MaybeShape one_index(FileNames indexes, bool finished) {
     if (indexes.size() > 1) return several(std::move(indexes), "indexes");
-    if (indexes.size() == 1) return FolderShape{.kind = ShapeKind::index, .files = std::move(indexes), .finished = own};
+    MaybeShape shape = made_of(ShapeKind::index, std::move(indexes));
+    if (shape) shape->finished = finished;
+    return shape;
+}
+
+MaybeShape finished_model(const FolderNames& names) {
+    const FileNames heads = safetensors_heads(names.files);
+    // Beside an index of safetensors, those of other frameworks (flax, tf) are of other models.
+    if (!heads.empty() && heads.front().ends_with(".index.json")) return one_index(heads, true);
+    const auto is_foreign = [](std::string_view name) {
+        return name.ends_with(".index.json") && !name.ends_with(".bin.index.json");
+    };
+    if (auto foreign = one_index(matching(names.files, is_foreign), false)) return foreign;
     if (!heads.empty()) return FolderShape{.kind = ShapeKind::file, .files = heads, .finished = true};
-    if (pickle_indexes.size() > 1) return several(pickle_indexes, "indexes");
-    if (pickle_indexes.size() == 1)
-        return FolderShape{.kind = ShapeKind::index, .files = pickle_indexes, .finished = true};
+    if (auto pickled = one_index(ending_in(names.files, ".bin.index.json"), true)) return pickled;
     if (has(names.files, "pytorch_model.bin"))
         return FolderShape{.kind = ShapeKind::file, .files = {"pytorch_model.bin"}, .finished = true};
     return std::nullopt;
@@ -83,10 +89,9 @@ MaybeShape finished_model(const FolderNames& names) {
 // 2: safetensors shards with DCP information.
 
 MaybeShape hf_shards(const FolderNames& names) {
-    FileNames shards = matching(
-        names.files, [](std::string_view name) { return fits(name, "shard-#####-model-#####-of-#####.safetensors"); });
-    if (shards.empty()) return std::nullopt;
-    return FolderShape{.kind = ShapeKind::hf_shards, .files = std::move(shards)};
+    return made_of(ShapeKind::hf_shards, matching(names.files, [](std::string_view name) {
+                       return fits(name, "shard-#####-model-#####-of-#####.safetensors");
+                   }));
 }
 
 // 3: torch.distributed.checkpoint.
@@ -98,17 +103,13 @@ bool is_rank_metadata(std::string_view name) {
 
 MaybeShape dcp(const FolderNames& names) {
     if (has(names.files, ".metadata")) return FolderShape{.kind = ShapeKind::dcp, .files = {".metadata"}};
-    FileNames metadata = matching(names.files, is_rank_metadata);
-    if (metadata.empty()) return std::nullopt;
-    return FolderShape{.kind = ShapeKind::dcp, .files = std::move(metadata)};
+    return made_of(ShapeKind::dcp, matching(names.files, is_rank_metadata));
 }
 
 MaybeShape unfinished_dcp(const FolderNames& names) {
-    FileNames left = matching(names.files, [](std::string_view name) {
-        return name == ".metadata.tmp" || (name.ends_with(".distcp") && !name.starts_with('.'));
-    });
-    if (left.empty()) return std::nullopt;
-    return FolderShape{.kind = ShapeKind::unfinished, .files = std::move(left)};
+    return made_of(ShapeKind::unfinished, matching(names.files, [](std::string_view name) {
+                       return name == ".metadata.tmp" || (name.ends_with(".distcp") && !name.starts_with('.'));
+                   }));
 }
 
 // Layouts that are known by name and refused.
@@ -128,8 +129,7 @@ MaybeShape known_and_refused(const FolderNames& names) {
     FileNames arrays;
     for (std::size_t i = 0; i < names.below.size(); ++i)
         if (has(names.below[i].files, ".zarray")) arrays.push_back(names.folders[i]);
-    if (arrays.empty()) return std::nullopt;
-    return FolderShape{.kind = ShapeKind::megatron_zarr, .files = std::move(arrays)};
+    return made_of(ShapeKind::megatron_zarr, std::move(arrays));
 }
 
 // 4 and 5: DeepSpeed.
@@ -150,12 +150,11 @@ bool holds_universal(const FolderNames& names) {
 }
 
 MaybeShape deepspeed_tag(const FolderNames& names) {
-    FileNames files = matching(names.files, is_deepspeed_file);
     if (holds_universal(names)) return FolderShape{.kind = ShapeKind::universal, .files = {"zero"}};
-    if (files.empty()) return std::nullopt;
-    if (has(names.folders, "offloaded_tensors"))
+    MaybeShape shape = made_of(ShapeKind::deepspeed, matching(names.files, is_deepspeed_file));
+    if (shape && has(names.folders, "offloaded_tensors"))
         return FolderShape{.kind = ShapeKind::offloaded, .files = {"offloaded_tensors"}};
-    return FolderShape{.kind = ShapeKind::deepspeed, .files = std::move(files)};
+    return shape;
 }
 
 /// A text as deepspeed strips it: one line, one path segment. Empty: it is no such text.
@@ -224,8 +223,7 @@ MaybeShape megatron(const FolderNames& names) {
         if (is_megatron_rank(names.folders[i]) &&
             (names.below.empty() || has(names.below[i].files, "model_optim_rng.pt")))
             ranks.push_back(names.folders[i] + "/model_optim_rng.pt");
-    if (ranks.empty()) return std::nullopt;
-    return FolderShape{.kind = ShapeKind::megatron_ranks, .files = std::move(ranks)};
+    return made_of(ShapeKind::megatron_ranks, std::move(ranks));
 }
 
 // 7: one file per rank.
