@@ -122,7 +122,7 @@ public:
     Id persistent(Id id) const { return nodes_[id].count; }
 
 private:
-    friend class PickleMachine;
+    friend class GraphBuilder;
 
     /// Sixteen bytes; what `count` and `word` mean depends on the kind.
     struct Node {

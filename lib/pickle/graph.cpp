@@ -1,0 +1,93 @@
+// What a graph says of its nodes. Tested by tests/pickle/pickle_test.cpp.
+#include "base/text.hpp"
+#include "pickle/pickle.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace safemap::SAFEMAP_ABI {
+
+PickleLimits PickleLimits::of_packed(std::uint64_t packed) noexcept {
+    const std::uint64_t bytes = std::min(packed, most_bytes);  // no product below wraps
+    return {.max_bytes = std::min(std::max(least_bytes, inflation * bytes), most_bytes),
+            .max_memory = std::max(least_memory, memory_per_byte * bytes)};
+}
+
+void Allowance::exhausted() {
+    left_ = 0;
+    throw Error(Errc::pickle_too_large, "a pickle that needs more memory than " + bytes_text(all_) +
+                                            ", which is what one of its size may take");
+}
+
+double PickleGraph::real(Id id) const { return std::bit_cast<double>(nodes_[id].word); }
+
+std::string_view PickleGraph::text(Id id) const {
+    const Node& node = nodes_[id];
+    return {std::bit_cast<const char*>(node.word), node.count};
+}
+
+std::span<const PickleGraph::Id> PickleGraph::items(Id id) const {
+    const Node& node = nodes_[id];
+    if (node.kind == Kind::tuple || node.kind == Kind::frozenset)
+        return std::span(fixed_).subspan(node.word, node.count);
+    if (node.count == no_extra) return {};
+    return growing_[node.count];
+}
+
+std::span<const PickleGraph::Id> PickleGraph::items_or_nothing(Id id) const {
+    switch (nodes_[id].kind) {
+        case Kind::list:
+        case Kind::tuple:
+        case Kind::dict:
+        case Kind::set:
+        case Kind::frozenset: return items(id);
+        default: return {};
+    }
+}
+
+PickleGraph::Call PickleGraph::call(Id id) const {
+    const Node& node = nodes_[id];
+    Call call{.callee = calls_[node.word], .arguments = calls_[node.word + 1]};
+    if (node.count == no_extra) return call;
+    const Extra& extra = extras_[node.count];
+    call.keywords = extra.keywords;
+    call.states = extra.states;
+    call.items = extra.items;
+    call.appends = extra.appends;
+    return call;
+}
+
+std::string PickleGraph::decimal(Id id) const {
+    const std::string_view bytes = text(id);
+    if (nodes_[id].spelled) return std::string(bytes);
+    const bool negative = (bytes.back() & 0x80) != 0;
+    std::vector<std::uint32_t> words((bytes.size() + 3) / 4, negative ? 0xFFFF'FFFFU : 0U);
+    std::memcpy(words.data(), bytes.data(), bytes.size());
+    if (negative) {
+        bool carry = true;
+        for (std::uint32_t& word : words) {
+            word = ~word + (carry ? 1U : 0U);
+            carry = carry && word == 0;
+        }
+    }
+    // Nine digits at a time, from the lowest.
+    constexpr std::uint64_t billion = 1'000'000'000;
+    std::string reversed;
+    while (!words.empty()) {
+        std::uint64_t rest = 0;
+        for (auto word = words.rbegin(); word != words.rend(); ++word) {
+            const std::uint64_t value = rest << 32 | *word;
+            *word = static_cast<std::uint32_t>(value / billion);
+            rest = value % billion;
+        }
+        while (!words.empty() && words.back() == 0) words.pop_back();
+        for (int digit = 0; digit < 9; ++digit, rest /= 10) reversed += static_cast<char>('0' + rest % 10);
+    }
+    while (reversed.size() > 1 && reversed.back() == '0') reversed.pop_back();
+    if (reversed.empty()) reversed = "0";
+    if (negative) reversed += '-';
+    return {reversed.rbegin(), reversed.rend()};
+}
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,89 @@
+// Makes the nodes of a graph and charges for them: a value of which one is enough is made once.
+#pragma once
+
+#include "pickle/input.hpp"
+#include "pickle/pickle.hpp"
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI {
+
+class GraphBuilder {
+public:
+    using Id = PickleGraph::Id;
+    using Kind = PickleGraph::Kind;
+    using Extra = PickleGraph::Extra;
+    /// Of a global, module and name: each object of a class gets a copy, and each fold of a chain of getattr is longer.
+    static constexpr std::size_t max_global_bytes = 1024;
+
+    GraphBuilder(const PickleInput& input, const PickleLimits& limits);
+
+    const PickleGraph& graph() const noexcept { return graph_; }
+    Allowance& allowance() noexcept { return graph_.allowance_; }
+    bool has_globals() const noexcept { return !graph_.globals_.empty(); }
+    PickleGraph finish(Id root);
+
+    Id none() { return shared(none_, {.kind = Kind::none}); }
+    Id empty_tuple() { return shared(empty_tuple_, {.kind = Kind::tuple}); }
+    Id boolean(bool value) { return shared(value ? true_ : false_, {.kind = Kind::boolean, .word = value ? 1U : 0U}); }
+    Id integer(std::int64_t value) {
+        const Node node{.kind = Kind::integer, .word = static_cast<std::uint64_t>(value)};
+        return node.word < small_integers_.size() ? shared(small_integers_[node.word], node) : add(node);
+    }
+    /// Two's complement, little-endian.
+    Id integer(std::string_view bytes);
+    Id decimal(std::string_view digits);
+    Id real(double value) { return add({.kind = Kind::real, .word = std::bit_cast<std::uint64_t>(value)}); }
+    /// Of text, bytes, bytearray: a view of them.
+    Id view(Kind kind, std::string_view bytes);
+    /// A text that does not stand in the pickle as it is.
+    std::string_view keep(std::string text) { return graph_.owned_.emplace_back(std::move(text)); }
+    Id persistent(Id said) { return add({.kind = Kind::persistent, .count = said}); }
+
+    /// Tuples and frozensets never change.
+    Id tuple(std::span<const Id> items);
+    Id frozenset(std::span<const Id> items);
+    /// The others get a place to grow when the first member comes.
+    Id growing(Kind kind) { return add({.kind = kind, .count = PickleGraph::no_extra}); }
+    std::vector<Id>& members(Id id);
+
+    Id global(const PickleGraph::Global& global, unsigned protocol);
+    Id call(Id callee, Id arguments);
+    Extra& extra(Id call);
+
+    bool hashable(Id id) const;
+    void require_hashable(Id id) const;
+
+private:
+    using Node = PickleGraph::Node;
+
+    Id add(const Node& node) {
+        allowance().spend(node_cost);
+        graph_.nodes_.push_back(node);
+        return static_cast<Id>(graph_.nodes_.size() - 1);
+    }
+    /// `known` is the node's place once it has one.
+    Id shared(Id& known, const Node& node) { return known == PickleGraph::nothing ? known = add(node) : known; }
+    Id fixed(Kind kind, std::span<const Id> items, bool unhashable);
+
+    /// A node, and its node in the tree with all that is noted by node on the way to names.
+    static constexpr std::uint64_t node_cost = 160;
+
+    const PickleInput& input_;
+    std::size_t max_long_bytes_;
+    PickleGraph graph_;
+    Id none_ = PickleGraph::nothing;
+    Id true_ = PickleGraph::nothing;
+    Id false_ = PickleGraph::nothing;
+    Id empty_tuple_ = PickleGraph::nothing;
+    std::array<Id, 256> small_integers_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,48 @@
+// Tested by tests/pickle/pickle_test.cpp.
+#include "pickle/input.hpp"
+
+#include "base/text.hpp"
+
+#include <charconv>
+
+namespace safemap::SAFEMAP_ABI {
+
+/// More bytes are wanted than are left.
+Error PickleInput::beyond(std::uint64_t count) const {
+    const std::uint64_t left = bytes_.size() - at_;
+    Errc code = Errc::pickle_bad_count;
+    if (follows_) code = count - left <= *follows_ ? Errc::pickle_truncated : Errc::file_truncated;
+    return fault(code, bytes_text(count) + " wanted, " + bytes_text(left + follows_.value_or(0)) + " are left");
+}
+
+std::string_view PickleInput::line() {
+    const std::size_t end = bytes_.find('\n', at_);
+    if (end == bytes_.npos) throw fault(Errc::pickle_truncated, "a line without an end");
+    const std::string_view taken = bytes_.substr(at_, end - at_);
+    at_ = end + 1;
+    return taken;
+}
+
+std::string_view PickleInput::utf8_line() {
+    const std::string_view taken = line();
+    if (!is_utf8(taken)) throw Error(Errc::pickle_bad_text, "a name that is not UTF-8: " + safemap::quoted(taken));
+    return taken;
+}
+
+std::uint64_t PickleInput::memo_line() {
+    const std::string_view digits = line();
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error == std::errc() && end == digits.data() + digits.size()) return value;
+    throw fault(Errc::pickle_bad_memo, safemap::quoted(digits) + " is no memo entry");
+}
+
+void PickleInput::begin_frame() {
+    const bool framed = at_ <= frame_end_;
+    const auto size = number<std::uint64_t>();
+    if (framed) throw bad_frame("a frame inside a frame");
+    if (size > bytes_.size() - at_) throw beyond(size);
+    frame_end_ = at_ + size;
+}
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,73 @@
+// The bytes of a pickle as opcodes take them: numbers, counted bytes, lines and frames. A fault says where it is.
+#pragma once
+
+#include <safemap/error.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace safemap::SAFEMAP_ABI {
+
+class PickleInput {
+public:
+    /// `follows` is that of PickleLimits.
+    PickleInput(std::string_view bytes, std::optional<std::uint64_t> follows) : bytes_(bytes), follows_(follows) {}
+
+    std::size_t size() const noexcept { return bytes_.size(); }
+    /// Bytes that have been taken.
+    std::size_t at() const noexcept { return at_; }
+    Error fault(Errc code, const std::string& what) const {
+        return {code, "byte " + std::to_string(at_) + " of the pickle: " + what};
+    }
+
+    /// Little-endian.
+    template <class T> T number() {
+        if (bytes_.size() - at_ < sizeof(T)) throw fault(Errc::pickle_truncated, "the pickle ends before STOP");
+        T value;
+        std::memcpy(&value, bytes_.data() + at_, sizeof(T));
+        at_ += sizeof(T);
+        return value;
+    }
+    /// The bytes behind their count.
+    template <std::integral Count> std::string_view counted() {
+        const Count count = number<Count>();
+        if (count < Count{0}) throw fault(Errc::pickle_bad_count, "a length of " + std::to_string(count));
+        return take(static_cast<std::uint64_t>(count));
+    }
+    /// Without its end.
+    std::string_view line();
+    std::string_view utf8_line();
+    std::uint64_t memo_line();
+
+    /// Takes the size of the frame that begins behind it. Frames only say how much to read ahead; picklers end each
+    /// before the next begins.
+    void begin_frame();
+    bool in_frame() const noexcept { return at_ < frame_end_; }
+    /// What an opcode that began in a frame has taken ends in it, too. Python's readers drop what is left of the frame,
+    /// go on behind it or refuse it: each would run another pickle.
+    void end_opcode(bool in_frame) const {
+        if (in_frame && at_ > frame_end_) throw bad_frame("the argument of an opcode crosses the end of its frame");
+    }
+    Error bad_frame(const std::string& what) const { return fault(Errc::pickle_bad_count, what); }
+
+private:
+    std::string_view take(std::uint64_t count) {
+        if (count > bytes_.size() - at_) throw beyond(count);
+        const std::string_view taken = bytes_.substr(at_, count);
+        at_ += count;
+        return taken;
+    }
+    Error beyond(std::uint64_t count) const;
+
+    std::string_view bytes_;
+    std::optional<std::uint64_t> follows_;
+    std::size_t at_ = 0;
+    std::size_t frame_end_ = 0;
+};
+
+}  // namespace safemap::SAFEMAP_ABI

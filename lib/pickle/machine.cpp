@@ -1,0 +1,349 @@
+// The inert machine: a table of the opcodes, and a small function for each that does more than one thing. It is made
+// of three parts, each with a job:
+//
+//   input.hpp          numbers, counted bytes, lines and frames, and where in the pickle a fault is
+//   stack.hpp          the stack with its marks, and the memo
+//   graph_builder.hpp  the nodes, each made once where one is enough
+//
+// Each part charges the pickle's Allowance for what it takes. literals.hpp reads the texts of old protocols. The
+// reference is CPython's Lib/pickletools.py; where it and Modules/_pickle.c leave room, the stricter reading is taken.
+// Tested by tests/pickle/pickle_test.cpp.
+#include "base/text.hpp"
+#include "pickle/graph_builder.hpp"
+#include "pickle/input.hpp"
+#include "pickle/literals.hpp"
+#include "pickle/pickle.hpp"
+#include "pickle/stack.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+
+namespace safemap::SAFEMAP_ABI {
+
+namespace {
+
+constexpr std::uint8_t newest_protocol = 5;
+
+/// Runs the opcodes. One object reads one pickle.
+class PickleMachine {
+public:
+    PickleMachine(std::span<const char> bytes, const PickleLimits& limits)
+        : input_({bytes.data(), bytes.size()}, limits.follows),
+          nodes_(input_, limits),
+          stack_(input_, nodes_.allowance()),
+          memo_(input_, nodes_.allowance(), limits.max_memory) {}
+
+    PickleGraph run() {
+        run_all();
+        return nodes_.finish(root_);
+    }
+    PickleTrial try_out() {
+        try {
+            run_all();
+            return {.names_global = nodes_.has_globals()};
+        } catch (const Error& error) {
+            return {.names_global = nodes_.has_globals(), .goes_on = error.code() == Errc::pickle_truncated};
+        }
+    }
+
+private:
+    using Id = PickleGraph::Id;
+    using Kind = PickleGraph::Kind;
+    using Extra = GraphBuilder::Extra;
+
+    void run_all() {
+        for (bool more = true; more;) {
+            const bool framed = input_.in_frame();
+            more = step(input_.number<std::uint8_t>());
+            input_.end_opcode(framed);
+        }
+        if (input_.in_frame()) throw input_.bad_frame("STOP is not at the end of its frame");
+    }
+
+    /// Runs one opcode with its argument; false after STOP. Their names are those of pickletools.
+    bool step(std::uint8_t opcode) {
+        switch (opcode) {
+            case '.': root_ = stack_.pop(); return false;  // STOP
+            case 0x80: protocol(); break;                  // PROTO
+            case 0x95: input_.begin_frame(); break;        // FRAME
+
+            case '(': stack_.push_mark(); break;             // MARK
+            case '0': stack_.pop_or_mark(); break;           // POP
+            case '1': stack_.cut(stack_.pop_mark()); break;  // POP_MARK
+            case '2': push(stack_.top()); break;             // DUP
+
+            case 'N': push(nodes_.none()); break;           // NONE
+            case 0x88: push(nodes_.boolean(true)); break;   // NEWTRUE
+            case 0x89: push(nodes_.boolean(false)); break;  // NEWFALSE
+
+            case 'I': int_line(); break;                                             // INT
+            case 'L': long_line(); break;                                            // LONG
+            case 'J': push(nodes_.integer(input_.number<std::int32_t>())); break;    // BININT
+            case 'K': push(nodes_.integer(input_.number<std::uint8_t>())); break;    // BININT1
+            case 'M': push(nodes_.integer(input_.number<std::uint16_t>())); break;   // BININT2
+            case 0x8a: push(nodes_.integer(input_.counted<std::uint8_t>())); break;  // LONG1
+            case 0x8b: push(nodes_.integer(input_.counted<std::int32_t>())); break;  // LONG4
+            case 'F': float_line(); break;                                           // FLOAT
+            case 'G': big_endian_real(input_.number<std::uint64_t>()); break;        // BINFLOAT
+
+            case 'S': string_line(); break;                                                 // STRING
+            case 'U': string(input_.counted<std::uint8_t>()); break;                        // SHORT_BINSTRING
+            case 'T': string(input_.counted<std::int32_t>()); break;                        // BINSTRING
+            case 'V': unicode_line(); break;                                                // UNICODE
+            case 0x8c: text(input_.counted<std::uint8_t>()); break;                         // SHORT_BINUNICODE
+            case 'X': text(input_.counted<std::uint32_t>()); break;                         // BINUNICODE
+            case 0x8d: text(input_.counted<std::uint64_t>()); break;                        // BINUNICODE8
+            case 'C': push_view(Kind::bytes, input_.counted<std::uint8_t>()); break;        // SHORT_BINBYTES
+            case 'B': push_view(Kind::bytes, input_.counted<std::uint32_t>()); break;       // BINBYTES
+            case 0x8e: push_view(Kind::bytes, input_.counted<std::uint64_t>()); break;      // BINBYTES8
+            case 0x96: push_view(Kind::bytearray, input_.counted<std::uint64_t>()); break;  // BYTEARRAY8
+
+            case ')': push(nodes_.empty_tuple()); break;                // EMPTY_TUPLE
+            case 't': tuple(stack_.pop_mark()); break;                  // TUPLE
+            case 0x85: tuple(stack_.operands(1)); break;                // TUPLE1
+            case 0x86: tuple(stack_.operands(2)); break;                // TUPLE2
+            case 0x87: tuple(stack_.operands(3)); break;                // TUPLE3
+            case 0x91: frozenset(stack_.pop_mark()); break;             // FROZENSET
+            case ']': push(nodes_.growing(Kind::list)); break;          // EMPTY_LIST
+            case '}': push(nodes_.growing(Kind::dict)); break;          // EMPTY_DICT
+            case 0x8f: push(nodes_.growing(Kind::set)); break;          // EMPTY_SET
+            case 'l': container(Kind::list, stack_.pop_mark()); break;  // LIST
+            case 'd': dict(stack_.pop_mark()); break;                   // DICT
+            case 'a': append(stack_.operands(1)); break;                // APPEND
+            case 'e': append(stack_.pop_mark()); break;                 // APPENDS
+            case 's': set_items(stack_.operands(2)); break;             // SETITEM
+            case 'u': set_items(stack_.pop_mark()); break;              // SETITEMS
+            case 0x90: add_items(stack_.pop_mark()); break;             // ADDITEMS
+
+            case 'g': push(memo_.get(input_.memo_line())); break;              // GET
+            case 'h': push(memo_.get(input_.number<std::uint8_t>())); break;   // BINGET
+            case 'j': push(memo_.get(input_.number<std::uint32_t>())); break;  // LONG_BINGET
+            case 'p': put(input_.memo_line()); break;                          // PUT
+            case 'q': put(input_.number<std::uint8_t>()); break;               // BINPUT
+            case 'r': put(input_.number<std::uint32_t>()); break;              // LONG_BINPUT
+            case 0x94: memo_.put_next(stack_.top()); break;                    // MEMOIZE
+
+            case 'c': push_global(global_lines()); break;            // GLOBAL
+            case 0x93: stack_global(); break;                        // STACK_GLOBAL
+            case 'R': reduce(); break;                               // REDUCE
+            case 0x81: newobj(); break;                              // NEWOBJ
+            case 0x92: newobj_ex(); break;                           // NEWOBJ_EX
+            case 'i': inst(); break;                                 // INST
+            case 'o': obj(stack_.pop_mark()); break;                 // OBJ
+            case 'b': build(); break;                                // BUILD
+            case 'Q': push(nodes_.persistent(stack_.pop())); break;  // BINPERSID
+
+            case 'P': throw unsupported("a persistent id as text");            // PERSID
+            case 0x82:                                                         // EXT1
+            case 0x83:                                                         // EXT2
+            case 0x84: throw unsupported("a code of the extension registry");  // EXT4
+            case 0x97:                                                         // NEXT_BUFFER
+            case 0x98: throw unsupported("a buffer outside the pickle");       // READONLY_BUFFER
+            default: throw input_.fault(Errc::pickle_bad_opcode, "byte " + std::to_string(opcode) + " is no opcode");
+        }
+        return true;
+    }
+
+    Error unsupported(const std::string& what) const { return input_.fault(Errc::pickle_unsupported, what); }
+    Error bad_text(const std::string& what) const { return input_.fault(Errc::pickle_bad_text, what); }
+    Kind kind(Id id) const { return nodes_.graph().kind(id); }
+
+    void push(Id id) { stack_.push(id); }
+    void push_view(Kind kind, std::string_view view) { push(nodes_.view(kind, view)); }
+
+    void put(std::uint64_t index) { memo_.put(index, stack_.top()); }
+
+    void protocol() {
+        protocol_ = input_.number<std::uint8_t>();
+        if (protocol_ <= newest_protocol) return;
+        throw input_.fault(Errc::pickle_bad_opcode, "protocol " + std::to_string(protocol_) + "; 0 to 5 are known");
+    }
+
+    // Numbers and texts.
+
+    void int_line() {
+        const std::string_view digits = input_.line();
+        const bool boolean = digits == "00" || digits == "01";
+        push(boolean ? nodes_.boolean(digits == "01") : nodes_.decimal(digits));
+    }
+    void long_line() {
+        std::string_view digits = input_.line();
+        if (digits.ends_with('L')) digits.remove_suffix(1);
+        push(nodes_.decimal(digits));
+    }
+    void float_line() {
+        std::string_view digits = input_.line();
+        if (digits.starts_with('+')) digits.remove_prefix(1);
+        double value = 0;
+        const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+        if (error != std::errc() || end != digits.data() + digits.size())
+            throw bad_text(safemap::quoted(digits) + " is no float of 64 bits");
+        push(nodes_.real(value));
+    }
+    void big_endian_real(std::uint64_t bits) { push(nodes_.real(std::bit_cast<double>(__builtin_bswap64(bits)))); }
+
+    void text(std::string_view text) {
+        if (!is_python_text(text)) throw bad_text("a text that is not UTF-8: " + safemap::quoted(text));
+        push_view(Kind::text, text);
+    }
+    /// Of Python 2: text where it can be, as torch.load reads it.
+    void string(std::string_view text) { push_view(is_utf8(text) ? Kind::text : Kind::bytes, text); }
+    void string_line() {
+        std::string_view literal = input_.line();
+        while (!literal.empty() && (literal.back() == ' ' || literal.back() == '\r')) literal.remove_suffix(1);
+        const bool in_quotes = literal.size() >= 2 && literal.front() == literal.back() &&
+                               (literal.front() == '\'' || literal.front() == '"');
+        if (!in_quotes) throw bad_text("a string that is not in quotes: " + safemap::quoted(literal));
+        literal = literal.substr(1, literal.size() - 2);
+        string(literal.find('\\') == literal.npos ? literal : nodes_.keep(string_escape(literal)));
+    }
+    void unicode_line() {
+        const std::string_view text = input_.line();
+        const bool plain = std::all_of(text.begin(), text.end(), [](char c) { return c != '\\' && (c & 0x80) == 0; });
+        push_view(Kind::text, plain ? text : nodes_.keep(raw_unicode_escape(text)));
+    }
+
+    // Containers.
+
+    void tuple(std::size_t begin) {
+        const Id id = nodes_.tuple(stack_.above(begin));
+        stack_.cut(begin);
+        push(id);
+    }
+    void frozenset(std::size_t begin) {
+        const Id id = nodes_.frozenset(stack_.above(begin));
+        stack_.cut(begin);
+        push(id);
+    }
+    void container(Kind kind, std::size_t begin) {
+        const Id id = nodes_.growing(kind);
+        if (!stack_.above(begin).empty()) stack_.move_to(nodes_.members(id), begin);
+        push(id);
+    }
+    void dict(std::size_t begin) {
+        check_pairs(begin);
+        container(Kind::dict, begin);
+    }
+    void append(std::size_t begin) {
+        extend(stack_.below(begin), begin, Kind::list, &Extra::appends, "items for something that is no list");
+    }
+    void set_items(std::size_t begin) {
+        const Id id = stack_.below(begin);
+        check_pairs(begin);
+        extend(id, begin, Kind::dict, &Extra::items, "keys and values for something that is no dictionary");
+    }
+    void add_items(std::size_t begin) {
+        const Id id = stack_.below(begin);
+        if (kind(id) == Kind::set)
+            for (const Id item : stack_.above(begin)) nodes_.require_hashable(item);
+        extend(id, begin, Kind::set, &Extra::appends, "members for something that is no set");
+    }
+    /// Moves what is above `begin` into a container of the kind that the opcode is for, or to what is done to an
+    /// object.
+    void extend(Id id, std::size_t begin, Kind wanted, std::vector<Id> Extra::*of_object, const char* wrong) {
+        if (kind(id) == Kind::call) return stack_.move_to(nodes_.extra(id).*of_object, begin);
+        if (kind(id) != wanted) throw stack_.bad(wrong);
+        if (!stack_.above(begin).empty()) stack_.move_to(nodes_.members(id), begin);
+    }
+    void check_pairs(std::size_t begin) const {
+        const auto items = stack_.above(begin);
+        if (items.size() % 2 != 0) throw stack_.bad("a key without a value");
+        for (std::size_t i = 0; i < items.size(); i += 2) nodes_.require_hashable(items[i]);
+    }
+
+    // Globals and calls.
+
+    PickleGraph::Global global_lines() {
+        const std::string_view module = input_.utf8_line();
+        return {module, input_.utf8_line()};
+    }
+    void push_global(const PickleGraph::Global& global) { push(nodes_.global(global, protocol_)); }
+    void stack_global() {
+        const auto [module, name] = stack_.pop_last<2>();
+        if (kind(module) != Kind::text || kind(name) != Kind::text)
+            throw stack_.bad("a global whose names are no texts");
+        push_global({nodes_.graph().text(module), nodes_.graph().text(name)});
+    }
+
+    /// The call, of whatever a call can be of.
+    Id call(Id callee, Id arguments) {
+        if (kind(callee) != Kind::global && kind(callee) != Kind::call && kind(callee) != Kind::persistent)
+            throw stack_.bad("a call of something that is no function");
+        if (kind(arguments) != Kind::tuple) throw stack_.bad("a call whose arguments are no tuple");
+        return nodes_.call(callee, arguments);
+    }
+    void reduce() {
+        const auto [callee, arguments] = stack_.pop_last<2>();
+        if (const auto nested = nested_class(callee, arguments)) push_global(*nested);
+        else push(call(callee, arguments));
+    }
+    /// Nested classes are spelled getattr(Outer, "Inner") before protocol 4: that is a name, not a call.
+    std::optional<PickleGraph::Global> nested_class(Id callee, Id arguments) {
+        const PickleGraph& graph = nodes_.graph();
+        if (kind(callee) != Kind::global || kind(arguments) != Kind::tuple) return std::nullopt;
+        const auto function = graph.global(callee);
+        if (function.module != "builtins" || function.name != "getattr") return std::nullopt;
+        const auto items = graph.items(arguments);
+        if (items.size() != 2 || kind(items[0]) != Kind::global || kind(items[1]) != Kind::text) return std::nullopt;
+        const auto outer = graph.global(items[0]);
+        const std::string_view inner = graph.text(items[1]);
+        const std::size_t bytes = outer.module.size() + outer.name.size() + inner.size();
+        if (inner.starts_with("__") || bytes >= GraphBuilder::max_global_bytes) return std::nullopt;
+        return PickleGraph::Global{outer.module, nodes_.keep(std::string(outer.name) + "." + std::string(inner))};
+    }
+    void newobj() {
+        const auto [callee, arguments] = stack_.pop_last<2>();
+        push(call(callee, arguments));
+    }
+    void newobj_ex() {
+        const auto [callee, arguments, keywords] = stack_.pop_last<3>();
+        const Id id = call(callee, arguments);
+        if (kind(keywords) != Kind::dict) throw stack_.bad("keyword arguments that are no dictionary");
+        nodes_.extra(id).keywords = keywords;
+        push(id);
+    }
+    void inst() {
+        const auto named = global_lines();
+        tuple(stack_.pop_mark());
+        const Id arguments = stack_.pop();
+        push(nodes_.call(nodes_.global(named, protocol_), arguments));
+    }
+    void obj(std::size_t begin) {
+        if (stack_.above(begin).empty()) throw stack_.bad("an object without a class");
+        const Id callee = stack_.above(begin)[0];
+        const Id id = call(callee, nodes_.tuple(stack_.above(begin + 1)));
+        stack_.cut(begin);
+        push(id);
+    }
+    void build() {
+        const std::size_t begin = stack_.operands(2);
+        const Id state = stack_.above(begin)[1];
+        stack_.cut(begin + 1);
+        Id& object = stack_.top_place();
+        if (kind(object) == Kind::global) object = nodes_.call(object, nodes_.empty_tuple());
+        if (kind(object) != Kind::call) throw stack_.bad("a state for something that is no object");
+        nodes_.extra(object).states.push_back(state);
+    }
+
+    PickleInput input_;
+    GraphBuilder nodes_;
+    PickleStack stack_;
+    PickleMemo memo_;
+    unsigned protocol_ = 0;  ///< where no opcode says which
+    Id root_ = PickleGraph::nothing;
+};
+
+}  // namespace
+
+PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits) {
+    return PickleMachine(bytes, limits).run();
+}
+
+PickleTrial try_pickle(std::span<const char> bytes, std::uint64_t follow) {
+    PickleLimits limits = PickleLimits::of_packed(bytes.size());
+    limits.follows = follow;
+    return PickleMachine(bytes, limits).try_out();
+}
+
+}  // namespace safemap::SAFEMAP_ABI

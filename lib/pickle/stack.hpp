@@ -1,0 +1,136 @@
+// What opcodes work on: the stack with its marks, and the memo. Both are charged for.
+#pragma once
+
+#include "pickle/input.hpp"
+#include "pickle/pickle.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI {
+
+/// What is below the last mark is out of reach.
+class PickleStack {
+public:
+    using Id = PickleGraph::Id;
+
+    PickleStack(const PickleInput& input, Allowance& allowance) : input_(input), allowance_(allowance) {}
+
+    void push(Id id) {
+        allowance_.spend(slot_cost);
+        values_.push_back(id);
+    }
+    void push_mark() {
+        allowance_.spend(mark_cost);
+        marks_.push_back(values_.size());
+    }
+    Id top() const {
+        if (values_.size() <= fence()) throw bad("the stack is empty");
+        return values_.back();
+    }
+    /// Of a stack that is not empty.
+    Id& top_place() { return values_.back(); }
+    Id pop() {
+        const Id id = top();
+        values_.pop_back();
+        return id;
+    }
+    void pop_or_mark() {
+        if (!marks_.empty() && marks_.back() == values_.size()) marks_.pop_back();
+        else pop();
+    }
+    /// The last values, in the order in which they were pushed.
+    template <std::size_t count> std::array<Id, count> pop_last() {
+        std::array<Id, count> last;
+        const std::size_t begin = operands(count);
+        for (std::size_t i = 0; i < count; ++i) last[i] = values_[begin + i];
+        values_.resize(begin);
+        return last;
+    }
+
+    // Ranges begin at a place and end at the top.
+
+    /// The place behind the last mark, which goes.
+    std::size_t pop_mark() {
+        if (marks_.empty()) throw bad("no mark on the stack");
+        const std::size_t begin = marks_.back();
+        marks_.pop_back();
+        return begin;
+    }
+    /// The place of the last `count` values.
+    std::size_t operands(std::size_t count) const {
+        if (values_.size() - fence() < count) throw bad("fewer values on the stack than the opcode takes");
+        return values_.size() - count;
+    }
+    std::span<const Id> above(std::size_t begin) const { return std::span(values_).subspan(begin); }
+    /// The container below `begin`, which an opcode is to change.
+    Id below(std::size_t begin) const {
+        if (begin <= fence()) throw bad("no value to put the items into");
+        return values_[begin - 1];
+    }
+    void cut(std::size_t begin) { values_.resize(begin); }
+    /// Moves what is above `begin` to the end of `into`.
+    void move_to(std::vector<Id>& into, std::size_t begin) {
+        const auto items = above(begin);
+        into.insert(into.end(), items.begin(), items.end());
+        cut(begin);
+    }
+
+    Error bad(const std::string& what) const { return input_.fault(Errc::pickle_bad_stack, what); }
+
+private:
+    /// A place, which may become a member of a container here and in the tree.
+    static constexpr std::uint64_t slot_cost = 16;
+    static constexpr std::uint64_t mark_cost = 24;
+
+    std::size_t fence() const { return marks_.empty() ? 0 : marks_.back(); }
+
+    const PickleInput& input_;
+    Allowance& allowance_;
+    std::vector<Id> values_;
+    std::vector<std::size_t> marks_;
+};
+
+/// A pickler numbers its entries from 0 on, and each costs at least a byte. One that writes several pickles with one
+/// memo goes on numbering: indices above the pickle's length are rare.
+class PickleMemo {
+public:
+    using Id = PickleGraph::Id;
+
+    PickleMemo(const PickleInput& input, Allowance& allowance, std::uint64_t max_memory)
+        : input_(input), allowance_(allowance), max_memory_(max_memory) {}
+
+    void put(std::uint64_t index, Id id) {
+        Id& entry = index < near_.size() ? near_[index] : added(index);
+        if (entry == PickleGraph::nothing) ++count_;
+        entry = id;
+    }
+    /// What MEMOIZE does.
+    void put_next(Id id) { put(count_, id); }
+    Id get(std::uint64_t index) const {
+        const Id id = index < near_.size() ? near_[index] : far_at(index);
+        if (id != PickleGraph::nothing) return id;
+        throw input_.fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index) + " was never put");
+    }
+
+private:
+    static constexpr std::uint64_t entry_cost = 12;
+    static constexpr std::uint64_t far_entry_cost = 64;
+
+    Id& added(std::uint64_t index);
+    Id far_at(std::uint64_t index) const;
+
+    const PickleInput& input_;
+    Allowance& allowance_;
+    std::uint64_t max_memory_;
+    std::vector<Id> near_;
+    std::map<std::uint64_t, Id> far_;  ///< entries above the pickle's length
+    std::uint64_t count_ = 0;
+};
+
+}  // namespace safemap::SAFEMAP_ABI
