@@ -46,19 +46,17 @@ RecordData embedded_bytes(const PickleGraph& pickle, Id id, const Storages& stor
     const Kind kind = pickle.kind(id);
     if (kind == Kind::bytes || kind == Kind::bytearray || kind == Kind::text)
         return place_of(pickle.text(id), storages, allowance);
-    if (is_call_of(pickle, id, "_codecs", "encode")) {
+    if (is_call_of(pickle, id, "_codecs.encode")) {
         if (const auto bytes = encoded_text(pickle, pickle.items(pickle.call(id).arguments), allowance))
             return in_memory(*bytes);
     }
     // How protocol 2 spells those that there are none of.
-    if (is_call_of(pickle, id, "builtins", "bytes") && pickle.items(pickle.call(id).arguments).empty())
+    if (is_call_of(pickle, id, "builtins.bytes") && pickle.items(pickle.call(id).arguments).empty())
         return in_memory({});
     throw Error(Errc::bad_tensor, "elements that are not bytes");
 }
 
-bool is_embedded(const PickleGraph& pickle, Id id) {
-    return is_call_of(pickle, id, "torch.storage", "_load_from_bytes");
-}
+bool is_embedded(const PickleGraph& pickle, Id id) { return is_call_of(pickle, id, load_from_bytes); }
 
 EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
     const auto arguments = pickle.items(pickle.call(id).arguments);

@@ -3,13 +3,17 @@
 #include "torch/globals.hpp"
 
 #include "base/text.hpp"
+#include "torch/containers.hpp"
+#include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
 #include "torch/storage_types.hpp"
+#include "torch/tensor_calls.hpp"
 
 #include <safemap/dtype.hpp>
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 #include <span>
 #include <utility>
@@ -22,111 +26,64 @@ using Global = PickleGraph::Global;
 
 /// In an error; a file may have millions.
 constexpr std::size_t most_named = 32;
+/// Functions that run code, each with a note of its own.
+constexpr std::size_t most_calls_noted = 16;
 
-/// Beside dtypes, storages and the tensor classes of old files, which have tables of their own.
-constexpr std::array known_globals{
-    Global{"builtins", "bool"},
-    Global{"builtins", "bytearray"},
-    Global{"builtins", "bytes"},
-    Global{"builtins", "complex"},
-    Global{"builtins", "dict"},
-    Global{"builtins", "float"},
-    Global{"builtins", "frozenset"},
-    Global{"builtins", "int"},
-    Global{"builtins", "list"},
-    Global{"builtins", "set"},
-    Global{"builtins", "str"},
-    Global{"builtins", "tuple"},
-    Global{"_codecs", "encode"},
-    Global{"collections", "Counter"},
-    Global{"collections", "OrderedDict"},
-    Global{"collections", "defaultdict"},
-    Global{"numpy", "dtype"},
-    Global{"numpy", "ndarray"},
-    Global{"numpy._core.multiarray", "_reconstruct"},
-    Global{"numpy._core.multiarray", "scalar"},
-    Global{"numpy._core.numeric", "_frombuffer"},
-    Global{"torch", "Size"},
-    Global{"torch", "Tensor"},
-    Global{"torch", "device"},
-    Global{"torch", "per_channel_affine"},
-    Global{"torch", "per_channel_affine_float_qparams"},
-    Global{"torch", "per_channel_symmetric"},
-    Global{"torch", "per_tensor_affine"},
-    Global{"torch", "per_tensor_symmetric"},
-    Global{"torch.autograd.variable", "Variable"},
-    Global{"torch._dynamo.decorators", "_DimRange"},
-    Global{"torch._tensor", "Tensor"},
-    Global{"torch._tensor", "_rebuild_from_type"},
-    Global{"torch._tensor", "_rebuild_from_type_v2"},
-    Global{"torch._utils", "_rebuild_device_tensor_from_cpu_tensor"},
-    Global{"torch._utils", "_rebuild_device_tensor_from_numpy"},
-    Global{"torch._utils", "_rebuild_meta_tensor_no_storage"},
-    Global{"torch._utils", "_rebuild_nested_tensor"},
-    Global{"torch._utils", "_rebuild_parameter"},
-    Global{"torch._utils", "_rebuild_parameter_with_state"},
-    Global{"torch._utils", "_rebuild_qtensor"},
-    Global{"torch._utils", "_rebuild_sparse_csr_tensor"},
-    Global{"torch._utils", "_rebuild_sparse_tensor"},
-    Global{"torch._utils", "_rebuild_tensor"},
-    Global{"torch._utils", "_rebuild_tensor_v2"},
-    Global{"torch._utils", "_rebuild_tensor_v3"},
-    Global{"torch._utils", "_rebuild_wrapper_subclass"},
-    Global{"torch._utils", "_rebuild_xla_tensor"},
-    Global{"torch.nested._internal.nested_tensor", "NestedTensor"},
-    Global{"torch.nested._internal.nested_tensor", "_rebuild_njt"},
-    Global{"torch.nn.parameter", "Buffer"},
-    Global{"torch.nn.parameter", "Parameter"},
-    Global{"torch.serialization", "_get_layout"},
-    Global{"torch.storage", "_load_from_bytes"},
-};
+/// Beside the functions that are read, which have tables of their own; dtypes, storages; and the tensor classes of old
+/// files.
+constexpr std::array<std::string_view, 21> other_known{"builtins.bool",
+                                                       "builtins.float",
+                                                       "builtins.int",
+                                                       "builtins.str",
+                                                       "numpy.dtype",
+                                                       "numpy.ndarray",
+                                                       "numpy._core.multiarray._reconstruct",
+                                                       "numpy._core.multiarray.scalar",
+                                                       "numpy._core.numeric._frombuffer",
+                                                       "torch.Tensor",
+                                                       "torch.per_channel_affine",
+                                                       "torch.per_channel_affine_float_qparams",
+                                                       "torch.per_channel_symmetric",
+                                                       "torch.per_tensor_affine",
+                                                       "torch.per_tensor_symmetric",
+                                                       "torch.autograd.variable.Variable",
+                                                       "torch._dynamo.decorators._DimRange",
+                                                       "torch._tensor.Tensor",
+                                                       "torch.nested._internal.nested_tensor.NestedTensor",
+                                                       "torch.nested._internal.nested_tensor._rebuild_njt",
+                                                       load_from_bytes};
 
-constexpr std::array unsafe_modules{
-    std::string_view("os"),         std::string_view("posix"),    std::string_view("nt"),
-    std::string_view("subprocess"), std::string_view("sys"),      std::string_view("runpy"),
-    std::string_view("importlib"),  std::string_view("pty"),      std::string_view("shutil"),
-    std::string_view("socket"),     std::string_view("ctypes"),   std::string_view("webbrowser"),
-    std::string_view("pickle"),     std::string_view("_pickle"),  std::string_view("marshal"),
-    std::string_view("timeit"),     std::string_view("cProfile"), std::string_view("pdb"),
-};
-constexpr std::array unsafe_builtins{
-    std::string_view("eval"),       std::string_view("exec"),     std::string_view("compile"),
-    std::string_view("__import__"), std::string_view("getattr"),  std::string_view("setattr"),
-    std::string_view("open"),       std::string_view("execfile"), std::string_view("globals"),
-    std::string_view("breakpoint"),
-};
+constexpr std::array<std::string_view, 18> unsafe_modules{
+    "os",     "posix",  "nt",         "subprocess", "sys",     "runpy",   "importlib", "pty",      "shutil",
+    "socket", "ctypes", "webbrowser", "pickle",     "_pickle", "marshal", "timeit",    "cProfile", "pdb"};
+constexpr std::array<std::string_view, 10> unsafe_builtins{"eval",    "exec", "compile",  "__import__", "getattr",
+                                                           "setattr", "open", "execfile", "globals",    "breakpoint"};
 
 bool any(const auto& names, std::string_view one) { return std::find(names.begin(), names.end(), one) != names.end(); }
 
-bool is_getattr(const PickleGraph& pickle, PickleGraph::Id id) { return is_global(pickle, id, "builtins", "getattr"); }
+/// Whether that is how `name` is spelled: a name with dots of its own is another.
+bool is_named(const Global& global, std::string_view name) noexcept {
+    const std::size_t dot = global.module.size();
+    return name.size() == dot + 1 + global.name.size() && name[dot] == '.' && name.starts_with(global.module) &&
+           name.ends_with(global.name) && global.name.find('.') == global.name.npos;
+}
 
 /// Functions that call their first argument, or make an object of it.
-constexpr std::array calls_first{
-    Global{"copyreg", "__newobj__"},
-    Global{"copyreg", "__newobj_ex__"},
-    Global{"copyreg", "_reconstructor"},
-    Global{"numpy._core.multiarray", "_reconstruct"},
-    Global{"torch._utils", "_rebuild_wrapper_subclass"},
-};
+constexpr std::array<std::string_view, 5> calls_first{"copyreg.__newobj__", "copyreg.__newobj_ex__",
+                                                      "copyreg._reconstructor", "numpy._core.multiarray._reconstruct",
+                                                      "torch._utils._rebuild_wrapper_subclass"};
 /// Those of a tensor's subclass: (function, class, its arguments, state). The class may have a __setstate__.
-constexpr std::array calls_two{
-    Global{"torch._tensor", "_rebuild_from_type"},
-    Global{"torch._tensor", "_rebuild_from_type_v2"},
-};
+constexpr std::array<std::string_view, 2> calls_two{"torch._tensor._rebuild_from_type",
+                                                    "torch._tensor._rebuild_from_type_v2"};
 /// Those whose fourth argument is the state of what they make.
-constexpr std::array sets_state{
-    Global{"torch._tensor", "_rebuild_from_type"},
-    Global{"torch._tensor", "_rebuild_from_type_v2"},
-    Global{"torch._utils", "_rebuild_parameter_with_state"},
-};
+constexpr std::array<std::string_view, 3> sets_state{"torch._tensor._rebuild_from_type",
+                                                     "torch._tensor._rebuild_from_type_v2",
+                                                     "torch._utils._rebuild_parameter_with_state"};
 
 /// Attributes of an object by which unpickling, or torch, calls what was put there, or goes on with another class.
-constexpr std::array called_attributes{
-    std::string_view("__class__"), std::string_view("__dict__"),        std::string_view("__setstate__"),
-    std::string_view("add"),       std::string_view("append"),          std::string_view("as_subclass"),
-    std::string_view("detach"),    std::string_view("extend"),          std::string_view("stride"),
-    std::string_view("to"),        std::string_view("untyped_storage"),
-};
+constexpr std::array<std::string_view, 11> called_attributes{"__class__", "__dict__",    "__setstate__",   "add",
+                                                             "append",    "as_subclass", "detach",         "extend",
+                                                             "stride",    "to",          "untyped_storage"};
 
 /// Which nodes of a pickle are values of others or are called.
 class Uses {
@@ -234,9 +191,9 @@ private:
         }
     }
 
-    bool is_one_of(std::span<const Global> rows, Id function) const {
-        return std::any_of(rows.begin(), rows.end(),
-                           [&](const Global& row) { return is_global(pickle_, function, row.module, row.name); });
+    bool is_one_of(std::span<const std::string_view> names, Id function) const {
+        return std::any_of(names.begin(), names.end(),
+                           [&](std::string_view name) { return is_global(pickle_, function, name); });
     }
 
     const PickleGraph& pickle_;
@@ -250,14 +207,12 @@ std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, d
 
 }  // namespace
 
-bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name) {
-    if (pickle.kind(id) != PickleGraph::Kind::global) return false;
-    const Global global = pickle.global(id);
-    return global.module == module && global.name == name;
+bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name) {
+    return pickle.kind(id) == PickleGraph::Kind::global && is_named(pickle.global(id), name);
 }
 
-bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name) {
-    return pickle.kind(id) == PickleGraph::Kind::call && is_global(pickle, pickle.call(id).callee, module, name);
+bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name) {
+    return pickle.kind(id) == PickleGraph::Kind::call && is_global(pickle, pickle.call(id).callee, name);
 }
 
 std::string dotted(const Global& global) {
@@ -267,16 +222,17 @@ std::string dotted(const Global& global) {
     return name;
 }
 
-bool is_known(const Global& global) noexcept {
-    const auto same = [&](const Global& row) { return row.module == global.module && row.name == global.name; };
-    if (std::any_of(known_globals.begin(), known_globals.end(), same)) return true;
+bool is_known(const Global& global) {
+    if (const std::string name = dotted(global); is_named(global, name))
+        if (is_tensor_function(name) || is_container(name) || is_value_function(name) || any(other_known, name))
+            return true;
     if (global.module == "torch" && dtype_from_torch(global.name)) return true;
     if (global.module == "torch.storage") return storage_type(global.name).has_value();
     if (global.module != "torch" && global.module != "torch.cuda") return false;
     return storage_type(global.name) || tensor_class_dtype(global.name);
 }
 
-bool is_known_in_script(const Global& global) noexcept {
+bool is_known_in_script(const Global& global) {
     return before_dot(global.module) == "__torch__" || global.module == "torch.jit._pickle" || is_known(global);
 }
 
@@ -294,9 +250,7 @@ bool runs_code(const Global& global) noexcept {
 }
 
 bool hands_on_loader(const PickleGraph& pickle) {
-    const auto is_loader = [&](PickleGraph::Id id) {
-        return is_global(pickle, id, "torch.storage", "_load_from_bytes");
-    };
+    const auto is_loader = [&](PickleGraph::Id id) { return is_global(pickle, id, load_from_bytes); };
     const auto any_of = [&](std::span<const PickleGraph::Id> ids) {
         return std::any_of(ids.begin(), ids.end(), is_loader);
     };
@@ -313,6 +267,37 @@ bool hands_on_loader(const PickleGraph& pickle) {
     return std::any_of(loaded.begin(), loaded.end(), [&](PickleGraph::Id id) { return uses.called(id); });
 }
 
+std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& allowance) {
+    std::map<std::string, std::size_t> calls;
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        const bool called = pickle.kind(id) == PickleGraph::Kind::call;
+        const PickleGraph::Id named = called ? class_of(pickle, pickle.call(id).callee) : id;
+        if (pickle.kind(named) != PickleGraph::Kind::global || !runs_code(pickle.global(named))) continue;
+        std::string name = dotted(pickle.global(named));
+        // Uncalled, it has spelled the name of a nested class.
+        if (!called && name == "builtins.getattr") continue;
+        const auto [known, fresh] = calls.try_emplace(std::move(name), 0);
+        if (fresh) allowance.spend(fault_cost + 2 * known->first.size());
+        known->second += called ? 1 : 0;
+    }
+    if (hands_on_loader(pickle)) calls.try_emplace(std::string(load_from_bytes), 0);
+    std::vector<std::string> notes;
+    for (const auto& [name, count] : calls) {
+        if (notes.size() == most_calls_noted) {
+            notes.push_back("the pickle names " + std::to_string(calls.size() - most_calls_noted) +
+                            " more functions that run code, none of which was called; inspect --globals "
+                            "lists what a file names");
+            break;
+        }
+        const std::string asks = count == 0 ? "names " : "asks for a call of ";
+        notes.push_back("the pickle " + asks + excerpt(name) +
+                        (count < 2 ? "" : " (" + std::to_string(count) + " times)") + ", which was not " +
+                        (count == 0 ? "called" : "made") +
+                        ": files that do so are made to run code on the machine that loads them");
+    }
+    return notes;
+}
+
 NamedGlobals::Inside::Inside(NamedGlobals* globals, std::string_view record) : globals_(globals) {
     if (globals_ != nullptr) globals_->prefix_ = std::string(record) + ", a storage in it: ";
 }
@@ -327,9 +312,9 @@ void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
         if (pickle.kind(id) != PickleGraph::Kind::global) continue;
         // Unused, it has spelled the name of a nested class, which is a global of its own.
-        if (!uses.used(id) && is_getattr(pickle, id)) continue;
+        if (!uses.used(id) && is_global(pickle, id, "builtins.getattr")) continue;
         const Global global = pickle.global(id);
-        const bool loader = is_global(pickle, id, "torch.storage", "_load_from_bytes");
+        const bool loader = is_global(pickle, id, load_from_bytes);
         add_one(global, whole, known(global) && !(loader && loader_is_value), uses.called(id));
     }
 }

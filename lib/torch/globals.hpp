@@ -14,16 +14,16 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Whether a node is that class or function.
-bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name);
+/// Whether a node is that class or function, "collections.OrderedDict".
+bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name);
 /// Whether a node is a call of that function.
-bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view module, std::string_view name);
+bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name);
 /// "collections.OrderedDict".
 std::string dotted(const PickleGraph::Global& global);
 /// Whether values made with it are read, and not opaque: the functions and classes that torch.save names.
-bool is_known(const PickleGraph::Global& global) noexcept;
+bool is_known(const PickleGraph::Global& global);
 /// The same in an archive of TorchScript, whose own classes are known: of their objects the state is read.
-bool is_known_in_script(const PickleGraph::Global& global) noexcept;
+bool is_known_in_script(const PickleGraph::Global& global);
 /// Whether calling it would run code of the file's choice: os.system, builtins.eval and their kind.
 bool runs_code(const PickleGraph::Global& global) noexcept;
 /// Whether torch.storage._load_from_bytes, which loads any pickle it is given, is a value for others to call, as by
@@ -31,6 +31,16 @@ bool runs_code(const PickleGraph::Global& global) noexcept;
 /// the pickle.
 bool hands_on_loader(const PickleGraph& pickle);
 inline constexpr std::string_view load_from_bytes = "torch.storage._load_from_bytes";
+/// Sentences about functions that run code: every call of the pickle, also of values that were dropped on the way, and
+/// what was named for others to call.
+std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& allowance);
+
+/// The row of a table of functions, each by its `name`; null where there is none.
+template <class Row, std::size_t count> const Row* row_of(const Row (&rows)[count], std::string_view name) noexcept {
+    for (const Row& row : rows)
+        if (row.name == name) return &row;
+    return nullptr;
+}
 
 /// A class or function that a pickle names.
 struct NamedGlobal {

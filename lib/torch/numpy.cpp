@@ -54,7 +54,7 @@ constexpr std::size_t longest_code = 11;
 /// The text that bytes of a pickle are, in both spellings.
 std::optional<std::string_view> short_bytes(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) == Kind::bytes || pickle.kind(id) == Kind::text) return pickle.text(id);
-    if (!is_call_of(pickle, id, "_codecs", "encode")) return std::nullopt;
+    if (!is_call_of(pickle, id, "_codecs.encode")) return std::nullopt;
     const auto arguments = pickle.items(pickle.call(id).arguments);
     if (arguments.empty() || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
     return pickle.text(arguments[0]);
@@ -134,7 +134,7 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) != Kind::call) return std::nullopt;
     const auto call = pickle.call(id);
     const auto arguments = pickle.items(call.arguments);
-    if (!is_global(pickle, call.callee, "numpy", "dtype") || arguments.empty() || call.states.size() > 1)
+    if (!is_global(pickle, call.callee, "numpy.dtype") || arguments.empty() || call.states.size() > 1)
         return std::nullopt;
     const auto code = short_bytes(pickle, arguments[0]);
     const auto state = call.states.empty() ? std::span<const Id>() : pickle.items_or_nothing(call.states[0]);
@@ -169,13 +169,13 @@ std::string numpy_class(const NumpyDtype& dtype) {
 std::optional<NumpyArray> numpy_array(const PickleGraph& pickle, const PickleGraph::Call& call) {
     if (pickle.kind(call.callee) != Kind::global) return std::nullopt;
     const auto arguments = pickle.items(call.arguments);
-    if (is_global(pickle, call.callee, "numpy._core.numeric", "_frombuffer")) {
+    if (is_global(pickle, call.callee, "numpy._core.numeric._frombuffer")) {
         // (buffer, dtype, shape, order)
         if (arguments.size() != 4 || !call.states.empty()) return std::nullopt;
         const auto order = short_bytes(pickle, arguments[3]);
         return NumpyArray{PickleGraph::nothing, arguments[1], arguments[2], arguments[0], order == "F"};
     }
-    if (!is_global(pickle, call.callee, "numpy._core.multiarray", "_reconstruct")) return std::nullopt;
+    if (!is_global(pickle, call.callee, "numpy._core.multiarray._reconstruct")) return std::nullopt;
     if (arguments.empty() || call.states.size() != 1) return std::nullopt;
     // (version, shape, dtype, is Fortran, data); the oldest have no version.
     auto state = pickle.items_or_nothing(call.states[0]);

@@ -43,7 +43,7 @@ std::optional<double> number(const PickleGraph& pickle, Id id) {
     return std::nullopt;
 }
 
-std::optional<Node> complex(const PickleGraph& pickle, std::span<const Id> arguments) {
+std::optional<Node> complex(const PickleGraph& pickle, std::span<const Id> arguments, Allowance&) {
     if (arguments.size() != 2) return std::nullopt;
     const auto real = number(pickle, arguments[0]);
     const auto imaginary = number(pickle, arguments[1]);
@@ -51,7 +51,7 @@ std::optional<Node> complex(const PickleGraph& pickle, std::span<const Id> argum
     return StateTree::Complex{*real, *imaginary};
 }
 
-std::optional<Node> device(const PickleGraph& pickle, std::span<const Id> arguments) {
+std::optional<Node> device(const PickleGraph& pickle, std::span<const Id> arguments, Allowance&) {
     if (arguments.empty() || arguments.size() > 2 || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
     std::string text(pickle.text(arguments[0]));
     if (arguments.size() == 2) {
@@ -61,7 +61,7 @@ std::optional<Node> device(const PickleGraph& pickle, std::span<const Id> argume
     return Constant{.kind = Constant::Kind::device, .text = std::move(text)};
 }
 
-std::optional<Node> layout(const PickleGraph& pickle, std::span<const Id> arguments) {
+std::optional<Node> layout(const PickleGraph& pickle, std::span<const Id> arguments, Allowance&) {
     if (arguments.size() != 1 || pickle.kind(arguments[0]) != Kind::text) return std::nullopt;
     std::string_view text = pickle.text(arguments[0]);
     if (text.starts_with("torch.")) text.remove_prefix(6);
@@ -73,12 +73,31 @@ std::optional<Node> bytes_node(std::optional<std::string> content, bool mutable_
     return StateTree::Bytes{.bytes = std::move(*content), .mutable_array = mutable_array};
 }
 
-/// bytes() and bytearray() of nothing, of bytes, or of text in either spelling.
-std::optional<std::string> made_bytes(const PickleGraph& pickle, std::span<const Id> arguments, Allowance& allowance) {
-    if (arguments.empty()) return std::string();
-    if (arguments.size() == 2) return encoded_text(pickle, arguments, allowance);
-    return arguments.size() == 1 ? bytes_of(pickle, arguments[0], allowance) : std::nullopt;
+std::optional<Node> encoded(const PickleGraph& pickle, std::span<const Id> arguments, Allowance& allowance) {
+    return bytes_node(encoded_text(pickle, arguments, allowance), false);
 }
+
+/// bytes() and bytearray() of nothing, of bytes, or of text in either spelling.
+template <bool mutable_array>
+std::optional<Node> made_bytes(const PickleGraph& pickle, std::span<const Id> arguments, Allowance& allowance) {
+    if (arguments.empty()) return bytes_node(std::string(), mutable_array);
+    if (arguments.size() == 2) return bytes_node(encoded_text(pickle, arguments, allowance), mutable_array);
+    if (arguments.size() > 2) return std::nullopt;
+    return bytes_node(bytes_of(pickle, arguments[0], allowance), mutable_array);
+}
+
+struct Function {
+    std::string_view name;
+    std::optional<Node> (*make)(const PickleGraph&, std::span<const Id>, Allowance&);
+};
+constexpr Function functions[]{
+    {"_codecs.encode", encoded},
+    {"builtins.bytearray", made_bytes<true>},
+    {"builtins.bytes", made_bytes<false>},
+    {"builtins.complex", complex},
+    {"torch.device", device},
+    {"torch.serialization._get_layout", layout},
+};
 
 }  // namespace
 
@@ -95,20 +114,17 @@ std::optional<std::string> encoded_text(const PickleGraph& pickle, std::span<con
 std::optional<std::string> bytes_of(const PickleGraph& pickle, Id id, Allowance& allowance) {
     const Kind kind = pickle.kind(id);
     if (kind == Kind::bytes || kind == Kind::bytearray) return std::string(pickle.text(id));
-    if (!is_call_of(pickle, id, "_codecs", "encode")) return std::nullopt;
+    if (!is_call_of(pickle, id, "_codecs.encode")) return std::nullopt;
     return encoded_text(pickle, pickle.items(pickle.call(id).arguments), allowance);
 }
 
 std::optional<Node> python_value(const PickleGraph& pickle, std::string_view function, std::span<const Id> arguments,
                                  Allowance& allowance) {
-    if (function == "builtins.complex") return complex(pickle, arguments);
-    if (function == "torch.device") return device(pickle, arguments);
-    if (function == "torch.serialization._get_layout") return layout(pickle, arguments);
-    if (function == "_codecs.encode") return bytes_node(encoded_text(pickle, arguments, allowance), false);
-    if (function == "builtins.bytes") return bytes_node(made_bytes(pickle, arguments, allowance), false);
-    if (function == "builtins.bytearray") return bytes_node(made_bytes(pickle, arguments, allowance), true);
-    return std::nullopt;
+    const Function* const row = row_of(functions, function);
+    return row == nullptr ? std::nullopt : row->make(pickle, arguments, allowance);
 }
+
+bool is_value_function(std::string_view function) noexcept { return row_of(functions, function) != nullptr; }
 
 std::size_t SeenKeys::place_of(const PickleGraph& pickle, Id key, std::size_t place) {
     switch (pickle.kind(key)) {

@@ -29,6 +29,8 @@ std::optional<std::string> bytes_of(const PickleGraph& pickle, PickleGraph::Id i
 /// another function, or the arguments are others than these are pickled with.
 std::optional<StateTree::Node> python_value(const PickleGraph& pickle, std::string_view function,
                                             std::span<const PickleGraph::Id> arguments, Allowance& allowance);
+/// Whether python_value() knows the function.
+bool is_value_function(std::string_view function) noexcept;
 
 /// The keys of one dictionary: 1, 1.0 and True are the same.
 class SeenKeys {

@@ -1,0 +1,156 @@
+// A table of the classes, and what calls of them make. Tested by tests/torch/rebuild_test.cpp.
+#include "torch/containers.hpp"
+
+#include "torch/globals.hpp"
+#include "torch/object_parts.hpp"
+#include "torch/python_values.hpp"
+#include "torch/storage_id.hpp"
+
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::torch {
+
+namespace {
+
+using Id = PickleGraph::Id;
+using Kind = PickleGraph::Kind;
+using NodeId = StateTree::NodeId;
+using Node = StateTree::Node;
+using Sequence = StateTree::Sequence;
+using Dict = StateTree::Dict;
+
+/// Makes one container of a call.
+class ContainerCall {
+public:
+    ContainerCall(TreeDraft& draft, const PickleGraph::Call& said, NodeId self)
+        : draft_(draft), pickle_(draft.pickle()), said_(said), arguments_(pickle_.items(said.arguments)), self_(self) {}
+
+    /// A dictionary class, made of nothing, a dictionary or a list of pairs; then its items; then its attributes.
+    template <bool ordered> std::optional<Node> mapping() {
+        std::vector<Id> items;
+        if (arguments_.size() > 1 || (arguments_.size() == 1 && !take_pairs(arguments_[0], items))) return std::nullopt;
+        items.insert(items.end(), said_.items.begin(), said_.items.end());
+        return with_attributes(items, ordered);
+    }
+    std::optional<Node> counter() {
+        auto out = mapping<false>();
+        if (out) add_class(std::get<Dict>(*out));
+        return out;
+    }
+    std::optional<Node> default_dict() {
+        if (arguments_.size() > 1) return std::nullopt;
+        Dict out = with_attributes(said_.items, false);
+        add_class(out);
+        if (!arguments_.empty()) set_attribute(out, "default_factory", arguments_[0]);
+        return out;
+    }
+    /// Of nothing, or of another one.
+    template <Sequence::Kind kind> std::optional<Node> members() {
+        if (!said_.states.empty() || !said_.items.empty() || !said_.appends.empty()) return std::nullopt;
+        if (arguments_.empty()) return Sequence{.kind = kind};
+        if (arguments_.size() > 1) return std::nullopt;
+        const Kind given = pickle_.kind(arguments_[0]);
+        if (given != Kind::list && given != Kind::tuple && given != Kind::set) return std::nullopt;
+        return sequence(draft_, kind, pickle_.items(arguments_[0]), self_);
+    }
+
+private:
+    bool take_pairs(Id id, std::vector<Id>& items) {
+        const auto members = pickle_.items_or_nothing(id);
+        draft_.spend(link_cost * members.size());
+        if (pickle_.kind(id) == Kind::dict) {
+            items.assign(members.begin(), members.end());
+            return true;
+        }
+        if (pickle_.kind(id) != Kind::list) return false;
+        for (const Id member : members) {
+            const auto pair = pickle_.items_or_nothing(member);
+            const Kind kind = pickle_.kind(member);
+            if ((kind != Kind::list && kind != Kind::tuple) || pair.size() != 2) return false;
+            items.insert(items.end(), pair.begin(), pair.end());
+        }
+        return true;
+    }
+    Dict with_attributes(std::span<const Id> items, bool ordered) {
+        Dict out = dictionary(draft_, items, self_);
+        out.ordered = ordered;
+        for (const Id state : said_.states) {
+            if (pickle_.kind(state) != Kind::dict) continue;
+            const auto attributes = pickle_.items(state);
+            draft_.spend(link_cost * attributes.size());
+            for (std::size_t i = 0; i + 1 < attributes.size(); i += 2)
+                if (pickle_.kind(attributes[i]) == Kind::text)
+                    set_attribute(out, attribute_name(pickle_, attributes[i], i / 2), attributes[i + 1]);
+        }
+        return out;
+    }
+    void add_class(Dict& dict) { set_attribute(dict, "__class__", class_of(pickle_, said_.callee)); }
+    /// As Python does it: one that is there already gets the new value.
+    void set_attribute(Dict& dict, std::string name, Id id) {
+        const NodeId value = draft_.refer(id, {self_});
+        draft_.spend(child_cost + 2 * name.size());
+        const auto [known, fresh] = attributes_.try_emplace(name, dict.attributes.size());
+        if (fresh) dict.attributes.emplace_back(std::move(name), value);
+        else dict.attributes[known->second].second = value;
+    }
+
+    TreeDraft& draft_;
+    const PickleGraph& pickle_;
+    const PickleGraph::Call& said_;
+    std::span<const Id> arguments_;
+    NodeId self_;
+    std::unordered_map<std::string, std::size_t, NameHash> attributes_;
+};
+
+struct Row {
+    std::string_view name;
+    std::optional<Node> (ContainerCall::*make)();
+};
+constexpr Row containers[]{
+    {"collections.OrderedDict", &ContainerCall::mapping<true>},
+    {"collections.Counter", &ContainerCall::counter},
+    {"collections.defaultdict", &ContainerCall::default_dict},
+    {"builtins.dict", &ContainerCall::mapping<false>},
+    {"builtins.list", &ContainerCall::members<Sequence::Kind::list>},
+    {"builtins.tuple", &ContainerCall::members<Sequence::Kind::tuple>},
+    {"builtins.set", &ContainerCall::members<Sequence::Kind::set>},
+    {"builtins.frozenset", &ContainerCall::members<Sequence::Kind::frozenset>},
+    {"torch.Size", &ContainerCall::members<Sequence::Kind::size>},
+};
+
+}  // namespace
+
+Sequence sequence(TreeDraft& draft, Sequence::Kind kind, std::span<const Id> items, NodeId self) {
+    draft.spend(link_cost * items.size());
+    Sequence out{.kind = kind};
+    out.items.reserve(items.size());
+    for (const Id item : items) out.items.push_back(draft.refer(item, {self, out.items.size()}));
+    return out;
+}
+
+Dict dictionary(TreeDraft& draft, std::span<const Id> items, NodeId self) {
+    draft.spend(entry_cost * (items.size() / 2));
+    Dict out;
+    SeenKeys seen(draft.allowance());
+    out.items.reserve(items.size() / 2);
+    for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+        const std::size_t place = seen.place_of(draft.pickle(), items[i], out.items.size());
+        // The key before the value: the path of a value that is wrong is made of keys.
+        if (place == out.items.size()) out.items.emplace_back(draft.refer(items[i], {self, place}), StateTree::no_node);
+        out.items[place].second = draft.refer(items[i + 1], {self, place});
+    }
+    return out;
+}
+
+std::optional<Node> container_call(TreeDraft& draft, std::string_view function, const PickleGraph::Call& said,
+                                   NodeId self) {
+    const Row* const row = row_of(containers, function);
+    return row == nullptr ? std::nullopt : (ContainerCall(draft, said, self).*row->make)();
+}
+
+bool is_container(std::string_view function) noexcept { return row_of(containers, function) != nullptr; }
+
+}  // namespace safemap::SAFEMAP_ABI::torch

@@ -1,0 +1,82 @@
+// The tree that a pickle becomes, while it grows. A node is numbered when it is first referred to, and filled when its
+// turn comes; where it was found first is its path in errors.
+#pragma once
+
+#include "pickle/pickle.hpp"
+
+#include <safemap/state_tree.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::torch {
+
+// What is charged for, in bytes of memory, beyond the nodes of the pickle; see PickleLimits.
+inline constexpr std::uint64_t link_cost = 4;
+inline constexpr std::uint64_t child_cost = 192;
+inline constexpr std::uint64_t tensor_cost = 1024;
+inline constexpr std::uint64_t fault_cost = 512;
+
+/// Of an attribute's name, which each object that has it copies; longer ones are called by their place.
+inline constexpr std::size_t max_key_bytes = 1024;
+
+class TreeDraft {
+public:
+    using Id = PickleGraph::Id;
+    using NodeId = StateTree::NodeId;
+    using Node = StateTree::Node;
+    struct Place {
+        NodeId parent = StateTree::no_node;
+        std::size_t child = 0;
+    };
+
+    explicit TreeDraft(const PickleGraph& pickle);
+
+    const PickleGraph& pickle() const noexcept { return pickle_; }
+    Allowance& allowance() noexcept { return allowance_; }
+    void spend(std::uint64_t bytes) { allowance_.spend(bytes); }
+
+    /// The node of the tree that a node of the pickle becomes.
+    NodeId refer(Id id, Place place) {
+        if (nodes_[id] == StateTree::no_node) nodes_[id] = add(StateTree::None{}, place, id);
+        return nodes_[id];
+    }
+    /// One that the pickle has not.
+    NodeId add(Node node, Place place) { return add(std::move(node), place, PickleGraph::nothing); }
+
+    /// Fills all nodes with what `interpret(id, self)` makes of them, breadth first.
+    template <class Interpret> void fill(Interpret&& interpret) {
+        for (NodeId self = 0; self < sources_.size(); ++self) {
+            if (sources_[self] == PickleGraph::nothing) continue;
+            Node node = interpret(sources_[self], self);
+            spend(cost(node));
+            tree_[self] = std::move(node);
+        }
+    }
+    /// The name that flatten would give, or the end of it.
+    std::string path_of(NodeId id) const;
+
+    StateTree& tree() noexcept { return tree_; }
+
+private:
+    NodeId add(Node node, Place place, Id source) {
+        sources_.push_back(source);
+        places_.push_back(place);
+        return tree_.add(std::move(node));
+    }
+    static std::uint64_t cost(const Node& node);
+    bool is_module_part(NodeId id) const;
+    std::string segment(const Place& place, bool in_module) const;
+
+    const PickleGraph& pickle_;
+    Allowance allowance_;
+    StateTree tree_;
+    std::vector<NodeId> nodes_;  ///< of the tree, by node of the pickle
+    std::vector<Id> sources_;    ///< node of the pickle, by node of the tree; nothing where it is filled already
+    std::vector<Place> places_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::torch
