@@ -154,7 +154,8 @@ private:
                     return blocks.gather(place.block, tensor, workers_.gatherer(worker),
                                          workers_.buffer(worker, which));
                 };
-                if (const auto element = first_apart(place.item, a.dtype(), read(a, 0), read(b, 1)))
+                const auto of_a = read(a, 0);
+                if (const auto element = first_apart(place.item, a.dtype(), of_a, read(b, 1)))
                     found(place.item, number_of(blocks, place.block, *element, a));
             }
             watch_.add(blocks.size(place.block));

@@ -254,7 +254,8 @@ private:
         const LazyTensor tensor = value(planned);
         const Blocks blocks = blocks_of(tensor);
         const std::uint64_t offset = blocks.ranges() ? blocks.range(number).offset : 0;
-        const auto buffer = in_page(planned.offset + offset, blocks.size(number), worker);
+        // A tile has many places in the file, and lies in no page of it.
+        const auto buffer = in_page(blocks.ranges() ? planned.offset + offset : 0, blocks.size(number), worker);
         const auto bytes = blocks.gather(number, tensor, workers_.gatherer(worker), buffer);
         count_cast(planned, worker);
         if (blocks.ranges() && !feed(planned, stretch.bytes.size, offset, bytes, worker)) return false;
