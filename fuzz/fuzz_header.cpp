@@ -74,7 +74,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
         require_same(header, loose);
         require_same(header, read(written(header), throwing));
         // The strict rules refuse just what the compatible ones tell; the lenient ones take at least as much.
-        require(accepted(file, Rules::strict) == header.notes.empty());
+        require(accepted(file, Rules::strict) == header.tolerated.empty());
         require(accepted(file, Rules::lenient));
     } catch (const Error& error) {
         require(exit_code(error.code()) == 1);

@@ -61,8 +61,8 @@ Text read_text(const Source& source, std::uint64_t max_header_bytes) {
 /// What only the strict policy refuses. Elsewhere it is told, the first of it in full.
 class Allowances {
 public:
-    Allowances(Rules rules, FaultSink& faults, std::vector<std::string>& notes)
-        : strict_(rules == Rules::strict), faults_(faults), notes_(notes) {}
+    Allowances(Rules rules, FaultSink& faults, std::vector<Error>& tolerated)
+        : strict_(rules == Rules::strict), faults_(faults), tolerated_(tolerated) {}
 
     /// `name`, where there is one, ends the sentence. Costs next to nothing once enough is told.
     void meet(Errc code, std::string_view what, std::string_view tensor = {}, std::string_view name = {}) {
@@ -71,11 +71,11 @@ public:
         Error error(code, std::string(what) + (name.data() == nullptr ? "" : ' ' + safemap::quoted(name)));
         if (!tensor.empty()) error.with_tensor(tensor);
         if (strict_) return faults_.fault(std::move(error));
-        notes_.push_back("allowed: " + std::string(error.what()));
+        tolerated_.push_back(std::move(error));
     }
     void finish() {
         if (!strict_ && met_ > most_told)
-            notes_.push_back("allowed: " + std::to_string(met_ - most_told) + " more such");
+            tolerated_.emplace_back(tolerated_.back().code(), std::to_string(met_ - most_told) + " more such");
     }
 
 private:
@@ -83,7 +83,7 @@ private:
 
     bool strict_;
     FaultSink& faults_;
-    std::vector<std::string>& notes_;
+    std::vector<Error>& tolerated_;
     std::size_t met_ = 0;
 };
 
@@ -219,7 +219,7 @@ public:
     using Row = TensorList::Row;
 
     HeaderReader(Rules rules, FaultSink& faults, Header& header)
-        : rules_(rules), faults_(faults), header_(header), allowed_(rules, faults, header.notes) {}
+        : rules_(rules), faults_(faults), header_(header), allowed_(rules, faults, header.tolerated) {}
 
     void read(Text text, std::uint64_t file_size) {
         text_ = text.view();
@@ -614,9 +614,9 @@ private:
     }
 
     void trailing() {
-        std::string message = bytes_text(data_size_ - covered_) + " after the last tensor";
-        if (rules_ == Rules::lenient || rules_ == Rules::mend) header_.notes.push_back("allowed: " + message);
-        else faults_.fault(Error(Errc::trailing_bytes, std::move(message)));
+        Error error(Errc::trailing_bytes, bytes_text(data_size_ - covered_) + " after the last tensor");
+        if (rules_ == Rules::lenient || rules_ == Rules::mend) header_.tolerated.push_back(std::move(error));
+        else faults_.fault(std::move(error));
     }
 
     bool sound(const Row& row) {

@@ -87,9 +87,9 @@ struct Header {
     std::vector<std::pair<std::string, std::string>> metadata;  ///< sorted by key
     bool has_metadata = false;                                  ///< `__metadata__` is there and not null
     std::uint64_t data_offset = 0;                              ///< 8 + header length
-    /// What was allowed, in sentences: under `compatible` all that `strict` refuses, under `lenient` trailing bytes
-    /// too.
-    std::vector<std::string> notes;
+    /// What was tolerated, as the faults that it would have been: under `compatible` all that `strict` refuses, under
+    /// `lenient` trailing bytes too. Of very many, the last one says only how many more there are.
+    std::vector<Error> tolerated;
 };
 
 /// Reads and validates the header of `source`, and nothing else of it. Rules in the order of the reference

@@ -61,10 +61,8 @@ public:
     const safetensors::Header& header() const noexcept { return header_; }
 
     void tell_repairs() {
-        constexpr std::string_view allowed = "allowed: ";
         const std::size_t before = found_.repairs.size();
-        for (const std::string& note : header_.notes)
-            tell(note.starts_with(allowed) ? note.substr(allowed.size()) : note);
+        for (const Error& fault : header_.tolerated) tell(fault.what());
         bool in_order = true;
         const std::string head = head_of(header_, in_order);
         if (!in_order) tell("the tensors do not stand in the order of the reference: by dtype, then by name");

@@ -252,37 +252,40 @@ TEST_CASE("what the specification does not have is told under the compatible pol
     const std::string a = R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
     const std::string b = R"("b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
     for (const Allowed& allowed : {
-             Allowed{" {" + a + "}", Errc::header_not_canonical,
-                     "allowed: the header begins with whitespace, not with '{'"},
+             Allowed{" {" + a + "}", Errc::header_not_canonical, "the header begins with whitespace, not with '{'"},
              Allowed{"{" + a + "} \n ", Errc::header_not_canonical,
-                     "allowed: the header is padded with other bytes than spaces"},
-             Allowed{with_unknown("1"), Errc::header_not_canonical, "allowed: tensor 'a': a field 'x'"},
+                     "the header is padded with other bytes than spaces"},
+             Allowed{with_unknown("1"), Errc::header_not_canonical, "tensor 'a': a field 'x'"},
              Allowed{R"({"a":["U8",[1],[0,1]]})", Errc::header_not_canonical,
-                     "allowed: tensor 'a': a tensor described by an array, not by an object"},
+                     "tensor 'a': a tensor described by an array, not by an object"},
              Allowed{R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})", Errc::header_not_canonical,
-                     "allowed: tensor 'a': a dtype given by an object, not by a string"},
+                     "tensor 'a': a dtype given by an object, not by a string"},
              Allowed{"{\"__metadata__\":null," + a + "}", Errc::header_not_canonical,
-                     "allowed: __metadata__ is null, not an object"},
+                     "__metadata__ is null, not an object"},
              Allowed{"{" + a + "," + a + "}", Errc::duplicate_name,
-                     "allowed: tensor 'a': the name is there twice; readers take the last one"},
+                     "tensor 'a': the name is there twice; readers take the last one"},
              Allowed{"{" + a + R"(,"\u0061":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", Errc::duplicate_name,
-                     "allowed: tensor 'a': the name is there twice; readers take the last one"},
+                     "tensor 'a': the name is there twice; readers take the last one"},
              Allowed{R"({"__metadata__":{"k":"1","k":"2"},)" + a + "}", Errc::duplicate_name,
-                     "allowed: __metadata__ has a key twice; readers take the last one"},
+                     "__metadata__ has a key twice; readers take the last one"},
              Allowed{R"({"a\u0000":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", Errc::bad_name,
-                     "allowed: tensor 'a\\x00': a name with a NUL in it"},
+                     "tensor 'a\\x00': a name with a NUL in it"},
          }) {
         CAPTURE(allowed.header);
         const std::string file = forge::safetensors(allowed.header, "d");
         const Header header = read(file);
         CHECK(header.tensors.size() == 1);
-        CHECK(header.notes == std::vector<std::string>{allowed.note});
+        REQUIRE(header.tolerated.size() == 1);
+        CHECK(std::string(header.tolerated.front().what()) == allowed.note);
+        CHECK(header.tolerated.front().code() == allowed.code);
         CHECK_FAULT(read(file, limit, Rules::strict), allowed.code);
-        CHECK(read(file, limit, Rules::lenient).notes == header.notes);
+        const Header lenient = read(file, limit, Rules::lenient);
+        REQUIRE(lenient.tolerated.size() == 1);
+        CHECK(std::string(lenient.tolerated.front().what()) == allowed.note);
     }
     const std::string plain = forge::safetensors(R"({"__metadata__":{"k":"v"},)" + a + "}  ", "d");
     for (const auto rules : {Rules::compatible, Rules::strict, Rules::lenient})
-        CHECK(read(plain, limit, rules).notes.empty());
+        CHECK(read(plain, limit, rules).tolerated.empty());
     CHECK_FAULT(read(forge::safetensors("{" + a + "," + b + "}", "d"), limit, Rules::strict), Errc::offsets_overlap);
 }
 
@@ -293,7 +296,9 @@ TEST_CASE("bytes after the last tensor are told under the lenient policy and ref
         CHECK_FAULT(read(file, limit, rules), Errc::trailing_bytes);
     const Header header = read(file, limit, Rules::lenient);
     CHECK(header.tensors.size() == 1);
-    CHECK(header.notes == std::vector<std::string>{"allowed: 9 bytes after the last tensor"});
+    REQUIRE(header.tolerated.size() == 1);
+    CHECK(std::string(header.tolerated.front().what()) == "9 bytes after the last tensor");
+    CHECK(header.tolerated.front().code() == Errc::trailing_bytes);
 }
 
 TEST_CASE("of very many allowances the first hundred are told, and how many more there are") {
@@ -303,8 +308,8 @@ TEST_CASE("of very many allowances the first hundred are told, and how many more
                 R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"x":0})";
     const Header header = read(json + "}", "");
     CHECK(header.tensors.size() == 150);
-    REQUIRE(header.notes.size() == 101);
-    CHECK(header.notes.back() == "allowed: 50 more such");
+    REQUIRE(header.tolerated.size() == 101);
+    CHECK(std::string(header.tolerated.back().what()) == "50 more such");
 }
 
 TEST_CASE("names and shapes with escapes and blanks are what they spell") {
