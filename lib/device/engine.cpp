@@ -51,10 +51,11 @@ std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
     }
 }
 
-/// The exception that is being handled, with the tensor as long as there is memory to say so.
-std::exception_ptr current_fault(const LazyTensor& tensor) noexcept {
+/// What `work` throws, with the tensor as long as there is memory to say so; null where it throws nothing.
+template <class Work> std::exception_ptr fault_of(const LazyTensor& tensor, Work&& work) noexcept {
     try {
-        throw;
+        work();
+        return nullptr;
     } catch (Error& error) {
         try {
             error.with_tensor(tensor.name());
@@ -475,12 +476,7 @@ std::optional<Engine::Step> Engine::next_step() {
 void Engine::run(Lock& lock, const Step& step, Worker& worker) {
     Upload& upload = *step.upload;
     lock.unlock();
-    std::exception_ptr fault;
-    try {
-        perform(step, worker);
-    } catch (...) {
-        fault = current_fault(upload.tensor);
-    }
+    std::exception_ptr fault = fault_of(upload.tensor, [&] { perform(step, worker); });
     lock.lock();
 
     if (fault && !upload.fault) upload.fault = std::move(fault);
@@ -498,19 +494,13 @@ void Engine::run(Lock& lock, const Step& step, Worker& worker) {
 /// The last step is done: the tensor is there when its copies are.
 void Engine::finish(Lock& lock, Upload& upload) {
     lock.unlock();
-    for (const auto& copy : upload.copies) {
-        try {
-            copy->wait();
-        } catch (...) {
-            if (!upload.fault) upload.fault = current_fault(upload.tensor);
-        }
-    }
+    const auto attempt = [&upload](auto&& work) {
+        const std::exception_ptr fault = fault_of(upload.tensor, work);
+        if (!upload.fault) upload.fault = fault;
+    };
+    for (const auto& copy : upload.copies) attempt([&] { copy->wait(); });
     upload.copies.clear();
-    try {
-        require_unchanged({&upload.tensor, 1});
-    } catch (...) {
-        if (!upload.fault) upload.fault = current_fault(upload.tensor);
-    }
+    attempt([&] { require_unchanged({&upload.tensor, 1}); });
     if (upload.fault) upload.memory.reset();
     lock.lock();
 
