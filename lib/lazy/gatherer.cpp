@@ -146,18 +146,12 @@ std::size_t copy_rows(std::span<const Part> parts, unsigned unit, const std::byt
     return parts.size();
 }
 
-std::uint64_t units_of(const Box& box) {
-    std::uint64_t count = 1;
-    for (const std::uint64_t extent : box.extent) count *= extent;  // inside a shape whose product fits
-    return count;
-}
+// Inside a shape whose product fits.
+std::uint64_t units_of(const Box& box) { return *element_count(box.extent); }
 
 void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_size) {
     const Shape& shape = tensor.shape();
-    bool inside = box.start.size() == shape.size() && box.extent.size() == shape.size();
-    for (std::size_t d = 0; inside && d < shape.size(); ++d)
-        inside = Extent{box.start[d], box.extent[d]}.inside(shape[d]);
-    if (!inside)
+    if (!is_inside(box, shape))
         throw Error(Errc::index_out_of_range, "the region at " + to_string(box.start) + " of " + to_string(box.extent) +
                                                   " in shape " + to_string(shape));
     const auto size = byte_size(tensor.dtype(), units_of(box));

@@ -162,14 +162,20 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> b
                                           to_string(shape_) + " has " + std::to_string(elements_));
 }
 
+bool is_inside(const Box& box, const Shape& shape) noexcept {
+    bool inside = box.start.size() == shape.size() && box.extent.size() == shape.size();
+    for (std::size_t d = 0; inside && d < shape.size(); ++d)
+        inside = Extent{box.start[d], box.extent[d]}.inside(shape[d]);
+    return inside;
+}
+
 void StoredTensor::check_box(const BoxPiece& box) const {
     const std::size_t rank = shape_.size();
     if (box.place.start.size() != rank || box.place.extent.size() != rank || box.strides.size() != rank)
         throw Error(Errc::bad_tensor, "a box that has not the " + std::to_string(rank) + " dimensions of its tensor");
-    for (std::size_t d = 0; d < rank; ++d)
-        if (!Extent{box.place.start[d], box.place.extent[d]}.inside(shape_[d]))
-            throw Error(Errc::bad_tensor, "a box at " + to_string(box.place.start) + " of " +
-                                              to_string(box.place.extent) + " in shape " + to_string(shape_));
+    if (!is_inside(box.place, shape_))
+        throw Error(Errc::bad_tensor, "a box at " + to_string(box.place.start) + " of " + to_string(box.place.extent) +
+                                          " in shape " + to_string(shape_));
     if (*safemap::element_count(box.place.extent) == 0) return;
 
     const auto reach = reach_of({box.place.extent, box.strides, 0});

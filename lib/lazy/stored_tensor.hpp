@@ -137,4 +137,7 @@ private:
     std::unique_ptr<Pieces> pieces_;
 };
 
+/// Whether a box has the dimensions of `shape`, and is inside it.
+bool is_inside(const Box& box, const Shape& shape) noexcept;
+
 }  // namespace safemap::SAFEMAP_ABI

@@ -189,10 +189,7 @@ public:
 
     Region box(std::uint32_t number, const Box& box) const {
         const Shape& shape = declared(number).shape();
-        bool inside = box.start.size() == shape.size() && box.extent.size() == shape.size();
-        for (std::size_t d = 0; inside && d < shape.size(); ++d)
-            inside = Extent{box.start[d], box.extent[d]}.inside(shape[d]);
-        if (!inside)
+        if (!is_inside(box, shape))
             throw Error(Errc::index_out_of_range, "a box at " + to_string(box.start) + " of " + to_string(box.extent) +
                                                       " in shape " + to_string(shape));
         const Dtype dtype = declared(number).dtype();
