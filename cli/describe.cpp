@@ -31,6 +31,12 @@ std::string tensor_table(const std::vector<Folded>& tensors) {
     return table.text();
 }
 
+std::string note_lines(const std::vector<std::string>& notes) {
+    std::string lines;
+    for (const std::string& note : notes) lines += "  " + printable(note) + '\n';
+    return lines;
+}
+
 std::string section(std::string_view title, const std::string& lines) {
     return lines.empty() ? std::string() : fmt::format("\n{}\n{}", title, lines);
 }

@@ -23,6 +23,8 @@ std::vector<Table::Align> tensor_columns();
 std::vector<std::string> tensor_cells(const std::string& label, const Folded& tensor);
 std::string tensor_table(const std::vector<Folded>& tensors);
 
+/// A line for each note.
+std::string note_lines(const std::vector<std::string>& notes);
 /// Lines under a title, after an empty line; nothing where there are none.
 std::string section(std::string_view title, const std::string& lines);
 

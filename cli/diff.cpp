@@ -129,10 +129,7 @@ private:
         ProgressBar bar(console);
         DiffOptions options{.selection = common.selection(), .tolerance = tolerance_, .cast = cast_};
         options.threads = common.open.threads;
-        options.monitor.on_progress = [&bar](const Progress& progress) {
-            bar.show(progress);
-            return true;
-        };
+        options.monitor = bar.monitor();
         return diff(a, b, options);
     }
 

@@ -35,10 +35,7 @@ public:
         EditOptions options = options_;
         options.open = common.open;
         options.threads = common.open.threads;
-        options.monitor.on_progress = [&bar](const Progress& progress) {
-            bar.show(progress);
-            return !DeferSignals::cancelled();
-        };
+        options.monitor = bar.monitor();
         for (const std::string& pair : set_) add_pair(pair, options);
         Renaming renaming({}, rules_);
         if (!renaming.empty()) add_names(renaming, options);

@@ -51,10 +51,7 @@ private:
     CheckpointDigests hash(const Console& console, const Checkpoint& checkpoint) const {
         ProgressBar bar(console);
         DigestOptions options{.algorithm = algorithm_, .selection = common.selection(), .threads = common.open.threads};
-        options.monitor.on_progress = [&bar](const Progress& progress) {
-            bar.show(progress);
-            return true;
-        };
+        options.monitor = bar.monitor();
         return digests(checkpoint, options);
     }
 

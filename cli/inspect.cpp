@@ -295,12 +295,6 @@ std::string global_lines(const Checkpoint& checkpoint) {
     return table.text();
 }
 
-std::string note_lines(const std::vector<std::string>& notes) {
-    std::string lines;
-    for (const std::string& note : notes) lines += fmt::format("  {}\n", printable(note));
-    return lines;
-}
-
 class Inspect final : public Command {
 public:
     void declare(CLI::App& app) override {

@@ -83,12 +83,6 @@ std::string tied_lines(const std::vector<AliasGroup>& groups) {
     return lines;
 }
 
-std::string note_lines(const std::vector<std::string>& notes) {
-    std::string lines;
-    for (const std::string& note : notes) lines += fmt::format("  {}\n", printable(note));
-    return lines;
-}
-
 /// "1 missing, 2 of another shape"; nothing where all is as expected.
 std::string differences(const LoadPlan& plan) {
     std::string text;

@@ -1,5 +1,7 @@
 #include "progress.hpp"
 
+#include "signals.hpp"
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -38,6 +40,13 @@ ProgressBar::ProgressBar(const Console& console, std::chrono::milliseconds delay
     : line_(console.status()), enabled_(console.shows_progress()), delay_(delay) {}
 
 ProgressBar::~ProgressBar() { line_.erase(); }
+
+Monitor ProgressBar::monitor() {
+    return {.on_progress = [this](const Progress& progress) {
+        show(progress);
+        return !DeferSignals::cancelled();
+    }};
+}
 
 void ProgressBar::show(const Progress& progress) {
     const auto now = Clock::now();

@@ -25,6 +25,8 @@ public:
 
     /// May be called as often as one likes: it redraws ten times a second.
     void show(const Progress& progress);
+    /// Shows all progress here. A signal that is deferred cancels the work.
+    Monitor monitor();
     double seconds() const;
 
 private:

@@ -47,10 +47,7 @@ private:
         const DeferSignals deferred;
         SaveOptions options = options_;
         options.threads = common.open.threads;
-        options.monitor.on_progress = [&bar](const Progress& progress) {
-            bar.show(progress);
-            return !DeferSignals::cancelled();
-        };
+        options.monitor = bar.monitor();
         return repair(in_, out_, options, common.open);
     }
 

@@ -63,10 +63,7 @@ private:
     VerifyReport check(const Console& console) const {
         ProgressBar bar(console);
         VerifyOptions options{.open = common.open, .threads = common.open.threads};
-        options.monitor.on_progress = [&bar](const Progress& progress) {
-            bar.show(progress);
-            return true;
-        };
+        options.monitor = bar.monitor();
         return verify(path_, options);
     }
 
