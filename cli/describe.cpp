@@ -31,6 +31,12 @@ std::string tensor_table(const std::vector<Folded>& tensors) {
     return table.text();
 }
 
+std::string kind_table(const std::vector<Folded>& folded) {
+    Table table(std::vector(3, Table::Align::left));
+    for (const Folded& each : folded) table.row({printable(each.name()), each.times(), each.kind});
+    return table.text();
+}
+
 std::string note_lines(const std::vector<std::string>& notes) {
     std::string lines;
     for (const std::string& note : notes) lines += "  " + printable(note) + '\n';

@@ -23,6 +23,9 @@ std::vector<Table::Align> tensor_columns();
 std::vector<std::string> tensor_cells(const std::string& label, const Folded& tensor);
 std::string tensor_table(const std::vector<Folded>& tensors);
 
+/// A line for each: its names, how many they are, and of what kind.
+std::string kind_table(const std::vector<Folded>& folded);
+
 /// A line for each note.
 std::string note_lines(const std::vector<std::string>& notes);
 /// Lines under a title, after an empty line; nothing where there are none.

@@ -17,7 +17,6 @@
 namespace safemap::cli {
 namespace {
 
-using Align = Table::Align;
 using Side = TensorDifference::Side;
 using What = TensorDifference::What;
 
@@ -68,17 +67,13 @@ std::string both_sides(const TensorDifference& one) {
 std::string different_lines(const DiffReport& report) {
     std::vector<Foldable> names;
     for (const TensorDifference& one : report.different) names.push_back({one.name, both_sides(one)});
-    Table table({Align::left, Align::left, Align::left});
-    for (const Folded& folded : fold(names)) table.row({printable(folded.name()), folded.times(), folded.kind});
-    return table.text();
+    return kind_table(fold(names));
 }
 
 std::string close_lines(const DiffReport& report) {
     std::vector<Foldable> names;
     for (const CloseTensor& one : report.close) names.push_back({one.name, most_text(one.max_abs)});
-    Table table({Align::left, Align::left, Align::left});
-    for (const Folded& folded : fold(names)) table.row({printable(folded.name()), folded.times(), folded.kind});
-    return table.text();
+    return kind_table(fold(names));
 }
 
 std::string lines_of(const Checkpoint& side, const std::vector<std::string>& compared) {

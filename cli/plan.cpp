@@ -14,7 +14,6 @@
 namespace safemap::cli {
 namespace {
 
-using Align = Table::Align;
 using Mismatches = std::vector<TensorMismatch>;
 
 template <class Tensors, class Name>
@@ -68,9 +67,7 @@ template <class Side> std::string mismatch_lines(const Mismatches& mismatches, S
     for (const auto& [expected, found] : mismatches)
         names.push_back({expected.name, fmt::format("{} expected, {} found", side(expected.dtype, expected.shape),
                                                     side(found.dtype(), found.shape()))});
-    Table table({Align::left, Align::left, Align::left});
-    for (const Folded& folded : fold(names)) table.row({printable(folded.name()), folded.times(), folded.kind});
-    return table.text();
+    return kind_table(fold(names));
 }
 
 std::string tied_lines(const std::vector<AliasGroup>& groups) {
