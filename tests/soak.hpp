@@ -1,4 +1,5 @@
-// Loops that take long, such as those that let every system call fail or kill: whole in `./dev all`, sampled where somebody waits for the tests.
+// Loops that take long, such as those that let every system call fail or kill: whole in `./dev all`, sampled where
+// somebody waits for the tests.
 #pragma once
 
 #include <cstdint>
