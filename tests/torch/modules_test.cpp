@@ -27,7 +27,7 @@ std::string ordered(std::initializer_list<std::string> items) {
     return forge::call("collections", "OrderedDict", {}) + forge::dict(items).substr(1);
 }
 /// The __dict__ of a module.
-std::string state(const std::string& parameters, const std::string& modules = forge::dict({})) {
+std::string state_of(const std::string& parameters, const std::string& modules = forge::dict({})) {
     return forge::dict({forge::text("training"), "\x88", forge::text("_parameters"), parameters,
                         forge::text("_buffers"), forge::dict({}), forge::text("_modules"), modules});
 }
@@ -40,24 +40,25 @@ const std::vector<std::string> net_weight{"net.weight"};
 TEST_CASE("a module is one, however its pickle makes it") {
     const std::string parameters = forge::dict({forge::text("weight"), tensor()});
     const auto within = [](const std::string& inner) {
-        return module(state(forge::dict({}), forge::dict({forge::text("net"), inner})));
+        return module(state_of(forge::dict({}), forge::dict({forge::text("net"), inner})));
     };
-    SUBCASE("protocol 2 and later") { CHECK(names_of(within(module(state(parameters)))) == net_weight); }
+    SUBCASE("protocol 2 and later") { CHECK(names_of(within(module(state_of(parameters)))) == net_weight); }
     SUBCASE("protocols 0 and 1") {
         const std::string made = forge::call("copy_reg", "_reconstructor",
                                              {forge::global("my", "Net"), forge::global("__builtin__", "object"), "N"});
-        CHECK(names_of(within(made + state(parameters) + "b")) == net_weight);
+        CHECK(names_of(within(made + state_of(parameters) + "b")) == net_weight);
     }
     SUBCASE("with slots") {
-        const std::string both = forge::tuple({state(parameters), forge::dict({forge::text("slot"), "N"})});
+        const std::string both = forge::tuple({state_of(parameters), forge::dict({forge::text("slot"), "N"})});
         CHECK(names_of(within(module(both))) == net_weight);
     }
     SUBCASE("with ordered dictionaries, as before torch 2.0") {
         const std::string old = ordered({forge::text("weight"), tensor()});
-        CHECK(names_of(within(module(state(old, ordered({}))))) == net_weight);
+        CHECK(names_of(within(module(state_of(old, ordered({}))))) == net_weight);
     }
     SUBCASE("of a class that makes itself otherwise, it is an object as any other") {
-        const std::string made = forge::call("torch.fx.graph_module", "reduce_graph_module", {state(parameters), "N"});
+        const std::string made =
+            forge::call("torch.fx.graph_module", "reduce_graph_module", {state_of(parameters), "N"});
         CHECK(names_of(within(made)) == std::vector<std::string>{"net/0/_parameters/weight"});
     }
 }
@@ -71,7 +72,7 @@ TEST_CASE("parameters of a module are whatever tensors can be") {
                     {layout, forge::tuple({tensor(6), tensor(2), forge::tuple({forge::integer(2)})})});
     const std::string parameters = forge::dict({forge::text("weight"), parameter, forge::text("bias"), "N",
                                                 forge::text("few"), sparse, forge::text("0"), tensor(4)});
-    const FlatState flat = flatten(tree_of(forge::dict({forge::text("net"), module(state(parameters))})));
+    const FlatState flat = flatten(tree_of(forge::dict({forge::text("net"), module(state_of(parameters))})));
     std::vector<std::string> names;
     for (const LazyTensor& each : flat.tensors) names.push_back(each.name());
     CHECK(names == std::vector<std::string>{"net/weight", "net/few/indices", "net/few/values", "net/0"});
@@ -81,8 +82,8 @@ TEST_CASE("parameters of a module are whatever tensors can be") {
 }
 
 TEST_CASE("an error in a module tells of the tensor by its name") {
-    const std::string inner = module(state(forge::dict({forge::text("a/b"), tensor(15)})));
-    const std::string net = module(state(forge::dict({}), forge::dict({forge::text("0"), inner})));
+    const std::string inner = module(state_of(forge::dict({forge::text("a/b"), tensor(15)})));
+    const std::string net = module(state_of(forge::dict({}), forge::dict({forge::text("0"), inner})));
     const auto tensor_of = [](const std::string& value) {
         const auto error = error_of([&] { tree_of(value); });
         REQUIRE(error);
