@@ -36,7 +36,7 @@ struct Name {
 
 std::optional<Name> parsed(std::string_view bytes) {
     const PickleGraph pickle = read_pickle(bytes, {.max_bytes = longest_name, .max_memory = 1 << 20});
-    const auto pair = pickle.items_or_nothing(pickle.root());
+    const auto pair = pickle.items(pickle.root());
     if (pair.size() != 2 || pickle.kind(pair[0]) != PickleGraph::Kind::tuple ||
         pickle.kind(pair[1]) != PickleGraph::Kind::boolean)
         return std::nullopt;

@@ -29,19 +29,12 @@ std::string_view PickleGraph::text(Id id) const {
 
 std::span<const PickleGraph::Id> PickleGraph::items(Id id) const {
     const Node& node = nodes_[id];
-    if (node.kind == Kind::tuple || node.kind == Kind::frozenset)
-        return std::span(fixed_).subspan(node.word, node.count);
-    if (node.count == no_extra) return {};
-    return growing_[node.count];
-}
-
-std::span<const PickleGraph::Id> PickleGraph::items_or_nothing(Id id) const {
-    switch (nodes_[id].kind) {
-        case Kind::list:
+    switch (node.kind) {
         case Kind::tuple:
+        case Kind::frozenset: return std::span(fixed_).subspan(node.word, node.count);
+        case Kind::list:
         case Kind::dict:
-        case Kind::set:
-        case Kind::frozenset: return items(id);
+        case Kind::set: return node.count == no_extra ? std::span<const Id>() : growing_[node.count];
         default: return {};
     }
 }

@@ -2,10 +2,10 @@
 #include "pickle/graph_builder.hpp"
 
 #include "base/text.hpp"
+#include "pickle/literals.hpp"
 #include "pickle/python2_names.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <limits>
 
@@ -72,8 +72,7 @@ GraphBuilder::Id GraphBuilder::decimal(std::string_view digits) {
     if (digits.size() > max_long_bytes_) {
         throw input_.fault(Errc::pickle_too_large, "an integer of " + std::to_string(digits.size()) + " digits");
     }
-    std::int64_t value = 0;
-    if (std::from_chars(digits.data(), digits.data() + digits.size(), value).ec == std::errc()) return integer(value);
+    if (const auto value = number_in<std::int64_t>(digits)) return integer(*value);
     const Id id = view(Kind::big_integer, digits);
     graph_.nodes_.back().spelled = true;
     return id;
@@ -93,15 +92,17 @@ GraphBuilder::Id GraphBuilder::frozenset(std::span<const Id> items) {
     return fixed(Kind::frozenset, items, false);
 }
 
-std::vector<GraphBuilder::Id>& GraphBuilder::members(Id id) {
+template <class Value> Value& GraphBuilder::of_node(Id id, std::vector<Value>& all, std::uint64_t cost) {
     Node& node = graph_.nodes_[id];
     if (node.count == PickleGraph::no_extra) {
-        allowance().spend(members_cost);
-        node.count = static_cast<std::uint32_t>(graph_.growing_.size());
-        graph_.growing_.emplace_back();
+        allowance().spend(cost);
+        node.count = static_cast<std::uint32_t>(all.size());
+        all.emplace_back();
     }
-    return graph_.growing_[node.count];
+    return all[node.count];
 }
+std::vector<GraphBuilder::Id>& GraphBuilder::members(Id id) { return of_node(id, graph_.growing_, members_cost); }
+GraphBuilder::Extra& GraphBuilder::extra(Id call) { return of_node(call, graph_.extras_, extra_cost); }
 
 GraphBuilder::Id GraphBuilder::global(const PickleGraph::Global& global, unsigned protocol) {
     const std::size_t bytes = global.module.size() + global.name.size();
@@ -116,16 +117,6 @@ GraphBuilder::Id GraphBuilder::call(Id callee, Id arguments) {
     graph_.calls_.push_back(callee);
     graph_.calls_.push_back(arguments);
     return add({.kind = Kind::call, .count = PickleGraph::no_extra, .word = graph_.calls_.size() - 2});
-}
-
-GraphBuilder::Extra& GraphBuilder::extra(Id call) {
-    Node& node = graph_.nodes_[call];
-    if (node.count == PickleGraph::no_extra) {
-        allowance().spend(extra_cost);
-        node.count = static_cast<std::uint32_t>(graph_.extras_.size());
-        graph_.extras_.emplace_back();
-    }
-    return graph_.extras_[node.count];
 }
 
 bool GraphBuilder::hashable(Id id) const {

@@ -71,6 +71,8 @@ private:
     }
     /// `known` is the node's place once it has one.
     Id shared(Id& known, const Node& node) { return known == PickleGraph::nothing ? known = add(node) : known; }
+    /// What belongs to a node, which has its number.
+    template <class Value> Value& of_node(Id id, std::vector<Value>& all, std::uint64_t cost);
     Id fixed(Kind kind, std::span<const Id> items, bool unhashable);
 
     /// A node, and its node in the tree with all that is noted by node on the way to names.

@@ -2,8 +2,7 @@
 #include "pickle/input.hpp"
 
 #include "base/text.hpp"
-
-#include <charconv>
+#include "pickle/literals.hpp"
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -31,9 +30,7 @@ std::string_view PickleInput::utf8_line() {
 
 std::uint64_t PickleInput::memo_line() {
     const std::string_view digits = line();
-    std::uint64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error == std::errc() && end == digits.data() + digits.size()) return value;
+    if (const auto value = number_in<std::uint64_t>(digits)) return *value;
     throw fault(Errc::pickle_bad_memo, safemap::quoted(digits) + " is no memo entry");
 }
 

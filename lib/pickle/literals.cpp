@@ -5,20 +5,11 @@
 #include "base/text.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
-#include <optional>
 
 namespace safemap::SAFEMAP_ABI {
 
 namespace {
-
-std::optional<std::uint32_t> hex_digits(std::string_view digits) {
-    std::uint32_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-    if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-    return value;
-}
 
 Error bad_text(std::string what) { return {Errc::pickle_bad_text, std::move(what)}; }
 
@@ -61,7 +52,7 @@ std::string raw_unicode_escape(std::string_view line) {
         }
         const std::size_t digits = next == 'u' ? 4 : 8;
         const std::string_view hex = line.substr(i + 2, digits);
-        const auto code = hex.size() == digits ? hex_digits(hex) : std::nullopt;
+        const auto code = hex.size() == digits ? number_in<std::uint32_t>(hex, 16) : std::nullopt;
         if (!code || *code > 0x10FFFF) throw bad_text("an escape that is none in " + safemap::quoted(line));
         append_utf8(out, *code);
         i += 1 + digits;
@@ -84,7 +75,7 @@ std::string string_escape(std::string_view body) {
             out += values[known];
         } else if (c == 'x') {
             const auto hex = body.substr(i + 1, 2);
-            const auto code = hex.size() == 2 ? hex_digits(hex) : std::nullopt;
+            const auto code = hex.size() == 2 ? number_in<std::uint32_t>(hex, 16) : std::nullopt;
             if (!code) throw bad_text("an escape that is none in " + safemap::quoted(body));
             out += static_cast<char>(static_cast<unsigned char>(*code));
             i += 2;

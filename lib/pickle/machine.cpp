@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -175,11 +174,9 @@ private:
     void float_line() {
         std::string_view digits = input_.line();
         if (digits.starts_with('+')) digits.remove_prefix(1);
-        double value = 0;
-        const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-        if (error != std::errc() || end != digits.data() + digits.size())
-            throw bad_text(safemap::quoted(digits) + " is no float of 64 bits");
-        push(nodes_.real(value));
+        const auto value = number_in<double>(digits);
+        if (!value) throw bad_text(safemap::quoted(digits) + " is no float of 64 bits");
+        push(nodes_.real(*value));
     }
     void big_endian_real(std::uint64_t bits) { push(nodes_.real(std::bit_cast<double>(__builtin_bswap64(bits)))); }
 
@@ -206,16 +203,12 @@ private:
 
     // Containers.
 
-    void tuple(std::size_t begin) {
-        const Id id = nodes_.tuple(stack_.above(begin));
+    void replace(std::size_t begin, Id id) {
         stack_.cut(begin);
         push(id);
     }
-    void frozenset(std::size_t begin) {
-        const Id id = nodes_.frozenset(stack_.above(begin));
-        stack_.cut(begin);
-        push(id);
-    }
+    void tuple(std::size_t begin) { replace(begin, nodes_.tuple(stack_.above(begin))); }
+    void frozenset(std::size_t begin) { replace(begin, nodes_.frozenset(stack_.above(begin))); }
     void container(Kind kind, std::size_t begin) {
         const Id id = nodes_.growing(kind);
         if (!stack_.above(begin).empty()) stack_.move_to(nodes_.members(id), begin);
@@ -311,10 +304,7 @@ private:
     }
     void obj(std::size_t begin) {
         if (stack_.above(begin).empty()) throw stack_.bad("an object without a class");
-        const Id callee = stack_.above(begin)[0];
-        const Id id = call(callee, nodes_.tuple(stack_.above(begin + 1)));
-        stack_.cut(begin);
-        push(id);
+        replace(begin, call(stack_.above(begin)[0], nodes_.tuple(stack_.above(begin + 1))));
     }
     void build() {
         const std::size_t begin = stack_.operands(2);

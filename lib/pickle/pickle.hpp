@@ -112,10 +112,8 @@ public:
     std::string_view text(Id id) const;
     /// Of a big integer; costs the square of its length.
     std::string decimal(Id id) const;
-    /// Of list, tuple, set, frozenset; of dict: key, value, key, value, …
+    /// Of list, tuple, set, frozenset; of dict: key, value, key, value, …; nothing of what has no members.
     std::span<const Id> items(Id id) const;
-    /// The same of any kind; nothing where it has no members.
-    std::span<const Id> items_or_nothing(Id id) const;
     Global global(Id id) const { return globals_[nodes_[id].count]; }
     Call call(Id id) const;
     /// What a persistent id says.

@@ -38,7 +38,6 @@ public:
     /// Steps over so many bytes without reading them, and says where they are. Throws file_truncated.
     Extent skip(std::uint64_t bytes, std::string_view what);
 
-    const std::shared_ptr<const Source>& source() const noexcept { return source_; }
     std::uint64_t left() const noexcept { return end_ - at_; }
 
 private:

@@ -4,6 +4,7 @@
 #include "pickle/input.hpp"
 #include "pickle/pickle.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -122,8 +123,24 @@ private:
     static constexpr std::uint64_t entry_cost = 12;
     static constexpr std::uint64_t far_entry_cost = 64;
 
-    Id& added(std::uint64_t index);
-    Id far_at(std::uint64_t index) const;
+    Id& added(std::uint64_t index) {
+        if (index > input_.size()) {
+            // CPython holds an array of all entries up to the last.
+            if (index > max_memory_ / entry_cost)
+                throw input_.fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index));
+            const auto [entry, fresh] = far_.try_emplace(index, PickleGraph::nothing);
+            if (fresh) allowance_.spend(far_entry_cost);
+            return entry->second;
+        }
+        const std::size_t size = std::max<std::size_t>(index + 1, near_.size() * 2);
+        allowance_.spend(entry_cost * (size - near_.size()));
+        near_.resize(size, PickleGraph::nothing);
+        return near_[index];
+    }
+    Id far_at(std::uint64_t index) const {
+        const auto far = far_.find(index);
+        return far == far_.end() ? PickleGraph::nothing : far->second;
+    }
 
     const PickleInput& input_;
     Allowance& allowance_;

@@ -1,5 +1,13 @@
 // Reads zip directories: the numbers are PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 and 4.5. Nothing of the file is
-// believed before it is compared with the file. Tested by tests/pickle/zip_test.cpp.
+// believed before it is compared with the file. From the top:
+//
+//   EndRecords    finds the end record, from the end backwards, and what it says of the directory; refuses files in
+//                 which two programs would find two directories
+//   Entry         one entry of the directory as it stands there, with what its zip64 field adds
+//   Entries       checks each entry against its local header, names against each other, and payloads against overlaps
+//   ZipDirectory  the records that have passed
+//
+// Tested by tests/pickle/zip_test.cpp and zip_end_test.cpp.
 #include "pickle/zip.hpp"
 
 #include "base/inflate.hpp"
@@ -326,7 +334,10 @@ public:
     std::vector<Placed> read(std::string_view directory) {
         rest_ = directory;
         placed_.reserve(place_.count);
-        for (std::uint64_t i = 0; i < place_.count; ++i) take(next_entry(rest_, faults_));
+        for (std::uint64_t i = 0; i < place_.count; ++i) {
+            const auto entry = next_entry(rest_, faults_);
+            if (const auto fault = entry ? fault_of(*entry) : std::nullopt) faults_.fault(*fault);
+        }
         if (!rest_.empty()) {
             faults_.fault(bad_directory(bytes_text(rest_.size()) + " after the last of " +
                                         std::to_string(place_.count) + " directory entries"));
@@ -337,11 +348,6 @@ public:
     }
 
 private:
-    void take(const std::optional<Entry>& entry) {
-        if (!entry) return;
-        if (const auto fault = fault_of(*entry)) faults_.fault(*fault);
-    }
-
     /// Keeps a record that is in order; else says what is wrong with it.
     std::optional<Error> fault_of(Entry entry) {
         if (auto fault = name_fault(entry.name)) return fault;

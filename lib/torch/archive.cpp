@@ -10,7 +10,6 @@
 
 #include <array>
 #include <map>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -115,15 +114,16 @@ private:
     }
 
     void read_pickle_record(const ZipRecord& record) {
-        const CheckedPickle data = checked_pickle(record);
+        const HeldPickle data = pickle_of(record);
         const PickleGraph& pickle = data.graph;
-        note_trailing(data.bytes.size() - pickle.consumed());
+        if (const std::size_t count = data.bytes.size() - pickle.consumed(); count > 0)
+            out_.notes.push_back(bytes_text(count) + " after the end of the pickle in data.pkl are ignored");
         // Only TorchScript has constants.
         const ZipRecord* const constants = find("constants.pkl");
         if (constants == nullptr || !is_script(pickle))
-            return take(rebuild(pickle, storages("data/", record), faults_));
+            return out_.take(rebuild(pickle, storages("data/", record), faults_));
         const std::vector<NamedValue> state = script_state(pickle);
-        take(rebuild(pickle, state, storages("data/", record), faults_));
+        out_.take(rebuild(pickle, state, storages("data/", record), faults_));
         if (state.empty()) return read_constants(*constants);
         if (globals_ != nullptr) add_globals(*constants);
         out_.notes.push_back(
@@ -133,7 +133,7 @@ private:
     /// Of a pickle that nothing else is read from: unless globals are strict, what is wrong with it is left to verify.
     void add_globals(const ZipRecord& record) {
         try {
-            const CheckedPickle data = globals_->strict() ? checked_pickle(record) : unchecked_pickle(record);
+            const HeldPickle data = pickle_of(record, globals_->strict());
             globals_->add(data.graph, record.name, is_known_in_script);
         } catch (const Error& error) {
             if (globals_->strict() || remedy(error.code()) != Remedy::reject_data) throw;
@@ -143,20 +143,15 @@ private:
 
     /// A frozen module has its weights as constants, which its code calls by these names.
     void read_constants(const ZipRecord& record) {
-        const CheckedPickle data = checked_pickle(record);
+        const HeldPickle data = pickle_of(record);
         const PickleGraph& pickle = data.graph;
         std::vector<NamedValue> constants;
-        for (const PickleGraph::Id constant : pickle.items_or_nothing(pickle.root()))
+        for (const PickleGraph::Id constant : pickle.items(pickle.root()))
             constants.push_back({"CONSTANTS.c" + std::to_string(constants.size()), constant});
-        take(rebuild(pickle, constants, storages("constants/", record), faults_));
+        out_.take(rebuild(pickle, constants, storages("constants/", record), faults_));
         out_.notes.push_back(
             "a TorchScript archive whose modules have no tensors, as frozen ones: its constants are read, its code is "
             "not");
-    }
-
-    void take(Rebuilt rebuilt) {
-        out_.tree = std::move(rebuilt.tree);
-        out_.notes.insert(out_.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     }
 
     Storages storages(std::string folder, const ZipRecord& record) {
@@ -166,26 +161,16 @@ private:
                 .record = record.name};
     }
 
-    struct CheckedPickle {
-        std::vector<char> bytes;  ///< which the graph views
-        PickleGraph graph;
-    };
-    CheckedPickle checked_pickle(const ZipRecord& record) {
-        return read_pickle_of(record, [&] { return checked_bytes(record); });
-    }
-    CheckedPickle unchecked_pickle(const ZipRecord& record) {
-        return read_pickle_of(record, [&] { return read_all(zip_.open(record)); });
-    }
-    template <class Read> CheckedPickle read_pickle_of(const ZipRecord& record, Read read) {
+    HeldPickle pickle_of(const ZipRecord& record, bool checked = true) {
         const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
         if (record.size > limits.max_bytes) {
             throw Error(Errc::pickle_too_large, safemap::quoted(record.name) + " has " + bytes_text(record.size) +
                                                     " in " + bytes_text(record.packed.size) + "; at most " +
                                                     bytes_text(limits.max_bytes) + " are read");
         }
-        std::vector<char> bytes = read();
-        PickleGraph graph = read_pickle(bytes, limits);
-        return {std::move(bytes), std::move(graph)};
+        HeldPickle held{.bytes = checked ? checked_bytes(record) : read_all(zip_.open(record)), .graph = {}};
+        held.graph = read_pickle(held.bytes, limits);
+        return held;
     }
 
     /// Reads a small record. One with a fault is taken off the list: verify() finds the fault here.
@@ -199,10 +184,6 @@ private:
             std::erase_if(out_.records, [&](const Archive::Record& each) { return each.name == record.name; });
             throw;
         }
-    }
-
-    void note_trailing(std::size_t count) {
-        if (count > 0) out_.notes.push_back(bytes_text(count) + " after the end of the pickle in data.pkl are ignored");
     }
 
     bool big_endian() {

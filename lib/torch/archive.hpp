@@ -2,9 +2,7 @@
 // local headers and data.pkl; reads no tensor byte, executes nothing.
 #pragma once
 
-#include "base/faults.hpp"
-#include "pickle/zip.hpp"
-#include "torch/globals.hpp"
+#include "torch/rebuild.hpp"
 
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
@@ -28,6 +26,11 @@ struct Archive {
         std::uint32_t crc32 = 0;
     };
     std::vector<Record> records;
+    /// The tree, and notes beside those that are there.
+    void take(Rebuilt rebuilt) {
+        tree = std::move(rebuilt.tree);
+        notes.insert(notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
+    }
     std::vector<RecordData> storages;  ///< those that no tensor refers to too; none of a plain pickle
 };
 

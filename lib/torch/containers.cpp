@@ -1,15 +1,14 @@
 // A table of the classes, and what calls of them make. Tested by tests/torch/rebuild_test.cpp.
 #include "torch/containers.hpp"
 
+#include "pickle/literals.hpp"
 #include "torch/globals.hpp"
 #include "torch/object_parts.hpp"
-#include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
 
-#include <string>
+#include <cmath>
+#include <map>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI::torch {
 
@@ -21,6 +20,72 @@ using NodeId = StateTree::NodeId;
 using Node = StateTree::Node;
 using Sequence = StateTree::Sequence;
 using Dict = StateTree::Dict;
+
+/// Of keys that are compared; printing them costs the square.
+constexpr std::size_t longest_integer = 64;
+/// Of keys that are hashed wherever they stand; longer ones by node first: many dictionaries may have the same.
+constexpr std::size_t short_text = 128;
+
+/// The keys of one dictionary: 1, 1.0 and True are the same.
+class SeenKeys {
+public:
+    explicit SeenKeys(TreeDraft& draft) : draft_(draft), pickle_(draft.pickle()) {}
+
+    /// Where the key was put before, or `place`, which it has from now on.
+    std::size_t place_of(Id key, std::size_t place) {
+        switch (pickle_.kind(key)) {
+            case Kind::text: return text(texts_, key, place);
+            case Kind::bytes: return text(bytes_, key, place);
+            case Kind::boolean: return integer(pickle_.boolean(key) ? 1 : 0, place);
+            case Kind::integer: return integer(pickle_.integer(key), place);
+            case Kind::big_integer: return big_integer(key, place);
+            case Kind::real: return real(pickle_.real(key), place);
+            case Kind::none: return none_ ? *none_ : none_.emplace(place);
+            default: return place;
+        }
+    }
+
+private:
+    using Texts = std::unordered_map<std::string_view, std::size_t, NameHash>;
+
+    std::size_t text(Texts& texts, Id key, std::size_t place) {
+        const std::string_view text = pickle_.text(key);
+        std::size_t* by_node = nullptr;
+        if (text.size() > short_text) {
+            const auto [known, fresh] = nodes_.try_emplace(key, place);
+            if (!fresh) return known->second;
+            by_node = &known->second;
+        }
+        const auto [known, fresh] = texts.try_emplace(text, place);
+        if (fresh || by_node != nullptr) draft_.spend(entry_cost + text.size());
+        if (by_node != nullptr) *by_node = known->second;
+        return known->second;
+    }
+    std::size_t integer(std::int64_t value, std::size_t place) {
+        return integers_.try_emplace(value, place).first->second;
+    }
+    /// Perhaps spelled with more bytes than it takes.
+    std::size_t big_integer(Id key, std::size_t place) {
+        if (pickle_.text(key).size() > longest_integer) return place;
+        const std::string decimal = pickle_.decimal(key);
+        if (const auto value = number_in<std::int64_t>(decimal)) return integer(*value, place);
+        return longs_.try_emplace(decimal, place).first->second;
+    }
+    std::size_t real(double value, std::size_t place) {
+        constexpr double limit = 9223372036854775808.0;  // 2^63
+        const bool whole = value >= -limit && value < limit && std::trunc(value) == value;
+        return whole ? integer(static_cast<std::int64_t>(value), place) : place;
+    }
+
+    TreeDraft& draft_;
+    const PickleGraph& pickle_;
+    std::unordered_map<Id, std::size_t> nodes_;  ///< of long texts and bytes
+    Texts texts_;
+    Texts bytes_;
+    std::unordered_map<std::string, std::size_t, NameHash> longs_;  ///< integers of more than 64 bits, in decimal
+    std::map<std::int64_t, std::size_t> integers_;  ///< ordered: hashes of integers can be made to collide
+    std::optional<std::size_t> none_;
+};
 
 /// Makes one container of a call.
 class ContainerCall {
@@ -59,7 +124,7 @@ public:
 
 private:
     bool take_pairs(Id id, std::vector<Id>& items) {
-        const auto members = pickle_.items_or_nothing(id);
+        const auto members = pickle_.items(id);
         draft_.spend(link_cost * members.size());
         if (pickle_.kind(id) == Kind::dict) {
             items.assign(members.begin(), members.end());
@@ -67,7 +132,7 @@ private:
         }
         if (pickle_.kind(id) != Kind::list) return false;
         for (const Id member : members) {
-            const auto pair = pickle_.items_or_nothing(member);
+            const auto pair = pickle_.items(member);
             const Kind kind = pickle_.kind(member);
             if ((kind != Kind::list && kind != Kind::tuple) || pair.size() != 2) return false;
             items.insert(items.end(), pair.begin(), pair.end());
@@ -134,10 +199,10 @@ Sequence sequence(TreeDraft& draft, Sequence::Kind kind, std::span<const Id> ite
 Dict dictionary(TreeDraft& draft, std::span<const Id> items, NodeId self) {
     draft.spend(entry_cost * (items.size() / 2));
     Dict out;
-    SeenKeys seen(draft.allowance());
+    SeenKeys seen(draft);
     out.items.reserve(items.size() / 2);
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
-        const std::size_t place = seen.place_of(draft.pickle(), items[i], out.items.size());
+        const std::size_t place = seen.place_of(items[i], out.items.size());
         // The key before the value: the path of a value that is wrong is made of keys.
         if (place == out.items.size()) out.items.emplace_back(draft.refer(items[i], {self, place}), StateTree::no_node);
         out.items[place].second = draft.refer(items[i + 1], {self, place});

@@ -8,7 +8,6 @@
 
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -64,8 +63,8 @@ EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storage
         throw Error(Errc::bad_tensor, "_load_from_bytes of something that is not bytes");
     const RecordData bytes = embedded_bytes(pickle, arguments[0], storages, allowance);
     allowance.spend(file_cost + bytes.extent.size);
-    const NamedGlobals::Inside inside(storages.globals, storages.record);
-    const LegacyFile file(bytes.source, bytes.extent, storages.globals);
+    const LegacyFile file(bytes.source, bytes.extent,
+                          collecting(storages.globals, std::string(storages.record) + ", a storage in it: "));
     const StorageId storage = storage_id(file.object(), file.object().root());
     if (storage.first != 0 || storage.count != storage.elements) {
         throw Error(Errc::bad_tensor, "_load_from_bytes of a view of a storage");

@@ -7,7 +7,6 @@
 #include "torch/storage_types.hpp"
 
 #include <cstdint>
-#include <string_view>
 
 namespace safemap::SAFEMAP_ABI::torch {
 

@@ -1,8 +1,18 @@
-// The tables. What torch.save writes: torch/_utils.py, torch/_tensor.py and torch/storage.py, 2.13. Tested by
+// Which globals are known, which run code, and what a pickle would do with those that it names. From the top:
+//
+//   tables        what is known beside the functions that are read, and what runs code
+//   Uses          which nodes of a pickle are values of others, or are called when it is loaded
+//   questions     is_known, runs_code, hands_on_loader: of one global, or of the whole pickle
+//   notes         sentences about functions that run code
+//   NamedGlobals  the list for those who want to see it, and the refusal for those who want none unknown
+//
+// The functions that are read have tables of their own, which is_known() asks: tensor_calls.cpp, containers.cpp,
+// python_values.cpp. What torch.save writes: torch/_utils.py, torch/_tensor.py and torch/storage.py, 2.13. Tested by
 // tests/torch/globals_test.cpp.
 #include "torch/globals.hpp"
 
 #include "base/text.hpp"
+#include "pickle/words.hpp"
 #include "torch/containers.hpp"
 #include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
@@ -12,7 +22,6 @@
 #include <safemap/dtype.hpp>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <span>
@@ -31,35 +40,21 @@ constexpr std::size_t most_calls_noted = 16;
 
 /// Beside the functions that are read, which have tables of their own; dtypes, storages; and the tensor classes of old
 /// files.
-constexpr std::array<std::string_view, 21> other_known{"builtins.bool",
-                                                       "builtins.float",
-                                                       "builtins.int",
-                                                       "builtins.str",
-                                                       "numpy.dtype",
-                                                       "numpy.ndarray",
-                                                       "numpy._core.multiarray._reconstruct",
-                                                       "numpy._core.multiarray.scalar",
-                                                       "numpy._core.numeric._frombuffer",
-                                                       "torch.Tensor",
-                                                       "torch.per_channel_affine",
-                                                       "torch.per_channel_affine_float_qparams",
-                                                       "torch.per_channel_symmetric",
-                                                       "torch.per_tensor_affine",
-                                                       "torch.per_tensor_symmetric",
-                                                       "torch.autograd.variable.Variable",
-                                                       "torch._dynamo.decorators._DimRange",
-                                                       "torch._tensor.Tensor",
-                                                       "torch.nested._internal.nested_tensor.NestedTensor",
-                                                       "torch.nested._internal.nested_tensor._rebuild_njt",
-                                                       load_from_bytes};
+constexpr auto other_known = rows_of<1, 21>(R"(builtins.bool builtins.float builtins.int builtins.str numpy.dtype
+    numpy.ndarray numpy._core.multiarray._reconstruct numpy._core.multiarray.scalar numpy._core.numeric._frombuffer
+    torch.Tensor torch.per_channel_affine torch.per_channel_affine_float_qparams torch.per_channel_symmetric
+    torch.per_tensor_affine torch.per_tensor_symmetric torch.autograd.variable.Variable
+    torch._dynamo.decorators._DimRange torch._tensor.Tensor torch.nested._internal.nested_tensor.NestedTensor
+    torch.nested._internal.nested_tensor._rebuild_njt torch.storage._load_from_bytes)");
 
-constexpr std::array<std::string_view, 18> unsafe_modules{
-    "os",     "posix",  "nt",         "subprocess", "sys",     "runpy",   "importlib", "pty",      "shutil",
-    "socket", "ctypes", "webbrowser", "pickle",     "_pickle", "marshal", "timeit",    "cProfile", "pdb"};
-constexpr std::array<std::string_view, 10> unsafe_builtins{"eval",    "exec", "compile",  "__import__", "getattr",
-                                                           "setattr", "open", "execfile", "globals",    "breakpoint"};
+constexpr auto unsafe_modules = rows_of<1, 18>(R"(os posix nt subprocess sys runpy importlib pty shutil socket
+    ctypes webbrowser pickle _pickle marshal timeit cProfile pdb)");
+constexpr auto unsafe_builtins = rows_of<1, 10>(R"(eval exec compile __import__ getattr setattr open execfile
+    globals breakpoint)");
 
-bool any(const auto& names, std::string_view one) { return std::find(names.begin(), names.end(), one) != names.end(); }
+bool any(const auto& rows, std::string_view one) {
+    return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row[0] == one; });
+}
 
 /// Whether that is how `name` is spelled: a name with dots of its own is another.
 bool is_named(const Global& global, std::string_view name) noexcept {
@@ -69,21 +64,17 @@ bool is_named(const Global& global, std::string_view name) noexcept {
 }
 
 /// Functions that call their first argument, or make an object of it.
-constexpr std::array<std::string_view, 5> calls_first{"copyreg.__newobj__", "copyreg.__newobj_ex__",
-                                                      "copyreg._reconstructor", "numpy._core.multiarray._reconstruct",
-                                                      "torch._utils._rebuild_wrapper_subclass"};
+constexpr auto calls_first = rows_of<1, 5>(R"(copyreg.__newobj__ copyreg.__newobj_ex__ copyreg._reconstructor
+    numpy._core.multiarray._reconstruct torch._utils._rebuild_wrapper_subclass)");
 /// Those of a tensor's subclass: (function, class, its arguments, state). The class may have a __setstate__.
-constexpr std::array<std::string_view, 2> calls_two{"torch._tensor._rebuild_from_type",
-                                                    "torch._tensor._rebuild_from_type_v2"};
+constexpr auto calls_two = rows_of<1, 2>(R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2)");
 /// Those whose fourth argument is the state of what they make.
-constexpr std::array<std::string_view, 3> sets_state{"torch._tensor._rebuild_from_type",
-                                                     "torch._tensor._rebuild_from_type_v2",
-                                                     "torch._utils._rebuild_parameter_with_state"};
+constexpr auto sets_state = rows_of<1, 3>(R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2
+    torch._utils._rebuild_parameter_with_state)");
 
 /// Attributes of an object by which unpickling, or torch, calls what was put there, or goes on with another class.
-constexpr std::array<std::string_view, 11> called_attributes{"__class__", "__dict__",    "__setstate__",   "add",
-                                                             "append",    "as_subclass", "detach",         "extend",
-                                                             "stride",    "to",          "untyped_storage"};
+constexpr auto called_attributes = rows_of<1, 11>(R"(__class__ __dict__ __setstate__ add append as_subclass detach
+    extend stride to untyped_storage)");
 
 /// Which nodes of a pickle are values of others or are called.
 class Uses {
@@ -101,7 +92,7 @@ private:
     using Kind = PickleGraph::Kind;
 
     void add(Id id) {
-        use(pickle_.items_or_nothing(id));
+        use(pickle_.items(id));
         if (pickle_.kind(id) == Kind::persistent) used_[pickle_.persistent(id)] = true;
         if (pickle_.kind(id) != Kind::call) return;
         const PickleGraph::Call call = pickle_.call(id);
@@ -124,7 +115,7 @@ private:
         const Id function = class_of(pickle_, callee);
         add_called(function);
         if (pickle_.kind(function) != Kind::global) return add_all(arguments);
-        const auto given = pickle_.items_or_nothing(arguments);
+        const auto given = pickle_.items(arguments);
         if (!given.empty() && is_one_of(calls_first, function)) add_called(class_of(pickle_, given[0]));
         if (given.size() > 3 && is_one_of(sets_state, function)) add_state(given[3]);
         if (!is_one_of(calls_two, function)) return;
@@ -146,7 +137,7 @@ private:
         const Kind kind = pickle_.kind(state);
         if (kind == Kind::call || kind == Kind::persistent) return add_all(state);
         if (kind == Kind::dict) return add_attributes(state);
-        const auto parts = pickle_.items_or_nothing(state);
+        const auto parts = pickle_.items(state);
         if (kind != Kind::tuple || parts.size() != 2) return;
         for (const Id part : parts)
             if (pickle_.kind(part) == Kind::dict) add_attributes(part);
@@ -178,7 +169,7 @@ private:
             const Id id = open.back();
             open.pop_back();
             called_[id] = true;
-            search_all(pickle_.items_or_nothing(id));
+            search_all(pickle_.items(id));
             if (pickle_.kind(id) == Kind::persistent) search(pickle_.persistent(id));
             if (pickle_.kind(id) != Kind::call) continue;
             const PickleGraph::Call call = pickle_.call(id);
@@ -191,9 +182,9 @@ private:
         }
     }
 
-    bool is_one_of(std::span<const std::string_view> names, Id function) const {
-        return std::any_of(names.begin(), names.end(),
-                           [&](std::string_view name) { return is_global(pickle_, function, name); });
+    bool is_one_of(const auto& rows, Id function) const {
+        return std::any_of(rows.begin(), rows.end(),
+                           [&](const auto& row) { return is_global(pickle_, function, row[0]); });
     }
 
     const PickleGraph& pickle_;
@@ -256,7 +247,7 @@ bool hands_on_loader(const PickleGraph& pickle) {
     };
     std::vector<PickleGraph::Id> loaded;
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
-        if (any_of(pickle.items_or_nothing(id))) return true;
+        if (any_of(pickle.items(id))) return true;
         if (pickle.kind(id) != PickleGraph::Kind::call) continue;
         const PickleGraph::Call call = pickle.call(id);
         if (is_loader(call.callee)) loaded.push_back(id);
@@ -298,15 +289,7 @@ std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& al
     return notes;
 }
 
-NamedGlobals::Inside::Inside(NamedGlobals* globals, std::string_view record) : globals_(globals) {
-    if (globals_ != nullptr) globals_->prefix_ = std::string(record) + ", a storage in it: ";
-}
-NamedGlobals::Inside::~Inside() {
-    if (globals_ != nullptr) globals_->prefix_.clear();
-}
-
 void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known* known) {
-    const std::string whole = prefix_ + std::string(record);
     const Uses uses(pickle);
     const bool loader_is_value = hands_on_loader(pickle);
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
@@ -315,7 +298,7 @@ void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known
         if (!uses.used(id) && is_global(pickle, id, "builtins.getattr")) continue;
         const Global global = pickle.global(id);
         const bool loader = is_global(pickle, id, load_from_bytes);
-        add_one(global, whole, known(global) && !(loader && loader_is_value), uses.called(id));
+        add_one(global, record, known(global) && !(loader && loader_is_value), uses.called(id));
     }
 }
 
@@ -383,14 +366,16 @@ std::optional<std::string> NamedGlobals::note() const {
            "; nothing was called; inspect --globals lists what the file names, --strict-globals refuses the file";
 }
 
-PickleStream::Seen collecting(NamedGlobals* globals) {
+PickleStream::Seen collecting(NamedGlobals* globals, std::string prefix) {
     if (globals == nullptr) return {};
-    return [globals](const PickleGraph& pickle, std::string_view what) { globals->add(pickle, what); };
+    return [globals, prefix = std::move(prefix)](const PickleGraph& pickle, std::string_view what) {
+        globals->add(pickle, prefix + std::string(what));
+    };
 }
 
 void NamedGlobals::Names::add(const Global& global) {
     std::string name = excerpt(dotted(global));
-    if (any(first, name)) return;
+    if (std::find(first.begin(), first.end(), name) != first.end()) return;
     if (first.size() < most_named) first.push_back(std::move(name));
     else more = true;
 }

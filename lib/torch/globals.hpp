@@ -78,18 +78,6 @@ public:
     /// what is not listed, too.
     bool asks_for_code() const noexcept { return asks_for_code_; }
 
-    /// While it lives, records are those of a file inside the pickle `record`.
-    class Inside {
-    public:
-        Inside(NamedGlobals* globals, std::string_view record);
-        Inside(const Inside&) = delete;
-        Inside& operator=(const Inside&) = delete;
-        ~Inside();
-
-    private:
-        NamedGlobals* globals_;
-    };
-
 private:
     /// The first unknown names, for the refusal.
     struct Names {
@@ -106,15 +94,14 @@ private:
     bool unread_ = false;
     bool asks_for_code_ = false;
     std::optional<NamedGlobal> not_listed_ = {};  ///< an unknown one that would be called, and found no place in all_
-    std::string prefix_ = {};                     ///< of records
     std::vector<NamedGlobal> all_ = {};
     std::unordered_map<std::string, std::size_t> places_ = {};  ///< in all_, by record, module and name
     Names unsafe_ = {};
     Names others_ = {};
 };
 
-/// For a stream of pickles: adds the globals of each to `globals`, as those of what it is; does nothing where that is
-/// null.
-PickleStream::Seen collecting(NamedGlobals* globals);
+/// For a stream of pickles: adds the globals of each to `globals`, as those of what it is, behind `prefix`; does
+/// nothing where that is null.
+PickleStream::Seen collecting(NamedGlobals* globals, std::string prefix = {});
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -46,9 +46,9 @@ bool is_legacy(std::string_view head) {
     }
 }
 
-LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, NamedGlobals* globals)
+LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen)
     : source_(source) {
-    PickleStream stream(source, part, collecting(globals));
+    PickleStream stream(source, part, std::move(seen));
     if (!is_magic_number(stream.pickle("the magic number").graph)) {
         throw Error(Errc::unknown_format, "no file of torch.save: it begins with another magic number");
     }
@@ -122,17 +122,15 @@ std::vector<RecordData> LegacyFile::storages() const {
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals) {
     Archive out;
     reporting(faults, [&] {
-        const LegacyFile file(source, {0, source->size()}, globals);
+        const LegacyFile file(source, {0, source->size()}, collecting(globals));
         if (file.trailing() > 0) {
             out.notes.push_back(bytes_text(file.trailing()) + " after the last storage are ignored");
         }
         const Storages storages{.find = [&](std::string_view key) { return file.storage(key); },
                                 .globals = globals,
                                 .record = object_record};
-        Rebuilt rebuilt = rebuild(file.object(), storages, faults);
-        out.tree = std::move(rebuilt.tree);
+        out.take(rebuild(file.object(), storages, faults));
         out.storages = file.storages();
-        out.notes.insert(out.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     });
     return out;
 }

@@ -8,7 +8,6 @@
 #include "torch/archive.hpp"
 #include "torch/storage_types.hpp"
 
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -22,10 +21,10 @@ bool is_magic_number(const PickleGraph& pickle);
 
 class LegacyFile {
 public:
-    /// Of `part` of the source, which lies inside it. Adds its globals to `globals`. Throws the pickle_* faults,
+    /// Of `part` of the source, which lies inside it. Tells `seen` of its pickles. Throws the pickle_* faults,
     /// file_truncated, unknown_format where there is no magic number or another version, and bad_tensor where the
     /// storages are not those of the object.
-    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, NamedGlobals* globals = nullptr);
+    LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen = {});
     // Keys are views into the pickle.
     LegacyFile(const LegacyFile&) = delete;
     LegacyFile& operator=(const LegacyFile&) = delete;

@@ -1,16 +1,22 @@
-// Tested by tests/torch/numpy_test.cpp.
+// What NumPy's calls say, in this order:
+//
+//   dtypes    a table of the numbers that tensors have; all others by their text, with the unit of times
+//   arrays    both ways of making them, as a tensor or, where no tensor has such elements, as their parts
+//   scalars   one element, as Python's value of it
+//
+// Numbers are converted by hand: of any width, and in either order of bytes. Tested by tests/torch/numpy_test.cpp.
 #include "torch/numpy.hpp"
 
 #include "base/text.hpp"
+#include "pickle/literals.hpp"
 #include "torch/embedded.hpp"
 #include "torch/globals.hpp"
+#include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
-#include "torch/tensors.hpp"
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -22,6 +28,25 @@ namespace {
 
 using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
+using Node = StateTree::Node;
+using Opaque = StateTree::Opaque;
+
+/// A dtype that one text tells: not one of records.
+struct NumpyDtype {
+    std::string text;        ///< of NumPy's array protocol: "<f4", "|S3", "<M8[ns]"
+    char kind = 0;           ///< 'f'
+    std::uint64_t size = 0;  ///< bytes of an element
+    bool big_endian = false;
+    std::optional<Dtype> dtype = {};  ///< nothing where no tensor has such elements
+};
+/// What an array was made of; `data` are bytes, or a list of objects.
+struct NumpyArray {
+    PickleGraph::Id type;  ///< its class: numpy.ndarray, or one derived from it
+    PickleGraph::Id dtype;
+    PickleGraph::Id shape;
+    PickleGraph::Id data;
+    bool fortran = false;  ///< column by column
+};
 
 struct Named {
     std::string_view code;
@@ -41,13 +66,6 @@ const Named* number(std::string_view code) {
     return found == numbers.end() ? nullptr : &*found;
 }
 
-std::optional<std::uint64_t> digits(std::string_view text) {
-    std::uint64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-    return value;
-}
-
 /// "V4294967295".
 constexpr std::size_t longest_code = 11;
 
@@ -63,8 +81,8 @@ std::optional<std::string_view> short_bytes(const PickleGraph& pickle, Id id) {
 /// "[25ns]" of (metadata, (unit, count, …)), which states of dates and times have.
 std::optional<std::string> unit(const PickleGraph& pickle, std::span<const Id> state) {
     if (state.size() < 9) return std::nullopt;
-    const auto pair = pickle.items_or_nothing(state[8]);
-    const auto parts = pair.size() == 2 ? pickle.items_or_nothing(pair[1]) : std::span<const Id>();
+    const auto pair = pickle.items(state[8]);
+    const auto parts = pair.size() == 2 ? pickle.items(pair[1]) : std::span<const Id>();
     if (parts.size() < 2 || pickle.kind(parts[1]) != Kind::integer) return std::nullopt;
     const auto name = short_bytes(pickle, parts[0]);
     if (!name || name->empty() || name->size() > 16) return std::nullopt;
@@ -128,8 +146,7 @@ std::optional<std::string> text_value(std::string_view bytes, bool big_endian) {
     return text;
 }
 
-}  // namespace
-
+/// Nothing where the node is none, or one of records, which no text tells.
 std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) != Kind::call) return std::nullopt;
     const auto call = pickle.call(id);
@@ -137,12 +154,12 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
     if (!is_global(pickle, call.callee, "numpy.dtype") || arguments.empty() || call.states.size() > 1)
         return std::nullopt;
     const auto code = short_bytes(pickle, arguments[0]);
-    const auto state = call.states.empty() ? std::span<const Id>() : pickle.items_or_nothing(call.states[0]);
+    const auto state = call.states.empty() ? std::span<const Id>() : pickle.items(call.states[0]);
     if (!code || code->size() < 2 || code->size() > longest_code || (!call.states.empty() && state.size() < 5))
         return std::nullopt;
     for (std::size_t i = 2; i < std::min<std::size_t>(state.size(), 5); ++i)
         if (pickle.kind(state[i]) != Kind::none) return std::nullopt;  // arrays in elements, names, fields
-    const auto size = digits(code->substr(1));
+    const auto size = number_in<std::uint64_t>(code->substr(1));
     const std::string_view order = state.empty() ? "<" : short_bytes(pickle, state[1]).value_or(std::string_view());
     if (!size || *size > std::numeric_limits<std::uint32_t>::max() || order.size() != 1) return std::nullopt;
 
@@ -161,12 +178,13 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
     return dtype;
 }
 
+/// As numpy.dtype() takes it: "float32" where the machine has such numbers, else the text.
 std::string numpy_class(const NumpyDtype& dtype) {
     const Named* const row = number(std::string_view(dtype.text).substr(1));
     return row == nullptr || dtype.big_endian ? dtype.text : std::string(row->name);
 }
 
-std::optional<NumpyArray> numpy_array(const PickleGraph& pickle, const PickleGraph::Call& call) {
+std::optional<NumpyArray> array_of(const PickleGraph& pickle, const PickleGraph::Call& call) {
     if (pickle.kind(call.callee) != Kind::global) return std::nullopt;
     const auto arguments = pickle.items(call.arguments);
     if (is_global(pickle, call.callee, "numpy._core.numeric._frombuffer")) {
@@ -178,24 +196,23 @@ std::optional<NumpyArray> numpy_array(const PickleGraph& pickle, const PickleGra
     if (!is_global(pickle, call.callee, "numpy._core.multiarray._reconstruct")) return std::nullopt;
     if (arguments.empty() || call.states.size() != 1) return std::nullopt;
     // (version, shape, dtype, is Fortran, data); the oldest have no version.
-    auto state = pickle.items_or_nothing(call.states[0]);
+    auto state = pickle.items(call.states[0]);
     if (state.size() == 5) state = state.subspan(1);
     if (state.size() != 4) return std::nullopt;
     const bool fortran = pickle.kind(state[2]) == Kind::boolean && pickle.boolean(state[2]);
     return NumpyArray{arguments[0], state[1], state[0], state[3], fortran};
 }
 
-LazyTensor numpy_tensor(const PickleGraph& pickle, const NumpyArray& array, const NumpyDtype& dtype,
-                        const Storages& storages, Allowance& allowance) {
-    const auto items = pickle.items_or_nothing(array.shape);
+/// Without a name. `dtype` has a Dtype.
+LazyTensor tensor_of(const PickleGraph& pickle, const NumpyArray& array, const NumpyDtype& dtype,
+                     const Storages& storages, Allowance& allowance) {
+    const auto items = pickle.items(array.shape);
     if (pickle.kind(array.shape) != Kind::tuple || items.size() > max_dimensions)
         throw Error(Errc::bad_tensor,
                     "a NumPy array whose shape is no tuple of at most " + std::to_string(max_dimensions) + " integers");
     Dims<std::int64_t> sizes;
     for (const Id item : items) sizes.push_back(integer_of(pickle, item, "dimension"));
-    Dims<std::int64_t> strides;
-    for (std::size_t i = 0; i < sizes.size(); ++i) strides.push_back(1);
-    Geometry geometry = geometry_of(sizes, std::move(strides), 0);
+    Geometry geometry = geometry_of(sizes, sizes, 0);  // any strides: its own follow
     StridedView& view = geometry.view;
     view.strides = row_major(view.shape);
     if (array.fortran && geometry.elements > 0) {
@@ -217,6 +234,7 @@ LazyTensor numpy_tensor(const PickleGraph& pickle, const NumpyArray& array, cons
     return LazyTensor({}, std::move(stored), std::move(view), Decoding{.byte_swap = dtype.big_endian});
 }
 
+/// The Python value of one element, which `bytes` are; these themselves where there is none.
 StateTree::Node numpy_value(const NumpyDtype& dtype, std::string_view bytes) {
     if (bytes.size() != dtype.size) {
         throw Error(Errc::bad_tensor, "a NumPy scalar of " + dtype.text + " takes " + bytes_text(dtype.size) +
@@ -233,6 +251,65 @@ StateTree::Node numpy_value(const NumpyDtype& dtype, std::string_view bytes) {
     if (dtype.kind == 'U')
         if (auto text = text_value(bytes, dtype.big_endian)) return std::move(*text);
     return StateTree::Bytes{.bytes = std::string(bytes)};
+}
+
+/// Of texts, records, dates, objects.
+Opaque array_parts(const NumpyArray& array, const std::optional<NumpyDtype>& dtype, std::string type,
+                   ObjectParts& parts) {
+    Opaque out{.type = std::move(type),
+               .why = "a NumPy array of " + (dtype ? dtype->text : std::string("records")) +
+                      ", which no tensor can be; its parts are kept"};
+    parts.add(out, "dtype", array.dtype);
+    parts.add(out, "shape", array.shape);
+    parts.add_value(out, "fortran", array.fortran);
+    parts.add(out, "data", array.data);
+    return out;
+}
+
+/// (dtype, bytes), or of objects the object itself.
+Node scalar(TreeDraft& draft, const PickleGraph::Call& said, ObjectParts& parts) {
+    const PickleGraph& pickle = draft.pickle();
+    const auto arguments = pickle.items(said.arguments);
+    const auto dtype = arguments.size() == 2 ? numpy_dtype(pickle, arguments[0]) : std::nullopt;
+    if (!dtype || dtype->kind == 'O')
+        return parts.call("numpy.generic", "a NumPy scalar of records or objects; its parts are kept", said);
+    const auto bytes = bytes_of(pickle, arguments[1], draft.allowance());
+    if (!bytes) throw Error(Errc::bad_tensor, "a NumPy scalar that is not made of bytes");
+    draft.spend(sizeof(Node) + bytes->size());
+    return StateTree::NumpyScalar{.dtype = numpy_class(*dtype),
+                                  .value = draft.add(numpy_value(*dtype, *bytes), {parts.self()})};
+}
+
+Node array_node(TensorContext& context, const NumpyArray& array, ObjectParts& parts) {
+    const PickleGraph& pickle = context.draft.pickle();
+    std::string type = array.type == PickleGraph::nothing ? "numpy.ndarray" : class_name(pickle, array.type);
+    const auto dtype = numpy_dtype(pickle, array.dtype);
+    if (!dtype || !dtype->dtype) return array_parts(array, dtype, std::move(type), parts);
+    Node tensor = StateTree::Tensor{
+        .tensor = tensor_of(pickle, array, *dtype, context.storages, context.draft.allowance()), .numpy = true};
+    if (type == "numpy.ndarray") return tensor;
+    Opaque out{.type = std::move(type), .why = "a NumPy array of a class of its own; it is kept as a plain one"};
+    parts.add_itself(out, std::move(tensor));
+    return out;
+}
+
+}  // namespace
+
+std::optional<Node> numpy_call(TensorContext& context, PickleGraph::Id id, std::string_view function,
+                               const PickleGraph::Call& said, ObjectParts& parts) {
+    const PickleGraph& pickle = context.draft.pickle();
+    if (const auto dtype = numpy_dtype(pickle, id))
+        return StateTree::Constant{.kind = StateTree::Constant::Kind::numpy_dtype, .text = dtype->text};
+    if (const auto array = array_of(pickle, said))
+        return context.guarded(parts.self(), [&] { return array_node(context, *array, parts); });
+    if (function == "numpy._core.multiarray.scalar")
+        return context.guarded(parts.self(), [&] { return scalar(context.draft, said, parts); });
+    return std::nullopt;
+}
+
+std::optional<Node> numpy_array(TensorContext& context, const PickleGraph::Call& said, ObjectParts& parts) {
+    const auto array = array_of(context.draft.pickle(), said);
+    return array ? std::optional(array_node(context, *array, parts)) : std::nullopt;
 }
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -10,13 +10,7 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-namespace {
-
 using Kind = PickleGraph::Kind;
-
-constexpr std::uint64_t argument_cost = 64;
-
-}  // namespace
 
 std::string attribute_name(const PickleGraph& pickle, PickleGraph::Id key, std::size_t place) {
     if (pickle.kind(key) == Kind::integer) return std::to_string(pickle.integer(key));
@@ -78,7 +72,7 @@ void ObjectParts::add_arguments(Opaque& out, std::span<const Id> arguments) {
 
 void ObjectParts::add_state(Opaque& out, Id state) {
     const Kind kind = pickle_.kind(state);
-    const auto items = pickle_.items_or_nothing(state);
+    const auto items = pickle_.items(state);
     if (kind == Kind::dict) return add_entries(out, items);
     const auto is = [this](Id id, Kind wanted) { return pickle_.kind(id) == wanted; };
     if (kind == Kind::tuple && items.size() == 2 && (is(items[0], Kind::dict) || is(items[0], Kind::none)) &&

@@ -41,9 +41,7 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
                                 .bytes = held.bytes,
                                 .globals = globals,
                                 .record = record};
-        Rebuilt rebuilt = rebuild(held.graph, storages, faults);
-        out.tree = std::move(rebuilt.tree);
-        out.notes.insert(out.notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
+        out.take(rebuild(held.graph, storages, faults));
         if (globals != nullptr && globals->strict() && stream.left() > 0) throw unseen(stream.left());
     });
     return out;

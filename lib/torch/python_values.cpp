@@ -3,8 +3,6 @@
 
 #include "torch/globals.hpp"
 
-#include <charconv>
-#include <cmath>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -15,9 +13,6 @@ using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
 using Node = StateTree::Node;
 using Constant = StateTree::Constant;
-
-/// Of keys that are compared; printing them costs the square.
-constexpr std::size_t longest_integer = 64;
 
 /// The elements of a UTF-8 text as Latin-1 bytes; nothing where one is beyond.
 std::optional<std::string> latin1(std::string_view text) {
@@ -125,49 +120,5 @@ std::optional<Node> python_value(const PickleGraph& pickle, std::string_view fun
 }
 
 bool is_value_function(std::string_view function) noexcept { return row_of(functions, function) != nullptr; }
-
-std::size_t SeenKeys::place_of(const PickleGraph& pickle, Id key, std::size_t place) {
-    switch (pickle.kind(key)) {
-        case Kind::text: return text(texts_, pickle, key, place);
-        case Kind::bytes: return text(bytes_, pickle, key, place);
-        case Kind::boolean: return integers_.try_emplace(pickle.boolean(key) ? 1 : 0, place).first->second;
-        case Kind::integer: return integers_.try_emplace(pickle.integer(key), place).first->second;
-        case Kind::big_integer: return big_integer(pickle, key, place);
-        case Kind::real: return real(pickle.real(key), place);
-        case Kind::none: return none_ == unset ? none_ = place : none_;
-        default: return place;
-    }
-}
-
-/// A long text by node first: where it stands in many places it is hashed once.
-std::size_t SeenKeys::text(Texts& texts, const PickleGraph& pickle, Id key, std::size_t place) {
-    constexpr std::size_t short_text = 128;
-    if (const auto text = pickle.text(key); text.size() <= short_text) {
-        const auto [known, fresh] = texts.try_emplace(text, place);
-        if (fresh) allowance_.spend(entry_cost + text.size());
-        return known->second;
-    }
-    const auto [known, fresh] = nodes_.try_emplace(key, place);
-    if (!fresh) return known->second;
-    allowance_.spend(entry_cost + pickle.text(key).size());
-    return known->second = texts.try_emplace(pickle.text(key), place).first->second;
-}
-
-/// Perhaps spelled with more bytes than it takes.
-std::size_t SeenKeys::big_integer(const PickleGraph& pickle, Id key, std::size_t place) {
-    if (pickle.text(key).size() > longest_integer) return place;
-    const std::string decimal = pickle.decimal(key);
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(decimal.data(), decimal.data() + decimal.size(), value);
-    if (error == std::errc() && end == decimal.data() + decimal.size())
-        return integers_.try_emplace(value, place).first->second;
-    return longs_.try_emplace(decimal, place).first->second;
-}
-
-std::size_t SeenKeys::real(double value, std::size_t place) {
-    constexpr double limit = 9223372036854775808.0;  // 2^63
-    const bool whole = value >= -limit && value < limit && std::trunc(value) == value;
-    return whole ? integers_.try_emplace(static_cast<std::int64_t>(value), place).first->second : place;
-}
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -3,7 +3,7 @@
 //   tree_draft.hpp     the tree while it grows, and the paths of its nodes in errors
 //   containers.hpp     lists, dictionaries and their kind
 //   tensor_calls.hpp   the table of functions that make tensors
-//   numpy_nodes.hpp    what NumPy writes
+//   numpy.hpp    what NumPy writes
 //   python_values.hpp  the table of functions that make plain values
 //   object_parts.hpp   everything else: opaque objects, whose parts keep names
 //
@@ -14,7 +14,7 @@
 #include "torch/containers.hpp"
 #include "torch/embedded.hpp"
 #include "torch/globals.hpp"
-#include "torch/numpy_nodes.hpp"
+#include "torch/numpy.hpp"
 #include "torch/object_parts.hpp"
 #include "torch/python_values.hpp"
 #include "torch/tensor_calls.hpp"

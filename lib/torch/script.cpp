@@ -34,10 +34,9 @@ bool is_module(const PickleGraph& pickle, Id id) {
 }
 
 bool may_hold_tensors(const PickleGraph& pickle, Id id) {
-    const auto items = pickle.items_or_nothing(id);
-    return std::any_of(items.begin(), items.end(), [&](Id item) {
-        return pickle.kind(item) == Kind::call || !pickle.items_or_nothing(item).empty();
-    });
+    const auto items = pickle.items(id);
+    return std::any_of(items.begin(), items.end(),
+                       [&](Id item) { return pickle.kind(item) == Kind::call || !pickle.items(item).empty(); });
 }
 
 class Walk {
@@ -58,7 +57,7 @@ public:
 
 private:
     void add_state(const std::string& prefix, Id state) {
-        const auto items = pickle_.items_or_nothing(state);
+        const auto items = pickle_.items(state);
         allowance_.spend(item_cost * items.size());
         if (pickle_.kind(state) == Kind::dict) {
             for (std::size_t i = 0; i + 1 < items.size(); i += 2) {

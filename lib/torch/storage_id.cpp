@@ -5,7 +5,6 @@
 
 #include <safemap/bytes.hpp>
 
-#include <limits>
 #include <string>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -14,10 +13,6 @@ namespace {
 
 using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
-
-constexpr std::uint64_t max_int64 = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-
-Error bad_tensor(const std::string& what) { return {Errc::bad_tensor, what}; }
 
 /// Texts are bytes where Python 2 wrote the file.
 bool is_text(const PickleGraph& pickle, Id id) {
@@ -33,7 +28,7 @@ std::uint64_t count_of(const PickleGraph& pickle, Id id, const char* what) {
 /// (key, first element, elements), or None.
 void read_view(const PickleGraph& pickle, Id id, StorageId& storage) {
     if (pickle.kind(id) == Kind::none) return;
-    const auto parts = pickle.items_or_nothing(id);
+    const auto parts = pickle.items(id);
     if (pickle.kind(id) != Kind::tuple || parts.size() != 3) throw bad_tensor("a view of a storage that is none");
     storage.first = count_of(pickle, parts[1], "first element of a storage's view");
     storage.count = count_of(pickle, parts[2], "size of a storage's view");
@@ -43,13 +38,14 @@ void read_view(const PickleGraph& pickle, Id id, StorageId& storage) {
                                              std::to_string(storage.elements));
 }
 
-}  // namespace
-
+/// Whether `said`, what a persistent id says, begins as those of storages do.
 bool names_storage(const PickleGraph& pickle, Id said) {
     if (pickle.kind(said) != Kind::tuple) return false;
     const auto parts = pickle.items(said);
     return !parts.empty() && is_text(pickle, parts[0]) && pickle.text(parts[0]) == "storage";
 }
+
+}  // namespace
 
 std::optional<std::string_view> storage_class(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) != Kind::persistent) return std::nullopt;
@@ -88,7 +84,7 @@ StorageId storage_id(const PickleGraph& pickle, Id id) {
 
 Id class_of(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) != Kind::persistent) return id;
-    const auto parts = pickle.items_or_nothing(pickle.persistent(id));
+    const auto parts = pickle.items(pickle.persistent(id));
     if (parts.size() == 4 && is_text(pickle, parts[0]) && pickle.text(parts[0]) == "module" &&
         pickle.kind(parts[1]) == Kind::global) {
         return parts[1];

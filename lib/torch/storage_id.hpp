@@ -6,13 +6,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace safemap::SAFEMAP_ABI::torch {
 
 /// Of a storage's key, which is looked up for each of its tensors; torch writes numbers.
 inline constexpr std::size_t max_storage_key = 1024;
+
+inline constexpr std::uint64_t max_int64 = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+inline Error bad_tensor(const std::string& what) { return {Errc::bad_tensor, what}; }
 
 struct StorageId {
     std::string_view key;
@@ -23,8 +28,6 @@ struct StorageId {
     bool meta = false;           ///< on the meta device: there are no bytes
 };
 
-/// Whether `said`, what a persistent id says, begins as those of storages do.
-bool names_storage(const PickleGraph& pickle, PickleGraph::Id said);
 /// The class of a storage, "FloatStorage", where `id` is a persistent id of one.
 std::optional<std::string_view> storage_class(const PickleGraph& pickle, PickleGraph::Id id);
 /// Throws bad_tensor and shape_overflow where `id` is no persistent id of a storage that there can be.

@@ -1,8 +1,7 @@
 // The tables. torch: torch/storage.py and torch/_tensor.py, 2.13.
 #include "torch/storage_types.hpp"
 
-#include <algorithm>
-#include <array>
+#include "torch/globals.hpp"
 
 namespace safemap::SAFEMAP_ABI::torch {
 
@@ -13,7 +12,7 @@ struct Named {
     StorageType type;
 };
 
-constexpr std::array storages{
+constexpr Named storages[]{
     Named{"FloatStorage", {Dtype::f32}},         Named{"HalfStorage", {Dtype::f16}},
     Named{"BFloat16Storage", {Dtype::bf16}},     Named{"DoubleStorage", {Dtype::f64}},
     Named{"LongStorage", {Dtype::i64}},          Named{"IntStorage", {Dtype::i32}},
@@ -29,10 +28,8 @@ constexpr std::array storages{
 }  // namespace
 
 std::optional<StorageType> storage_type(std::string_view class_name) noexcept {
-    const auto found =
-        std::find_if(storages.begin(), storages.end(), [&](const Named& row) { return row.name == class_name; });
-    if (found == storages.end()) return std::nullopt;
-    return found->type;
+    const Named* const row = row_of(storages, class_name);
+    return row == nullptr ? std::nullopt : std::optional(row->type);
 }
 
 std::optional<Dtype> tensor_class_dtype(std::string_view class_name) noexcept {

@@ -29,8 +29,6 @@ constexpr std::int64_t max_entries = 1'000'000;
 
 constexpr std::string_view tar_record = "member 'pickle'";
 
-Error bad(const std::string& what) { return {Errc::bad_tensor, what}; }
-
 struct Storage {
     std::shared_ptr<const StoredTensor> store;
     std::uint64_t first = 0;  ///< of a view
@@ -52,12 +50,13 @@ public:
         read_storages(member("storages"));
         read_tensors(member("tensors"));
         const HeldPickle object = member("pickle").pickle(tar_record);
-        const Storages storages{.find = [](std::string_view key) -> RecordData {
-                                    throw bad("storage " + safemap::quoted(key) + " has no place in a tar archive");
-                                },
-                                .tensor = [this](std::int64_t key) { return tensor(key); },
-                                .globals = globals_,
-                                .record = tar_record};
+        const Storages storages{
+            .find = [](std::string_view key) -> RecordData {
+                throw bad_tensor("storage " + safemap::quoted(key) + " has no place in a tar archive");
+            },
+            .tensor = [this](std::int64_t key) { return tensor(key); },
+            .globals = globals_,
+            .record = tar_record};
         return rebuild(object.graph, storages, faults);
     }
 
@@ -75,13 +74,13 @@ private:
         const HeldPickle held = stream.pickle(what);
         const std::int64_t count = integer_of(held.graph, held.graph.root(), "count of " + what);
         if (count >= 0 && count <= max_entries) return count;
-        throw bad(std::to_string(count) + " " + what + "; at most " + std::to_string(max_entries) + " are read");
+        throw bad_tensor(std::to_string(count) + " " + what + "; at most " + std::to_string(max_entries) + " are read");
     }
     /// The members of a tuple.
     static std::span<const Id> parts(const PickleGraph& pickle, Id id, std::size_t count, const char* what) {
-        const auto items = pickle.items_or_nothing(id);
+        const auto items = pickle.items(id);
         if (pickle.kind(id) == Kind::tuple && items.size() == count) return items;
-        throw bad("a " + std::string(what) + " that is no tuple of " + std::to_string(count));
+        throw bad_tensor("a " + std::string(what) + " that is no tuple of " + std::to_string(count));
     }
 
     /// (key, location, class), the number of elements, the elements; at the end the views.
@@ -93,12 +92,12 @@ private:
             const std::int64_t key = integer_of(pickle, said[0], "key of a storage");
             const auto type =
                 pickle.kind(said[2]) == Kind::global ? storage_type(pickle.global(said[2]).name) : std::nullopt;
-            if (!type) throw bad("storage " + std::to_string(key) + " of a class that is not known");
+            if (!type) throw bad_tensor("storage " + std::to_string(key) + " of a class that is not known");
             const std::string what = "storage " + std::to_string(key);
             const std::int64_t number = stream.number(what);
             const auto elements = static_cast<std::uint64_t>(number);
             const auto size = byte_size(type->dtype, elements);
-            if (number < 0 || !size) throw bad(what + " of " + std::to_string(number) + " elements");
+            if (number < 0 || !size) throw bad_tensor(what + " of " + std::to_string(number) + " elements");
             const Extent place = stream.skip(*size, what);
             places_.push_back({source_, place});
             add(key, {stored_run(type->dtype, Shape{elements}, source_, place.offset), 0, elements});
@@ -108,7 +107,7 @@ private:
 
     /// (key, key of the storage, first element, elements)
     void read_views(const PickleGraph& pickle) {
-        for (const Id id : pickle.items_or_nothing(pickle.root())) {
+        for (const Id id : pickle.items(pickle.root())) {
             const auto said = parts(pickle, id, 4, "view of a storage");
             Storage view = storage(integer_of(pickle, said[1], "key of a storage"));
             const std::int64_t first = integer_of(pickle, said[2], "offset of a view");
@@ -127,12 +126,12 @@ private:
 
     void add(std::int64_t key, const Storage& storage) {
         if (storages_.try_emplace(key, storage).second) return;
-        throw bad("storage " + std::to_string(key) + " is there twice");
+        throw bad_tensor("storage " + std::to_string(key) + " is there twice");
     }
     const Storage& storage(std::int64_t key) const {
         const auto found = storages_.find(key);
         if (found != storages_.end()) return found->second;
-        throw bad("storage " + std::to_string(key) + " is not in the file");
+        throw bad_tensor("storage " + std::to_string(key) + " is not in the file");
     }
 
     /// (key, key of the storage, class), the number of dimensions in four bytes of eight, sizes, strides, offset.
@@ -144,11 +143,12 @@ private:
             const std::string what = "tensor " + std::to_string(key);
             Entry entry{.storage = integer_of(held.graph, said[1], "key of a storage")};
             const auto dimensions = static_cast<std::uint32_t>(stream.number(what) & 0xFFFF'FFFF);
-            if (dimensions > max_dimensions) throw bad(what + " of " + std::to_string(dimensions) + " dimensions");
+            if (dimensions > max_dimensions)
+                throw bad_tensor(what + " of " + std::to_string(dimensions) + " dimensions");
             for (std::uint32_t i = 0; i < dimensions; ++i) entry.sizes.push_back(stream.number(what));
             for (std::uint32_t i = 0; i < dimensions; ++i) entry.strides.push_back(stream.number(what));
             entry.offset = stream.number(what);
-            if (!tensors_.try_emplace(key, std::move(entry)).second) throw bad(what + " is there twice");
+            if (!tensors_.try_emplace(key, std::move(entry)).second) throw bad_tensor(what + " is there twice");
         }
     }
 
@@ -180,9 +180,7 @@ Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults,
     Archive out;
     reporting(faults, [&] {
         TarReader reader(source, globals);
-        Rebuilt rebuilt = reader.read(faults);
-        out.tree = std::move(rebuilt.tree);
-        out.notes = std::move(rebuilt.notes);
+        out.take(reader.read(faults));
         out.storages = reader.take_storages();
     });
     return out;

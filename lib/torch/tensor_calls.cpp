@@ -11,12 +11,12 @@
 #include "torch/tensor_calls.hpp"
 
 #include "torch/globals.hpp"
-#include "torch/numpy_nodes.hpp"
+#include "torch/numpy.hpp"
 #include "torch/python_values.hpp"
+#include "torch/storage_id.hpp"
 #include "torch/storage_types.hpp"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <span>
 #include <variant>
@@ -122,7 +122,7 @@ public:
         const auto given = pickle_.items(arguments[2]);
         const std::string type = class_name(pickle_, arguments[1]);
         if (makes_tensor(function)) {
-            ++wrappers_;
+            unwrap();
             return with_state(made(function, given), type, arguments[3]);
         }
         if (function == "torch.nested._internal.nested_tensor._rebuild_njt" && given.size() == 1)
@@ -142,7 +142,7 @@ public:
 
     /// (storage, offset, size, stride, quantizer, requires_grad, hooks)
     Node quantized(Arguments arguments) {
-        const auto quantizer = pickle_.items_or_nothing(arguments[4]);
+        const auto quantizer = pickle_.items(arguments[4]);
         const bool formed = pickle_.kind(arguments[4]) == Kind::tuple && !quantizer.empty() &&
                             pickle_.kind(quantizer[0]) == Kind::global;
         require(formed, "_rebuild_qtensor", arguments.size());
@@ -164,7 +164,7 @@ public:
 
     /// (layout, data)
     Node sparse(Arguments arguments) {
-        const auto data = pickle_.items_or_nothing(arguments[1]);
+        const auto data = pickle_.items(arguments[1]);
         require(pickle_.kind(arguments[1]) == Kind::tuple && data.size() >= 3, "_rebuild_sparse_tensor",
                 arguments.size());
         std::string layout = "sparse";
@@ -199,7 +199,6 @@ public:
 private:
     /// What a function that gives a tensor would give: a tensor, or an opaque object.
     Node made(std::string_view function, Arguments arguments) {
-        if (wrappers_ > max_wrappers) throw too_many_wrappers();
         const Row* const row = TensorCall::row(function);
         if (row == nullptr) return unknown("torch.Tensor", function, arguments);
         require(arguments.size() >= row->least && arguments.size() <= row->most, function, arguments.size());
@@ -217,7 +216,9 @@ private:
         parts_.add_arguments(out, arguments);
         return out;
     }
-    static Error too_many_wrappers() { return {Errc::bad_tensor, "wrappers around wrappers around a tensor"}; }
+    void unwrap() {
+        if (++wrappers_ > max_wrappers) throw bad_tensor("wrappers around wrappers around a tensor");
+    }
     static Opaque without_data() {
         return {.type = "torch.Tensor", .why = "a tensor on the meta device, which has no data"};
     }
@@ -248,18 +249,17 @@ private:
 
     /// The tensor that a node of the pickle is.
     Node tensor_at(Id id) {
-        if (wrappers_ > max_wrappers) throw too_many_wrappers();
         if (is_stored_tensor(context_, id)) return stored_tensor(context_, id);
         if (pickle_.kind(id) == Kind::call && pickle_.kind(pickle_.call(id).callee) == Kind::global) {
             const auto inner = pickle_.call(id);
             const auto callee = pickle_.global(inner.callee);
             const std::string function = dotted(callee);
             if (makes_tensor(function)) {
-                ++wrappers_;
+                unwrap();
                 return made_with_states(function, inner);
             }
             if (auto node = old_tensor(callee, function, inner)) return std::move(*node);
-            if (const auto array = numpy_array(pickle_, inner)) return numpy_array_node(context_, *array, parts_);
+            if (auto node = numpy_array(context_, inner, parts_)) return std::move(*node);
         }
         throw Error(Errc::bad_tensor, "no tensor where a tensor should be");
     }
@@ -325,7 +325,7 @@ private:
     }
     bool is_plain(Id id) const {
         const Kind kind = pickle_.kind(id);
-        return kind != Kind::call && kind != Kind::persistent && pickle_.items_or_nothing(id).empty();
+        return kind != Kind::call && kind != Kind::persistent && pickle_.items(id).empty();
     }
 
     // Old tensors.
@@ -348,11 +348,13 @@ private:
         if (state.size() == 4) return guarded([&] { return strided(state); });
         if (!variable || state.size() != 5) return std::nullopt;
         if (type != parameter_class) return guarded([&] { return old_variable(state[0], state[3]); });
-        ++wrappers_;
-        return guarded([&] { return parameter_of(state[0], truth(state[3])); });
+        return guarded([&] {
+            unwrap();
+            return parameter_of(state[0], truth(state[3]));
+        });
     }
     Node old_variable(Id tensor, Id requires_grad) {
-        ++wrappers_;
+        unwrap();
         Node node = tensor_at(tensor);
         if (auto* const made = std::get_if<StateTree::Tensor>(&node)) made->requires_grad = truth(requires_grad);
         return node;

@@ -3,10 +3,8 @@
 #include "torch/tensors.hpp"
 
 #include "base/text.hpp"
-#include "torch/storage_types.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -16,12 +14,10 @@ namespace {
 
 using Kind = PickleGraph::Kind;
 
-Error bad_tensor(const std::string& what) { return {Errc::bad_tensor, what}; }
 Error overflow(const std::string& what) { return {Errc::shape_overflow, what + " does not fit in 64 bits"}; }
 
 /// Entries of the dictionary with the lazy bits, which is read for each tensor that has it; torch writes two.
 constexpr std::size_t max_metadata = 64;
-constexpr std::uint64_t max_int64 = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
 /// One past the last element of the storage that the view reaches; the view has elements.
 std::uint64_t reach(const StridedView& view) {

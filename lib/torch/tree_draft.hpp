@@ -16,6 +16,8 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 // What is charged for, in bytes of memory, beyond the nodes of the pickle; see PickleLimits.
 inline constexpr std::uint64_t link_cost = 4;
+inline constexpr std::uint64_t entry_cost = 64;  ///< of a dictionary
+inline constexpr std::uint64_t argument_cost = 64;
 inline constexpr std::uint64_t child_cost = 192;
 inline constexpr std::uint64_t tensor_cost = 1024;
 inline constexpr std::uint64_t fault_cost = 512;
