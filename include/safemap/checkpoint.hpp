@@ -156,13 +156,13 @@ public:
     Extras extras() const;
 
     /// For verify: what is known of the bytes besides the tensors.
-    using StoredChecksum = state::StoredChecksum;
+    using StoredChecksum = safemap::StoredChecksum;
     const std::vector<StoredChecksum>& checksums() const& noexcept;
     const std::vector<StoredChecksum>& checksums() const&& = delete;
 
     /// Where the storages of a `.pt` stand: what torch saves of tensors, those that no tensor refers to too. In no
     /// order; of a plain pickle and in safetensors, none.
-    using Storage = state::Storage;
+    using Storage = StoragePlace;
     const std::vector<Storage>& storages() const& noexcept;
     const std::vector<Storage>& storages() const&& = delete;
 

@@ -135,8 +135,6 @@ struct NamedGlobal {
     bool called = false;  ///< unpickling would call it
 };
 
-namespace state {
-
 /// A record of a zip whose checksum is stored.
 struct StoredChecksum {
     std::shared_ptr<const Source> source;
@@ -146,12 +144,10 @@ struct StoredChecksum {
 };
 
 /// Where a storage stands.
-struct Storage {
+struct StoragePlace {
     std::shared_ptr<const Source> source;
     Extent extent;
 };
-
-}  // namespace state
 
 /// A tree as names and tensors.
 struct FlatState {

@@ -37,7 +37,7 @@ struct Contents {
     /// The lenient policy read the tensors without a document that is not what its digest says.
     std::optional<Error> structure_fault = {};
     std::vector<StoredChecksum> checksums = {};
-    std::vector<Storage> storages = {};
+    std::vector<StoragePlace> storages = {};
     std::vector<NamedGlobal> globals = {};
     bool asks_for_code = false;  ///< pickles would call unknown functions, or name ones that run code
     /// Everything that tensors stand in, for those who want to read all of it.
