@@ -19,18 +19,14 @@ using state::Contents;
 
 std::string_view name(Format format) noexcept { return open::name_of(format); }
 
-Checkpoint::State::State(Contents read) : contents(std::move(read)), total_bytes(state::total_bytes(contents)) {
-    index_tensors();
-    if (contents.format == Format::safetensors) alias_by_metadata();
-    for (const AliasGroup& group : contents.aliases) add_aliases(group);
-}
-
-Checkpoint::State::State(Contents derived, std::shared_ptr<const State> from, std::vector<std::uint32_t> by_origin)
-    : contents(std::move(derived)),
+Checkpoint::State::State(Contents from, std::shared_ptr<const State> origin_, std::vector<std::uint32_t> by_origin)
+    : contents(std::move(from)),
       total_bytes(state::total_bytes(contents)),
-      origin(std::move(from)),
+      origin(std::move(origin_)),
       numbers(std::move(by_origin)) {
     index_tensors();
+    // What is derived knows its ties.
+    if (!origin && contents.format == Format::safetensors) alias_by_metadata();
     for (const AliasGroup& group : contents.aliases) add_aliases(group);
 }
 

@@ -48,7 +48,7 @@ const json::Value& required(const json::Value& tensor, std::string_view key) {
 }
 
 ExpectedTensor read_tensor(const json::Member& member) {
-    try {
+    return about_tensor(member.key, [&] {
         if (member.value.object() == nullptr) throw bad_field("not an object with dtype and shape");
         ExpectedTensor tensor{.name = member.key,
                               .dtype = read_dtype(required(member.value, "dtype")),
@@ -56,10 +56,7 @@ ExpectedTensor read_tensor(const json::Member& member) {
         if (const json::Value* const alias = member.value.find("alias_of"))
             tensor.alias_of = read_string(*alias, "alias_of");
         return tensor;
-    } catch (Error& error) {
-        error.with_tensor(member.key);
-        throw;
-    }
+    });
 }
 
 void require_size(const ExpectedTensor& tensor) {
@@ -127,12 +124,9 @@ std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path, con
     const auto source = open_file(path, open::mapping_of(options.access));
     const bool is_expectation = open::recognise(*source).content == open::Content::json && !open::is_index(*source);
     if (!is_expectation) return expected_tensors(Checkpoint::open(path, options));
-    try {
+    return about_file(source->name(), [&] {
         return parse_expected(json::read_text(*source, max_json_bytes, Errc::expectation_not_json, "names and shapes"));
-    } catch (Error& error) {
-        error.with_path(source->name());
-        throw;
-    }
+    });
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -54,16 +54,19 @@ LazyTensor named(const LazyTensor& tensor, std::string_view name) {
 
 using Items = std::vector<checkpoint::NamedShape>;
 
+/// What `make` gives for each.
+template <class List, class Make> auto made_of(const List& list, Make&& make) {
+    std::vector<decltype(make(list.front()))> made;
+    for (const auto& one : list) made.push_back(make(one));
+    return made;
+}
+
 Items items_of(const std::vector<ExpectedTensor>& tensors) {
-    Items items;
-    for (const ExpectedTensor& tensor : tensors) items.push_back({tensor.name, &tensor.shape});
-    return items;
+    return made_of(tensors, [](auto& tensor) { return checkpoint::NamedShape{tensor.name, &tensor.shape}; });
 }
 
 Items items_of(const std::vector<LazyTensor>& tensors) {
-    Items items;
-    for (const LazyTensor& tensor : tensors) items.push_back({tensor.name(), &tensor.shape()});
-    return items;
+    return made_of(tensors, [](auto& tensor) { return checkpoint::NamedShape{tensor.name(), &tensor.shape()}; });
 }
 
 // ---- text
@@ -75,29 +78,23 @@ std::string sides(std::string_view expected, std::string_view found) {
 }
 
 std::vector<Foldable> foldables(const std::vector<ExpectedTensor>& tensors) {
-    std::vector<Foldable> names;
-    for (const ExpectedTensor& tensor : tensors) names.push_back({tensor.name, kind_of(tensor.dtype, tensor.shape)});
-    return names;
+    return made_of(tensors, [](auto& each) { return Foldable{each.name, kind_of(each.dtype, each.shape)}; });
 }
 
 std::vector<Foldable> foldables(const std::vector<LazyTensor>& tensors) {
-    std::vector<Foldable> names;
-    for (const LazyTensor& tensor : tensors) names.push_back({tensor.name(), kind_of(tensor.dtype(), tensor.shape())});
-    return names;
+    return made_of(tensors, [](auto& each) { return Foldable{each.name(), kind_of(each.dtype(), each.shape())}; });
 }
 
 std::vector<Foldable> shapes_of(const std::vector<TensorMismatch>& mismatches) {
-    std::vector<Foldable> names;
-    for (const auto& [expected, found] : mismatches)
-        names.push_back({expected.name, sides(to_string(expected.shape), to_string(found.shape()))});
-    return names;
+    return made_of(mismatches, [](auto& each) {
+        return Foldable{each.expected.name, sides(to_string(each.expected.shape), to_string(each.found.shape()))};
+    });
 }
 
 std::vector<Foldable> dtypes_of(const std::vector<TensorMismatch>& mismatches) {
-    std::vector<Foldable> names;
-    for (const auto& [expected, found] : mismatches)
-        names.push_back({expected.name, sides(name(expected.dtype), name(found.dtype()))});
-    return names;
+    return made_of(mismatches, [](auto& each) {
+        return Foldable{each.expected.name, sides(name(each.expected.dtype), name(each.found.dtype()))};
+    });
 }
 
 std::string line_of(const Folded& folded) {

@@ -28,9 +28,9 @@ private:
 public:
     static constexpr std::uint32_t not_selected = UINT32_MAX;
 
-    explicit State(state::Contents read);
-    /// For select() and renamed(): `numbers` has the number here of each tensor of `origin`, or not_selected.
-    State(state::Contents derived, std::shared_ptr<const State> origin, std::vector<std::uint32_t> numbers);
+    /// Of select() and renamed(), `numbers` has the number here of each tensor of `origin`, or not_selected.
+    explicit State(state::Contents contents, std::shared_ptr<const State> origin = {},
+                   std::vector<std::uint32_t> numbers = {});
 
     /// Makes the state of a checkpoint with some of the names of `from`, or all of them: `after[i]` is the new name for
     /// `names[i]`, which are in the order of all_names().

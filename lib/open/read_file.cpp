@@ -21,7 +21,7 @@ namespace {
 Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
     const std::string name = std::filesystem::path(source->name()).filename().native();
     PathSink with_path(faults, source->name());
-    try {
+    return about_file(source->name(), [&] {
         refuse_part(name);
         const Sniffed sniffed = recognise(*source);
         if (sniffed.read == nullptr) refuse(sniffed);
@@ -30,9 +30,7 @@ Contents read_file(const std::shared_ptr<const Source>& source, const OpenOption
         contents.files = {name};
         contents.sources = {source};
         return contents;
-    } catch (Error& error) {
-        throw std::move(error.with_path(source->name()));
-    }
+    });
 }
 
 }  // namespace safemap::SAFEMAP_ABI::open

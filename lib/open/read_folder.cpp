@@ -72,38 +72,39 @@ Contents read_shape(const Folder& folder, const FolderShape& shape, const Folder
     refuse(shape, names, folder.name());
 }
 
+/// Looks at the folder. Where another in it is to be read instead, `found` is of that one.
+bool is_here(Located& found, bool may_descend) {
+    found.names = state::names_in(*found.folder);
+    found.shape = state::shape_of(found.names);
+    if (found.shape.kind != ShapeKind::folder) return true;
+    const std::string& name = found.shape.files.front();
+    auto below = may_descend ? found.folder->folder(name) : nullptr;
+    if (!below) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a folder");
+    std::string note = "read the checkpoint in " + excerpt(name);
+    if (!found.shape.others.empty()) note += "; unfinished: " + listed(found.shape.others);
+    found.notes.push_back(std::move(note));
+    found.folder = std::move(below);
+    return false;
+}
+
 }  // namespace
 
 Located locate(std::shared_ptr<const Folder> folder) {
     constexpr int most_levels = 4;  // a link may lead back
     Located found{.folder = std::move(folder)};
     for (int levels = 0;; ++levels) {
-        try {
-            found.names = state::names_in(*found.folder);
-            found.shape = state::shape_of(found.names);
-            if (found.shape.kind != ShapeKind::folder) return found;
-            const std::string& name = found.shape.files.front();
-            auto below = levels < most_levels ? found.folder->folder(name) : nullptr;
-            if (!below) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a folder");
-            std::string note = "read the checkpoint in " + excerpt(name);
-            if (!found.shape.others.empty()) note += "; unfinished: " + listed(found.shape.others);
-            found.notes.push_back(std::move(note));
-            found.folder = std::move(below);
-        } catch (Error& error) {
-            throw std::move(error.with_path(found.folder->name()));
-        }
+        const std::shared_ptr<const Folder> here = found.folder;
+        if (about_file(here->name(), [&] { return is_here(found, levels < most_levels); })) return found;
     }
 }
 
 Contents read_located(const Located& found, const OpenOptions& options, FaultSink& faults) {
-    try {
+    return about_file(found.folder->name(), [&] {
         Contents contents = read_shape(*found.folder, found.shape, found.names, options, faults);
         contents.notes.insert(contents.notes.begin(), found.notes.begin(), found.notes.end());
         contents.folder = found.folder;
         return contents;
-    } catch (Error& error) {
-        throw std::move(error.with_path(found.folder->name()));
-    }
+    });
 }
 
 }  // namespace safemap::SAFEMAP_ABI::open

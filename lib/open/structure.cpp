@@ -52,11 +52,7 @@ std::string take_apart(Contents& contents, const std::string& says) {
                                              safemap::quoted(state::structure_tensor) + ", which is not there");
     const LazyTensor tensor = *found;
     contents.tensors.erase(found);
-    try {
-        return load_document(tensor, says);
-    } catch (Error& error) {
-        throw std::move(error.with_tensor(state::structure_tensor));
-    }
+    return about_tensor(state::structure_tensor, [&] { return load_document(tensor, says); });
 }
 
 /// Takes a key out of the metadata.
