@@ -51,7 +51,7 @@ void walk(const std::shared_ptr<const Source>& source) {
     const torch::Archive archive = torch::read_archive(source, faults);
     const FlatState flat = flatten(archive.tree);
     require(opens(source) == faults.faults().empty());
-    for (const torch::Archive::Record& record : archive.records) require(record.extent.inside(record.source->size()));
+    for (const auto& record : archive.records) require(record.extent.inside(record.source->size()));
     for (const LazyTensor& tensor : flat.tensors) {
         if (tensor.nbytes() <= 65536) static_cast<void>(tensor.load());
     }

@@ -97,15 +97,13 @@ private:
         out_.records.reserve(zip_.records().size());
         for (const ZipRecord& record : zip_.records()) {
             RecordData data = open(record);
-            if (record.name.starts_with(storages) || record.name.starts_with(constants)) out_.storages.push_back(data);
+            if (record.name.starts_with(storages) || record.name.starts_with(constants))
+                out_.storages.push_back({data.source, data.extent});
             if (!record.has_crc32()) {
                 ++unchecked;
                 continue;
             }
-            out_.records.push_back({.name = std::string(record.name),
-                                    .source = std::move(data.source),
-                                    .extent = data.extent,
-                                    .crc32 = record.crc32});
+            out_.records.push_back({std::move(data.source), data.extent, record.crc32, std::string(record.name)});
         }
         if (unchecked == 0) return;
         out_.notes.push_back(
@@ -181,7 +179,7 @@ private:
             if (record.has_crc32() && found != record.crc32) throw crc32_mismatch(record.name, found, record.crc32);
             return bytes;
         } catch (const Error&) {
-            std::erase_if(out_.records, [&](const Archive::Record& each) { return each.name == record.name; });
+            std::erase_if(out_.records, [&](const auto& each) { return each.record == record.name; });
             throw;
         }
     }

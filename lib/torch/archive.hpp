@@ -16,22 +16,15 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 struct Archive {
     StateTree tree;
-    std::vector<std::string> notes;  ///< human sentences: opaque classes, calls that were not made, trailing bytes
+    std::vector<std::string> notes;       ///< human sentences: opaque classes, calls that were not made, trailing bytes
+    std::vector<StoredChecksum> records;  ///< of a zip, for verify
+    std::vector<StoragePlace> storages;   ///< those that no tensor refers to too; none of a plain pickle
 
-    /// For verify: the CRC-32 of each record.
-    struct Record {
-        std::string name;
-        std::shared_ptr<const Source> source;  ///< uncompressed
-        Extent extent;                         ///< in `source`
-        std::uint32_t crc32 = 0;
-    };
-    std::vector<Record> records;
     /// The tree, and notes beside those that are there.
     void take(Rebuilt rebuilt) {
         tree = std::move(rebuilt.tree);
         notes.insert(notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     }
-    std::vector<RecordData> storages;  ///< those that no tensor refers to too; none of a plain pickle
 };
 
 /// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults, and

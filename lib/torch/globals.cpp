@@ -196,6 +196,13 @@ private:
 
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
 
+/// Returns whether it is not known, and runs code.
+bool is_unsafe(const Global& global, bool known) {
+    return !known && (runs_code(global) || is_known(global));  // known otherwise: the loader of pickles
+}
+
+bool is_unsafe(const NamedGlobal& named) { return is_unsafe({named.module, named.name}, named.known); }
+
 }  // namespace
 
 bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name) {
@@ -303,7 +310,7 @@ void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known
 }
 
 void NamedGlobals::add_one(const Global& global, std::string_view record, bool known, bool called) {
-    const bool unsafe = !known && (runs_code(global) || is_known(global));  // known otherwise: the loader of pickles
+    const bool unsafe = is_unsafe(global, known);
     if (!known) (unsafe ? unsafe_ : others_).add(global);
     asks_for_code_ = asks_for_code_ || unsafe || (called && !known);
     std::string key(record);
@@ -313,17 +320,15 @@ void NamedGlobals::add_one(const Global& global, std::string_view record, bool k
         NamedGlobal& named = all_[found->second];
         named.called = named.called || called;
         named.known = named.known && known;
-        named.unsafe = named.unsafe || unsafe;
         return;
     }
     NamedGlobal named{.module = std::string(global.module),
                       .name = std::string(global.name),
                       .record = std::string(record),
                       .known = known,
-                      .called = called,
-                      .unsafe = unsafe};
+                      .called = called};
     if (all_.size() == most_listed) {
-        if (!known && called && (!not_listed_ || (unsafe && !not_listed_->unsafe))) not_listed_ = std::move(named);
+        if (!known && called && (!not_listed_ || (unsafe && !is_unsafe(*not_listed_)))) not_listed_ = std::move(named);
         return;
     }
     places_.emplace(std::move(key), all_.size());
@@ -346,7 +351,7 @@ std::optional<std::string> NamedGlobals::note() const {
     const auto count = [&](const NamedGlobal& named) {
         if (named.known || !named.called) return;
         names.insert(dotted({named.module, named.name}));
-        if (first == nullptr || (named.unsafe && !first->unsafe)) first = &named;
+        if (first == nullptr || (is_unsafe(named) && !is_unsafe(*first))) first = &named;
     };
     std::for_each(all_.begin(), all_.end(), count);
     if (not_listed_) count(*not_listed_);

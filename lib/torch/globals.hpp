@@ -5,6 +5,8 @@
 #include "pickle/pickle.hpp"
 #include "pickle/pickle_stream.hpp"
 
+#include <safemap/state_tree.hpp>
+
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -41,16 +43,6 @@ template <class Row, std::size_t count> const Row* row_of(const Row (&rows)[coun
         if (row.name == name) return &row;
     return nullptr;
 }
-
-/// A class or function that a pickle names.
-struct NamedGlobal {
-    std::string module;
-    std::string name;
-    std::string record;   ///< which pickle
-    bool known = false;   ///< values made with it are read, and not opaque
-    bool called = false;  ///< the pickle asks for a call
-    bool unsafe = false;  ///< not known, and runs code
-};
 
 /// Collects the classes and functions that the pickles of a file name, for those who list them and for those who refuse
 /// unknown ones. Holds the first ones only, so that its size does not grow with the file.

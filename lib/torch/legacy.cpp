@@ -112,8 +112,8 @@ RecordData LegacyFile::storage(std::string_view key) const {
     return {source_, known->second.place};
 }
 
-std::vector<RecordData> LegacyFile::storages() const {
-    std::vector<RecordData> all;
+std::vector<StoragePlace> LegacyFile::storages() const {
+    std::vector<StoragePlace> all;
     for (const auto& each : storages_)
         if (each.second.found) all.push_back({source_, each.second.place});
     return all;

@@ -32,7 +32,7 @@ public:
     const PickleGraph& object() const noexcept { return object_.graph; }
     /// The bytes of the storage with that key. Throws bad_tensor where there is none.
     RecordData storage(std::string_view key) const;
-    std::vector<RecordData> storages() const;
+    std::vector<StoragePlace> storages() const;
     /// Bytes after the last storage.
     std::uint64_t trailing() const noexcept { return trailing_; }
 

@@ -60,7 +60,7 @@ public:
         return rebuild(object.graph, storages, faults);
     }
 
-    std::vector<RecordData> take_storages() { return std::move(places_); }
+    std::vector<StoragePlace> take_storages() { return std::move(places_); }
 
 private:
     PickleStream member(std::string_view name) const {
@@ -169,7 +169,7 @@ private:
     std::shared_ptr<const Source> source_;
     NamedGlobals* globals_;
     TarMembers members_;
-    std::vector<RecordData> places_;  ///< of storages
+    std::vector<StoragePlace> places_;  ///< of storages
     std::map<std::int64_t, Storage> storages_;
     std::map<std::int64_t, Entry> tensors_;
 };

@@ -58,7 +58,7 @@ std::string verdict(std::span<const char> bytes) {
     code_of([&] {
         torch::NamedGlobals all_named(false);
         all_named.add(read_pickle(bytes), "stdin");
-        for (const torch::NamedGlobal& each : all_named.all())
+        for (const NamedGlobal& each : all_named.all())
             if (each.called)
                 called += (called.size() > 1 ? ",[" : "[") + quoted(each.module) + "," + quoted(each.name) + "]";
     });

@@ -175,7 +175,7 @@ TEST_CASE("records have the checksums that the zip states") {
         const auto archive = fixtures::open(fixtures::content(file));
         CHECK(archive.records.size() > 4);
         for (const auto& record : archive.records) {
-            CAPTURE(record.name);
+            CAPTURE(record.record);
             std::vector<std::byte> data(record.extent.size);
             record.source->read_at(record.extent.offset, data);
             CHECK(crc32(0, data) == record.crc32);
