@@ -1,6 +1,7 @@
 // Reads what a model expects: out of a checkpoint, or out of JSON.
 #include "checkpoint/expected.hpp"
 
+#include "base/faults.hpp"
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"

@@ -1,4 +1,5 @@
 // Reads one file: the table of formats says how.
+#include "base/faults.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"
 

@@ -1,4 +1,5 @@
 // Reads the checkpoint of a folder: decides by names which it is, then hands it to its reader.
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "open/layouts.hpp"
 #include "open/readers.hpp"

@@ -1,6 +1,7 @@
 // The structure document of a checkpoint is taken out of what was read.
 #include "open/structure.hpp"
 
+#include "base/faults.hpp"
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
