@@ -3,7 +3,7 @@
 
 #include "open/readers.hpp"
 #include "torch/archive.hpp"
-#include "torch/globals.hpp"
+#include "torch/named_globals.hpp"
 
 #include <memory>
 #include <string>

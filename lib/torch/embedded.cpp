@@ -3,6 +3,7 @@
 
 #include "torch/globals.hpp"
 #include "torch/legacy.hpp"
+#include "torch/named_globals.hpp"
 #include "torch/python_values.hpp"
 #include "torch/storage_id.hpp"
 

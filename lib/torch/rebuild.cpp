@@ -14,6 +14,7 @@
 #include "torch/containers.hpp"
 #include "torch/embedded.hpp"
 #include "torch/globals.hpp"
+#include "torch/named_globals.hpp"
 #include "torch/numpy.hpp"
 #include "torch/object_parts.hpp"
 #include "torch/python_values.hpp"

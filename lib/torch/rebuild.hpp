@@ -5,7 +5,7 @@
 #include "base/faults.hpp"
 #include "pickle/pickle.hpp"
 #include "pickle/zip.hpp"
-#include "torch/globals.hpp"
+#include "torch/named_globals.hpp"
 
 #include <safemap/state_tree.hpp>
 

@@ -1,5 +1,5 @@
 // One table says which functions make tensors, how many arguments they take and what makes a tensor of them;
-// globals.cpp asks it for the functions that are known. From the top:
+// named_globals.cpp asks it for the functions that are known. From the top:
 //
 //   storages        _rebuild_tensor and its kind: a storage and a view of it; in the oldest files keys of tensors
 //   wrappers        parameters, buffers, subclasses, tensors of other devices: a tensor around a tensor

@@ -3,7 +3,7 @@
 // holds the other end and compares with Python's unpicklers.
 #include "base/json.hpp"
 #include "pickle/pickle.hpp"
-#include "torch/globals.hpp"
+#include "torch/named_globals.hpp"
 #include "torch/plain.hpp"
 
 #include <cstdio>

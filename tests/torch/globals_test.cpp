@@ -1,5 +1,6 @@
 // What pickles may name, and the refusal of all else.
 #include "torch/globals.hpp"
+#include "torch/named_globals.hpp"
 
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"

@@ -1,0 +1,373 @@
+// Which globals are known, which run code, and what a pickle would do with those that it names. From the top:
+//
+//   tables        what is known beside the functions that are read, and what runs code
+//   Uses          which nodes of a pickle are values of others, or are called when it is loaded
+//   questions     is_known, runs_code, hands_on_loader: about one global, or about the whole pickle
+//   notes         sentences about functions that run code
+//   NamedGlobals  the list for those who want to see it, and the refusal for those who want none unknown
+//
+// The functions that are read have tables of their own, which is_known() asks: tensor_calls.cpp, containers.cpp,
+// python_values.cpp. What torch.save writes: torch/_utils.py, torch/_tensor.py and torch/storage.py, 2.13. Tested by
+// tests/torch/globals_test.cpp.
+#include "torch/named_globals.hpp"
+
+#include "base/text.hpp"
+#include "pickle/words.hpp"
+#include "torch/containers.hpp"
+#include "torch/globals.hpp"
+#include "torch/python_values.hpp"
+#include "torch/storage_id.hpp"
+#include "torch/storage_types.hpp"
+#include "torch/tensor_calls.hpp"
+
+#include <safemap/dtype.hpp>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <span>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::torch {
+
+namespace {
+
+using Global = PickleGraph::Global;
+
+/// In an error; a file may have millions.
+constexpr std::size_t most_named = 32;
+/// Functions that run code, each with a note of its own.
+constexpr std::size_t most_calls_noted = 16;
+
+/// Beside the functions that are read, which have tables of their own; dtypes, storages; and the tensor classes of old
+/// files.
+constexpr auto other_known = rows_of<1, 21>(R"(builtins.bool builtins.float builtins.int builtins.str numpy.dtype
+    numpy.ndarray numpy._core.multiarray._reconstruct numpy._core.multiarray.scalar numpy._core.numeric._frombuffer
+    torch.Tensor torch.per_channel_affine torch.per_channel_affine_float_qparams torch.per_channel_symmetric
+    torch.per_tensor_affine torch.per_tensor_symmetric torch.autograd.variable.Variable
+    torch._dynamo.decorators._DimRange torch._tensor.Tensor torch.nested._internal.nested_tensor.NestedTensor
+    torch.nested._internal.nested_tensor._rebuild_njt torch.storage._load_from_bytes)");
+
+constexpr auto unsafe_modules = rows_of<1, 18>(R"(os posix nt subprocess sys runpy importlib pty shutil socket
+    ctypes webbrowser pickle _pickle marshal timeit cProfile pdb)");
+constexpr auto unsafe_builtins = rows_of<1, 10>(R"(eval exec compile __import__ getattr setattr open execfile
+    globals breakpoint)");
+
+bool any(const auto& rows, std::string_view one) {
+    return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row[0] == one; });
+}
+
+/// Functions that call their first argument, or make an object of it.
+constexpr auto calls_first = rows_of<1, 5>(R"(copyreg.__newobj__ copyreg.__newobj_ex__ copyreg._reconstructor
+    numpy._core.multiarray._reconstruct torch._utils._rebuild_wrapper_subclass)");
+/// Those of a tensor's subclass: (function, class, its arguments, state). The class may have a __setstate__.
+constexpr auto calls_two = rows_of<1, 2>(R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2)");
+/// Those whose fourth argument is the state of what they make.
+constexpr auto sets_state = rows_of<1, 3>(R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2
+    torch._utils._rebuild_parameter_with_state)");
+
+/// Attributes of an object by which unpickling, or torch, calls what was put there, or goes on with another class.
+constexpr auto called_attributes = rows_of<1, 11>(R"(__class__ __dict__ __setstate__ add append as_subclass detach
+    extend stride to untyped_storage)");
+
+/// Which nodes of a pickle are values of others or are called.
+class Uses {
+public:
+    explicit Uses(const PickleGraph& pickle)
+        : pickle_(pickle), used_(pickle.size()), called_(pickle.size()), searched_(pickle.size()), set_(pickle.size()) {
+        used_[pickle.root()] = true;
+        for (Id id = 0; id < pickle.size(); ++id) add(id);
+    }
+    bool used(PickleGraph::Id id) const { return used_[id]; }
+    bool called(PickleGraph::Id id) const { return called_[id]; }
+
+private:
+    using Id = PickleGraph::Id;
+    using Kind = PickleGraph::Kind;
+
+    void add(Id id) {
+        use(pickle_.items(id));
+        if (pickle_.kind(id) == Kind::persistent) used_[pickle_.persistent(id)] = true;
+        if (pickle_.kind(id) != Kind::call) return;
+        const PickleGraph::Call call = pickle_.call(id);
+        used_[call.callee] = true;
+        use(call.states);
+        use(call.items);
+        use(call.appends);
+        add_call(call.callee, call.arguments);
+        if (call.states.empty()) return;
+        const Id function = class_of(pickle_, call.callee);
+        if (pickle_.kind(function) != Kind::global || !is_known(pickle_.global(function))) return;
+        for (const Id state : call.states) add_state(state);
+    }
+    void use(std::span<const Id> ids) {
+        for (const Id id : ids) used_[id] = true;
+    }
+
+    /// Notes a function and, where that is one that calls others, what it calls.
+    void add_call(Id callee, Id arguments) {
+        const Id function = class_of(pickle_, callee);
+        add_called(function);
+        if (pickle_.kind(function) != Kind::global) return add_all(arguments);
+        const auto given = pickle_.items(arguments);
+        if (!given.empty() && is_one_of(calls_first, function)) add_called(class_of(pickle_, given[0]));
+        if (given.size() > 3 && is_one_of(sets_state, function)) add_state(given[3]);
+        if (!is_one_of(calls_two, function)) return;
+        if (pickle_.kind(arguments) != Kind::tuple || given.size() < 3) return add_all(arguments);
+        add_called(class_of(pickle_, given[1]));
+        const Id inner = class_of(pickle_, given[0]);
+        add_called(inner);
+        // One that itself calls its arguments: nothing that torch.save writes.
+        if (pickle_.kind(inner) != Kind::global || is_one_of(calls_first, inner) || is_one_of(calls_two, inner))
+            add_all(given[2]);
+    }
+    void add_called(Id id) {
+        called_[id] = true;
+        if (pickle_.kind(id) != Kind::global) add_all(id);
+    }
+
+    /// Attributes, or a pair of those in the object's dictionary and those in its slots.
+    void add_state(Id state) {
+        const Kind kind = pickle_.kind(state);
+        if (kind == Kind::call || kind == Kind::persistent) return add_all(state);
+        if (kind == Kind::dict) return add_attributes(state);
+        const auto parts = pickle_.items(state);
+        if (kind != Kind::tuple || parts.size() != 2) return;
+        for (const Id part : parts)
+            if (pickle_.kind(part) == Kind::dict) add_attributes(part);
+    }
+    void add_attributes(Id dict) {
+        if (set_[dict]) return;  // many objects may share it
+        set_[dict] = true;
+        const auto items = pickle_.items(dict);
+        for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+            const Kind key = pickle_.kind(items[i]);
+            const bool hidden = key == Kind::call || key == Kind::persistent;
+            if (hidden || (key == Kind::text && any(called_attributes, pickle_.text(items[i]))))
+                add_called(class_of(pickle_, items[i + 1]));
+        }
+    }
+
+    /// Of a function that is no plain name, such as a persistent id in another or the result of a call: any name in it
+    /// may be what it stands for. Each node is searched once, and cycles end.
+    void add_all(Id root) {
+        std::vector<Id> open;
+        const auto search = [&](Id id) {
+            if (searched_[id]) return;
+            searched_[id] = true;
+            open.push_back(id);
+        };
+        const auto search_all = [&](std::span<const Id> ids) { std::for_each(ids.begin(), ids.end(), search); };
+        search(root);
+        while (!open.empty()) {
+            const Id id = open.back();
+            open.pop_back();
+            called_[id] = true;
+            search_all(pickle_.items(id));
+            if (pickle_.kind(id) == Kind::persistent) search(pickle_.persistent(id));
+            if (pickle_.kind(id) != Kind::call) continue;
+            const PickleGraph::Call call = pickle_.call(id);
+            search(call.callee);
+            search(call.arguments);
+            if (call.keywords != PickleGraph::nothing) search(call.keywords);
+            search_all(call.states);
+            search_all(call.items);
+            search_all(call.appends);
+        }
+    }
+
+    bool is_one_of(const auto& rows, Id function) const {
+        return std::any_of(rows.begin(), rows.end(),
+                           [&](const auto& row) { return is_global(pickle_, function, row[0]); });
+    }
+
+    const PickleGraph& pickle_;
+    std::vector<bool> used_;
+    std::vector<bool> called_;
+    std::vector<bool> searched_;
+    std::vector<bool> set_;  ///< dictionaries of attributes
+};
+
+std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
+
+/// Returns whether it is not known, and runs code.
+bool is_unsafe(const Global& global, bool known) {
+    return !known && (runs_code(global) || is_known(global));  // known otherwise: the loader of pickles
+}
+
+bool is_unsafe(const NamedGlobal& named) { return is_unsafe({named.module, named.name}, named.known); }
+
+}  // namespace
+
+bool is_known(const Global& global) {
+    if (const std::string name = dotted(global); is_named(global, name))
+        if (is_tensor_function(name) || is_container(name) || is_value_function(name) || any(other_known, name))
+            return true;
+    if (global.module == "torch" && dtype_from_torch(global.name)) return true;
+    if (global.module == "torch.storage") return storage_type(global.name).has_value();
+    if (global.module != "torch" && global.module != "torch.cuda") return false;
+    return storage_type(global.name) || tensor_class_dtype(global.name);
+}
+
+bool is_known_in_script(const Global& global) {
+    return before_dot(global.module) == "__torch__" || global.module == "torch.jit._pickle" || is_known(global);
+}
+
+/// A dotted name leads through what a module has imported: torch.serialization has os.system.
+bool runs_code(const Global& global) noexcept {
+    std::string_view module = global.module;
+    for (std::string_view name = global.name;;) {
+        if (any(unsafe_modules, before_dot(module))) return true;
+        if (module == "builtins" && any(unsafe_builtins, before_dot(name))) return true;
+        const std::size_t dot = name.find('.');
+        if (dot == name.npos) return false;
+        module = name.substr(0, dot);
+        name.remove_prefix(dot + 1);
+    }
+}
+
+bool hands_on_loader(const PickleGraph& pickle) {
+    const auto is_loader = [&](PickleGraph::Id id) { return is_global(pickle, id, load_from_bytes); };
+    const auto any_of = [&](std::span<const PickleGraph::Id> ids) {
+        return std::any_of(ids.begin(), ids.end(), is_loader);
+    };
+    std::vector<PickleGraph::Id> loaded;
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        if (any_of(pickle.items(id))) return true;
+        if (pickle.kind(id) != PickleGraph::Kind::call) continue;
+        const PickleGraph::Call call = pickle.call(id);
+        if (is_loader(call.callee)) loaded.push_back(id);
+        if (any_of(call.states) || any_of(call.items) || any_of(call.appends)) return true;
+    }
+    if (loaded.empty()) return false;
+    const Uses uses(pickle);
+    return std::any_of(loaded.begin(), loaded.end(), [&](PickleGraph::Id id) { return uses.called(id); });
+}
+
+std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& allowance) {
+    std::map<std::string, std::size_t> calls;
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        const bool called = pickle.kind(id) == PickleGraph::Kind::call;
+        const PickleGraph::Id named = called ? class_of(pickle, pickle.call(id).callee) : id;
+        if (pickle.kind(named) != PickleGraph::Kind::global || !runs_code(pickle.global(named))) continue;
+        std::string name = dotted(pickle.global(named));
+        // Uncalled, it has spelled the name of a nested class.
+        if (!called && name == "builtins.getattr") continue;
+        const auto [known, fresh] = calls.try_emplace(std::move(name), 0);
+        if (fresh) allowance.spend(fault_cost + 2 * known->first.size());
+        known->second += called ? 1 : 0;
+    }
+    if (hands_on_loader(pickle)) calls.try_emplace(std::string(load_from_bytes), 0);
+    std::vector<std::string> notes;
+    for (const auto& [name, count] : calls) {
+        if (notes.size() == most_calls_noted) {
+            notes.push_back("the pickle names " + std::to_string(calls.size() - most_calls_noted) +
+                            " more functions that run code, none of which was called; inspect --globals "
+                            "lists what a file names");
+            break;
+        }
+        const std::string asks = count == 0 ? "names " : "asks for a call of ";
+        notes.push_back("the pickle " + asks + excerpt(name) +
+                        (count < 2 ? "" : " (" + std::to_string(count) + " times)") + ", which was not " +
+                        (count == 0 ? "called" : "made") +
+                        ": files that do so are made to run code on the machine that loads them");
+    }
+    return notes;
+}
+
+void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known* known) {
+    const Uses uses(pickle);
+    const bool loader_is_value = hands_on_loader(pickle);
+    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+        if (pickle.kind(id) != PickleGraph::Kind::global) continue;
+        // Unused, it has spelled the name of a nested class, which is a global of its own.
+        if (!uses.used(id) && is_global(pickle, id, "builtins.getattr")) continue;
+        const Global global = pickle.global(id);
+        const bool loader = is_global(pickle, id, load_from_bytes);
+        add_one(global, record, known(global) && !(loader && loader_is_value), uses.called(id));
+    }
+}
+
+void NamedGlobals::add_one(const Global& global, std::string_view record, bool known, bool called) {
+    const bool unsafe = is_unsafe(global, known);
+    if (!known) (unsafe ? unsafe_ : others_).add(global);
+    asks_for_code_ = asks_for_code_ || unsafe || (called && !known);
+    std::string key(record);
+    key.append(1, '\0').append(global.module).append(1, '\0').append(global.name);
+    const auto found = places_.find(key);
+    if (found != places_.end()) {
+        NamedGlobal& named = all_[found->second];
+        named.called = named.called || called;
+        named.known = named.known && known;
+        return;
+    }
+    NamedGlobal named{.module = std::string(global.module),
+                      .name = std::string(global.name),
+                      .record = std::string(record),
+                      .known = known,
+                      .called = called};
+    if (all_.size() == most_listed) {
+        if (!known && called && (!not_listed_ || (unsafe && !is_unsafe(*not_listed_)))) not_listed_ = std::move(named);
+        return;
+    }
+    places_.emplace(std::move(key), all_.size());
+    all_.push_back(std::move(named));
+}
+
+void NamedGlobals::refuse() const {
+    if (!strict_) return;
+    std::string message;
+    if (!unsafe_.first.empty()) message = "globals that run code: " + unsafe_.text();
+    if (!others_.first.empty()) message += (message.empty() ? "" : "; ") + ("unknown globals: " + others_.text());
+    if (message.empty()) return;
+    throw Error(Errc::unknown_global, std::move(message))
+        .with_hint("where they are allowed, what they would make is opaque objects, and nothing is called");
+}
+
+std::optional<std::string> NamedGlobals::note() const {
+    std::set<std::string> names;
+    const NamedGlobal* first = nullptr;
+    const auto count = [&](const NamedGlobal& named) {
+        if (named.known || !named.called) return;
+        names.insert(dotted({named.module, named.name}));
+        if (first == nullptr || (is_unsafe(named) && !is_unsafe(*first))) first = &named;
+    };
+    std::for_each(all_.begin(), all_.end(), count);
+    if (not_listed_) count(*not_listed_);
+    if (first == nullptr && !unread_) return std::nullopt;
+    if (first == nullptr)
+        return "a file inside the pickle cannot be read, and loading it may call anything; --strict-globals refuses "
+               "the "
+               "file";
+    const std::string name = excerpt(dotted({first->module, first->name}));
+    const std::string at_least = not_listed_ || unread_ ? "at least " : "";
+    const std::string called = names.size() == 1 && at_least.empty()
+                                   ? "a class or function that safemap does not know, " + name
+                                   : at_least + std::to_string(names.size()) +
+                                         (names.size() == 1 ? " class or function" : " classes and functions") +
+                                         " that safemap does not know, the first is " + name;
+    return "unpickling would call " + called +
+           "; nothing was called; inspect --globals lists what the file names, --strict-globals refuses the file";
+}
+
+PickleStream::Seen collecting(NamedGlobals* globals, std::string prefix) {
+    if (globals == nullptr) return {};
+    return [globals, prefix = std::move(prefix)](const PickleGraph& pickle, std::string_view what) {
+        globals->add(pickle, prefix + std::string(what));
+    };
+}
+
+void NamedGlobals::Names::add(const Global& global) {
+    std::string name = excerpt(dotted(global));
+    if (std::find(first.begin(), first.end(), name) != first.end()) return;
+    if (first.size() < most_named) first.push_back(std::move(name));
+    else more = true;
+}
+
+std::string NamedGlobals::Names::text() const {
+    std::string all;
+    for (const std::string& name : first) all += (all.empty() ? "" : ", ") + name;
+    return more ? all + " and more" : all;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::torch
