@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI {
@@ -19,6 +20,24 @@ std::uint64_t name_hash(std::string_view name) noexcept;
 /// For the standard's tables of what comes from files.
 struct NameHash {
     std::size_t operator()(std::string_view name) const noexcept { return name_hash(name); }
+};
+
+/// The names of the items of a list, by number: texts themselves, the first of pairs, what others have as name or
+/// name(). The list stays with the caller, and may grow.
+template <class List> class NamesOf {
+public:
+    explicit NamesOf(const List& list) noexcept : list_(list) {}
+    std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(list_.size()); }
+    std::string_view operator()(std::uint32_t number) const noexcept {
+        const auto& item = list_[number];
+        if constexpr (std::is_convertible_v<decltype(item), std::string_view>) return item;
+        else if constexpr (requires { item.first; }) return item.first;
+        else if constexpr (requires { item.name(); }) return item.name();
+        else return item.name;
+    }
+
+private:
+    const List& list_;
 };
 
 /// A hash table from names to numbers. The names stay with the caller, who says by `name_of(number)` what each is;
@@ -71,6 +90,15 @@ public:
                 ++count_;
             }
         }
+    }
+
+    /// The same for a whole list.
+    template <class List, class Repeated> void add_all(const NamesOf<List>& names, Repeated&& repeated) {
+        add_all(names.count(), names, repeated);
+    }
+    /// Of names that are there twice, the first counts.
+    template <class List> void add_all(const NamesOf<List>& names) {
+        add_all(names, [](auto, auto) {});
     }
 
 private:

@@ -26,9 +26,7 @@ public:
     explicit ListReader(const safetensors::TensorList& header) {
         tensors_.reserve(header.size());
         for (const safetensors::TensorInfo info : header) tensors_.push_back({info.name, info.data});
-        names_.add_all(
-            static_cast<std::uint32_t>(tensors_.size()), [this](auto i) { return tensors_[i].name; },
-            [](auto, auto) {});
+        names_.add_all(NamesOf(tensors_));
         listed_.resize(tensors_.size());
     }
 
@@ -77,7 +75,7 @@ private:
     }
 
     void add(std::string_view name, const Digest& digest) {
-        const auto number = names_.find(name, [this](auto i) { return tensors_[i].name; });
+        const auto number = names_.find(name, NamesOf(tensors_));
         if (!number) {
             if (unknown_++ == 0) first_unknown_ = name;
             return;
@@ -137,16 +135,16 @@ std::optional<Digest> found_identity(const state::Contents& contents, std::span<
     std::vector<safetensors::NamedDigest> all;
     all.reserve(contents.tensors.size());
     NameIndex open;
-    const auto name_of_open = [&](std::uint32_t i) -> std::string_view { return contents.tensors[i].name(); };
+    const NamesOf opened(contents.tensors);
     for (std::uint32_t i = 0; i < contents.tensors.size(); ++i) {
         const LazyTensor& tensor = contents.tensors[i];
         const auto number = names.find(tensor.name(), name_of_known);
         if (!number) return std::nullopt;
-        open.add(tensor.name(), i, name_of_open);
+        open.add(tensor.name(), i, opened);
         all.push_back({tensor.name(), tensor.dtype(), &tensor.shape(), known[*number]->digest});
     }
     safetensors::for_each_alias(
-        contents.metadata, [&](std::string_view name) { return open.find(name, name_of_open); },
+        contents.metadata, [&](std::string_view name) { return open.find(name, opened); },
         [&](const std::string& dropped, std::uint32_t i) {
             safetensors::NamedDigest other = all[i];
             other.name = dropped;

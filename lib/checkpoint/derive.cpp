@@ -33,8 +33,7 @@ bool is_state(const StateTree& tree, std::string_view part) {
 }
 
 void require_distinct(const Names& before, const std::vector<std::string>& after) {
-    const auto name_of = [&](std::uint32_t i) { return std::string_view(after[i]); };
-    NameIndex().add_all(static_cast<std::uint32_t>(after.size()), name_of, [&](std::uint32_t a, std::uint32_t b) {
+    NameIndex().add_all(NamesOf(after), [&](std::uint32_t a, std::uint32_t b) {
         throw Error(Errc::name_collision, safemap::quoted(before[a].name) + " and " + safemap::quoted(before[b].name) +
                                               " would both become " + safemap::quoted(after[b]));
     });

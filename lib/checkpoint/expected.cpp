@@ -75,8 +75,7 @@ void require_size(const ExpectedTensor& tensor) {
 
 std::vector<std::uint32_t> checkpoint::checked_roots(std::span<const ExpectedTensor> expected) {
     NameIndex numbers;
-    const auto name_of = [&](std::uint32_t i) { return std::string_view(expected[i].name); };
-    numbers.add_all(static_cast<std::uint32_t>(expected.size()), name_of, [&](std::uint32_t first, std::uint32_t) {
+    numbers.add_all(NamesOf(expected), [&](std::uint32_t first, std::uint32_t) {
         throw bad_field("expected twice").with_tensor(expected[first].name);
     });
 
@@ -85,7 +84,7 @@ std::vector<std::uint32_t> checkpoint::checked_roots(std::span<const ExpectedTen
     for (const ExpectedTensor& tensor : expected) {
         require_size(tensor);
         const auto own = static_cast<std::uint32_t>(roots.size());
-        const auto root = tensor.alias_of.empty() ? own : numbers.find(tensor.alias_of, name_of);
+        const auto root = tensor.alias_of.empty() ? own : numbers.find(tensor.alias_of, NamesOf(expected));
         if (!root || (*root != own && !expected[*root].alias_of.empty()))
             throw bad_field("an alias of " + safemap::quoted(tensor.alias_of) + ", which is " +
                             (root ? "an alias itself" : "not expected"))

@@ -25,19 +25,13 @@ constexpr std::size_t none = SIZE_MAX;
 
 /// Every name of a checkpoint, and the number of its tensor.
 class Held {
-    auto name_of() const {
-        return [this](std::uint32_t i) { return names_[i].name; };
-    }
-
 public:
-    explicit Held(const Checkpoint& checkpoint) : names_(all_names(checkpoint)) {
-        index_.add_all(static_cast<std::uint32_t>(names_.size()), name_of(), [](auto, auto) {});
-    }
+    explicit Held(const Checkpoint& checkpoint) : names_(all_names(checkpoint)) { index_.add_all(NamesOf(names_)); }
 
     const std::vector<NamedTensor>& names() const noexcept { return names_; }
     /// none where no tensor has that name.
     std::size_t tensor(std::string_view name) const {
-        const auto found = index_.find(name, name_of());
+        const auto found = index_.find(name, NamesOf(names_));
         return found ? names_[*found].tensor : none;
     }
 

@@ -36,12 +36,11 @@ std::set<std::string_view> candidate_prefixes(const Names& bare, const Names& fu
 
 std::string certain_prefix(const Names& bare, const Names& full) {
     NameIndex index;
-    const auto name_of = [&](std::uint32_t i) { return full[i].name; };
-    index.add_all(static_cast<std::uint32_t>(full.size()), name_of, [](auto, auto) {});
+    index.add_all(NamesOf(full));
     const auto explains_all = [&](std::string_view prefix) {
         std::size_t explained = 0;
         for (const NamedShape& item : bare) {
-            const auto other = index.find(std::string(prefix).append(item.name), name_of);
+            const auto other = index.find(std::string(prefix).append(item.name), NamesOf(full));
             if (other && *full[*other].shape == *item.shape) ++explained;
         }
         return explained == std::min(bare.size(), full.size());

@@ -22,7 +22,7 @@ public:
     /// stay where it is.
     std::uint32_t claim(std::string_view name, std::uint32_t file) {
         const auto next = static_cast<std::uint32_t>(owned_.size());
-        const auto number = index_.add(name, next, [this](std::uint32_t i) { return owned_[i].first; });
+        const auto number = index_.add(name, next, NamesOf(owned_));
         if (number == next) owned_.emplace_back(name, file);
         return owned_[number].second;
     }

@@ -374,7 +374,7 @@ private:
     bool is_new(std::string_view name) {
         const auto number = static_cast<std::uint32_t>(names_.size());
         names_.push_back(name);
-        if (index_.add(name, number, [this](std::uint32_t i) { return names_[i]; }) != number) {
+        if (index_.add(name, number, NamesOf(names_)) != number) {
             names_.pop_back();
             return false;
         }
@@ -505,14 +505,12 @@ ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink&
     const std::vector<Placed> placed = Entries(*zip.source_, place, faults).read(directory);
     zip.records_.reserve(placed.size());
     for (const Placed& each : placed) zip.records_.push_back(each.record);
-    zip.by_name_.add_all(
-        static_cast<std::uint32_t>(placed.size()), [&](std::uint32_t i) { return zip.records_[i].name; },
-        [](std::uint32_t, std::uint32_t) {});
+    zip.by_name_.add_all(NamesOf(zip.records_));
     return zip;
 }
 
 const ZipRecord* ZipDirectory::find(std::string_view name) const noexcept {
-    const auto found = by_name_.find(name, [this](std::uint32_t i) { return records_[i].name; });
+    const auto found = by_name_.find(name, NamesOf(records_));
     return found ? &records_[*found] : nullptr;
 }
 

@@ -71,9 +71,8 @@ std::uint64_t append_tensor(std::string& json, const TensorSpec& tensor, std::ui
 void refuse_collisions(std::span<const TensorSpec> tensors) {
     for (const TensorSpec& tensor : tensors)
         if (tensor.name == reserved_name) throw Error(Errc::name_collision, "the name '__metadata__' is reserved");
-    const auto name_of = [&](std::uint32_t i) { return tensors[i].name; };
-    NameIndex().add_all(static_cast<std::uint32_t>(tensors.size()), name_of, [&](std::uint32_t, std::uint32_t again) {
-        throw Error(Errc::name_collision, "two tensors have the name " + safemap::quoted(name_of(again)));
+    NameIndex().add_all(NamesOf(tensors), [&](std::uint32_t, std::uint32_t again) {
+        throw Error(Errc::name_collision, "two tensors have the name " + safemap::quoted(tensors[again].name));
     });
 }
 

@@ -95,8 +95,7 @@ private:
 
     std::uint32_t number_of(std::string_view shard) {
         const auto next = static_cast<std::uint32_t>(index_.shards.size());
-        const std::uint32_t number =
-            shards_.add(shard, next, [this](std::uint32_t i) { return std::string_view(index_.shards[i]); });
+        const std::uint32_t number = shards_.add(shard, next, NamesOf(index_.shards));
         if (number == next) index_.shards.emplace_back(shard);
         return number;
     }

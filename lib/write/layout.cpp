@@ -54,9 +54,8 @@ void require_distinct_names(std::span<const LazyTensor> tensors) {
         if (tensor.name().find('\0') != std::string::npos)
             throw Error(Errc::bad_name, "a name with a NUL in it: " + safemap::quoted(tensor.name()));
     }
-    const auto name_of = [&](std::uint32_t i) { return std::string_view(tensors[i].name()); };
-    NameIndex().add_all(static_cast<std::uint32_t>(tensors.size()), name_of, [&](std::uint32_t, std::uint32_t again) {
-        throw Error(Errc::name_collision, "two tensors named " + safemap::quoted(name_of(again)));
+    NameIndex().add_all(NamesOf(tensors), [&](std::uint32_t, std::uint32_t again) {
+        throw Error(Errc::name_collision, "two tensors named " + safemap::quoted(tensors[again].name()));
     });
 }
 
