@@ -259,7 +259,12 @@ void Engine::drop(Lock& lock, std::span<const Id> victims) noexcept {
 }
 
 void Engine::forget(Id id) noexcept {
-    known_.erase(entries_[id].tensor.get());
+    try {
+        known_.erase(entries_[id].tensor.get());
+    } catch (const std::bad_alloc&) {
+        // Hashing copies a view, which allocates for more than eight dimensions; erasing a place does not.
+        std::erase_if(known_, [&](const auto& known) { return known.second == id; });
+    }
     entries_[id] = {};
     residency_.remove(id);
 }
