@@ -132,7 +132,9 @@ private:
             if (fresh) allowance_.spend(far_entry_cost);
             return entry->second;
         }
-        const std::size_t size = std::max<std::size_t>(index + 1, near_.size() * 2);
+        // Grows no further than the least index of far_, which it would hide.
+        const std::size_t size = std::min(std::max(static_cast<std::size_t>(index) + 1, near_.size() * 2),
+                                          static_cast<std::size_t>(input_.size()) + 1);
         allowance_.spend(entry_cost * (size - near_.size()));
         near_.resize(size, PickleGraph::nothing);
         return near_[index];

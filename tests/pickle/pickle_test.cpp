@@ -392,6 +392,22 @@ TEST_CASE("nesting, marks and sharing cost what they take in the pickle") {
     CHECK_OK(Read(gets + chain + folds + "."));
 }
 
+TEST_CASE("entries just above the pickle's length are found when lower ones come later") {
+    std::string filler;
+    for (int i = 0; i < 35; ++i) filler += "N0";
+    // Puts 7 at 150, 8 at 75, 9 at 80.
+    const std::string puts = filler + "K\x07r\x96"s + "\0\0\0"s + "0K\x08q\x4b" + "0K\x09q\x50" + "0";
+    const auto read = [&](const std::string& rest) {
+        const Read made(puts + rest);
+        return shown(made.graph, made.graph.root());
+    };
+    CHECK(read("j\x96"s + "\0\0\0."s) == "7");
+    CHECK(read("h\x4b.") == "8");
+    CHECK(read("h\x50.") == "9");
+    // 150 once more: MEMOIZE counts three entries, and puts the next at 3.
+    CHECK(read("K\x05r\x96"s + "\0\0\0"s + "0K\x06\x94" + "0h\x03.") == "6");
+}
+
 TEST_CASE("limits hold") {
     CHECK_FAULT(Read("NNN.", {.max_bytes = 3}), Errc::pickle_too_large);
     CHECK_OK(Read("c" + std::string(1000, 'm') + "\n" + std::string(24, 'n') + "\n."));
