@@ -67,6 +67,7 @@ public:
     /// `name`, where there is one, ends the sentence. Costs next to nothing once enough is told.
     void meet(Errc code, std::string_view what, std::string_view tensor = {}, std::string_view name = {}) {
         ++met_;
+        last_ = code;
         if (!strict_ && met_ > most_told) return;
         Error error(code, std::string(what) + (name.data() == nullptr ? "" : ' ' + safemap::quoted(name)));
         if (!tensor.empty()) error.with_tensor(tensor);
@@ -75,7 +76,7 @@ public:
     }
     void finish() {
         if (!strict_ && met_ > most_told)
-            tolerated_.emplace_back(tolerated_.back().code(), std::to_string(met_ - most_told) + " more such");
+            tolerated_.emplace_back(last_, std::to_string(met_ - most_told) + " more such");
     }
 
 private:
@@ -85,6 +86,7 @@ private:
     FaultSink& faults_;
     std::vector<Error>& tolerated_;
     std::size_t met_ = 0;
+    Errc last_ = {};
 };
 
 // ---- JSON values ----

@@ -310,6 +310,11 @@ TEST_CASE("of very many allowances the first hundred are told, and how many more
     CHECK(header.tensors.size() == 150);
     REQUIRE(header.tolerated.size() == 101);
     CHECK(std::string(header.tolerated.back().what()) == "50 more such");
+
+    const Header longer = read(json + "}", "behind", limit, Rules::lenient);
+    REQUIRE(longer.tolerated.size() == 102);
+    CHECK(longer.tolerated[100].code() == Errc::trailing_bytes);
+    CHECK(longer.tolerated[101].code() == longer.tolerated[0].code());
 }
 
 TEST_CASE("names and shapes with escapes and blanks are what they spell") {
