@@ -11,9 +11,6 @@ namespace {
 
 using namespace literals;
 
-constexpr std::uint64_t all_memory = 32_MiB;
-constexpr std::uint64_t gatherer_memory = 3_MiB;
-
 }  // namespace
 
 std::span<std::byte> Worker::buffer(std::size_t size) {
@@ -28,11 +25,6 @@ Workers::Workers(unsigned threads, unsigned buffers, std::uint64_t largest, Thre
     : workers_(thread_count(threads, limits)),
       buffers_(buffers),
       buffer_size_(buffer_size(count(), buffers, largest)) {}
-
-std::size_t Workers::buffer_size(unsigned count, unsigned buffers, std::uint64_t largest) noexcept {
-    const std::uint64_t room = (all_memory / count - gatherer_memory) / buffers;
-    return static_cast<std::size_t>(std::min(largest, room / Worker::page * Worker::page));
-}
 
 BlockRow::Place BlockRow::at(std::size_t i) const noexcept {
     const auto end = std::upper_bound(ends_.begin(), ends_.end(), i);

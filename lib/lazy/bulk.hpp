@@ -5,6 +5,7 @@
 #include "base/watch.hpp"
 #include "lazy/gatherer.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -35,15 +36,21 @@ private:
     std::size_t size_ = 0;
 };
 
-/// The workers of one parallel_for. They take 32 MiB together at most, whatever is read.
+/// The workers of one parallel_for. Up to twelve take 32 MiB together at most, whatever is read.
 class Workers {
 public:
+    static constexpr std::uint64_t all_memory = 32U << 20;
+
     /// As many as the option `threads` means. Each has `buffers` buffers of at most `largest` bytes. The limits must
     /// leave each of them enough, as those for bulk work do.
     explicit Workers(unsigned threads, unsigned buffers = 1, std::uint64_t largest = std::uint64_t{4} << 20,
                      ThreadLimits limits = bulk_threads);
-    /// Bytes of a buffer of so many workers, a multiple of a page.
-    static std::size_t buffer_size(unsigned count, unsigned buffers, std::uint64_t largest) noexcept;
+    /// Bytes of a buffer of so many workers, a multiple of a page, and at least one.
+    static constexpr std::size_t buffer_size(unsigned count, unsigned buffers, std::uint64_t largest) noexcept {
+        const std::uint64_t each = std::max(all_memory / count, Gatherer::most_memory + buffers * Worker::page);
+        const std::uint64_t room = (each - Gatherer::most_memory) / buffers;
+        return static_cast<std::size_t>(std::min(largest, room / Worker::page * Worker::page));
+    }
 
     unsigned count() const noexcept { return static_cast<unsigned>(workers_.size()); }
     std::size_t buffer_size() const noexcept { return buffer_size_; }

@@ -51,6 +51,7 @@ struct Part {
 private:
     std::uint64_t row_span() const noexcept { return (count - 1) * static_cast<std::uint64_t>(std::abs(in_step)); }
 };
+static_assert(window_size + cast_size + max_parts * sizeof(Part) <= Gatherer::most_memory);
 
 template <class Unit>
 void copy_units(const std::byte* in, std::int64_t in_step, std::byte* out, std::int64_t out_step, std::uint64_t count) {

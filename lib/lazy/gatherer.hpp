@@ -14,6 +14,9 @@ namespace safemap::SAFEMAP_ABI {
 /// worker thread; it may be used for one tensor after another.
 class Gatherer {
 public:
+    /// Bytes of memory that it takes, whatever it fills.
+    static constexpr std::uint64_t most_memory = 2304U << 10;
+
     Gatherer();
     ~Gatherer();
     Gatherer(Gatherer&&) noexcept;

@@ -41,7 +41,7 @@ struct Place {
 /// Writes the region's bytes, which lie in a row in memory, from where they are.
 void copy_memory(const Place& to, std::span<const std::byte> bytes);
 /// Bytes of the worker's buffer that copy_value takes.
-inline constexpr std::size_t copy_buffer = std::size_t{2} << 20;
+inline constexpr std::size_t copy_buffer = (std::size_t{4} << 20) - Gatherer::most_memory;
 /// Writes a value through the worker's buffer. Its bytes are those of the region, and where the value stands
 /// transposed, so that tiles of it are read, its shape is the extent of the region's box.
 void copy_value(const Place& to, const LazyTensor& value, Worker& worker);

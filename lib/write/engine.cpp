@@ -38,7 +38,7 @@ using namespace literals;
 constexpr std::uint64_t stream_block = 1_MiB;
 // What is transposed is gathered in tiles, and what is in boxes in rows, the larger the better.
 constexpr std::uint64_t largest_block = 8_MiB;
-constexpr std::uint64_t gatherer_buffers = 2_MiB;
+static_assert(Workers::buffer_size(saving_threads.most, 1, largest_block) >= stream_block);
 // A tensor above this that is strided, or in boxes, is never cut by the end of a block: each part would read most of
 // the whole.
 constexpr std::uint64_t small_strided = 64_KiB;
@@ -372,7 +372,7 @@ std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& la
                       !is_contiguous(view.shape, view.strides);
         }
     constexpr std::uint64_t stack = 64_KiB;
-    return workers * (block + page + (gathers ? gatherer_buffers : 0) + stack);
+    return workers * (block + page + (gathers ? Gatherer::most_memory : 0) + stack);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -14,7 +14,7 @@ TEST_CASE("however many threads are asked for, all buffers and gatherers take 32
             CAPTURE(buffers);
             Workers workers(threads, buffers);
             CHECK(workers.count() >= 1);
-            CHECK(workers.count() * (buffers * workers.buffer_size() + (3U << 20)) <= 32U << 20);
+            CHECK(workers.count() * (buffers * workers.buffer_size() + Gatherer::most_memory) <= Workers::all_memory);
             CHECK(workers.buffer_size() >= 512U << 10);
             CHECK(workers.buffer_size() % 4096 == 0);
             const auto first = workers.buffer(workers.count() - 1, 0);
