@@ -1,4 +1,4 @@
-// What opening a checkpoint is told: how strict it is, how it gets at bytes.
+// Options of opening a checkpoint: how strict it is and how it gets at bytes. Also the formats that there are.
 #pragma once
 
 #include <safemap/api.hpp>

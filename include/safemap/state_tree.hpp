@@ -1,4 +1,5 @@
-// The nested state dict: what torch.save saved, as data. Leaves are tensors of which nothing has been read.
+// The nested state dict: what torch.save saved, as data. Leaves are tensors of which nothing has been read. Also
+// what a file of torch holds beside the tree: the globals that it names, its checksums and storages.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -143,7 +144,7 @@ struct StoredChecksum {
     std::string record;  ///< "archive/data/0"
 };
 
-/// Where a storage stands.
+/// Where a storage of a `.pt` stands.
 struct StoragePlace {
     std::shared_ptr<const Source> source;
     Extent extent;

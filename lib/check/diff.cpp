@@ -8,7 +8,6 @@
 //   Names, Shared, PairNumbers which names have a pair, and which pairs are the same
 //   report_on(), note_...()    what was found, in words
 //   diff()                     all of it
-//
 #include <safemap/diff.hpp>
 
 #include "base/name_index.hpp"

@@ -3,7 +3,7 @@
 //   tree_draft.hpp     the tree while it grows, and the paths of its nodes in errors
 //   containers.hpp     lists, dictionaries and their kind
 //   tensor_calls.hpp   the table of functions that make tensors
-//   numpy.hpp    what NumPy writes
+//   numpy.hpp          what NumPy writes
 //   python_values.hpp  the table of functions that make plain values
 //   object_parts.hpp   everything else: opaque objects, whose parts keep names
 //
