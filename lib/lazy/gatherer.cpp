@@ -1,7 +1,11 @@
 // From stored pieces to values. A box of a value becomes *parts*: rows of elements that stand at one distance from
 // each other in a source. Parts that are long and contiguous are read straight into the output; others are collected,
 // sorted by place, read through a window, neighbours together, and scattered; what becomes columns of the output,
-// several at a time.
+// several at a time. From the top:
+//   - Part, and what copies parts from a window: one at a time, columns together, rows together.
+//   - each_box_of_range(), with_whole_rows(): a range of bytes as boxes.
+//   - Gatherer::Impl: takes the pieces that a box meets, makes parts of them, reads, scatters, and casts.
+//   - Gatherer: checks what it is asked for.
 #include "lazy/gatherer.hpp"
 
 #include "base/faults.hpp"

@@ -2,7 +2,12 @@
 // stay where they are in the buffer.
 //
 // On-Demand checks only what is looked at, and the reference refuses a header for any fault in it. So every value is
-// visited, those of unknown fields too, under the rules of the reference's JSON reader (serde_json).
+// visited, those of unknown fields too, under the rules of the reference's JSON reader (serde_json). From the top:
+//   - read_text(): the length and the bytes of a header.
+//   - Allowances: what only the strict policy refuses.
+//   - JSON values: what serde_json would say to each; numbers, texts, depth.
+//   - HeaderReader: the document, its fields, then names that are there twice, order, and layout.
+//   - TensorList: rows of the header as tensors.
 #include "safetensors/header.hpp"
 
 #include "base/json.hpp"

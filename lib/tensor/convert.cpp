@@ -1,5 +1,6 @@
 // Casts: every dtype is decoded to F32 and encoded from it, a block at a time, by loops without branches that the
-// compiler vectorises.
+// compiler vectorises. From the top: the formats (Small, Bf16), the loops over them, a Codec for each dtype and width
+// of vectors, the counts of what overflows, and the public functions.
 #include "tensor/convert.hpp"
 
 #include <algorithm>
