@@ -274,6 +274,17 @@ TEST_CASE("a folder without a checkpoint counts as new, and what is in it stays"
     CHECK(TempDir::read(dir / "notes/README.md") == "mine");
     CHECK(Checkpoint::open(dir / "notes").size() == tensors.size());
 
+    // A model in a folder of its own is read where the folder around it has none, and no save replaces it.
+    fs::create_directories(dir / "around/inner");
+    CHECK_OK(save(dir / "around/inner", std::vector{tensor("inner", Dtype::u8, {3})}));
+    const std::string inner = TempDir::read(dir / "around/inner/model.safetensors");
+    CHECK(Checkpoint::open(dir / "around")["inner"].nbytes() == 3);
+    for (const bool overwrite : {false, true}) {
+        CHECK_OK(save(dir / "around", tensors, {.overwrite = overwrite}));
+        CHECK(TempDir::read(dir / "around/inner/model.safetensors") == inner);
+        CHECK(Checkpoint::open(dir / "around").size() == tensors.size());
+    }
+
     // Whatever a save might replace is a checkpoint, sound or not.
     for (const char* name : {"pytorch_model.bin", "x.safetensors", "model.safetensors.index.json", "a.ckpt"}) {
         CAPTURE(name);
