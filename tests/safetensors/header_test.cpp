@@ -311,7 +311,7 @@ TEST_CASE("of very many allowances the first hundred are told, and how many more
     REQUIRE(header.tolerated.size() == 101);
     CHECK(std::string(header.tolerated.back().what()) == "50 more such");
 
-    const Header longer = read(json + "}", "behind", limit, Rules::lenient);
+    const Header longer = read(forge::safetensors(json + "}", "behind"), limit, Rules::lenient);
     REQUIRE(longer.tolerated.size() == 102);
     CHECK(longer.tolerated[100].code() == Errc::trailing_bytes);
     CHECK(longer.tolerated[101].code() == longer.tolerated[0].code());
