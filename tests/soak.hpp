@@ -15,14 +15,19 @@ inline bool whole() {
     return text != nullptr && std::string_view(text) == "whole";
 }
 
+/// The seed of a test of random cases: the usual one in a whole run, otherwise another one each time. SAFEMAP_SEED sets
+/// it, which repeats a run.
+inline unsigned seed(unsigned usual) {
+    if (const char* const text = std::getenv("SAFEMAP_SEED"))
+        return static_cast<unsigned>(std::strtoul(text, nullptr, 10));
+    return whole() ? usual : std::random_device()();
+}
+
 /// The distance to the next call that is tried: 1 in a whole run, otherwise 1 to 2 * mean - 1. Other calls are tried in
 /// each run; SAFEMAP_SEED repeats one.
 inline int step(int mean) {
     if (whole()) return 1;
-    static std::mt19937_64 random = [] {
-        const char* const text = std::getenv("SAFEMAP_SEED");
-        return std::mt19937_64(text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()());
-    }();
+    static std::mt19937 random(seed(0));
     return std::uniform_int_distribution(1, 2 * mean - 1)(random);
 }
 

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -128,9 +129,40 @@ void boxes(benchmark::State& state) {
     read_all(state, {"w", stored_boxes(Dtype::f32, {side, side}, pieces)});
 }
 
+/// The same files and blocks by the loop that one would write: a read for each file that a block meets, and a copy for
+/// each row of it. What `boxes` takes beside it is the work of the library, not of the machine.
+void bare(benchmark::State& state) {
+    const auto rows = static_cast<std::uint64_t>(state.range(0));
+    const auto columns = static_cast<std::uint64_t>(state.range(1));
+    const Ranks ranks(rows * columns);
+    const std::uint64_t height = side / rows;
+    const std::uint64_t width = side / columns * 4;
+    const std::uint64_t at_once = std::min(height, 8_MiB / (side * 4));
+    std::vector<std::byte> buffer(8_MiB);
+    std::vector<std::byte> piece(static_cast<std::size_t>(at_once * width));
+    for (auto _ : state)
+        for (std::uint64_t first = 0; first < side; first += at_once)
+            for (std::uint64_t column = 0; column < columns; ++column) {
+                ranks.files[first / height * columns + column]->read_at(first % height * width, piece);
+                for (std::uint64_t row = 0; row < at_once; ++row)
+                    std::memcpy(&buffer[row * side * 4 + column * width], &piece[row * width], width);
+                benchmark::ClobberMemory();
+            }
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(total));
+}
+
 BENCHMARK(describe)->ArgName("ranks")->Arg(192)->Arg(1'024)->Arg(4'096)->Unit(benchmark::kMillisecond);
 BENCHMARK(runs)->ArgName("ranks")->Arg(8)->Arg(64)->Arg(1'024)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(boxes)
+    ->ArgNames({"rows", "columns"})
+    ->Args({2, 4})
+    ->Args({8, 8})
+    ->Args({32, 32})
+    ->Args({1, 64})
+    ->Args({1, 1'024})
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(bare)
     ->ArgNames({"rows", "columns"})
     ->Args({2, 4})
     ->Args({8, 8})

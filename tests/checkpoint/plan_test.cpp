@@ -3,6 +3,7 @@
 #include <safemap/plan.hpp>
 
 #include "containers.hpp"
+#include "soak.hpp"
 
 #include <safemap/digest.hpp>
 #include <safemap/uploader.hpp>
@@ -452,7 +453,7 @@ Checkpoint random_checkpoint(std::mt19937& random) {
 
 TEST_CASE("random models and checkpoints are matched as the slow twin matches them") {
     std::random_device device;
-    for (int round = 0; round < 2000; ++round) {
+    for (int round = 0; round < soak::rounds(2000); ++round) {
         const unsigned seed = device();
         CAPTURE(seed);
         std::mt19937 random(seed);

@@ -24,15 +24,17 @@ inline std::byte pattern(std::uint64_t seed, std::uint64_t at) {
 class Counted {
 public:
     explicit Counted(std::uint64_t seed, std::uint64_t size) : state_(std::make_shared<State>()) {
-        state_->seed = seed;
         const auto state = state_;
-        source_ = safemap::callback_source("counted", size, [state](std::uint64_t offset, std::span<std::byte> into) {
-            ++state->reads;
-            if (state->fail.fetch_sub(1) == 0) throw safemap::Error(safemap::Errc::io_error, "the disk is gone");
-            if (state->microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(state->microseconds));
-            state->bytes += into.size();
-            for (std::size_t i = 0; i < into.size(); ++i) into[i] = pattern(state->seed, offset + i);
-        });
+        source_ =
+            safemap::callback_source("counted", size, [state, seed](std::uint64_t offset, std::span<std::byte> into) {
+                ++state->reads;
+                if (state->fail.fetch_sub(1) == 0) throw safemap::Error(safemap::Errc::io_error, "the disk is gone");
+                if (state->microseconds > 0)
+                    std::this_thread::sleep_for(std::chrono::microseconds(state->microseconds));
+                state->bytes += into.size();
+                for (std::byte *at = into.data(), *const end = at + into.size(); at != end; ++at)
+                    *at = pattern(seed, offset++);
+            });
     }
 
     const std::shared_ptr<const safemap::Source>& source() const { return source_; }
@@ -48,7 +50,6 @@ public:
 
 private:
     struct State {
-        std::uint64_t seed = 0;
         std::atomic<std::uint64_t> bytes = 0;
         std::atomic<std::uint64_t> reads = 0;
         std::atomic<std::int64_t> fail = -1;

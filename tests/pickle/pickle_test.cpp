@@ -2,6 +2,7 @@
 #include "pickle/pickle.hpp"
 
 #include "doctest_safemap.hpp"
+#include "soak.hpp"
 #include "torch/fixtures.hpp"
 #include "torch/forge.hpp"
 
@@ -457,10 +458,12 @@ TEST_CASE("what follows STOP is left") {
 }
 
 TEST_CASE("random opcodes are read or refused, and never more") {
-    std::mt19937 random(7);
+    const unsigned seed = soak::seed(7);
+    CAPTURE(seed);
+    std::mt19937 random(seed);
     const std::string opcodes =
         "(.012NKUX)tldaesu]}qhcRbiogpQ\x85\x86\x87\x88\x8f\x90\x91\x92\x93\x94\x81\x8a\x8c\n\x01m";
-    for (int round = 0; round < 20'000; ++round) {
+    for (int round = 0; round < soak::rounds(20'000); ++round) {
         std::string pickle;
         for (std::size_t i = random() % 40; i > 0; --i) pickle += opcodes[random() % opcodes.size()];
         const auto error = error_of([&] { shown(pickle + "."); });

@@ -30,6 +30,7 @@ inline std::vector<std::byte> stored_element(const Described& t, std::uint64_t i
     for (const auto& run : t.runs)
         if (index >= run.first && index - run.first < run.count)
             run.source->read_at(run.offset + (index - run.first) * size, out);
+    if (t.boxes.empty()) return out;
     safemap::Shape at(t.shape.size(), 0);
     std::uint64_t rest = index;
     for (std::size_t d = t.shape.size(); d-- > 0;) {

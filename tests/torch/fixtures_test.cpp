@@ -1,6 +1,7 @@
 // Every file that torch wrote reads as torch reads it, and every broken one is refused for what is wrong with it.
 #include "fixtures.hpp"
 #include "doctest_safemap.hpp"
+#include "soak.hpp"
 
 #include "base/checksum.hpp"
 
@@ -222,12 +223,14 @@ TEST_CASE("every truncation of a valid file is refused") {
 }
 
 TEST_CASE("files with random bytes changed are read or refused, and never more") {
-    std::mt19937 random(20240607);
+    const unsigned seed = soak::seed(20240607);
+    CAPTURE(seed);
+    std::mt19937 random(seed);
     for (const char* file :
          {"aligned_1.pt", "deflated.pt", "containers.pt", "quantized.pt", "sparse.pt", "module_main.pt"}) {
         CAPTURE(file);
         const std::string whole = fixtures::content(file);
-        for (int round = 0; round < 1500; ++round) {
+        for (int round = 0; round < soak::rounds(1500); ++round) {
             std::string bytes = whole;
             const int changes = 1 + static_cast<int>(random() % 4);
             for (int i = 0; i < changes; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());

@@ -5,6 +5,7 @@
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"
+#include "soak.hpp"
 
 #include <atomic>
 #include <cstring>
@@ -442,13 +443,15 @@ TEST_CASE("many storages that are one text cost what they would take") {
 }
 
 TEST_CASE("legacy files and plain pickles with random bytes changed are read or refused, and never more") {
-    std::uint32_t state = 20240607;
+    const unsigned seed = soak::seed(20240607);
+    CAPTURE(seed);
+    std::uint32_t state = seed;
     const auto random = [&] { return state = state * 1664525 + 1013904223, state >> 8; };
     for (const char* file :
          {"train_legacy_protocol4.pt", "module_legacy.pt", "plain_pickle2.pkl", "plain_pickle4.pkl"}) {
         CAPTURE(file);
         const std::string whole = fixtures::content(file);
-        for (int round = 0; round < 700; ++round) {
+        for (int round = 0; round < soak::rounds(700); ++round) {
             std::string bytes = whole;
             for (std::uint32_t i = 0; i <= random() % 4; ++i)
                 bytes[random() % bytes.size()] = static_cast<char>(random());

@@ -313,7 +313,7 @@ TEST_CASE("every system call of a save with checksums may fail, reading back inc
     for (const int number : {EIO, EACCES}) {
         bool survived = false;
         bool read_back = false;
-        for (int nth = soak::step(4); !survived; nth += soak::step(4)) {
+        for (int nth = soak::step(10); !survived; nth += soak::step(10)) {
             CAPTURE(nth);
             REQUIRE(nth < 200);
             std::optional<Error> error;

@@ -193,7 +193,7 @@ TEST_CASE(
         const fs::path out = dir / change.out;
         bool was_new = false;
         bool died = true;
-        for (int nth = soak::step(8); died; nth += soak::step(8)) {
+        for (int nth = soak::step(16); died; nth += soak::step(16)) {
             CAPTURE(nth);
             REQUIRE(nth < 300);
             save_old(out, change);
