@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -34,12 +35,18 @@ struct Around {
 
     /// A dry run holds all that the run would hold, but for the buffers.
     std::uint64_t predicted_anon_bytes(const SaveReport& saved) const { return peak_anon_bytes + saved.buffer_bytes; }
-    std::vector<SkippedObject> all_skipped(const SaveReport& saved) const { return joined(skipped, saved.skipped); }
-    std::vector<std::string> all_notes(const SaveReport& saved) const { return joined(notes, saved.notes); }
-
-private:
-    template <class T> static std::vector<T> joined(std::vector<T> all, const std::vector<T>& more) {
-        all.insert(all.end(), more.begin(), more.end());
+    /// A quantised tensor is skipped by opening, which knows why, and its numbers by saving: it is listed once.
+    std::vector<SkippedObject> all_skipped(const SaveReport& saved) const {
+        std::vector<SkippedObject> all = skipped;
+        std::set<std::string_view> listed;
+        for (const SkippedObject& object : skipped) listed.insert(object.name);
+        for (const SkippedObject& object : saved.skipped)
+            if (!listed.contains(object.name)) all.push_back(object);
+        return all;
+    }
+    std::vector<std::string> all_notes(const SaveReport& saved) const {
+        std::vector<std::string> all = notes;
+        all.insert(all.end(), saved.notes.begin(), saved.notes.end());
         return all;
     }
 };

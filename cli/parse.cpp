@@ -88,9 +88,12 @@ Dtype parse_dtype_name(std::string_view text) {
         if (name == bits)
             refuse(text, "one dtype but two: F8_E4M3 is the more exact one, F8_E5M2 the one of wider range");
     if (const auto dtype = parse_dtype(name)) return *dtype;
-    for (const std::string_view prefix : {"fp", "float"})  // fp16 is F16
+    // fp16 is F16, fp8_e4m3fn is torch's float8_e4m3fn, float8_e4m3 is F8_E4M3.
+    for (const std::string_view prefix : {"fp", "float"})
         if (name.starts_with(prefix))
-            if (const auto dtype = parse_dtype("f" + name.substr(prefix.size()))) return *dtype;
+            for (const std::string_view known : {"f", "float"})
+                if (const auto dtype = parse_dtype(std::string(known).append(name.substr(prefix.size()))))
+                    return *dtype;
     refuse(text, "a dtype: bf16, BF16 or bfloat16, and so on");
 }
 

@@ -123,6 +123,9 @@ class WhatIsTypedWrongly(Case):
         for dtype in ('fp16', 'float16', 'half', 'F16', 'FP16'):
             told = self.done('convert', 'small.safetensors', 'x', '--dry-run', '--dtype', dtype)
             self.assertEqual(list(told['cast']), ['F32->F16'])
+        for dtype in ('fp8_e4m3', 'fp8_e4m3fn', 'float8_e4m3', 'float8_e4m3fn', 'F8_E4M3'):
+            told = self.done('convert', 'small.safetensors', 'x', '--dry-run', '--dtype', dtype)
+            self.assertEqual(list(told['cast']), ['F32->F8_E4M3'])
         for dtype in ('fp8', 'float8', 'F8'):
             message, _ = self.blamed('convert', 'small.safetensors', 'x', '--dtype', dtype)
             self.assertIn('F8_E4M3', message)

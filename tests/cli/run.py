@@ -1758,6 +1758,13 @@ class Torch(Case):
                           for key in ('gathered', 'views')], [True, True])
         self.assertEqual(self.done('convert', self.pt('deflated.pt'), 'x', '--dry-run')['unreferenced_bytes'], 0)
 
+    def test_a_quantized_tensor_is_listed_once_with_why_it_is_skipped(self):
+        skipped = self.done('convert', self.pt('quantized.pt'), 'out.safetensors')['skipped']
+        names = [object['name'] for object in skipped]
+        self.assertIn('qint8', names)
+        self.assertEqual(len(names), len(set(names)))
+        self.assertTrue(all('quantized tensor' in object['why'] for object in skipped))
+
     def test_storages_of_what_is_not_written_are_unreferenced(self):
         for name in ('state_dict.pt', 'tied_legacy.pt', 'tar_0_1.pt', 'deflated.pt'):
             tensors = [t for t in self.done('inspect', self.pt(name))['tensors'] if 'alias_of' not in t]

@@ -124,7 +124,7 @@ TEST_CASE("every kind of tensor has its value on a device that cannot be read in
             CHECK(read_back(*fake, held->tensors()[0]) == value_of(tensor));
         }
         CHECK(engine->stats().peak_staging_bytes <= staging);
-        CHECK(engine->stats().peak_staging_bytes > 0);
+        if (engine->stats().uploaded_bytes > 0) CHECK(engine->stats().peak_staging_bytes > 0);
     }
     CHECK_FALSE(fake->staging_was_touched);
     CHECK(fake->allocated == 0);
