@@ -10,17 +10,19 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Whether a file may be mapped, and how: read-only, or as a private copy that can be written to. In a private copy a
-/// page is the file's until somebody writes to it; then it is memory of its own, which no file and no other mapping
-/// sees. `automatic` is allowed where the file lies on a local disk. On network and FUSE file systems a server that
-/// goes away, or truncates the file, would stop or kill the process at the touch of a view, so files are read there.
+/// Whether a file may be mapped, and how: read-only, or as a private copy that can be written to. `automatic` is
+/// allowed where the file lies on a local disk. On network and FUSE file systems a server that goes away, or truncates
+/// the file, would stop or kill the process at the touch of a view, so files are read there. A private copy is mapped
+/// where `automatic` maps: a page is the file's until somebody writes to it; then it is memory of its own, which no
+/// file and no other mapping sees. Elsewhere map() reads what it is asked for, each byte once, into memory of its own,
+/// and throws what reading throws; Access::private_copy says what that costs.
 enum class Mapping : std::uint8_t { automatic, allowed, never, private_copy };
 
 /// Opens a regular file for reading (symbolic links are followed, O_CLOEXEC). Its size and identity are taken now;
-/// a file that is found shorter later gives Errc::file_changed. The mapping, where one is asked for, is made once,
-/// shared by all who ask, and unmapped by its last owner; read_at() reads the file, whatever was written to a private
-/// copy of it. Throws path_not_found, invalid_argument for what is no regular file (a folder, a pipe, a device),
-/// permission_denied, too_many_open_files, out_of_memory, io_error.
+/// a file that is found shorter later gives Errc::file_changed. The mapping or the copy, where one is asked for, is
+/// made once, shared by all who ask, and freed by its last owner; read_at() reads the file, whatever was written to a
+/// private copy of it. Throws path_not_found, invalid_argument for what is no regular file (a folder, a pipe, a
+/// device), permission_denied, too_many_open_files, out_of_memory, io_error.
 ///
 /// Open files take at most half of the descriptors that the process may have (RLIMIT_NOFILE, the soft one). Beyond
 /// that the file unused for longest is closed, and opened again when it is read; it gives file_changed if another file

@@ -156,8 +156,9 @@ public:
     /// A program that truncates the file under a view turns the next touch into SIGBUS, and what it writes shows:
     /// use load() where files are not your own. Files are read-only but with Access::private_copy. Throws no_view where
     /// the value is cast, swapped, in several pieces, or in a source without addresses, as files on network file
-    /// systems are unless Access::mapped is asked for; file_changed where the file has changed by the time it is
-    /// mapped, which is once; and what the system says where opening it again or mapping it fails.
+    /// systems are unless Access::mapped or private_copy is asked for; file_changed where the file has changed by the
+    /// time it is mapped, which is once, or read for a private copy; and what the system says where opening it again,
+    /// mapping it or reading it fails.
     TensorView view() const;
     /// The value, contiguous, in memory of its own that is aligned to 64 bytes and may be written to. Throws as read()
     /// does.

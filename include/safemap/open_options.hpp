@@ -15,11 +15,15 @@ enum class Policy : std::uint8_t { compatible, strict, lenient };
 
 /// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill
 /// the process at the touch of a view). `copied` never maps. Where a file is not mapped view() throws no_view and
-/// load() reads. `private_copy` maps them as a copy to write to, for callers who change weights in place: views are
-/// writable(), and pages become memory of this process as they are written to, no others. The file never changes. All
-/// views of one open (of all copies of the checkpoint) share the copy, and it is gone with the last of them; another
-/// open has another. load(), read(), save() and uploading give what the file holds, not what was written to views.
-/// Only files are mapped: a Source of the caller's gives what it gives.
+/// load() reads. `private_copy` is for callers who change weights in place: views are writable(), and the file never
+/// changes. All views of one open (of all copies of the checkpoint) share the copy, and it is gone with the last of
+/// them; another open has another. load(), read(), save() and uploading give what the file holds, not what was written
+/// to views. Only files have one: a Source of the caller's gives what it gives.
+///
+/// A private copy maps the files that `automatic` maps: pages become memory of this process as they are written to, no
+/// others. Of other files a view is read when it is first taken, as load() reads, one view after another: it costs its
+/// bytes in memory, and stays what it is whatever becomes of the file. The bytes of tensors that no view was taken of
+/// cost nothing.
 enum class Access : std::uint8_t { automatic, mapped, copied, private_copy };
 
 enum class Format : std::uint8_t { safetensors, torch };

@@ -2,6 +2,7 @@
 #include "io/calls.hpp"
 #include "io/file_system.hpp"
 #include "io/mapping.hpp"
+#include "io/own_copy.hpp"
 #include "io/page_cache.hpp"
 
 #include <safemap/file.hpp>
@@ -21,13 +22,14 @@ namespace {
 
 using namespace literals;
 
-/// The mapping is made when it is first needed, and lives as long as the source or any of the views.
+/// The mapping, or the copy in its place, is made when it is first needed, and lives as long as the source or any of
+/// the views.
 class FileSource final : public Source {
 public:
     FileSource(Handle folder, std::string name, std::string path, Mapping mapping)
-        : file_(std::move(folder), std::move(name), std::move(path)), allowed_(mapping) {}
+        : file_(std::move(folder), std::move(name), std::move(path)), asked_(mapping) {}
     FileSource(Handle opened, std::string path, Mapping mapping)
-        : file_(std::move(opened), std::move(path)), allowed_(mapping) {}
+        : file_(std::move(opened), std::move(path)), asked_(mapping) {}
 
     const std::string& name() const noexcept override { return file_.path(); }
     std::uint64_t size() const noexcept override { return file_.size(); }
@@ -38,7 +40,7 @@ public:
 
     std::optional<SharedBytes> map(Extent extent) const override {
         const SharedBytes* const whole = mapping();
-        if (whole == nullptr) return std::nullopt;
+        if (whole == nullptr) return part_of_own_copy(extent);
         file_.require_inside(extent);
         return SharedBytes{whole->bytes.subspan(extent.offset, extent.size), whole->owner, whole->writable};
     }
@@ -80,15 +82,28 @@ private:
         // Views are taken by the thousand, so all after the first without a lock.
         if (const SharedBytes* const ready = ready_.load(std::memory_order_acquire)) return ready;
         const std::lock_guard lock(mutex_);
-        if (allowed_ == Mapping::automatic)
-            allowed_ = remote_file_system(find_file_system()).empty() ? Mapping::allowed : Mapping::never;
-        if (allowed_ == Mapping::never) return nullptr;
+        if (!may_map()) return nullptr;
         if (!mapping_) {
             file_.require_unchanged();
-            mapping_ = map_whole(file_, allowed_);
+            mapping_ = map_whole(file_, asked_);
             ready_.store(&*mapping_, std::memory_order_release);
         }
         return &*mapping_;
+    }
+
+    bool may_map() const {
+        if (asked_ == Mapping::allowed || asked_ == Mapping::never) return asked_ == Mapping::allowed;
+        return remote_file_system(find_file_system()).empty();
+    }
+
+    /// Where mapping() is null: what a private copy is then.
+    std::optional<SharedBytes> part_of_own_copy(Extent extent) const {
+        if (asked_ != Mapping::private_copy) return std::nullopt;
+        {
+            const std::lock_guard lock(mutex_);
+            if (!own_copy_) own_copy_.emplace(file_);
+        }
+        return own_copy_->part(extent);
     }
 
     std::uint32_t file_system() const {
@@ -114,10 +129,11 @@ private:
     }
 
     File file_;
-    mutable std::mutex mutex_;  // guards the next three
-    mutable Mapping allowed_;
+    const Mapping asked_;
+    mutable std::mutex mutex_;  // guards the next two, and that own_copy_ is made
     mutable std::optional<std::uint32_t> file_system_;
     mutable std::optional<SharedBytes> mapping_;
+    mutable std::optional<OwnCopy> own_copy_;                  // is there once, and stays
     mutable std::atomic<const SharedBytes*> ready_ = nullptr;  // mapping_, once it does not change any more
 };
 

@@ -323,6 +323,23 @@ TEST_CASE("files on network file systems are read, and mapped only on request") 
     CHECK_FAULT(Checkpoint::open(file, {.access = static_cast<Access>(77)}), Errc::invalid_argument);
 }
 
+TEST_CASE("a private copy on a network file system is changed through its views, and shared by them") {
+    const TempDir dir;
+    const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 6}, {"b", 2}}));
+    const EverythingOn nfs(0x6969);
+    auto model = std::optional(Checkpoint::open(file, {.access = Access::private_copy}));
+    const TensorView view = (*model)["a"].view();
+    CHECK(view.writable());
+    view.mutable_bytes()[1] = std::byte{77};
+    CHECK((*model)["a"].slice({Slice::at(1)}).view().at<std::uint8_t>() == 77);
+    CHECK((*model)["a"].load().at<std::uint8_t>(1) == 1);  // reads the file
+    fs::resize_file(file, 9);                              // which kills whoever touches a mapping of it
+    CHECK_FAULT((*model)["b"].view(), Errc::file_changed);
+    CHECK((*model)["a"].view().at<std::uint8_t>(1) == 77);
+    model.reset();
+    CHECK(view.bytes()[5] == std::byte{5});
+}
+
 TEST_CASE("what is loaded was in the file that was opened") {
     const TempDir dir;
     const std::string content = forge::u8_file({{"a", 9'000}, {"b", 100'000}});

@@ -1,6 +1,7 @@
 // Tests of file.hpp: opening, reading, mapping and listing.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
+#include "soak.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/file.hpp>
@@ -11,9 +12,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -264,6 +268,150 @@ TEST_CASE("a private copy can be written to, and nobody else sees it") {
     CHECK(in_folder->map({0, 1})->writable);
     CHECK_FALSE(open_file(path)->map({0, 1})->writable);
     CHECK(open_file(dir.write("empty", ""), Mapping::private_copy)->map({0, 0})->bytes.empty());
+}
+
+TEST_CASE("a private copy of a file on a network file system is memory of its own, which was read") {
+    const TempDir dir;
+    const auto path = dir.write("a", "0123456789");
+    fs::permissions(path, fs::perms::owner_read);
+    const EverythingOn nfs(0x6969);
+    auto source = open_file(path, Mapping::private_copy);
+    const auto other = open_file(path, Mapping::private_copy);
+    const auto later = open_folder(dir.path(), Mapping::private_copy)->open("a");
+    auto bytes = source->map({2, 3});
+    REQUIRE(bytes);
+    CHECK(bytes->writable);
+    const_cast<std::byte&>(bytes->bytes[0]) = std::byte{'x'};
+    CHECK(text_of(*source->map({0, 10})) == "01x3456789");  // one copy for all who ask this source
+    CHECK(text_of(*other->map({0, 10})) == "0123456789");
+    CHECK(text_of(*source, {0, 10}) == "0123456789");  // reading reads the file
+    source->prefetch({0, 10});
+    source->evict({0, 10});
+    CHECK(text_of(*source->map({1, 3})) == "1x3");
+    CHECK(mappings_of(path) == 0);
+
+    // Whatever becomes of the file, what was read stays, and nothing else is taken for it.
+    fs::permissions(path, fs::perms::owner_all);
+    fs::resize_file(path, 1);
+    CHECK(text_of(*source->map({0, 10})) == "01x3456789");
+    CHECK_FAULT(later->map({0, 2}), Errc::file_changed);
+    CHECK_FAULT(later->map({0, 1}), Errc::file_changed);
+    source.reset();
+    CHECK(text_of(*bytes) == "x34");
+    CHECK(TempDir::read(path) == "0");
+    CHECK(open_file(dir.write("empty", ""), Mapping::private_copy)->map({0, 0})->bytes.empty());
+}
+
+TEST_CASE("a private copy that is not mapped reads what it is asked for, once") {
+    const TempDir dir;
+    std::string content(5'000, '\0');
+    for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7 + i / 256);
+    const auto path = dir.write("a", content);
+    const EverythingOn fuse(0x65735546);
+    const unsigned seed = soak::seed(4);
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };
+    for (int round = 0; round < 20; ++round) {
+        const auto source = open_file(path, Mapping::private_copy);
+        std::string twin = content;
+        std::vector<bool> is_read(content.size(), false);
+        std::size_t bytes = 0;
+        const CountedReads counted;
+        for (int step = 0; step < 60; ++step) {
+            const std::size_t begin = below(content.size() + 1);
+            const Extent extent{begin, below(std::min<std::size_t>(content.size() - begin, 400) + 1)};
+            const auto part = source->map(extent);
+            REQUIRE(part);
+            CHECK(text_of(*part) == twin.substr(extent.offset, extent.size));
+            for (std::size_t i = extent.offset; i < extent.end(); ++i) {
+                bytes += is_read[i] ? 0 : 1;
+                is_read[i] = true;
+            }
+            CHECK(counted.bytes() == bytes);
+            if (extent.size == 0) continue;
+            const std::size_t at = below(extent.size);
+            const_cast<std::byte&>(part->bytes[at]) = std::byte{'!'};
+            twin[begin + at] = '!';
+        }
+        CHECK(text_of(*source->map({0, content.size()})) == twin);
+    }
+    CHECK_FAULT(open_file(path, Mapping::private_copy)->map({1, content.size()}), Errc::file_truncated);
+}
+
+TEST_CASE("what a private copy could not read, it reads the next time; of the rest nothing is lost") {
+    const TempDir dir;
+    const auto path = dir.write("a", "0123456789");
+    const EverythingOn nfs(0x6969);
+    const auto source = open_file(path, Mapping::private_copy);
+    const auto part = source->map({4, 2});
+    REQUIRE(part);
+    const_cast<std::byte&>(part->bytes[0]) = std::byte{'x'};
+    {
+        ScriptedCalls calls;
+        for (int nth = 1; nth <= 2; ++nth) {
+            calls.fail_all("pread", EIO);
+            CHECK_FAULT(source->map({0, 10}), Errc::io_error);
+            CHECK(text_of(*source->map({4, 2})) == "x5");
+        }
+    }
+    CHECK(text_of(*source->map({0, 10})) == "0123x56789");
+}
+
+TEST_CASE("threads share a private copy that is not mapped") {
+    const TempDir dir;
+    const std::string content(200'000, 'w');
+    const auto path = dir.write("a", content);
+    const EverythingOn nfs(0x6969);
+    const auto source = open_file(path, Mapping::private_copy);
+    std::atomic<int> wrong = 0;
+    {
+        std::vector<std::jthread> threads;
+        for (unsigned t = 0; t < 4; ++t)
+            threads.emplace_back([&, t] {
+                for (std::uint64_t i = 0; i < 200; ++i) {
+                    const std::uint64_t begin = (i * 7'919 + t * 131) % 190'000;
+                    const auto part = source->map({begin, 10'000});
+                    // Each writes to places of its own, and reads only these.
+                    const std::uint64_t mine = (begin / 4 + 1) * 4 + t;
+                    std::byte& byte = const_cast<std::byte&>(part->bytes[mine - begin]);
+                    if (byte != std::byte{'w'} && byte != std::byte{'x'}) ++wrong;
+                    byte = std::byte{'x'};
+                }
+            });
+    }
+    CHECK(wrong == 0);
+    CHECK(text_of(*source, {0, content.size()}) == content);
+}
+
+TEST_CASE("a private copy of a huge file that is not mapped costs what is asked for") {
+    const TempDir dir;
+    const auto path = dir.write("huge", "");
+    fs::resize_file(path, std::uintmax_t{1} << 38);
+    const EverythingOn nfs(0x6969);
+    const auto source = open_file(path, Mapping::private_copy);
+    const auto end = source->map({(std::uint64_t{1} << 38) - 1, 1});
+    REQUIRE(end);
+    CHECK(end->bytes[0] == std::byte{0});
+    const_cast<std::byte&>(end->bytes[0]) = std::byte{1};
+}
+
+// SAFEMAP_FUSE=FOLDER names one on a FUSE mount, where there is one.
+TEST_CASE("a private copy on a FUSE mount is not mapped") {
+    const char* const folder = std::getenv("SAFEMAP_FUSE");
+    if (folder == nullptr) return;
+    const fs::path path = fs::path(folder) / ("safemap-test-" + std::to_string(::getpid()));
+    std::ofstream(path) << "0123456789";
+    {
+        const auto source = open_file(path, Mapping::private_copy);
+        const auto bytes = source->map({2, 3});
+        CHECK(mappings_of(path) == 0);
+        const_cast<std::byte&>(bytes->bytes[0]) = std::byte{'x'};
+        CHECK(text_of(*source->map({0, 10})) == "01x3456789");
+        CHECK_FALSE(open_file(path)->map({0, 1}));
+    }
+    CHECK(TempDir::read(path) == "0123456789");
+    fs::remove(path);
 }
 
 TEST_CASE("a private copy of a file of 256 GiB costs nothing until it is written to") {

@@ -69,27 +69,6 @@ void evict_all(const Source& source) {
     }
 }
 
-std::size_t reads = 0;
-
-/// Counts the bytes read, in one thread.
-class CountedReads {
-public:
-    CountedReads() {
-        reads = 0;
-        io::calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) {
-            const auto count = ::pread(descriptor, into, size, offset);
-            if (count > 0) reads += static_cast<std::size_t>(count);
-            return count;
-        };
-    }
-    ~CountedReads() { io::calls.pread = real_; }
-    CountedReads(const CountedReads&) = delete;
-    CountedReads& operator=(const CountedReads&) = delete;
-
-private:
-    decltype(io::calls.pread) real_ = io::calls.pread;
-};
-
 }  // namespace
 
 TEST_CASE("what is in memory is known, can be dropped, and comes back; views do not mind") {
@@ -165,13 +144,13 @@ TEST_CASE("a kernel that cannot populate has it read instead") {
         const CountedReads counted;
         calls.fail_all("madvise", number);
         source->prefetch({100, (2 << 20) + 1});
-        CHECK(reads == (2 << 20) + 1);
+        CHECK(counted.bytes() == (2 << 20) + 1);
         CHECK_OK(source->evict({0, source->size()}));
     }
     const auto source = open_file(path, Mapping::allowed);
     const CountedReads counted;
     source->prefetch({0, source->size()});
-    CHECK(reads == 0);
+    CHECK(counted.bytes() == 0);
 }
 
 TEST_CASE("what the kernel does not tell is not known") {
@@ -311,5 +290,5 @@ TEST_CASE("interrupted advice is given again") {
     const CountedReads counted;
     calls.stutter(1'000);
     CHECK_OK(source->prefetch({0, 50'000}));
-    CHECK(reads == 0);
+    CHECK(counted.bytes() == 0);
 }

@@ -214,6 +214,28 @@ private:
     int (*real_)(int, struct statfs*) = safemap::io::calls.fstatfs;
 };
 
+/// Counts the bytes read, in one thread.
+class CountedReads {
+public:
+    CountedReads() {
+        bytes_ = 0;
+        safemap::io::calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) {
+            const auto count = ::pread(descriptor, into, size, offset);
+            if (count > 0) bytes_ += static_cast<std::size_t>(count);
+            return count;
+        };
+    }
+    ~CountedReads() { safemap::io::calls.pread = real_; }
+    CountedReads(const CountedReads&) = delete;
+    CountedReads& operator=(const CountedReads&) = delete;
+
+    std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    static inline std::size_t bytes_ = 0;
+    decltype(safemap::io::calls.pread) real_ = safemap::io::calls.pread;
+};
+
 /// A machine of so little memory that every file is written past the page cache.
 class ShrunkMemory {
 public:

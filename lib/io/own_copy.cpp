@@ -1,0 +1,68 @@
+// Anonymous memory under the whole file: the kernel gives a page when it is first read into.
+#include "io/own_copy.hpp"
+
+#include "io/system.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace safemap::SAFEMAP_ABI::io {
+
+namespace {
+
+/// Without MAP_NORESERVE the system wants room for all of it before a byte is read.
+std::shared_ptr<std::byte> addresses_for(std::uint64_t size) {
+    if (size == 0) return nullptr;
+    void* const memory =
+        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw system_error(errno, "take addresses for a copy of it");
+    return {static_cast<std::byte*>(memory), [size](std::byte* first) { ::munmap(first, size); }};
+}
+
+}  // namespace
+
+OwnCopy::OwnCopy(const File& file) : file_(file) {
+    try {
+        memory_ = addresses_for(file.size());
+    } catch (Error& error) {
+        throw error.with_path(file.path());
+    }
+}
+
+SharedBytes OwnCopy::part(Extent extent) {
+    file_.require_inside(extent);
+    const std::lock_guard lock(reading_);
+    read(extent);
+    return {.bytes = {memory_.get() + extent.offset, extent.size}, .owner = memory_, .writable = true};
+}
+
+/// Fills the gaps that what was read before leaves in `extent`, and remembers the whole as one range.
+void OwnCopy::read(Extent extent) {
+    if (extent.size == 0) return;
+    std::uint64_t begin = extent.offset;
+    std::uint64_t end = extent.end();
+    // The first range that ends at or after `begin`.
+    auto first = is_read_.upper_bound(begin);
+    if (first != is_read_.begin() && std::prev(first)->second >= begin) --first;
+    if (first != is_read_.end() && first->first <= begin && first->second >= end) return;
+
+    std::uint64_t at = begin;
+    auto last = first;
+    const auto fill_up_to = [&](std::uint64_t stop) {
+        if (at < stop) file_.read_at(at, {memory_.get() + at, stop - at});
+    };
+    for (; last != is_read_.end() && last->first <= end; ++last) {
+        fill_up_to(last->first);
+        at = std::max(at, last->second);
+        begin = std::min(begin, last->first);
+        end = std::max(end, last->second);
+    }
+    fill_up_to(end);
+    file_.require_unchanged();
+    is_read_.erase(first, last);
+    is_read_.emplace(begin, end);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::io
