@@ -39,6 +39,9 @@ struct SaveReport;
 
 struct SaveOptions {
     // What is written.
+    /// Writes one file whatever the name of `out`: false leaves that to the name. A file is never put in the place of a
+    /// folder.
+    bool one_file = false;
     /// Casts every F64, F32, F16, BF16 and F8 tensor; others stay. Nothing: dtypes stay.
     std::optional<Dtype> dtype = std::nullopt;
     /// Tensors that `dtype` leaves alone.
@@ -133,11 +136,13 @@ struct SaveReport {
     std::vector<UnsupportedReport> unsupported;  ///< dtypes of `skipped`
 };
 
-/// Writes `tensors` to `out`: one file where `out` ends in ".safetensors" or ".sft", else a folder of shards named and
-/// split as huggingface_hub does, with `model.safetensors.index.json` (one shard: `model.safetensors`, no index). With
-/// a slash behind it, `out` is always a folder. A folder that exists and has no checkpoint in it counts as new: the
-/// files in it stay. Tensors are split in the order given and ordered inside each file as the reference implementation
-/// sorts them (but see `align_tensors`), so the same input gives the same bytes.
+/// Writes `tensors` to `out`: one file where `out` ends in ".safetensors" or ".sft", or `one_file` is set, else a
+/// folder of shards named and split as huggingface_hub does, with `model.safetensors.index.json` (one shard:
+/// `model.safetensors`, no index). With a slash behind it, `out` is always a folder, and `one_file` is
+/// invalid_argument. The name of `out` has 242 bytes at most: the hidden folder is called after it. A folder that
+/// exists and has no checkpoint in it counts as new: the files in it stay. Tensors are split in the order given and
+/// ordered inside each file as the reference implementation sorts them (but see `align_tensors`), so the same input
+/// gives the same bytes.
 ///
 /// All or nothing: files are filled in a hidden folder beside it, fsynced, and appear by one rename. Space is allocated
 /// first. Memory is a few fixed buffers whatever the size of a tensor.

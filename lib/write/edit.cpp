@@ -124,8 +124,8 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
                                  .overwrite = true,
                                  .monitor = options.monitor,
                                  .threads = options.threads};
-        const SaveReport saved =
-            write::during_save(file, [&] { return write::save_checkpoint(file, edited, metadata, saving, identity); });
+        const SaveReport saved = write::during_save(
+            file, saving.one_file, [&] { return write::save_checkpoint(file, edited, metadata, saving, identity); });
         report.notes = saved.notes;
         report_metadata(file, options, metadata, report);
     } else {

@@ -104,7 +104,7 @@ void PlannedExtras::report(SaveReport& report) const {
 }
 
 PlannedExtras plan_extras(const std::filesystem::path& out, const SaveOptions& options, const Layout& layout) {
-    if (names_file(out)) return {};
+    if (is_one_file(out, options)) return {};
     std::set<std::string_view> taken;
     for (const ExtraFile& extra : options.extras.files) require_name(extra, layout, taken);
     Planner planner(out, options.overwrite);

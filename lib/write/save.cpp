@@ -20,6 +20,7 @@ using write::Input;
 /// If `replaced` is not empty, the file that is replaced has to have that identity.
 SaveReport save_all(const std::filesystem::path& out, const Input& input, const SaveOptions& options,
                     const std::string& replaced = {}) {
+    const bool one_file = write::is_one_file(out, options);
     write::Layout layout = write::lay_out_at(out, input, options);
     SaveReport report = write::report_on(layout);
     report.notes.insert(report.notes.begin(), input.notes.begin(), input.notes.end());
@@ -32,10 +33,10 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
         return report;
     }
 
-    const io::Job job{.id = write::names_file(out) ? std::string() : write::job_of(input.tensors, layout),
+    const io::Job job{.id = one_file ? std::string() : write::job_of(input.tensors, layout),
                       .resume = options.resume,
                       .replaced = replaced};
-    write::Target target(out, options.overwrite, job);
+    write::Target target(out, options, job);
     if (options.on_plan) options.on_plan(report);
     write::copy_extras(extras, target.staging());
     write::write_files(input.tensors, layout, target.staging(), options.monitor, options.threads);
@@ -72,12 +73,13 @@ SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkp
 }
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
-    return write::during_save(
-        out, [&] { return save_all(out, {.tensors = tensors, .metadata = options.metadata}, options); });
+    return write::during_save(out, options.one_file, [&] {
+        return save_all(out, {.tensors = tensors, .metadata = options.metadata}, options);
+    });
 }
 
 SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, const SaveOptions& options) {
-    return write::during_save(out, [&] {
+    return write::during_save(out, options.one_file, [&] {
         return write::save_checkpoint(out, checkpoint, write::metadata_of(checkpoint, options.metadata), options);
     });
 }

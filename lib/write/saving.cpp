@@ -26,8 +26,10 @@ void require_sense(const SaveOptions& options) {
 Layout lay_out_at(const std::filesystem::path& out, const Input& input, const SaveOptions& options) {
     require_sense(options);
     // Before the names, so that the commonest mistake is told first; the target looks again.
-    if (!options.plan_only && !options.overwrite && !counts_as_new(out)) io::require_absent(out);
-    return lay_out(input, options, names_file(out) ? std::optional(out.filename().native()) : std::nullopt);
+    const bool one_file = is_one_file(out, options);
+    const bool new_in_any_case = !one_file && counts_as_new(out);
+    if (!options.plan_only && !options.overwrite && !new_in_any_case) io::require_absent(out);
+    return lay_out(input, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
 }
 
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file) {

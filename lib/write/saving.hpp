@@ -31,11 +31,11 @@ Metadata metadata_of(const Checkpoint& checkpoint, Metadata given = {});
 SaveReport save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
                            const SaveOptions& options, const std::string& replaced = {});
 
-/// Puts "save out/" before whatever goes wrong in `run`.
-template <class Run> auto during_save(const std::filesystem::path& out, Run&& run) {
+/// Puts "save out/" before whatever goes wrong in `run`, or "save out" where `one_file` is wanted.
+template <class Run> auto during_save(const std::filesystem::path& out, bool one_file, Run&& run) {
     const auto add = [&](Error& error) {
         const std::string& path = out.native();
-        const bool folder = !names_file(out) && !path.ends_with('/');
+        const bool folder = !one_file && !names_file(out) && !path.ends_with('/');
         error.during("save " + path + (folder ? "/" : ""));
     };
     return adding(add, std::forward<Run>(run));

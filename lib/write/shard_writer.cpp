@@ -138,10 +138,11 @@ class ShardWriter::Impl {
 public:
     Impl(const std::filesystem::path& out, std::span<const Declaration> declarations, const SaveOptions& options)
         : out_(out),
+          one_file_(options.one_file),
           declared_(declare(declarations)),
           layout_(write::lay_out_at(out, {.tensors = declared_, .metadata = options.metadata}, require_sense(options))),
           around_cache_(io::better_around_cache(layout_.data_bytes)),
-          target_(out, options.overwrite),
+          target_(out, options),
           files_(target_.staging(), names_of(layout_), around_cache_),
           tensors_(declared_.size()),
           report_(write::report_on(layout_)) {
@@ -159,7 +160,7 @@ public:
 
     /// Runs `work` with the number of the tensor called `name`, and says in an error what was being done.
     template <class Work> void on_tensor(std::string_view name, Work&& work) {
-        write::during_save(out_, [&] {
+        write::during_save(out_, one_file_, [&] {
             const std::uint32_t number = find(name);
             about_tensor(name, [&] { work(number); });
         });
@@ -218,7 +219,7 @@ public:
     }
 
     SaveReport commit() {
-        return write::during_save(out_, [&] {
+        return write::during_save(out_, one_file_, [&] {
             close();
             for (std::uint32_t i = 0; digests_ && i < layout_.files.size(); ++i) add_digests(i, *digests_);
             files_.finish();
@@ -432,6 +433,7 @@ private:
     }
 
     std::filesystem::path out_;
+    bool one_file_;
     std::vector<LazyTensor> declared_;
     NameIndex names_;
     Layout layout_;
@@ -452,7 +454,7 @@ private:
 
 ShardWriter::ShardWriter(const std::filesystem::path& out, std::span<const Declaration> tensors,
                          const SaveOptions& options)
-    : impl_(write::during_save(out, [&] { return std::make_unique<Impl>(out, tensors, options); })) {}
+    : impl_(write::during_save(out, options.one_file, [&] { return std::make_unique<Impl>(out, tensors, options); })) {}
 
 ShardWriter::~ShardWriter() = default;
 ShardWriter::ShardWriter(ShardWriter&&) noexcept = default;

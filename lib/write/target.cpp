@@ -14,10 +14,12 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-io::Staging stage(const std::filesystem::path& out, bool overwrite, const io::Job& job) {
-    const auto kind = names_file(out) ? io::Staging::Kind::file : io::Staging::Kind::folder;
-    if (overwrite) return io::Staging(out, kind, io::Existing::replace, job);
-    return io::Staging(out, kind, counts_as_new(out) ? io::Existing::merge : io::Existing::refuse, job);
+io::Staging stage(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job) {
+    const bool one_file = is_one_file(out, options);
+    const auto kind = one_file ? io::Staging::Kind::file : io::Staging::Kind::folder;
+    if (options.overwrite) return io::Staging(out, kind, io::Existing::replace, job);
+    const bool merges = !one_file && counts_as_new(out);
+    return io::Staging(out, kind, merges ? io::Existing::merge : io::Existing::refuse, job);
 }
 
 }  // namespace
@@ -26,9 +28,16 @@ bool names_file(const std::filesystem::path& out) {
     return out.native().ends_with(".safetensors") || out.native().ends_with(".sft");
 }
 
+bool is_one_file(const std::filesystem::path& out, const SaveOptions& options) {
+    if (!options.one_file) return names_file(out);
+    if (!out.native().ends_with('/')) return true;
+    throw Error(Errc::invalid_argument, "a path that ends in a slash is a folder, wanted one file")
+        .with_path(out.native());
+}
+
 bool counts_as_new(const std::filesystem::path& out) {
     std::error_code ignored;
-    if (names_file(out) || !std::filesystem::is_directory(out, ignored)) return false;
+    if (!std::filesystem::is_directory(out, ignored)) return false;
     try {
         // Nothing that a save would write may be there already, not even as something else than a file.
         const state::FolderNames names = state::names_in(*open_folder(out, Mapping::never));
@@ -56,8 +65,8 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
     return files;
 }
 
-Target::Target(const std::filesystem::path& out, bool overwrite, const io::Job& job)
-    : out_(out), overwrite_(overwrite), staging_(stage(out, overwrite, job)) {
+Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job)
+    : out_(out), overwrite_(options.overwrite), staging_(stage(out, options, job)) {
     static_cast<void>(old_files());  // what is wrong with them is better told before the work than after it
 }
 

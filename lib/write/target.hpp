@@ -3,6 +3,8 @@
 
 #include "io/replace.hpp"
 
+#include <safemap/save.hpp>
+
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -11,10 +13,10 @@ namespace safemap::SAFEMAP_ABI::write {
 
 class Target {
 public:
-    /// A file where names_file(out), else a folder. What stands there is refused unless `overwrite` or
-    /// counts_as_new(out).
+    /// A file where is_one_file(out, options), else a folder. What stands there is refused unless it is to be
+    /// overwritten, or is a folder for a folder, and counts_as_new(out).
     /// Throws what Staging does, and several_models where it cannot be told which model the folder's old one is.
-    Target(const std::filesystem::path& out, bool overwrite, const io::Job& job = {});
+    Target(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job = {});
 
     io::Staging& staging() noexcept { return staging_; }
     /// Everything appears, and what the old model consisted of is gone.
@@ -32,6 +34,9 @@ private:
 
 /// Returns true where `out` ends in ".safetensors" or ".sft".
 bool names_file(const std::filesystem::path& out);
+/// Returns true where a save to `out` writes one file and no folder. Throws invalid_argument where the options want a
+/// file, and `out` ends in a slash, which wants a folder.
+bool is_one_file(const std::filesystem::path& out, const SaveOptions& options);
 /// Whether `out` is a folder without a checkpoint in it: an empty one, or one of other files, which stay.
 bool counts_as_new(const std::filesystem::path& out);
 

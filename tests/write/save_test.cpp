@@ -308,6 +308,55 @@ TEST_CASE("a name that ends in .sft is one file") {
     CHECK(Checkpoint::open(dir / "f.sft").size() == tensors.size());
 }
 
+TEST_CASE("one file is written whatever its name, where that is asked for") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    save(dir / "f.safetensors", tensors);
+    const std::string expected = TempDir::read(dir / "f.safetensors");
+    const std::string longest(242, 'n');
+    for (const std::string& name : {std::string("x"), std::string("x.sft"), std::string("y.safetensors"),
+                                    std::string("x.bin"), std::string(".x"), std::string(240, 'n'), longest}) {
+        CAPTURE(name);
+        // A limit on shards says nothing of one file.
+        const SaveReport report = save(dir / name, tensors, {.one_file = true, .max_shard_size = 46});
+        CHECK(report.files == Names{name});
+        CHECK(TempDir::read(dir / name) == expected);
+        Names both = {name, "f.safetensors"};
+        std::sort(both.begin(), both.end());
+        CHECK(names_in(dir.path()) == both);
+        CHECK(Checkpoint::open(dir / name).size() == tensors.size());
+        CHECK_FAULT(save(dir / name, tensors, {.one_file = true}), Errc::already_exists);
+        CHECK_FAULT(save(dir / name, tensors, {.one_file = true, .alignment = 7, .plan_only = true}),
+                    Errc::invalid_argument);
+        save(dir / name, tensors, {.one_file = true, .alignment = 64, .overwrite = true});
+        CHECK(fs::file_size(dir / name) > expected.size());
+        fs::remove(dir / name);
+    }
+    CHECK_FAULT(save(dir / std::string(243, 'n'), tensors, {.one_file = true}), Errc::invalid_argument);
+    CHECK_FAULT(save(dir / std::string(256, 'n'), tensors, {.one_file = true}), Errc::invalid_argument);
+    CHECK(names_in(dir.path()) == Names{"f.safetensors"});
+    save(dir / std::string(240, 'n'), tensors);  // a folder
+    CHECK(fs::is_directory(dir / std::string(240, 'n')));
+}
+
+TEST_CASE("one file takes the place of no folder, not even of an empty one") {
+    const TempDir dir;
+    const auto tensors = some_tensors();
+    fs::create_directory(dir / "empty");
+    for (const bool overwrite : {false, true}) {
+        const auto error = error_of([&] { save(dir / "empty", tensors, {.one_file = true, .overwrite = overwrite}); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::already_exists);
+        CHECK(std::string(error->what()).starts_with("save " + (dir / "empty").native() + ": "));
+    }
+    CHECK_FAULT(save(dir / "new/", tensors, {.one_file = true}), Errc::invalid_argument);
+    CHECK_FAULT(save(dir / "new/", tensors, {.one_file = true, .plan_only = true}), Errc::invalid_argument);
+    save(dir / "f", tensors, {.one_file = true});
+    CHECK_FAULT(save(dir / "f", tensors, {.overwrite = true}), Errc::already_exists);
+    CHECK(names_in(dir.path()) == Names{"empty", "f"});
+    CHECK(names_in(dir / "empty").empty());
+}
+
 TEST_CASE("an existing target is refused, and what went wrong says what was being done") {
     const TempDir dir;
     fs::create_directory(dir / "out");

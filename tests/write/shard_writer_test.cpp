@@ -245,6 +245,18 @@ TEST_CASE("random tensors, cut at random and written in any order by several thr
     }
 }
 
+TEST_CASE("a writer makes one file whatever its name, where that is asked for") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {4, 6}), tensor("b", Dtype::u8, {3})};
+    save(dir / "saved.safetensors", tensors);
+    ShardWriter writer(dir / "x", declared(tensors), {.one_file = true, .max_shard_size = 8});
+    for (const LazyTensor& t : tensors) writer.write(t.name(), t);
+    CHECK(writer.commit().files == Names{"x"});
+    CHECK(TempDir::read(dir / "x") == TempDir::read(dir / "saved.safetensors"));
+    CHECK_FAULT(ShardWriter(dir / "y/", declared(tensors), {.one_file = true}), Errc::invalid_argument);
+    CHECK(names_in(dir.path()) == Names{"saved.safetensors", "x"});
+}
+
 TEST_CASE("tensors larger than a block, straight and transposed, through the page cache and past it") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {
