@@ -68,6 +68,9 @@ public:
     /// strings in the index's `metadata`, and what all shards agree on. Sorted by key.
     const std::vector<std::pair<std::string, std::string>>& metadata() const& noexcept;
     const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;
+    /// Returns whether there is a `__metadata__`, be it empty: in the file, or in one of several; or a string in the
+    /// `metadata` of an index. A structure document counts, which is not in metadata(). False for `.pt`.
+    bool has_metadata() const noexcept;
     /// Human sentences about what was allowed, skipped or is opaque.
     const std::vector<std::string>& notes() const& noexcept;
     const std::vector<std::string>& notes() const&& = delete;

@@ -51,6 +51,15 @@ struct SaveOptions {
     /// Written to `__metadata__` of a single file, with "format": "pt" where it gives no format; or to the index's
     /// `metadata`, without the format: shards have "format": "pt", and nothing else, as huggingface_hub writes them.
     std::map<std::string, std::string> metadata = {};
+    /// Writes `metadata` and nothing else: no format, nothing of a checkpoint's own, no other names of tied tensors, no
+    /// structure document; notes say what is lost by that. One file is then, byte for byte, what the reference's
+    /// save_file() writes; of several pairs, which it has in an order that is another each time, the order here is by
+    /// key. Several shards have no metadata, and the index has the pairs besides its totals. With `checksums`, or
+    /// StructurePolicy::keep, it is invalid_argument.
+    bool exact_metadata = false;
+    /// With `exact_metadata`, a file that gets no pairs has an empty `__metadata__`, as of save_file(…, metadata={}).
+    /// False: it has none. Checkpoint::has_metadata() tells which a file has.
+    bool empty_metadata = false;
     /// The data of each file begins at a multiple of this: 8, 64, 256 or 4096.
     std::uint32_t alignment = 8;
     /// In each file, tensors whose sizes are multiples of `alignment` come first, so that each of them begins at a
@@ -162,18 +171,18 @@ struct SaveReport {
 /// that of a file; also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
 /// path_not_found (no folder to put it in), several_models (several indexes in the folder that is replaced),
 /// name_collision, bad_name (a NUL in it), invalid_argument (an alignment that is none, names or metadata that are not
-/// UTF-8), unsupported_cast, shape_overflow, header_too_large, no_space, permission_denied, busy (another process is
-/// saving to `out`), file_changed (somebody else has put something there meanwhile, which stays), commit_list_damaged
-/// (a save that was interrupted there cannot be finished), cancelled, and what reading throws. After any of these
-/// nothing is left of the new, and the old is as it was; but for an error in the midst of replacing files one by one,
-/// which says that the new counts.
+/// UTF-8, options that contradict each other), unsupported_cast, shape_overflow, header_too_large, no_space,
+/// permission_denied, busy (another process is saving to `out`), file_changed (somebody else has put something there
+/// meanwhile, which stays), commit_list_damaged (a save that was interrupted there cannot be finished), cancelled, and
+/// what reading throws. After any of these nothing is left of the new, and the old is as it was; but for an error in
+/// the midst of replacing files one by one, which says that the new counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// Saves a checkpoint, also one that select(), renamed() or below() made: its tensors; its metadata, where
-/// `options.metadata` has no pair of the same key; `__metadata__[other name] = stored name` for tied tensors; and the
-/// structure document as `structure` says, in `__metadata__["safemap.structure"]`, of shards in the index's metadata;
-/// one of more than 1 MiB in a U8 tensor `~structure`. Tensors that were not selected are opaque objects in it. With a
-/// document or `checksums` also what a single `.pt` that it was read from can be known by:
+/// `options.metadata` has no pair of the same key (but see `exact_metadata`); `__metadata__[other name] = stored name`
+/// for tied tensors; and the structure document as `structure` says, in `__metadata__["safemap.structure"]`, of shards
+/// in the index's metadata; one of more than 1 MiB in a U8 tensor `~structure`. Tensors that were not selected are
+/// opaque objects in it. With a document or `checksums` also what a single `.pt` that it was read from can be known by:
 /// `__metadata__["safemap.source"]`.
 ///
 /// Throws what the other save() throws, structure_too_large if the document is to be kept in any case, and

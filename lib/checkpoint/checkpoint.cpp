@@ -101,6 +101,7 @@ const std::vector<std::string>& Checkpoint::files() const& noexcept { return sta
 const std::vector<std::pair<std::string, std::string>>& Checkpoint::metadata() const& noexcept {
     return state_->contents.metadata;
 }
+bool Checkpoint::has_metadata() const noexcept { return state_->contents.has_metadata; }
 const std::vector<std::string>& Checkpoint::notes() const& noexcept { return state_->contents.notes; }
 const std::vector<NamedGlobal>& Checkpoint::globals() const& noexcept { return state_->contents.globals; }
 const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return state_->contents.skipped; }

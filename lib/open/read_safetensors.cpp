@@ -60,6 +60,7 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
                                                           told_by_name ? recognise : faults);
     Contents contents;
     contents.metadata = std::move(header.metadata);
+    contents.has_metadata = header.has_metadata;
     for (const Error& fault : header.tolerated) contents.notes.push_back("allowed: " + std::string(fault.what()));
     contents.tensors.reserve(header.tensors.size());
     for (safetensors::TensorInfo info : header.tensors)

@@ -153,6 +153,7 @@ void merge_metadata(const Index& index, Contents& contents) {
     std::map<std::string, std::string> merged(index.metadata.begin(), index.metadata.end());
     merged.insert(contents.metadata.begin(), contents.metadata.end());
     contents.metadata.assign(merged.begin(), merged.end());
+    contents.has_metadata = contents.has_metadata || !index.metadata.empty();
 }
 
 void compare_total_size(const Index& index, Contents& contents) {

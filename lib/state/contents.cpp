@@ -41,6 +41,7 @@ void Joined::add(Contents& one, const std::string& name) {
     };
     if (!std::exchange(any_, true)) contents.metadata = one.metadata;
     else std::erase_if(contents.metadata, unknown_to_one);
+    contents.has_metadata = contents.has_metadata || one.has_metadata;
     if (one.format == Format::torch) contents.format = Format::torch;
     for (const std::string& note : one.notes) contents.notes.push_back(name + ": " + note);
     // Several files have no tree.

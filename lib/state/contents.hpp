@@ -26,6 +26,7 @@ struct Contents {
     Format format = Format::safetensors;
     std::vector<std::string> files = {};
     Metadata metadata = {};
+    bool has_metadata = false;  ///< there is one, be it empty
     std::vector<std::string> notes = {};
     std::vector<SkippedObject> skipped = {};
     std::vector<AliasGroup> aliases = {};

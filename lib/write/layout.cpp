@@ -80,7 +80,9 @@ void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
 class Planner {
 public:
     Planner(const Input& input, const SaveOptions& options)
-        : input_(input), metadata_(with_own_digests(input.metadata, options.checksums)), options_(options) {
+        : input_(input),
+          metadata_(options.exact_metadata ? input.metadata : with_own_digests(input.metadata, options.checksums)),
+          options_(options) {
         require_distinct_names(input.tensors);
         for (const auto& [key, value] : input.metadata) {
             require_text(key, "a metadata key");
@@ -105,8 +107,7 @@ public:
         if (count == 1) {
             add_only_file(shard_name(0, 1), split.shards.front());
         } else {
-            for (std::size_t i = 0; i < count; ++i)
-                add_file(shard_name(i, count), split.shards[i], {{format_key, format_default}});
+            for (std::size_t i = 0; i < count; ++i) add_file(shard_name(i, count), split.shards[i], shard_metadata());
             add_index(split);
         }
         note_large_layers(split);
@@ -156,7 +157,7 @@ private:
             const auto found = others.find(group.front());
             if (found == others.end()) continue;
             for (std::size_t i = 1; i < group.size(); ++i)
-                if (erase_pair(group[i], group.front())) found->second.push_back(group[i]);
+                if (options_.exact_metadata || erase_pair(group[i], group.front())) found->second.push_back(group[i]);
             std::sort(found->second.begin(), found->second.end());
         }
         std::vector<SkippedObject> all;
@@ -258,8 +259,13 @@ private:
 
     Pairs whole_metadata() const {
         Metadata whole = metadata_;
-        whole.try_emplace(format_key, format_default);
+        if (!options_.exact_metadata) whole.try_emplace(format_key, format_default);
         return {whole.begin(), whole.end()};
+    }
+
+    Pairs shard_metadata() const {
+        if (options_.exact_metadata) return {};
+        return {{format_key, format_default}};
     }
 
     void add_only_file(const std::string& name, std::span<const std::uint32_t> members) {
@@ -279,8 +285,9 @@ private:
         ordered.reserve(order.size());
         for (const std::uint32_t i : order) ordered.push_back(specs[i]);
         if (options_.checksums) put_sorted(metadata, safetensors::digests_key, list_of_zeros(ordered));
+        const bool has_metadata = !metadata.empty() || options_.empty_metadata;
         PlannedFile file{.name = name,
-                         .head = safetensors::write_header(ordered, metadata, true, options_.alignment),
+                         .head = safetensors::write_header(ordered, metadata, has_metadata, options_.alignment),
                          .tensors = {},
                          .size = 0,
                          .lists_digests = options_.checksums};
@@ -352,12 +359,12 @@ private:
         layout_.files.push_back(std::move(file));
     }
 
-    /// The shards say the format themselves, and totals are the index's own.
+    /// The shards say the format themselves, where they have metadata, and totals are the index's own.
     Pairs index_metadata() const {
         const bool parameters = options_.index_style == IndexStyle::transformers;
         Pairs metadata;
         for (const auto& entry : metadata_)
-            if (entry.first != format_key && entry.first != "total_size" &&
+            if ((options_.exact_metadata || entry.first != format_key) && entry.first != "total_size" &&
                 !(parameters && entry.first == "total_parameters"))
                 metadata.push_back(entry);
         return metadata;

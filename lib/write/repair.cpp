@@ -199,7 +199,8 @@ RepairReport repair(const std::filesystem::path& in, const std::filesystem::path
     Found found = about_file(in.native(), [&] { return read(in, open); });
     drop_derived(found.metadata, found.repairs);
     SaveOptions saving = options;
-    for (const auto& entry : found.metadata) saving.metadata.insert(entry);
+    if (!options.exact_metadata)
+        for (const auto& entry : found.metadata) saving.metadata.insert(entry);
     RepairReport report{.repairs = std::move(found.repairs), .saved = save(out, found.tensors, saving)};
     return report;
 }

@@ -80,7 +80,9 @@ SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> te
 
 SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, const SaveOptions& options) {
     return write::during_save(out, options.one_file, [&] {
-        return write::save_checkpoint(out, checkpoint, write::metadata_of(checkpoint, options.metadata), options);
+        write::Metadata metadata =
+            options.exact_metadata ? options.metadata : write::metadata_of(checkpoint, options.metadata);
+        return write::save_checkpoint(out, checkpoint, std::move(metadata), options);
     });
 }
 

@@ -17,6 +17,10 @@ void require_sense(const SaveOptions& options) {
     const std::uint32_t alignment = options.alignment;
     if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
         throw Error(Errc::invalid_argument, "alignment " + std::to_string(alignment) + ", wanted 8, 64, 256 or 4096");
+    if (options.exact_metadata && (options.checksums || options.structure == StructurePolicy::keep))
+        throw Error(Errc::invalid_argument, std::string("exact metadata, and ") +
+                                                (options.checksums ? "digests" : "a structure document") +
+                                                " to be added to it");
     if (options.dtype && !is_castable(*options.dtype))
         throw Error(Errc::unsupported_cast, "there are no casts to " + std::string(name(*options.dtype)));
 }

@@ -43,6 +43,22 @@ void note_losses(const Checkpoint& checkpoint, Input& input) {
     input.notes.insert(input.notes.end(), lost.begin(), lost.end());
 }
 
+/// Notes the other names of tied tensors that the metadata does not have.
+void note_lost_ties(const Checkpoint& checkpoint, Input& input) {
+    std::uint64_t lost = 0;
+    std::string first;
+    for (const AliasGroup& group : checkpoint.aliases())
+        for (std::size_t i = 1; i < group.size(); ++i) {
+            const auto pair = input.metadata.find(group[i]);
+            if (pair != input.metadata.end() && pair->second == group.front()) continue;
+            if (++lost == 1) first = safemap::quoted(group[i]) + " of " + safemap::quoted(group.front());
+        }
+    if (lost == 0) return;
+    input.notes.push_back((lost == 1 ? "another name of a tied tensor: "
+                                     : std::to_string(lost) + " other names of tied tensors, the first of them ") +
+                          first + "; the exact metadata does not have " + (lost == 1 ? "it" : "them"));
+}
+
 /// Plain files say nothing of where they come from, so that they are the same wherever that is.
 void put_source(const Checkpoint& checkpoint, bool wanted, Metadata& metadata) {
     const std::string key(state::source_key);
@@ -88,6 +104,11 @@ std::optional<std::string> document_of(const Checkpoint& checkpoint, StructurePo
 }  // namespace
 
 std::optional<LazyTensor> add_structure(const Checkpoint& checkpoint, const SaveOptions& options, Input& input) {
+    if (options.exact_metadata) {
+        note_losses(checkpoint, input);
+        note_lost_ties(checkpoint, input);
+        return std::nullopt;
+    }
     require_no_tie(checkpoint, input.metadata);
     std::optional<std::string> document = document_of(checkpoint, options.structure, input);
     put_source(checkpoint, document || options.checksums, input.metadata);

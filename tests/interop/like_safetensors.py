@@ -1,9 +1,11 @@
 """Files of the safetensors package open as it opens them, and digests are those of the bytes it wrote."""
+import json
 import pathlib
 import subprocess
 import sys
 import unittest
 
+import safetensors.numpy
 import safetensors.torch
 import torch
 
@@ -54,6 +56,41 @@ class LikeSafetensors(Case):
         out = self.folder / 'out.safetensors'
         safemap('convert', file, out)
         self.assertEqual(out.read_bytes(), file.read_bytes())
+
+    def exactly_saved(self, file, metadata):
+        out = self.folder / 'x'  # one file whatever its name
+        pairs = [word for pair in (metadata or {}).items() for word in pair]
+        run = subprocess.run([common.BUILD / 'tests/interop/exact_save', file, out,
+                              'none' if metadata is None else 'given', *pairs],
+                             capture_output=True, check=True, timeout=60)
+        self.assertEqual(run.stdout.strip() == b'1', metadata is not None)
+        return out.read_bytes()
+
+    def in_order(self, save, metadata):
+        """What the reference writes. It has pairs in an order that is another each time: until that is the one of
+        sorted keys."""
+        for _ in range(10000):
+            data = save()
+            header = json.loads(data[8:8 + int.from_bytes(data[:8], 'little')])
+            if list(header.get('__metadata__') or {}) == sorted(metadata or {}):
+                return data
+        raise AssertionError('never in order')
+
+    def test_exact_metadata_gives_its_bytes(self):
+        state = self.random_state()
+        arrays = {name: tensor.numpy() for name, tensor in state.items()
+                  if tensor.dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)}
+        for metadata in (None, {}, {'a': 'b'}, {'format': 'pt'}, {'': ''}, {'format': 'np', 'step': '7', 'a b': ''},
+                         {'\u00e9\n"\\': '\u2028\U0001f600\x7f/\t\x01', '\uffff': '\u0416'}):
+            with self.subTest(metadata=metadata):
+                file = self.save(state, {'other': 'pairs'})
+                self.assertEqual(self.exactly_saved(file, metadata), self.in_order(
+                    lambda: safetensors.torch.save(state, metadata), metadata))
+                self.assertEqual(self.exactly_saved(self.save(state, metadata), metadata), self.in_order(
+                    lambda: self.save(state, metadata).read_bytes(), metadata))
+                safetensors.numpy.save_file(arrays, file)
+                self.assertEqual(self.exactly_saved(file, metadata), self.in_order(
+                    lambda: safetensors.numpy.save(arrays, metadata), metadata))
 
     def test_an_empty_file(self):
         file = self.save({})
