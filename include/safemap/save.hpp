@@ -88,6 +88,14 @@ struct SaveOptions {
     /// differs, begins anew. A source is the same when it is a file of the same inode, size and time of
     /// modification; what is read from memory is always written anew, and so is a single file.
     bool resume = false;
+    /// Brings everything to the disk before it counts. False saves that time, and leaves it to the kernel, which takes
+    /// half a minute or so. If the power fails or the system crashes until then, what stands at `out` may be the old,
+    /// the new, nothing, or files that are empty, short or have zeros in them, and what was replaced may be gone with
+    /// it; digests (`checksums`) tell the damage. The same holds where the disk, or a server, fails to take what it was
+    /// given: that is an error only where it is known when the file is closed. A process that is killed costs nothing:
+    /// the old or the new is whole, as ever. What it left is resumed until the next boot, by a save with the same
+    /// `durable`.
+    bool durable = true;
     Monitor monitor = {};
     /// Threads that work, the calling one among them: at most 8; 0: one per processor, at most 2.
     unsigned threads = 0;
@@ -153,8 +161,8 @@ struct SaveReport {
 /// ordered inside each file as the reference implementation sorts them (but see `align_tensors`), so the same input
 /// gives the same bytes.
 ///
-/// All or nothing: files are filled in a hidden folder beside it, fsynced, and appear by one rename. Space is allocated
-/// first. Memory is a few fixed buffers whatever the size of a tensor.
+/// All or nothing: files are filled in a hidden folder beside it, fsynced (if `durable`), and appear by one rename.
+/// Space is allocated first. Memory is a few fixed buffers whatever the size of a tensor.
 ///
 /// With `overwrite` an old checkpoint stays whole until the new one takes its place, so there must be space for both;
 /// sources may lie in it, and views of it stay valid. A file is replaced by a rename, and the new one gets its

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <fstream>
 
 namespace safemap::SAFEMAP_ABI::io {
 
@@ -47,6 +48,12 @@ std::uint64_t physical_memory() {
     return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
+std::string boot_id() {
+    std::string id;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+    return id;
+}
+
 }  // namespace
 
 Calls calls = {
@@ -64,6 +71,7 @@ Calls calls = {
     .fallocate = ::fallocate,
     .ftruncate = ::ftruncate,
     .fsync = ::fsync,
+    .close = ::close,
     .flock = ::flock,
     .mkdirat = ::mkdirat,
     .unlinkat = ::unlinkat,
@@ -76,6 +84,7 @@ Calls calls = {
     .fadvise = ::posix_fadvise,
     .descriptor_limit = descriptor_limit,
     .physical_memory = physical_memory,
+    .boot_id = boot_id,
 };
 
 }  // namespace safemap::SAFEMAP_ABI::io

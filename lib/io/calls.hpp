@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace safemap::SAFEMAP_ABI::io {
 
@@ -30,6 +31,7 @@ struct Calls {
     int (*fallocate)(int descriptor, int mode, off_t offset, off_t size);
     int (*ftruncate)(int descriptor, off_t size);
     int (*fsync)(int descriptor);
+    int (*close)(int descriptor);
     int (*flock)(int descriptor, int operation);
     int (*mkdirat)(int folder, const char* name, mode_t mode);
     int (*unlinkat)(int folder, const char* name, int flags);
@@ -42,6 +44,7 @@ struct Calls {
     int (*fadvise)(int descriptor, off_t offset, off_t size, int advice);   ///< the error number, as posix_fadvise
     std::uint64_t (*descriptor_limit)();                                    ///< the soft limit of the process
     std::uint64_t (*physical_memory)();                                     ///< in bytes
+    std::string (*boot_id)();  ///< is another after each boot; empty where nothing tells
 };
 
 /// The table in use: the system's own. Only tests assign to it, and only while nothing else runs.

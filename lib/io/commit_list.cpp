@@ -172,7 +172,7 @@ void move_file(int content, int folder, const CommitList& list, const CommitList
 }
 
 /// Moves the files; one that is not in the content any more has been moved before.
-void move_files(int folder, const CommitList& list) {
+void move_files(int folder, const CommitList& list, bool durable) {
     const Descriptor content = open_at(folder, staged_content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content) {
         if (errno == ENOENT) return;
@@ -180,7 +180,7 @@ void move_files(int folder, const CommitList& list) {
     }
     for (const CommitList::Entry& entry : list.files) {
         // Whoever reads the file that names the others finds these on the disk.
-        if (&entry == &list.files.back()) sync_folder(folder);
+        if (durable && &entry == &list.files.back()) sync_folder(folder);
         move_file(content.number(), folder, list, entry);
     }
 }
@@ -188,11 +188,11 @@ void move_files(int folder, const CommitList& list) {
 }  // namespace
 
 void write_commit_list(int sibling, int folder, std::span<const std::string> files,
-                       std::span<const std::string> removed) {
+                       std::span<const std::string> removed, bool durable) {
     struct stat status = {};
     if (calls.fstat(folder, &status) != 0) throw system_error(errno, "examine it");
     const mode_t mode = (status.st_mode & (S_IRUSR | S_IRGRP | S_IROTH)) | S_IRUSR | S_IWUSR;
-    put_note(sibling, commit_list_name, new_list_name, mode, list_path, [&](int note) {
+    put_note(sibling, commit_list_name, new_list_name, mode, list_path, durable, [&](int note) {
         std::string text(first_line);
         text += '\0';
         text.append(inode_text(note)) += '\0';
@@ -224,15 +224,15 @@ std::optional<CommitList> read_commit_list(int folder) {
     }
 }
 
-void finish_commit(int folder) {
+void finish_commit(int folder, bool durable) {
     const auto list = read_commit_list(folder);
     if (!list) return;
-    move_files(folder, *list);
+    move_files(folder, *list, durable);
     for (const CommitList::Entry& entry : list->removed) {
         require_removable(folder, *list, entry);
         remove_below(folder, entry.name);
     }
-    sync_folder(folder);
+    if (durable) sync_folder(folder);
     if (calls.unlinkat(folder, list_path, 0) != 0) throw system_error(errno, std::string("remove ") + list_path);
 }
 

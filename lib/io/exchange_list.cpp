@@ -63,8 +63,8 @@ bool ExchangeList::stays(const std::string& name, const std::string& stamp) cons
     });
 }
 
-void ExchangeList::write(int sibling) const {
-    put_note(sibling, exchange_list_name, new_exchange_list_name, std::nullopt, called, [this](int note) {
+void ExchangeList::write(int sibling, bool durable) const {
+    put_note(sibling, exchange_list_name, new_exchange_list_name, std::nullopt, called, durable, [this](int note) {
         std::string text(first_line);
         text += '\0';
         text.append(inode_text(note)) += '\0';

@@ -36,8 +36,8 @@ public:
     bool knows(const std::string& name, const std::string& stamp) const;
     bool stays(const std::string& name, const std::string& stamp) const;
 
-    /// Puts the list into the open `sibling`, and on the disk.
-    void write(int sibling) const;
+    /// Puts the list into the open `sibling`, and on the disk if it is `durable`.
+    void write(int sibling, bool durable = true) const;
     /// Reads the list in the open `sibling`; none where no exchange has been prepared. A damaged list knows nothing.
     static std::optional<ExchangeList> read(int sibling);
 

@@ -37,7 +37,7 @@ std::optional<std::string> stamp_of(int folder, const std::string& name) {
            time(status.st_ctim) + ' ' + name + ' ';
 }
 
-void append(int file, std::string_view text) {
+void append(int file, std::string_view text, bool durable) {
     while (!text.empty()) {
         struct stat status = {};
         if (calls.fstat(file, &status) != 0) throw system_error(errno, "examine the journal");
@@ -46,7 +46,7 @@ void append(int file, std::string_view text) {
         if (count <= 0) throw system_error(count < 0 ? errno : EIO, "write the journal");
         text.remove_prefix(static_cast<std::size_t>(count));
     }
-    if (uninterrupted([&] { return calls.fsync(file); }) != 0)
+    if (durable && uninterrupted([&] { return calls.fsync(file); }) != 0)
         throw system_error(errno, "bring the journal to the disk");
 }
 
@@ -67,17 +67,18 @@ std::vector<std::string_view> lines_of(std::string_view text) {
 
 }  // namespace
 
-Journal Journal::begin(int sibling, const std::string& job) {
+Journal Journal::begin(int sibling, const std::string& job, bool durable) {
     // Complete before it has its name, so that one that is there says what it is of.
     Descriptor file = open_at(sibling, new_journal_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (!file) throw system_error(errno, "create the journal");
-    append(file.number(), line_of(std::string(first_word) + job));
+    append(file.number(), line_of(std::string(first_word) + job), durable);
     if (calls.renameat2(sibling, new_journal_name, sibling, journal_name, 0) != 0)
         throw system_error(errno, "rename the journal into place");
-    return Journal(std::move(file));
+    return Journal(std::move(file), durable);
 }
 
-Journal Journal::resume(int sibling, int content, const std::string& job, std::vector<std::string>& finished) {
+Journal Journal::resume(int sibling, int content, const std::string& job, std::vector<std::string>& finished,
+                        bool durable) {
     Descriptor file = open_at(sibling, journal_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (!file) {
         if (means_absent(errno)) return {};
@@ -98,13 +99,13 @@ Journal Journal::resume(int sibling, int content, const std::string& job, std::v
         const std::string name(lines[i].substr(at, lines[i].size() - at - 1));
         if (stamp_of(content, name) == lines[i]) finished.push_back(name);
     }
-    return Journal(std::move(file));
+    return Journal(std::move(file), durable);
 }
 
 void Journal::add(int content, const std::string& name) {
     const auto stamp = stamp_of(content, name);
     if (!stamp) throw system_error(errno, "examine what is finished");
-    append(file_.number(), line_of(*stamp));
+    append(file_.number(), line_of(*stamp), durable_);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::io

@@ -33,19 +33,19 @@ std::string read_note(int note, std::string_view what) {
 }
 
 void put_note(int sibling, const char* name, const char* unfinished, std::optional<mode_t> mode, std::string_view what,
-              const std::function<std::string(int note)>& text) {
+              bool durable, const std::function<std::string(int note)>& text) {
     const auto failed = [what](const char* doing, const char* how = "") {
         return system_error(errno, doing + std::string(what) + how);
     };
     // A save that died may have left an unfinished note.
     if (calls.unlinkat(sibling, unfinished, 0) != 0 && errno != ENOENT) throw failed("remove an unfinished ");
-    OutputFile file = OutputFile::create(sibling, unfinished);
+    OutputFile file = OutputFile::create(sibling, unfinished, durable);
     if (mode && calls.fchmod(file.descriptor(), *mode) != 0) throw failed("set the permissions of ");
     const std::string said = text(file.descriptor());
     file.write_at(0, std::as_bytes(std::span(said)));
     file.finish();
     if (calls.renameat2(sibling, unfinished, sibling, name, 0) != 0) throw failed("rename ", " into place");
-    sync_folder(sibling);
+    if (durable) sync_folder(sibling);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::io

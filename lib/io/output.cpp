@@ -15,10 +15,10 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-OutputFile OutputFile::create(int folder, const std::string& name) {
+OutputFile OutputFile::create(int folder, const std::string& name, bool durable) {
     Descriptor descriptor = open_at(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (!descriptor) throw system_error(errno, "create it");
-    return OutputFile(std::move(descriptor));
+    return OutputFile(std::move(descriptor), durable);
 }
 
 namespace {
@@ -126,9 +126,11 @@ bool better_around_cache(std::uint64_t bytes) {
 }
 
 void OutputFile::finish() {
-    if (uninterrupted([&] { return calls.fsync(descriptor_.number()); }) != 0)
+    if (durable_ && uninterrupted([&] { return calls.fsync(descriptor_.number()); }) != 0)
         throw system_error(errno, "bring it to the disk");
     around_.reset();
+    // What was not synced may still be on its way to a server, which refuses it at the close or never.
+    if (!durable_ && calls.close(descriptor_.release()) != 0 && errno != EINTR) throw system_error(errno, "close it");
     descriptor_.reset();
 }
 

@@ -14,9 +14,11 @@ namespace safemap::SAFEMAP_ABI::io {
 class OutputFile {
 public:
     /// Creates `name` in the folder open as `folder`, with the permissions that the umask leaves; it must not exist.
-    static OutputFile create(int folder, const std::string& name);
+    /// See finish() for `durable`.
+    static OutputFile create(int folder, const std::string& name, bool durable = true);
     /// Takes a file that is open for writing and empty.
-    explicit OutputFile(Descriptor descriptor) noexcept : descriptor_(std::move(descriptor)) {}
+    explicit OutputFile(Descriptor descriptor, bool durable = true) noexcept
+        : descriptor_(std::move(descriptor)), durable_(durable) {}
 
     int descriptor() const noexcept { return descriptor_.number(); }
 
@@ -31,7 +33,8 @@ public:
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const;
     /// The same file as it is now, for reading; messages call it `path`.
     File reader(std::string path) const;
-    /// What was written is on the disk when it returns; nothing can be written afterwards.
+    /// What was written is on the disk when it returns, or is left to the kernel where the file is not durable; nothing
+    /// can be written afterwards.
     void finish();
 
 private:
@@ -41,6 +44,7 @@ private:
 
     Descriptor descriptor_;
     Descriptor around_;  ///< the same file, opened with O_DIRECT
+    bool durable_;
 };
 
 /// Returns whether that many bytes are better written past the page cache: more than 512 MiB, or than a sixteenth of

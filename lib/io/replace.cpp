@@ -61,6 +61,13 @@ std::string text_of_whole(const struct stat& status) {
     return text_of(identity);
 }
 
+/// What a job is called whose files are not known to be on the disk: after the next boot it is another. Empty where
+/// nothing tells one boot from the next.
+std::string until_next_boot(const std::string& job) {
+    const std::string boot = job.empty() ? std::string() : calls.boot_id();
+    return boot.empty() ? std::string() : job + " in boot " + boot;
+}
+
 /// Owners are given away by few: what is not permitted stays as it is, the group on its own if need be.
 void give_owner(int folder, const char* name, const struct stat& wanted) {
     if (calls.fchownat(folder, name, wanted.st_uid, wanted.st_gid, AT_SYMLINK_NOFOLLOW) == 0) return;
@@ -113,6 +120,7 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
       kind_(kind),
       merges_(existing == Existing::merge),
       job_(std::move(job)) {
+    if (!job_.durable) job_.id = until_next_boot(job_.id);
     about_file(place_.target, [&] {
         // A save that died in mid-commit is finished first: what it has prepared for this place counts already.
         if (kind == Kind::file && read_commit_list(place_.parent.number()))
@@ -210,7 +218,7 @@ Sibling Staging::settle(int home, const std::string& name) {
             throw;
         }
     }
-    return Sibling::claim(home, name, notes_);
+    return Sibling::claim(home, name, notes_, job_.durable);
 }
 
 /// What of a dead process's content is finished stays in it, and nothing else.
@@ -221,7 +229,7 @@ bool Staging::continue_old(const Sibling& dead) {
     Descriptor content = open_at(dead.folder(), Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content) return false;
     std::vector<std::string> done;
-    journal_ = Journal::resume(dead.folder(), content.number(), job_.id, done);
+    journal_ = Journal::resume(dead.folder(), content.number(), job_.id, done, job_.durable);
     if (!journal_) return false;
     adoptable_.insert(done.begin(), done.end());
     for (const std::string& name : list_all(content.number(), place_.target))
@@ -238,7 +246,7 @@ void Staging::create_content() {
     sibling_.grant(sibling, Sibling::content);
     content_ = open_at(sibling, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content_) throw system_error(errno, "open the new folder");
-    if (!job_.id.empty()) journal_ = Journal::begin(sibling, job_.id);
+    if (!job_.id.empty()) journal_ = Journal::begin(sibling, job_.id, job_.durable);
 }
 
 const char* Staging::name_in_folder(const std::string& name) const noexcept {
@@ -263,7 +271,7 @@ void Staging::finished(const std::string& name) {
 
 OutputFile Staging::add(const std::string& name) {
     files_.push_back(name);
-    OutputFile file = OutputFile::create(files_folder(), name_in_folder(name));
+    OutputFile file = OutputFile::create(files_folder(), name_in_folder(name), job_.durable);
     if (sibling_.denied() != 0) sibling_.grant(files_folder(), name_in_folder(name));
     return file;
 }
@@ -271,10 +279,14 @@ OutputFile Staging::add(const std::string& name) {
 OutputFile Staging::reopen(const std::string& name) const {
     Descriptor descriptor = open_at(files_folder(), name_in_folder(name), O_WRONLY | O_NOFOLLOW);
     if (!descriptor) throw system_error(errno, "open it again");
-    return OutputFile(std::move(descriptor));
+    return OutputFile(std::move(descriptor), job_.durable);
 }
 
 // ---- committing
+
+void Staging::sync(int folder) const {
+    if (job_.durable) sync_folder(folder);
+}
 
 void Staging::commit(std::span<const std::string> old_files) {
     about_file(place_.target, [&] {
@@ -364,7 +376,7 @@ void Staging::remove_journal() {
 
 /// Where nothing stands yet.
 void Staging::appear() {
-    if (kind_ == Kind::folder) sync_folder(content_.number());
+    if (kind_ == Kind::folder) sync(content_.number());
     const int parent = place_.parent.number();
     new_identity_ = identity_at(sibling_.folder(), Sibling::content);
     if (new_identity_.empty()) throw system_error(errno, "examine what was prepared");
@@ -375,7 +387,7 @@ void Staging::appear() {
         appear_without_flags();
     }
     state_ = State::appeared;
-    sync_folder(parent);
+    sync(parent);
     if (sibling_.denied() != 0) set_final_mode();
     remove_journal();
     sibling_.remove();
@@ -422,7 +434,7 @@ void Staging::exchange_file() {
     list_exchange({});
     const int number = exchange();
     if (number == 0) {
-        sync_folder(parent);
+        sync(parent);
         state_ = State::committed;
     } else {
         if (!never_possible(number)) throw system_error(number, "rename it into place");
@@ -432,7 +444,7 @@ void Staging::exchange_file() {
             throw system_error(errno, "rename it into place");
         state_ = State::committed;
         adding([](Error& e) { e.with_hint("the new checkpoint counts already, but may not be on the disk yet"); },
-               [&] { sync_folder(parent); });
+               [&] { sync(parent); });
     }
     clear_sibling();
 }
@@ -441,7 +453,7 @@ void Staging::exchange_file() {
 bool Staging::exchange_folder(std::span<const std::string> old_files) {
     if (!link_what_stays(old_files)) return false;
     open_to_readers();
-    sync_folder(content_.number());
+    sync(content_.number());
     list_exchange(old_files);
     const int number = exchange();
     if (number != 0) {
@@ -451,7 +463,7 @@ bool Staging::exchange_folder(std::span<const std::string> old_files) {
         throw system_error(number, "exchange it with the new one");
     }
     link_latecomers(old_files);
-    sync_folder(place_.parent.number());
+    sync(place_.parent.number());
     set_final_mode();
     state_ = State::committed;
     clear_sibling();
@@ -499,7 +511,7 @@ void Staging::list_exchange(std::span<const std::string> old_files) const {
         for (const std::string_view name : set_of(files_, old_files))
             list.add(Role::goes, std::string(name), stamp_in(old_.number(), std::string(name)));
     }
-    list.write(sibling_.folder());
+    list.write(sibling_.folder(), job_.durable);
 }
 
 /// What others put into the old folder after its files were linked is in the new one from now on. What cannot be linked
@@ -529,7 +541,7 @@ void Staging::clear_sibling() {
 }
 
 void Staging::commit_in_place(std::span<const std::string> old_files) {
-    sync_folder(content_.number());
+    sync(content_.number());
     if (!inside_) {
         // The content stands beside the folder, on the same file system: it was to be exchanged with it.
         if (const int number = sibling_.move(old_.number(), Sibling::suffix))
@@ -540,11 +552,11 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     for (const std::string& name : old_files)
         if (std::find(files_.begin(), files_.end(), name) == files_.end()) removed.push_back(name);
     open_to_readers();
-    write_commit_list(sibling_.folder(), old_.number(), files_, removed);
+    write_commit_list(sibling_.folder(), old_.number(), files_, removed, job_.durable);
     state_ = State::committed;
     try {
-        sync_folder(old_.number());  // the sibling itself
-        finish_commit(old_.number());
+        sync(old_.number());  // the sibling itself
+        finish_commit(old_.number(), job_.durable);
         clear_sibling();
     } catch (Error& error) {
         sibling_.abandon();

@@ -35,6 +35,9 @@ struct Job {
     bool resume = false;  ///< take over what a process with the same job has left; else it is removed
     /// Of a file that is replaced: what it has to be, as Source::identity() gives it; empty: whatever it is.
     std::string replaced = {};
+    /// Everything is on the disk before it counts. False leaves that to the kernel: what counts may be lost at a power
+    /// failure, and only then; what a dead process has left is continued until the next boot.
+    bool durable = true;
 };
 
 /// Fills a new file or folder in a hidden sibling of the target (see Sibling), which then takes its place.
@@ -63,7 +66,7 @@ public:
     /// Whether a process that is dead has finished this file; then it is part of this save. To be asked in the order of
     /// the files, before add().
     bool adopt(const std::string& name);
-    /// A file is on the disk, and nothing is going to be changed in it. May be called from several threads.
+    /// A file was finished, and nothing is going to be changed in it. May be called from several threads.
     void finished(const std::string& name);
     /// A new file in the folder. For Kind::file: the file itself, whatever `name` says.
     OutputFile add(const std::string& name);
@@ -72,9 +75,9 @@ public:
     /// Where that file will be, for messages.
     std::string path_of(const std::string& name) const;
 
-    /// Everything appears at the target and is on the disk when it returns; of a folder that is replaced, the files
-    /// named by `old_files` are gone then. Files must have been finished; the one added last is the one that names the
-    /// others. Throws already_exists where something has come up at the target meanwhile.
+    /// Everything appears at the target and is on the disk when it returns, if the job is durable; of a folder that is
+    /// replaced, the files named by `old_files` are gone then. Files must have been finished; the one added last is the
+    /// one that names the others. Throws already_exists where something has come up at the target meanwhile.
     ///
     /// After an error the target is as it was, but for one case: where a folder is replaced in place, and what follows
     /// the commit list fails, the new counts, and a hint says so.
@@ -107,6 +110,7 @@ private:
     bool continue_old(const Sibling& dead);
     void create_content();
 
+    void sync(int folder) const;
     void set_permissions(std::span<const std::string> old_files) const;
     void require_free() const;
     void set_permissions(const std::string& file, const struct stat& old, bool there) const;

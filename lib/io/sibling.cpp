@@ -179,10 +179,10 @@ Sibling& Sibling::operator=(Sibling&& other) noexcept {
     return *this;
 }
 
-Sibling Sibling::claim(int home, const std::string& name, std::vector<std::string>& notes) {
+Sibling Sibling::claim(int home, const std::string& name, std::vector<std::string>& notes, bool durable) {
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
         Sibling made(home, name);
-        if (made.create()) return made;
+        if (made.create(durable)) return made;
         clear(home, name, notes);
     }
     throw Error(Errc::busy, "others keep taking the place " + safemap::quoted(name));
@@ -197,7 +197,7 @@ void Sibling::clear(int home, const std::string& name, std::vector<std::string>&
 }
 
 /// Creates the sibling and locks it. False where one is there already, or others took ours for litter.
-bool Sibling::create() {
+bool Sibling::create(bool durable) {
     // For nobody else to see, whatever is to be in it.
     if (calls.mkdirat(home_, name_.c_str(), S_IRWXU) != 0) {
         if (errno == EEXIST) return false;
@@ -231,7 +231,7 @@ bool Sibling::create() {
     const Lock state = try_lock(lock_.number());
     if (state != Lock::taken && still_there(lock_.number(), folder())) {
         // A file system that brings only what is asked for to the disk (btrfs) would keep the content without it.
-        sync_folder(folder());
+        if (durable) sync_folder(folder());
         return true;
     }
     abandon();

@@ -21,8 +21,8 @@ public:
     Sibling() = default;
     /// Creates `name` in the folder open as `home`, which has to stay open. What a dead writer left there is cleared
     /// away first; see clear_content() for what `notes` gets. Throws busy, and already_exists where something else has
-    /// that name.
-    static Sibling claim(int home, const std::string& name, std::vector<std::string>& notes);
+    /// that name. If it is `durable`, its lock is on the disk before anything else is in it.
+    static Sibling claim(int home, const std::string& name, std::vector<std::string>& notes, bool durable = true);
     /// What a dead writer left there, with all that is in it; none where there is nothing. A commit that it had begun
     /// (see commit_list.hpp) is finished. Throws as claim() does.
     static Sibling take_over(int home, const std::string& name);
@@ -58,7 +58,7 @@ public:
 
 private:
     Sibling(int home, std::string name) : home_(home), name_(std::move(name)) {}
-    bool create();
+    bool create(bool durable);
     void discard() noexcept;
 
     int home_ = -1;

@@ -41,7 +41,8 @@ Error system_error(int number, std::string_view doing) {
 }
 
 void Descriptor::reset() noexcept {
-    // What could be lost by a failing close has been brought to the disk by fsync, or is not wanted.
+    // What could be lost by a failing close has been brought to the disk by fsync, or is not wanted, or was closed
+    // before by OutputFile::finish().
     if (number_ >= 0) ::close(std::exchange(number_, -1));
 }
 

@@ -35,7 +35,8 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
 
     const io::Job job{.id = one_file ? std::string() : write::job_of(input.tensors, layout),
                       .resume = options.resume,
-                      .replaced = replaced};
+                      .replaced = replaced,
+                      .durable = options.durable};
     write::Target target(out, options, job);
     if (options.on_plan) options.on_plan(report);
     write::copy_extras(extras, target.staging());

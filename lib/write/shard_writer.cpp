@@ -142,7 +142,7 @@ public:
           declared_(declare(declarations)),
           layout_(write::lay_out_at(out, {.tensors = declared_, .metadata = options.metadata}, require_sense(options))),
           around_cache_(io::better_around_cache(layout_.data_bytes)),
-          target_(out, options),
+          target_(out, options, {.durable = options.durable}),
           files_(target_.staging(), names_of(layout_), around_cache_),
           tensors_(declared_.size()),
           report_(write::report_on(layout_)) {

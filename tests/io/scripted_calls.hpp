@@ -12,6 +12,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 /// Counts the system calls of io and lets chosen ones fail. One at a time.
 class ScriptedCalls {
@@ -53,6 +54,10 @@ public:
     /// Reads and writes are interrupted every second time, and move at most `bytes`.
     void stutter(std::size_t bytes) { most_ = bytes; }
 
+    /// Remembers the names of all calls from now on, in one thread.
+    void remember() { remembers_ = true; }
+    const std::vector<std::string>& names() const { return names_; }
+
     /// Calls since fail_nth.
     int count() const { return count_; }
     /// Whether the nth call came, and which it was.
@@ -63,6 +68,7 @@ private:
     static bool fails(const char* name) {
         ScriptedCalls& self = *current_;
         const int number = ++self.count_;
+        if (self.remembers_) self.names_.emplace_back(name);
         if (number == self.acts_at_) self.act_();
         if (number == self.dies_at_) ::raise(SIGKILL);
         if (self.nth_ > 0 && (number == self.nth_ || (self.and_later_ && number > self.nth_))) {
@@ -145,6 +151,13 @@ private:
         calls.fsync = [](int descriptor) {
             return fails("fsync") || interrupted() ? -1 : current_->system_.fsync(descriptor);
         };
+        calls.close = [](int descriptor) {
+            const bool failed = fails("close");
+            const int error = errno;
+            current_->system_.close(descriptor);
+            errno = error;
+            return failed ? -1 : 0;
+        };
         calls.flock = [](int descriptor, int operation) {
             return fails("flock") || interrupted() ? -1 : current_->system_.flock(descriptor, operation);
         };
@@ -173,6 +186,8 @@ private:
     std::function<void()> act_;
     bool and_later_ = false;
     std::size_t most_ = 0;
+    bool remembers_ = false;
+    std::vector<std::string> names_;
     std::string failed_;
     std::string named_;
     int named_error_ = 0;

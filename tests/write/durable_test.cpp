@@ -1,0 +1,244 @@
+// SaveOptions::durable: without it nothing is brought to the disk, and everything else is as with it.
+#include "doctest_safemap.hpp"
+#include "io/scripted_calls.hpp"
+#include "soak.hpp"
+#include "write/samples.hpp"
+
+#include <safemap/checkpoint.hpp>
+#include <safemap/shard_writer.hpp>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+
+using namespace safemap;
+using namespace samples;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+constexpr std::uint64_t count = 4;  // tensors, each of which is a shard
+
+fs::path source_in(const TempDir& dir) {
+    std::vector<LazyTensor> tensors;
+    for (std::uint64_t i = 0; i < count; ++i)
+        tensors.push_back(tensor("t" + std::to_string(i), Dtype::f32, {1'000}, 10 + i));
+    save(dir / "in.safetensors", tensors, {.overwrite = true});
+    return dir / "in.safetensors";
+}
+
+SaveOptions options_for(bool durable, bool overwrite) {
+    return {.max_shard_size = 4'000, .overwrite = overwrite, .durable = durable, .threads = 1};
+}
+
+/// What there is before the save, and where that goes.
+struct World {
+    const char* what;
+    const char* out;
+    bool overwrite;
+    bool in_place;
+};
+constexpr World worlds[] = {
+    {"a new file", "out.safetensors", false, false},    {"a new folder", "out", false, false},
+    {"a folder of other files", "out", false, true},    {"a file that is replaced", "out.safetensors", true, false},
+    {"a folder that is exchanged", "out", true, false}, {"a folder that is replaced in place", "out", true, true},
+};
+
+void prepare(const TempDir& dir, const World& world) {
+    fs::remove_all(dir / world.out);
+    if (world.overwrite) save(dir / world.out, std::vector<LazyTensor>{tensor("old", Dtype::f32, {3})});
+    if (!world.in_place) return;
+    fs::create_directories(dir / world.out / "logs");
+    dir.write(std::string(world.out) + "/mine.txt", "mine");
+}
+
+/// What stands at the target in the end, in a file or a folder.
+std::map<std::string, std::string> result(const fs::path& out) {
+    if (fs::is_regular_file(out)) return {{"", TempDir::read(out)}};
+    fs::remove(out / "logs");
+    return contents_of(out);
+}
+
+/// Names of the system calls of `work`.
+template <class Work> Names calls_of(Work&& work) {
+    ScriptedCalls calls;
+    calls.remember();
+    work();
+    return calls.names();
+}
+
+std::size_t syncs_in(const Names& names) {
+    return static_cast<std::size_t>(std::count(names.begin(), names.end(), "fsync"));
+}
+
+/// Saves in another process, which dies at its nth system call.
+bool killed_at(int nth, const fs::path& in, const fs::path& out, const SaveOptions& options) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const auto error = error_of([&] {
+            const Checkpoint model = Checkpoint::open(in);
+            ScriptedCalls calls;
+            calls.die_at(nth);
+            save(out, model, options);
+        });
+        ::_exit(error ? 99 : 0);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE((WIFSIGNALED(status) || status == 0));
+    return WIFSIGNALED(status);
+}
+
+std::string boot = "one";
+
+/// A machine that is in the boot `boot`.
+struct InBoot {
+    InBoot() {
+        boot = "one";
+        io::calls.boot_id = [] { return boot; };
+    }
+    ~InBoot() { io::calls.boot_id = before; }
+    std::string (*before)() = io::calls.boot_id;
+};
+
+}  // namespace
+
+TEST_CASE("a save that need not be durable brings nothing to the disk, and does all else as one that is") {
+    const TempDir dir;
+    const InBoot one;
+    const Checkpoint model = Checkpoint::open(source_in(dir));
+    const Extras extras{.files = {{"config.json", memory_source("config.json", random_bytes(100, 1))}}};
+    for (const World& world : worlds)
+        for (const bool checksums : {false, true}) {
+            CAPTURE(world.what);
+            CAPTURE(checksums);
+            Names names[2];
+            std::map<std::string, std::string> results[2];
+            SaveReport reports[2];
+            for (const bool durable : {false, true}) {
+                prepare(dir, world);
+                SaveOptions options = options_for(durable, world.overwrite);
+                options.checksums = checksums;
+                options.extras = extras;
+                names[durable] = calls_of([&] { reports[durable] = save(dir / world.out, model, options); });
+                results[durable] = result(dir / world.out);
+            }
+            CHECK(syncs_in(names[false]) == 0);
+            CHECK(syncs_in(names[true]) > 0);
+            std::erase(names[true], "fsync");
+            std::erase(names[false], "close");
+            CHECK(names[false] == names[true]);
+            CHECK(results[false] == results[true]);
+            CHECK(reports[false].notes == reports[true].notes);
+            CHECK(reports[false].bytes_written == reports[true].bytes_written);
+            fs::remove_all(dir / world.out);
+            CHECK(names_in(dir.path()) == Names{"in.safetensors"});
+        }
+}
+
+TEST_CASE("what a server refuses at the close of a file that was not synced is an error, and nothing is left") {
+    const TempDir dir;
+    const Checkpoint model = Checkpoint::open(source_in(dir));
+    for (const char* out : {"out", "out.safetensors"}) {
+        ScriptedCalls calls;
+        calls.fail_all("close", EDQUOT);
+        CHECK_FAULT(save(dir / out, model, options_for(false, false)), Errc::no_space);
+        CHECK_OK(save(dir / "durable.safetensors", model, options_for(true, true)));
+        CHECK(names_in(dir.path()) == Names{"durable.safetensors", "in.safetensors"});
+    }
+}
+
+TEST_CASE("a writer that need not be durable brings nothing to the disk") {
+    const TempDir dir;
+    const LazyTensor w = tensor("w", Dtype::f32, {100});
+    const std::vector<Declaration> declarations = {{"w", Dtype::f32, {100}}};
+    for (const char* out : {"out", "out.safetensors"}) {
+        const Names names = calls_of([&] {
+            ShardWriter writer(dir / out, declarations, {.checksums = true, .durable = false});
+            writer.write("w", w);
+            writer.commit();
+        });
+        CHECK(syncs_in(names) == 0);
+        CHECK(Checkpoint::open(dir / out).size() == 1);
+    }
+}
+
+TEST_CASE("a save that need not be durable, killed at any system call, leaves the old or the new") {
+    const TempDir dir = TempDir::in_memory();
+    const fs::path in = source_in(dir);
+    const Checkpoint model = Checkpoint::open(in);
+    for (const World& world : worlds) {
+        CAPTURE(world.what);
+        const fs::path out = dir / world.out;
+        const SaveOptions options = options_for(false, world.overwrite);
+        prepare(dir, world);
+        save(out, model, options);
+        const auto expected = result(out);
+        bool died = true;
+        for (int nth = soak::step(6); died; nth += soak::step(6)) {
+            CAPTURE(nth);
+            REQUIRE(nth < 400);
+            prepare(dir, world);
+            died = killed_at(nth, in, out, options);
+            bool is_new = false;
+            if (fs::exists(out)) {
+                // Of a folder of other files, no checkpoint is there before the new one.
+                const auto error = error_of([&] {
+                    const Checkpoint there = Checkpoint::open(out);
+                    is_new = there.find("t0") != nullptr;
+                    CHECK(there.size() == (is_new ? count : 1));
+                    for (const LazyTensor& each : there) CHECK_OK(each.load());
+                });
+                if (error) CHECK_FALSE(world.overwrite);
+            }
+            SaveOptions again = options;
+            again.overwrite = again.overwrite || is_new;
+            CHECK_OK(save(out, model, again));
+            CHECK(result(out) == expected);
+            fs::remove_all(out);
+            CHECK(names_in(dir.path()) == Names{"in.safetensors"});
+        }
+    }
+}
+
+TEST_CASE("what need not be durable is resumed until the next boot, and by nobody who wants it on the disk") {
+    const TempDir dir = TempDir::in_memory();
+    const fs::path in = source_in(dir);
+    const Checkpoint model = Checkpoint::open(in);
+    SaveOptions options = options_for(false, false);
+    options.resume = true;
+    const InBoot one;
+    std::map<std::string, std::string> expected;
+    /// The call before which all files are finished but the last, and nothing has appeared.
+    const auto last_write = [&](const SaveOptions& how) {
+        const Names names = calls_of([&] { save(dir / "out", model, how); });
+        expected = contents_of(dir / "out");
+        fs::remove_all(dir / "out");
+        const auto last = std::find(names.rbegin(), names.rend(), "pwrite");
+        return static_cast<int>(names.rend() - last);
+    };
+    const auto resumed = [&](bool was_durable, bool durable, const char* now) {
+        SaveOptions how = options;
+        how.durable = was_durable;
+        boot = "one";
+        const int last = last_write(how);
+        REQUIRE(killed_at(last, in, dir / "out", how));
+        boot = now;
+        how.durable = durable;
+        const SaveReport report = save(dir / "out", model, how);
+        CHECK(contents_of(dir / "out") == expected);
+        fs::remove_all(dir / "out");
+        CHECK(names_in(dir.path()) == Names{"in.safetensors"});
+        return report.resumed.size();
+    };
+    CHECK(resumed(false, false, "one") >= count);
+    CHECK(resumed(false, false, "another") == 0);
+    CHECK(resumed(false, false, "") == 0);
+    CHECK(resumed(false, true, "one") == 0);
+    CHECK(resumed(false, true, "another") == 0);
+    CHECK(resumed(true, true, "another") >= count);
+    CHECK(resumed(true, false, "one") == 0);  // another job, which is made anew
+}
