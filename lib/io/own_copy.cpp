@@ -61,8 +61,9 @@ void OwnCopy::read(Extent extent) {
     }
     fill_up_to(end);
     file_.require_unchanged();
-    is_read_.erase(first, last);
-    is_read_.emplace(begin, end);
+    // Never forgotten in between, for want of memory: what was read may have been written to since.
+    const bool added = is_read_.insert_or_assign(begin, end).second;
+    is_read_.erase(added ? first : std::next(first), last);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::io
