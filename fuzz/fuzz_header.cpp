@@ -1,10 +1,13 @@
-// Headers: what is read lies inside the file, and what is written from it is read as the same again.
+// Headers: what is read lies inside the file, what is written from it is read as the same again, and a header that is
+// read without a JSON parser means what that parser reads.
 #include "safetensors/header.hpp"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,6 +59,27 @@ void require_same(const safetensors::Header& a, const safetensors::Header& b) {
     }
 }
 
+/// The file with a blank behind the `{` of its header, which then needs a JSON parser; nothing if there is none.
+std::optional<std::vector<std::byte>> spaced(std::vector<std::byte> file) {
+    std::uint64_t size = 0;
+    if (file.size() <= sizeof size || file[sizeof size] != std::byte{'{'}) return std::nullopt;
+    std::memcpy(&size, file.data(), sizeof size);
+    if (size == 0 || size > file.size() - sizeof size) return std::nullopt;
+    ++size;
+    std::memcpy(file.data(), &size, sizeof size);
+    file.insert(file.begin() + sizeof size + 1, std::byte{' '});
+    return file;
+}
+
+void require_same_both_ways(const std::vector<std::byte>& file, const safetensors::Header& header,
+                            const std::vector<Error>& faults) {
+    const auto other = spaced(file);
+    if (!other) return;
+    CollectFaults collected;
+    require_same(header, read(*other, collected));
+    require(std::ranges::equal(faults, collected.faults(), {}, &Error::code, &Error::code));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
@@ -66,6 +90,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     CollectFaults collected;
     const auto loose = read(file, collected);
     for (const auto& tensor : loose.tensors) require(tensor.data.inside(size));
+    require_same_both_ways(file, loose, collected.faults());
 
     ThrowFirst throwing;
     try {

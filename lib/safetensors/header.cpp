@@ -1,5 +1,6 @@
-// Reads headers: one pass with simdjson's On-Demand over an owned, padded buffer, without a tree. Names and shapes
-// stay where they are in the buffer.
+// Reads headers: one pass over an owned, padded buffer, without a tree. Names and shapes stay where they are in the
+// buffer. header_canonical.hpp reads a header that has the reference's layout, byte for byte; simdjson's On-Demand
+// reads all others.
 //
 // On-Demand checks only what is looked at, and the reference refuses a header for any fault in it. So every value is
 // visited, those of unknown fields too, under the rules of the reference's JSON reader (serde_json). From the top:
@@ -14,6 +15,7 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "safetensors/format.hpp"
+#include "safetensors/header_canonical.hpp"
 #include "safetensors/metadata.hpp"
 
 #include <simdjson.h>
@@ -183,30 +185,6 @@ inline std::uint64_t whole_number(ondemand::value value, const char* where) {
     return number;
 }
 
-/// Takes what it expects from a text that ends in padding longer than any word that is taken.
-class Characters {
-public:
-    explicit Characters(const char* at) : at_(at) {}
-
-    const char* position() const { return at_; }
-
-    bool take(std::string_view word) {
-        if (std::memcmp(at_, word.data(), word.size()) != 0) return false;
-        at_ += word.size();
-        return true;
-    }
-    /// Digits as JSON has them, of a number below 10^19.
-    bool take_number(std::uint64_t& number) {
-        const char* const first = at_;
-        for (number = 0; *at_ >= '0' && *at_ <= '9'; ++at_) number = number * 10 + static_cast<unsigned>(*at_ - '0');
-        const auto digits = at_ - first;
-        return digits == 1 || (digits > 1 && digits < 20 && *first != '0');
-    }
-
-private:
-    const char* at_;
-};
-
 /// Calls dimension(number) for each of an array of whole numbers that has been read before.
 template <class Dimension> void for_each_dimension(const char* array, Dimension&& dimension) {
     for (const char* at = array + 1; *at != ']'; ++at) {
@@ -257,6 +235,7 @@ private:
 
     void read_document() {
         try {
+            if (read_canonical()) return;
             // Tensors take about a hundred bytes each; short names and no shapes take less.
             rows().reserve(text_.size() / 96 + 1);
             read_object();
@@ -266,6 +245,19 @@ private:
         } catch (Error& error) {
             report(std::move(error));
         }
+    }
+
+    /// Reads a header that is laid out as the reference lays it out. Returns false, and leaves nothing behind, if this
+    /// one is not.
+    bool read_canonical() {
+        CanonicalHeader canonical(text_, rows(), metadata_);
+        if (!canonical.read()) {
+            rows() = {};
+            metadata_ = {};
+            return false;
+        }
+        if (canonical.has_metadata()) sort_metadata();
+        return true;
     }
 
     /// simdjson's first stage has refused the text. The reference looks at the encoding first.
@@ -364,8 +356,12 @@ private:
             const std::string_view text = kept_text(content);
             metadata_.push_back({place(key.data()), size32(key), place(text.data()), size32(text)});
         }
+        sort_metadata();
+    }
+
+    void sort_metadata() {
         const std::size_t members = metadata_.size();
-        sort_by_key(metadata_, [this](const Pair& pair) { return key_of(pair); });
+        sort_by_key(metadata_, [this](const MetadataPlace& pair) { return key_of(pair); });
         if (metadata_.size() < members)
             allowed_.meet(Errc::duplicate_name, "__metadata__ has a key twice; readers take the last one");
         header_.has_metadata = true;
@@ -375,19 +371,11 @@ private:
     void spell_metadata() {
         if (!header_.has_metadata) return;
         header_.metadata.reserve(metadata_.size());
-        for (const Pair& pair : metadata_)
+        for (const MetadataPlace& pair : metadata_)
             header_.metadata.emplace_back(key_of(pair), text_.substr(pair.value, pair.value_size));
     }
 
-    /// A key of __metadata__ and its value, by where they stand in the text.
-    struct Pair {
-        std::uint32_t key;
-        std::uint32_t key_size;
-        std::uint32_t value;
-        std::uint32_t value_size;
-    };
-
-    std::string_view key_of(const Pair& pair) const { return text_.substr(pair.key, pair.key_size); }
+    std::string_view key_of(const MetadataPlace& pair) const { return text_.substr(pair.key, pair.key_size); }
 
     // ---- one tensor ----
 
@@ -414,7 +402,9 @@ private:
 
     /// {"dtype", "shape", "data_offsets"}, or the three in an array, which serde takes for a struct too.
     void read_tensor(ondemand::value value, Row& row) {
-        if (read_canonical(value.raw_json_token().data(), row)) return;
+        // As the reference writes it, a tensor is twice as fast to take character by character. On-Demand steps over a
+        // value that nobody has asked it for.
+        if (Characters at(value.raw_json_token().data()); canonical_tensor_.take(at, text_.data(), row)) return;
         ondemand::object fields;
         if (value.get_object().get(fields)) return read_tensor_array(value, row);
         for (ondemand::field field : fields) {
@@ -425,31 +415,6 @@ private:
             else read_field(field, row);
         }
         finish(row);
-    }
-
-    /// A tensor just as the reference writes it, {"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}, which is twice as
-    /// fast to read character by character. False for all else, which the caller looks at then; On-Demand steps over a
-    /// value that nobody has asked it for.
-    bool read_canonical(const char* text, Row& row) {
-        Characters at(text);
-        if (!at.take(R"({"dtype":")") || !at.take(name(last_dtype_)) || !at.take(R"(","shape":)")) return false;
-        row.dtype = last_dtype_;
-        row.shape = place(at.position());
-        elements_ = 1;
-        if (!at.take("[")) return false;
-        if (!at.take("]")) {
-            do {
-                std::uint64_t dimension = 0;
-                if (!at.take_number(dimension)) return false;
-                if (elements_) elements_ = checked_mul(*elements_, dimension);
-            } while (at.take(","));
-            if (!at.take("]")) return false;
-        }
-        if (!at.take(R"(,"data_offsets":[)") || !at.take_number(row.begin) || !at.take(",") ||
-            !at.take_number(row.end) || !at.take("]}"))
-            return false;
-        set_sized(row);
-        return true;
     }
 
     /// A field that is none of the three, or spelled with escapes.
@@ -479,12 +444,7 @@ private:
 
     void finish(Row& row) const {
         require_all();
-        set_sized(row);
-    }
-
-    void set_sized(Row& row) const {
-        const auto size = elements_ ? byte_size(row.dtype, *elements_) : std::nullopt;
-        row.sized = size == row.end - row.begin;
+        row.set_sized(elements_);
     }
 
     void once(unsigned field, const char* field_name) {
@@ -671,8 +631,9 @@ private:
     std::uint64_t data_size_ = 0;
     std::uint64_t covered_ = 0;
     bool complete_ = true;  // false when a fault left something out
+    CanonicalTensor canonical_tensor_;
     bool seen_metadata_ = false;
-    std::vector<Pair> metadata_;
+    std::vector<MetadataPlace> metadata_;
     std::string_view name_;  // of the tensor being read
     bool escaped_ = false;   // whether that was spelled with escapes
     unsigned seen_ = 0;      // which of its fields

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,6 +64,8 @@ public:
 
 private:
     friend class HeaderReader;
+    friend class CanonicalHeader;
+    friend class CanonicalTensor;
 
     struct Row {
         std::uint64_t begin = 0;  ///< [begin, end) counts from the start of the data
@@ -72,6 +75,12 @@ private:
         std::uint32_t shape = 0;  ///< where its `[` stands in the text
         Dtype dtype = {};
         bool sized = false;  ///< end - begin is what dtype and shape want
+
+        /// Sets `sized`. `elements` is empty if their number does not fit in 64 bits.
+        void set_sized(const std::optional<std::uint64_t>& elements) noexcept {
+            const auto wanted = elements ? byte_size(dtype, *elements) : std::nullopt;
+            sized = wanted == end - begin;
+        }
     };
 
     std::string_view name(const Row& row) const noexcept { return {text_.get() + row.name, row.name_size}; }
