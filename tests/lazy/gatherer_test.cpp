@@ -201,9 +201,9 @@ TEST_CASE("any region and any range of bytes is the same part of the value") {
 
 TEST_CASE("large transposes, steps and casts go through the windows in several turns") {
     Random random(5);
-    const std::array dtypes = {Dtype::u8, Dtype::f32, Dtype::bf16, Dtype::f64, Dtype::c128};
+    const std::array tried = {Dtype::u8, Dtype::f32, Dtype::bf16, Dtype::f64, Dtype::c128};
     for (int i = soak::step(2) - 1; i < 5; i += soak::step(4)) {
-        const Dtype dtype = dtypes[static_cast<std::size_t>(i)];
+        const Dtype dtype = tried[static_cast<std::size_t>(i)];
         CAPTURE(dtype);
         Described t;
         t.dtype = dtype;
