@@ -153,24 +153,13 @@ void bare(benchmark::State& state) {
 
 BENCHMARK(describe)->ArgName("ranks")->Arg(192)->Arg(1'024)->Arg(4'096)->Unit(benchmark::kMillisecond);
 BENCHMARK(runs)->ArgName("ranks")->Arg(8)->Arg(64)->Arg(1'024)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK(boxes)
-    ->ArgNames({"rows", "columns"})
-    ->Args({2, 4})
-    ->Args({8, 8})
-    ->Args({32, 32})
-    ->Args({1, 64})
-    ->Args({1, 1'024})
-    ->UseRealTime()
-    ->Unit(benchmark::kMillisecond);
-BENCHMARK(bare)
-    ->ArgNames({"rows", "columns"})
-    ->Args({2, 4})
-    ->Args({8, 8})
-    ->Args({32, 32})
-    ->Args({1, 64})
-    ->Args({1, 1'024})
-    ->UseRealTime()
-    ->Unit(benchmark::kMillisecond);
+/// Rows and columns of the grids that `boxes` and `bare` read.
+void grids(benchmark::internal::Benchmark* bench) {
+    bench->ArgNames({"rows", "columns"})->Args({2, 4})->Args({8, 8})->Args({32, 32})->Args({1, 64})->Args({1, 1'024});
+    bench->UseRealTime()->Unit(benchmark::kMillisecond);
+}
+BENCHMARK(boxes)->Apply(grids);
+BENCHMARK(bare)->Apply(grids);
 
 }  // namespace
 

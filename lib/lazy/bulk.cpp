@@ -1,17 +1,10 @@
 // Workers' memory, and where a block of many tensors is.
 #include "lazy/bulk.hpp"
 
-#include <safemap/bytes.hpp>
-
 #include <algorithm>
 #include <iterator>
 
 namespace safemap::SAFEMAP_ABI {
-namespace {
-
-using namespace literals;
-
-}  // namespace
 
 std::span<std::byte> Worker::buffer(std::size_t size) {
     if (size > size_) {

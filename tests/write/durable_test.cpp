@@ -2,16 +2,13 @@
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
+#include "write/killed_save.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/shard_writer.hpp>
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <csignal>
 
 using namespace safemap;
 using namespace samples;
@@ -72,24 +69,6 @@ template <class Work> Names calls_of(Work&& work) {
 
 std::size_t syncs_in(const Names& names) {
     return static_cast<std::size_t>(std::count(names.begin(), names.end(), "fsync"));
-}
-
-/// Saves in another process, which dies at its nth system call.
-bool killed_at(int nth, const fs::path& in, const fs::path& out, const SaveOptions& options) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-        const auto error = error_of([&] {
-            const Checkpoint model = Checkpoint::open(in);
-            ScriptedCalls calls;
-            calls.die_at(nth);
-            save(out, model, options);
-        });
-        ::_exit(error ? 99 : 0);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    REQUIRE((WIFSIGNALED(status) || status == 0));
-    return WIFSIGNALED(status);
 }
 
 std::string boot = "one";

@@ -2,15 +2,12 @@
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
+#include "write/killed_save.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/checkpoint.hpp>
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <csignal>
 #include <string_view>
 
 using namespace safemap;
@@ -35,24 +32,6 @@ SaveOptions options_for(bool overwrite = false) {
     SaveOptions options{.max_shard_size = 4'000, .overwrite = overwrite, .resume = true};
     options.threads = 1;
     return options;
-}
-
-/// Saves in another process, which dies at its nth system call.
-bool killed_at(int nth, const fs::path& in, const fs::path& out, const SaveOptions& options) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-        const auto error = error_of([&] {
-            const Checkpoint model = Checkpoint::open(in);
-            ScriptedCalls calls;
-            calls.die_at(nth);
-            save(out, model, options);
-        });
-        ::_exit(error ? 99 : 0);
-    }
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    REQUIRE((WIFSIGNALED(status) || status == 0));
-    return WIFSIGNALED(status);
 }
 
 }  // namespace
