@@ -10,12 +10,12 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Whether a file may be mapped, and how: read-only, or as a private copy that can be written to. `automatic` is
-/// allowed where the file lies on a local disk. On network and FUSE file systems a server that goes away, or truncates
-/// the file, would stop or kill the process at the touch of a view, so files are read there. A private copy is mapped
-/// where `automatic` maps: a page is the file's until somebody writes to it; then it is memory of its own, which no
-/// file and no other mapping sees. Elsewhere map() reads what it is asked for, each byte once, into memory of its own,
-/// and throws what reading throws; Access::private_copy says what that costs.
+/// Says how a file may be mapped, if at all: read-only, or as a private copy that can be written to. `automatic` maps
+/// files on local disks. On network and FUSE file systems a server that goes away, or truncates the file, would stop or
+/// kill the process at the touch of a view, so files are read there. A private copy is mapped where `automatic` maps: a
+/// page is the file's until somebody writes to it; then it is memory of its own, which no file and no other mapping
+/// sees. Elsewhere map() reads what it is asked for, each byte once, into memory of its own, and throws what reading
+/// throws; Access::private_copy says what that costs.
 enum class Mapping : std::uint8_t { automatic, allowed, never, private_copy };
 
 /// Opens a regular file for reading (symbolic links are followed, O_CLOEXEC). Its size and identity are taken now;

@@ -96,7 +96,7 @@ public:
     template <class List, class Repeated> void add_all(const NamesOf<List>& names, Repeated&& repeated) {
         add_all(names.count(), names, repeated);
     }
-    /// Of names that are there twice, the first counts.
+    /// A name that is there twice keeps its first number.
     template <class List> void add_all(const NamesOf<List>& names) {
         add_all(names, [](auto, auto) {});
     }

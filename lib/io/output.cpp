@@ -129,7 +129,7 @@ void OutputFile::finish() {
     if (durable_ && uninterrupted([&] { return calls.fsync(descriptor_.number()); }) != 0)
         throw system_error(errno, "bring it to the disk");
     around_.reset();
-    // What was not synced may still be on its way to a server, which refuses it at the close or never.
+    // Without fsync, data may still be on its way to a server. The server reports a failure at close() or never.
     if (!durable_ && calls.close(descriptor_.release()) != 0 && errno != EINTR) throw system_error(errno, "close it");
     descriptor_.reset();
 }

@@ -33,8 +33,7 @@ public:
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const;
     /// The same file as it is now, for reading; messages call it `path`.
     File reader(std::string path) const;
-    /// What was written is on the disk when it returns, or is left to the kernel where the file is not durable; nothing
-    /// can be written afterwards.
+    /// Brings the data to the disk if the file is durable; else the kernel does that later. Closes the file.
     void finish();
 
 private:

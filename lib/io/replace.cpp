@@ -61,8 +61,8 @@ std::string text_of_whole(const struct stat& status) {
     return text_of(identity);
 }
 
-/// What a job is called whose files are not known to be on the disk: after the next boot it is another. Empty where
-/// nothing tells one boot from the next.
+/// Returns a name for a job whose files may not be on the disk. The name changes at the next boot, so that no later
+/// save resumes the job. Returns an empty name where the system has no boot id.
 std::string until_next_boot(const std::string& job) {
     const std::string boot = job.empty() ? std::string() : calls.boot_id();
     return boot.empty() ? std::string() : job + " in boot " + boot;

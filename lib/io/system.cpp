@@ -41,8 +41,8 @@ Error system_error(int number, std::string_view doing) {
 }
 
 void Descriptor::reset() noexcept {
-    // What could be lost by a failing close has been brought to the disk by fsync, or is not wanted, or was closed
-    // before by OutputFile::finish().
+    // A failing close loses nothing here: fsync has brought the data to the disk, or nobody wants it.
+    // OutputFile::finish() closes files without fsync itself.
     if (number_ >= 0) ::close(std::exchange(number_, -1));
 }
 

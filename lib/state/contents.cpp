@@ -1,4 +1,4 @@
-// What readers of several formats share: metadata, totals, and a tree as tensors.
+// Helpers of readers of several formats: metadata, totals, and a tree as tensors.
 #include "state/contents.hpp"
 
 #include <algorithm>

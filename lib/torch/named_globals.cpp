@@ -60,9 +60,10 @@ bool any(const auto& rows, std::string_view one) {
 /// Functions that call their first argument, or make an object of it.
 constexpr auto calls_first = rows_of<1, 5>(R"(copyreg.__newobj__ copyreg.__newobj_ex__ copyreg._reconstructor
     numpy._core.multiarray._reconstruct torch._utils._rebuild_wrapper_subclass)");
-/// Those of a tensor's subclass: (function, class, its arguments, state). The class may have a __setstate__.
+/// Functions that make a tensor of a subclass. They take (function, class, its arguments, state); the class may have a
+/// __setstate__.
 constexpr auto calls_two = rows_of<1, 2>(R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2)");
-/// Those whose fourth argument is the state of what they make.
+/// Functions whose fourth argument is the state of the object that they make.
 constexpr auto sets_state = rows_of<1, 3>(R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2
     torch._utils._rebuild_parameter_with_state)");
 
@@ -148,8 +149,8 @@ private:
         }
     }
 
-    /// Of a function that is no plain name, such as a persistent id in another or the result of a call: any name in it
-    /// may be what it stands for. Each node is searched once, and cycles end.
+    /// A function may be no plain name, but a persistent id in another or the result of a call. Any name in it may be
+    /// the one that is called, so all are added. Each node is searched once, and cycles end.
     void add_all(Id root) {
         std::vector<Id> open;
         const auto search = [&](Id id) {
