@@ -10,6 +10,8 @@
 #include "rename.hpp"
 #include "signals.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/text.hpp>
 #include <safemap/save.hpp>
 
 #include <fmt/core.h>
@@ -34,7 +36,9 @@ struct Around {
     bool dry_run = false;
 
     /// A dry run holds all that the run would hold, but for the buffers.
-    std::uint64_t predicted_anon_bytes(const SaveReport& saved) const { return peak_anon_bytes + saved.buffer_bytes; }
+    std::uint64_t predicted_anon_bytes(const SaveReport& saved) const {
+        return peak_anon_bytes + saved.layout.buffer_bytes;
+    }
     /// A quantised tensor is skipped by opening, which knows why, and its numbers by saving: it is listed once.
     std::vector<SkippedObject> all_skipped(const SaveReport& saved) const {
         std::vector<SkippedObject> all = skipped;
@@ -51,18 +55,18 @@ struct Around {
     }
 };
 
-std::string cast_name(const CastReport& cast) { return fmt::format("{}->{}", name(cast.from), name(cast.to)); }
+std::string cast_name(const SaveReport::Cast& cast) { return fmt::format("{}->{}", name(cast.from), name(cast.to)); }
 
 void write_reading(JsonWriter& json, const SaveReport& saved) {
-    const auto write = [&json](std::string_view key, const TensorCount& count) {
+    const auto write = [&json](std::string_view key, const SaveReport::Count& count) {
         json.key(key).begin_object().member("tensors", count.tensors).member("bytes", count.bytes).end_object();
     };
-    write("copied_tensors", saved.copied);
-    write("gathered", saved.gathered);
-    write("views", saved.views);
-    json.member("unreferenced_bytes", saved.unreferenced_bytes);
+    write("copied_tensors", saved.reading.copied);
+    write("gathered", saved.reading.gathered);
+    write("views", saved.reading.views);
+    json.member("unreferenced_bytes", saved.reading.unreferenced_bytes);
     json.key("unsupported").begin_array();
-    for (const UnsupportedReport& dtype : saved.unsupported)
+    for (const SaveReport::Unsupported& dtype : saved.unsupported)
         json.begin_object().member("dtype", torch_name(dtype.dtype)).member("tensors", dtype.tensors).end_object();
     json.end_array();
 }
@@ -74,10 +78,10 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
     json.member("bytes_read", saved.bytes_read).member("bytes_written", saved.bytes_written);
     json.member("seconds", around.seconds).member("peak_anon_bytes", around.peak_anon_bytes);
     json.key("cast").begin_object();
-    for (const CastReport& cast : saved.casts) {
+    for (const SaveReport::Cast& cast : saved.casts) {
         json.key(cast_name(cast)).begin_object();
-        json.member("tensors", cast.tensors).member("values", cast.counts.values);
-        json.member("overflowed", cast.counts.overflowed).member("non_finite", cast.counts.non_finite);
+        json.member("tensors", cast.tensors).member("values", cast.values);
+        json.member("overflowed", cast.overflowed).member("non_finite", cast.non_finite);
         json.end_object();
     }
     json.end_object();
@@ -87,14 +91,14 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
         json.begin_object().member("name", object.name).member("why", object.why).end_object();
     json.end_array();
     json.member("notes", around.all_notes(saved));
-    json.member("unaligned_tensors", saved.unaligned_tensors).member("resumed", saved.resumed);
+    json.member("unaligned_tensors", saved.layout.unaligned_tensors).member("resumed", saved.resumed);
     json.member("copied", saved.extras);
     write_reading(json, saved);
     if (around.dry_run) {
         json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
         json.key("plan").begin_array();
         for (std::size_t i = 0; i < saved.files.size(); ++i) {
-            const FileReport& file = saved.file_sizes[i];
+            const SaveReport::File& file = saved.layout.files[i];
             json.begin_object().member("file", saved.files[i]).member("tensors", file.tensors);
             json.member("bytes", file.bytes).end_object();
         }
@@ -107,7 +111,7 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
 std::string files_text(const SaveReport& saved) {
     Table table({Table::Align::left, Table::Align::left, Table::Align::right, Table::Align::right});
     for (std::size_t i = 0; i < saved.files.size(); ++i) {
-        const FileReport& file = saved.file_sizes[i];
+        const SaveReport::File& file = saved.layout.files[i];
         const bool is_index = saved.files[i].ends_with(".json");
         table.row({"file   ", printable(saved.files[i]), is_index ? "" : count_text(file.tensors, "tensor"),
                    bytes_text(file.bytes)});
@@ -115,25 +119,25 @@ std::string files_text(const SaveReport& saved) {
     return table.text();
 }
 
-std::string cast_text(const CastReport& cast) {
+std::string cast_text(const SaveReport::Cast& cast) {
     return fmt::format("  cast     {}: {}", cast_name(cast), count_text(cast.tensors, "tensor"));
 }
 
 std::string reading_text(const SaveReport& saved) {
     std::string text;
-    const auto line = [&text](std::string_view label, const TensorCount& count) {
+    const auto line = [&text](std::string_view label, const SaveReport::Count& count) {
         if (count.tensors > 0)
             text +=
                 fmt::format("  {:<8} {}, {}\n", label, count_text(count.tensors, "tensor"), bytes_text(count.bytes));
     };
-    line("copied", saved.copied);
-    for (const CastReport& cast : saved.casts) text += cast_text(cast) + '\n';
-    line("gathered", saved.gathered);
-    line("views", saved.views);
-    if (saved.unreferenced_bytes > 0)
+    line("copied", saved.reading.copied);
+    for (const SaveReport::Cast& cast : saved.casts) text += cast_text(cast) + '\n';
+    line("gathered", saved.reading.gathered);
+    line("views", saved.reading.views);
+    if (saved.reading.unreferenced_bytes > 0)
         text += fmt::format("  unused   {} of storages, which no tensor that is written refers to\n",
-                            bytes_text(saved.unreferenced_bytes));
-    for (const UnsupportedReport& dtype : saved.unsupported)
+                            bytes_text(saved.reading.unreferenced_bytes));
+    for (const SaveReport::Unsupported& dtype : saved.unsupported)
         text += fmt::format("  unnamed  {}: {}\n", torch_name(dtype.dtype), count_text(dtype.tensors, "tensor"));
     return text;
 }
@@ -153,7 +157,8 @@ std::string total_text(const SaveReport& saved, const std::string& out, std::str
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
     std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + files_text(saved);
     text += extras_text(saved) + reading_text(saved);
-    if (align_tensors) text += fmt::format("  aligned  all but {}\n", count_text(saved.unaligned_tensors, "tensor"));
+    if (align_tensors)
+        text += fmt::format("  aligned  all but {}\n", count_text(saved.layout.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.aliases) {
         // The stored name stands last, and once: a name may be as long as the file.
         text += "  tied     ";
@@ -169,9 +174,9 @@ std::string plan_text(const SaveReport& saved, const Around& around, const std::
 
 std::string outcome_text(const SaveReport& saved, const Around& around, const std::string& out) {
     std::string text = total_text(saved, out, "wrote");
-    for (const CastReport& cast : saved.casts)
-        text += fmt::format("{}, {}, {} overflowed, {} not finite\n", cast_text(cast),
-                            count_text(cast.counts.values, "value"), cast.counts.overflowed, cast.counts.non_finite);
+    for (const SaveReport::Cast& cast : saved.casts)
+        text += fmt::format("{}, {}, {} overflowed, {} not finite\n", cast_text(cast), count_text(cast.values, "value"),
+                            cast.overflowed, cast.non_finite);
     if (!saved.resumed.empty())
         text += fmt::format("  resumed  {} had been finished before\n", count_text(saved.resumed.size(), "file"));
     return text + fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
@@ -343,8 +348,8 @@ private:
     SaveReport save_model(const Checkpoint& model, ProgressBar& bar) const {
         const DeferSignals deferred;
         SaveOptions options = options_;
-        options.threads = common.open.threads;
-        options.monitor = bar.monitor();
+        options.work.threads = common.open.work.threads;
+        options.work.monitor = bar.monitor();
         return save(out_, model, options);
     }
 

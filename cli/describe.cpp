@@ -1,5 +1,7 @@
 #include "describe.hpp"
 
+#include <safemap/advanced/text.hpp>
+
 #include <fmt/core.h>
 
 namespace safemap::cli {

@@ -3,7 +3,7 @@
 
 #include "output.hpp"
 
-#include <safemap/fold.hpp>
+#include <safemap/advanced/fold.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <string>

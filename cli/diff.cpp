@@ -6,6 +6,8 @@
 #include "progress.hpp"
 #include "rename.hpp"
 
+#include <safemap/advanced/names.hpp>
+#include <safemap/advanced/text.hpp>
 #include <safemap/diff.hpp>
 
 #include <fmt/core.h>
@@ -123,8 +125,8 @@ private:
     DiffReport compare(const Console& console, const Checkpoint& a, const Checkpoint& b) const {
         ProgressBar bar(console);
         DiffOptions options{.selection = common.selection(), .tolerance = tolerance_, .cast = cast_};
-        options.threads = common.open.threads;
-        options.monitor = bar.monitor();
+        options.work.threads = common.open.work.threads;
+        options.work.monitor = bar.monitor();
         return diff(a, b, options);
     }
 

@@ -5,7 +5,9 @@
 #include "rename.hpp"
 #include "signals.hpp"
 
-#include <safemap/edit.hpp>
+#include <safemap/advanced/edit.hpp>
+#include <safemap/advanced/names.hpp>
+#include <safemap/advanced/text.hpp>
 
 #include <fmt/core.h>
 
@@ -34,8 +36,8 @@ public:
         const DeferSignals deferred;
         EditOptions options = options_;
         options.open = common.open;
-        options.threads = common.open.threads;
-        options.monitor = bar.monitor();
+        options.work.threads = common.open.work.threads;
+        options.work.monitor = bar.monitor();
         for (const std::string& pair : set_) add_pair(pair, options);
         Renaming renaming({}, rules_);
         if (!renaming.empty()) add_names(renaming, options);

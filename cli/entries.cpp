@@ -2,6 +2,8 @@
 
 #include "output.hpp"
 
+#include <safemap/advanced/names.hpp>
+#include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
 
 #include <fmt/core.h>

@@ -4,6 +4,7 @@
 #include "parse.hpp"
 #include "progress.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/digest.hpp>
 
 #include <fmt/core.h>
@@ -50,8 +51,8 @@ public:
 private:
     CheckpointDigests hash(const Console& console, const Checkpoint& checkpoint) const {
         ProgressBar bar(console);
-        DigestOptions options{.algorithm = algorithm_, .selection = common.selection(), .threads = common.open.threads};
-        options.monitor = bar.monitor();
+        DigestOptions options{.algorithm = algorithm_, .selection = common.selection(), .work = common.open.work};
+        options.work.monitor = bar.monitor();
         return digests(checkpoint, options);
     }
 

@@ -3,6 +3,10 @@
 //   - as_json: all of it for programs, and what writes its parts.
 //   - Shards, Tree and the functions called ..._lines: one section each for people.
 //   - Inspect: the options, and which of these are shown.
+#include <safemap/advanced/names.hpp>
+#include <safemap/advanced/structure.hpp>
+#include <safemap/advanced/text.hpp>
+
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"
@@ -308,8 +312,8 @@ public:
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         const Chosen chosen(checkpoint, common.selection());
         std::vector<std::string> notes = checkpoint.notes();
-        const auto& only_in_tree = checkpoint.only_in_tree();
-        notes.insert(notes.end(), only_in_tree.begin(), only_in_tree.end());
+        const auto& lost = only_in_tree(checkpoint);
+        notes.insert(notes.end(), lost.begin(), lost.end());
         const std::string nothing = empty_selection({checkpoint}, common);
         if (!nothing.empty()) notes.push_back(nothing);
         if (console.json())

@@ -5,6 +5,8 @@
 #include "parse.hpp"
 #include "progress.hpp"
 
+#include <safemap/advanced/names.hpp>
+#include <safemap/advanced/text.hpp>
 #include <safemap/uploader.hpp>
 
 #include <fmt/core.h>
@@ -138,7 +140,7 @@ public:
 private:
     LoadReport load(const Console& console, const std::shared_ptr<Device>& device, const Checkpoint& chosen) const {
         UploadOptions options = upload_;
-        options.readers = common.open.threads;
+        options.readers = common.open.work.threads;
         ProgressBar bar(console);
         Uploader uploader(device, chosen, options);
         LoadReport report{.tensors = chosen.size()};

@@ -4,6 +4,7 @@
 #include "signals.hpp"
 #include "terminal.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/api.hpp>
 #include <safemap/error.hpp>
 

@@ -12,7 +12,7 @@ constexpr unsigned most_threads = 1024;
 void CommonOptions::declare(CLI::App& app) {
     app.add_flag("--json", json, "one JSON object on stdout, errors too");
     app.add_flag("--quiet", quiet, "say nothing but errors");
-    app.add_option("--threads", open.threads, "number of worker threads (default: chosen automatically)")
+    app.add_option("--threads", open.work.threads, "number of worker threads (default: chosen automatically)")
         ->type_name("N")
         ->check(CLI::Range(1U, most_threads).description(""));
     add_parsed(app, "--policy", open.policy, parse_policy, "how strictly files are read: compatible, strict or lenient")

@@ -1,5 +1,7 @@
 #include "output.hpp"
 
+#include <safemap/advanced/text.hpp>
+
 #include "signals.hpp"
 
 #include <fmt/core.h>

@@ -3,6 +3,7 @@
 
 #include "terminal.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
 
 #include <concepts>

@@ -2,6 +2,7 @@
 
 #include "output.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/bytes.hpp>
 #include <safemap/error.hpp>
 
@@ -73,9 +74,9 @@ std::uint64_t parse_size(std::string_view text) {
     const std::string suffix = lower(rest);
     const auto unit = std::find_if(units.begin(), units.end(), [&](const Unit& u) { return u.name == suffix; });
     if (unit == units.end()) refuse(text, wanted);
-    const auto size = checked_mul(*number, unit->bytes);
-    if (!size || *size == 0) refuse(text, wanted);
-    return *size;
+    std::uint64_t size = 0;
+    if (__builtin_mul_overflow(*number, unit->bytes, &size) || size == 0) refuse(text, wanted);
+    return size;
 }
 
 Dtype parse_dtype_name(std::string_view text) {

@@ -3,7 +3,8 @@
 #include "describe.hpp"
 #include "entries.hpp"
 
-#include <safemap/fold.hpp>
+#include <safemap/advanced/fold.hpp>
+#include <safemap/advanced/text.hpp>
 #include <safemap/plan.hpp>
 
 #include <fmt/core.h>

@@ -2,6 +2,7 @@
 
 #include "output.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
 
 #include <fmt/core.h>

@@ -4,7 +4,8 @@
 #include "progress.hpp"
 #include "signals.hpp"
 
-#include <safemap/edit.hpp>
+#include <safemap/advanced/edit.hpp>
+#include <safemap/advanced/text.hpp>
 
 #include <fmt/core.h>
 
@@ -46,8 +47,8 @@ private:
         ProgressBar bar(console);
         const DeferSignals deferred;
         SaveOptions options = options_;
-        options.threads = common.open.threads;
-        options.monitor = bar.monitor();
+        options.work.threads = common.open.work.threads;
+        options.work.monitor = bar.monitor();
         return repair(in_, out_, options, common.open);
     }
 

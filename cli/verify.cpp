@@ -2,6 +2,7 @@
 #include "command.hpp"
 #include "progress.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/verify.hpp>
 
 #include <fmt/core.h>
@@ -62,8 +63,8 @@ public:
 private:
     VerifyReport check(const Console& console) const {
         ProgressBar bar(console);
-        VerifyOptions options{.open = common.open, .threads = common.open.threads};
-        options.monitor = bar.monitor();
+        VerifyOptions options{.open = common.open, .work = common.open.work};
+        options.work.monitor = bar.monitor();
         return verify(path_, options);
     }
 

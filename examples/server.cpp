@@ -13,7 +13,6 @@
 
 #include <condition_variable>
 #include <deque>
-#include <filesystem>
 #include <iostream>
 #include <map>
 #include <mutex>
@@ -30,8 +29,7 @@ namespace {
 class Served {
 public:
     /// Where anything is expected, only what fits it is served.
-    Served(const std::filesystem::path& path, std::vector<safemap::ExpectedTensor> expected)
-        : expected_(std::move(expected)), model_(opened(path)) {}
+    Served(const std::string& path, std::string expected) : expected_(std::move(expected)), model_(opened(path)) {}
 
     /// A copy is cheap, shares, and keeps what it needs: a change does not disturb who has one.
     safemap::Checkpoint now() const {
@@ -40,28 +38,27 @@ public:
     }
 
     /// Throws what is wrong with the new one, and then nothing has changed.
-    void change_to(const std::filesystem::path& path) {
+    void change_to(const std::string& path) {
         safemap::Checkpoint next = opened(path);  // without the lock: others go on meanwhile
         const std::lock_guard lock(mutex_);
         std::swap(model_, next);
     }
 
 private:
-    safemap::Checkpoint opened(const std::filesystem::path& path) const {
+    safemap::Checkpoint opened(const std::string& path) const {
         safemap::Checkpoint model = safemap::Checkpoint::open(path);
         if (!expected_.empty()) safemap::plan_load(model, expected_).require();
         return model;
     }
 
-    const std::vector<safemap::ExpectedTensor> expected_;
+    const std::string expected_;
     mutable std::mutex mutex_;
     safemap::Checkpoint model_;
 };
 
 class Server {
 public:
-    Server(const std::filesystem::path& path, std::vector<safemap::ExpectedTensor> expected, unsigned threads)
-        : served_(path, std::move(expected)) {
+    Server(const std::string& path, std::string expected, unsigned threads) : served_(path, std::move(expected)) {
         for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
     }
 
@@ -179,13 +176,11 @@ private:
 int main(int argc, char** argv) {
     if (argc != 2 && argc != 3) return 2;
     try {
-        std::vector<safemap::ExpectedTensor> expected;
-        if (argc == 3) expected = safemap::read_expected(argv[2]);
-        Server server(argv[1], std::move(expected), 4);
+        Server server(argv[1], argc == 3 ? argv[2] : "", 4);
         std::string line;
         for (std::uint64_t number = 1; std::getline(std::cin, line); ++number) server.take(number, line);
     } catch (const safemap::Error& error) {
         std::cerr << error.what() << '\n';
-        return safemap::exit_code(error.code());
+        return 1;
     }
 }

@@ -3,8 +3,6 @@
 
 #include <iostream>
 
-using namespace safemap::literals;
-
 int main(int argc, char** argv) {
     if (argc < 3) return 2;
     auto model = safemap::Checkpoint::open(argv[1]);  // a .pt, a .safetensors, a folder, an index
@@ -14,10 +12,10 @@ int main(int argc, char** argv) {
     auto row = w.slice({{.start = 0, .stop = 1}}).load();  // reads this row and no other
     std::cout << row.nbytes() << " of " << w.nbytes() << " bytes\n";
 
-    auto report = safemap::save(argv[2], model, {.dtype = safemap::Dtype::bf16, .max_shard_size = 5_GB});
+    auto report = safemap::save(argv[2], model, {.dtype = safemap::Dtype::bf16});
     std::cout << report.tensors << " tensors written\n";  // all or nothing, whatever happens
 
-    safemap::Uploader uploader(safemap::Device::open("host"), model, {.device_budget = 1_GiB});
+    safemap::Uploader uploader(safemap::Device::open("host"), model);
     auto lease = uploader.acquire(w.name());  // stays on the device until the lease ends
     std::cout << lease.tensors().size() << " on the device\n";
 }

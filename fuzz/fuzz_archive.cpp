@@ -5,6 +5,7 @@
 #include "pickle/zip.hpp"
 #include "torch/archive.hpp"
 
+#include <safemap/advanced/flatten.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/state_tree.hpp>
 

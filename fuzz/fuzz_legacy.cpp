@@ -4,6 +4,7 @@
 #include "torch/plain.hpp"
 #include "torch/tar.hpp"
 
+#include <safemap/advanced/flatten.hpp>
 #include <safemap/state_tree.hpp>
 
 #include <cstddef>

@@ -3,6 +3,7 @@
 #include "pickle/pickle.hpp"
 #include "torch/rebuild.hpp"
 
+#include <safemap/advanced/flatten.hpp>
 #include <safemap/state_tree.hpp>
 
 #include <cstddef>

@@ -2,6 +2,8 @@
 #include "reference/slow_slice.hpp"
 #include "tensor/reach.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/error.hpp>
 #include <safemap/tensor_view.hpp>
 

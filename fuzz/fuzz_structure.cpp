@@ -1,6 +1,8 @@
 // Structure documents: what is accepted is a tree whose own document is read as the same tree again.
 #include "state/structure.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/structure.hpp>
 #include <safemap/error.hpp>
 
 #include <cstdint>

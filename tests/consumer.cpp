@@ -1,6 +1,8 @@
 // Links the shared library through its public headers alone, as a user does: what they promise is exported.
 #include <safemap/safemap.hpp>
 
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>

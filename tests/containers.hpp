@@ -6,6 +6,7 @@
 #include "temp_dir.hpp"
 #include "torch/forge.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
 #include <safemap/checkpoint.hpp>
 
 #include <algorithm>

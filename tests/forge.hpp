@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/checksum.hpp"
+#include "base/folder.hpp"
 
 #include <safemap/source.hpp>
 

@@ -1,7 +1,7 @@
 // Times reading headers, each in a fresh parser: for each line of the input, which names a file, prints nanoseconds.
 #include "safetensors/header.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <chrono>
 #include <iostream>

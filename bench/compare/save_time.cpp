@@ -4,6 +4,8 @@
 //     save_time IN OUT
 #include <safemap/safemap.hpp>
 
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include <chrono>
 #include <cstdio>
 #include <exception>

@@ -2,6 +2,7 @@
 
 #include "device/engine.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/device.hpp>
 #include <safemap/lazy_tensor.hpp>
 

@@ -3,6 +3,8 @@
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <benchmark/benchmark.h>

@@ -2,6 +2,7 @@
 
 #include "tensor/convert.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/dtype.hpp>
 
 #include <benchmark/benchmark.h>

@@ -1,4 +1,5 @@
 // A hundred thousand small tensors: what is spent on names, headers and the index, and not on bytes.
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/save.hpp>
 #include <safemap/source.hpp>
 

@@ -109,7 +109,7 @@ public:
     const LazyTensor* find(std::string_view name) const&& = delete;
     // The kernel's page cache, for the tensors that `selection` names, all of them at once; see LazyTensor.
     Residency residency(const Selection& selection = {}) const;
-    void prefetch(const Selection& selection = {}, const PrefetchOptions& options = {}) const;
+    void prefetch(const Selection& selection = {}, const Work& work = {}) const;
     void evict(const Selection& selection = {}) const;
 
     /// In the order of tensor(i).
@@ -122,11 +122,6 @@ public:
     /// and renamed() leave it as it is: it has all tensors, under the names that they were opened with.
     const StateTree* tree() const& noexcept;
     const StateTree* tree() const&& = delete;
-    /// Human sentences about what is in the tree of a `.pt` only, and lost where tensors are saved without a structure
-    /// document: plain values, attributes, which tensors are Parameters, and containers in several places.
-    const std::vector<std::string>& only_in_tree() const& noexcept;
-    const std::vector<std::string>& only_in_tree() const&& = delete;
-
     // Checkpoints made from this one. They open no file and read no byte of a tensor. What is not said here stays as
     // it is: metadata, notes, skipped objects, files. save() keeps their ties, metadata and structure.
 
@@ -158,36 +153,11 @@ public:
     /// opened, or a file disappeared while the folder was listed; and what opening a file throws.
     Extras extras() const;
 
-    /// For verify: what is known of the bytes besides the tensors.
-    using StoredChecksum = safemap::StoredChecksum;
-    const std::vector<StoredChecksum>& checksums() const& noexcept;
-    const std::vector<StoredChecksum>& checksums() const&& = delete;
-
-    /// Where the storages of a `.pt` stand: what torch saves of tensors, those that no tensor refers to too. In no
-    /// order; of a plain pickle and in safetensors, none.
-    using Storage = StoragePlace;
-    const std::vector<Storage>& storages() const& noexcept;
-    const std::vector<Storage>& storages() const&& = delete;
-
 private:
     struct State;
     friend struct checkpoint::Origin;
     explicit Checkpoint(std::shared_ptr<const State> state);
     std::shared_ptr<const State> state_;
 };
-
-/// A name, and the number of the tensor that it is for: checkpoint.tensor(number).
-struct NamedTensor {
-    std::string_view name;  ///< lasts as long as the checkpoint or a copy of it
-    std::size_t tensor;
-};
-/// Every name that is selected, those of tied tensors too: in the order of the tensors, and of one tensor its own name
-/// first, then the others in the order of aliases(). May be called from several threads at once.
-SAFEMAP_API std::vector<NamedTensor> all_names(const Checkpoint& checkpoint, const Selection& selection = {});
-std::vector<NamedTensor> all_names(const Checkpoint&& checkpoint, const Selection& selection = {}) = delete;
-
-/// Returns the structure document of a checkpoint as JSON; docs/format.md specifies it. Without a tree it is one of all
-/// names as a dictionary. Tensors that are not selected are opaque objects in it. Linear. Throws structure_too_large.
-SAFEMAP_API std::string structure_of(const Checkpoint& checkpoint);
 
 }  // namespace safemap::SAFEMAP_ABI

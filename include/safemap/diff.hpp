@@ -70,8 +70,7 @@ struct DiffOptions {
     bool cast = false;
     /// Returns the name under which a tensor of `a` is compared. Unset: its own name.
     std::function<std::string(std::string_view name)> rename = {};
-    Monitor monitor = {};
-    unsigned threads = 0;  ///< threads that work, the calling one among them: at most 8; 0: one per processor
+    Work work = {};  ///< at most 8 threads
 };
 
 /// Compares by name, the other names of tied tensors too. Values are equal when their bytes are: a NaN equals the same

@@ -39,8 +39,7 @@ struct CheckpointDigests {
 struct DigestOptions {
     DigestAlgorithm algorithm = DigestAlgorithm::xxh3_128;
     Selection selection = {};
-    Monitor monitor = {};
-    unsigned threads = 0;  ///< threads that work, the calling one among them: at most 8; 0: one per processor
+    Work work = {};  ///< at most 8 threads
 };
 
 /// Computes a digest of the row-major little-endian bytes of each tensor, XXH3-128 in canonical byte order or SHA-256:

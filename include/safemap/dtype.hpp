@@ -2,9 +2,10 @@
 // The table of names is lib/tensor/dtype.cpp.
 #pragma once
 
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/api.hpp>
-#include <safemap/bytes.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <iosfwd>
 #include <optional>
@@ -52,45 +53,29 @@ enum class Dtype : std::uint8_t {
     bits4x2,
 };
 
-/// How many of the enumerators safetensors has a name for; they come first.
-inline constexpr int safetensors_dtypes = 22;
-
 namespace detail {
 /// In the order of Dtype.
 inline constexpr std::uint8_t dtype_bits[] = {8,  4,  6,  6,  8,  8,  8,   8, 8, 8,  8, 16, 16, 16, 16, 32, 32,
                                               32, 64, 64, 64, 64, 32, 128, 8, 8, 32, 8, 8,  8,  16, 8,  8,  8};
 }  // namespace detail
 
-/// What the bits of an element mean.
-enum class DtypeKind : std::uint8_t { boolean, integer, real, complex, opaque };
-
 /// "BF16"; torch's lower-case name ("complex128") where safetensors has none.
 SAFEMAP_API std::string_view name(Dtype dtype) noexcept;
 /// torch's name, "bfloat16"; the safetensors name where torch has none (F6_E2M3, F6_E3M2).
 SAFEMAP_API std::string_view torch_name(Dtype dtype) noexcept;
-/// Whether safetensors has a name for it.
-constexpr bool in_safetensors(Dtype dtype) noexcept { return static_cast<int>(dtype) < safetensors_dtypes; }
-/// Bits of one element: 4, 6, 8, 16, 32, 64 or 128. F4 and F6 are packed; the packed dtypes of torch
-/// (quint4x2, bits1x8, …) count one stored byte as one element.
-constexpr unsigned bits(Dtype dtype) noexcept { return detail::dtype_bits[static_cast<std::size_t>(dtype)]; }
-SAFEMAP_API DtypeKind kind(Dtype dtype) noexcept;
-/// Whether elements are whole bytes.
-constexpr bool whole_bytes(Dtype dtype) noexcept { return bits(dtype) % 8 == 0; }
 /// Bytes of one element; 0 for F4, F6_E2M3 and F6_E3M2.
-constexpr unsigned element_size(Dtype dtype) noexcept { return whole_bytes(dtype) ? bits(dtype) / 8 : 0; }
-/// Bytes of what is swapped between byte orders: an element, or half of a complex one. 1 for sub-byte dtypes.
-SAFEMAP_API unsigned swap_size(Dtype dtype) noexcept;
+constexpr unsigned element_size(Dtype dtype) noexcept {
+    const unsigned bits = detail::dtype_bits[static_cast<std::size_t>(dtype)];
+    return bits % 8 == 0 ? bits / 8 : 0;
+}
 /// Bytes of `elements`, or nothing where that overflows or does not fill whole bytes.
 constexpr std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elements) noexcept {
-    const auto total_bits = checked_mul(elements, bits(dtype));
-    if (!total_bits || *total_bits % 8 != 0) return std::nullopt;
-    return *total_bits / 8;
+    std::uint64_t bits = 0;
+    if (__builtin_mul_overflow(elements, detail::dtype_bits[static_cast<std::size_t>(dtype)], &bits))
+        return std::nullopt;
+    return bits % 8 == 0 ? std::optional(bits / 8) : std::nullopt;
 }
 
-/// Exactly the names of safetensors headers: "F32". Nothing for anything else.
-SAFEMAP_API std::optional<Dtype> dtype_from_safetensors(std::string_view name) noexcept;
-/// torch's names, with or without "torch.": "bfloat16".
-SAFEMAP_API std::optional<Dtype> dtype_from_torch(std::string_view name) noexcept;
 /// What a person may type: "bf16", "BF16" or "bfloat16".
 SAFEMAP_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 

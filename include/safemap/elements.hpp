@@ -2,6 +2,8 @@
 // TensorView::unaligned<T>() gives.
 #pragma once
 
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/dtype.hpp>
 #include <safemap/float_types.hpp>
 #include <safemap/shape.hpp>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <safemap/api.hpp>
+#include <safemap/progress.hpp>
 
 #include <cstdint>
 
@@ -42,9 +43,9 @@ struct OpenOptions {
     bool olmo_names = true;
 
     // How fast.
-    /// For the headers of many shards, threads that work, the calling one among them: at most 256; 0: one per
-    /// processor.
-    unsigned threads = 0;
+    /// For the headers of many files: at most 256 threads. A stop request cancels between two files; there is no
+    /// progress to tell, because no tensor is read.
+    Work work = {};
 };
 
 }  // namespace safemap::SAFEMAP_ABI

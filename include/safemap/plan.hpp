@@ -108,5 +108,8 @@ private:
 /// sides. Throws expectation_bad_field, shape_overflow and partial_byte for what no model can expect.
 SAFEMAP_API LoadPlan plan_load(const Checkpoint& checkpoint, std::span<const ExpectedTensor> expected,
                                const LoadOptions& options = {});
+/// The same for what read_expected() reads from a file or folder. Throws what that throws, too.
+SAFEMAP_API LoadPlan plan_load(const Checkpoint& checkpoint, const std::filesystem::path& expected,
+                               const LoadOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

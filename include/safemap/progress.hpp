@@ -28,4 +28,11 @@ struct Monitor {
     std::stop_token stop = {};
 };
 
+/// How a bulk operation works: who watches it, and how many threads there are.
+struct Work {
+    Monitor monitor = {};
+    /// Threads that work, the calling one among them. 0: one per processor. The operation says where it takes fewer.
+    unsigned threads = 0;
+};
+
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// All of safemap.
+// What a program needs that opens, loads and saves checkpoints. What few need is in safemap/advanced/.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -7,14 +7,10 @@
 #include <safemap/device.hpp>
 #include <safemap/diff.hpp>
 #include <safemap/digest.hpp>
-#include <safemap/dlpack.hpp>
 #include <safemap/dtype.hpp>
-#include <safemap/edit.hpp>
 #include <safemap/elements.hpp>
 #include <safemap/error.hpp>
-#include <safemap/file.hpp>
 #include <safemap/float_types.hpp>
-#include <safemap/fold.hpp>
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/open_options.hpp>
 #include <safemap/plan.hpp>
@@ -22,7 +18,7 @@
 #include <safemap/save.hpp>
 #include <safemap/selection.hpp>
 #include <safemap/shape.hpp>
-#include <safemap/shard_writer.hpp>
+#include <safemap/sink.hpp>
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
 #include <safemap/tensor_view.hpp>

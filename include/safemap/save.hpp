@@ -3,6 +3,7 @@
 
 #include <safemap/checkpoint.hpp>
 #include <safemap/progress.hpp>
+#include <safemap/sink.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -96,61 +97,67 @@ struct SaveOptions {
     /// the old or the new is whole, as ever. What it left is resumed until the next boot, by a save with the same
     /// `durable`.
     bool durable = true;
-    Monitor monitor = {};
-    /// Threads that work, the calling one among them: at most 8; 0: one per processor, at most 2.
-    unsigned threads = 0;
+    /// At most 8 threads; 0: one per processor, at most 2.
+    Work work = {};
     bool plan_only = false;  ///< lays out and reports; touches no file
     /// Is told what will be written, before the first byte is: a report without counts of values in `casts`. What it
     /// throws passes through, and nothing is left.
     std::function<void(const SaveReport& plan)> on_plan = {};
 };
 
-struct CastReport {
-    Dtype from = {};
-    Dtype to = {};
-    std::uint64_t tensors = 0;
-    CastCounts counts = {};
-};
-
-struct FileReport {
-    std::uint64_t tensors = 0;
-    std::uint64_t bytes = 0;  ///< of the whole file
-};
-
-struct TensorCount {
-    std::uint64_t tensors = 0;
-    std::uint64_t bytes = 0;  ///< of the values as they are stored
-};
-
-struct UnsupportedReport {
-    Dtype dtype = {};
-    std::uint64_t tensors = 0;
-};
-
+/// What a save has written, or would write.
 struct SaveReport {
-    std::vector<std::string> files;   ///< as OUT names them; the index last
-    std::uint64_t tensors = 0;        ///< written
-    std::uint64_t bytes_read = 0;     ///< tensor bytes read from the sources
-    std::uint64_t bytes_written = 0;  ///< bytes of all files
-    std::vector<CastReport> casts;
-    std::vector<SkippedObject> skipped;   ///< tensors of dtypes that safetensors has no name for
-    std::vector<FileReport> file_sizes;   ///< of each of `files`
-    std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
-    std::uint64_t buffer_bytes = 0;       ///< the most that the buffers of the save take
-    std::vector<std::string> resumed;     ///< of `files`, those that were finished before; casts do not count in them
-    std::vector<std::string> notes;       ///< in sentences: large layers, lost order, what could not be cleared away
-    /// Names of the extras that are copied. They are not in `files`, and their bytes are not in `bytes_written`.
-    std::vector<std::string> extras;
+    struct Count {
+        std::uint64_t tensors = 0;
+        std::uint64_t bytes = 0;  ///< of the values as they are stored
+    };
+    struct File {
+        std::uint64_t tensors = 0;
+        std::uint64_t bytes = 0;  ///< of the whole file
+    };
+    struct Cast {
+        Dtype from = {};
+        Dtype to = {};
+        std::uint64_t tensors = 0;
+        std::uint64_t values = 0;      ///< cast in all
+        std::uint64_t overflowed = 0;  ///< finite before, and beyond the range of the new dtype
+        std::uint64_t non_finite = 0;  ///< NaN or infinite before the cast
+    };
+    struct Unsupported {
+        Dtype dtype = {};
+        std::uint64_t tensors = 0;
+    };
+    /// How tensors are read, and what they see of the storages that they stand in.
+    struct Reading {
+        Count copied = {};  ///< written as they stand: neither cast nor gathered
+        Count gathered =
+            {};  ///< strided, as transposed ones are, or in several pieces: their elements are put in order
+        /// That see only a part of their storage, or share it with others that see it otherwise.
+        Count views = {};
+        /// Bytes of the storages that the tensors are in, and of all storages of a `.pt`, that no tensor which is
+        /// written refers to: what the save leaves behind. Never too many; where tensors that leave gaps share a
+        /// storage, and have more than 2^18 runs of bytes together, gaps may count as referred to.
+        std::uint64_t unreferenced_bytes = 0;
+    };
+    struct Layout {
+        std::vector<File> files = {};         ///< of each of `SaveReport::files`
+        std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
+        std::uint64_t buffer_bytes = 0;       ///< the most that the buffers of the save take
+    };
 
-    TensorCount copied;    ///< written as they stand: neither cast nor gathered
-    TensorCount gathered;  ///< strided, as transposed ones are, or in several pieces: their elements are put in order
-    /// That see only a part of their storage, or share it with others that see it otherwise.
-    TensorCount views;
-    /// Bytes of the storages that the tensors are in, and of storages() of a checkpoint, that no tensor which is
-    /// written refers to: what the save leaves behind. Never too many; where tensors that leave gaps share a storage,
-    /// and have more than 2^18 runs of bytes together, gaps may count as referred to.
-    std::uint64_t unreferenced_bytes = 0;
-    std::vector<UnsupportedReport> unsupported;  ///< dtypes of `skipped`
+    std::vector<std::string> files = {};    ///< as OUT names them; the index last
+    std::uint64_t tensors = 0;              ///< written
+    std::uint64_t bytes_read = 0;           ///< tensor bytes read from the sources
+    std::uint64_t bytes_written = 0;        ///< bytes of all files
+    std::vector<std::string> notes = {};    ///< in sentences: large layers, lost order, what could not be cleared away
+    std::vector<std::string> resumed = {};  ///< of `files`, those that were finished before; casts do not count in them
+    /// Names of the extras that are copied. They are not in `files`, and their bytes are not in `bytes_written`.
+    std::vector<std::string> extras = {};
+    std::vector<SkippedObject> skipped = {};    ///< tensors of dtypes that safetensors has no name for
+    std::vector<Unsupported> unsupported = {};  ///< their dtypes
+    std::vector<Cast> casts = {};
+    Reading reading = {};
+    Layout layout = {};
 };
 
 /// Writes `tensors` to `out`: one file where `out` ends in ".safetensors" or ".sft", or `one_file` is set, else a
@@ -198,5 +205,12 @@ SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const La
 /// begins with `safemap.`.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint,
                             const SaveOptions& options = {});
+
+/// Saves one file to a sink: in memory, or wherever the caller wants it. Layout, header and bytes are those of a save
+/// to a path with `one_file`. The sink decides what stands there before and after: options that say this of a path
+/// (`overwrite`, `resume`, `durable` = false, `extras`) are invalid_argument. Throws what the sink throws, and what the
+/// saves above throw before they copy tensors and while they do.
+SAFEMAP_API SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptions& options = {});
+SAFEMAP_API SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

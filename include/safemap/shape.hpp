@@ -1,4 +1,4 @@
-// Shapes, strides and slices.
+// Shapes and slices.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -125,11 +125,11 @@ using Strides = Dims<std::int64_t>;
 /// The product of the dimensions, 1 for a 0-d shape; nothing where it overflows 64 bits. Multiplies from the
 /// first dimension on, as the reference does: [2^40, 2^40, 0] overflows, [0, 2^40, 2^40] is 0.
 SAFEMAP_API std::optional<std::uint64_t> element_count(const Shape& shape) noexcept;
-/// Strides of a contiguous row-major tensor. The shape's element_count must exist.
-SAFEMAP_API Strides row_major(const Shape& shape);
-/// Whether the elements stand one after the other in row-major order; dimensions of one element do not matter,
-/// and a tensor without elements is contiguous.
-SAFEMAP_API bool is_contiguous(const Shape& shape, const Strides& strides) noexcept;
+/// A region of a tensor: element `start`, and `extent` elements from there along each dimension.
+struct Box {
+    Shape start = {};
+    Shape extent = {};
+};
 
 /// One index of a slice, with Python's meaning: `start:stop:step`, an integer that removes the dimension, or
 /// `...`. Negative numbers count from the end; a range is clipped to the dimension, an integer is not.
@@ -146,17 +146,6 @@ struct Slice {
     /// As many full ranges as are missing; at most once.
     static Slice ellipsis() noexcept { return {.kind = Kind::ellipsis}; }
 };
-
-/// A strided look at a sequence of elements: element (i, j, …) is number offset + i·strides[0] + j·strides[1] + …
-struct StridedView {
-    Shape shape = {};
-    Strides strides = {};
-    std::int64_t offset = 0;
-};
-
-/// The view that `slices` cut out of `view`; dimensions without a slice are whole.
-/// Throws too_many_indices, index_out_of_range, invalid_argument (step 0).
-SAFEMAP_API StridedView slice(const StridedView& view, std::span<const Slice> slices);
 
 /// "[2, 3]".
 SAFEMAP_API std::string to_string(const Shape& shape);

@@ -1,6 +1,5 @@
-// Where bytes come from. A Source is a range of bytes that can be read at any place; a Folder is a set of
-// named Sources. Readers work through these two and open nothing themselves, so a checkpoint can lie in files,
-// in memory, or wherever a caller's callback finds it.
+// Where bytes come from: a Source is a range of bytes that can be read at any place, so that a checkpoint can lie in
+// files, in memory, or wherever a callback of the caller finds it.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -78,31 +77,6 @@ public:
     /// Lets go of the memory that `extent` is cached in, where nobody else has it mapped, nor a private copy of our
     /// own. Views stay as they are: what is touched again is read again. Throws as read_at does, but reads nothing.
     virtual void evict(Extent extent) const;
-};
-
-/// A set of files. All members may be called from several threads at once.
-class SAFEMAP_API Folder {
-public:
-    virtual ~Folder() = default;
-    Folder() = default;
-    Folder(const Folder&) = delete;
-    Folder& operator=(const Folder&) = delete;
-
-    /// What an error message calls it.
-    virtual const std::string& name() const noexcept = 0;
-    /// The names of the files in it, sorted, without those in folders below it.
-    virtual std::vector<std::string> list() const = 0;
-    /// Returns the names of the folders in it, sorted. Default: none.
-    virtual std::vector<std::string> folders() const { return {}; }
-    /// Opens one of folders(). Returns null if there is no folder of that name. Throws shard_outside_folder if `name`
-    /// is not the name of a folder directly in it. Default: null.
-    virtual std::shared_ptr<const Folder> folder(std::string_view name) const;
-    /// Opens a file by its name in the folder; relative paths below it are allowed. Nothing where nothing has that
-    /// name; throws shard_missing where it is no file but, say, a folder or a pipe, and shard_outside_folder for
-    /// absolute names and for names with a `..` in them.
-    virtual std::shared_ptr<const Source> open(std::string_view file) const = 0;
-    /// Whether what it holds was replaced since it was opened: by then, what was opened from it may be of two models.
-    virtual bool changed() const { return false; }
 };
 
 /// A source over memory that somebody owns; `owner` is kept as long as the source or a view lives.

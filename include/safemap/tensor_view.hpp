@@ -1,6 +1,7 @@
 // A tensor whose bytes are in memory: a pointer, a dtype, a strided shape, and what keeps the bytes alive.
 #pragma once
 
+#include <safemap/advanced/strides.hpp>
 #include <safemap/dtype.hpp>
 #include <safemap/elements.hpp>
 #include <safemap/error.hpp>

@@ -20,15 +20,14 @@ struct VerifyReport {
 
 struct VerifyOptions {
     OpenOptions open = {};
-    Monitor monitor = {};
-    unsigned threads = 0;  ///< threads that work, the calling one among them: at most 256; 0: one per processor
+    Work work = {};  ///< at most 256 threads; for opening, too, whatever `open.work` is
 };
 
 /// Checks everything there is to check: headers, indexes and directories as open() does, but collecting; that every
 /// byte of every file can be read, and that deflated records inflate; stored checksums: CRC-32 of zip records, deflated
 /// ones too, and of tensors what SaveOptions::checksums wrote, and of all of them together. A file of no known format,
 /// and a zip whose directory cannot be read, are not read further. Throws only for calls that are wrong, for faults of
-/// the system, and cancelled; opening, which comes first, cannot be cancelled.
+/// the system, and cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,6 +1,8 @@
 // The table of faults: for each code its name, what it means, and what a caller can do about it.
 #include <safemap/error.hpp>
 
+#include <safemap/advanced/text.hpp>
+
 #include "base/text.hpp"
 
 #include <array>

@@ -1,5 +1,5 @@
 // Cuts names into parts, and folds the numbers that stand in the same part.
-#include <safemap/fold.hpp>
+#include <safemap/advanced/fold.hpp>
 
 #include "base/name_index.hpp"
 

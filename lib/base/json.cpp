@@ -2,6 +2,8 @@
 // that nobody else sees simdjson.
 #include "base/json.hpp"
 
+#include <safemap/advanced/text.hpp>
+
 #include "base/text.hpp"
 
 #include <simdjson.h>

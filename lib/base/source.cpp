@@ -2,6 +2,7 @@
 #include <safemap/error.hpp>
 #include <safemap/source.hpp>
 
+#include "base/folder.hpp"
 #include "base/text.hpp"
 
 #include <cstring>

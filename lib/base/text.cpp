@@ -1,6 +1,8 @@
 // UTF-8, and names made fit for messages.
 #include "base/text.hpp"
 
+#include <safemap/advanced/text.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>

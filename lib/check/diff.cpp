@@ -10,6 +10,10 @@
 //   diff()                     all of it
 #include <safemap/diff.hpp>
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/names.hpp>
+
+#include "base/checked.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
@@ -396,8 +400,8 @@ DiffReport diff(const Checkpoint& a, const Checkpoint& b, const DiffOptions& opt
         work = checked_add(work, bytes).value_or(none);
     }
 
-    Watch watch(options.monitor, "comparing", work);
-    Comparer values(numbers.pairs, options.tolerance, options.threads, watch);
+    Watch watch(options.work.monitor, "comparing", work);
+    Comparer values(numbers.pairs, options.tolerance, options.work.threads, watch);
     values.run();
     for (const Checkpoint* each : {&a, &b}) require_unchanged(std::span(each->begin(), each->size()));
     for (const Shared& shared : both) report_on(shared, values, report);

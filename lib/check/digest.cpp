@@ -9,6 +9,7 @@
 #include "lazy/page_cache.hpp"
 #include "safetensors/identity.hpp"
 
+#include <safemap/advanced/names.hpp>
 #include <safemap/error.hpp>
 
 #include <span>
@@ -87,8 +88,8 @@ template <class Hash> CheckpointDigests digests_by(const Checkpoint& checkpoint,
     CheckpointDigests report;
     report.algorithm = options.algorithm;
     for (const LazyTensor* tensor : hashed.tensors) report.bytes += tensor->nbytes();  // at most total_bytes()
-    Watch watch(options.monitor, "hashing", report.bytes);
-    Hasher<Hash> hasher(hashed.tensors, options.threads, watch);
+    Watch watch(options.work.monitor, "hashing", report.bytes);
+    Hasher<Hash> hasher(hashed.tensors, options.work.threads, watch);
     hasher.run();
     require_unchanged(std::span(checkpoint.begin(), checkpoint.size()));
 

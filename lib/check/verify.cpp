@@ -1,6 +1,7 @@
 // Reads everything there is to read, and collects what is wrong with it.
 #include <safemap/verify.hpp>
 
+#include "base/checked.hpp"
 #include "base/checksum.hpp"
 #include "base/ordered_digests.hpp"
 #include "base/watch.hpp"
@@ -34,7 +35,7 @@ constexpr std::uint64_t all_buffers = 32_MiB;
 struct Stretch {
     const Source* source = nullptr;
     Extent extent = {};
-    const Checkpoint::StoredChecksum* record = nullptr;
+    const StoredChecksum* record = nullptr;
     const StoredDigest* tensor = nullptr;
     bool inflated = false;  ///< of a deflated record, whose source compares the checksum itself
 
@@ -207,8 +208,10 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     VerifyReport report;
     CollectFaults faults;
     Contents contents;
+    OpenOptions open_options = options.open;
+    open_options.work = options.work;
     reporting(faults, [&] {
-        contents = open::read_path(path, options.open, faults);
+        contents = open::read_path(path, open_options, faults);
         report.bytes = state::total_bytes(contents);
     });
     std::vector<FileDigests> files;
@@ -226,9 +229,9 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     std::uint64_t total = 0;
     for (const Stretch& stretch : stretches)
         total = checked_add(total, stretch.extent.size).value_or(std::numeric_limits<std::uint64_t>::max());
-    Watch watch(options.monitor, "verifying", total);
+    Watch watch(options.work.monitor, "verifying", total);
     watch.check_stop();
-    Reader(stretches, options.threads, watch).run(report);
+    Reader(stretches, options.work.threads, watch).run(report);
     for (const auto& source : contents.sources) source->require_unchanged();
     watch.tell();
     return report;

@@ -1,6 +1,8 @@
 // Tensors and their aliases as one list.
 #include "checkpoint/all_names.hpp"
 
+#include <safemap/advanced/names.hpp>
+
 #include "base/name_index.hpp"
 
 #include <unordered_map>

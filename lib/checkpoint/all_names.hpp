@@ -1,6 +1,7 @@
 // The selected tensors, for callers that need no checkpoint of them.
 #pragma once
 
+#include <safemap/advanced/names.hpp>
 #include <safemap/checkpoint.hpp>
 
 #include <vector>

@@ -106,12 +106,7 @@ const std::vector<std::string>& Checkpoint::notes() const& noexcept { return sta
 const std::vector<NamedGlobal>& Checkpoint::globals() const& noexcept { return state_->contents.globals; }
 const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return state_->contents.skipped; }
 const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return state_->contents.aliases; }
-const std::vector<Checkpoint::StoredChecksum>& Checkpoint::checksums() const& noexcept {
-    return state_->contents.checksums;
-}
-const std::vector<Checkpoint::Storage>& Checkpoint::storages() const& noexcept { return state_->contents.storages; }
 const StateTree* Checkpoint::tree() const& noexcept { return state_->contents.tree.get(); }
-const std::vector<std::string>& Checkpoint::only_in_tree() const& noexcept { return state_->contents.only_in_tree; }
 
 std::optional<std::string> Checkpoint::fingerprint() const {
     const auto& sources = state_->contents.sources;
@@ -144,8 +139,8 @@ const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
 Residency Checkpoint::residency(const Selection& selection) const {
     return safemap::residency(checkpoint::selected(*this, selection));
 }
-void Checkpoint::prefetch(const Selection& selection, const PrefetchOptions& options) const {
-    safemap::prefetch(checkpoint::selected(*this, selection), options);
+void Checkpoint::prefetch(const Selection& selection, const Work& work) const {
+    safemap::prefetch(checkpoint::selected(*this, selection), work);
 }
 void Checkpoint::evict(const Selection& selection) const { safemap::evict(checkpoint::selected(*this, selection)); }
 

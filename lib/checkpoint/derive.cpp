@@ -1,4 +1,7 @@
 // Checkpoints that are made from a checkpoint: some of its tensors, other names, a part of its tree.
+#include <safemap/advanced/names.hpp>
+#include <safemap/advanced/structure.hpp>
+
 #include "base/text.hpp"
 #include "checkpoint/all_names.hpp"
 #include "checkpoint/origin.hpp"
@@ -160,6 +163,14 @@ Checkpoint Checkpoint::below(std::string_view path) const {
     contents.notes = state_->contents.notes;
     std::erase_if(contents.metadata, [this](const auto& pair) { return find(pair.first) != nullptr; });
     return Checkpoint(std::make_shared<const State>(std::move(contents)));
+}
+
+const std::vector<StoragePlace>& Origin::storages(const Checkpoint& checkpoint) noexcept {
+    return checkpoint.state_->contents.storages;
+}
+
+const std::vector<std::string>& Origin::only_in_tree(const Checkpoint& checkpoint) noexcept {
+    return checkpoint.state_->contents.only_in_tree;
 }
 
 Checkpoint Origin::of(const Checkpoint& checkpoint) {

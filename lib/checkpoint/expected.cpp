@@ -1,6 +1,7 @@
 // Reads what a model expects: out of a checkpoint, or out of JSON.
 #include "checkpoint/expected.hpp"
 
+#include "base/checked.hpp"
 #include "base/faults.hpp"
 #include "base/json.hpp"
 #include "base/name_index.hpp"
@@ -8,7 +9,9 @@
 #include "open/formats.hpp"
 #include "safetensors/format.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/file.hpp>
+#include <safemap/advanced/names.hpp>
 
 #include <utility>
 

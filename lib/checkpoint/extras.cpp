@@ -1,4 +1,5 @@
 // Lists the small files of a model folder that are copied when the model is saved elsewhere.
+#include "base/folder.hpp"
 #include "base/text.hpp"
 #include "checkpoint/state.hpp"
 

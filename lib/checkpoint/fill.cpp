@@ -1,6 +1,10 @@
 // A source that repeats a few bytes, under a tensor of any size.
 #include "checkpoint/fill.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -7,7 +7,8 @@
 #include "checkpoint/fill.hpp"
 #include "checkpoint/prefixes.hpp"
 
-#include <safemap/fold.hpp>
+#include <safemap/advanced/fold.hpp>
+#include <safemap/advanced/names.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -285,6 +286,10 @@ std::string LoadPlan::text() const {
 
 LoadPlan plan_load(const Checkpoint& checkpoint, std::span<const ExpectedTensor> expected, const LoadOptions& options) {
     return LoadPlanner(checkpoint, expected, options).plan();
+}
+
+LoadPlan plan_load(const Checkpoint& checkpoint, const std::filesystem::path& expected, const LoadOptions& options) {
+    return plan_load(checkpoint, read_expected(expected), options);
 }
 
 }  // namespace safemap::SAFEMAP_ABI

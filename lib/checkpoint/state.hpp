@@ -4,6 +4,7 @@
 #include "base/name_index.hpp"
 #include "state/contents.hpp"
 
+#include <safemap/advanced/names.hpp>
 #include <safemap/checkpoint.hpp>
 
 #include <cstdint>

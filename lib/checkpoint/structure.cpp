@@ -1,6 +1,9 @@
 // The structure document of a checkpoint is made anew.
 #include "checkpoint/structure.hpp"
 
+#include <safemap/advanced/names.hpp>
+#include <safemap/advanced/structure.hpp>
+
 #include "checkpoint/origin.hpp"
 #include "state/structure.hpp"
 
@@ -37,6 +40,10 @@ std::string checkpoint::document_of(const Checkpoint& checkpoint,
     };
     if (checkpoint.tree() != nullptr) return state::structure_of(*checkpoint.tree(), stored_name);
     return state::structure_of(flat_tree(Origin::of(checkpoint)), stored_name);
+}
+
+const std::vector<std::string>& only_in_tree(const Checkpoint& checkpoint) noexcept {
+    return Origin::only_in_tree(checkpoint);
 }
 
 std::string structure_of(const Checkpoint& checkpoint) {

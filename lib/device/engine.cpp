@@ -11,6 +11,7 @@
 
 #include "device/engine.hpp"
 
+#include "base/checked.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
 #include "lazy/blocks.hpp"

@@ -2,6 +2,7 @@
 
 #include "device/host_device.hpp"
 
+#include "base/checked.hpp"
 #include "base/text.hpp"
 
 #include <safemap/error.hpp>

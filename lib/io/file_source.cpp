@@ -5,7 +5,7 @@
 #include "io/own_copy.hpp"
 #include "io/page_cache.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <fcntl.h>
 

@@ -1,12 +1,14 @@
 // A directory as a Folder. It stays open, so neither chdir nor a rename of the directory changes what it means.
+#include "base/folder.hpp"
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/commit_list.hpp"
 #include "io/file.hpp"
+#include "io/folder.hpp"
 #include "io/listing.hpp"
 #include "io/mapping.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <fcntl.h>
 

@@ -3,7 +3,7 @@
 
 #include "io/file.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 #include <safemap/source.hpp>
 
 #include <memory>

@@ -1,6 +1,10 @@
 // How a tensor is cut for bulk work.
 #include "lazy/blocks.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "lazy/stored_tensor.hpp"
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // The template of blocks.hpp.
 #pragma once
 
+#include <safemap/advanced/strides.hpp>
 #include <safemap/shape.hpp>
 
 #include <cstdint>

@@ -13,6 +13,9 @@
 #include "lazy/stored_tensor.hpp"
 #include "tensor/convert.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>

@@ -1,6 +1,8 @@
 // Answers the one question asked of a tensor: fill this box of your value into this buffer.
 #pragma once
 
+#include "lazy/cast_counts.hpp"
+
 #include <safemap/lazy_tensor.hpp>
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 // Lazy tensors: names, views and casts over what is stored.
 #include <safemap/lazy_tensor.hpp>
 
+#include "base/checked.hpp"
 #include "base/faults.hpp"
 #include "lazy/gatherer.hpp"
 #include "lazy/page_cache.hpp"
@@ -8,6 +9,9 @@
 #include "tensor/convert.hpp"
 #include "tensor/reach.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>
@@ -154,7 +158,7 @@ void LazyTensor::read(const Box& box, std::span<std::byte> into) const {
 }
 
 Residency LazyTensor::residency() const { return safemap::residency({this, 1}); }
-void LazyTensor::prefetch(const PrefetchOptions& options) const { safemap::prefetch({this, 1}, options); }
+void LazyTensor::prefetch(const Work& work) const { safemap::prefetch({this, 1}, work); }
 void LazyTensor::evict() const { safemap::evict({this, 1}); }
 
 std::optional<LazyTensor::Placement> LazyTensor::placement() const {

@@ -7,6 +7,9 @@
 #include "lazy/regions.hpp"
 #include "lazy/stored_tensor.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>
@@ -168,14 +171,14 @@ Residency residency(std::span<const LazyTensor> tensors) {
     return sum;
 }
 
-void prefetch(std::span<const LazyTensor> tensors, const PrefetchOptions& options) {
+void prefetch(std::span<const LazyTensor> tensors, const Work& work) {
     const std::vector<SourceRange> steps = steps_of(ranges_of(tensors));
     std::uint64_t total = 0;
     for (const SourceRange& step : steps) total += step.extent.size;
-    Watch watch(options.monitor, "prefetching", total);
+    Watch watch(work.monitor, "prefetching", total);
     watch.check_stop();
     parallel_for(
-        steps.size(), options.threads,
+        steps.size(), work.threads,
         [&](std::size_t i, unsigned) {
             watch.check_stop();
             steps[i].source->prefetch(steps[i].extent);

@@ -22,7 +22,7 @@ std::vector<SourceRange> ranges_of(std::span<const LazyTensor> tensors);
 
 // As the members of LazyTensor, for all of them together.
 Residency residency(std::span<const LazyTensor> tensors);
-void prefetch(std::span<const LazyTensor> tensors, const PrefetchOptions& options);
+void prefetch(std::span<const LazyTensor> tensors, const Work& work);
 void evict(std::span<const LazyTensor> tensors);
 
 /// Throws file_changed, with the tensor, where a source of one is not what it was when it was opened. For the end of

@@ -1,6 +1,9 @@
 // Views taken apart into the dimensions of their base, and cut where boxes are.
 #include "lazy/regions.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include <algorithm>
 #include <cstdlib>
 

@@ -4,6 +4,8 @@
 
 #include "lazy/stored_tensor.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <cstdint>

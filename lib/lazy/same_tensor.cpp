@@ -1,6 +1,8 @@
 // What tensors are compared and found by.
 #include "lazy/same_tensor.hpp"
 
+#include <safemap/advanced/strides.hpp>
+
 #include <cstdint>
 #include <functional>
 

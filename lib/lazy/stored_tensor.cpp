@@ -1,8 +1,11 @@
 // Checks that pieces hold every element once, and finds them again.
 #include "lazy/stored_tensor.hpp"
 
+#include "base/checked.hpp"
 #include "tensor/reach.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>

@@ -4,6 +4,8 @@
 
 #include "lazy/grid.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 #include "base/name_index.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
+#include "base/watch.hpp"
 #include "open/readers.hpp"
 
 #include <utility>
@@ -82,7 +83,9 @@ Contents read_files(std::span<const std::shared_ptr<const Source>> sources, cons
                     FaultSink& faults) {
     if (sources.empty()) throw Error(Errc::invalid_argument, "no files to open");
     std::vector<OneOfThem> files(sources.size());
-    parallel_for(files.size(), options.threads, [&](std::size_t i, unsigned) {
+    const Watch watch(options.work.monitor, "opening", 0);
+    parallel_for(files.size(), options.work.threads, [&](std::size_t i, unsigned) {
+        watch.check_stop();
         CollectFaults found;
         reporting(found, [&] { files[i].contents = read_file(sources[i], options, found); });
         files[i].faults = found.take();

@@ -1,5 +1,6 @@
 // Reads the checkpoint of a folder: decides by names which it is, then hands it to its reader.
 #include "base/faults.hpp"
+#include "base/folder.hpp"
 #include "base/text.hpp"
 #include "open/layouts.hpp"
 #include "open/readers.hpp"

@@ -1,9 +1,11 @@
 // Opens paths of the file system.
+#include "base/folder.hpp"
 #include "base/text.hpp"
+#include "io/folder.hpp"
 #include "open/formats.hpp"
 #include "open/twin.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <string_view>
 #include <utility>

@@ -1,4 +1,6 @@
 // Reads one file of safetensors.
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include "open/formats.hpp"
 #include "open/olmo.hpp"
 #include "open/structure.hpp"

@@ -1,7 +1,9 @@
 // Reads the shards that an index names, headers in parallel, and checks that index and shards agree.
+#include "base/folder.hpp"
 #include "base/name_index.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
+#include "base/watch.hpp"
 #include "open/readers.hpp"
 #include "open/structure.hpp"
 #include "safetensors/index.hpp"
@@ -192,8 +194,11 @@ Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& 
     PathSink with_path(faults, index_source->name());
     const Index index = safetensors::read_index(*index_source, with_path);
     std::vector<Shard> shards = shards_of(index);
-    parallel_for(shards.size(), options.threads,
-                 [&](std::size_t i, unsigned) { read_shard(folder, options, shards[i]); });
+    const Watch watch(options.work.monitor, "opening", 0);
+    parallel_for(shards.size(), options.work.threads, [&](std::size_t i, unsigned) {
+        watch.check_stop();
+        read_shard(folder, options, shards[i]);
+    });
 
     Merge merge(index, faults);
     for (Shard& shard : shards) merge.add(shard);

@@ -2,10 +2,11 @@
 #pragma once
 
 #include "base/faults.hpp"
+#include "base/folder.hpp"
 #include "state/contents.hpp"
 #include "state/folder_shape.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <filesystem>
 #include <memory>

@@ -5,7 +5,7 @@
 #include "safetensors/header.hpp"
 #include "state/fingerprint.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <array>
 #include <optional>

@@ -10,6 +10,7 @@
 // Tested by tests/pickle/zip_test.cpp and zip_end_test.cpp.
 #include "pickle/zip.hpp"
 
+#include "base/checked.hpp"
 #include "base/inflate.hpp"
 #include "base/text.hpp"
 

@@ -1,6 +1,9 @@
 // Sizes of values, and how a message names them.
 #include "safetensors/format.hpp"
 
+#include "base/checked.hpp"
+
+#include <safemap/advanced/dtypes.hpp>
 #include <safemap/error.hpp>
 
 namespace safemap::SAFEMAP_ABI::safetensors {

@@ -11,6 +11,9 @@
 //   - TensorList: rows of the header as tensors.
 #include "safetensors/header.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+
+#include "base/checked.hpp"
 #include "base/json.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"

@@ -1,6 +1,9 @@
 // Reads headers as the reference implementation writes them. header_canonical.hpp has the map.
 #include "safetensors/header_canonical.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+
+#include "base/checked.hpp"
 #include "base/text.hpp"
 #include "safetensors/format.hpp"
 

@@ -1,4 +1,7 @@
 // Writes headers as the reference implementation does, byte for byte.
+#include <safemap/advanced/dtypes.hpp>
+
+#include "base/checked.hpp"
 #include "base/faults.hpp"
 #include "safetensors/header.hpp"
 

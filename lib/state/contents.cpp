@@ -1,6 +1,10 @@
 // Helpers of readers of several formats: metadata, totals, and a tree as tensors.
 #include "state/contents.hpp"
 
+#include <safemap/advanced/flatten.hpp>
+
+#include "base/checked.hpp"
+
 #include <algorithm>
 
 namespace safemap::SAFEMAP_ABI::state {

@@ -1,6 +1,9 @@
 // What an opened checkpoint consists of, before it becomes a Checkpoint: what every reader gives.
 #pragma once
 
+#include "base/folder.hpp"
+#include "state/stored_places.hpp"
+
 #include <safemap/error.hpp>
 #include <safemap/open_options.hpp>
 #include <safemap/source.hpp>

@@ -4,6 +4,8 @@
 //   - Containers: how each kind spells the names below it, and modules, whose tensors have torch's names.
 //   - Tensors: a name each, or an alias of the tensor that they are tied to; beside modules, a name that is free.
 //   - What is no tensor: listed as skipped, and told in notes at the end.
+#include <safemap/advanced/flatten.hpp>
+
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "lazy/same_tensor.hpp"

@@ -12,6 +12,8 @@
 // shape_of() then looks at the folders in it.
 #include "state/folder_shape.hpp"
 
+#include "base/folder.hpp"
+
 #include <safemap/error.hpp>
 
 #include <algorithm>

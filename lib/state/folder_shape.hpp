@@ -1,6 +1,8 @@
 // Decides which kind of checkpoint a folder holds, by names alone. Reading and saving use the same decision.
 #pragma once
 
+#include "base/folder.hpp"
+
 #include <safemap/source.hpp>
 
 #include <cstdint>

@@ -3,7 +3,8 @@
 #include "base/text.hpp"
 #include "state/names.hpp"
 
-#include <safemap/fold.hpp>
+#include <safemap/advanced/fold.hpp>
+#include <safemap/advanced/text.hpp>
 #include <safemap/state_tree.hpp>
 
 #include <algorithm>

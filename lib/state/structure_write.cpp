@@ -12,6 +12,7 @@
 #include "state/modules.hpp"
 #include "state/names.hpp"
 
+#include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>

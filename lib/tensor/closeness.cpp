@@ -3,6 +3,8 @@
 
 #include "tensor/convert.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/elements.hpp>
 #include <safemap/float_types.hpp>
 

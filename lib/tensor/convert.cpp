@@ -3,6 +3,9 @@
 // of vectors, the counts of what overflows, and the public functions.
 #include "tensor/convert.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+
 #include <algorithm>
 #include <array>
 #include <bit>

@@ -1,8 +1,12 @@
 // DLPack tensors of views, and views of DLPack tensors.
-#include <safemap/dlpack.hpp>
+#include <safemap/advanced/dlpack.hpp>
 
+#include "base/checked.hpp"
 #include "tensor/reach.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/bytes.hpp>
 
 #include <array>

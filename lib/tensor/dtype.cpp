@@ -2,6 +2,8 @@
 // of torch 2.13, and of its safetensors bindings.
 #include <safemap/dtype.hpp>
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/bytes.hpp>
 
 #include <array>

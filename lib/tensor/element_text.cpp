@@ -1,6 +1,7 @@
 // Numbers as text, for each dtype.
 #include "tensor/element_text.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/elements.hpp>
 #include <safemap/float_types.hpp>
 

@@ -1,6 +1,8 @@
 // Reach of strided views.
 #include "tensor/reach.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // Which elements of a base a strided view touches.
 #pragma once
 
+#include <safemap/advanced/strides.hpp>
 #include <safemap/dtype.hpp>
 #include <safemap/shape.hpp>
 

@@ -1,8 +1,10 @@
 // Shapes, strides, and Python's slices.
 #include <safemap/shape.hpp>
 
+#include "base/checked.hpp"
 #include "tensor/reach.hpp"
 
+#include <safemap/advanced/strides.hpp>
 #include <safemap/bytes.hpp>
 #include <safemap/error.hpp>
 

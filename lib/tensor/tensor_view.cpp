@@ -1,6 +1,10 @@
 // Tensors in memory.
 #include <safemap/tensor_view.hpp>
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/strides.hpp>
+
+#include "base/checked.hpp"
 #include "tensor/reach.hpp"
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 // local headers and data.pkl; reads no tensor byte, executes nothing.
 #pragma once
 
+#include "state/stored_places.hpp"
 #include "torch/rebuild.hpp"
 
 #include <safemap/source.hpp>

@@ -5,6 +5,7 @@
 
 #include "pickle/pickle_stream.hpp"
 #include "pickle/zip.hpp"
+#include "state/stored_places.hpp"
 #include "torch/archive.hpp"
 #include "torch/storage_types.hpp"
 

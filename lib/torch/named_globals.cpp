@@ -20,6 +20,7 @@
 #include "torch/storage_types.hpp"
 #include "torch/tensor_calls.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
 #include <safemap/dtype.hpp>
 
 #include <algorithm>

@@ -7,6 +7,9 @@
 // Numbers are converted by hand: of any width, and in either order of bytes. Tested by tests/torch/numpy_test.cpp.
 #include "torch/numpy.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "base/text.hpp"
 #include "pickle/literals.hpp"
 #include "torch/embedded.hpp"

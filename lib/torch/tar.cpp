@@ -2,9 +2,12 @@
 // fixtures_test.cpp.
 #include "torch/tar.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include "base/text.hpp"
 #include "pickle/pickle_stream.hpp"
 #include "pickle/tar_members.hpp"
+#include "state/stored_places.hpp"
 #include "torch/rebuild.hpp"
 #include "torch/storage_id.hpp"
 #include "torch/tensors.hpp"

@@ -2,6 +2,12 @@
 // tests/torch/rebuild_test.cpp.
 #include "torch/tensors.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
+#include "base/checked.hpp"
 #include "base/text.hpp"
 
 #include <algorithm>

@@ -7,6 +7,8 @@
 #include "torch/rebuild.hpp"
 #include "torch/storage_id.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <cstdint>

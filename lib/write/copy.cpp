@@ -1,6 +1,8 @@
 // Copies block by block, and writes each block to the pieces that it is made of.
 #include "write/copy.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+
 #include "lazy/blocks.hpp"
 
 #include <algorithm>

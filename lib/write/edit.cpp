@@ -1,5 +1,5 @@
 // edit(): the same values under other names and with other metadata, in the place of the old file.
-#include <safemap/edit.hpp>
+#include <safemap/advanced/edit.hpp>
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
@@ -7,7 +7,7 @@
 #include "state/structure.hpp"
 #include "write/saving.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 #include <safemap/verify.hpp>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ bool has_digests(const Checkpoint& model) {
 
 /// New digests would make damage look sound.
 void require_sound(const std::filesystem::path& file, const EditOptions& options) {
-    VerifyReport report = verify(file, {.open = options.open, .monitor = options.monitor, .threads = options.threads});
+    VerifyReport report = verify(file, {.open = options.open, .work = options.work});
     if (!report.ok()) throw std::move(report.faults.front());
 }
 
@@ -122,8 +122,7 @@ EditReport edit_file(const std::filesystem::path& file, const EditOptions& optio
                                  .structure = model.tree() == nullptr ? StructurePolicy::drop : StructurePolicy::keep,
                                  .checksums = digests,
                                  .overwrite = true,
-                                 .monitor = options.monitor,
-                                 .threads = options.threads};
+                                 .work = options.work};
         const SaveReport saved = write::during_save(
             file, saving.one_file, [&] { return write::save_checkpoint(file, edited, metadata, saving, identity); });
         report.notes = saved.notes;

@@ -7,6 +7,9 @@
 //   - Who does the last unit of a file writes its head and brings it to the disk.
 #include "write/engine.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "base/faults.hpp"
 #include "base/ordered_digests.hpp"
 #include "base/watch.hpp"
@@ -71,15 +74,14 @@ bool stands_apart(const LazyTensor& tensor, Dtype written) {
 
 class Engine {
 public:
-    Engine(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
+    Engine(std::span<const LazyTensor> tensors, Layout& layout, Destination& destination, const Monitor& monitor,
            unsigned threads)
         : tensors_(tensors),
           layout_(layout),
           workers_(threads, 1, largest_block, saving_threads),
           counts_(workers_.count(), std::vector<CastCounts>(layout.casts.size())),
           files_(layout.files.size()),
-          around_cache_(io::better_around_cache(layout.data_bytes)),
-          staging_(staging),
+          destination_(destination),
           watch_(monitor, "converting", layout.data_bytes) {
         const auto lists = [](const PlannedFile& file) { return file.lists_digests; };
         if (std::any_of(layout.files.begin(), layout.files.end(), lists)) digests_.emplace(tensors.size());
@@ -97,14 +99,14 @@ public:
             if (files_[i].units == 0 && !files_[i].adopted) in_file(i, [&] { finish(i); });
         require_unchanged(tensors_);
         for (const auto& counts : counts_)
-            for (std::size_t i = 0; i < counts.size(); ++i) layout_.casts[i].counts += counts[i];
+            for (std::size_t i = 0; i < counts.size(); ++i) add_counts(layout_.casts[i], counts[i]);
         watch_.tell();
     }
 
 private:
     struct File {
-        std::optional<io::OutputFile> output;  // from the first of its units to the last
-        bool adopted = false;                  // finished by a process that was killed
+        std::unique_ptr<OpenFile> output;  // from the first of its units to the last
+        bool adopted = false;              // finished by a process that was killed
         std::uint64_t units = 0;
         std::atomic<std::uint64_t> units_left = 0;
     };
@@ -113,20 +115,20 @@ private:
 
     void prepare(std::uint32_t file) {
         const PlannedFile& planned = layout_.files[file];
-        if (!staging_.adopt(planned.name)) {
-            allocate(staging_, layout_, planned);
+        const std::unique_ptr<OpenFile> finished = destination_.adopt(planned);
+        if (!finished) {
+            destination_.allocate(layout_, planned);
             return plan(file);
         }
         files_[file].adopted = true;
         layout_.resumed.push_back(planned.name);
         for (const PlannedTensor& tensor : planned.tensors) layout_.read_bytes -= stored_bytes(tensors_[tensor.number]);
-        if (planned.lists_digests) in_file(file, [&] { take_digests(planned); });
+        if (planned.lists_digests) in_file(file, [&] { take_digests(planned, *finished->reader()); });
         watch_.add(planned.size - planned.head.size());
     }
 
     /// Those that stand in a file which is finished.
-    void take_digests(const PlannedFile& planned) {
-        const io::File file = staging_.reopen(planned.name).reader(staging_.path_of(planned.name));
+    void take_digests(const PlannedFile& planned, const io::File& file) {
         std::string head(planned.head.size(), '\0');
         file.read_at(0, std::as_writable_bytes(std::span(head)));
         const std::string list = safetensors::metadata_in(head, safetensors::digests_key);
@@ -182,7 +184,12 @@ private:
     }
 
     /// A block stands in its buffer as in its page of the file.
-    Blocks blocks_of(const LazyTensor& tensor) const { return Blocks::for_disk(tensor, workers_.buffer_size() - page); }
+    Blocks blocks_of(const LazyTensor& tensor) const {
+        const std::uint64_t most = workers_.buffer_size() - page;
+        // Digests want the bytes in order, and tiles could not be read back.
+        if (digests_ && !destination_.reads_back()) return Blocks::in_order(tensor, most);
+        return Blocks::for_disk(tensor, most);
+    }
 
     bool stands_apart(const PlannedTensor& planned) const {
         return write::stands_apart(tensors_[planned.number], planned.dtype);
@@ -275,14 +282,14 @@ private:
     }
 
     bool read_back(const Stretch& stretch, unsigned worker) {
-        const io::File file = output(stretch).reader(staging_.path_of(layout_.files[stretch.file].name));
+        const std::unique_ptr<const io::File> file = output(stretch).reader();
         const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
         for (std::uint64_t done = 0; done < stretch.bytes.size;) {
             watch_.check_stop();
             if (worker == 0) watch_.tick();
             const std::uint64_t size = std::min(stream_block, stretch.bytes.size - done);
             const auto bytes = workers_.buffer(worker).first(static_cast<std::size_t>(size));
-            file.read_at(planned.offset + done, bytes);
+            file->read_at(planned.offset + done, bytes);
             if (!feed(planned, stretch.bytes.size, done, bytes, worker)) return false;
             done += size;
         }
@@ -309,23 +316,20 @@ private:
         const std::lock_guard lock(opening_);
         auto& output = files_[file].output;
         if (output) return;
-        io::OutputFile opened = staging_.reopen(layout_.files[file].name);
-        if (around_cache_) opened.bypass_cache();
-        output.emplace(std::move(opened));
+        output = destination_.open(layout_.files[file]);
     }
 
     void finish(std::uint32_t file) {
         open(file);
         PlannedFile& planned = layout_.files[file];
         if (digests_) put_digests(planned, layout_, tensors_, digests_->all());
-        io::OutputFile& output = *files_[file].output;
+        OpenFile& output = *files_[file].output;
         output.write_at(0, std::as_bytes(std::span(planned.head)));
         std::string().swap(planned.head);
         output.finish();
-        staging_.finished(planned.name);
     }
 
-    const io::OutputFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
+    const OpenFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
 
     /// Stands in memory as at `begin` in its page of the file, so that it can be written past the cache.
     std::span<std::byte> in_page(std::uint64_t begin, std::uint64_t size, unsigned worker) {
@@ -333,7 +337,7 @@ private:
     }
 
     template <class Work> void in_file(std::uint32_t file, Work&& work) {
-        about_file([&] { return staging_.path_of(layout_.files[file].name); }, std::forward<Work>(work));
+        about_file([&] { return destination_.path_of(layout_.files[file]); }, std::forward<Work>(work));
     }
 
     std::span<const LazyTensor> tensors_;
@@ -344,8 +348,7 @@ private:
     std::optional<OrderedDigests> digests_;  // of the caller's tensors
     std::deque<std::atomic<std::uint64_t>> boxes_left_;
     std::mutex opening_;
-    bool around_cache_;
-    io::Staging& staging_;
+    Destination& destination_;
     std::vector<Stretch> stretches_;
     BlockRow units_;  // of stretches
     Watch watch_;
@@ -353,9 +356,9 @@ private:
 
 }  // namespace
 
-void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
+void write_files(std::span<const LazyTensor> tensors, Layout& layout, Destination& destination, const Monitor& monitor,
                  unsigned threads) {
-    Engine(tensors, layout, staging, monitor, threads).run();
+    Engine(tensors, layout, destination, monitor, threads).run();
 }
 
 std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads) {

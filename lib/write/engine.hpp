@@ -1,7 +1,7 @@
 // The copy engine: from any tensors into files that have been laid out.
 #pragma once
 
-#include "io/replace.hpp"
+#include "write/destination.hpp"
 #include "write/layout.hpp"
 
 #include <safemap/progress.hpp>
@@ -11,12 +11,12 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// Creates and allocates every file of `layout` in `staging`, then fills them one after the other on the workers that
+/// Allocates every file of `layout` in `destination`, then fills them one after the other on the workers that
 /// `threads` means (saving_threads), their heads last, and brings each to the disk. The counts of `layout.casts` are
 /// filled in, and digests where heads have places for them. Takes at most 32 MiB for buffers, 16 bytes a tensor for
 /// digests, and has no more files open than twice the workers, and one. Throws what reading and writing throw, with the
 /// tensor and the file, and cancelled.
-void write_files(std::span<const LazyTensor> tensors, Layout& layout, io::Staging& staging, const Monitor& monitor,
+void write_files(std::span<const LazyTensor> tensors, Layout& layout, Destination& destination, const Monitor& monitor,
                  unsigned threads);
 
 /// Of these 32 MiB, what write_files takes for this layout.

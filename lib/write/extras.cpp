@@ -2,11 +2,13 @@
 #include "write/extras.hpp"
 
 #include "base/faults.hpp"
+#include "base/folder.hpp"
 #include "base/text.hpp"
+#include "io/folder.hpp"
 #include "write/target.hpp"
 
+#include <safemap/advanced/file.hpp>
 #include <safemap/error.hpp>
-#include <safemap/file.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,6 +1,9 @@
 // Tells saves apart: by all that is written but the values, and by where each value is read.
 #include "write/job.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "base/checksum.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "state/structure.hpp"

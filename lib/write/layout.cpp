@@ -3,6 +3,11 @@
 // heads, to be filled when they are known.
 #include "write/layout.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
+#include "base/checked.hpp"
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "lazy/stored_tensor.hpp"
@@ -179,7 +184,7 @@ private:
     void note_cast(Dtype from, Dtype to) {
         auto& casts = layout_.casts;
         auto known = std::find_if(casts.begin(), casts.end(),
-                                  [=](const CastReport& cast) { return cast.from == from && cast.to == to; });
+                                  [=](const SaveReport::Cast& cast) { return cast.from == from && cast.to == to; });
         if (known == casts.end()) known = casts.insert(casts.end(), {.from = from, .to = to});
         ++known->tensors;
     }

@@ -1,6 +1,9 @@
 // Where every byte of a checkpoint goes, known before the first is written.
 #pragma once
 
+#include "lazy/cast_counts.hpp"
+#include "state/contents.hpp"
+
 #include <safemap/save.hpp>
 
 #include <cstdint>
@@ -33,9 +36,9 @@ struct PlannedFile {
 struct Layout {
     std::vector<PlannedFile> files;  ///< the index last
     std::uint64_t tensors = 0;
-    std::uint64_t data_bytes = 0;   ///< of values as they are written
-    std::uint64_t read_bytes = 0;   ///< of values as they are stored
-    std::vector<CastReport> casts;  ///< without counts
+    std::uint64_t data_bytes = 0;         ///< of values as they are written
+    std::uint64_t read_bytes = 0;         ///< of values as they are stored
+    std::vector<SaveReport::Cast> casts;  ///< without counts
     std::vector<SkippedObject> skipped;
     std::uint64_t unaligned_tensors = 0;
     std::vector<std::string> notes;
@@ -44,6 +47,12 @@ struct Layout {
     /// Where digests are wanted: names that readers will take for other names of tensors, with the tensors' numbers.
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
 };
+
+inline void add_counts(SaveReport::Cast& cast, const CastCounts& counts) noexcept {
+    cast.values += counts.values;
+    cast.overflowed += counts.overflowed;
+    cast.non_finite += counts.non_finite;
+}
 
 /// The note on tensors that the files have in another order than they are given in.
 inline constexpr std::string_view order_is_lost =
@@ -60,9 +69,9 @@ struct Input {
     Metadata metadata = {};
     std::span<const AliasGroup> ties =
         {};  ///< known ties: their pairs of the metadata go with a tensor that is skipped
-    std::span<const Checkpoint::Storage> storages = {};  ///< whose unreferenced bytes are counted
-    std::vector<std::string> notes = {};                 ///< the first ones of the report
-    bool note_order = false;                             ///< a note says if the files have the tensors in another order
+    std::span<const StoragePlace> storages = {};  ///< whose unreferenced bytes are counted
+    std::vector<std::string> notes = {};          ///< the first ones of the report
+    bool note_order = false;                      ///< a note says if the files have the tensors in another order
 };
 
 /// Lays out the tensors in one file called `single_file`, or in shards and an index. `options.metadata` is not asked.

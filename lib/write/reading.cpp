@@ -1,6 +1,10 @@
 // Strided views as runs of bytes. Tested by tests/write/reading_test.cpp.
 #include "write/reading.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "lazy/same_tensor.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "write/shards.hpp"
@@ -77,22 +81,22 @@ std::uint64_t bytes_of(Dtype dtype, std::uint64_t elements) {
                               : elements / 8 * bits(dtype) + elements % 8 * bits(dtype) / 8;
 }
 
-void count(TensorCount& into, const LazyTensor& tensor) {
+void count(SaveReport::Count& into, const LazyTensor& tensor) {
     ++into.tensors;
     into.bytes = sum_of_sizes(into.bytes, stored_bytes(tensor));
 }
 
-void count_unsupported(std::vector<UnsupportedReport>& dtypes, Dtype dtype) {
-    auto known =
-        std::find_if(dtypes.begin(), dtypes.end(), [=](const UnsupportedReport& each) { return each.dtype == dtype; });
+void count_unsupported(std::vector<SaveReport::Unsupported>& dtypes, Dtype dtype) {
+    auto known = std::find_if(dtypes.begin(), dtypes.end(),
+                              [=](const SaveReport::Unsupported& each) { return each.dtype == dtype; });
     if (known == dtypes.end()) known = dtypes.insert(dtypes.end(), {.dtype = dtype});
     ++known->tensors;
 }
 
 void count_reading(SaveReport& report, const LazyTensor& tensor, Dtype written) {
     const StridedView& view = tensor.strided_view();
-    if (!is_contiguous(view.shape, view.strides) || tensor.piece_count() > 1) count(report.gathered, tensor);
-    else if (tensor.stored()->dtype() == written) count(report.copied, tensor);
+    if (!is_contiguous(view.shape, view.strides) || tensor.piece_count() > 1) count(report.reading.gathered, tensor);
+    else if (tensor.stored()->dtype() == written) count(report.reading.copied, tensor);
 }
 
 /// A storage, and the tensor that sees some of it.
@@ -166,12 +170,12 @@ private:
 
 }  // namespace
 
-StorageUse storage_use(std::span<const LazyTensor* const> tensors, std::span<const Checkpoint::Storage> storages) {
+StorageUse storage_use(std::span<const LazyTensor* const> tensors, std::span<const StoragePlace> storages) {
     std::vector<Stored> all;
     all.reserve(tensors.size() + storages.size());
     for (const LazyTensor* const tensor : tensors)
         if (in_safetensors(tensor->dtype()) && tensor->element_count() > 0) all.push_back(stored_of(*tensor));
-    for (const Checkpoint::Storage& storage : storages)
+    for (const StoragePlace& storage : storages)
         if (storage.extent.size > 0) all.push_back({storage.source.get(), storage.extent});
     std::sort(all.begin(), all.end(), [](const Stored& a, const Stored& b) {
         return a.source != b.source ? std::less<>()(a.source, b.source) : a.extent.offset < b.extent.offset;
@@ -196,8 +200,8 @@ void report_reading(const Input& input, const Layout& layout, SaveReport& report
         if (!in_safetensors(tensor.dtype())) count_unsupported(report.unsupported, tensor.dtype());
     }
     const StorageUse use = storage_use(all, {});
-    report.views = use.views;
-    report.unreferenced_bytes =
+    report.reading.views = use.views;
+    report.reading.unreferenced_bytes =
         input.storages.empty() ? use.unreferenced : storage_use(all, input.storages).unreferenced;
     for (const PlannedFile& file : layout.files)
         for (const PlannedTensor& planned : file.tensors)

@@ -16,12 +16,12 @@ namespace safemap::SAFEMAP_ABI::write {
 void report_reading(const Input& input, const Layout& layout, SaveReport& report);
 
 struct StorageUse {
-    TensorCount views;
+    SaveReport::Count views;
     std::uint64_t unreferenced = 0;  ///< bytes of storages that no tensor sees
 };
 /// Of storages that overlap, which are one, and of those that the tensors stand in. n log n of both together, however
 /// many elements they have: where a storage has several tensors that leave gaps, these are looked at run by run, up to
 /// 2^18 runs in all; from then on no gap in a tensor is unreferenced.
-StorageUse storage_use(std::span<const LazyTensor* const> tensors, std::span<const Checkpoint::Storage> storages);
+StorageUse storage_use(std::span<const LazyTensor* const> tensors, std::span<const StoragePlace> storages);
 
 }  // namespace safemap::SAFEMAP_ABI::write

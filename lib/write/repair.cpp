@@ -1,6 +1,8 @@
 // repair(): reads whatever can be read without guessing, and writes it as the reference would.
 #include "base/faults.hpp"
+#include "base/folder.hpp"
 #include "base/text.hpp"
+#include "io/folder.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
@@ -8,8 +10,9 @@
 #include "write/shards.hpp"
 #include "write/target.hpp"
 
-#include <safemap/edit.hpp>
-#include <safemap/file.hpp>
+#include <safemap/advanced/edit.hpp>
+#include <safemap/advanced/file.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
 
 #include <algorithm>
 #include <map>

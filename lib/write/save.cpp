@@ -1,6 +1,8 @@
-// save(): lay out, fill a hidden sibling, rename.
+// save(): lay out, fill a hidden sibling, rename; or fill a sink.
 #include <safemap/save.hpp>
 
+#include "checkpoint/origin.hpp"
+#include "write/destination.hpp"
 #include "write/engine.hpp"
 #include "write/extras.hpp"
 #include "write/job.hpp"
@@ -17,15 +19,28 @@ namespace {
 
 using write::Input;
 
+/// What is planned, and told before the first byte.
+SaveReport planned(const Input& input, const write::Layout& layout, const SaveOptions& options) {
+    SaveReport report = write::report_on(layout);
+    report.notes.insert(report.notes.begin(), input.notes.begin(), input.notes.end());
+    report.layout.buffer_bytes = write::buffer_bytes(input.tensors, layout, options.work.threads);
+    write::report_reading(input, layout, report);
+    return report;
+}
+
+/// What is known when all is copied.
+void add_done(SaveReport& report, write::Layout& layout) {
+    report.bytes_read = layout.read_bytes;
+    report.casts = std::move(layout.casts);
+    report.resumed = std::move(layout.resumed);
+}
+
 /// If `replaced` is not empty, the file that is replaced has to have that identity.
 SaveReport save_all(const std::filesystem::path& out, const Input& input, const SaveOptions& options,
                     const std::string& replaced = {}) {
     const bool one_file = write::is_one_file(out, options);
     write::Layout layout = write::lay_out_at(out, input, options);
-    SaveReport report = write::report_on(layout);
-    report.notes.insert(report.notes.begin(), input.notes.begin(), input.notes.end());
-    report.buffer_bytes = write::buffer_bytes(input.tensors, layout, options.threads);
-    write::report_reading(input, layout, report);
+    SaveReport report = planned(input, layout, options);
     const write::PlannedExtras extras = write::plan_extras(out, options, layout);
     extras.report(report);
     if (options.plan_only) {
@@ -40,12 +55,27 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
     write::Target target(out, options, job);
     if (options.on_plan) options.on_plan(report);
     write::copy_extras(extras, target.staging());
-    write::write_files(input.tensors, layout, target.staging(), options.monitor, options.threads);
+    write::write_files(input.tensors, layout, *write::into_staging(target.staging(), layout), options.work.monitor,
+                       options.work.threads);
     target.commit();
     report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());
-    report.bytes_read = layout.read_bytes;
-    report.casts = std::move(layout.casts);
-    report.resumed = std::move(layout.resumed);
+    add_done(report, layout);
+    return report;
+}
+
+SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
+    write::Layout layout = write::lay_out_for(sink, input, options);
+    SaveReport report = planned(input, layout, options);
+    if (options.on_plan) options.on_plan(report);
+    if (options.plan_only) return report;
+    try {
+        write::write_files(input.tensors, layout, *write::into_sink(sink), options.work.monitor, options.work.threads);
+        sink.commit();
+    } catch (...) {
+        sink.abandon();
+        throw;
+    }
+    add_done(report, layout);
     return report;
 }
 
@@ -58,19 +88,34 @@ write::Metadata write::metadata_of(const Checkpoint& checkpoint, Metadata given)
     return given;
 }
 
-SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
-                                  const SaveOptions& options, const std::string& replaced) {
+namespace {
+
+/// Calls `run` with what is written of a checkpoint, the structure document with it.
+template <class Run>
+SaveReport with_input(const Checkpoint& checkpoint, write::Metadata metadata, const SaveOptions& options, Run&& run) {
     Input input{.tensors = {checkpoint.begin(), checkpoint.size()},
                 .metadata = std::move(metadata),
                 .ties = checkpoint.aliases(),
-                .storages = checkpoint.storages()};
+                .storages = checkpoint::Origin::storages(checkpoint)};
     std::vector<LazyTensor> with_structure;
-    if (auto document = add_structure(checkpoint, options, input)) {
+    if (auto document = write::add_structure(checkpoint, options, input)) {
         with_structure.assign(checkpoint.begin(), checkpoint.end());
         with_structure.push_back(std::move(*document));
         input.tensors = with_structure;
     }
-    return save_all(out, input, options, replaced);
+    return run(input);
+}
+
+write::Metadata wanted_metadata(const Checkpoint& checkpoint, const SaveOptions& options) {
+    return options.exact_metadata ? options.metadata : write::metadata_of(checkpoint, options.metadata);
+}
+
+}  // namespace
+
+SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
+                                  const SaveOptions& options, const std::string& replaced) {
+    return with_input(checkpoint, std::move(metadata), options,
+                      [&](const Input& input) { return save_all(out, input, options, replaced); });
 }
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
@@ -81,9 +126,19 @@ SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> te
 
 SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint, const SaveOptions& options) {
     return write::during_save(out, options.one_file, [&] {
-        write::Metadata metadata =
-            options.exact_metadata ? options.metadata : write::metadata_of(checkpoint, options.metadata);
-        return write::save_checkpoint(out, checkpoint, std::move(metadata), options);
+        return write::save_checkpoint(out, checkpoint, wanted_metadata(checkpoint, options), options);
+    });
+}
+
+SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptions& options) {
+    return write::during_save(
+        sink, [&] { return save_to(sink, {.tensors = tensors, .metadata = options.metadata}, options); });
+}
+
+SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& options) {
+    return write::during_save(sink, [&] {
+        return with_input(checkpoint, wanted_metadata(checkpoint, options), options,
+                          [&](const Input& input) { return save_to(sink, input, options); });
     });
 }
 

@@ -36,6 +36,18 @@ Layout lay_out_at(const std::filesystem::path& out, const Input& input, const Sa
     return lay_out(input, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
 }
 
+Layout lay_out_for(const Sink& sink, const Input& input, const SaveOptions& options) {
+    require_sense(options);
+    const char* const refused = options.overwrite               ? "overwrite"
+                                : options.resume                ? "resume"
+                                : !options.durable              ? "durable = false"
+                                : !options.extras.files.empty() ? "extras"
+                                                                : nullptr;
+    if (refused != nullptr)
+        throw Error(Errc::invalid_argument, std::string("the option ") + refused + ", which is for a save to a path");
+    return lay_out(input, options, sink.name());
+}
+
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file) {
     const auto add = [&](Error& error) {
         error.with_path(staging.path_of(file.name));
@@ -55,10 +67,10 @@ SaveReport report_on(const Layout& layout) {
     report.skipped = layout.skipped;
     for (const auto& file : layout.files) {
         report.files.push_back(file.name);
-        report.file_sizes.push_back({.tensors = file.tensors.size(), .bytes = file.size});
+        report.layout.files.push_back({.tensors = file.tensors.size(), .bytes = file.size});
         report.bytes_written = sum_of_sizes(report.bytes_written, file.size);
     }
-    report.unaligned_tensors = layout.unaligned_tensors;
+    report.layout.unaligned_tensors = layout.unaligned_tensors;
     report.notes = layout.notes;
     report.resumed = layout.resumed;
     return report;

@@ -15,6 +15,8 @@ namespace safemap::SAFEMAP_ABI::write {
 /// Looks at the options and, unless there is only a plan to make or something to replace, at the place; then lays the
 /// tensors out. Throws invalid_argument, unsupported_cast, already_exists, path_not_found, and what lay_out throws.
 Layout lay_out_at(const std::filesystem::path& out, const Input& input, const SaveOptions& options);
+/// The same for the one file of a sink. Throws invalid_argument, too, for options that have no meaning there.
+Layout lay_out_for(const Sink& sink, const Input& input, const SaveOptions& options);
 /// Creates a file of `layout` and reserves its space; it is closed again, since there may be more files than
 /// descriptors. A full disk is told with what all files take.
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file);
@@ -30,6 +32,10 @@ Metadata metadata_of(const Checkpoint& checkpoint, Metadata given = {});
 /// replaced has to have that identity.
 SaveReport save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
                            const SaveOptions& options, const std::string& replaced = {});
+
+template <class Run> auto during_save(const Sink& sink, Run&& run) {
+    return adding([&](Error& error) { error.during("save " + sink.name()); }, std::forward<Run>(run));
+}
 
 /// Puts "save out/" before whatever goes wrong in `run`, or "save out" where `one_file` is wanted.
 template <class Run> auto during_save(const std::filesystem::path& out, bool one_file, Run&& run) {

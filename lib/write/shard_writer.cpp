@@ -5,7 +5,11 @@
 //   - Regions: which bytes of the tensor a value is for, as a range or a box, checked against the declaration.
 //   - put() claims the bytes, copies them, and settles the claim; a claim that is not settled ends the writer.
 //   - commit() waits for writes under way, reads back what wants a digest, and puts all in its place.
-#include <safemap/shard_writer.hpp>
+#include <safemap/advanced/shard_writer.hpp>
+
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 
 #include "base/checksum.hpp"
 #include "base/faults.hpp"
@@ -426,10 +430,10 @@ private:
         if (from == to) return;
         auto& casts = report_.casts;
         auto known = std::find_if(casts.begin(), casts.end(),
-                                  [=](const CastReport& cast) { return cast.from == from && cast.to == to; });
+                                  [=](const SaveReport::Cast& cast) { return cast.from == from && cast.to == to; });
         if (known == casts.end()) known = casts.insert(casts.end(), {.from = from, .to = to});
         if (cast_.emplace(number, from).second) ++known->tensors;
-        known->counts += counts;
+        write::add_counts(*known, counts);
     }
 
     std::filesystem::path out_;

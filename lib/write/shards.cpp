@@ -1,6 +1,8 @@
 // Splits tensors into shards.
 #include "write/shards.hpp"
 
+#include "base/checked.hpp"
+
 #include <safemap/bytes.hpp>
 #include <safemap/error.hpp>
 

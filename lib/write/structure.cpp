@@ -1,6 +1,11 @@
 // Puts the structure document of a checkpoint among what is written.
 #include "write/structure.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/flatten.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/structure.hpp>
+
 #include "base/text.hpp"
 #include "checkpoint/origin.hpp"
 #include "checkpoint/structure.hpp"
@@ -30,7 +35,7 @@ bool lists_in_order(const Checkpoint& opened, const FlatState& flat) {
 
 /// Notes what is lost if no document is written, and the order of the tensors if the files change it.
 void note_losses(const Checkpoint& checkpoint, Input& input) {
-    std::vector<std::string> lost = checkpoint.only_in_tree();
+    std::vector<std::string> lost = checkpoint::Origin::only_in_tree(checkpoint);
     if (checkpoint.tree() != nullptr) {
         input.note_order = true;
         if (checkpoint.format() != Format::torch) {

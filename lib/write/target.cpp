@@ -2,11 +2,12 @@
 #include "write/target.hpp"
 
 #include "base/text.hpp"
+#include "io/folder.hpp"
 #include "safetensors/index.hpp"
 #include "state/folder_shape.hpp"
 #include "write/shards.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <system_error>
 

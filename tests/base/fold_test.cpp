@@ -1,5 +1,5 @@
 // Which names are folded, and that the braces claim no name that is not there.
-#include <safemap/fold.hpp>
+#include <safemap/advanced/fold.hpp>
 
 #include "doctest_safemap.hpp"
 

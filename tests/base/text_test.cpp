@@ -1,4 +1,6 @@
 // UTF-8 and printable names.
+#include <safemap/advanced/text.hpp>
+
 #include "base/text.hpp"
 #include "doctest_safemap.hpp"
 

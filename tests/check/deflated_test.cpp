@@ -73,7 +73,7 @@ TEST_CASE("verify reads deflated records too, and compares each with its checksu
     for (const auto& record : zip.records) all += record.size;
     for (const unsigned threads : {1U, 4U}) {
         VerifyOptions options;
-        options.threads = threads;
+        options.work.threads = threads;
         const auto report = verify(dir.write("m.pt", zip.join()), options);
         CHECK(report.ok());
         CHECK(report.checked_bytes == all);

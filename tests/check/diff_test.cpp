@@ -1,6 +1,8 @@
 // Every kind of difference, and where values first differ, against a slow twin.
 #include <safemap/diff.hpp>
 
+#include <safemap/advanced/small_floats.hpp>
+
 #include "containers.hpp"
 
 #include <atomic>
@@ -67,7 +69,7 @@ void check_values(const Checkpoint& a, const std::vector<Sample>& of_a, const Ch
                   const std::vector<Sample>& of_b) {
     for (const unsigned threads : {1U, 8U}) {
         DiffOptions options;
-        options.threads = threads;
+        options.work.threads = threads;
         const DiffReport report = diff(a, b, options);
         CHECK(report.only_in_a.empty());
         CHECK(report.only_in_b.empty());
@@ -238,7 +240,7 @@ TEST_CASE("nothing is read behind the first difference") {
     std::string other = *file;
     other[other.size() - size + 1000] = 'y';
     DiffOptions options;
-    options.threads = 1;
+    options.work.threads = 1;
     read = 0;
     const auto report = diff(a, open(other), options);
     REQUIRE(report.different.size() == 1);
@@ -252,7 +254,7 @@ TEST_CASE("it tells how far it is, can be stopped, and says which tensor cannot 
     const auto file = file_of({{"w", Dtype::u8, {size}, std::string(size, 'x')}});
     std::vector<std::uint64_t> seen;
     DiffOptions options;
-    options.monitor.on_progress = [&](const Progress& progress) {
+    options.work.monitor.on_progress = [&](const Progress& progress) {
         CHECK(progress.stage == "comparing");
         CHECK(progress.bytes_total == size);
         seen.push_back(progress.bytes_done);
@@ -261,7 +263,7 @@ TEST_CASE("it tells how far it is, can be stopped, and says which tensor cannot 
     CHECK(diff(file, file, options).equal());
     REQUIRE_FALSE(seen.empty());
     CHECK(seen.back() == size);
-    options.monitor.on_progress = [](const Progress&) { return false; };
+    options.work.monitor.on_progress = [](const Progress&) { return false; };
     CHECK_FAULT(diff(file, file, options), Errc::cancelled);
 
     const std::string content = containers::safetensors({{"w", Dtype::u8, {size}, std::string(size, 'x')}});

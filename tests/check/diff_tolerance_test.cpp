@@ -141,7 +141,7 @@ TEST_CASE("large tensors are read to the end, in every container") {
     const Sample doubles = {"w", Dtype::f64, shape, bytes_of(std::vector<double>(other.begin(), other.end()))};
     DiffOptions options = within(1.5);
     options.cast = true;
-    options.threads = 8;  // with buffers of 2 MiB
+    options.work.threads = 8;  // with buffers of 2 MiB
     for (const Checkpoint& a : {file_of({of_a}), open(pt({of_a}))}) {
         for (const Checkpoint& b : {file_of({of_b}), open(pt({of_b})), file_of({doubles}), open(pt({doubles}))}) {
             const DiffReport report = diff(a, b, options);

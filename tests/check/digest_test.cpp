@@ -1,6 +1,8 @@
 // Digests: the same in every container, whatever the threads, and just what the definition says.
 #include <safemap/digest.hpp>
 
+#include <safemap/advanced/small_floats.hpp>
+
 #include "base/checksum.hpp"
 #include "containers.hpp"
 
@@ -47,7 +49,7 @@ std::map<std::string, std::string> as_map(const CheckpointDigests& report) {
 void check(const Checkpoint& checkpoint, const std::vector<Sample>& samples) {
     for (const unsigned threads : {1U, 3U, 8U}) {
         DigestOptions options;
-        options.threads = threads;
+        options.work.threads = threads;
         const auto report = digests(checkpoint, options);
         CHECK(report.checkpoint == slow_digest(samples));
         const auto digests = as_map(report);
@@ -206,7 +208,7 @@ TEST_CASE("a read that fails ends it with its error, whoever waits for that bloc
     open_already = true;
     for (const unsigned threads : {1U, 2U, 8U}) {
         DigestOptions options;
-        options.threads = threads;
+        options.work.threads = threads;
         const auto error = error_of([&] { digests(model, options); });
         REQUIRE(error);
         CHECK(error->code() == Errc::io_error);
@@ -224,8 +226,8 @@ TEST_CASE("a stop while others wait for their turn stops them too") {
         }));
         opened = true;
         DigestOptions options;
-        options.threads = 8;
-        options.monitor.stop = stop.get_token();
+        options.work.threads = 8;
+        options.work.monitor.stop = stop.get_token();
         CHECK_FAULT(digests(model, options), Errc::cancelled);
     }
 }
@@ -237,8 +239,8 @@ TEST_CASE("it tells how far it is, and can be stopped") {
     const auto caller = std::this_thread::get_id();
     std::vector<std::uint64_t> seen;
     DigestOptions options;
-    options.threads = 8;
-    options.monitor.on_progress = [&](const Progress& progress) {
+    options.work.threads = 8;
+    options.work.monitor.on_progress = [&](const Progress& progress) {
         CHECK(std::this_thread::get_id() == caller);
         CHECK(progress.stage == "hashing");
         CHECK(progress.bytes_total == 20'000'000);
@@ -250,10 +252,10 @@ TEST_CASE("it tells how far it is, and can be stopped") {
     CHECK(seen.back() == 20'000'000);
     CHECK(std::is_sorted(seen.begin(), seen.end()));
 
-    options.monitor.on_progress = [](const Progress& progress) { return progress.bytes_done == 0; };
+    options.work.monitor.on_progress = [](const Progress& progress) { return progress.bytes_done == 0; };
     CHECK_FAULT(digests(model, options), Errc::cancelled);
     std::stop_source stop;
-    options.monitor = {.stop = stop.get_token()};
+    options.work.monitor = {.stop = stop.get_token()};
     stop.request_stop();
     CHECK_FAULT(digests(model, options), Errc::cancelled);
 }

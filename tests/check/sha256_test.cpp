@@ -69,7 +69,7 @@ TEST_CASE("SHA-256 is the same in every container, by any number of threads, and
     for (const Checkpoint& model :
          {open(containers::safetensors(samples)), Checkpoint::open(write_shards(dir, samples)), open(pt(samples))})
         for (const unsigned threads : {1U, 4U}) {
-            const auto report = digests(model, {.algorithm = DigestAlgorithm::sha256, .threads = threads});
+            const auto report = digests(model, {.algorithm = DigestAlgorithm::sha256, .work = {.threads = threads}});
             CHECK(report.algorithm == DigestAlgorithm::sha256);
             CHECK(report.checkpoint == wanted_of_all);
             REQUIRE(report.tensors.size() == samples.size());

@@ -48,7 +48,7 @@ TEST_CASE("a sound file has no faults and all of it is read") {
     std::vector<std::uint64_t> seen;
     const auto caller = std::this_thread::get_id();
     VerifyOptions options;
-    options.monitor.on_progress = [&](const Progress& progress) {
+    options.work.monitor.on_progress = [&](const Progress& progress) {
         CHECK(std::this_thread::get_id() == caller);
         CHECK(progress.stage == "verifying");
         CHECK(progress.bytes_total == content.size());
@@ -120,7 +120,7 @@ TEST_CASE("however many threads there are, their buffers take 32 MiB at most") {
         return system.pread(descriptor, into, size, offset);
     };
     VerifyOptions options;
-    options.threads = 64;
+    options.work.threads = 64;
     const auto report = verify(file, options);
     io::calls = system;
     CHECK(report.ok());
@@ -148,12 +148,12 @@ TEST_CASE("the caller can cancel") {
     const TempDir dir;
     const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 100}}));
     VerifyOptions options;
-    options.monitor.on_progress = [](const Progress&) { return false; };
+    options.work.monitor.on_progress = [](const Progress&) { return false; };
     CHECK_FAULT(verify(file, options), Errc::cancelled);
     std::stop_source stop;
     stop.request_stop();
     VerifyOptions stopped;
-    stopped.monitor.stop = stop.get_token();
+    stopped.work.monitor.stop = stop.get_token();
     CHECK_FAULT(verify(file, stopped), Errc::cancelled);
 }
 
@@ -290,7 +290,7 @@ TEST_CASE("a large tensor with a digest is read side by side, once, and hashed i
             return done;
         };
         VerifyOptions options;
-        options.threads = threads;
+        options.work.threads = threads;
         const auto report = verify(file, options);
         io::calls = system;
         CHECK(report.ok());

@@ -1,6 +1,8 @@
 // Every name of a checkpoint, in order.
 #include <safemap/checkpoint.hpp>
 
+#include <safemap/advanced/names.hpp>
+
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 

@@ -1,6 +1,7 @@
 // What a model expects, out of JSON that is right, wrong or hostile, and out of checkpoints.
 #include "containers.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/plan.hpp>
 
 using namespace safemap;
@@ -119,11 +120,12 @@ TEST_CASE("a path is JSON of tensors, or anything that opens") {
     const TempDir dir;
     const std::vector<Sample> samples = {{"w", Dtype::u8, {2}, "ab"}};
     const std::string json = R"({"w":{"dtype":"U8","shape":[2]}})";
-    const auto names_at = [](const std::filesystem::path& path) {
+    const auto names_at = [&](const std::filesystem::path& path) {
         const auto expected = read_expected(path);
         REQUIRE(expected.size() == 1);
         CHECK(expected[0].name == "w");
         CHECK(expected[0].shape == Shape{2});
+        CHECK(plan_load(open(pt(samples)), path).ok());
     };
     names_at(dir.write("model.json", " \n" + json));
     names_at(dir.write("model", json));

@@ -5,6 +5,8 @@
 #include "containers.hpp"
 #include "soak.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/digest.hpp>
 #include <safemap/uploader.hpp>
 

@@ -1,8 +1,9 @@
 """The documents say what the program does: docs.py SAFEMAP ROOT COMPILER...
 
 The README quotes examples/tour.cpp to the letter, and the tutorial a part of examples/server.cpp; docs/errors.md has
-every error code with the words of error.hpp, docs/cli.md has every option that --help has and no other, and the
-tutorial's C++ compiles from its first line to its last.
+every error code with the words of error.hpp, docs/cli.md has every option that --help has and no other,
+docs/advanced.md has every advanced header, and the C++ of the tutorial, of that page and of the README's table
+compiles.
 """
 import pathlib
 import re
@@ -71,9 +72,14 @@ def cli_page(safemap, root):
     return faults
 
 
-# What the tutorial leaves to its reader.
-TUTORIAL = """
+# What the documents leave to their reader.
+PROGRAM = """
 #include <safemap/safemap.hpp>
+#include <safemap/advanced/dlpack.hpp>
+#include <safemap/advanced/edit.hpp>
+#include <safemap/advanced/file.hpp>
+#include <safemap/advanced/shard_writer.hpp>
+#include <safemap/advanced/small_floats.hpp>
 #include <iostream>
 #include <mutex>
 using namespace safemap::literals;
@@ -82,25 +88,51 @@ void run(const safemap::DeviceTensor&);
 void give_to_python(safemap::dlpack::ManagedTensorVersioned*);
 safemap::dlpack::ManagedTensorVersioned* take_from_python();
 void fetch(std::uint64_t, std::span<std::byte>);
+void put(std::uint64_t, std::span<const std::byte>);
+void log(const char*);
 void free_some_space_and_retry();
-void tutorial(bool& stop, std::uint64_t size) {
+void program(%s) {
 %s
 }
 """
+ADVANCED = """const safemap::Checkpoint& model, const safemap::TensorView& view, std::span<const std::byte> part,
+             std::uint64_t size"""
 
 
-def tutorial(root, compiler):
-    blocks = re.findall(r'```cpp\n(.*?)```', (root / 'docs/tutorial.md').read_text(encoding='utf-8'), re.DOTALL)
-    text = '\n'.join(blocks).replace('using namespace safemap::literals;', '')
+def compiles(root, compiler, page, arguments, code):
+    text = code.replace('using namespace safemap::literals;', '')
     done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
-                          input=(TUTORIAL % text).encode(), stderr=subprocess.PIPE)
-    return [] if blocks and done.returncode == 0 else ['docs/tutorial.md: ' + done.stderr.decode()]
+                          input=(PROGRAM % (arguments, text)).encode(), stderr=subprocess.PIPE)
+    return [] if code and done.returncode == 0 else [f'{page}: ' + done.stderr.decode()]
+
+
+def blocks(root, page):
+    return '\n'.join(re.findall(r'```cpp\n(.*?)```', (root / page).read_text(encoding='utf-8'), re.DOTALL))
+
+
+def dozen(root, compiler):
+    """The README's table of the names that a server needs: one program, line after line."""
+    readme = (root / 'README.md').read_text(encoding='utf-8')
+    rows = re.findall(r'^\| `(\w+)` \| [^|]* \| `([^`]*)` \|$', readme, re.MULTILINE)
+    faults = [] if len(rows) == 12 else [f'README.md: {len(rows)} names in the table, wanted a dozen']
+    faults += [f'README.md: the line of {name} does not have it' for name, line in rows if name not in line]
+    code = '\n'.join('try {} ' + line if line.startswith('catch') else line for _, line in rows)
+    return faults + compiles(root, compiler, 'README.md', '', code)
+
+
+def programs(root, compiler):
+    tutorial = compiles(root, compiler, 'docs/tutorial.md', 'bool& stop', blocks(root, 'docs/tutorial.md'))
+    advanced = compiles(root, compiler, 'docs/advanced.md', ADVANCED, blocks(root, 'docs/advanced.md'))
+    headers = {f'`advanced/{path.name}`' for path in (root / 'include/safemap/advanced').glob('*.hpp')}
+    page = (root / 'docs/advanced.md').read_text(encoding='utf-8')
+    return tutorial + advanced + [f'docs/advanced.md: {header} is not in its table'
+                                  for header in sorted(headers) if f'| {header} |' not in page]
 
 
 def main(safemap, root, *compiler):
     root = pathlib.Path(root)
     faults = quoted_example(root) + quoted_server(root) + errors_page(root)
-    faults += cli_page(safemap, root) + tutorial(root, compiler)
+    faults += cli_page(safemap, root) + dozen(root, compiler) + programs(root, compiler)
     print('\n'.join(faults))
     return bool(faults)
 

@@ -1,4 +1,7 @@
 // The parts of the command line that need no file: sizes, ranks, names, JSON, tables, the progress line.
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/text.hpp>
+
 #include "commands.hpp"
 #include "memory.hpp"
 #include "output.hpp"

@@ -1,6 +1,8 @@
 // What a checkpoint that is gone knew would dangle: all_names().
 #include <safemap/checkpoint.hpp>
 
+#include <safemap/advanced/names.hpp>
+
 std::string_view first() {
 #ifdef MUST_NOT_COMPILE
     return safemap::all_names(safemap::Checkpoint::open("model.safetensors"))[0].name;

@@ -1,6 +1,7 @@
 // Tensors over a source that counts what is read of it, and fails when told to.
 #pragma once
 
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/error.hpp>
 #include <safemap/lazy_tensor.hpp>
 

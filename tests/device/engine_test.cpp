@@ -1,3 +1,4 @@
+
 #include "device/engine.hpp"
 
 #include "device/counted.hpp"
@@ -5,6 +6,9 @@
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/device.hpp>
 
 #include <algorithm>

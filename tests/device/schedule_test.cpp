@@ -5,6 +5,7 @@
 #include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/strides.hpp>
 #include <safemap/device.hpp>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // The library's DLPack as plain functions, for ctypes. tests/interop/dlpack.py makes capsules of what they give.
+#include <safemap/advanced/dlpack.hpp>
 #include <safemap/safemap.hpp>
 
 #include <cstdint>

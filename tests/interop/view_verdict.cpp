@@ -7,6 +7,7 @@
 // SHAPE, SLICES and NUMBERS are words between spaces: 2 3 | 1:-1:2 ... 4 | -7 8.
 #include "base/json.hpp"
 
+#include <safemap/advanced/strides.hpp>
 #include <safemap/tensor_view.hpp>
 
 #include <charconv>

@@ -1,12 +1,14 @@
 // Tests of commit_list.hpp: what readers see between the commit of a save and its end, and damaged lists.
 #include "io/commit_list.hpp"
+#include "base/folder.hpp"
 #include "doctest_safemap.hpp"
 #include "io/calls.hpp"
+#include "io/folder.hpp"
 #include "io/stamp.hpp"
 #include "io/system.hpp"
 #include "temp_dir.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <fcntl.h>
 #include <sys/stat.h>

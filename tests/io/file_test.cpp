@@ -1,10 +1,11 @@
 // Tests of file.hpp: opening, reading, mapping and listing.
 #include "doctest_safemap.hpp"
+#include "io/folder.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
 #include "temp_dir.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <fcntl.h>
 #include <sys/mman.h>

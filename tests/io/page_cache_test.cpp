@@ -3,10 +3,11 @@
 
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
+#include "io/folder.hpp"
 #include "io/scripted_calls.hpp"
 #include "temp_dir.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 
 #include <fcntl.h>
 #include <linux/magic.h>

@@ -1,6 +1,9 @@
 // When a tensor is cut into tiles, and how.
-#include "lazy/blocks.hpp"
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "doctest_safemap.hpp"
+#include "lazy/blocks.hpp"
 
 #include <cstring>
 #include <vector>

@@ -1,7 +1,12 @@
 // Random tensors of every make against the slow twin, and how much is read.
-#include "lazy/gatherer.hpp"
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "doctest_safemap.hpp"
 #include "lazy/blocks.hpp"
+#include "lazy/gatherer.hpp"
 #include "reference/random_boxes.hpp"
 #include "reference/slow_slice.hpp"
 #include "reference/slow_tensor.hpp"

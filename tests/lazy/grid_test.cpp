@@ -4,6 +4,8 @@
 #include "doctest_safemap.hpp"
 #include "reference/random_boxes.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <algorithm>

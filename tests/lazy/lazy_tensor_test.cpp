@@ -1,6 +1,9 @@
 // Names, views, casts and slices of tensors of which nothing is read.
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <algorithm>

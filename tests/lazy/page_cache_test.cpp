@@ -1,6 +1,10 @@
 // Tests of page_cache.hpp: which bytes of which sources are asked for.
 #include "lazy/page_cache.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "doctest_safemap.hpp"
 #include "reference/random_boxes.hpp"
 
@@ -290,13 +294,13 @@ TEST_CASE("prefetching goes in steps that begin where those of the file do, and 
     const auto source = std::make_shared<Recorder>(std::uint64_t{1} << 30);
     const LazyTensor tensor = tensor_of(source, Dtype::u8, {5 << 19}, (1 << 20) - 10);
     Progress last;
-    const PrefetchOptions options{.monitor = {.on_progress =
-                                                  [&](const Progress& progress) {
-                                                      CHECK(progress.stage == "prefetching");
-                                                      last = progress;
-                                                      return true;
-                                                  }},
-                                  .threads = 3};
+    const Work options{.monitor = {.on_progress =
+                                       [&](const Progress& progress) {
+                                           CHECK(progress.stage == "prefetching");
+                                           last = progress;
+                                           return true;
+                                       }},
+                       .threads = 3};
     tensor.prefetch(options);
     CHECK(last.bytes_done == 5 << 19);
     CHECK(last.bytes_total == 5 << 19);

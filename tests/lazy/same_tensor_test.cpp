@@ -1,6 +1,9 @@
 // What makes two tensors one.
-#include "lazy/same_tensor.hpp"
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "doctest_safemap.hpp"
+#include "lazy/same_tensor.hpp"
 
 #include <vector>
 

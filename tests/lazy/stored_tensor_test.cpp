@@ -3,6 +3,7 @@
 
 #include "lazy/stored_tensor.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include <algorithm>

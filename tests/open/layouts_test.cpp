@@ -1,6 +1,7 @@
 // Folders whose layout has no reader are refused, and training state beside a model is told of.
 #include "open/layouts.hpp"
 
+#include "base/folder.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "open/readers.hpp"

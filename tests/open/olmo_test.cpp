@@ -1,6 +1,8 @@
 // Safetensors with OLMo's names: the tree that they spell, and names that only look like them.
 #include <safemap/checkpoint.hpp>
 
+#include <safemap/advanced/structure.hpp>
+
 #include "containers.hpp"
 
 #include "base/base64.hpp"
@@ -54,7 +56,7 @@ TEST_CASE("names are the paths that the keys spell, and pickled values are part 
     REQUIRE(rate.has_value());
     CHECK(std::get<double>(tree[*rate]) == 0.5);
     CHECK(checkpoint.notes().size() == 1);
-    CHECK(checkpoint.only_in_tree().size() == 1);
+    CHECK(only_in_tree(checkpoint).size() == 1);
 }
 
 TEST_CASE("a flat state dict keeps its keys") {

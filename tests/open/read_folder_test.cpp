@@ -1,6 +1,7 @@
 // Which files of a folder are the checkpoint.
 #include "open/readers.hpp"
 
+#include "base/folder.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 

@@ -1,6 +1,7 @@
 // An index and its shards have to agree.
 #include "open/readers.hpp"
 
+#include "base/folder.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 
@@ -13,7 +14,7 @@ using Files = std::map<std::string, std::string>;
 
 Contents read(Files files, FaultSink& faults, unsigned threads = 0) {
     const forge::Folder folder(std::move(files));
-    return open::read_shards(folder, folder.open("index"), {.threads = threads}, faults);
+    return open::read_shards(folder, folder.open("index"), {.work = {.threads = threads}}, faults);
 }
 
 Contents read(Files files) {

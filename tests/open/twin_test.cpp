@@ -3,7 +3,7 @@
 
 #include "containers.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
 #include <safemap/save.hpp>
 
 #include <set>

@@ -1,6 +1,7 @@
 // Casts' slow twin: the nearest of all values of a format, found by search. Nothing of it is shared with the kernels.
 #pragma once
 
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/dtype.hpp>
 #include <safemap/float_types.hpp>
 

@@ -1,6 +1,7 @@
 // Slicing's slow twin: Python's rules walked one by one over lists of element numbers, without strides.
 #pragma once
 
+#include <safemap/advanced/strides.hpp>
 #include <safemap/shape.hpp>
 
 #include <algorithm>

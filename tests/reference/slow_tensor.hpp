@@ -1,6 +1,9 @@
 // The gatherer's slow twin: walks a value element by element, asks each piece in turn, reads one element at a time.
 #pragma once
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/lazy_tensor.hpp>
 
 #include "tensor/convert.hpp"

@@ -1,6 +1,8 @@
 // Headers as the reference writes them: they are read without a JSON parser, and as that parser would read them.
 #include "safetensors/header_canonical.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "soak.hpp"

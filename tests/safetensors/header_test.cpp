@@ -1,6 +1,8 @@
 // Reading headers: what is accepted, and every way to be refused.
 #include "safetensors/header.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "soak.hpp"

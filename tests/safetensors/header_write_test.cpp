@@ -1,6 +1,9 @@
 // Writing headers: byte for byte as the reference does, and read back as they were meant.
 #include "safetensors/header.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "temp_dir.hpp"

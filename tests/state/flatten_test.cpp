@@ -1,6 +1,9 @@
 // Names: examples of the grammar, random trees against the slow twin, and trees that are made to be expensive.
 #include <safemap/state_tree.hpp>
 
+#include <safemap/advanced/flatten.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include "doctest_safemap.hpp"
 #include "reference/slow_flatten.hpp"
 

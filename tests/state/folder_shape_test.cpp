@@ -2,6 +2,7 @@
 // tests/interop/training_folders.py.
 #include "state/folder_shape.hpp"
 
+#include "base/folder.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 

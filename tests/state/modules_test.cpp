@@ -4,6 +4,9 @@
 #include "doctest_safemap.hpp"
 #include "state/structure.hpp"
 
+#include <safemap/advanced/flatten.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/structure.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>

@@ -1,6 +1,8 @@
 // Finding nodes by path, and taking a part of a tree.
 #include <safemap/state_tree.hpp>
 
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include "doctest_safemap.hpp"
 
 #include <sstream>

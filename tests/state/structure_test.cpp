@@ -1,6 +1,10 @@
 // The structure document: examples of the format, random trees there and back, and documents that are not ours.
 #include "state/structure.hpp"
 
+#include <safemap/advanced/flatten.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/structure.hpp>
+
 #include "doctest_safemap.hpp"
 #include "state/names.hpp"
 

@@ -3,6 +3,7 @@
 
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/elements.hpp>
 #include <safemap/float_types.hpp>
 

@@ -3,6 +3,7 @@
 #include "doctest_safemap.hpp"
 #include "reference/slow_cast.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/float_types.hpp>
 
 #include <algorithm>

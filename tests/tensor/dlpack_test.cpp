@@ -2,7 +2,9 @@
 // PyTorch.
 #include "doctest_safemap.hpp"
 
-#include <safemap/dlpack.hpp>
+#include <safemap/advanced/dlpack.hpp>
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/strides.hpp>
 
 #include <memory>
 #include <numeric>

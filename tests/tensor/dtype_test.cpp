@@ -1,6 +1,9 @@
 // The dtype table.
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+
 #include <set>
 #include <sstream>
 #include <vector>

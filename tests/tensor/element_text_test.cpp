@@ -2,6 +2,8 @@
 #include "tensor/element_text.hpp"
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
 #include <safemap/float_types.hpp>
 
 #include <bit>

@@ -1,6 +1,8 @@
 // Tensors as people see them.
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/tensor_view.hpp>
 
 #include <algorithm>

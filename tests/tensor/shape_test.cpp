@@ -1,4 +1,6 @@
 // Shapes, strides, and slices against Python's rules walked one by one.
+#include <safemap/advanced/strides.hpp>
+
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
 

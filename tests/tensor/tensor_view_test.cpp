@@ -3,6 +3,8 @@
 
 #include "reference/slow_slice.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/tensor_view.hpp>
 
 #include <algorithm>

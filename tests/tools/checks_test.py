@@ -1,4 +1,4 @@
-"""codes.py, style.py and count.py: each finds what it is for."""
+"""codes.py, names.py, style.py and count.py: each finds what it is for."""
 import json
 import pathlib
 import tempfile
@@ -6,6 +6,7 @@ import unittest
 
 import codes
 import count
+import names
 import style
 
 HEADER = '/// Codes.\nenum class Errc : std::uint8_t {\n    first,  ///< not a_comment\n    second,\n};\n'
@@ -33,6 +34,30 @@ class Codes(unittest.TestCase):
 
     def test_a_code_without_a_test_is_found(self):
         self.assertEqual(self.faults('first second', 'Errc::first // Errc::second'), ['second: no test names it'])
+
+
+class Names(unittest.TestCase):
+    def names(self, text):
+        return names.names_in('#pragma once\nnamespace safemap::SAFEMAP_ABI {\n' + text + '\n}\n')
+
+    def test_each_kind_of_name_is_counted(self):
+        for text, name in [('class SAFEMAP_API A final : B { int f(); };', 'A'), ('struct A { struct B {}; };', 'A'),
+                           ('enum class A : std::uint8_t { b, c };', 'A'), ('using A = int;', 'A'),
+                           ('SAFEMAP_API std::vector<int> a(const B& b = {}, int c = f());', 'a'),
+                           ('constexpr int a(int b) noexcept { return b; }', 'a'),
+                           ('inline constexpr std::uint64_t a = 1;', 'a'), ('inline constexpr int a[] = {1, 2};', 'a'),
+                           ('template <class T> class A { T t; };', 'A'),
+                           ('constexpr int operator""_K(unsigned long long n) { return 1; }', '_K')]:
+            with self.subTest(text=text):
+                self.assertEqual(self.names(text), [name])
+
+    def test_overloads_are_one_name(self):
+        self.assertEqual(self.names('void a(int);\nvoid a(char);'), ['a'])
+
+    def test_comments_operators_forward_declarations_and_details_have_none(self):
+        self.assertEqual(self.names('// int a();\nclass B;\nstd::ostream& operator<<(std::ostream& o, int b);\n'
+                                    'namespace detail { int c(); }\nnamespace { int d(); }\n'
+                                    'void f(int) = delete;'), ['f'])
 
 
 class Style(unittest.TestCase):

@@ -28,15 +28,19 @@ MAY_INCLUDE = {
 
 # Public header: the layer that owns it. safemap.hpp is all of them, and nobody's to include.
 OWNER = {
-    'api': 'base', 'bytes': 'base', 'error': 'base', 'fold': 'base', 'progress': 'base', 'source': 'base',
-    'file': 'io',
-    'dlpack': 'tensor', 'dtype': 'tensor', 'elements': 'tensor', 'float_types': 'tensor', 'shape': 'tensor',
-    'tensor_view': 'tensor',
-    'lazy_tensor': 'lazy',
-    'open_options': 'state', 'state_tree': 'state',
+    'api': 'base', 'bytes': 'base', 'error': 'base', 'progress': 'base', 'sink': 'base',
+    'source': 'base',
+    'advanced/fold': 'base', 'advanced/text': 'base',
+    'advanced/file': 'io',
+    'dtype': 'tensor', 'elements': 'tensor', 'float_types': 'tensor', 'shape': 'tensor', 'tensor_view': 'tensor',
+    'advanced/dlpack': 'tensor', 'advanced/dtypes': 'tensor', 'advanced/small_floats': 'tensor',
+    'advanced/strides': 'tensor',
+    'lazy_tensor': 'lazy', 'advanced/stored_tensor': 'lazy',
+    'open_options': 'state', 'state_tree': 'state', 'advanced/flatten': 'state',
     'checkpoint': 'checkpoint', 'plan': 'checkpoint', 'selection': 'checkpoint',
+    'advanced/names': 'checkpoint', 'advanced/structure': 'checkpoint',
     'diff': 'check', 'digest': 'check', 'verify': 'check',
-    'save': 'write', 'shard_writer': 'write', 'edit': 'write',
+    'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write',
     'device': 'device', 'uploader': 'device',
 }
 
@@ -129,7 +133,7 @@ def fault_of(root, path, quoted, name):
     if folder == 'lib':
         return lib_fault(layer, quoted, name) if layer in MAY_INCLUDE else f'lib/{layer} is no layer'
     if folder == 'include':
-        stem = path.stem
+        stem = relative.removeprefix('include/safemap/').removesuffix('.hpp')
         if stem != 'safemap' and stem not in OWNER:
             return 'no layer owns this header'
         return header_fault(stem, quoted, name)

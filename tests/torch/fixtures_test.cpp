@@ -1,6 +1,8 @@
 // Every file that torch wrote reads as torch reads it, and every broken one is refused for what is wrong with it.
-#include "fixtures.hpp"
+#include <safemap/advanced/flatten.hpp>
+
 #include "doctest_safemap.hpp"
+#include "fixtures.hpp"
 #include "soak.hpp"
 
 #include "base/checksum.hpp"

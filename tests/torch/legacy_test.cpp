@@ -1,4 +1,6 @@
 // Files of torch.save before 1.6, and storages that stand in plain pickles: forged, right and wrong.
+#include <safemap/advanced/flatten.hpp>
+
 #include "torch/legacy.hpp"
 #include "torch/plain.hpp"
 

@@ -1,4 +1,6 @@
 // Whole modules as pickles spell them: every way to make the object, every kind of tensor in it, and its errors.
+#include <safemap/advanced/flatten.hpp>
+
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"

@@ -1,5 +1,7 @@
 // NumPy in pickles: each dtype, both spellings of bytes, both byte orders and both orders of dimensions; and numbers
 // that do not fit together.
+#include <safemap/advanced/flatten.hpp>
+
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"

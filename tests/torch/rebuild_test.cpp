@@ -1,6 +1,9 @@
 // What the functions of the table mean, and what is refused, opaque, or kept.
 #include "torch/rebuild.hpp"
 
+#include <safemap/advanced/flatten.hpp>
+#include <safemap/advanced/structure.hpp>
+
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"

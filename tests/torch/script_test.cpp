@@ -1,6 +1,8 @@
 // TorchScript archives, forged: which attributes become tensors of which name.
 #include "torch/script.hpp"
 
+#include <safemap/advanced/flatten.hpp>
+
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"

@@ -1,6 +1,8 @@
 // The tar archives of torch 0.1, forged: what they hold, and what is wrong with them.
 #include "torch/tar.hpp"
 
+#include <safemap/advanced/flatten.hpp>
+
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"

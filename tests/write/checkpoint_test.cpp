@@ -1,5 +1,6 @@
 // Saving an opened checkpoint: its tensors, its metadata, its tied tensors.
 #include "doctest_safemap.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
 using namespace safemap;
@@ -33,7 +34,7 @@ TEST_CASE("a checkpoint survives being made one file and being split again, tied
     const auto hub = Checkpoint::open(data / "shards");
     REQUIRE(hub.find("zz.tied") != nullptr);
 
-    save(dir / "one.safetensors", hub);
+    save_everywhere(dir / "one.safetensors", hub);
     const auto one = Checkpoint::open(dir / "one.safetensors");
     check_equal(hub, one);
     CHECK(metadata_of(dir / "one.safetensors") ==
@@ -50,15 +51,15 @@ TEST_CASE("a checkpoint survives being made one file and being split again, tied
 
 TEST_CASE("a file saved again unchanged is the same file") {
     const TempDir dir;
-    save(dir / "again.safetensors", Checkpoint::open(data / "whole/model.safetensors"));
+    save_everywhere(dir / "again.safetensors", Checkpoint::open(data / "whole/model.safetensors"));
     CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(data / "whole/model.safetensors"));
 }
 
 TEST_CASE("what the caller says of metadata goes over what the checkpoint said") {
     const TempDir dir;
     const auto tensors = std::vector{tensor("w", Dtype::f32, {2})};
-    save(dir / "a.safetensors", tensors, {.metadata = {{"step", "1"}, {"who", "me"}}});
-    save(dir / "b.safetensors", Checkpoint::open(dir / "a.safetensors"), {.metadata = {{"step", "2"}}});
+    save_everywhere(dir / "a.safetensors", tensors, {.metadata = {{"step", "1"}, {"who", "me"}}});
+    save_everywhere(dir / "b.safetensors", Checkpoint::open(dir / "a.safetensors"), {.metadata = {{"step", "2"}}});
     CHECK(metadata_of(dir / "b.safetensors") ==
           std::map<std::string, std::string>{{"format", "pt"}, {"step", "2"}, {"who", "me"}});
 }

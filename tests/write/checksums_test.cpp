@@ -5,8 +5,11 @@
 #include "io/scripted_calls.hpp"
 #include "safetensors/digests.hpp"
 #include "soak.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/digest.hpp>
 #include <safemap/verify.hpp>
 
@@ -105,7 +108,7 @@ SaveOptions with_checksums(std::uint64_t max_shard_size = 5'000'000'000) {
 TEST_CASE("digests in files are those of the bytes there, and of the checkpoint that of hash") {
     const TempDir dir;
     const auto tensors = of_every_kind();
-    save(dir / "one.safetensors", tensors, with_checksums());
+    save_everywhere(dir / "one.safetensors", tensors, with_checksums());
     check(dir / "one.safetensors");
     CHECK(listed_in(dir / "one.safetensors").size() == tensors.size());
     save(dir / "shards", tensors, with_checksums(10'000'000));
@@ -129,7 +132,7 @@ TEST_CASE("casts have the digests of what is written, not of what was read") {
 
 TEST_CASE("no tensors have digests too") {
     const TempDir dir;
-    save(dir / "none.safetensors", std::vector<LazyTensor>(), with_checksums());
+    save_everywhere(dir / "none.safetensors", std::vector<LazyTensor>(), with_checksums());
     check(dir / "none.safetensors");
     CHECK(metadata_of(dir / "none.safetensors") ==
           std::map<std::string, std::string>{
@@ -142,7 +145,7 @@ TEST_CASE("the list is compact JSON in the order of the data") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("b", Dtype::u8, {1}), tensor("a", Dtype::u8, {1}),
                                              tensor("\"", Dtype::i64, {1})};
-    save(dir / "m.safetensors", tensors, with_checksums());
+    save_everywhere(dir / "m.safetensors", tensors, with_checksums());
     const auto found = digests_of(dir / "m.safetensors");
     CHECK(metadata_of(dir / "m.safetensors").at(list_key) ==
           R"({"\"":")" + found.at("\"") + R"(","a":")" + found.at("a") + R"(","b":")" + found.at("b") + R"("})");
@@ -153,13 +156,13 @@ TEST_CASE("any number of threads, and either way around the page cache, gives th
     const auto tensors = of_every_kind();
     auto options = with_checksums(10'000'000);
     options.dtype = Dtype::f16;
-    options.threads = 1;
+    options.work.threads = 1;
     save(dir / "1", tensors, options);
     const auto expected = contents_of(dir / "1");
     for (int threads = 1 + soak::step(2); threads <= 8; threads += soak::step(3)) {
         std::optional<ShrunkMemory> small;
         if (threads % 2 == 0) small.emplace();
-        options.threads = static_cast<unsigned>(threads);
+        options.work.threads = static_cast<unsigned>(threads);
         const fs::path out = dir / std::to_string(threads);
         save(out, tensors, options);
         CHECK(contents_of(out) == expected);
@@ -170,9 +173,9 @@ TEST_CASE("any number of threads, and either way around the page cache, gives th
 TEST_CASE("without checksums nothing of them is written, and what is written is the same but for them") {
     const TempDir dir;
     const auto tensors = of_every_kind();
-    save(dir / "without.safetensors", tensors);
+    save_everywhere(dir / "without.safetensors", tensors);
     CHECK(metadata_of(dir / "without.safetensors") == std::map<std::string, std::string>{{"format", "pt"}});
-    save(dir / "with.safetensors", tensors, with_checksums());
+    save_everywhere(dir / "with.safetensors", tensors, with_checksums());
     CHECK(digests_of(dir / "without.safetensors") == digests_of(dir / "with.safetensors"));
     CHECK(verify(dir / "without.safetensors").checked_bytes == 0);
 }
@@ -268,7 +271,7 @@ TEST_CASE("tied tensors are in the digest of the checkpoint, as its readers see 
     auto options = with_checksums();
     options.metadata = {{"head", "w"},   {"other", "w"}, {"v", "w"},      {"to.head", "head"}, {"total_size", "w"},
                         {"format", "w"}, {"who", "me"},  {list_key, "w"}, {identity_key, "w"}};
-    save(dir / "one.safetensors", tensors, options);
+    save_everywhere(dir / "one.safetensors", tensors, options);
     check(dir / "one.safetensors");
     const auto one = Checkpoint::open(dir / "one.safetensors");
     REQUIRE(one.find("head"));
@@ -289,13 +292,13 @@ TEST_CASE("digests of a source are never copied: they are made anew, or dropped"
     const auto tensors = std::vector{tensor("w", Dtype::f32, {100}, 1), tensor("v", Dtype::f32, {50}, 2)};
     auto options = with_checksums();
     options.metadata = {{"who", "me"}};
-    save(dir / "one.safetensors", tensors, options);
+    save_everywhere(dir / "one.safetensors", tensors, options);
     const auto one = Checkpoint::open(dir / "one.safetensors");
 
-    save(dir / "dropped.safetensors", one);
+    save_everywhere(dir / "dropped.safetensors", one);
     CHECK(metadata_of(dir / "dropped.safetensors") ==
           std::map<std::string, std::string>{{"format", "pt"}, {"who", "me"}});
-    save(dir / "again.safetensors", one, with_checksums());
+    save_everywhere(dir / "again.safetensors", one, with_checksums());
     CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(dir / "one.safetensors"));
     auto cast = with_checksums(200);
     cast.dtype = Dtype::f16;
@@ -322,7 +325,7 @@ TEST_CASE("every system call of a save with checksums may fail, reading back inc
                 ScriptedCalls calls;
                 calls.fail_nth(nth, number);
                 auto options = with_checksums(9'600'000);
-                options.threads = 1;
+                options.work.threads = 1;
                 error = error_of([&] { save(dir / "out", tensors, options); });
                 which = calls.which();
             }
@@ -367,7 +370,7 @@ TEST_CASE("a source that fails ends it with that error, whoever waits for its tu
             const std::vector<LazyTensor> tensors = {tensor("a", Dtype::f64, {100'000}),
                                                      {"w", stored_run(Dtype::u8, {size}, source, 0)}};
             auto options = with_checksums();
-            options.threads = threads;
+            options.work.threads = threads;
             const auto error = error_of([&] { save(dir / "out", tensors, options); });
             REQUIRE(error);
             CHECK(error->code() == Errc::io_error);
@@ -386,8 +389,8 @@ TEST_CASE("it can be cancelled while others wait for their turn, and leaves noth
             if (offset > round * 1'000'000) stop.request_stop();
         });
         auto options = with_checksums();
-        options.threads = 8;
-        options.monitor.stop = stop.get_token();
+        options.work.threads = 8;
+        options.work.monitor.stop = stop.get_token();
         const std::vector<LazyTensor> tensors = {{"w", stored_run(Dtype::u8, {size}, source, 0)}};
         // The last block may be on its way already.
         const auto error = error_of([&] { save(dir / "out", tensors, options); });

@@ -2,12 +2,17 @@
 // checkpoint.
 #include <safemap/save.hpp>
 
+#include "checkpoint/origin.hpp"
 #include "doctest_safemap.hpp"
 #include "state/structure.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/edit.hpp>
+#include <safemap/advanced/names.hpp>
+#include <safemap/advanced/structure.hpp>
 #include <safemap/digest.hpp>
-#include <safemap/edit.hpp>
 
 #include <algorithm>
 #include <functional>
@@ -112,15 +117,16 @@ TEST_CASE("parts of a checkpoint under other names are saved as by hand, and ope
     for (const char* const file : {"train_gpt.pt", "tied.pt", "tied_legacy.pt", "module.pt", "flat.pt", "state_dict.pt",
                                    "strided.pt", "odd_dtypes.pt"}) {
         const Checkpoint of_torch = Checkpoint::open(pt / file);
-        save(dir / "whole.safetensors", of_torch, {.structure = StructurePolicy::keep, .overwrite = true});
+        save_everywhere(dir / "whole.safetensors", of_torch, {.structure = StructurePolicy::keep, .overwrite = true});
         const Checkpoint again = Checkpoint::open(dir / "whole.safetensors");
         for (const Checkpoint& opened : {of_torch, again}) {
             CAPTURE(file);
             const Names names = random_names(opened, random);
             const Checkpoint derived = derived_of(opened, names);
             const auto both = [&](bool document) {
-                save(dir / "out.safetensors", derived,
-                     {.structure = document ? StructurePolicy::keep : StructurePolicy::drop, .overwrite = true});
+                save_everywhere(
+                    dir / "out.safetensors", derived,
+                    {.structure = document ? StructurePolicy::keep : StructurePolicy::drop, .overwrite = true});
                 fs::remove(dir / "hand.safetensors");
                 save_by_hand(dir / "hand.safetensors", opened, names, document);
                 CHECK(TempDir::read(dir / "out.safetensors") == TempDir::read(dir / "hand.safetensors"));
@@ -149,7 +155,8 @@ TEST_CASE("a selection keeps metadata and ties where it is saved, in one file an
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("a", Dtype::f32, {4}, 1), tensor("b", Dtype::f32, {4}, 2),
                                              tensor("c", Dtype::f32, {4}, 3)};
-    save(dir / "in.safetensors", tensors, {.metadata = {{"who", "me"}, {"b2", "b"}, {"b3", "b"}, {"c2", "c"}}});
+    save_everywhere(dir / "in.safetensors", tensors,
+                    {.metadata = {{"who", "me"}, {"b2", "b"}, {"b3", "b"}, {"c2", "c"}}});
     const Checkpoint part = Checkpoint::open(dir / "in.safetensors").select(Selection::names({"a", "b2", "b3"}));
     for (const char* const out : {"out.safetensors", "out"}) {
         CAPTURE(out);
@@ -178,9 +185,9 @@ TEST_CASE("another name that becomes a key of the metadata is refused where it i
         CHECK(renamed.find(key) != nullptr);
         CHECK_FAULT(save(dir / "out.safetensors", renamed), Errc::name_collision);
         // A caller's own pair is no other name.
-        CHECK_OK(save(dir / "own.safetensors", whole, {.metadata = {{key, other}}, .overwrite = true}));
+        CHECK_OK(save_everywhere(dir / "own.safetensors", whole, {.metadata = {{key, other}}, .overwrite = true}));
     }
-    save(dir / "in.safetensors", whole);
+    save_everywhere(dir / "in.safetensors", whole);
     const Checkpoint again = Checkpoint::open(dir / "in.safetensors").renamed([&](std::string_view name) {
         return name == other ? "safemap.x" : std::string(name);
     });
@@ -191,11 +198,11 @@ TEST_CASE("a report says what is left behind of storages") {
     const TempDir dir;
     const Checkpoint whole = Checkpoint::open(pt / "state_dict.pt");
     std::uint64_t all = 0;
-    for (const Checkpoint::Storage& storage : whole.storages()) all += storage.extent.size;
+    for (const StoragePlace& storage : checkpoint::Origin::storages(whole)) all += storage.extent.size;
     const auto left = [&](const Checkpoint& checkpoint) {
         const SaveReport plan = save(dir / "x", checkpoint, {.plan_only = true});
-        CHECK(plan.unreferenced_bytes == all - plan.bytes_read);
-        return plan.unreferenced_bytes;
+        CHECK(plan.reading.unreferenced_bytes == all - plan.bytes_read);
+        return plan.reading.unreferenced_bytes;
     };
     CHECK(left(whole) == 0);
     CHECK(left(whole.select(Selection::names({whole.tensor(0).name()}))) > 0);
@@ -203,7 +210,7 @@ TEST_CASE("a report says what is left behind of storages") {
     // Of a list of tensors, only the storages that they are in are known.
     const LazyTensor row = whole.tensor(0).slice({{.start = 0, .stop = 1}});
     const SaveReport plan = save(dir / "x", std::vector{row}, {.plan_only = true});
-    CHECK(plan.unreferenced_bytes == whole.tensor(0).nbytes() - row.nbytes());
+    CHECK(plan.reading.unreferenced_bytes == whole.tensor(0).nbytes() - row.nbytes());
 }
 
 TEST_CASE("an edit refuses a name that would hide another") {

@@ -5,8 +5,8 @@
 #include "write/killed_save.hpp"
 #include "write/samples.hpp"
 
+#include <safemap/advanced/shard_writer.hpp>
 #include <safemap/checkpoint.hpp>
-#include <safemap/shard_writer.hpp>
 
 #include <algorithm>
 
@@ -28,7 +28,7 @@ fs::path source_in(const TempDir& dir) {
 }
 
 SaveOptions options_for(bool durable, bool overwrite) {
-    return {.max_shard_size = 4'000, .overwrite = overwrite, .durable = durable, .threads = 1};
+    return {.max_shard_size = 4'000, .overwrite = overwrite, .durable = durable, .work = {.threads = 1}};
 }
 
 /// What there is before the save, and where that goes.

@@ -1,10 +1,11 @@
 // Tests of edit.hpp: edit(), which changes what a file says of its values, and repair(), which mends what it should not
 // be.
-#include <safemap/edit.hpp>
+#include <safemap/advanced/edit.hpp>
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "io/scripted_calls.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
 #include <safemap/digest.hpp>
@@ -26,7 +27,7 @@ fs::path saved(const TempDir& dir, SaveOptions options = {}) {
     options.metadata.insert({"tied", "a"});
     options.metadata.insert({"license", "mit"});
     options.overwrite = true;
-    save(dir / "f.safetensors", tensors(), options);
+    save_everywhere(dir / "f.safetensors", tensors(), options);
     return dir / "f.safetensors";
 }
 
@@ -139,9 +140,9 @@ TEST_CASE("a file that was replaced since it was read is not replaced by an edit
     const fs::path file = saved(dir);
     EditOptions options{.set = {{"x", "y"}}};
     bool done = false;
-    options.monitor.on_progress = [&](const Progress&) {
+    options.work.monitor.on_progress = [&](const Progress&) {
         if (!std::exchange(done, true)) {
-            save(dir / "other.safetensors", std::vector{tensor("other", Dtype::u8, {1})});
+            save_everywhere(dir / "other.safetensors", std::vector{tensor("other", Dtype::u8, {1})});
             fs::rename(dir / "other.safetensors", file);
         }
         return true;
@@ -189,7 +190,7 @@ TEST_CASE("every system call of an edit may fail: the file is the old one, or th
 
 TEST_CASE("what is sound has nothing mended, and comes out as it went in") {
     const TempDir dir;
-    save(dir / "f.safetensors", tensors());
+    save_everywhere(dir / "f.safetensors", tensors());
     RepairReport report;
     CHECK_OK(report = repair(dir / "f.safetensors", dir / "g.safetensors"));
     CHECK(report.repairs.empty());

@@ -5,10 +5,12 @@
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "soak.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
-#include <safemap/edit.hpp>
-#include <safemap/shard_writer.hpp>
+#include <safemap/advanced/edit.hpp>
+#include <safemap/advanced/shard_writer.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
 
 #include <algorithm>
 #include <iterator>
@@ -71,7 +73,7 @@ TEST_CASE("exact metadata is what the reference writes: none, an empty one, one 
                                    std::string(row.spaces, ' ');
         const std::string expected = forge::safetensors(header, std::string("\4\5\6\7\10\11\12\13\0\1\2\3", 12));
         const SaveOptions options = exactly(row.metadata);
-        CHECK(save(dir / "f.safetensors", two_tensors(), options).notes.empty());
+        CHECK(save_everywhere(dir / "f.safetensors", two_tensors(), options).notes.empty());
         CHECK(TempDir::read(dir / "f.safetensors") == expected);
         save(dir / "folder", two_tensors(), options);
         CHECK(TempDir::read(dir / "folder/model.safetensors") == expected);
@@ -79,7 +81,7 @@ TEST_CASE("exact metadata is what the reference writes: none, an empty one, one 
         const Checkpoint model = Checkpoint::open(dir / "f.safetensors");
         CHECK(model.has_metadata() == row.metadata.has_value());
         CHECK(Metadata(model.metadata().begin(), model.metadata().end()) == options.metadata);
-        save(dir / "again.safetensors", model, options);
+        save_everywhere(dir / "again.safetensors", model, options);
         CHECK(TempDir::read(dir / "again.safetensors") == expected);
 
         std::vector<Declaration> declarations;
@@ -112,7 +114,7 @@ TEST_CASE("any metadata is read back as it was given, and nothing beside it") {
         const bool empty = random() % 2 == 0;
         SaveOptions options = exactly(metadata);
         options.empty_metadata = empty;
-        save(dir / "f.safetensors", two_tensors(), options);
+        save_everywhere(dir / "f.safetensors", two_tensors(), options);
         CHECK(metadata_of(dir / "f.safetensors") == metadata);
         const std::string file = TempDir::read(dir / "f.safetensors");
         CHECK((file.find("__metadata__") != std::string::npos) == (empty || !metadata.empty()));
@@ -142,7 +144,7 @@ TEST_CASE("an empty metadata is told from none, and a null is none") {
     CHECK_FALSE(Checkpoint::open(training).has_metadata());
 
     // Of several files, one is enough; an index has strings of its own.
-    save(dir / "b.safetensors", std::vector{tensor("b", Dtype::u8, {3})}, exactly(std::nullopt));
+    save_everywhere(dir / "b.safetensors", std::vector{tensor("b", Dtype::u8, {3})}, exactly(std::nullopt));
     const auto open_both = [&](const char* name) {
         const fs::path both[] = {dir / name, dir / "b.safetensors"};
         return Checkpoint::open(both).has_metadata();
@@ -204,7 +206,7 @@ TEST_CASE("what a checkpoint has besides its tensors is left out, and notes say 
 
     const Checkpoint tree = Checkpoint::open(training);
     report = save(out, tree, exactly(Metadata()));
-    const SaveReport dropped = save(dir / "dropped.safetensors", tree, {.structure = StructurePolicy::drop});
+    const SaveReport dropped = save_everywhere(dir / "dropped.safetensors", tree, {.structure = StructurePolicy::drop});
     for (const std::string& note : dropped.notes) CHECK(notes_with(report, note) == 1);
     CHECK_FALSE(dropped.notes.empty());
     const Checkpoint exact = Checkpoint::open(out);
@@ -219,13 +221,16 @@ TEST_CASE("what would be added to exact metadata is refused before a byte is wri
         digests.checksums = true;
         digests.plan_only = plan_only;
         CHECK_FAULT(save(dir / "f.safetensors", two_tensors(), digests), Errc::invalid_argument);
+        CHECK(no_sink_takes(two_tensors(), digests, Errc::invalid_argument));
         SaveOptions document = exactly(Metadata());
         document.structure = StructurePolicy::keep;
         document.plan_only = plan_only;
         CHECK_FAULT(save(dir / "f.safetensors", Checkpoint::open(training), document), Errc::invalid_argument);
+        CHECK(no_sink_takes(Checkpoint::open(training), document, Errc::invalid_argument));
         SaveOptions broken = exactly(Metadata{{"a", "\xff"}});
         broken.plan_only = plan_only;
         CHECK_FAULT(save(dir / "f.safetensors", two_tensors(), broken), Errc::invalid_argument);
+        CHECK(no_sink_takes(two_tensors(), broken, Errc::invalid_argument));
     }
     CHECK(names_in(dir.path()).empty());
 }
@@ -234,7 +239,7 @@ TEST_CASE("digests that are given are kept, and a pair whose tensor is skipped i
     const TempDir dir;
     const Metadata given = {{"safemap.xxh3_128", "old"}, {"u", "t"}};
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2}), tensor("t", Dtype::c128, {2})};
-    const SaveReport report = save(dir / "f.safetensors", tensors, exactly(given));
+    const SaveReport report = save_everywhere(dir / "f.safetensors", tensors, exactly(given));
     CHECK(report.skipped.size() == 1);
     CHECK(metadata_of(dir / "f.safetensors") == given);
 }

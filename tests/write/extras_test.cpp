@@ -4,9 +4,9 @@
 #include "soak.hpp"
 #include "write/samples.hpp"
 
+#include <safemap/advanced/shard_writer.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/digest.hpp>
-#include <safemap/shard_writer.hpp>
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -37,7 +37,7 @@ void write_model(const TempDir& dir, const std::string& name, std::uint64_t seed
 
 SaveOptions options_of(const Checkpoint& model) {
     SaveOptions options{.max_shard_size = 400, .extras = model.extras()};
-    options.threads = 1;
+    options.work.threads = 1;
     return options;
 }
 
@@ -243,7 +243,7 @@ TEST_CASE("a save that was killed is resumed, and its extras are written again")
     const Checkpoint model = Checkpoint::open(dir / "in");
     SaveOptions options = options_of(model);
     if (child == 0) {
-        options.monitor.on_progress = [](const Progress& progress) {
+        options.work.monitor.on_progress = [](const Progress& progress) {
             if (progress.bytes_done == progress.bytes_total) ::raise(SIGKILL);
             return true;
         };

@@ -1,4 +1,6 @@
 // Saves in a world where something goes wrong: the nth system call, the disk, the source, another writer.
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -75,8 +77,9 @@ TEST_CASE("every system call of a save may fail: exit code 3, no litter, nothing
                 {
                     ScriptedCalls calls;
                     calls.fail_nth(nth, number);
-                    error = error_of(
-                        [&] { save(dir / row.out, tensors, {.max_shard_size = row.max_shard_size, .threads = 1}); });
+                    error = error_of([&] {
+                        save(dir / row.out, tensors, {.max_shard_size = row.max_shard_size, .work = {.threads = 1}});
+                    });
                     which = calls.which();
                 }
                 CAPTURE(which);
@@ -175,8 +178,8 @@ TEST_CASE("a source that is truncated while it is saved is an error, never a sig
     dir.write("big", "");
     fs::resize_file(path, size);
     const std::vector<LazyTensor> tensors = {{"w", stored_run(Dtype::u8, {size}, open_file(path), 0)}};
-    SaveOptions options{.threads = 1};
-    options.monitor.on_progress = [&](const Progress&) {
+    SaveOptions options{.work = {.threads = 1}};
+    options.work.monitor.on_progress = [&](const Progress&) {
         fs::resize_file(path, size / 2 + 5);
         return true;
     };
@@ -195,7 +198,7 @@ TEST_CASE("a disk that is too small is noticed before a byte is written, and lef
                                              tensor("c", Dtype::u8, {400'000})};
     std::uint64_t written = 0;
     SaveOptions options{.max_shard_size = 400'000};
-    options.monitor.on_progress = [&](const Progress& progress) {
+    options.work.monitor.on_progress = [&](const Progress& progress) {
         written = std::max(written, progress.bytes_done);
         return true;
     };
@@ -230,7 +233,7 @@ TEST_CASE("two saves at one target: one is told that it is busy, the other is wh
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {1'000})};
     int status = -1;
     SaveOptions options;
-    options.monitor.on_progress = [&](const Progress& progress) {
+    options.work.monitor.on_progress = [&](const Progress& progress) {
         if (progress.bytes_done == 0) return true;
         // In the middle of the first save, another process begins a second.
         const pid_t child = ::fork();
@@ -257,7 +260,7 @@ TEST_CASE("what a killed save left is gone after the next") {
         REQUIRE(child >= 0);
         if (child == 0) {
             SaveOptions killing = options;
-            killing.monitor.on_progress = [](const Progress& progress) {
+            killing.work.monitor.on_progress = [](const Progress& progress) {
                 if (progress.bytes_done != 0) ::raise(SIGKILL);
                 return true;
             };

@@ -1,4 +1,7 @@
 // What huggingface_hub writes and what save() writes are the same bytes. tests/data/write/make.py made the files.
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+
 #include "doctest_safemap.hpp"
 #include "write/samples.hpp"
 

@@ -3,6 +3,7 @@
 
 #include "doctest_safemap.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/save.hpp>
 
 #include <cstring>

@@ -4,8 +4,8 @@
 #include "soak.hpp"
 #include "write/samples.hpp"
 
+#include <safemap/advanced/edit.hpp>
 #include <safemap/checkpoint.hpp>
-#include <safemap/edit.hpp>
 
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -34,7 +34,7 @@ void save_old(const fs::path& out) {
 }
 
 SaveReport save_new(const fs::path& out) {
-    return save(out, tensors(5), {.max_shard_size = 400, .overwrite = true, .threads = 1});
+    return save(out, tensors(5), {.max_shard_size = 400, .overwrite = true, .work = {.threads = 1}});
 }
 
 /// 1 for the old model, 5 for the new one, 0 for anything else.
@@ -334,7 +334,7 @@ TEST_CASE("what others put into a folder without a checkpoint while a save to it
             const fs::path out = dir / "out";
             fs::create_directories(in_place ? out / "logs" : out);
             SaveOptions options{.max_shard_size = 400};
-            options.monitor.on_progress = [&](const Progress&) {
+            options.work.monitor.on_progress = [&](const Progress&) {
                 put(out / name, "precious");
                 return true;
             };

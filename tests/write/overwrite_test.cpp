@@ -1,6 +1,7 @@
 // Saves over a checkpoint that exists: the old or the new at every moment, and never anything else.
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
+#include "io/folder.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
 #include "write/samples.hpp"
@@ -112,7 +113,7 @@ void save_old(const fs::path& out, const Change& change) {
     if (fs::is_directory(out)) std::ofstream(out / "config.json") << "mine";
 }
 void save_new(const fs::path& out, const Change& change) {
-    save(out, new_tensors(), {.max_shard_size = change.new_shard, .overwrite = true, .threads = 1});
+    save(out, new_tensors(), {.max_shard_size = change.new_shard, .overwrite = true, .work = {.threads = 1}});
 }
 
 std::string digest_of(const std::vector<LazyTensor>& tensors) {
@@ -423,7 +424,7 @@ TEST_CASE("of two saves over one checkpoint one is told that it is busy, whereve
         save_old(dir / "out", changes[1]);
         int status = -1;
         SaveOptions options{.max_shard_size = 400, .overwrite = true};
-        options.monitor.on_progress = [&](const Progress& progress) {
+        options.work.monitor.on_progress = [&](const Progress& progress) {
             if (progress.bytes_done == 0) return true;
             if (second_inside) fs::create_directories(dir / "out/logs");
             status = true_in_child([&] {
@@ -447,7 +448,7 @@ TEST_CASE("what others put into the folder during the save is there after it") {
     const TempDir dir;
     save_old(dir / "out", changes[1]);
     SaveOptions options{.max_shard_size = 400, .overwrite = true};
-    options.monitor.on_progress = [&](const Progress&) {
+    options.work.monitor.on_progress = [&](const Progress&) {
         dir.write("out/late.txt", "late");
         return true;
     };
@@ -482,7 +483,7 @@ TEST_CASE("a cancelled save over a checkpoint leaves the old one") {
         const KeepCalls keep;
         world.calls();
         SaveOptions options{.overwrite = true};
-        options.monitor.on_progress = [](const Progress& progress) { return progress.bytes_done == 0; };
+        options.work.monitor.on_progress = [](const Progress& progress) { return progress.bytes_done == 0; };
         CHECK_FAULT(save(dir / "out", new_tensors(), options), Errc::cancelled);
         CHECK(state_of(dir / "out") == "old");
         CHECK(names_in(dir / "out") == before);
@@ -532,7 +533,7 @@ TEST_CASE("what somebody else puts in the place meanwhile is not replaced, and n
             save_old(dir / out, change);
             SaveOptions options{.max_shard_size = 400, .overwrite = true};
             bool done = false;
-            options.monitor.on_progress = [&](const Progress& progress) {
+            options.work.monitor.on_progress = [&](const Progress& progress) {
                 if (done || progress.bytes_done == 0) return true;
                 done = true;
                 fs::rename(dir / out, dir / "moved");
@@ -562,7 +563,7 @@ TEST_CASE("what is prepared is for nobody else to see, and what replaces has the
         world.calls();
         bool looked = false;
         SaveOptions options{.max_shard_size = 800, .overwrite = true};
-        options.monitor.on_progress = [&](const Progress& progress) {
+        options.work.monitor.on_progress = [&](const Progress& progress) {
             if (progress.bytes_done == 0) return true;
             for (const fs::path& place : {dir / ".out.safemap-tmp", dir / "out/.safemap-tmp"}) {
                 if (!fs::exists(place)) continue;

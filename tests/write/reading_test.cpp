@@ -1,6 +1,10 @@
 // What is copied, gathered and left behind, against bytes that are counted one by one.
 #include "write/reading.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "lazy/stored_tensor.hpp"
 #include "samples.hpp"
 
@@ -19,7 +23,7 @@ using namespace safemap;
 
 namespace {
 
-using Storage = Checkpoint::Storage;
+using Storage = StoragePlace;
 
 write::StorageUse use_of(const std::vector<LazyTensor>& tensors, const std::vector<Storage>& storages = {}) {
     std::vector<const LazyTensor*> all;
@@ -228,24 +232,24 @@ TEST_CASE("a plan says how every tensor is read, before anything is written") {
         ++plans;
         CHECK(std::filesystem::exists(dir / "out") == (plans == 2));  // left by the save before
         CHECK(plan.files.size() == 1);
-        CHECK(plan.buffer_bytes > 0);
-        CHECK(plan.copied.tensors == 1);
-        CHECK(plan.copied.bytes == 3);
-        CHECK(plan.gathered.tensors == 1);
-        CHECK(plan.gathered.bytes == 64);
-        CHECK(plan.views.tensors == 3);
-        CHECK(plan.views.bytes == 64 + 64 + 16);
+        CHECK(plan.layout.buffer_bytes > 0);
+        CHECK(plan.reading.copied.tensors == 1);
+        CHECK(plan.reading.copied.bytes == 3);
+        CHECK(plan.reading.gathered.tensors == 1);
+        CHECK(plan.reading.gathered.bytes == 64);
+        CHECK(plan.reading.views.tensors == 3);
+        CHECK(plan.reading.views.bytes == 64 + 64 + 16);
         REQUIRE(plan.unsupported.size() == 2);
         CHECK(plan.unsupported[0].dtype == Dtype::c128);
         CHECK(plan.unsupported[0].tensors == 2);
         REQUIRE(plan.casts.size() == 1);
         CHECK(plan.casts[0].tensors == 3);
-        CHECK(plan.casts[0].counts.values == 0);
+        CHECK(plan.casts[0].values == 0);
     };
     const SaveReport report = save(dir / "out", tensors, options);
     CHECK(plans == 1);
-    CHECK(report.gathered.bytes == 64);
-    CHECK(report.casts[0].counts.values == 36);
+    CHECK(report.reading.gathered.bytes == 64);
+    CHECK(report.casts[0].values == 36);
 
     options.plan_only = true;
     save(dir / "other", tensors, options);

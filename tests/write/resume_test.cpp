@@ -30,7 +30,7 @@ fs::path source_in(const TempDir& dir, std::uint64_t seed = 1) {
 
 SaveOptions options_for(bool overwrite = false) {
     SaveOptions options{.max_shard_size = 4'000, .overwrite = overwrite, .resume = true};
-    options.threads = 1;
+    options.work.threads = 1;
     return options;
 }
 

@@ -5,7 +5,9 @@
 #include "safetensors/header.hpp"
 #include "temp_dir.hpp"
 
-#include <safemap/file.hpp>
+#include <safemap/advanced/file.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 #include <safemap/save.hpp>
 
 #include <algorithm>

@@ -1,7 +1,13 @@
 // Tests of save.hpp: what is written, byte for byte.
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
 #include <atomic>
@@ -33,7 +39,7 @@ TEST_CASE("one file is what the reference writes") {
     const std::vector<LazyTensor> tensors = {{"b", stored_run(Dtype::f16, {2}, source, 0)},
                                              {"a", stored_run(Dtype::f32, {1, 2}, source, 4)},
                                              {"c", stored_run(Dtype::f16, {1}, source, 12)}};
-    const SaveReport report = save(dir / "out.safetensors", tensors);
+    const SaveReport report = save_everywhere(dir / "out.safetensors", tensors);
     // safetensors 0.8: serialize_file(..., metadata={"format": "pt"})
     const std::string header =
         R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
@@ -55,7 +61,7 @@ TEST_CASE("one file is what the reference writes") {
 TEST_CASE("every tensor is read back as it was") {
     const TempDir dir;
     const auto tensors = some_tensors();
-    save(dir / "out.safetensors", tensors);
+    save_everywhere(dir / "out.safetensors", tensors);
     const auto stored = read_file(dir / "out.safetensors");
     REQUIRE(stored.size() == tensors.size());
     for (const LazyTensor& t : tensors) {
@@ -74,7 +80,7 @@ TEST_CASE("a folder with one shard has no index, one with several has") {
     const auto tensors = some_tensors();
     CHECK(save(dir / "one", tensors).files == Names{"model.safetensors"});
     CHECK(names_in(dir / "one") == Names{"model.safetensors"});
-    save(dir / "file.safetensors", tensors);
+    save_everywhere(dir / "file.safetensors", tensors);
     CHECK(TempDir::read(dir / "one/model.safetensors") == TempDir::read(dir / "file.safetensors"));
 
     // 1200 (too large: a shard before the open one) · 14 + 32 · 5 + 0 + 8
@@ -109,7 +115,7 @@ TEST_CASE("metadata goes into the only file, and the format is added where none 
     save(dir / "a", tensors, {.metadata = {{"step", "7"}}});
     CHECK(metadata_of(dir / "a/model.safetensors") ==
           std::map<std::string, std::string>{{"format", "pt"}, {"step", "7"}});
-    save(dir / "b.safetensors", tensors, {.metadata = {{"format", "mlx"}}});
+    save_everywhere(dir / "b.safetensors", tensors, {.metadata = {{"format", "mlx"}}});
     CHECK(metadata_of(dir / "b.safetensors") == std::map<std::string, std::string>{{"format", "mlx"}});
 }
 
@@ -118,7 +124,7 @@ TEST_CASE("a checkpoint without tensors is a file without tensors") {
     const std::vector<LazyTensor> none;
     CHECK(save(dir / "out", none).files == Names{"model.safetensors"});
     CHECK(read_file(dir / "out/model.safetensors").empty());
-    CHECK(save(dir / "out.safetensors", none).tensors == 0);
+    CHECK(save_everywhere(dir / "out.safetensors", none).tensors == 0);
     CHECK(read_file(dir / "out.safetensors").empty());
 }
 
@@ -144,8 +150,9 @@ TEST_CASE("on request, as many tensors as the order allows begin at a multiple o
     const std::vector<LazyTensor> tensors = {tensor("odd", Dtype::f16, {65}, 1), tensor("b", Dtype::u8, {64}, 2),
                                              tensor("a", Dtype::f32, {32}, 3),   tensor("none", Dtype::f64, {0}, 4),
                                              tensor("bits", Dtype::u8, {65}, 5), tensor("c", Dtype::f32, {48}, 6)};
-    const SaveReport plain = save(dir / "plain.safetensors", tensors, {.alignment = 64});
-    const SaveReport aligned = save(dir / "aligned.safetensors", tensors, {.alignment = 64, .align_tensors = true});
+    const SaveReport plain = save_everywhere(dir / "plain.safetensors", tensors, {.alignment = 64});
+    const SaveReport aligned =
+        save_everywhere(dir / "aligned.safetensors", tensors, {.alignment = 64, .align_tensors = true});
     const auto offsets_in = [](const fs::path& path) {
         ThrowFirst faults;
         const auto header = safetensors::read_header(*open_file(path), safetensors::Rules::strict, 1'000'000, faults);
@@ -157,10 +164,10 @@ TEST_CASE("on request, as many tensors as the order allows begin at a multiple o
     using Offsets = std::map<std::string, std::uint64_t>;
     CHECK(offsets_in(dir / "plain.safetensors") ==
           Offsets{{"none", 0}, {"a", 0}, {"c", 128}, {"odd", 320}, {"b", 450}, {"bits", 514}});
-    CHECK(plain.unaligned_tensors == 2);
+    CHECK(plain.layout.unaligned_tensors == 2);
     CHECK(offsets_in(dir / "aligned.safetensors") ==
           Offsets{{"none", 0}, {"a", 0}, {"c", 128}, {"b", 320}, {"odd", 384}, {"bits", 514}});
-    CHECK(aligned.unaligned_tensors == 1);
+    CHECK(aligned.layout.unaligned_tensors == 1);
     const auto stored = read_file(dir / "aligned.safetensors");
     for (const LazyTensor& t : tensors) {
         std::vector<std::byte> value(static_cast<std::size_t>(t.nbytes()));
@@ -172,11 +179,11 @@ TEST_CASE("on request, as many tensors as the order allows begin at a multiple o
 TEST_CASE("the report has the tensors and the bytes of every file") {
     const TempDir dir;
     const SaveReport report = save(dir / "out", some_tensors(), {.max_shard_size = 46});
-    REQUIRE(report.file_sizes.size() == report.files.size());
+    REQUIRE(report.layout.files.size() == report.files.size());
     for (std::size_t i = 0; i < report.files.size(); ++i) {
         const fs::path path = dir / "out" / report.files[i];
-        CHECK(report.file_sizes[i].bytes == fs::file_size(path));
-        CHECK(report.file_sizes[i].tensors == (path.extension() == ".json" ? 0 : read_file(path).size()));
+        CHECK(report.layout.files[i].bytes == fs::file_size(path));
+        CHECK(report.layout.files[i].tensors == (path.extension() == ".json" ? 0 : read_file(path).size()));
     }
 }
 
@@ -303,7 +310,7 @@ TEST_CASE("a folder without a checkpoint counts as new, and what is in it stays"
 TEST_CASE("a name that ends in .sft is one file") {
     const TempDir dir;
     const auto tensors = some_tensors();
-    CHECK(save(dir / "f.sft", tensors).files == std::vector<std::string>{"f.sft"});
+    CHECK(save_everywhere(dir / "f.sft", tensors).files == std::vector<std::string>{"f.sft"});
     CHECK(fs::is_regular_file(dir / "f.sft"));
     CHECK(Checkpoint::open(dir / "f.sft").size() == tensors.size());
 }
@@ -311,7 +318,7 @@ TEST_CASE("a name that ends in .sft is one file") {
 TEST_CASE("one file is written whatever its name, where that is asked for") {
     const TempDir dir;
     const auto tensors = some_tensors();
-    save(dir / "f.safetensors", tensors);
+    save_everywhere(dir / "f.safetensors", tensors);
     const std::string expected = TempDir::read(dir / "f.safetensors");
     const std::string longest(242, 'n');
     for (const std::string& name : {std::string("x"), std::string("x.sft"), std::string("y.safetensors"),
@@ -401,8 +408,8 @@ TEST_CASE("only floating-point tensors are cast, and what casts did is counted")
                                              tensor("ids", Dtype::i64, {3}),
                                              tensor("mask", Dtype::boolean, {3}),
                                              tensor("c", Dtype::c64, {3})};
-    const SaveReport report =
-        save(dir / "out.safetensors", tensors, {.dtype = Dtype::f16, .keep_dtype = Selection::names({"kept"})});
+    const SaveReport report = save_everywhere(dir / "out.safetensors", tensors,
+                                              {.dtype = Dtype::f16, .keep_dtype = Selection::names({"kept"})});
     const auto stored = read_file(dir / "out.safetensors");
     CHECK(stored.at("x").dtype == Dtype::f16);
     CHECK(stored.at("kept").dtype == Dtype::f32);
@@ -423,9 +430,9 @@ TEST_CASE("only floating-point tensors are cast, and what casts did is counted")
     CHECK(report.casts[0].from == Dtype::f32);
     CHECK(report.casts[0].to == Dtype::f16);
     CHECK(report.casts[0].tensors == 1);
-    CHECK(report.casts[0].counts.values == 5);
-    CHECK(report.casts[0].counts.overflowed == 1);
-    CHECK(report.casts[0].counts.non_finite == 1);
+    CHECK(report.casts[0].values == 5);
+    CHECK(report.casts[0].overflowed == 1);
+    CHECK(report.casts[0].non_finite == 1);
     CHECK_FAULT(save(dir / "out2", tensors, {.dtype = Dtype::i32}), Errc::unsupported_cast);
 }
 
@@ -491,8 +498,9 @@ TEST_CASE("random tensors of every dtype, shape and stride are read back equal f
             tensors.emplace_back(name, stored, view);
             values[name] = value_of(tensors.back(), bytes);
         }
-        const SaveReport report = save(
-            dir / "out", tensors, {.max_shard_size = 1 + up_to(5'000), .threads = static_cast<unsigned>(up_to(4))});
+        const SaveReport report =
+            save(dir / "out", tensors,
+                 {.max_shard_size = 1 + up_to(5'000), .work = {.threads = static_cast<unsigned>(up_to(4))}});
         std::map<std::string, Stored> found;
         for (const auto& name : report.files)
             if (name.ends_with(".safetensors")) found.merge(read_file(dir / "out" / name));
@@ -517,7 +525,7 @@ TEST_CASE("tensors larger than a block, straight, transposed and cast, give the 
     std::map<unsigned, std::map<std::string, std::string>> contents;
     for (const unsigned threads : {1U, 2U, 5U}) {
         const fs::path out = dir / ("out" + std::to_string(threads));
-        save(out, tensors, {.dtype = Dtype::f32, .max_shard_size = 30'000'000, .threads = threads});
+        save(out, tensors, {.dtype = Dtype::f32, .max_shard_size = 30'000'000, .work = {.threads = threads}});
         contents[threads] = contents_of(out);
         fs::remove_all(out);
     }
@@ -563,9 +571,11 @@ TEST_CASE("tensors in boxes give the same bytes as in one run, on any number of 
     };
     for (const unsigned threads : {1U, 3U})
         for (const auto dtype : {std::optional<Dtype>(), std::optional(Dtype::bf16)}) {
-            const SaveOptions options{.dtype = dtype, .checksums = true, .threads = threads};
-            save(dir / "boxes.safetensors", tensors(stored_boxes(Dtype::f32, {rows, columns}, boxes)), options);
-            save(dir / "run.safetensors", tensors(stored_run(Dtype::f32, {rows, columns}, whole, 0)), options);
+            const SaveOptions options{.dtype = dtype, .checksums = true, .work = {.threads = threads}};
+            save_everywhere(dir / "boxes.safetensors", tensors(stored_boxes(Dtype::f32, {rows, columns}, boxes)),
+                            options);
+            save_everywhere(dir / "run.safetensors", tensors(stored_run(Dtype::f32, {rows, columns}, whole, 0)),
+                            options);
             CHECK(TempDir::read(dir / "boxes.safetensors") == TempDir::read(dir / "run.safetensors"));
             fs::remove(dir / "boxes.safetensors");
             fs::remove(dir / "run.safetensors");
@@ -585,7 +595,7 @@ TEST_CASE("many small tensors fill shared blocks") {
         tensors.emplace_back("t" + std::to_string(i), stored_run(Dtype::u8, {size}, source, offset));
         offset += size;
     }
-    save(dir / "out.safetensors", tensors);
+    save_everywhere(dir / "out.safetensors", tensors);
     const auto stored = read_file(dir / "out.safetensors");
     REQUIRE(stored.size() == tensors.size());
     for (const LazyTensor& t : tensors) {
@@ -601,7 +611,7 @@ TEST_CASE("progress rises to the whole on the caller's thread, at most ten times
     std::vector<std::uint64_t> seen;
     const auto thread = std::this_thread::get_id();
     SaveOptions options;
-    options.monitor.on_progress = [&](const Progress& progress) {
+    options.work.monitor.on_progress = [&](const Progress& progress) {
         CHECK(std::this_thread::get_id() == thread);
         CHECK(progress.bytes_total == 4'000'077);
         CHECK(progress.stage == "converting");
@@ -632,7 +642,7 @@ TEST_CASE("a cancelled save leaves nothing, whenever it is cancelled") {
         REQUIRE(nth < 50);
         int calls = 0;
         SaveOptions options{.max_shard_size = 1'000'000};
-        options.monitor.on_progress = [&](const Progress&) { return ++calls != nth; };
+        options.work.monitor.on_progress = [&](const Progress&) { return ++calls != nth; };
         const auto error = error_of([&] { save(dir / "out", tensors, options); });
         longest = std::max(longest, calls);
         finished = !error;
@@ -647,14 +657,14 @@ TEST_CASE("a cancelled save leaves nothing, whenever it is cancelled") {
 
     std::stop_source stop;
     stop.request_stop();
-    CHECK_FAULT(save(dir / "stopped", tensors, {.monitor = {.stop = stop.get_token()}}), Errc::cancelled);
+    CHECK_FAULT(save(dir / "stopped", tensors, {.work = {.monitor = {.stop = stop.get_token()}}}), Errc::cancelled);
     CHECK(names_in(dir.path()) == Names{"out"});
 }
 
 TEST_CASE("what the caller's functions throw comes out, and nothing is left") {
     const TempDir dir;
     SaveOptions options;
-    options.monitor.on_progress = [](const Progress&) -> bool { throw std::runtime_error("mine"); };
+    options.work.monitor.on_progress = [](const Progress&) -> bool { throw std::runtime_error("mine"); };
     CHECK_THROWS_AS(save(dir / "out", some_tensors(), options), std::runtime_error);
     const auto bad =
         callback_source("bad", 8, [](std::uint64_t, std::span<std::byte>) { throw std::logic_error("mine too"); });
@@ -670,7 +680,7 @@ TEST_CASE("a tensor that is cast already and would be cast again is refused befo
     for (const bool plan_only : {true, false}) {
         bool told = false;
         SaveOptions options{.dtype = Dtype::bf16, .plan_only = plan_only};
-        options.monitor.on_progress = [&](const Progress&) { return told = true; };
+        options.work.monitor.on_progress = [&](const Progress&) { return told = true; };
         const auto error = error_of([&] { save(dir / "out", tensors, options); });
         REQUIRE(error);
         CHECK(error->code() == Errc::unsupported_cast);
@@ -710,7 +720,7 @@ TEST_CASE("a tensor of more than 2^32 bytes is written whole" * doctest::skip(!s
     });
     const std::vector<LazyTensor> tensors = {{"large", stored_run(Dtype::u8, {size}, source, 0)},
                                              tensor("small", Dtype::boolean, {5}, 7)};
-    CHECK_OK(save(dir / "out.safetensors", tensors));
+    CHECK_OK(save_everywhere(dir / "out.safetensors", tensors));
     const Checkpoint written = Checkpoint::open(dir / "out.safetensors");
     CHECK(written["large"].nbytes() == size);
     const TensorView small = written["small"].load();

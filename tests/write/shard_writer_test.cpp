@@ -1,12 +1,17 @@
 // Tests of shard_writer.hpp: whatever is written in whatever order, the files are those of save().
-#include <safemap/shard_writer.hpp>
+#include <safemap/advanced/shard_writer.hpp>
 
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
-#include <safemap/dlpack.hpp>
+#include <safemap/advanced/dlpack.hpp>
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/small_floats.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
 
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -248,7 +253,7 @@ TEST_CASE("random tensors, cut at random and written in any order by several thr
 TEST_CASE("a writer makes one file whatever its name, where that is asked for") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {4, 6}), tensor("b", Dtype::u8, {3})};
-    save(dir / "saved.safetensors", tensors);
+    save_everywhere(dir / "saved.safetensors", tensors);
     ShardWriter writer(dir / "x", declared(tensors), {.one_file = true, .max_shard_size = 8});
     for (const LazyTensor& t : tensors) writer.write(t.name(), t);
     CHECK(writer.commit().files == Names{"x"});
@@ -263,7 +268,7 @@ TEST_CASE("tensors larger than a block, straight and transposed, through the pag
         tensor("odd", Dtype::u8, {3'333'333}, 1),      transposed("turned", Dtype::f32, 1'100, 1'300, 2),
         tensor("rows", Dtype::bf16, {1'000, 900}, 3),  tensor("six", Dtype::f6_e3m2, {4'000'000}, 4),
         tensor("boxes", Dtype::f64, {300, 2, 700}, 5), transposed("tiles", Dtype::f32, 1'500, 800, 6)};
-    save(dir / "saved.safetensors", tensors);
+    save_everywhere(dir / "saved.safetensors", tensors);
     const std::string wanted = TempDir::read(dir / "saved.safetensors");
     const auto slice = [&](std::size_t i, std::int64_t from, std::int64_t to) {
         return tensors[i].slice({Slice::ellipsis(), {.start = from, .stop = to}});
@@ -336,15 +341,15 @@ TEST_CASE("a value of another dtype is cast, and the report is that of a save th
     CHECK(contents_of(dir / "written") == contents_of(dir / "saved"));
     CHECK(written.bytes_read == saved.bytes_read);
     REQUIRE(written.casts.size() == 2);
-    for (const CastReport& cast : saved.casts) {
+    for (const SaveReport::Cast& cast : saved.casts) {
         const auto same = std::find_if(written.casts.begin(), written.casts.end(),
-                                       [&](const CastReport& other) { return other.from == cast.from; });
+                                       [&](const SaveReport::Cast& other) { return other.from == cast.from; });
         REQUIRE(same != written.casts.end());
         CHECK(same->to == cast.to);
         CHECK(same->tensors == cast.tensors);
-        CHECK(same->counts.values == cast.counts.values);
-        CHECK(same->counts.overflowed == cast.counts.overflowed);
-        CHECK(same->counts.non_finite == cast.counts.non_finite);
+        CHECK(same->values == cast.values);
+        CHECK(same->overflowed == cast.overflowed);
+        CHECK(same->non_finite == cast.non_finite);
     }
 }
 

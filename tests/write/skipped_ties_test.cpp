@@ -3,6 +3,7 @@
 
 #include "doctest_safemap.hpp"
 #include "torch/forge.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
 using namespace safemap;
@@ -59,13 +60,13 @@ TEST_CASE("a caller's metadata stays, also where a value is the name of a skippe
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2}), tensor("t", Dtype::c128, {2})};
     const SaveOptions options{.metadata = {{"u", "t"}, {"format", "t"}, {"safemap.source", "t"}, {"who", "me"}}};
-    const SaveReport report = save(dir / "out.safetensors", tensors, options);
+    const SaveReport report = save_everywhere(dir / "out.safetensors", tensors, options);
     CHECK(names_of(report.skipped) == std::vector<std::string>{"t"});
     CHECK(metadata_of(dir / "out.safetensors") == options.metadata);
     // The same beside a checkpoint, whose own ties go.
     const SaveReport of_checkpoint =
-        save(dir / "tied.safetensors", Checkpoint::open(tied(dir)),
-             {.metadata = {{"note", "t"}, {"who", "u"}}, .structure = StructurePolicy::drop});
+        save_everywhere(dir / "tied.safetensors", Checkpoint::open(tied(dir)),
+                        {.metadata = {{"note", "t"}, {"who", "u"}}, .structure = StructurePolicy::drop});
     CHECK(names_of(of_checkpoint.skipped) == std::vector<std::string>{"t", "u"});
     CHECK(metadata_of(dir / "tied.safetensors") ==
           std::map<std::string, std::string>{{"format", "pt"}, {"note", "t"}, {"v", "w"}, {"who", "u"}});

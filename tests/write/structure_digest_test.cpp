@@ -1,7 +1,8 @@
 // The digest of the structure document, and that no digest falls silent when its key or what it is of changes.
-#include <safemap/edit.hpp>
+#include <safemap/advanced/edit.hpp>
+#include <safemap/advanced/shard_writer.hpp>
+#include <safemap/advanced/structure.hpp>
 #include <safemap/save.hpp>
-#include <safemap/shard_writer.hpp>
 #include <safemap/verify.hpp>
 
 #include "base/checksum.hpp"
@@ -9,6 +10,7 @@
 #include "forge.hpp"
 #include "safetensors/digests.hpp"
 #include "state/structure.hpp"
+#include "write/everywhere.hpp"
 #include "write/samples.hpp"
 
 #include <algorithm>
@@ -102,7 +104,7 @@ TEST_CASE("the structure document has a digest wherever it stands") {
         CHECK(report.notes.empty());
     }
     // Without checksums there is none, also where the source has one.
-    save(dir / "without.safetensors", opened);
+    save_everywhere(dir / "without.safetensors", opened);
     CHECK_FALSE(metadata_of(dir / "without.safetensors").contains(digest_key));
     const Checkpoint without = Checkpoint::open(dir / "without.safetensors");
     CHECK(without.tree() != nullptr);
@@ -243,7 +245,7 @@ void flip(const fs::path& checkpoint, const fs::path& file, std::size_t begin, s
         const unsigned bit = random() % 8;
         damaged[at] = static_cast<char>(damaged[at] ^ 1 << bit);
         put(file, damaged);
-        const VerifyReport report = verify(checkpoint, {.threads = 1});
+        const VerifyReport report = verify(checkpoint, {.work = {.threads = 1}});
         if (!report.ok() || !report.notes.empty()) continue;
         CAPTURE(bit);
         FAIL_CHECK("silent at " << at << ": ..." << damaged.substr(at < 30 ? 0 : at - 30, 60) << "...");

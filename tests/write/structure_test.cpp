@@ -1,10 +1,13 @@
 // Nested state dicts in safetensors: where their structure document stands, when it is written, and what keeps it true.
-#include <safemap/edit.hpp>
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/edit.hpp>
+#include <safemap/advanced/structure.hpp>
 #include <safemap/save.hpp>
 
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "state/structure.hpp"
+#include "write/everywhere.hpp"
 #include "write/job.hpp"
 #include "write/layout.hpp"
 #include "write/samples.hpp"
@@ -50,7 +53,7 @@ bool has_tree(const fs::path& path) {
 
 std::vector<std::string> lost(const fs::path& path) {
     const Checkpoint checkpoint = Checkpoint::open(path);
-    return checkpoint.only_in_tree();
+    return only_in_tree(checkpoint);
 }
 
 constexpr auto is_of_order = [](const std::string& note) { return note.starts_with("the order of the tensors"); };
@@ -74,7 +77,7 @@ TEST_CASE("a nested state dict keeps its structure, in one file and in shards, a
     const std::string wanted = document_of(source);
     CHECK(wanted.find("param_groups") != std::string::npos);
     SaveReport report;
-    CHECK_OK(report = save(dir / "one.safetensors", source));
+    CHECK_OK(report = save_everywhere(dir / "one.safetensors", source));
     CHECK(report.notes.empty());
     CHECK_OK(save(dir / "shards", source, {.max_shard_size = 100'000, .checksums = true}));
     CHECK(verify(dir / "shards").ok());
@@ -82,7 +85,7 @@ TEST_CASE("a nested state dict keeps its structure, in one file and in shards, a
     CHECK(document_of(one) == wanted);
     for (const auto& [key, value] : one.metadata()) CHECK(key != "safemap.structure");  // it is the tree now
     CHECK(document_of(Checkpoint::open(dir / "shards")) == wanted);
-    CHECK_OK(save(dir / "again.safetensors", Checkpoint::open(dir / "shards")));
+    CHECK_OK(save_everywhere(dir / "again.safetensors", Checkpoint::open(dir / "shards")));
     CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(dir / "one.safetensors"));
     CHECK(digests(one).checkpoint == digests(source).checkpoint);
 }
@@ -90,7 +93,9 @@ TEST_CASE("a nested state dict keeps its structure, in one file and in shards, a
 TEST_CASE("when the document is written") {
     const TempDir dir;
     const auto notes_of = [&](const fs::path& from, StructurePolicy policy) {
-        return save(dir / "out.safetensors", Checkpoint::open(from), {.structure = policy, .overwrite = true}).notes;
+        return save_everywhere(dir / "out.safetensors", Checkpoint::open(from),
+                               {.structure = policy, .overwrite = true})
+            .notes;
     };
     CHECK(without_order(notes_of(training, StructurePolicy::drop)) == lost(training));
     CHECK_FALSE(has_tree(dir / "out.safetensors"));
@@ -103,12 +108,12 @@ TEST_CASE("when the document is written") {
     CHECK(notes_of(flat, StructurePolicy::keep).empty());
     CHECK(has_tree(dir / "out.safetensors"));
     // Also where the document of safetensors goes.
-    save(dir / "kept.safetensors", Checkpoint::open(training));
+    save_everywhere(dir / "kept.safetensors", Checkpoint::open(training));
     CHECK(without_order(notes_of(dir / "kept.safetensors", StructurePolicy::drop)) == lost(training));
     notes_of(flat, StructurePolicy::keep);
     CHECK(document_of(Checkpoint::open(dir / "out.safetensors")) == document_of(Checkpoint::open(flat)));
     // Of safetensors without one: a dictionary of all names.
-    save(dir / "plain.safetensors", std::vector<LazyTensor>{tensor("a/b", Dtype::f32, {3}, 1)});
+    save_everywhere(dir / "plain.safetensors", std::vector<LazyTensor>{tensor("a/b", Dtype::f32, {3}, 1)});
     notes_of(dir / "plain.safetensors", StructurePolicy::keep);
     CHECK(document_of(Checkpoint::open(dir / "out.safetensors")) == R"({"v":1,"root":{"a/b":["T",{"n":"a/b"}]}})");
 }
@@ -131,7 +136,7 @@ TEST_CASE("a document that other programs have made wrong does not lock the file
     CHECK(lenient.tree() == nullptr);
     REQUIRE(lenient.notes().size() == 1);
     CHECK(lenient.notes()[0].find("gone") != std::string::npos);
-    CHECK_OK(save(dir / "out.safetensors", lenient));
+    CHECK_OK(save_everywhere(dir / "out.safetensors", lenient));
     CHECK(names_of(Checkpoint::open(dir / "out.safetensors")) == std::vector<std::string>{"w"});
 }
 
@@ -156,7 +161,7 @@ TEST_CASE("a note says where the order of a dictionary is lost, and only there")
         save(ordered, tensors, {.overwrite = true});
         const Checkpoint plain = Checkpoint::open(ordered);
         // Files without a document have no other order than their own.
-        CHECK(save(dir / "copy.safetensors", plain, {.overwrite = true}).notes.empty());
+        CHECK(save_everywhere(dir / "copy.safetensors", plain, {.overwrite = true}).notes.empty());
         StateTree::Dict dict;
         StateTree tree;
         for (const LazyTensor& each : tensors) {
@@ -242,7 +247,7 @@ TEST_CASE("a tensor that has the name of the document's stays a tensor") {
         R"(\"]}"},"~structure":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
     const Checkpoint source = Checkpoint::open(dir.write("in.safetensors", forge::safetensors(header, "ab")));
     CHECK(source.size() == 1);
-    CHECK_OK(save(dir / "out.safetensors", source, {.checksums = true}));
+    CHECK_OK(save_everywhere(dir / "out.safetensors", source, {.checksums = true}));
     const Checkpoint again = Checkpoint::open(dir / "out.safetensors");
     CHECK(names_of(again) == std::vector<std::string>{"~structure"});
     CHECK(document_of(again) == document_of(source));
@@ -253,10 +258,11 @@ TEST_CASE("a tree that is too deep for a document is saved without one, with a n
     const TempDir dir;
     const Checkpoint deep = Checkpoint::open(fs::path(SAFEMAP_TEST_DATA) / "pt/broken/nested_lists.pt");
     SaveReport report;
-    CHECK_OK(report = save(dir / "out.safetensors", deep));
+    CHECK_OK(report = save_everywhere(dir / "out.safetensors", deep));
     REQUIRE_FALSE(report.notes.empty());
     CHECK(report.notes.front().find("no structure document is written") == 0);
     CHECK_FAULT(save(dir / "keep.safetensors", deep, {.structure = StructurePolicy::keep}), Errc::structure_too_large);
+    CHECK(no_sink_takes(deep, {.structure = StructurePolicy::keep}, Errc::structure_too_large));
     CHECK_FALSE(fs::exists(dir / "keep.safetensors"));
 }
 
@@ -289,11 +295,11 @@ TEST_CASE("a part of a training state is converted on its own, by paths that beg
     CHECK(model.find("model/tokens.weight") == nullptr);
     CHECK(model.parts().empty());
     CHECK(model.aliases() == std::vector<AliasGroup>{{"tokens.weight", "head.weight"}});
-    CHECK_OK(save(dir / "model.safetensors", model));
+    CHECK_OK(save_everywhere(dir / "model.safetensors", model));
     CHECK_FALSE(has_tree(dir / "model.safetensors"));
     // The same of safetensors that have the structure.
-    save(dir / "whole.safetensors", whole);
-    CHECK_OK(save(dir / "again.safetensors", Checkpoint::open(dir / "whole.safetensors").below("model")));
+    save_everywhere(dir / "whole.safetensors", whole);
+    CHECK_OK(save_everywhere(dir / "again.safetensors", Checkpoint::open(dir / "whole.safetensors").below("model")));
     CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(dir / "model.safetensors"));
     const Checkpoint optimizer = whole.below("optimizer");
     CHECK(optimizer.tree()->find("param_groups/0/lr"));

@@ -18,8 +18,7 @@ struct EditOptions {
     std::vector<std::string> unset = {};             ///< keys that go
     std::map<std::string, std::string> rename = {};  ///< tensors' names, also those of tied ones: from, to
     OpenOptions open = {};
-    Monitor monitor = {};
-    unsigned threads = 0;  ///< as SaveOptions has it
+    Work work = {};  ///< as SaveOptions has it
 };
 
 struct EditReport {

@@ -1,6 +1,7 @@
-// Files and folders of the file system as Source and Folder.
+// Files of the file system as sources and sinks.
 #pragma once
 
+#include <safemap/sink.hpp>
 #include <safemap/source.hpp>
 
 #include <cstdint>
@@ -36,10 +37,15 @@ SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path&
 /// too_many_open_files, out_of_memory, io_error.
 SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name,
                                                           Mapping mapping = Mapping::automatic);
-/// Opens a directory. It stays open: a save that exchanges it (see save.hpp) does not change what is read from it.
-/// Where a save has committed, but died before it had moved its files into place, its files are what the folder holds.
-/// Throws as open_file() does; path_not_found also for a path that is no folder; commit_list_damaged.
-SAFEMAP_API std::shared_ptr<const Folder> open_folder(const std::filesystem::path& path,
-                                                      Mapping mapping = Mapping::automatic);
+/// How file_sink() puts a file in its place; SaveOptions has the words on both.
+struct FileSinkOptions {
+    bool overwrite = false;
+    bool durable = true;
+};
+
+/// Returns a sink that is the file `path`, as a save to that path makes it: filled in a hidden sibling, on the disk
+/// when commit() returns, and there in one step or not at all. Its allocate() throws already_exists, path_not_found,
+/// busy, no_space, permission_denied and io_error; its commit() what a save throws when all is copied.
+SAFEMAP_API std::shared_ptr<Sink> file_sink(const std::filesystem::path& path, const FileSinkOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,110 @@
+// Sinks that are no files: memory, and a function of the caller's.
+#include <safemap/sink.hpp>
+
+#include <safemap/error.hpp>
+
+#include "base/text.hpp"
+
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI {
+namespace {
+
+class VectorSink final : public Sink {
+public:
+    VectorSink(std::string name, std::vector<std::byte>& into) : name_(std::move(name)), into_(into) {}
+
+    const std::string& name() const noexcept override { return name_; }
+
+    void allocate(std::uint64_t size) override {
+        try {
+            std::vector<std::byte>(size).swap(file_);
+        } catch (const std::bad_alloc&) {
+            refuse(size);
+        } catch (const std::length_error&) {
+            refuse(size);
+        }
+    }
+
+    void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
+        if (!bytes.empty()) std::memcpy(file_.data() + offset, bytes.data(), bytes.size());
+    }
+
+    void commit() override {
+        into_.swap(file_);
+        abandon();
+    }
+
+    void abandon() noexcept override { std::vector<std::byte>().swap(file_); }
+
+private:
+    [[noreturn]] void refuse(std::uint64_t size) const {
+        throw Error(Errc::out_of_memory, "memory for a file of " + bytes_text(size) + " cannot be had")
+            .with_path(name_);
+    }
+
+    std::string name_;
+    std::vector<std::byte>& into_;
+    std::vector<std::byte> file_;
+};
+
+class SpanSink final : public Sink {
+public:
+    SpanSink(std::string name, std::span<std::byte> into) : name_(std::move(name)), into_(into) {}
+
+    const std::string& name() const noexcept override { return name_; }
+
+    void allocate(std::uint64_t size) override {
+        if (size <= into_.size()) return;
+        throw Error(Errc::no_space,
+                    "the file has " + bytes_text(size) + ", the memory given for it " + bytes_text(into_.size()))
+            .with_path(name_);
+    }
+
+    void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
+        if (!bytes.empty()) std::memcpy(into_.data() + offset, bytes.data(), bytes.size());
+    }
+
+    void commit() override {}
+
+private:
+    std::string name_;
+    std::span<std::byte> into_;
+};
+
+class CallbackSink final : public Sink {
+public:
+    using Write = std::function<void(std::uint64_t, std::span<const std::byte>)>;
+    CallbackSink(std::string name, Write write) : name_(std::move(name)), write_(std::move(write)) {}
+
+    const std::string& name() const noexcept override { return name_; }
+    void allocate(std::uint64_t) override {}
+    void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
+        if (!bytes.empty()) write_(offset, bytes);
+    }
+    void commit() override {}
+
+private:
+    std::string name_;
+    Write write_;
+};
+
+}  // namespace
+
+std::shared_ptr<Sink> memory_sink(std::string name, std::vector<std::byte>& into) {
+    return std::make_shared<VectorSink>(std::move(name), into);
+}
+
+std::shared_ptr<Sink> memory_sink(std::string name, std::span<std::byte> into) {
+    return std::make_shared<SpanSink>(std::move(name), into);
+}
+
+std::shared_ptr<Sink> callback_sink(std::string name,
+                                    std::function<void(std::uint64_t, std::span<const std::byte>)> write) {
+    return std::make_shared<CallbackSink>(std::move(name), std::move(write));
+}
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,58 @@
+// A file of the file system as a Sink.
+#include <safemap/advanced/file.hpp>
+
+#include "io/replace.hpp"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI {
+
+namespace {
+
+class FileSink final : public Sink {
+public:
+    FileSink(const std::filesystem::path& path, const FileSinkOptions& options)
+        : path_(path), name_(path.native()), options_(options) {}
+
+    const std::string& name() const noexcept override { return name_; }
+
+    void allocate(std::uint64_t size) override {
+        const auto existing = options_.overwrite ? io::Existing::replace : io::Existing::refuse;
+        staging_.emplace(path_, io::Staging::Kind::file, existing, io::Job{.durable = options_.durable});
+        output_.emplace(staging_->add(path_.filename().native()));
+        output_->allocate(size);
+        if (io::better_around_cache(size)) output_->bypass_cache();
+    }
+
+    void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override { output_->write_at(offset, bytes); }
+
+    void commit() override {
+        output_->finish();
+        staging_->finished(path_.filename().native());
+        staging_->commit();
+        abandon();
+    }
+
+    void abandon() noexcept override {
+        output_.reset();
+        staging_.reset();
+    }
+
+private:
+    std::filesystem::path path_;
+    std::string name_;
+    FileSinkOptions options_;
+    std::optional<io::Staging> staging_;
+    std::optional<io::OutputFile> output_;
+};
+
+}  // namespace
+
+std::shared_ptr<Sink> file_sink(const std::filesystem::path& path, const FileSinkOptions& options) {
+    return std::make_shared<FileSink>(path, options);
+}
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,24 @@
+// What casts did to values.
+#pragma once
+
+#include <safemap/api.hpp>
+
+#include <cstdint>
+
+namespace safemap::SAFEMAP_ABI {
+
+/// What a cast did to the values it passed.
+struct CastCounts {
+    std::uint64_t values = 0;      ///< cast in all
+    std::uint64_t overflowed = 0;  ///< finite before, and beyond the range of the new dtype
+    std::uint64_t non_finite = 0;  ///< NaN or infinite before the cast
+
+    CastCounts& operator+=(const CastCounts& other) noexcept {
+        values += other.values;
+        overflowed += other.overflowed;
+        non_finite += other.non_finite;
+        return *this;
+    }
+};
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,88 @@
+// The two kinds of destination.
+#include "write/destination.hpp"
+
+#include "write/saving.hpp"
+
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::write {
+
+namespace {
+
+class StagedFile final : public OpenFile {
+public:
+    StagedFile(io::Staging& staging, const std::string& name, bool around_cache)
+        : staging_(staging), name_(name), output_(staging.reopen(name)) {
+        if (around_cache) output_.bypass_cache();
+    }
+
+    void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const override {
+        output_.write_at(offset, bytes);
+    }
+    std::unique_ptr<const io::File> reader() const override {
+        return std::unique_ptr<const io::File>(new io::File(output_.reader(staging_.path_of(name_))));
+    }
+    void finish() override {
+        output_.finish();
+        staging_.finished(name_);
+    }
+
+private:
+    io::Staging& staging_;
+    std::string name_;
+    io::OutputFile output_;
+};
+
+class StagedFiles final : public Destination {
+public:
+    StagedFiles(io::Staging& staging, const Layout& layout)
+        : staging_(staging), around_cache_(io::better_around_cache(layout.data_bytes)) {}
+
+    std::string path_of(const PlannedFile& file) const override { return staging_.path_of(file.name); }
+    std::unique_ptr<OpenFile> adopt(const PlannedFile& file) override {
+        return staging_.adopt(file.name) ? std::make_unique<StagedFile>(staging_, file.name, false) : nullptr;
+    }
+    void allocate(const Layout& layout, const PlannedFile& file) override { write::allocate(staging_, layout, file); }
+    std::unique_ptr<OpenFile> open(const PlannedFile& file) override {
+        return std::make_unique<StagedFile>(staging_, file.name, around_cache_);
+    }
+    bool reads_back() const noexcept override { return true; }
+
+private:
+    io::Staging& staging_;
+    bool around_cache_;
+};
+
+class SinkFile final : public OpenFile {
+public:
+    explicit SinkFile(Sink& sink) noexcept : sink_(sink) {}
+    void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const override {
+        sink_.write_at(offset, bytes);
+    }
+
+private:
+    Sink& sink_;
+};
+
+class OneSink final : public Destination {
+public:
+    explicit OneSink(Sink& sink) noexcept : sink_(sink) {}
+
+    std::string path_of(const PlannedFile&) const override { return sink_.name(); }
+    void allocate(const Layout&, const PlannedFile& file) override { sink_.allocate(file.size); }
+    std::unique_ptr<OpenFile> open(const PlannedFile&) override { return std::make_unique<SinkFile>(sink_); }
+    bool reads_back() const noexcept override { return false; }
+
+private:
+    Sink& sink_;
+};
+
+}  // namespace
+
+std::unique_ptr<Destination> into_staging(io::Staging& staging, const Layout& layout) {
+    return std::make_unique<StagedFiles>(staging, layout);
+}
+
+std::unique_ptr<Destination> into_sink(Sink& sink) { return std::make_unique<OneSink>(sink); }
+
+}  // namespace safemap::SAFEMAP_ABI::write

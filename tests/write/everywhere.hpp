@@ -1,0 +1,109 @@
+// A save of one file, made to a path and to every kind of sink: the same bytes and the same report.
+#pragma once
+
+#include "doctest_safemap.hpp"
+#include "temp_dir.hpp"
+
+#include <safemap/advanced/file.hpp>
+#include <safemap/save.hpp>
+#include <safemap/sink.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace samples {
+
+using namespace safemap;
+
+/// What came of one save: a file, or the code of its error.
+struct Saved {
+    std::string bytes = {};
+    SaveReport report = {};
+    std::optional<Errc> error = {};
+};
+
+template <class What> Saved saved_to(Sink& sink, const What& what, const SaveOptions& options) {
+    Saved saved;
+    try {
+        saved.report = save(sink, what, options);
+    } catch (const Error& error) {
+        saved.error = error.code();
+    }
+    return saved;
+}
+
+inline std::string text_of(const std::vector<std::byte>& bytes) {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// Saves to a vector, to memory of just that size, to a callback that keeps the bytes by their offsets, and to a file.
+template <class What>
+std::vector<Saved> saved_to_sinks(const std::string& name, const What& what, const SaveOptions& options) {
+    std::vector<std::byte> vector = {std::byte{7}};
+    std::vector<Saved> all = {saved_to(*memory_sink(name, vector), what, options)};
+    all[0].bytes = all[0].error ? std::string() : text_of(vector);
+    if (all[0].error) CHECK(vector == std::vector<std::byte>{std::byte{7}});
+
+    std::vector<std::byte> memory(all[0].bytes.size());
+    all.push_back(saved_to(*memory_sink(name, std::span(memory)), what, options));
+    all.back().bytes = text_of(memory);
+
+    std::vector<std::byte> called(all[0].bytes.size());
+    std::atomic<std::uint64_t> written = 0;
+    const auto keep = [&](std::uint64_t offset, std::span<const std::byte> bytes) {
+        if (offset > called.size() || bytes.size() > called.size() - offset) throw std::out_of_range("beyond the file");
+        std::copy(bytes.begin(), bytes.end(), called.begin() + static_cast<std::ptrdiff_t>(offset));
+        written += bytes.size();
+    };
+    all.push_back(saved_to(*callback_sink(name, keep), what, options));
+    all.back().bytes = text_of(called);
+    if (!all.back().error) CHECK(written == called.size());  // each byte once
+
+    const TempDir dir;
+    all.push_back(saved_to(*file_sink(dir / name), what, options));
+    if (!all.back().error) all.back().bytes = TempDir::read(dir / name);
+    return all;
+}
+
+/// save(), and the same to every kind of sink.
+template <class What>
+SaveReport save_everywhere(const std::filesystem::path& out, const What& what, const SaveOptions& options = {}) {
+    SaveOptions of_sinks = options;
+    of_sinks.overwrite = of_sinks.resume = false;
+    of_sinks.durable = true;
+    of_sinks.extras = {};
+    // First, because what is saved may stand at `out`.
+    const std::vector<Saved> all = saved_to_sinks(out.filename().native(), what, of_sinks);
+    const SaveReport report = save(out, what, options);
+    const std::string bytes = TempDir::read(out);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        CAPTURE(i);
+        CHECK_FALSE(all[i].error);
+        CHECK(all[i].bytes == bytes);
+        CHECK(all[i].report.tensors == report.tensors);
+        CHECK(all[i].report.bytes_read == report.bytes_read);
+        CHECK(all[i].report.bytes_written == report.bytes_written);
+        CHECK(all[i].report.skipped.size() == report.skipped.size());
+        CHECK(all[i].report.notes == report.notes);
+        REQUIRE(all[i].report.casts.size() == report.casts.size());
+        for (std::size_t c = 0; c < report.casts.size(); ++c)
+            CHECK(all[i].report.casts[c].overflowed == report.casts[c].overflowed);
+    }
+    return report;
+}
+
+/// Whether no sink takes what a path refuses with `code`, for a reason that lies in the tensors or the options.
+template <class What> bool no_sink_takes(const What& what, const SaveOptions& options, Errc code) {
+    const std::vector<Saved> all = saved_to_sinks("f.safetensors", what, options);
+    return std::all_of(all.begin(), all.end(), [&](const Saved& saved) { return saved.error == code; });
+}
+
+}  // namespace samples

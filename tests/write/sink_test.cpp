@@ -1,0 +1,206 @@
+// Saves that go to no path: to memory, to a callback, to a file as a sink. That they give the bytes of a save to a path
+// is in every test that uses everywhere.hpp.
+#include <safemap/sink.hpp>
+
+#include "doctest_safemap.hpp"
+#include "soak.hpp"
+#include "write/everywhere.hpp"
+#include "write/samples.hpp"
+
+#include <safemap/advanced/edit.hpp>
+#include <safemap/verify.hpp>
+
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+using namespace safemap;
+using namespace samples;
+using namespace safemap::literals;
+
+namespace {
+
+/// Counts what is asked of it, and fails when told to.
+class Strict final : public Sink {
+public:
+    enum class Fail { never, allocate, write, commit };
+    explicit Strict(Fail fail = Fail::never, int at = 0) : fail_(fail), at_(at) {}
+
+    const std::string& name() const noexcept override { return name_; }
+    void allocate(std::uint64_t size) override {
+        ++allocated;
+        file.resize(static_cast<std::size_t>(size));
+        if (fail_ == Fail::allocate) throw Error(Errc::no_space, "full");
+    }
+    void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
+        const std::lock_guard lock(mutex_);
+        threads.insert(std::this_thread::get_id());
+        if (fail_ == Fail::write && writes == at_) throw std::runtime_error("a caller's own");
+        ++writes;
+        std::copy(bytes.begin(), bytes.end(), file.begin() + static_cast<std::ptrdiff_t>(offset));
+    }
+    void commit() override {
+        ++committed;
+        if (fail_ == Fail::commit) throw Error(Errc::io_error, "the end");
+    }
+    void abandon() noexcept override { ++abandoned; }
+
+    std::vector<std::byte> file;
+    int allocated = 0;
+    int writes = 0;
+    int committed = 0;
+    int abandoned = 0;
+    std::set<std::thread::id> threads;
+
+private:
+    std::string name_ = "strict";
+    Fail fail_;
+    int at_;
+    std::mutex mutex_;
+};
+
+std::vector<LazyTensor> many_blocks() {
+    return {tensor("a", Dtype::f32, {1'500'000}, 1), transposed("t", Dtype::f32, 700, 600, 2),
+            tensor("e", Dtype::f32, {0}, 3), tensor("b", Dtype::u8, {3'000'001}, 4)};
+}
+
+}  // namespace
+
+TEST_CASE("random tensors and options give every sink the bytes of a path") {
+    std::mt19937_64 random(soak::seed(20));
+    const auto up_to = [&](std::uint64_t most) { return random() % (most + 1); };
+    const Dtype dtypes[] = {Dtype::f32, Dtype::f64, Dtype::bf16, Dtype::i16, Dtype::u8, Dtype::boolean, Dtype::c64};
+    for (int round = 0; round < soak::rounds(60); ++round) {
+        const TempDir dir;
+        std::vector<LazyTensor> tensors;
+        for (std::uint64_t i = up_to(8); i > 0; --i) {
+            const std::string name = "t" + std::to_string(i);
+            const Dtype dtype = dtypes[up_to(6)];
+            if (up_to(2) == 0) tensors.push_back(transposed(name, dtype, 1 + up_to(300), 1 + up_to(300), random()));
+            else tensors.push_back(tensor(name, dtype, {up_to(900), up_to(40)}, random()));
+        }
+        SaveOptions options{.alignment = up_to(1) == 0 ? 8U : 256U,
+                            .align_tensors = up_to(1) == 0,
+                            .checksums = up_to(1) == 0,
+                            .work = {.threads = static_cast<unsigned>(up_to(4))}};
+        if (up_to(1) == 0) options.dtype = Dtype::f16;
+        if (up_to(1) == 0) options.metadata = {{"who", "me"}, {"\u00e4", "\u4e16"}};
+        CAPTURE(round);
+        CHECK_OK(save_everywhere(dir / "f.safetensors", tensors, options));
+        CHECK(verify(dir / "f.safetensors").ok());
+    }
+}
+
+TEST_CASE("a checkpoint in memory opens as one in a file, with ties and structure") {
+    const TempDir dir;
+    const auto model = Checkpoint::open(std::filesystem::path(SAFEMAP_TEST_DATA) / "pt/train_gpt.pt");
+    CHECK_OK(save_everywhere(dir / "f.safetensors", model));
+    std::vector<std::byte> bytes;
+    save(*memory_sink("in memory", bytes), model);
+    const auto opened = Checkpoint::open(memory_source("in memory", bytes));
+    const auto on_disk = Checkpoint::open(dir / "f.safetensors");
+    CHECK(opened.size() == on_disk.size());
+    CHECK(opened.aliases() == on_disk.aliases());
+    REQUIRE(opened.tree() != nullptr);
+    CHECK(opened.tree()->size() == on_disk.tree()->size());
+}
+
+TEST_CASE("a sink is allocated, written by several threads and committed once") {
+    Strict sink;
+    const SaveReport report = save(sink, many_blocks(), {.checksums = true, .work = {.threads = 4}});
+    CHECK(sink.allocated == 1);
+    CHECK(sink.committed == 1);
+    CHECK(sink.abandoned == 0);
+    CHECK(sink.file.size() == report.bytes_written);
+    CHECK(report.files == std::vector<std::string>{"strict"});
+}
+
+TEST_CASE("a sink that fails is abandoned once, and what it throws passes through") {
+    using Fail = Strict::Fail;
+    const auto tensors = many_blocks();
+    const auto check = [&](Strict& sink, Errc code) {
+        const auto error = error_of([&] { save(sink, tensors); });
+        REQUIRE(error);
+        CHECK(error->code() == code);
+        CHECK(std::string(error->what()).starts_with("save strict"));
+        CHECK(sink.abandoned == 1);
+    };
+    Strict full(Fail::allocate);
+    check(full, Errc::no_space);
+    CHECK(full.writes == 0);
+    Strict late(Fail::commit);
+    check(late, Errc::io_error);
+
+    Strict whole;
+    save(whole, tensors);
+    for (int at = 0; at < whole.writes; ++at) {
+        Strict sink(Fail::write, at);
+        CHECK_THROWS_WITH_AS(save(sink, tensors), "a caller's own", std::runtime_error);
+        CHECK(sink.abandoned == 1);
+        CHECK(sink.committed == 0);
+    }
+}
+
+TEST_CASE("a save that is cancelled, or whose source fails, leaves the memory as it was") {
+    std::vector<std::byte> into = {std::byte{1}, std::byte{2}};
+    const auto before = into;
+    const auto sink = memory_sink("m", into);
+    CHECK_FAULT(save(*sink, many_blocks(),
+                     {.work = {.monitor = {.on_progress = [](const Progress& p) { return p.bytes_done == 0; }}}}),
+                Errc::cancelled);
+    CHECK(into == before);
+    const auto broken = callback_source(
+        "s", 100, [](std::uint64_t, std::span<std::byte>) { throw Error(Errc::io_error, "a bad disk"); });
+    const std::vector<LazyTensor> tensors = {{"w", stored_run(Dtype::u8, {100}, broken, 0)}};
+    CHECK_FAULT(save(*sink, tensors), Errc::io_error);
+    CHECK(into == before);
+    CHECK_OK(save(*sink, many_blocks()));  // the same sink again
+    CHECK(into.size() > 2);
+}
+
+TEST_CASE("memory that is too small is refused before anything is written") {
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {100})};
+    const auto size = static_cast<std::size_t>(save(*callback_sink("c", [](auto, auto) {}), tensors).bytes_written);
+    std::vector<std::byte> memory(size + 3, std::byte{9});
+    CHECK_FAULT(save(*memory_sink("m", std::span(memory).first(size - 1)), tensors), Errc::no_space);
+    CHECK(memory == std::vector<std::byte>(size + 3, std::byte{9}));
+    CHECK_OK(save(*memory_sink("m", std::span(memory)), tensors));
+    CHECK(memory[size] == std::byte{9});
+    CHECK(Checkpoint::open(memory_source("m", std::vector(memory.begin(), memory.end() - 3))).size() == 1);
+}
+
+TEST_CASE("a file as a sink is refused, replaced and cleared away as a path is") {
+    const TempDir dir;
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {100})};
+    dir.write("f", "old");
+    CHECK_FAULT(save(*file_sink(dir / "f"), tensors), Errc::already_exists);
+    CHECK(TempDir::read(dir / "f") == "old");
+    CHECK_FAULT(save(*file_sink(dir / "no/f"), tensors), Errc::path_not_found);
+
+    const auto replacing = file_sink(dir / "f", {.overwrite = true, .durable = false});
+    CHECK_FAULT(save(*replacing, many_blocks(),
+                     {.work = {.monitor = {.on_progress = [](const Progress& p) { return p.bytes_done == 0; }}}}),
+                Errc::cancelled);
+    CHECK(TempDir::read(dir / "f") == "old");
+    CHECK(names_in(dir.path()) == std::vector<std::string>{"f"});
+    CHECK_OK(save(*replacing, tensors));
+    CHECK(Checkpoint::open(dir / "f").size() == 1);
+    CHECK(names_in(dir.path()) == std::vector<std::string>{"f"});
+}
+
+TEST_CASE("options that are for a path are refused, and a plan touches no sink") {
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {100})};
+    Strict sink;
+    for (const SaveOptions& options :
+         {SaveOptions{.overwrite = true}, SaveOptions{.resume = true}, SaveOptions{.durable = false},
+          SaveOptions{.extras = {.files = {{"config.json", memory_source("c", std::vector<std::byte>(1))}}}}})
+        CHECK_FAULT(save(sink, tensors, options), Errc::invalid_argument);
+    CHECK_FAULT(save(sink, tensors, {.alignment = 7}), Errc::invalid_argument);
+    int told = 0;
+    const SaveReport plan = save(sink, tensors, {.plan_only = true, .on_plan = [&](const SaveReport&) { ++told; }});
+    CHECK(told == 1);
+    CHECK(plan.tensors == 1);
+    CHECK(sink.allocated == 0);
+    CHECK(sink.abandoned == 0);
+}
