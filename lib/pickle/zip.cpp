@@ -335,6 +335,8 @@ public:
     std::vector<Placed> read(std::string_view directory) {
         rest_ = directory;
         placed_.reserve(place_.count);
+        names_.reserve(place_.count);
+        index_.reserve(place_.count);
         for (std::uint64_t i = 0; i < place_.count; ++i) {
             const auto entry = next_entry(rest_, faults_);
             if (const auto fault = entry ? fault_of(*entry) : std::nullopt) faults_.fault(*fault);
@@ -346,6 +348,13 @@ public:
         if (has_capitals_) refuse_same_but_for_case();
         drop_overlaps();
         return std::move(placed_);
+    }
+    /// The index of the names of all that read() gave.
+    NameIndex index_of(const std::vector<ZipRecord>& records) {
+        if (records.size() == names_.size()) return std::move(index_);
+        NameIndex index;  // an entry is left out, so that others have other numbers
+        index.add_all(NamesOf(records));
+        return index;
     }
 
 private:
@@ -457,8 +466,8 @@ private:
         std::vector<Placed*> order;
         order.reserve(placed_.size());
         for (Placed& each : placed_) order.push_back(&each);
-        std::sort(order.begin(), order.end(),
-                  [](const Placed* a, const Placed* b) { return a->header_at < b->header_at; });
+        const auto before = [](const Placed* a, const Placed* b) { return a->header_at < b->header_at; };
+        if (!std::is_sorted(order.begin(), order.end(), before)) std::sort(order.begin(), order.end(), before);
         const Placed* ahead = nullptr;
         for (Placed* each : order) {
             if (ahead != nullptr && each->header_at < ahead->record.packed.end()) {
@@ -503,10 +512,11 @@ ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink&
     zip.directory_.resize(place.place.size);
     read_into(*zip.source_, place.place.offset, zip.directory_);
     const std::string_view directory(zip.directory_.data(), zip.directory_.size());
-    const std::vector<Placed> placed = Entries(*zip.source_, place, faults).read(directory);
+    Entries entries(*zip.source_, place, faults);
+    const std::vector<Placed> placed = entries.read(directory);
     zip.records_.reserve(placed.size());
     for (const Placed& each : placed) zip.records_.push_back(each.record);
-    zip.by_name_.add_all(NamesOf(zip.records_));
+    zip.by_name_ = entries.index_of(zip.records_);
     return zip;
 }
 
