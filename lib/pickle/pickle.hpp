@@ -115,6 +115,8 @@ public:
     /// Of list, tuple, set, frozenset; of dict: key, value, key, value, …; nothing of what has no members.
     std::span<const Id> items(Id id) const;
     Global global(Id id) const { return globals_[nodes_[id].count]; }
+    /// Those of all nodes that are globals: few, where the pickler has a memo.
+    std::span<const Global> globals() const noexcept { return globals_; }
     Call call(Id id) const;
     /// What a persistent id says.
     Id persistent(Id id) const { return nodes_[id].count; }

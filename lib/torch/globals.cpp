@@ -1,6 +1,8 @@
 // Tested by tests/torch/globals_test.cpp.
 #include "torch/globals.hpp"
 
+#include <algorithm>
+
 namespace safemap::SAFEMAP_ABI::torch {
 
 using Global = PickleGraph::Global;
@@ -13,6 +15,11 @@ bool is_named(const Global& global, std::string_view name) noexcept {
 
 bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name) {
     return pickle.kind(id) == PickleGraph::Kind::global && is_named(pickle.global(id), name);
+}
+
+bool names_global(const PickleGraph& pickle, std::string_view name) {
+    const auto globals = pickle.globals();
+    return std::any_of(globals.begin(), globals.end(), [&](const Global& global) { return is_named(global, name); });
 }
 
 bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name) {

@@ -11,6 +11,8 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 /// Whether a node is that class or function, "collections.OrderedDict".
 bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name);
+/// Whether any node is that class or function.
+bool names_global(const PickleGraph& pickle, std::string_view name);
 /// Whether a node is a call of that function.
 bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name);
 /// "collections.OrderedDict".

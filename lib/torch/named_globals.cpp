@@ -24,6 +24,7 @@
 #include <safemap/dtype.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <span>
@@ -76,7 +77,12 @@ constexpr auto called_attributes = rows_of<1, 11>(R"(__class__ __dict__ __setsta
 class Uses {
 public:
     explicit Uses(const PickleGraph& pickle)
-        : pickle_(pickle), used_(pickle.size()), called_(pickle.size()), searched_(pickle.size()), set_(pickle.size()) {
+        : pickle_(pickle),
+          used_(pickle.size()),
+          called_(pickle.size()),
+          searched_(pickle.size()),
+          set_(pickle.size()),
+          roles_(pickle.size()) {
         used_[pickle.root()] = true;
         for (Id id = 0; id < pickle.size(); ++id) add(id);
     }
@@ -86,6 +92,7 @@ public:
 private:
     using Id = PickleGraph::Id;
     using Kind = PickleGraph::Kind;
+    enum Role : unsigned { asked = 1, calls_one = 2, calls_both = 4, has_state = 8 };
 
     void add(Id id) {
         use(pickle_.items(id));
@@ -112,16 +119,16 @@ private:
         add_called(function);
         if (pickle_.kind(function) != Kind::global) return add_all(arguments);
         const auto given = pickle_.items(arguments);
-        if (!given.empty() && is_one_of(calls_first, function)) add_called(class_of(pickle_, given[0]));
-        if (given.size() > 3 && is_one_of(sets_state, function)) add_state(given[3]);
-        if (!is_one_of(calls_two, function)) return;
+        const unsigned does = roles(function);
+        if (!given.empty() && (does & calls_one) != 0) add_called(class_of(pickle_, given[0]));
+        if (given.size() > 3 && (does & has_state) != 0) add_state(given[3]);
+        if ((does & calls_both) == 0) return;
         if (pickle_.kind(arguments) != Kind::tuple || given.size() < 3) return add_all(arguments);
         add_called(class_of(pickle_, given[1]));
         const Id inner = class_of(pickle_, given[0]);
         add_called(inner);
         // One that itself calls its arguments: nothing that torch.save writes.
-        if (pickle_.kind(inner) != Kind::global || is_one_of(calls_first, inner) || is_one_of(calls_two, inner))
-            add_all(given[2]);
+        if (pickle_.kind(inner) != Kind::global || (roles(inner) & (calls_one | calls_both)) != 0) add_all(given[2]);
     }
     void add_called(Id id) {
         called_[id] = true;
@@ -178,6 +185,16 @@ private:
         }
     }
 
+    /// The tables that a function stands in. Its name is compared once, and not for each call.
+    unsigned roles(Id function) {
+        std::uint8_t& known = roles_[function];
+        if (known == 0) {
+            known = static_cast<std::uint8_t>(asked | (is_one_of(calls_first, function) ? calls_one : 0U) |
+                                              (is_one_of(calls_two, function) ? calls_both : 0U) |
+                                              (is_one_of(sets_state, function) ? has_state : 0U));
+        }
+        return known;
+    }
     bool is_one_of(const auto& rows, Id function) const {
         return std::any_of(rows.begin(), rows.end(),
                            [&](const auto& row) { return is_global(pickle_, function, row[0]); });
@@ -187,7 +204,8 @@ private:
     std::vector<bool> used_;
     std::vector<bool> called_;
     std::vector<bool> searched_;
-    std::vector<bool> set_;  ///< dictionaries of attributes
+    std::vector<bool> set_;            ///< dictionaries of attributes
+    std::vector<std::uint8_t> roles_;  ///< of functions: bits of Role, or 0 where nobody has asked
 };
 
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
@@ -229,6 +247,7 @@ bool runs_code(const Global& global) noexcept {
 }
 
 bool hands_on_loader(const PickleGraph& pickle) {
+    if (!names_global(pickle, load_from_bytes)) return false;
     const auto is_loader = [&](PickleGraph::Id id) { return is_global(pickle, id, load_from_bytes); };
     const auto any_of = [&](std::span<const PickleGraph::Id> ids) {
         return std::any_of(ids.begin(), ids.end(), is_loader);
@@ -248,7 +267,9 @@ bool hands_on_loader(const PickleGraph& pickle) {
 
 std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& allowance) {
     std::map<std::string, std::size_t> calls;
-    for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
+    const auto globals = pickle.globals();
+    const bool any_runs = std::any_of(globals.begin(), globals.end(), runs_code);
+    for (PickleGraph::Id id = 0; any_runs && id < pickle.size(); ++id) {
         const bool called = pickle.kind(id) == PickleGraph::Kind::call;
         const PickleGraph::Id named = called ? class_of(pickle, pickle.call(id).callee) : id;
         if (pickle.kind(named) != PickleGraph::Kind::global || !runs_code(pickle.global(named))) continue;

@@ -122,8 +122,9 @@ private:
         if (pickle_.kind(callee) != Kind::global)
             return parts.call("the result of a call", std::string(unknown_class), said);
         const auto global = pickle_.global(callee);
-        std::string function = dotted(global);
-        if (runs_code(global)) return parts.call(function, "a call of " + function + ", which was not made", said);
+        const Function& called = function_of(callee);
+        const std::string& function = called.name;
+        if (called.runs_code) return parts.call(function, "a call of " + function + ", which was not made", said);
         if (auto node = tensor_call(context_, global, function, said, parts)) return std::move(*node);
         if (global.module.starts_with("numpy"))
             if (auto node = numpy_call(context_, id, function, said, parts)) return std::move(*node);
@@ -133,10 +134,24 @@ private:
             if (auto node = python_value(pickle_, function, pickle_.items(said.arguments), draft_.allowance()))
                 return std::move(*node);
         }
-        return parts.call(std::move(function), std::string(unknown_class), said);
+        return parts.call(function, std::string(unknown_class), said);
+    }
+
+    /// A global that is called, by its node.
+    struct Function {
+        Id id = PickleGraph::nothing;
+        std::string name = {};
+        bool runs_code = false;
+    };
+    /// Most calls are of the function of the call before, which is kept.
+    const Function& function_of(Id id) {
+        const auto global = pickle_.global(id);
+        if (id != function_.id) function_ = {id, dotted(global), runs_code(global)};
+        return function_;
     }
 
     const PickleGraph& pickle_;
+    Function function_;
     TreeDraft draft_;
     TensorContext context_;
 };
@@ -146,7 +161,8 @@ void add_globals(const PickleGraph& pickle, const Storages& storages, NamedGloba
     if (storages.globals == nullptr) return;
     storages.globals->add(pickle, storages.record, known);
     Allowance allowance = pickle.allowance();
-    for (Id id = 0; id < pickle.size(); ++id) {
+    const bool any_embedded = names_global(pickle, load_from_bytes);
+    for (Id id = 0; any_embedded && id < pickle.size(); ++id) {
         if (!is_embedded(pickle, id)) continue;
         try {
             embedded_storage(pickle, id, storages, allowance);
