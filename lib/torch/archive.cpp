@@ -8,8 +8,10 @@
 #include "torch/rebuild.hpp"
 #include "torch/script.hpp"
 
+#include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -39,8 +41,9 @@ public:
         } else {
             if (zip_.trailing() > 0) out_.notes.push_back(bytes_text(zip_.trailing()) + " after the zip are ignored");
             check_root();
-            list_records();
+            note_unchecked();
             reporting(faults_, [&] { read_pickle_record(*pickle); });
+            list_records();  // last: the pickle and its graph are let go by then
         }
         return std::move(out_);
     }
@@ -90,25 +93,28 @@ private:
         }
     }
 
-    void list_records() {
-        const std::string storages = root_ + "data/";
-        const std::string constants = root_ + "constants/";
-        std::size_t unchecked = 0;
-        out_.records.reserve(zip_.records().size());
-        for (const ZipRecord& record : zip_.records()) {
-            RecordData data = open(record);
-            if (record.name.starts_with(storages) || record.name.starts_with(constants))
-                out_.storages.push_back({data.source, data.extent});
-            if (!record.has_crc32()) {
-                ++unchecked;
-                continue;
-            }
-            out_.records.push_back({std::move(data.source), data.extent, record.crc32, std::string(record.name)});
-        }
+    void note_unchecked() {
+        const auto& records = zip_.records();
+        const auto unchecked =
+            std::count_if(records.begin(), records.end(), [](auto& each) { return !each.has_crc32(); });
         if (unchecked == 0) return;
         out_.notes.push_back(
             std::to_string(unchecked) + (unchecked == 1 ? " record has" : " records have") +
             " no checksum; a file saved under skip_data() has holes in their places, which read as zeros");
+    }
+
+    void list_records() {
+        const std::string storages = root_ + "data/";
+        const std::string constants = root_ + "constants/";
+        out_.records.reserve(zip_.records().size());
+        out_.storages.reserve(zip_.records().size());
+        for (const ZipRecord& record : zip_.records()) {
+            RecordData data = open(record);
+            if (record.name.starts_with(storages) || record.name.starts_with(constants))
+                out_.storages.push_back({data.source, data.extent});
+            if (record.has_crc32() && !faulty_.contains(&record))
+                out_.records.push_back({std::move(data.source), data.extent, record.crc32, std::string(record.name)});
+        }
     }
 
     void read_pickle_record(const ZipRecord& record) {
@@ -171,7 +177,7 @@ private:
         return held;
     }
 
-    /// Reads a small record. One with a fault is taken off the list: verify() finds the fault here.
+    /// Reads a small record. One with a fault is not listed: verify() finds the fault here.
     std::vector<char> checked_bytes(const ZipRecord& record) {
         try {
             std::vector<char> bytes = read_all(zip_.open(record));
@@ -179,7 +185,7 @@ private:
             if (record.has_crc32() && found != record.crc32) throw crc32_mismatch(record.name, found, record.crc32);
             return bytes;
         } catch (const Error&) {
-            std::erase_if(out_.records, [&](const auto& each) { return each.record == record.name; });
+            faulty_.insert(&record);
             throw;
         }
     }
@@ -216,6 +222,7 @@ private:
 
     ZipDirectory zip_;
     mutable std::map<const ZipRecord*, RecordData> inflated_;
+    std::set<const ZipRecord*> faulty_;
     FaultSink& faults_;
     NamedGlobals* globals_;
     std::string root_;  ///< with the slash
