@@ -125,6 +125,7 @@ private:
         out_.verbatim = true;
         const auto& dict = std::get<StateTree::Dict>(tree_[tree_.root()]);
         note_attributes(dict);
+        out_.tensors.reserve(dict.items.size());
         for (const auto& [key, value] : dict.items) {
             path_ = std::get<std::string>(tree_[key]);
             visit_tensor(value, std::get<StateTree::Tensor>(tree_[value]));

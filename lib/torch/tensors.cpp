@@ -172,14 +172,21 @@ RecordData TensorReader::bytes_of(Id id, const StorageId& storage) const {
     return embedded == embedded_.end() ? storages_.find(storage.key) : embedded->second.data;
 }
 
+/// Of torch's short keys it needs no memory of its own: a byte, eight, and the key or node.
+std::string TensorReader::key_of_store(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements) const {
+    constexpr std::uint8_t is_embedded = 0x80;  // above all dtypes
+    const bool embedded = embedded_.contains(id);
+    std::string key;
+    append_bytes(key, static_cast<std::uint8_t>(static_cast<unsigned>(dtype) | (embedded ? is_embedded : 0U)));
+    append_bytes(key, elements);
+    if (embedded) append_bytes(key, id);
+    else key += storage.key;
+    return key;
+}
+
 std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId& storage, Dtype dtype,
                                                          const Shape& shape, std::uint64_t elements) {
-    const Id embedded = embedded_.contains(id) ? id : PickleGraph::nothing;
-    std::string key;
-    append_bytes(key, embedded);
-    append_bytes(key, dtype);
-    append_bytes(key, elements);
-    key += storage.key;
+    std::string key = key_of_store(id, storage, dtype, elements);
     const auto key_of = [this](std::uint32_t i) -> std::string_view { return stores_[i].key; };
     if (const auto known = by_key_.find(key, key_of)) return stores_[*known].stored;
     const RecordData data = bytes_of(id, storage);

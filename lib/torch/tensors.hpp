@@ -78,6 +78,7 @@ private:
     StorageId storage(Id id);
     RecordData bytes_of(Id id, const StorageId& storage) const;
     void add_longer(std::string_view key, std::uint64_t size, std::uint64_t stated);
+    std::string key_of_store(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements) const;
     /// All elements of a storage; of that shape where it was not asked for before.
     std::shared_ptr<const StoredTensor> stored(Id id, const StorageId& storage, Dtype dtype, const Shape& shape,
                                                std::uint64_t elements);
