@@ -119,8 +119,9 @@ public:
     const LazyTensor* end() const&& = delete;
 
     /// The nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else. select()
-    /// and renamed() leave it as it is: it has all tensors, under the names that they were opened with.
-    const StateTree* tree() const& noexcept;
+    /// and renamed() leave it as it is: it has all tensors, under the names that they were opened with. That of a flat
+    /// state dict is made when it is first asked for, in linear time.
+    const StateTree* tree() const&;
     const StateTree* tree() const&& = delete;
     // Checkpoints made from this one. They open no file and read no byte of a tensor. What is not said here stays as
     // it is: metadata, notes, skipped objects, files. save() keeps their ties, metadata and structure.

@@ -9,6 +9,7 @@
 #include "open/formats.hpp"
 #include "safetensors/identity.hpp"
 #include "state/fingerprint.hpp"
+#include "state/flat_dict.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -37,12 +38,16 @@ const LazyTensor* Checkpoint::State::find(std::string_view name) const noexcept 
     return *found < tensors ? &contents.tensors[*found] : &aliases[*found - tensors];
 }
 
-void Checkpoint::State::index_tensors() {
-    names.reserve(contents.tensors.size());
-    for (std::uint32_t i = 0; i < contents.tensors.size(); ++i) {
-        names.add(contents.tensors[i].name(), i, name_of());
-    }
+const StateTree* Checkpoint::State::tree() const {
+    if (!contents.late_tree) return contents.tree.get();
+    if (origin) return origin->tree();
+    std::call_once(asked_for_tree, [this] {
+        made_tree = std::make_shared<const StateTree>(contents.late_tree->tree(contents.tensors));
+    });
+    return made_tree.get();
 }
+
+void Checkpoint::State::index_tensors() { names.add_all(NamesOf(contents.tensors)); }
 
 void Checkpoint::State::alias_by_metadata() {
     std::vector<AliasGroup> groups;
@@ -106,7 +111,7 @@ const std::vector<std::string>& Checkpoint::notes() const& noexcept { return sta
 const std::vector<NamedGlobal>& Checkpoint::globals() const& noexcept { return state_->contents.globals; }
 const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return state_->contents.skipped; }
 const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return state_->contents.aliases; }
-const StateTree* Checkpoint::tree() const& noexcept { return state_->contents.tree.get(); }
+const StateTree* Checkpoint::tree() const& { return state_->tree(); }
 
 std::optional<std::string> Checkpoint::fingerprint() const {
     const auto& sources = state_->contents.sources;

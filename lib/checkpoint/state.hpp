@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -41,6 +42,8 @@ public:
     std::optional<std::uint32_t> number(std::string_view name) const { return names.find(name, name_of()); }
     /// Returns null where there is no such name.
     const LazyTensor* find(std::string_view name) const noexcept;
+    /// Returns null where there is none. That of a flat state dict is made when it is first asked for.
+    const StateTree* tree() const;
 
     state::Contents contents;
     std::uint64_t total_bytes;
@@ -50,6 +53,9 @@ public:
     std::vector<std::uint32_t> numbers;   // by the number of a tensor in `origin`
 
 private:
+    mutable std::once_flag asked_for_tree;
+    mutable std::shared_ptr<const StateTree> made_tree;
+
     void index_tensors();
     void alias_by_metadata();
     void add_aliases(const AliasGroup& group);

@@ -18,6 +18,11 @@ struct TensorHash {
     std::size_t operator()(const LazyTensor* tensor) const;
 };
 
+/// Not of no elements, nor where nobody else has its store.
+inline bool may_be_tied(const LazyTensor& tensor) {
+    return tensor.stored().use_count() > 1 && tensor.element_count() > 0;
+}
+
 /// By what tensors are. They stay with the caller, at their places.
 template <class Value> using TensorTable = std::unordered_map<const LazyTensor*, Value, TensorHash, SameTensor>;
 

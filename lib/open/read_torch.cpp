@@ -17,7 +17,8 @@ void add_globals(const torch::NamedGlobals& globals, const std::string& prefix, 
 Contents contents_of(torch::Archive archive, const torch::NamedGlobals& globals) {
     Contents contents;
     contents.notes = std::move(archive.notes);
-    state::set_tree(contents, std::move(archive.tree));
+    if (archive.flat) state::set_flat(contents, std::move(*archive.flat));
+    else state::set_tree(contents, std::move(archive.tree));
     add_globals(globals, {}, contents);
     contents.storages = std::move(archive.storages);
     contents.checksums = std::move(archive.records);

@@ -36,6 +36,7 @@ void set_tree(Contents& contents, StateTree tree) {
     contents.skipped = std::move(flat.skipped);
     contents.only_in_tree = std::move(flat.only_in_tree);
     contents.tree = std::make_shared<const StateTree>(std::move(tree));
+    contents.late_tree.reset();
     move_to_end(flat.notes, contents.notes);
 }
 

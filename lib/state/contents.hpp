@@ -20,6 +20,8 @@
 
 namespace safemap::SAFEMAP_ABI::state {
 
+struct LateTree;
+
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
 /// Null if there is no such key.
@@ -35,6 +37,8 @@ struct Contents {
     std::vector<AliasGroup> aliases = {};
     std::vector<LazyTensor> tensors = {};
     std::shared_ptr<const StateTree> tree = {};
+    /// In place of `tree` for a flat state dict of a pickle: makes it of the tensors that were read.
+    std::shared_ptr<const LateTree> late_tree = {};
     std::vector<std::string> only_in_tree = {};
     /// The structure document was read, and no digest of it is stored.
     bool structure_unchecked = false;

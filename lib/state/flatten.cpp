@@ -29,9 +29,8 @@ namespace {
 using NodeId = StateTree::NodeId;
 constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 
-/// All names together: no header of safetensors is longer. Without a limit, lists nested n deep with a tensor on
-/// each level would take n² bytes of names.
-constexpr std::size_t max_name_bytes = 100'000'000;
+/// Without a limit, lists nested n deep with a tensor on each level would take n² bytes of names.
+using state::max_name_bytes;
 /// All segments that the walk spells: one long key object may stand in millions of dictionaries.
 constexpr std::size_t max_segment_bytes = 4 * max_name_bytes;
 /// Of a path that is only an example.
@@ -323,11 +322,6 @@ private:
         const std::string_view type = node.numpy ? "numpy.ndarray" : "torch.Tensor";
         if (take_name()) list(type, unsaved_);
         else leave_out(type);
-    }
-
-    /// Not of no elements, nor where no other tensor of the tree has its store.
-    static bool may_be_tied(const LazyTensor& tensor) {
-        return tensor.element_count() > 0 && tensor.stored().use_count() > 1;
     }
 
     void add_alias(std::uint32_t number) {

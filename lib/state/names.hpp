@@ -20,6 +20,8 @@ namespace safemap::SAFEMAP_ABI::state {
 
 /// What a tensor at the root is called.
 inline constexpr std::string_view root_name = "~root";
+/// All names together: no header of safetensors is longer.
+inline constexpr std::size_t max_name_bytes = 100'000'000;
 /// The segment below the segment of a key that holds tensors itself.
 inline constexpr std::string_view key_segment_below = "~key";
 

@@ -125,7 +125,7 @@ private:
         // Only TorchScript has constants.
         const ZipRecord* const constants = find("constants.pkl");
         if (constants == nullptr || !is_script(pickle))
-            return out_.take(rebuild(pickle, storages("data/", record), faults_));
+            return out_.take(rebuild_state(pickle, storages("data/", record), faults_));
         const std::vector<NamedValue> state = script_state(pickle);
         out_.take(rebuild(pickle, state, storages("data/", record), faults_));
         if (state.empty()) return read_constants(*constants);

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,13 +18,15 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 struct Archive {
     StateTree tree;
+    std::optional<state::FlatDict> flat = {};  ///< in place of the tree
     std::vector<std::string> notes;       ///< human sentences: opaque classes, calls that were not made, trailing bytes
     std::vector<StoredChecksum> records;  ///< of a zip, for verify
     std::vector<StoragePlace> storages;   ///< those that no tensor refers to too; none of a plain pickle
 
-    /// The tree, and notes beside those that are there.
+    /// The tree or flat dictionary, and notes beside those that are there.
     void take(Rebuilt rebuilt) {
         tree = std::move(rebuilt.tree);
+        flat = std::move(rebuilt.flat);
         notes.insert(notes.end(), rebuilt.notes.begin(), rebuilt.notes.end());
     }
 };

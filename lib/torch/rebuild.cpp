@@ -7,10 +7,15 @@
 //   python_values.hpp  the table of functions that make plain values
 //   object_parts.hpp   everything else: opaque objects, whose parts keep names
 //
+// A flat state dict, which most pickles are, is read past the tree (FlatItems); at the first thing that is not as torch
+// writes it the tree is made after all.
+//
 // Tested by tests/torch/rebuild_test.cpp.
 #include "torch/rebuild.hpp"
 
+#include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "state/names.hpp"
 #include "torch/containers.hpp"
 #include "torch/embedded.hpp"
 #include "torch/globals.hpp"
@@ -21,6 +26,7 @@
 #include "torch/tensor_calls.hpp"
 #include "torch/tree_draft.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::torch {
@@ -39,6 +45,88 @@ using Constant = StateTree::Constant;
 constexpr std::size_t max_printed_integer = 4096;
 
 constexpr std::string_view unknown_class = "an object of a class that safemap does not know";
+constexpr std::string_view ordered_dict = "collections.OrderedDict";
+
+/// What a state dict's root is made of: an OrderedDict without its items, and these; or a plain dictionary's items.
+struct FlatRoot {
+    std::optional<PickleGraph::Call> made = {};
+    std::span<const Id> items = {};
+};
+FlatRoot flat_root(const PickleGraph& pickle) {
+    const Id root = pickle.root();
+    if (pickle.kind(root) == Kind::dict) return {.items = pickle.items(root)};
+    if (!is_call_of(pickle, root, ordered_dict)) return {};
+    PickleGraph::Call made = pickle.call(root);
+    const bool of_nothing = pickle.items(made.arguments).empty() && made.keywords == PickleGraph::nothing;
+    if (!of_nothing || !made.appends.empty()) return {};
+    const auto items = std::exchange(made.items, {});
+    return {.made = made, .items = items};
+}
+
+/// Reads the items of a flat state dict: tensors of torch.save's commonest kind, each under a text. What else there is,
+/// ends it; errors are thrown, and to be found again on the way to a tree, where they get the names that they have.
+class FlatItems {
+public:
+    FlatItems(TreeDraft& draft, TensorReader& tensors)
+        : draft_(draft), pickle_(draft.pickle()), tensors_(tensors), met_(pickle_.size()) {}
+
+    /// Nothing where there is anything else.
+    std::optional<std::vector<LazyTensor>> read(std::span<const Id> items) {
+        std::vector<LazyTensor> out;
+        out.reserve(items.size() / 2);
+        for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+            const auto name = name_of(items[i]);
+            auto tensor = name ? plain_tensor(items[i + 1]) : std::nullopt;
+            if (!tensor) return std::nullopt;
+            // What the tree would be charged for.
+            draft_.spend(2 * entry_cost + tensor_cost + 2 * name->size());
+            out.push_back(tensor->renamed(std::string(*name)));
+        }
+        bool distinct = true;
+        NameIndex().add_all(NamesOf(out), [&](auto, auto) { distinct = false; });
+        if (!distinct) return std::nullopt;
+        return out;
+    }
+    /// Whether `plain_tensor()` may take a node, by the node alone.
+    static bool looks_plain(const PickleGraph& pickle, Id id) {
+        return is_call_of(pickle, id, "torch._utils._rebuild_tensor_v2");
+    }
+
+private:
+    std::optional<std::string_view> name_of(Id key) {
+        if (pickle_.kind(key) != Kind::text) return std::nullopt;
+        const std::string_view name = pickle_.text(key);
+        name_bytes_ += name.size();
+        if (!state::verbatim_name(name) || name_bytes_ > state::max_name_bytes) return std::nullopt;
+        return name;
+    }
+    /// One that is nothing more, and was not met before: the same object under two names is one node of a tree.
+    std::optional<LazyTensor> plain_tensor(Id id) {
+        if (pickle_.kind(id) != Kind::call || met_[id]) return std::nullopt;
+        met_[id] = true;
+        const auto said = pickle_.call(id);
+        if (said.callee != function_ && !looks_plain(pickle_, id)) return std::nullopt;
+        function_ = said.callee;
+        const bool changed = !said.states.empty() || !said.items.empty() || !said.appends.empty();
+        const auto arguments = pickle_.items(said.arguments);
+        if (changed || said.keywords != PickleGraph::nothing || arguments.size() < 6 || arguments.size() > 7)
+            return std::nullopt;
+        const bool requires_grad = pickle_.kind(arguments[4]) == Kind::boolean && pickle_.boolean(arguments[4]);
+        if (requires_grad || pickle_.kind(arguments[0]) != Kind::persistent) return std::nullopt;
+        return tensors_.describe({.storage = arguments[0],
+                                  .offset = arguments[1],
+                                  .size = arguments[2],
+                                  .stride = arguments[3],
+                                  .metadata = arguments.size() > 6 ? arguments[6] : PickleGraph::nothing});
+    }
+
+    TreeDraft& draft_;
+    const PickleGraph& pickle_;
+    TensorReader& tensors_;
+    std::vector<bool> met_;               ///< nodes of tensors
+    Id function_ = PickleGraph::nothing;  ///< of the tensor before
+    std::size_t name_bytes_ = 0;
+};
 
 class Rebuilder {
 public:
@@ -63,6 +151,21 @@ public:
         draft_.tree()[root] = std::move(dict);
         draft_.tree().set_root(root);
         return fill();
+    }
+    /// Nothing where it is no flat state dict, or one with something in it that only a tree can say.
+    std::optional<Rebuilt> run_flat(const FlatRoot& root) {
+        auto items = FlatItems(draft_, context_.tensors).read(root.items);
+        if (!items) return std::nullopt;
+        const NodeId self = draft_.add(StateTree::Dict{}, {});
+        draft_.tree().set_root(self);
+        if (root.made) draft_.tree()[self] = *container_call(draft_, ordered_dict, *root.made, self);
+        Rebuilt out = fill();
+        const auto shared = [this](Id id) { return draft_.is_referred(id); };
+        if (shared(pickle_.root()) || std::any_of(root.items.begin(), root.items.end(), shared)) return std::nullopt;
+        // A copy has no room for the nodes that did not come.
+        out.flat = state::FlatDict{.rest = std::as_const(out.tree), .items = std::move(*items)};
+        out.tree = {};
+        return out;
     }
 
 private:
@@ -180,6 +283,20 @@ void add_globals(const PickleGraph& pickle, const Storages& storages, NamedGloba
 
 Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
     add_globals(pickle, storages, is_known);
+    return Rebuilder(pickle, storages, faults).run();
+}
+
+Rebuilt rebuild_state(const PickleGraph& pickle, const Storages& storages, FaultSink& faults) {
+    add_globals(pickle, storages, is_known);
+    const FlatRoot root = flat_root(pickle);
+    if (root.items.size() > 1 && FlatItems::looks_plain(pickle, root.items[1])) {
+        try {
+            ThrowFirst thrown;
+            if (auto flat = Rebuilder(pickle, storages, thrown).run_flat(root)) return std::move(*flat);
+        } catch (const Error&) {
+            // It is found again below, and reported.
+        }
+    }
     return Rebuilder(pickle, storages, faults).run();
 }
 

@@ -46,6 +46,7 @@ public:
         if (nodes_[id] == StateTree::no_node) nodes_[id] = add(StateTree::None{}, place, id);
         return nodes_[id];
     }
+    bool is_referred(Id id) const { return nodes_[id] != StateTree::no_node; }
     /// One that the pickle has not.
     NodeId add(Node node, Place place) { return add(std::move(node), place, PickleGraph::nothing); }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "sha256.hpp"
+#include "state/contents.hpp"
+#include "state/flat_dict.hpp"
 #include "temp_dir.hpp"
 #include "torch/archive.hpp"
 #include "torch/legacy.hpp"
@@ -34,6 +36,15 @@ inline std::shared_ptr<const safemap::Source> source(std::string_view bytes, std
 
 inline std::string content(const std::string& file) { return TempDir::read(folder() / file); }
 
+/// With a tree, also of a flat state dict.
+inline safemap::torch::Archive with_tree(safemap::torch::Archive archive) {
+    if (!archive.flat) return archive;
+    safemap::state::Contents contents;
+    safemap::state::set_flat(contents, std::move(*archive.flat));
+    archive.tree = contents.late_tree->tree(contents.tensors);
+    archive.flat.reset();
+    return archive;
+}
 /// As the content says.
 inline safemap::torch::Archive read(std::string_view bytes, safemap::FaultSink& faults,
                                     safemap::torch::NamedGlobals* unknown = nullptr) {
@@ -42,7 +53,7 @@ inline safemap::torch::Archive read(std::string_view bytes, safemap::FaultSink& 
     if (bytes.size() > 1 && bytes.starts_with('\x80')) return torch::read_plain(source(bytes), faults, unknown);
     if (bytes.substr(std::min<std::size_t>(bytes.size(), 257)).starts_with("ustar"))
         return torch::read_tar(source(bytes), faults, unknown);
-    return torch::read_archive(source(bytes), faults, unknown);
+    return with_tree(torch::read_archive(source(bytes), faults, unknown));
 }
 inline safemap::torch::Archive open(std::string_view bytes) {
     safemap::ThrowFirst faults;
