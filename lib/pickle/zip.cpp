@@ -509,15 +509,29 @@ ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink&
     zip.source_ = std::move(source);
     const Directory place = EndRecords(*zip.source_).find();
     zip.trailing_ = place.trailing;
-    zip.directory_.resize(place.place.size);
-    read_into(*zip.source_, place.place.offset, zip.directory_);
-    const std::string_view directory(zip.directory_.data(), zip.directory_.size());
+    zip.names_.resize(place.place.size);  // of the whole directory, until the records are known
+    read_into(*zip.source_, place.place.offset, zip.names_);
+    const std::string_view directory(zip.names_.data(), zip.names_.size());
     Entries entries(*zip.source_, place, faults);
     const std::vector<Placed> placed = entries.read(directory);
     zip.records_.reserve(placed.size());
     for (const Placed& each : placed) zip.records_.push_back(each.record);
     zip.by_name_ = entries.index_of(zip.records_);
+    zip.keep_names();
     return zip;
+}
+
+/// Entries of a directory are several times as long as the names in them, which outlive it.
+void ZipDirectory::keep_names() {
+    std::size_t size = 0;
+    for (const ZipRecord& record : records_) size += record.name.size();
+    std::vector<char> names;
+    names.reserve(size);
+    for (ZipRecord& record : records_) {
+        const auto at = names.insert(names.end(), record.name.begin(), record.name.end());
+        record.name = {names.data() + (at - names.begin()), record.name.size()};
+    }
+    names_ = std::move(names);
 }
 
 const ZipRecord* ZipDirectory::find(std::string_view name) const noexcept {

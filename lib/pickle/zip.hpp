@@ -53,15 +53,16 @@ public:
     /// size, which compares the checksum when it is read to its end.
     RecordData open(const ZipRecord& record) const;
 
-    // The records' names are views into the directory, which may move but not be copied.
+    // The records' names are views into it, which may move but not be copied.
     ZipDirectory(ZipDirectory&&) noexcept = default;
     ZipDirectory& operator=(ZipDirectory&&) noexcept = default;
 
 private:
     ZipDirectory() = default;
+    void keep_names();
 
     std::shared_ptr<const Source> source_;
-    std::vector<char> directory_;  ///< the central directory: names are views into it
+    std::vector<char> names_;  ///< of the records, which have views of them
     std::vector<ZipRecord> records_;
     NameIndex by_name_;  ///< of records_
     std::uint64_t trailing_ = 0;

@@ -65,6 +65,21 @@ TEST_CASE("a comment may look like an end record") {
     CHECK(directory.records().size() == 2);
 }
 
+TEST_CASE("records are found where entries before them are none") {
+    forge::Zip zip;
+    zip.add("a/", "");
+    zip.add("a/data/0", "zero");
+    zip.add("a/data/", "");
+    zip.add("a/data/1", "one");
+    const auto directory = read(zip.join());
+    CHECK(directory.find("a/") == nullptr);
+    CHECK(directory.find("a/data/") == nullptr);
+    REQUIRE(directory.find("a/data/0") == &directory.records()[0]);
+    REQUIRE(directory.find("a/data/1") == &directory.records()[1]);
+    CHECK(directory.records()[1].name == "a/data/1");
+    CHECK(directory.records()[1].size == 3);
+}
+
 TEST_CASE("a zip in the comment of another, which programs would choose between, is refused") {
     auto other = two_records();
     other.zip64_end = false;
