@@ -6,6 +6,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
+void PickleInput::refuse(Errc code, const char* what) const { throw fault(code, what); }
+
 /// More bytes are wanted than are left.
 Error PickleInput::beyond(std::uint64_t count) const {
     const std::uint64_t left = bytes_.size() - at_;

@@ -31,7 +31,7 @@ public:
         marks_.push_back(values_.size());
     }
     Id top() const {
-        if (values_.size() <= fence()) throw bad("the stack is empty");
+        if (values_.size() <= fence()) refuse("the stack is empty");
         return values_.back();
     }
     /// Of a stack that is not empty.
@@ -58,20 +58,20 @@ public:
 
     /// The place behind the last mark, which goes.
     std::size_t pop_mark() {
-        if (marks_.empty()) throw bad("no mark on the stack");
+        if (marks_.empty()) refuse("no mark on the stack");
         const std::size_t begin = marks_.back();
         marks_.pop_back();
         return begin;
     }
     /// The place of the last `count` values.
     std::size_t operands(std::size_t count) const {
-        if (values_.size() - fence() < count) throw bad("fewer values on the stack than the opcode takes");
+        if (values_.size() - fence() < count) refuse("fewer values on the stack than the opcode takes");
         return values_.size() - count;
     }
     std::span<const Id> above(std::size_t begin) const { return std::span(values_).subspan(begin); }
     /// The container below `begin`, which an opcode is to change.
     Id below(std::size_t begin) const {
-        if (begin <= fence()) throw bad("no value to put the items into");
+        if (begin <= fence()) refuse("no value to put the items into");
         return values_[begin - 1];
     }
     void cut(std::size_t begin) { values_.resize(begin); }
@@ -89,6 +89,7 @@ private:
     static constexpr std::uint64_t slot_cost = 16;
     static constexpr std::uint64_t mark_cost = 24;
 
+    [[noreturn]] void refuse(const char* what) const { input_.refuse(Errc::pickle_bad_stack, what); }
     std::size_t fence() const { return marks_.empty() ? 0 : marks_.back(); }
 
     const PickleInput& input_;
