@@ -202,14 +202,23 @@ private:
                     "record byteorder says " + safemap::quoted(order) + "; \"little\" or \"big\" was wanted");
     }
 
-    RecordData storage(const std::string& folder, std::string_view key) const {
+    RecordData storage(const std::string& folder, std::string_view key) {
         if (key.empty() || key.find('/') != key.npos || key.find("..") != key.npos) {
             throw Error(Errc::zip_bad_record, "storage key " + safemap::quoted(key) + " is no record's name");
         }
-        const ZipRecord* record = find(folder + std::string(key));
+        name_.assign(root_).append(folder).append(key);
+        const ZipRecord* const record = record_called(name_);
         if (record == nullptr)
             throw Error(Errc::zip_missing_record, "no record " + folder + excerpt(key) + " for a storage");
         return open(*record);
+    }
+    /// torch writes storages in the order in which the pickle names them.
+    const ZipRecord* record_called(std::string_view name) {
+        const auto& records = zip_.records();
+        const bool follows = after_ < records.size() && records[after_].name == name;
+        const ZipRecord* const record = follows ? &records[after_] : zip_.find(name);
+        if (record != nullptr) after_ = static_cast<std::size_t>(record - records.data()) + 1;
+        return record;
     }
 
     /// A deflated record is one source, whoever asks.
@@ -225,7 +234,9 @@ private:
     std::set<const ZipRecord*> faulty_;
     FaultSink& faults_;
     NamedGlobals* globals_;
-    std::string root_;  ///< with the slash
+    std::string root_;       ///< with the slash
+    std::string name_;       ///< of the storage that is looked for: one memory for all names
+    std::size_t after_ = 0;  ///< the record behind that of the last storage
     Archive out_;
 };
 

@@ -32,8 +32,7 @@ struct NodeCost {
 
 }  // namespace
 
-TreeDraft::TreeDraft(const PickleGraph& pickle)
-    : pickle_(pickle), allowance_(pickle.allowance()), nodes_(pickle.size(), StateTree::no_node) {
+TreeDraft::TreeDraft(const PickleGraph& pickle) : pickle_(pickle), allowance_(pickle.allowance()) {
     tree_.reserve(pickle.size());
     sources_.reserve(pickle.size());
     places_.reserve(pickle.size());

@@ -43,10 +43,11 @@ public:
 
     /// The node of the tree that a node of the pickle becomes.
     NodeId refer(Id id, Place place) {
+        if (nodes_.empty()) nodes_.assign(pickle_.size(), StateTree::no_node);
         if (nodes_[id] == StateTree::no_node) nodes_[id] = add(StateTree::None{}, place, id);
         return nodes_[id];
     }
-    bool is_referred(Id id) const { return nodes_[id] != StateTree::no_node; }
+    bool is_referred(Id id) const { return !nodes_.empty() && nodes_[id] != StateTree::no_node; }
     /// One that the pickle has not.
     NodeId add(Node node, Place place) { return add(std::move(node), place, PickleGraph::nothing); }
 
@@ -77,7 +78,7 @@ private:
     const PickleGraph& pickle_;
     Allowance allowance_;
     StateTree tree_;
-    std::vector<NodeId> nodes_;  ///< of the tree, by node of the pickle
+    std::vector<NodeId> nodes_;  ///< of the tree, by node of the pickle; empty until one is referred to
     std::vector<Id> sources_;    ///< node of the pickle, by node of the tree; nothing where it is filled already
     std::vector<Place> places_;
 };
