@@ -132,7 +132,7 @@ Checkpoint Checkpoint::renamed(const std::function<std::string(std::string_view)
 
 std::vector<std::string> Checkpoint::parts() const {
     std::vector<std::string> parts;
-    if (tree() == nullptr || state::is_flat(*tree())) return parts;
+    if (!Origin::has_tree(*this) || Origin::is_flat(*this)) return parts;
     const Checkpoint origin = Origin::of(*this);
     for (const NamedTensor& named : all_names(origin)) {
         const std::string_view part = named.name.substr(0, named.name.find('/'));
@@ -175,6 +175,16 @@ const std::vector<std::string>& Origin::only_in_tree(const Checkpoint& checkpoin
 
 Checkpoint Origin::of(const Checkpoint& checkpoint) {
     return checkpoint.state_->origin ? Checkpoint(checkpoint.state_->origin) : checkpoint;
+}
+
+bool Origin::has_tree(const Checkpoint& checkpoint) noexcept {
+    const Contents& contents = checkpoint.state_->contents;
+    return contents.tree != nullptr || contents.late_tree != nullptr;
+}
+
+bool Origin::is_flat(const Checkpoint& checkpoint) {
+    const Contents& contents = checkpoint.state_->contents;
+    return contents.late_tree != nullptr || (contents.tree != nullptr && state::is_flat(*contents.tree));
 }
 
 const LazyTensor* Origin::find(const Checkpoint& checkpoint, std::string_view name) {

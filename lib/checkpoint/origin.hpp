@@ -23,6 +23,9 @@ struct Origin {
     static Checkpoint of(const Checkpoint& checkpoint);
     /// Returns the tensor that has `name` in the origin, as `checkpoint` calls it now; null if it is not selected.
     static const LazyTensor* find(const Checkpoint& checkpoint, std::string_view name);
+    // Of tree(), without making it.
+    static bool has_tree(const Checkpoint& checkpoint) noexcept;
+    static bool is_flat(const Checkpoint& checkpoint);
 };
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -36,7 +36,7 @@ bool lists_in_order(const Checkpoint& opened, const FlatState& flat) {
 /// Notes what is lost if no document is written, and the order of the tensors if the files change it.
 void note_losses(const Checkpoint& checkpoint, Input& input) {
     std::vector<std::string> lost = checkpoint::Origin::only_in_tree(checkpoint);
-    if (checkpoint.tree() != nullptr) {
+    if (checkpoint::Origin::has_tree(checkpoint)) {
         input.note_order = true;
         if (checkpoint.format() != Format::torch) {
             FlatState flat = flatten(*checkpoint.tree());
@@ -93,8 +93,7 @@ void require_no_tie(const Checkpoint& checkpoint, const Metadata& metadata) {
 
 /// Returns nothing, with a note, where no document is wanted at any price and this one would be too large.
 std::optional<std::string> document_of(const Checkpoint& checkpoint, StructurePolicy policy, Input& input) {
-    const StateTree* const tree = checkpoint.tree();
-    const bool plain = tree == nullptr || state::is_flat(*tree);
+    const bool plain = !checkpoint::Origin::has_tree(checkpoint) || checkpoint::Origin::is_flat(checkpoint);
     if (policy == StructurePolicy::drop || (policy == StructurePolicy::automatic && plain)) return std::nullopt;
     try {
         return checkpoint::document_of(checkpoint,

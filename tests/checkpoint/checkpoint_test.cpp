@@ -74,6 +74,33 @@ TEST_CASE("tensors are listed by offset and found by name") {
     CHECK(model.tree() == nullptr);
 }
 
+TEST_CASE("the tree of a flat state dict is one, whoever asks for it, and when") {
+    const auto opened = open(forge::pt({{"b", {2}, {1, 2}}, {"a", {1}, {3}}, {"c", {1}, {4}}}));
+    const Checkpoint part =
+        opened.select(Selection::names({"a", "c"})).renamed([](auto name) { return "x." + std::string(name); });
+    std::vector<const StateTree*> trees(4);
+    std::vector<std::thread> threads;
+    for (const StateTree*& tree : trees)
+        threads.emplace_back(
+            [&tree, &part, &opened, first = &trees.front()] { tree = &tree == first ? opened.tree() : part.tree(); });
+    for (std::thread& thread : threads) thread.join();
+    for (const StateTree* const tree : trees) CHECK(tree == opened.tree());
+
+    REQUIRE(opened.tree() != nullptr);
+    const StateTree& tree = *opened.tree();
+    const auto& items = std::get<StateTree::Dict>(tree[tree.root()]).items;
+    REQUIRE(items.size() == 3);
+    for (std::size_t i = 0; i < 3; ++i) {
+        CHECK(std::get<std::string>(tree[items[i].first]) == opened.tensor(i).name());
+        const auto& leaf = std::get<StateTree::Tensor>(tree[items[i].second]);
+        CHECK(leaf.tensor.name().empty());
+        CHECK(leaf.tensor.stored() == opened.tensor(i).stored());
+    }
+    CHECK(opened.parts().empty());
+    const Checkpoint below = opened.below("a");
+    CHECK(bytes_of(below.tensor(0)) == bytes_of(opened["a"]));
+}
+
 TEST_CASE("a name that is not there gives near ones") {
     const auto model = open(forge::u8_file({{"layer.weight", 1}, {"layer.bias", 1}}));
     const auto error = error_of([&] { static_cast<void>(model["layer.wieght"]); });
