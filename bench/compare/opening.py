@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Opening .pt files of many tensors against torch.load(mmap=True): prints Markdown for docs/performance.md.
 
-    bench/compare/opening.py BUILD [--rounds 7] [--work DIR] [--python PYTHON]
+    bench/compare/opening.py BUILD [--rounds 7] [--work DIR] [--python PYTHON] [--tensors 300 3000 30000 300000]
 
 BUILD is a build folder with bench/open_time in it, PYTHON has torch. Every time is of a process of its own that has
 opened a small file before, without imports and without what it takes to free the result, by the clock and of the
 processor: that is what counts where others use the machine too, since both sides work in one thread and the files are
 warm. Memory is the most that the process ever had of its own. Each round opens every file once in every way, and ratios
-are medians of the rounds' ratios.
+are medians of the rounds' ratios. With --tensors the files are flat state dicts of so many tensors, and torch.load
+reads them without mmap, too.
 """
 
 import argparse
@@ -49,10 +50,11 @@ for path, maker, count in zip(*[iter(sys.argv[1:])] * 3):
 
 LOAD = """
 import json, sys, time, torch
-first, file, safe = sys.argv[1:]
-torch.load(first, mmap=True, weights_only=safe == 'safe')
+first, file, safe, mmap = sys.argv[1:]
+how = {'mmap': mmap == 'mmap', 'weights_only': safe == 'safe'}
+torch.load(first, **how)
 start, busy_before = time.perf_counter(), time.process_time()
-state = torch.load(file, mmap=True, weights_only=safe == 'safe')
+state = torch.load(file, **how)
 busy = time.process_time() - busy_before
 print(json.dumps({'seconds': time.perf_counter() - start, 'busy': busy}))
 """
@@ -64,6 +66,7 @@ FILES = {
     "model and AdamW, 1.3 million pickle nodes": ("training", 38_500),
 }
 WAYS = ("safemap", "weights_only=True", "weights_only=False")
+SIZE_WAYS = ("safemap", "weights_only=True, mmap=False", "weights_only=True", "weights_only=False")
 
 
 def milliseconds(times):
@@ -77,24 +80,26 @@ def ratio(peer, own):
 
 
 class Opening:
-    def __init__(self, build, work, python):
+    def __init__(self, build, work, python, files=FILES, ways=WAYS):
+        self.made, self.ways = files, ways
         self.open_time = build / "bench" / "open_time"
         self.python = python
         self.first = work / "first.pt"
-        self.files = {name: work / f"{number}.pt" for number, name in enumerate(FILES)}
-        made = [str(word) for name, file in self.files.items() for word in (file, *FILES[name])]
+        self.files = {name: work / f"{number}.pt" for number, name in enumerate(files)}
+        made = [str(word) for name, file in self.files.items() for word in (file, *files[name])]
         subprocess.run([python, "-c", MAKE, self.first, "weights", "2", *made], check=True)
         self.times, self.busy, self.anon, self.tensors = {}, {}, {}, {}
 
     def command(self, way, file):
         if way == "safemap":
             return [self.open_time, self.first, file]
-        return [self.python, "-c", LOAD, self.first, file, "safe" if way == "weights_only=True" else "any"]
+        return [self.python, "-c", LOAD, self.first, file, "safe" if way.startswith("weights_only=True") else "any",
+                "read" if way.endswith("mmap=False") else "mmap"]
 
     def round(self, number):
         for name, file in self.files.items():
             # The other way round each time, so that none always meets what another leaves behind.
-            for way in WAYS if number % 2 == 0 else reversed(WAYS):
+            for way in self.ways if number % 2 == 0 else reversed(self.ways):
                 done = run.Run(self.command(way, file), keep_output=True)
                 out = json.loads(done.output)
                 self.times.setdefault((name, way), []).append(out["seconds"])
@@ -111,6 +116,21 @@ class Opening:
                 f"| {ratios[0]} | {milliseconds(self.busy[name, way])} | {ratios[1]} | {each:.1f} "
                 f"| {self.anon[name, way] / 2**20:.0f} MiB |")
 
+    def size_row(self, name):
+        own = [1e6 * statistics.median(of[name, "safemap"]) / self.tensors[name] for of in (self.times, self.busy)]
+        ratios = [ratio(self.busy[name, way], self.busy[name, "safemap"]) for way in self.ways[1:]]
+        return (f"| {self.tensors[name]:,} | {own[0]:.2f} | {own[1]:.2f} | " + " | ".join(ratios) +
+                f" | {self.anon[name, 'safemap'] / 2**20:.0f} MiB | {self.anon[name, self.ways[2]] / 2**20:.0f} MiB |")
+
+    def sizes(self):
+        return "\n".join([
+            "| tensors | µs a tensor by the clock | of the processor | " +
+            " | ".join(f"`{way}`, times the processor's" for way in self.ways[1:]) +
+            f" | peak RssAnon | of `{self.ways[2]}` |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            *[self.size_row(name) for name in self.made],
+        ])
+
     def markdown(self, command, rounds, work):
         return "\n".join([
             f"Machine: {run.machine(work)}. Date: {datetime.date.today()}. Command: `{command}`.",
@@ -119,7 +139,7 @@ class Opening:
             "| file | opened by | ms by the clock | times safemap | ms of processor | times safemap | µs a tensor "
             "| peak RssAnon |",
             "| --- | --- | --- | --- | --- | --- | --- | --- |",
-            *[self.row(name, way) for name in FILES for way in WAYS],
+            *[self.row(name, way) for name in self.made for way in self.ways],
         ])
 
 
@@ -129,14 +149,17 @@ def main():
     parser.add_argument("--rounds", type=run.rounds, default=7)
     parser.add_argument("--work", type=pathlib.Path, help="a folder with 100 MB to spare")
     parser.add_argument("--python", default=sys.executable, help="an interpreter with torch")
+    parser.add_argument("--tensors", type=int, nargs="+", help="flat state dicts of so many tensors instead")
     options = parser.parse_args()
+    files = {f"{count:,} tensors": ("weights", count) for count in options.tensors or ()}
     with tempfile.TemporaryDirectory(prefix="safemap-opening-", dir=options.work) as work:
-        opening = Opening(options.build.resolve(), pathlib.Path(work), options.python)
+        opening = Opening(options.build.resolve(), pathlib.Path(work), options.python,
+                          *((files, SIZE_WAYS) if files else ()))
         for number in range(options.rounds):
             opening.round(number)
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         command = f"bench/compare/opening.py {options.build} --rounds {options.rounds}"
-        print(opening.markdown(command, options.rounds, work))
+        print(opening.sizes() if files else opening.markdown(command, options.rounds, work))
 
 
 if __name__ == "__main__":
