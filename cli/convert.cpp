@@ -10,7 +10,6 @@
 #include "rename.hpp"
 #include "signals.hpp"
 
-#include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/text.hpp>
 #include <safemap/save.hpp>
 
@@ -29,7 +28,7 @@ namespace {
 /// What the report says besides what save() says.
 struct Around {
     std::vector<AliasGroup> aliases = {};
-    std::vector<SkippedObject> skipped = {};
+    std::vector<SkippedObject> skipped = {};  ///< `quantized` only those whose numbers are selected
     std::vector<std::string> notes = {};
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
@@ -39,14 +38,27 @@ struct Around {
     std::uint64_t predicted_anon_bytes(const SaveReport& saved) const {
         return peak_anon_bytes + saved.layout.buffer_bytes;
     }
-    /// A quantised tensor is skipped by opening, which knows why, and its numbers by saving: it is listed once.
+    /// A quantised tensor is skipped by opening, which knows why, and its numbers by saving: it is listed once, and not
+    /// at all if its numbers are saved.
     std::vector<SkippedObject> all_skipped(const SaveReport& saved) const {
-        std::vector<SkippedObject> all = skipped;
+        std::vector<SkippedObject> all;
         std::set<std::string_view> listed;
-        for (const SkippedObject& object : skipped) listed.insert(object.name);
+        for (const SkippedObject& object : skipped) {
+            if (saved.unsupported.empty() && object.quantized) continue;
+            listed.insert(object.name);
+            all.push_back(object);
+        }
         for (const SkippedObject& object : saved.skipped)
             if (!listed.contains(object.name)) all.push_back(object);
         return all;
+    }
+    /// Without those of tensors that are skipped.
+    std::vector<AliasGroup> written_aliases(const SaveReport& saved) const {
+        std::set<std::string_view> left_out;
+        for (const SkippedObject& object : saved.skipped) left_out.insert(object.name);
+        std::vector<AliasGroup> written = aliases;
+        std::erase_if(written, [&](const AliasGroup& group) { return left_out.contains(group.front()); });
+        return written;
     }
     std::vector<std::string> all_notes(const SaveReport& saved) const {
         std::vector<std::string> all = notes;
@@ -85,7 +97,7 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
         json.end_object();
     }
     json.end_object();
-    json.member("aliases", around.aliases);
+    json.member("aliases", around.written_aliases(saved));
     json.key("skipped").begin_array();
     for (const SkippedObject& object : around.all_skipped(saved))
         json.begin_object().member("name", object.name).member("why", object.why).end_object();
@@ -159,7 +171,7 @@ std::string plan_text(const SaveReport& saved, const Around& around, const std::
     text += extras_text(saved) + reading_text(saved);
     if (align_tensors)
         text += fmt::format("  aligned  all but {}\n", count_text(saved.layout.unaligned_tensors, "tensor"));
-    for (const AliasGroup& group : around.aliases) {
+    for (const AliasGroup& group : around.written_aliases(saved)) {
         // The stored name stands last, and once: a name may be as long as the file.
         text += "  tied     ";
         for (std::size_t i = 1; i < group.size(); ++i) text += printable(group[i]) + " = ";
@@ -237,7 +249,7 @@ public:
         const Checkpoint chosen = opened.select(common.selection());
         const Checkpoint model =
             renaming.empty() ? chosen : chosen.renamed([&](std::string_view name) { return renaming.apply(name); });
-        Around around = known_before(opened, model, renaming.notes());
+        Around around = known_before(opened, chosen, model, renaming.notes());
         if (!no_extras_) options_.extras = opened.extras();
         if (!console.json() && !around.dry_run)
             options_.on_plan = [&](const SaveReport& plan) {
@@ -317,11 +329,16 @@ private:
         return Checkpoint::open(files, common.open);
     }
 
-    Around known_before(const Checkpoint& opened, const Checkpoint& model,
+    Around known_before(const Checkpoint& opened, const Checkpoint& chosen, const Checkpoint& model,
                         const std::vector<std::string>& renaming) const {
-        Around around{.skipped = opened.skipped(), .notes = opened.notes(), .dry_run = options_.plan_only};
-        for (const AliasGroup& group : model.aliases())
-            if (in_safetensors(model[group.front()].dtype())) around.aliases.push_back(group);
+        Around around{.aliases = model.aliases(),
+                      .skipped = opened.skipped(),
+                      .notes = opened.notes(),
+                      .dry_run = options_.plan_only};
+        // What is met again has no tensor of its own.
+        for (SkippedObject& object : around.skipped)
+            object.quantized =
+                object.quantized && (chosen.find(object.name) != nullptr || opened.find(object.name) == nullptr);
         if (root_.empty()) note_parts(opened, around.notes);
         around.notes.insert(around.notes.end(), renaming.begin(), renaming.end());
         return around;

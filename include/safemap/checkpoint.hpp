@@ -82,7 +82,7 @@ public:
     /// What a `.pt` holds that is no tensor (storages, objects of unknown classes; numbers and texts are only counted,
     /// in notes()), or a tensor that is not kept as one: meta, sparse, quantised; and of whole modules the tensors that
     /// their state_dict() leaves out. A tensor whose dtype alone has no name in safetensors is one of the tensors, as
-    /// the numbers of a quantised tensor are; save() skips it.
+    /// the numbers of a quantised tensor are; save() skips it, unless it writes a structure document.
     const std::vector<SkippedObject>& skipped() const& noexcept;
     const std::vector<SkippedObject>& skipped() const&& = delete;
     /// Tensors with several names: the stored name first. The other names can be looked up too. In safetensors they are

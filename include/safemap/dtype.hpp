@@ -38,7 +38,7 @@ enum class Dtype : std::uint8_t {
     f64,
     i64,
     u64,
-    // PyTorch's, without a safetensors name: they can be inspected and loaded, not saved.
+    // PyTorch's, without a safetensors name: only a structure document keeps them.
     c32,
     c128,
     qint8,

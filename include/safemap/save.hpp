@@ -31,9 +31,12 @@ enum class IndexStyle : std::uint8_t {
 
 /// When the structure document is written: what a nested state dict is besides its tensors. docs/format.md has it.
 enum class StructurePolicy : std::uint8_t {
-    automatic,  ///< for a nested tree; a flat dict or OrderedDict of tensors becomes an ordinary file
-    keep,       ///< always
-    drop,       ///< never
+    /// For a nested tree, and for a file of safetensors whose document names dtypes that safetensors does not; any
+    /// other
+    /// flat dict or OrderedDict of tensors becomes an ordinary file.
+    automatic,
+    keep,  ///< always
+    drop,  ///< never
 };
 
 struct SaveReport;
@@ -153,7 +156,8 @@ struct SaveReport {
     std::vector<std::string> resumed = {};  ///< of `files`, those that were finished before; casts do not count in them
     /// Names of the extras that are copied. They are not in `files`, and their bytes are not in `bytes_written`.
     std::vector<std::string> extras = {};
-    std::vector<SkippedObject> skipped = {};    ///< tensors of dtypes that safetensors has no name for
+    /// Tensors of dtypes that safetensors has no name for, if no structure document keeps them.
+    std::vector<SkippedObject> skipped = {};
     std::vector<Unsupported> unsupported = {};  ///< their dtypes
     std::vector<Cast> casts = {};
     Reading reading = {};

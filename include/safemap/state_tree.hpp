@@ -125,6 +125,7 @@ struct SkippedObject {
     std::string name;  ///< its path
     std::string type;  ///< its class
     std::string why;
+    bool quantized = false;  ///< a quantised tensor whose numbers are a tensor: a structure document keeps all of it
 };
 
 /// A class or function that a pickle names. Nothing of it is imported or called.

@@ -31,11 +31,11 @@ StateTree flat_tree(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-std::string checkpoint::document_of(const Checkpoint& checkpoint,
-                                    const std::function<bool(const LazyTensor&)>& stored) {
+std::string checkpoint::document_of(const Checkpoint& checkpoint, const std::function<void(const LazyTensor&)>& named) {
     const state::StoredName stored_name = [&](const std::string& name) -> std::optional<std::string> {
         const LazyTensor* const tensor = Origin::find(checkpoint, name);
-        if (tensor == nullptr || !stored(*tensor)) return std::nullopt;
+        if (tensor == nullptr) return std::nullopt;
+        named(*tensor);
         return tensor->name();
     };
     if (checkpoint.tree() != nullptr) return state::structure_of(*checkpoint.tree(), stored_name);
@@ -47,7 +47,7 @@ const std::vector<std::string>& only_in_tree(const Checkpoint& checkpoint) noexc
 }
 
 std::string structure_of(const Checkpoint& checkpoint) {
-    return checkpoint::document_of(checkpoint, [](const LazyTensor&) { return true; });
+    return checkpoint::document_of(checkpoint, [](const LazyTensor&) {});
 }
 
 }  // namespace safemap::SAFEMAP_ABI

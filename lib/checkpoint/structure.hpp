@@ -8,7 +8,7 @@
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
-/// Returns safemap::structure_of(checkpoint) in which tensors that `stored` refuses are opaque objects too.
-std::string document_of(const Checkpoint& checkpoint, const std::function<bool(const LazyTensor&)>& stored);
+/// Returns safemap::structure_of(checkpoint). Calls `named` with each tensor that the document names.
+std::string document_of(const Checkpoint& checkpoint, const std::function<void(const LazyTensor&)>& named);
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -8,10 +8,14 @@
 #include "safetensors/digests.hpp"
 #include "state/structure.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+
 #include <algorithm>
+#include <map>
 #include <span>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -76,6 +80,30 @@ void note_unnamed(Contents& contents, const std::vector<bool>& named) {
                              (unnamed == 1 ? "" : " first"));
 }
 
+/// Calls with each tensor of a tree.
+template <class Visit> void for_each_tensor(const StateTree& tree, Visit&& visit) {
+    for (StateTree::NodeId id = 0; id < tree.size(); ++id)
+        if (const auto* node = std::get_if<StateTree::Tensor>(&tree[id])) visit(node->tensor);
+}
+
+/// Gives tensors the dtypes that the document names, which they have in the tree. `number_of` says which tensor of
+/// `contents` has a name.
+template <class NumberOf> void restore_dtypes(const StateTree& tree, Contents& contents, NumberOf&& number_of) {
+    std::map<std::size_t, const LazyTensor*> restored;
+    for_each_tensor(tree, [&](const LazyTensor& tensor) {
+        if (!in_safetensors(tensor.dtype())) restored.emplace(number_of(tensor.name()), &tensor);
+    });
+    if (restored.empty()) return;
+    for_each_tensor(tree, [&](const LazyTensor& tensor) {
+        const auto other = restored.find(number_of(tensor.name()));
+        if (other == restored.end() || other->second->dtype() == tensor.dtype()) return;
+        throw Error(Errc::bad_structure, "the structure document names the tensor " + safemap::quoted(tensor.name()) +
+                                             " as " + std::string(name(other->second->dtype())) + " and as " +
+                                             std::string(name(tensor.dtype())));
+    });
+    for (const auto& [number, tensor] : restored) contents.tensors[number] = *tensor;
+}
+
 std::shared_ptr<const StateTree> tree_of(const std::string& document, Contents& contents) {
     std::unordered_map<std::string_view, std::size_t, NameHash> by_name;
     by_name.reserve(contents.tensors.size());
@@ -89,6 +117,7 @@ std::shared_ptr<const StateTree> tree_of(const std::string& document, Contents& 
     };
     auto tree = std::make_shared<const StateTree>(state::unflatten(document, find));
     note_unnamed(contents, named);
+    restore_dtypes(*tree, contents, [&](const std::string& name) { return by_name.at(name); });
     return tree;
 }
 

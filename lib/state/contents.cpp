@@ -53,6 +53,7 @@ void Joined::add(Contents& one, const std::string& name) {
     for (const std::string& text : one.only_in_tree)
         contents.notes.push_back("of " + name + " only tensors are taken; left out: " + text);
     contents.files.push_back(name);
+    for (SkippedObject& object : one.skipped) object.quantized = false;
     move_to_end(one.skipped, contents.skipped);
     move_to_end(one.checksums, contents.checksums);
     move_to_end(one.storages, contents.storages);

@@ -337,8 +337,10 @@ private:
     }
 
     void skip(const StateTree::Opaque& opaque) {
-        if (take_name()) list(opaque.type, unsaved_.empty() ? opaque.why : unsaved_);
-        else leave_out(opaque.type);
+        if (!take_name()) return leave_out(opaque.type);
+        list(opaque.type, unsaved_.empty() ? opaque.why : unsaved_);
+        const bool has_numbers = !opaque.children.empty() && opaque.children.front().first.empty();
+        out_.skipped.back().quantized = opaque.form == StateTree::Opaque::Form::quantized && has_numbers;
     }
     void list(std::string_view type, std::string_view why) {
         out_.skipped.push_back({.name = name(), .type = std::string(type), .why = std::string(why)});

@@ -8,7 +8,10 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "state/names.hpp"
+#include "tensor/raw_dtype.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/error.hpp>
 
 #include <algorithm>
@@ -48,8 +51,9 @@ public:
 
     StateTree run(const Value& document) {
         const Value* const version = document.find("v");
-        if (version == nullptr || version->integer() != 1)
-            throw Error(Errc::bad_structure, "the structure document is of a version that is not known, wanted 1");
+        if (version == nullptr || (version->integer() != 1 && version->integer() != 2))
+            throw Error(Errc::bad_structure, "the structure document is of a version that is not known, wanted 1 or 2");
+        version_ = *version->integer();
         const Value* const root = document.find("root");
         if (root == nullptr) throw Error(Errc::bad_structure, "the structure document has no root");
         collect_targets(*root);
@@ -182,10 +186,28 @@ private:
         const LazyTensor* const found = find_(name);
         if (found == nullptr) bad(path_, "the tensor " + safemap::quoted(name) + " is not there");
         spend(found->name().size());
-        const NodeId id =
-            remember(tensor_path(), tree_.add(StateTree::Tensor{*found, kept.parameter, kept.requires_grad, numpy}));
+        StateTree::Tensor tensor{kept.dtype == nullptr ? *found : restored(*found, *kept.dtype), kept.parameter,
+                                 kept.requires_grad, numpy};
+        const NodeId id = remember(tensor_path(), tree_.add(std::move(tensor)));
         add_attributes(id, kept.attributes);
         return id;
+    }
+
+    /// The tensor of a dtype that safetensors has no name for, which is stored as raw_dtype() and raw_shape() say.
+    LazyTensor restored(const LazyTensor& found, const std::string& named) const {
+        if (version_ < 2) bad(path_, "a dtype is named, in a document of version 1");
+        const auto dtype = dtype_from_torch(named);
+        if (!dtype || torch_name(*dtype) != named || in_safetensors(*dtype))
+            bad(path_, "the dtype " + safemap::quoted(named) + " is not one that a document names");
+        auto shape = shape_of_raw(*dtype, found.shape());
+        const auto place = found.placement();
+        if (found.dtype() != raw_dtype(*dtype) || !shape || (!place && found.element_count() > 0))
+            bad(path_, "the tensor " + safemap::quoted(found.name()) + " is " +
+                           std::string(safemap::name(found.dtype())) + ' ' + to_string(found.shape()) + ", but " +
+                           named + " is stored as " + std::string(safemap::name(raw_dtype(*dtype))) +
+                           (kind(*dtype) == DtypeKind::complex ? " [..., 2]" : ""));
+        if (!place) return {found.name(), stored_runs(*dtype, std::move(*shape), {})};
+        return {found.name(), stored_run(*dtype, std::move(*shape), place->source, place->extent.offset)};
     }
 
     NodeId tied(Items items) {
@@ -209,13 +231,14 @@ private:
         bool parameter = false;
         bool requires_grad = false;
         const Value* attributes = nullptr;
+        const std::string* dtype = nullptr;
     };
     /// Of nothing, or of one object.
     Kept kept_of(Items items) const {
         if (items.empty()) return {};
         if (items.size() > 1 || items.front().object() == nullptr) bad(path_, "a tensor described by no object");
         const Value& object = items.front();
-        return {flag(object, "p"), flag(object, "rg"), object.find("attrs")};
+        return {flag(object, "p"), flag(object, "rg"), object.find("attrs"), text_member(object, "dtype")};
     }
     bool flag(const Value& object, std::string_view key) const {
         const Value* const member = object.find(key);
@@ -403,6 +426,7 @@ private:
     static constexpr std::array<std::string_view, 4> forms{"o", "q", "sp", "nt"};
 
     const FindTensor& find_;
+    std::int64_t version_ = 1;
     StateTree tree_;
     std::string path_;
     bool in_object_ = false;

@@ -12,6 +12,7 @@
 #include "state/modules.hpp"
 #include "state/names.hpp"
 
+#include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/text.hpp>
 #include <safemap/error.hpp>
 
@@ -39,6 +40,8 @@ constexpr std::size_t longest_document = 100'000'000;
 /// Names that are asked for, together, also of tensors that are not stored: one key of 50 MB may have millions below.
 constexpr std::size_t most_spelled = 20 * longest_document;
 constexpr std::int64_t largest_exact = (std::int64_t{1} << 53) - 1;  // in every reader of JSON
+/// Of the version in `{"v":1`.
+constexpr std::size_t version_place = 5;
 constexpr std::uint64_t plain_nan = 0x7ff8'0000'0000'0000;
 
 bool is_tensor(const StateTree::Node& node) { return std::holds_alternative<StateTree::Tensor>(node); }
@@ -90,6 +93,7 @@ public:
         if (tree_.size() == 0) out_ += "null";
         else node(tree_.root());
         out_ += '}';
+        if (names_dtypes_) out_[version_place] = '2';
         return std::move(out_);
     }
 
@@ -189,7 +193,10 @@ private:
         if (first != ties_.end()) return tied(tensor, first->second);
         if (ties) remember(ties_, &tensor.tensor, path);
         open(tensor.numpy ? "np" : "T");
-        attributes(tensor, *stored == implied ? nullptr : &*stored);
+        const Dtype dtype = tensor.tensor.dtype();
+        const bool unnamed = !in_safetensors(dtype);
+        names_dtypes_ = names_dtypes_ || unnamed;
+        attributes(tensor, *stored == implied ? nullptr : &*stored, unnamed ? torch_name(dtype) : std::string_view());
         close();
     }
 
@@ -205,13 +212,13 @@ private:
     void tied(const StateTree::Tensor& tensor, const std::string& path) {
         open("@T");
         text(path);
-        attributes(tensor, nullptr);
+        attributes(tensor, nullptr, {});
         close();
     }
 
-    void attributes(const StateTree::Tensor& tensor, const std::string* name) {
+    void attributes(const StateTree::Tensor& tensor, const std::string* name, std::string_view dtype) {
         const bool has_own = tensor.attributes != StateTree::no_node;
-        if (!tensor.parameter && !tensor.requires_grad && !has_own && name == nullptr) return;
+        if (!tensor.parameter && !tensor.requires_grad && !has_own && dtype.empty() && name == nullptr) return;
         next();
         deepen();
         char separator = '{';
@@ -223,6 +230,10 @@ private:
         if (name != nullptr) {
             member("n");
             json::append_string(out_, *name, json::Charset::utf8);
+        }
+        if (!dtype.empty()) {
+            member("dtype");
+            json::append_string(out_, dtype, json::Charset::utf8);
         }
         if (tensor.parameter) {
             member("p");
@@ -427,7 +438,8 @@ private:
     std::string key_ = {};
     std::string out_;
     std::string path_;
-    bool in_object_ = false;  ///< a tensor that has the path of the object around it
+    bool in_object_ = false;     ///< a tensor that has the path of the object around it
+    bool names_dtypes_ = false;  ///< a reader of version 1 would take such a tensor for what it is stored as
     unsigned in_attributes_ = 0;
     std::vector<NodeId> met_in_attributes_;  ///< of `paths_`
     bool lost_in_attributes_ = false;        ///< a tensor

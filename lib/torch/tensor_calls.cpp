@@ -149,7 +149,7 @@ public:
         const std::string scheme(pickle_.global(quantizer[0]).name);
         Opaque out{.type = "torch.Tensor",
                    .why = "a quantized tensor (" + scheme +
-                          "): safetensors has no dtype for its numbers; its other parts are kept",
+                          "); its parts are kept, its numbers only with a structure document",
                    .form = Opaque::Form::quantized};
         const Dtype dtype = tensors_.storage_dtype(arguments[0]);
         if (dtype == Dtype::quint4x2 || dtype == Dtype::quint2x4) {

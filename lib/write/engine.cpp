@@ -66,7 +66,8 @@ struct Stretch {
 
 /// Whether a tensor is not to be cut at just any byte.
 bool stands_apart(const LazyTensor& tensor, Dtype written) {
-    if (!whole_bytes(written)) return true;
+    // A stream is cut at multiples of eight bytes, counted from where a tensor begins.
+    if (!whole_bytes(written) || element_size(written) > 8) return true;
     if (tensor.nbytes() <= small_strided) return false;
     const StridedView& view = tensor.strided_view();
     return !is_contiguous(view.shape, view.strides) || Blocks::wants_rows(tensor);

@@ -18,9 +18,11 @@
 #include "safetensors/index.hpp"
 #include "state/structure.hpp"
 #include "tensor/convert.hpp"
+#include "tensor/raw_dtype.hpp"
 #include "write/shards.hpp"
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <unordered_map>
 #include <utility>
@@ -137,10 +139,11 @@ private:
     void choose(std::uint32_t number) {
         const LazyTensor& tensor = input_.tensors[number];
         const Dtype dtype = dtype_for(tensor);
-        if (!in_safetensors(dtype)) {
-            layout_.skipped.push_back({.name = tensor.name(),
-                                       .type = "torch." + std::string(torch_name(dtype)),
-                                       .why = "safetensors has no name for this dtype"});
+        if (!in_safetensors(dtype) && !input_.as_raw.contains(tensor.name())) {
+            layout_.skipped.push_back(
+                {.name = tensor.name(),
+                 .type = "torch." + std::string(torch_name(dtype)),
+                 .why = "safetensors has no name for this dtype: only a structure document keeps it"});
             return;
         }
         chosen_.push_back({number, dtype});
@@ -339,9 +342,12 @@ private:
         put_sorted(metadata, safetensors::checkpoint_digest_key, hex(Digest()));
     }
 
-    TensorSpec spec(const Chosen& chosen) const {
+    TensorSpec spec(const Chosen& chosen) {
         const LazyTensor& t = tensor(chosen);
-        return {.name = t.name(), .dtype = chosen.dtype, .shape = &t.shape()};
+        const Dtype dtype = raw_dtype(chosen.dtype);
+        if (dtype == chosen.dtype) return {.name = t.name(), .dtype = dtype, .shape = &t.shape()};
+        return {
+            .name = t.name(), .dtype = dtype, .shape = &raw_shapes_.emplace_back(raw_shape(chosen.dtype, t.shape()))};
     }
 
     void add_index(const Split& split) {
@@ -384,7 +390,8 @@ private:
     const Input& input_;
     Metadata metadata_;
     const SaveOptions& options_;
-    std::vector<Chosen> chosen_;  // what is written, in the caller's order
+    std::vector<Chosen> chosen_;    // what is written, in the caller's order
+    std::deque<Shape> raw_shapes_;  // that headers have instead of the tensors' own
     Layout layout_;
 };
 

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -72,6 +73,8 @@ struct Input {
     std::span<const StoragePlace> storages = {};  ///< whose unreferenced bytes are counted
     std::vector<std::string> notes = {};          ///< the first ones of the report
     bool note_order = false;                      ///< a note says if the files have the tensors in another order
+    /// Names of tensors whose dtypes the structure document names, because safetensors does not: see raw_dtype().
+    std::unordered_set<std::string> as_raw = {};
 };
 
 /// Lays out the tensors in one file called `single_file`, or in shards and an index. `options.metadata` is not asked.

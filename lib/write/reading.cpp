@@ -174,7 +174,7 @@ StorageUse storage_use(std::span<const LazyTensor* const> tensors, std::span<con
     std::vector<Stored> all;
     all.reserve(tensors.size() + storages.size());
     for (const LazyTensor* const tensor : tensors)
-        if (in_safetensors(tensor->dtype()) && tensor->element_count() > 0) all.push_back(stored_of(*tensor));
+        if (tensor->element_count() > 0) all.push_back(stored_of(*tensor));
     for (const StoragePlace& storage : storages)
         if (storage.extent.size > 0) all.push_back({storage.source.get(), storage.extent});
     std::sort(all.begin(), all.end(), [](const Stored& a, const Stored& b) {
@@ -196,8 +196,8 @@ void report_reading(const Input& input, const Layout& layout, SaveReport& report
     std::vector<const LazyTensor*> all;
     all.reserve(input.tensors.size());
     for (const LazyTensor& tensor : input.tensors) {
-        all.push_back(&tensor);
-        if (!in_safetensors(tensor.dtype())) count_unsupported(report.unsupported, tensor.dtype());
+        if (in_safetensors(tensor.dtype()) || input.as_raw.contains(tensor.name())) all.push_back(&tensor);
+        else count_unsupported(report.unsupported, tensor.dtype());
     }
     const StorageUse use = storage_use(all, {});
     report.reading.views = use.views;

@@ -91,14 +91,24 @@ void require_no_tie(const Checkpoint& checkpoint, const Metadata& metadata) {
         for (std::size_t i = 1; i < group.size(); ++i) require(group[i], group.front());
 }
 
+/// Whether a file of safetensors has tensors whose dtypes only its document names.
+bool has_named_dtypes(const Checkpoint& checkpoint) {
+    return checkpoint.format() == Format::safetensors &&
+           std::any_of(checkpoint.begin(), checkpoint.end(),
+                       [](const LazyTensor& tensor) { return !in_safetensors(tensor.dtype()); });
+}
+
 /// Returns nothing, with a note, where no document is wanted at any price and this one would be too large.
 std::optional<std::string> document_of(const Checkpoint& checkpoint, StructurePolicy policy, Input& input) {
-    const bool plain = !checkpoint::Origin::has_tree(checkpoint) || checkpoint::Origin::is_flat(checkpoint);
+    const bool plain = !checkpoint::Origin::has_tree(checkpoint) ||
+                       (checkpoint::Origin::is_flat(checkpoint) && !has_named_dtypes(checkpoint));
     if (policy == StructurePolicy::drop || (policy == StructurePolicy::automatic && plain)) return std::nullopt;
     try {
-        return checkpoint::document_of(checkpoint,
-                                       [](const LazyTensor& tensor) { return in_safetensors(tensor.dtype()); });
+        return checkpoint::document_of(checkpoint, [&](const LazyTensor& tensor) {
+            if (!in_safetensors(tensor.dtype())) input.as_raw.insert(tensor.name());
+        });
     } catch (const Error& error) {
+        input.as_raw.clear();
         if (error.code() != Errc::structure_too_large || policy == StructurePolicy::keep) throw;
         input.notes.push_back("no structure document is written: " + error.message());
         return std::nullopt;

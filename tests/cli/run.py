@@ -1759,11 +1759,42 @@ class Torch(Case):
         self.assertEqual(self.done('convert', self.pt('deflated.pt'), 'x', '--dry-run')['unreferenced_bytes'], 0)
 
     def test_a_quantized_tensor_is_listed_once_with_why_it_is_skipped(self):
-        skipped = self.done('convert', self.pt('quantized.pt'), 'out.safetensors')['skipped']
+        skipped = self.done('convert', self.pt('quantized.pt'), 'out.safetensors', '--structure', 'drop')['skipped']
         names = [object['name'] for object in skipped]
         self.assertIn('qint8', names)
         self.assertEqual(len(names), len(set(names)))
         self.assertTrue(all('quantized tensor' in object['why'] for object in skipped))
+
+    def test_what_safetensors_has_no_dtype_for_is_kept_with_the_structure_document(self):
+        for name in ('quantized.pt', 'odd_dtypes.pt', 'conj_neg.pt', 'strided.pt'):
+            source = self.pt(name)
+            told = self.done('convert', source, 'out.safetensors', '--structure', 'keep', '--checksums', '--force')
+            self.assertEqual(told['unsupported'], [])
+            self.assertEqual({object['name'] for object in told['skipped']}, {'quint4x2'} if 'quant' in name else set())
+            self.assertEqual(told['tensors'], sum('alias_of' not in tensor
+                                                  for tensor in self.done('inspect', source)['tensors']))
+            self.assertTrue(self.done('diff', source, 'out.safetensors')['equal'])
+            self.assertEqual(*(self.done('hash', file)['checkpoint'] for file in (source, 'out.safetensors')))
+            self.assertTrue(self.done('verify', 'out.safetensors')['ok'])
+            documents = [self.done('inspect', file, '--structure')['structure'] for file in (source, 'out.safetensors')]
+            self.assertEqual(*documents)
+            self.assertEqual(documents[0]['v'], 2)
+            self.done('convert', 'out.safetensors', 'again.safetensors', '--checksums', '--force')
+            self.assertEqual((self.folder / 'again.safetensors').read_bytes(),
+                             (self.folder / 'out.safetensors').read_bytes())
+        left = self.done('convert', self.pt('quantized.pt'), 'out.safetensors', '--include', 'qint8', '--force')
+        self.assertIn('quint8', {object['name'] for object in left['skipped']})
+        self.assertNotIn('qint8', {object['name'] for object in left['skipped']})
+
+    def test_a_tied_tensor_has_its_names_where_a_structure_document_keeps_it(self):
+        tied = [['part.0', 'part.1']]  # odd, but no file of torch's here has one: made of a document
+        document = '{"v":2,"root":["l",["T",{"n":"part.0","dtype":"bits8"}],["@","0"]]}'
+        header = json.dumps({'__metadata__': {'safemap.structure': document, 'part.1': 'part.0'},
+                             'part.0': {'dtype': 'U8', 'shape': [2], 'data_offsets': [0, 2]}}).encode()
+        (self.folder / 'in.safetensors').write_bytes(len(header).to_bytes(8, 'little') + header + b'ab')
+        for how, aliases in (('keep', tied), ('auto', tied), ('drop', [])):
+            told = self.done('convert', 'in.safetensors', 'out.safetensors', '--structure', how, '--force')
+            self.assertEqual(told['aliases'], aliases)
 
     def test_storages_of_what_is_not_written_are_unreferenced(self):
         for name in ('state_dict.pt', 'tied_legacy.pt', 'tar_0_1.pt', 'deflated.pt'):

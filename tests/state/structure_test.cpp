@@ -274,6 +274,28 @@ TEST_CASE("what is more than a tensor or a number of Python's says what it is") 
     CHECK(Same(tree, read(document, tensors))());
 }
 
+TEST_CASE("a dtype that safetensors has no name for is told, in a document of version 2") {
+    const auto made = [](Dtype dtype, Shape shape) {
+        return LazyTensor("x",
+                          stored_run(dtype, std::move(shape), memory_source("memory", std::vector<std::byte>(96)), 0));
+    };
+    StateTree tree;
+    const NodeId tensor = tree.add(StateTree::Tensor{.tensor = made(Dtype::c128, {2, 3}), .parameter = true});
+    tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::list, .items = {tensor, tensor}}));
+    const std::string document = structure_of(tree, [](const std::string& name) { return name; });
+    CHECK(document == R"({"v":2,"root":["l",["T",{"n":"x","dtype":"complex128","p":1}],["@","0"]]})");
+    const LazyTensor stored = made(Dtype::f64, {2, 3, 2});
+    const StateTree again = unflatten(document, [&](const std::string&) { return &stored; });
+    const LazyTensor& found = std::get<StateTree::Tensor>(again[*again.find("0")]).tensor;
+    CHECK(found.dtype() == Dtype::c128);
+    CHECK(found.shape() == Shape{2, 3});
+    CHECK(structure_of(again, [](const std::string& name) { return name; }) == document);
+    // Without such a dtype it is one of version 1.
+    StateTree plain;
+    plain.set_root(plain.add(StateTree::Tensor{.tensor = stored}));
+    CHECK(structure_of(plain, [](const std::string& name) { return name; }) == R"({"v":1,"root":["T",{"n":"x"}]})");
+}
+
 TEST_CASE("which tensors are Parameters is told of where a document would keep it") {
     StateTree tree;
     const NodeId plain = tensor(tree);
@@ -556,7 +578,8 @@ TEST_CASE("a document that is not ours is one clear error") {
         const std::string document = std::string(R"({"v":1,"root":)") + root + "}";
         CHECK_FAULT(read(document), Errc::bad_structure);
     }
-    for (const char* document : {"", "{", "[]", "{}", R"({"v":2,"root":null})", R"({"v":1})", R"({"root":null})"}) {
+    for (const char* document : {"", "{", "[]", "{}", R"({"v":3,"root":null})", R"({"v":"2","root":null})",
+                                 R"({"v":1})", R"({"root":null})"}) {
         CAPTURE(document);
         CHECK_FAULT(read(document), Errc::bad_structure);
     }

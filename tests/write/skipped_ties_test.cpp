@@ -56,6 +56,15 @@ TEST_CASE("both names of a tied tensor that is skipped are told, and neither is 
         }
 }
 
+TEST_CASE("a tied tensor that a document keeps has both names") {
+    const TempDir dir;
+    const SaveReport report =
+        save(dir / "out.safetensors", Checkpoint::open(tied(dir)), {.structure = StructurePolicy::keep});
+    CHECK(report.skipped.empty());
+    CHECK(metadata_of(dir / "out.safetensors").at("u") == "t");
+    CHECK(Checkpoint::open(dir / "out.safetensors")["u"].dtype() == Dtype::c128);
+}
+
 TEST_CASE("a caller's metadata stays, also where a value is the name of a skipped tensor") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2}), tensor("t", Dtype::c128, {2})};
