@@ -69,8 +69,9 @@ public:
     /// An object of a class that safemap does not know, or a tensor that is more than its elements. Never built,
     /// never called.
     struct Opaque {
-        /// Of tensors: what their children are. quantized: "" (the numbers as they are stored), scheme, and scale and
-        /// zero_point or scales, zero_points and axis. sparse: layout, indices or compressed_indices and
+        /// Of tensors: what their children are. quantized: "" (the numbers as they are stored; of quint4x2 and quint2x4
+        /// all bytes of the storage, and offset, size and stride in elements), scheme, and scale and zero_point or
+        /// scales, zero_points and axis. sparse: layout, indices or compressed_indices and
         /// plain_indices, values, size. nested: buffer, sizes, strides, offsets.
         enum class Form : std::uint8_t { object, quantized, sparse, nested };
 

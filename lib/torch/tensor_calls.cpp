@@ -151,11 +151,15 @@ public:
                    .why = "a quantized tensor (" + scheme +
                           "); its parts are kept, its numbers only with a structure document",
                    .form = Opaque::Form::quantized};
+        const bool requires_grad = truth(arguments[5]);
         const Dtype dtype = tensors_.storage_dtype(arguments[0]);
         if (dtype == Dtype::quint4x2 || dtype == Dtype::quint2x4) {
-            out.why = "a quantized tensor (" + scheme + ") of several elements in a byte";
+            // Elements share bytes, and rows are padded: only the bytes of the storage are a tensor.
+            if (auto bytes = tensors_.whole(arguments[0]))
+                parts_.add_itself(out, StateTree::Tensor{.tensor = std::move(*bytes), .requires_grad = requires_grad});
+            parts_.add_named(out, {"offset", "size", "stride"}, arguments.subspan(1));
         } else {
-            parts_.add_itself(out, strided(arguments, {}, PickleGraph::nothing, truth(arguments[5])));
+            parts_.add_itself(out, strided(arguments, {}, PickleGraph::nothing, requires_grad));
         }
         if (scheme.starts_with("per_tensor")) parts_.add_named(out, {"scheme", "scale", "zero_point"}, quantizer);
         else parts_.add_named(out, {"scheme", "scales", "zero_points", "axis"}, quantizer);

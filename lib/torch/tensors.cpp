@@ -217,6 +217,16 @@ std::optional<std::string> TensorReader::note() const {
     return first_longer_ + " (" + std::to_string(longer_.size()) + " storages are longer than the pickle says)";
 }
 
+std::optional<LazyTensor> TensorReader::whole(Id id) {
+    const StorageId storage = this->storage(id);
+    if (storage.meta) return std::nullopt;
+    const Dtype dtype = storage.type.dtype;
+    auto store = stored(id, storage, dtype, Shape{storage.elements}, storage.elements);
+    if (storage.count == storage.elements) return LazyTensor({}, std::move(store));
+    StridedView view{.shape = {storage.count}, .strides = {1}, .offset = static_cast<std::int64_t>(storage.first)};
+    return LazyTensor({}, std::move(store), std::move(view));
+}
+
 std::optional<LazyTensor> TensorReader::describe(const Parts& parts) {
     const StorageId storage = this->storage(parts.storage);
     Geometry geometry = this->geometry(parts);

@@ -55,6 +55,8 @@ public:
     /// The tensor, without a name. Nothing where its storage is on the meta device and has no bytes. Throws
     /// bad_tensor, shape_overflow, storage_too_short, and what finding the record throws.
     std::optional<LazyTensor> describe(const Parts& parts);
+    /// All elements of a storage, one after the other. Returns and throws as describe() does.
+    std::optional<LazyTensor> whole(Id storage);
 
     /// The dtype that describe() gives. Throws bad_tensor and shape_overflow where the storage is none.
     Dtype dtype(const Parts& parts) { return parts.dtype.value_or(storage_dtype(parts.storage)); }

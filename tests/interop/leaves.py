@@ -230,7 +230,8 @@ class Leaves:
             else:
                 self.equal(doc[1]['axis'], leaf['quantized']['axis'])
             if leaf['dtype'].startswith('quint4'):
-                return None
+                self.equal([doc[1]['size'], doc[1]['offset']], [['t', *leaf['shape']], 0])
+                leaf = {**leaf, 'shape': [leaf['nbytes']]}
             inner = doc[1]['']
         elif doc[0] == 'o' and '' in doc[3]:
             inner = doc[3]['']

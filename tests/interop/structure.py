@@ -114,7 +114,13 @@ class Reader:
     def read_q(self, parts, path):
         parts = {name: part if name == '' else self.below(path, name, part) for name, part in parts[0].items()}
         numbers, dtype = self.stored(parts[''][1:], path)
-        if 'scale' in parts:
+        if dtype in ('quint4x2', 'quint2x4'):
+            storage = torch.storage.TypedStorage(wrap_storage=numbers.clone().untyped_storage(),
+                                                 dtype=getattr(torch, dtype), _internal=True)
+            made = torch._utils._rebuild_qtensor(storage, *(parts[name] for name in ('offset', 'size', 'stride')),
+                                                 tuple(parts[name] for name in
+                                                       ('scheme', 'scales', 'zero_points', 'axis')), False, {})
+        elif 'scale' in parts:
             made = torch._make_per_tensor_quantized_tensor(numbers, parts['scale'], parts['zero_point'])
         else:
             made = torch._make_per_channel_quantized_tensor(numbers, *(parts[name] for name in
@@ -258,6 +264,8 @@ def numpy_value(rng, pool):
 
 def plain(tensor):
     """The numbers of a tensor in a dtype that PyTorch compares."""
+    if tensor.dtype in (torch.quint4x2, torch.quint2x4):
+        return torch.tensor(list(bytes(tensor.untyped_storage())))
     if tensor.is_quantized:
         return tensor.int_repr()
     return tensor.view(torch.uint8) if str(tensor.dtype).startswith('torch.bits') else tensor
@@ -362,6 +370,9 @@ class Structure(Case):
                       for dtype in (torch.qint8, torch.quint8, torch.qint32)}
             state['floats'] = torch.quantize_per_channel(values, scales.float(), zeros.float(), 0, torch.quint8)
             state['axis'] = torch.quantize_per_channel(values.t(), scales, zeros, 1, torch.qint8)
+            for dtype in (torch.quint4x2, torch.quint2x4):
+                state[f'packed.{dtype}'] = torch.quantize_per_channel(values[:, :5], scales.float(), zeros.float(), 0,
+                                                                      dtype)
             state['columns'] = state['torch.qint8'].t()
             state['again'] = state['torch.qint8']
             report = self.there_and_back({'model': state, 'one': state['axis']}, '--checksums', protocol=protocol)

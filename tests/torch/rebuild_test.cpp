@@ -121,6 +121,34 @@ TEST_CASE("every storage class has its dtype") {
     }
 }
 
+TEST_CASE("a quantized tensor of several elements in a byte is all bytes of its storage, and how they are looked at") {
+    const auto packed = [](std::int64_t offset) {
+        return forge::call("torch._utils", "_rebuild_qtensor",
+                           {forge::storage("QUInt4x2Storage", "1", 9), number(offset),
+                            forge::tuple({number(3), number(5)}), forge::tuple({number(5), number(1)}),
+                            forge::tuple({forge::global("torch", "per_channel_affine"),
+                                          forge::tensor(floats(), 0, {number(3)}, {number(1)}),
+                                          forge::tensor(floats(), 3, {number(3)}, {number(1)}), number(0)}),
+                            "\x89", forge::call("collections", "OrderedDict", {})});
+    };
+    const StateTree tree = tree_of(forge::dict({forge::text("q"), packed(0), forge::text("p"), packed(1)}));
+    const auto flat = flatten(tree);
+    REQUIRE(flat.tensors.size() == 3);
+    CHECK(flat.tensors[0].name() == "q");
+    CHECK(flat.tensors[0].dtype() == Dtype::quint4x2);
+    CHECK(flat.tensors[0].shape() == Shape{9});
+    REQUIRE(flat.skipped.size() == 2);
+    CHECK(flat.skipped[0].quantized);
+    const std::string why =
+        R"("a quantized tensor (per_channel_affine); its parts are kept, its numbers only with a structure document")";
+    const std::string parts = R"("size":["t",3,5],"stride":["t",5,1],"scheme":["g","torch.per_channel_affine"],)";
+    CHECK(state::structure_of(tree, [](const std::string& name) { return name; }) ==
+          R"({"v":2,"root":{"q":["q",{"":["T",{"dtype":"quint4x2"}],"offset":0,)" + parts +
+              R"("scales":["T"],"zero_points":["T"],"axis":0},)" + why +
+              R"(],"p":["q",{"":["@T","q/~itself"],"offset":1,)" + parts +
+              R"("scales":["@T","q/scales"],"zero_points":["@T","q/zero_points"],"axis":0},)" + why + "]}}");
+}
+
 TEST_CASE("views of one storage share it, and equal ones are ties") {
     const auto flat = flat_of(forge::dict({
         forge::text("a"),

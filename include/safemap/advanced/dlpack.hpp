@@ -91,7 +91,8 @@ enum class Float4 : std::uint8_t { elements, pairs };
 
 /// Hands a view over without a copy: the tensor keeps the view's bytes alive until its deleter is called, once, by
 /// whoever takes it, on any thread. The read-only flag is set where the view is not writable(). Strides are those of
-/// the view; NumPy takes negative ones, PyTorch (2.13) ends the process on meeting them: load() such views for it.
+/// the view; NumPy takes negative ones, PyTorch (2.13) ends the process on meeting them, and where it copies complex128
+/// that does not begin at a multiple of 16 bytes, as files of safetensors have it: load() such views for it.
 /// Throws no_dlpack, also for pairs along a last dimension that is odd or strided.
 SAFEMAP_API ManagedTensorVersioned* export_versioned(const TensorView& view, Float4 float4 = Float4::elements);
 /// The same for consumers from before DLPack 1.0, and for JAX (0.10), which takes no other, and copies what is not

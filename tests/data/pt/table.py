@@ -121,9 +121,11 @@ def lines(entry: dict):
     names = Names(entry)
     for number, tensor in enumerate(entry["tensors"]):
         no_tensor = any(tensor.get(field) for field in ("meta", "storage"))
-        if no_tensor or tensor["dtype"].startswith(("quint4", "str", "bytes", "void", "datetime")):
+        if no_tensor or tensor["dtype"].startswith(("str", "bytes", "void", "datetime")):
             continue
         shape = "x".join(map(str, tensor.get("safetensors_shape", tensor["shape"]))) or "-"
+        if tensor["dtype"].startswith("quint4"):
+            shape = str(tensor["nbytes"])  # the bytes of the storage
         yield ("tensor", encoded(names.names[number]), tensor["dtype"], shape, tensor["sha256"])
     by_path = {json.dumps(t["path"]): number for number, t in enumerate(entry["tensors"])}
     for group in entry["aliases"] + same_arrays(entry):
