@@ -179,7 +179,8 @@ struct SaveReport {
 /// sources may lie in it, and views of it stay valid. A file is replaced by a rename, and the new one gets its
 /// permissions. In a folder the old model goes (its index and the shards that it names, or its `model.safetensors`);
 /// every other file stays. The folder is exchanged as a whole, so that others see the old model or the new at every
-/// moment. Where that cannot be (folders in it, the root of a mount, a file system without hard links or without
+/// moment; folders in it are built again with hard links to their files. Where that cannot be (docs/saving.md: folders
+/// of many entries or with mounts in them, the root of a mount, a file system without hard links or without
 /// exchange), its files are replaced one by one: safemap sees the old or the new at every moment, and so do others
 /// where the two models share no file name; else these may for a moment see files of both.
 ///

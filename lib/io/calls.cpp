@@ -66,6 +66,7 @@ Calls calls = {
     .fchmod = ::fchmod,
     .fchmodat = ::fchmodat,
     .fchownat = ::fchownat,
+    .futimens = ::futimens,
     .pread = ::pread,
     .pwrite = ::pwrite,
     .fallocate = ::fallocate,

@@ -26,6 +26,7 @@ struct Calls {
     int (*fchmod)(int descriptor, mode_t mode);
     int (*fchmodat)(int folder, const char* name, mode_t mode, int flags);
     int (*fchownat)(int folder, const char* name, uid_t owner, gid_t group, int flags);
+    int (*futimens)(int descriptor, const timespec times[2]);
     ssize_t (*pread)(int descriptor, void* into, std::size_t size, off_t offset);
     ssize_t (*pwrite)(int descriptor, const void* from, std::size_t size, off_t offset);
     int (*fallocate)(int descriptor, int mode, off_t offset, off_t size);

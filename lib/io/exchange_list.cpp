@@ -1,5 +1,5 @@
 // Exchange lists: NUL-terminated lines. The first says the version, the second is the inode of the list itself. Then
-// come pairs: a role and a name, and a stamp. The last line is "end".
+// come pairs: a role and a path, and a stamp. The last line is "end".
 #include "io/exchange_list.hpp"
 
 #include "io/calls.hpp"
@@ -41,8 +41,8 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 void ExchangeList::add_whole(Role role, const struct stat& status) { add(role, {}, stamp_of_whole(status)); }
 
-void ExchangeList::add(Role role, const std::string& name, const std::string& stamp) {
-    if (!stamp.empty()) entries_.emplace(name, Entry{role, stamp});
+void ExchangeList::add(Role role, const std::string& path, const std::string& stamp) {
+    if (!stamp.empty()) entries_.emplace(path, Entry{role, stamp});
 }
 
 bool ExchangeList::knows_whole(const struct stat& status) const {
@@ -50,14 +50,14 @@ bool ExchangeList::knows_whole(const struct stat& status) const {
     return knows({}, stamp_of_whole(status));
 }
 
-bool ExchangeList::knows(const std::string& name, const std::string& stamp) const {
-    const auto [begin, end] = entries_.equal_range(name);
+bool ExchangeList::knows(const std::string& path, const std::string& stamp) const {
+    const auto [begin, end] = entries_.equal_range(path);
     return std::any_of(begin, end,
                        [&](const auto& entry) { return same_stamp(entry.second.stamp, stamp, inodes_last_); });
 }
 
-bool ExchangeList::stays(const std::string& name, const std::string& stamp) const {
-    const auto [begin, end] = entries_.equal_range(name);
+bool ExchangeList::stays(const std::string& path, const std::string& stamp) const {
+    const auto [begin, end] = entries_.equal_range(path);
     return std::any_of(begin, end, [&](const auto& entry) {
         return entry.second.role == Role::stays && same_stamp(entry.second.stamp, stamp, inodes_last_);
     });
@@ -68,8 +68,8 @@ void ExchangeList::write(int sibling, bool durable) const {
         std::string text(first_line);
         text += '\0';
         text.append(inode_text(note)) += '\0';
-        for (const auto& [name, entry] : entries_) {
-            (text += static_cast<char>(entry.role)).append(name) += '\0';
+        for (const auto& [path, entry] : entries_) {
+            (text += static_cast<char>(entry.role)).append(path) += '\0';
             text.append(entry.stamp) += '\0';
         }
         (text += last_line) += '\0';

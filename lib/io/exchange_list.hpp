@@ -15,8 +15,9 @@ namespace safemap::SAFEMAP_ABI::io {
 inline constexpr const char* exchange_list_name = "exchange";
 inline constexpr const char* new_exchange_list_name = "exchange.new";
 
-/// A list of stamps (see stamp.hpp). A file with a stamp of the list is the save's to delete from the content of its
-/// sibling, be that the new model or, after the exchange, the old one. Every other file is somebody else's.
+/// A list of stamps (see stamp.hpp), by paths in the two folders. A file with a stamp of the list is the save's to
+/// delete from the content of its sibling, be that the new model or, after the exchange, the old one. Every other file
+/// is somebody else's. A folder of the list is the save's to delete when nothing is in it any more.
 class ExchangeList {
 public:
     enum class Role : char {
@@ -27,14 +28,14 @@ public:
 
     /// Adds what the content or the target is as a whole.
     void add_whole(Role role, const struct stat& status);
-    /// Adds a file in one of the two folders.
-    void add(Role role, const std::string& name, const std::string& stamp);
+    /// Adds a file or folder in one of the two folders.
+    void add(Role role, const std::string& path, const std::string& stamp);
 
     /// Returns whether this is the content or the target, as they were. A folder that is somewhere else now, where
     /// inodes say nothing, passes.
     bool knows_whole(const struct stat& status) const;
-    bool knows(const std::string& name, const std::string& stamp) const;
-    bool stays(const std::string& name, const std::string& stamp) const;
+    bool knows(const std::string& path, const std::string& stamp) const;
+    bool stays(const std::string& path, const std::string& stamp) const;
 
     /// Puts the list into the open `sibling`, and on the disk if it is `durable`.
     void write(int sibling, bool durable = true) const;
@@ -46,7 +47,7 @@ private:
         Role role;
         std::string stamp;
     };
-    std::multimap<std::string, Entry> entries_;  ///< by name; the whole has an empty one
+    std::multimap<std::string, Entry> entries_;  ///< by path; the whole has an empty one
     bool inodes_last_ = true;
 };
 

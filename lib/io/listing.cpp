@@ -61,13 +61,14 @@ std::vector<std::string> list_folders(int folder, const std::string& path) {
     return names;
 }
 
-bool holds_folders(int folder, const std::string& path) {
-    return !list(folder, path, [folder](const dirent& entry) {
-                struct stat status = {};
-                if (entry.d_type != DT_UNKNOWN) return entry.d_type == DT_DIR;
-                return calls.fstatat(folder, entry.d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-                       S_ISDIR(status.st_mode);
-            }).empty();
+std::vector<std::string> list_inner_folders(int folder, const std::string& path) {
+    auto names = list(folder, path, [folder](const dirent& entry) {
+        struct stat status = {};
+        if (entry.d_type != DT_UNKNOWN) return entry.d_type == DT_DIR;
+        return calls.fstatat(folder, entry.d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(status.st_mode);
+    });
+    std::sort(names.begin(), names.end());
+    return names;
 }
 
 std::vector<std::string> list_all(int folder, const std::string& path) {

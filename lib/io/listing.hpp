@@ -13,8 +13,8 @@ namespace safemap::SAFEMAP_ABI::io {
 std::vector<std::string> list_files(int folder, const std::string& path);
 /// The names of the folders (and of links to such) in it, sorted.
 std::vector<std::string> list_folders(int folder, const std::string& path);
-/// Whether there is a folder in it (a link to one is none).
-bool holds_folders(int folder, const std::string& path);
+/// The names of the folders in it (a link to one is none), sorted.
+std::vector<std::string> list_inner_folders(int folder, const std::string& path);
 /// Every name but "." and "..", in no order.
 std::vector<std::string> list_all(int folder, const std::string& path);
 

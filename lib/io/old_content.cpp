@@ -1,4 +1,5 @@
-// Decides of each file in a sibling's content: it is the save's own and is deleted, or it is not and is moved.
+// Decides of each file in a sibling's content: it is the save's own and is deleted, or it is not and is moved. A folder
+// is the save's own, but others may have put files into it; it goes when nothing is in it any more.
 #include "io/old_content.hpp"
 
 #include "base/text.hpp"
@@ -59,8 +60,9 @@ public:
         // Without a list there was no exchange, and all of it was written by the save.
         list_ = ExchangeList::read(sibling_);
         if (list_ && !list_->knows_whole(status)) return set_aside();
-        if (S_ISDIR(status.st_mode)) return clear_folder();
-        if (calls.unlinkat(sibling_, Sibling::content, 0) != 0) throw failed(Sibling::content);
+        if (!list_ || !S_ISDIR(status.st_mode)) return remove_all(sibling_, Sibling::content);
+        target_ = open_inner(home_, target_name_);
+        if (!clear_folder(sibling_, Sibling::content, target_.number(), {}, status)) set_aside();
     }
 
 private:
@@ -68,50 +70,70 @@ private:
         return system_error(errno, "remove " + safemap::quoted(what) + " in " + safemap::quoted(name_));
     }
 
-    void clear_folder() {
+    /// Removes a folder of the content with what is the save's in it; the rest goes to the open folder `target`. False
+    /// where something has to stay, in a folder that stays.
+    bool clear_folder(int home, const std::string& name, int target, const std::string& prefix,
+                      const struct stat& status) {
         for (int round = 0; round < most_rounds; ++round) {
-            if (calls.unlinkat(sibling_, Sibling::content, AT_REMOVEDIR) == 0) return;
-            if (!means_not_empty(errno)) throw failed(Sibling::content);
-            const Descriptor content = open_at(sibling_, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-            if (!content) throw failed(Sibling::content);
-            if (list_ && !target_) target_ = open_at(home_, target_name_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+            if (calls.unlinkat(home, name.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return true;
+            if (!means_not_empty(errno)) throw failed(name);
+            const Descriptor folder = open_inner(home, name);
+            if (!folder) throw failed(name);
+            require_same(folder.number(), name, status);
             bool all = true;
-            for (const std::string& file : list_all(content.number(), name_))
-                all = clear_file(content.number(), file) && all;
-            if (!all) return set_aside();
+            for (const std::string& entry : list_all(folder.number(), name_))
+                all = clear_entry(folder.number(), entry, target, prefix + entry) && all;
+            if (!all) return false;
         }
         errno = ENOTEMPTY;
-        throw failed(Sibling::content);
+        throw failed(name);
     }
 
-    /// False where a file has to stay in the content.
-    bool clear_file(int content, const std::string& file) {
-        if (list_) {
-            const std::string stamp = stamp_in(content, file);
-            const bool ours =
-                list_->knows(file, stamp) || (target_ && same_file(content, target_.number(), file)) || stamp.empty();
-            if (!ours) return target_ && put_back(content, file);
+    /// Somebody may have moved or mounted something else there.
+    void require_same(int folder, const std::string& name, const struct stat& status) const {
+        struct stat now = {};
+        if (calls.fstat(folder, &now) != 0) throw failed(name);
+        if (now.st_dev == status.st_dev && now.st_ino == status.st_ino) return;
+        errno = EBUSY;
+        throw failed(name);
+    }
+
+    /// False where it has to stay.
+    bool clear_entry(int folder, const std::string& name, int target, const std::string& path) {
+        struct stat status = {};
+        if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+            if (errno == ENOENT) return true;
+            throw failed(path);
         }
-        if (calls.unlinkat(content, file.c_str(), 0) != 0 && errno != ENOENT) throw failed(file);
+        const bool known = list_->knows(path, stamp_of(status));
+        if (S_ISDIR(status.st_mode)) {
+            const Descriptor inner = target < 0 ? Descriptor() : open_inner(target, name);
+            // One that is not known may be merged into one of its name.
+            if ((known || inner) && clear_folder(folder, name, inner.number(), path + '/', status)) return true;
+            return put_back(folder, name, target, path);
+        }
+        if (!known && !(target >= 0 && same_file(folder, target, name))) return put_back(folder, name, target, path);
+        if (calls.unlinkat(folder, name.c_str(), 0) != 0 && errno != ENOENT) throw failed(path);
         return true;
     }
 
-    bool put_back(int content, const std::string& file) {
-        const int target = target_.number();
-        int number = move(content, file, target, file);
+    bool put_back(int folder, const std::string& name, int target, const std::string& path) {
+        if (target < 0) return false;
+        int number = move(folder, name, target, name);
         // A hard link to what stood there before somebody replaced it.
-        if (number == EEXIST && list_->stays(file, stamp_in(target, file)))
-            number = calls.renameat2(content, file.c_str(), target, file.c_str(), 0) == 0 ? 0 : errno;
-        if (number == EEXIST) {
-            const std::optional<std::string> name = move_beside(content, file, target, file, number);
-            if (name)
-                notes_.push_back(safemap::quoted(file) +
+        if (number == EEXIST && list_->stays(path, stamp_in(target, name)))
+            number = calls.renameat2(folder, name.c_str(), target, name.c_str(), 0) == 0 ? 0 : errno;
+        // A folder has come up in the place of a file.
+        if (number == EEXIST || number == ENOTDIR) {
+            const std::optional<std::string> beside = move_beside(folder, name, target, name, number);
+            if (beside)
+                notes_.push_back(safemap::quoted(path) +
                                  " was written by somebody else while it was saved, and is called " +
-                                 safemap::quoted(*name) + " now");
+                                 safemap::quoted(*beside) + " now");
         }
         if (number == 0 || number == ENOENT) return true;
         if (number == ENAMETOOLONG) return false;
-        throw system_error(number, "put back " + safemap::quoted(file) + " from " + safemap::quoted(name_));
+        throw system_error(number, "put back " + safemap::quoted(path) + " from " + safemap::quoted(name_));
     }
 
     void set_aside() {
@@ -144,6 +166,19 @@ private:
 };
 
 }  // namespace
+
+void remove_all(int folder, const std::string& name) {
+    const auto removed = [&](int flags) { return calls.unlinkat(folder, name.c_str(), flags) == 0 || errno == ENOENT; };
+    const auto failed = [&] { return system_error(errno, "remove " + safemap::quoted(name) + ", which a save left"); };
+    if (removed(0)) return;
+    if (errno != EISDIR) throw failed();
+    if (removed(AT_REMOVEDIR)) return;
+    if (!means_not_empty(errno)) throw failed();
+    const Descriptor inner = open_inner(folder, name);
+    if (!inner) throw failed();
+    for (const std::string& entry : list_all(inner.number(), name)) remove_all(inner.number(), entry);
+    if (!removed(AT_REMOVEDIR)) throw failed();
+}
 
 void clear_content(int home, const std::string& name, int sibling, std::vector<std::string>& notes) {
     Clearing(home, name, sibling, notes).run();

@@ -16,4 +16,8 @@ namespace safemap::SAFEMAP_ABI::io {
 /// that has another name afterwards. Throws where something can be neither removed nor moved.
 void clear_content(int home, const std::string& name, int sibling, std::vector<std::string>& notes);
 
+/// Removes a file or a folder with everything in it from the open `folder`, if it is there. For what a save alone has
+/// written. Throws where that cannot be done.
+void remove_all(int folder, const std::string& name);
+
 }  // namespace safemap::SAFEMAP_ABI::io

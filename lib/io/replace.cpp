@@ -15,6 +15,7 @@
 #include "io/exchange_list.hpp"
 #include "io/file.hpp"
 #include "io/listing.hpp"
+#include "io/old_content.hpp"
 #include "io/stamp.hpp"
 
 #include <fcntl.h>
@@ -33,14 +34,6 @@ namespace safemap::SAFEMAP_ABI::io {
 namespace {
 
 constexpr std::size_t longest_name = 255;  // NAME_MAX of every file system worth naming
-
-bool flags_unsupported(int number) { return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP; }
-
-/// Whether a link or an exchange that fails so will never succeed here, while plain renames may.
-bool never_possible(int number) {
-    return flags_unsupported(number) || number == EPERM || number == EACCES || number == EXDEV || number == EBUSY ||
-           number == EMLINK;
-}
 
 /// "out//" is "out".
 std::string without_slashes(std::string path) {
@@ -183,8 +176,8 @@ void Staging::claim() {
     }
     if (!job_.resume) Sibling::clear(old_.number(), Sibling::suffix, notes_);
     // Whoever is in the folder stays in it: an exchange would take it from under a shell's feet.
-    inside_ = calls.is_mount_root(old_.number()) || holds_folders(old_.number(), place_.target) ||
-              identity_at(AT_FDCWD, ".") == old_identity_;
+    inside_ = calls.is_mount_root(old_.number()) || identity_at(AT_FDCWD, ".") == old_identity_ ||
+              !Linking(old_.number(), place_.target).is_possible();
     if (!inside_) {
         try {
             sibling_ = settle(parent, beside);
@@ -198,8 +191,8 @@ void Staging::claim() {
     sibling_ = settle(old_.number(), Sibling::suffix);
 }
 
-/// What a dead save left beside the folder while there were no folders in it. This save does not need that place, so
-/// what cannot be removed stays.
+/// What a dead save left beside the folder while it could be exchanged. This save does not need that place, so what
+/// cannot be removed stays.
 void Staging::clear_beside(const std::string& name) {
     try {
         Sibling::clear(place_.parent.number(), name, notes_);
@@ -233,8 +226,7 @@ bool Staging::continue_old(const Sibling& dead) {
     if (!journal_) return false;
     adoptable_.insert(done.begin(), done.end());
     for (const std::string& name : list_all(content.number(), place_.target))
-        if (adoptable_.count(name) == 0 && calls.unlinkat(content.number(), name.c_str(), 0) != 0)
-            throw system_error(errno, "remove " + safemap::quoted(name) + ", which an interrupted save left");
+        if (adoptable_.count(name) == 0) remove_all(content.number(), name);
     content_ = std::move(content);
     return true;
 }
@@ -453,7 +445,7 @@ void Staging::exchange_file() {
 bool Staging::exchange_folder(std::span<const std::string> old_files) {
     if (!link_what_stays(old_files)) return false;
     open_to_readers();
-    sync(content_.number());
+    sync_content();
     list_exchange(old_files);
     const int number = exchange();
     if (number != 0) {
@@ -472,25 +464,27 @@ bool Staging::exchange_folder(std::span<const std::string> old_files) {
 
 /// Into the new folder, by hard links; false where that cannot be.
 bool Staging::link_what_stays(std::span<const std::string> old_files) {
-    const auto goes = set_of(files_, old_files);
-    for (const std::string& name : list_all(old_.number(), place_.target)) {
-        if (goes.count(name) != 0) continue;
-        if (calls.linkat(old_.number(), name.c_str(), content_.number(), name.c_str(), 0) == 0) {
-            linked_.push_back(name);
-            continue;
-        }
-        const int number = errno;
-        if (number == ENOENT) continue;  // removed meanwhile
-        unlink_what_stays();
-        if (never_possible(number)) return false;
-        throw system_error(number, "link " + safemap::quoted(name) + " into the new folder");
-    }
-    return true;
+    const Linking linking(old_.number(), place_.target);
+    if (linking.run(content_.number(), set_of(files_, old_files), linked_)) return true;
+    unlink_what_stays();
+    return false;
 }
 
 void Staging::unlink_what_stays() {
-    for (const std::string& name : linked_) calls.unlinkat(content_.number(), name.c_str(), 0);
-    linked_.clear();
+    for (const std::string& file : linked_.files) calls.unlinkat(content_.number(), file.c_str(), 0);
+    for (auto folder = linked_.folders.rbegin(); folder != linked_.folders.rend(); ++folder)
+        calls.unlinkat(content_.number(), folder->path.c_str(), AT_REMOVEDIR);
+    linked_ = {};
+}
+
+/// The new folder, and the folders in it. All have been filled before: the first call takes the others along.
+void Staging::sync_content() const {
+    sync(content_.number());
+    for (const Linked::Folder& folder : linked_.folders) {
+        const Descriptor open = open_inner(content_.number(), folder.path);
+        if (!open) throw system_error(errno, "open " + safemap::quoted(folder.path) + " in the new folder");
+        sync(open.number());
+    }
 }
 
 /// Who clears the sibling after an exchange, be it another process, deletes what the list knows and nothing else. What
@@ -507,7 +501,11 @@ void Staging::list_exchange(std::span<const std::string> old_files) const {
     list.add_whole(Role::fresh, status);
     if (kind_ == Kind::folder) {
         for (const std::string& name : files_) list.add(Role::fresh, name, stamp_in(content_.number(), name));
-        for (const std::string& name : linked_) list.add(Role::stays, name, stamp_in(content_.number(), name));
+        for (const std::string& file : linked_.files) list.add(Role::stays, file, stamp_in(content_.number(), file));
+        for (const auto& [path, before] : linked_.folders) {
+            list.add(Role::fresh, path, stamp_in(content_.number(), path));
+            list.add(Role::goes, path, before);
+        }
         for (const std::string_view name : set_of(files_, old_files))
             list.add(Role::goes, std::string(name), stamp_in(old_.number(), std::string(name)));
     }

@@ -1,6 +1,7 @@
 // A file or folder that others see whole or not at all, whatever happens meanwhile: new, or in the place of an old one.
 #pragma once
 
+#include "io/inner_folders.hpp"
 #include "io/journal.hpp"
 #include "io/output.hpp"
 #include "io/sibling.hpp"
@@ -44,12 +45,12 @@ struct Job {
 ///
 /// A folder that is replaced keeps every file that is neither new nor named as old, and its permissions; a file that is
 /// replaced gives the new one its permissions. How a folder is replaced:
-/// - by exchange: the sibling beside it gets hard links to the files that stay, and the two are exchanged by one
-///   rename. At every moment the path leads to the old folder or to the new one. A list says what is exchanged (see
-///   exchange_list.hpp).
-/// - in place, where there is a folder in it, it is the root of a mount, its own folder cannot be written to, or the
-///   file system has no hard links or no exchange: the sibling is in the folder, a commit list says what is to be done,
-///   then it is done (see commit_list.hpp).
+/// - by exchange: the sibling beside it gets hard links to the files that stay, in folders made anew where they are in
+///   folders, and the two are exchanged by one rename. At every moment the path leads to the old folder or to the new
+///   one. A list says what is exchanged (see exchange_list.hpp).
+/// - in place, where the folders in it cannot be made anew (see Linking), it is the root of a mount, its own folder
+///   cannot be written to, or the file system has no hard links or no exchange: the sibling is in the folder, a commit
+///   list says what is to be done, then it is done (see commit_list.hpp).
 class Staging {
 public:
     enum class Kind : std::uint8_t { file, folder };
@@ -122,6 +123,7 @@ private:
     bool exchange_folder(std::span<const std::string> old_files);
     bool link_what_stays(std::span<const std::string> old_files);
     void unlink_what_stays();
+    void sync_content() const;
     int exchange();
     std::string identity_at(int folder, const char* name) const;
     void list_exchange(std::span<const std::string> old_files) const;
@@ -148,7 +150,7 @@ private:
     std::set<std::string, std::less<>> adoptable_;  ///< files that a dead process has finished
     std::vector<std::string> files_;
     std::vector<std::string> notes_;
-    std::vector<std::string> linked_;  ///< files that stay, in the content already
+    Linked linked_;  ///< what stays, in the content already
     enum class State : std::uint8_t {
         preparing,
         appeared,   ///< the content is at the target, where nothing was

@@ -90,7 +90,7 @@ bool is_our_content(int sibling) {
     if (S_ISREG(status.st_mode)) return status.st_nlink == 1;
     if (!S_ISDIR(status.st_mode)) return false;
     const Descriptor inside = open_at(sibling, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    return inside && !holds_folders(inside.number(), Sibling::content);
+    return inside && list_inner_folders(inside.number(), Sibling::content).empty();
 }
 
 /// Whether a note is one of ours: it says so, or a power failure took all that was in it. A commit list decides where

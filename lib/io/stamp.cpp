@@ -1,4 +1,4 @@
-// Stamps: three numbers with a space between them.
+// Stamps: words with a space between them, the inode first.
 #include "io/stamp.hpp"
 
 #include "base/text.hpp"
@@ -21,7 +21,10 @@ std::string_view without_inode(std::string_view stamp) {
 
 }  // namespace
 
-std::string stamp_of(const struct stat& status) { return lasting_text_of(identity_of(status)); }
+std::string stamp_of(const struct stat& status) {
+    if (S_ISDIR(status.st_mode)) return std::to_string(status.st_ino) + " folder";
+    return lasting_text_of(identity_of(status));
+}
 
 std::string stamp_in(int folder, const std::string& name) {
     struct stat status = {};

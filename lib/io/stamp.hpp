@@ -10,7 +10,7 @@
 namespace safemap::SAFEMAP_ABI::io {
 
 /// "INODE SIZE NANOSECONDS": inode, size and time of modification. The device is not in it: its number changes at a
-/// reboot. Empty stands for no file.
+/// reboot. "INODE folder" for a folder, whose size and time change with every file in it. Empty stands for no file.
 std::string stamp_of(const struct stat& status);
 /// The stamp of what `name` stands for in the open `folder`, without following a link. Throws where that cannot be
 /// found out.

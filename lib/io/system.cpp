@@ -40,6 +40,13 @@ Error system_error(int number, std::string_view doing) {
     return Error(code_of(number), "cannot " + std::string(doing) + ": " + std::generic_category().message(number));
 }
 
+bool flags_unsupported(int number) noexcept { return number == EINVAL || number == ENOSYS || number == EOPNOTSUPP; }
+
+bool never_possible(int number) noexcept {
+    return flags_unsupported(number) || number == EPERM || number == EACCES || number == EXDEV || number == EBUSY ||
+           number == EMLINK;
+}
+
 void Descriptor::reset() noexcept {
     // A failing close loses nothing here: fsync has brought the data to the disk, or nobody wants it.
     // OutputFile::finish() closes files without fsync itself.
@@ -55,6 +62,10 @@ Descriptor open_at(int folder, const char* name, int flags, mode_t mode) noexcep
             return Descriptor(number);
         }
     }
+}
+
+Descriptor open_inner(int home, const std::string& name) noexcept {
+    return open_at(home, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
 }
 
 const std::string& without_nul(const std::string& path) {

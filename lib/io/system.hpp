@@ -19,6 +19,11 @@ Error system_error(int number, std::string_view doing);
 /// Whether the number says that no such file is there (nor could be: a name too long, a loop of links).
 bool means_absent(int number) noexcept;
 
+/// Whether a link or an exchange that fails so will never succeed there, while plain renames may.
+bool never_possible(int number) noexcept;
+/// Whether a call fails so because the file system does not know its flags.
+bool flags_unsupported(int number) noexcept;
+
 /// Calls `call` again as long as a signal interrupts it.
 template <class Call> auto uninterrupted(Call&& call) {
     for (;;) {
@@ -54,6 +59,9 @@ private:
 /// Opens as openat does, O_CLOEXEC added; empty with errno set where that fails. Where there are no descriptors left,
 /// those that are kept for later are closed one after the other.
 Descriptor open_at(int folder, const char* name, int flags, mode_t mode = 0) noexcept;
+
+/// Opens a folder in the open folder `home`, and follows no link. Empty with errno set where that fails.
+Descriptor open_inner(int home, const std::string& name) noexcept;
 
 /// A path that cannot be cut short by a NUL inside it on its way to the system. Throws path_not_found.
 const std::string& without_nul(const std::string& path);

@@ -114,22 +114,25 @@ TEST_CASE("what a power failure left without its lock is cleared away; anything 
     }
 }
 
-TEST_CASE("what a save left beside a folder is cleared away, too, once there are folders in it") {
+TEST_CASE("what a save left beside a folder is cleared away, too, once that cannot be exchanged") {
     const TempDir dir;
     const fs::path left = dir / ".out.safemap-tmp";
-    fs::create_directories(dir / "out/logs");
-    fs::create_directories(left / "content");
+    fs::create_directories(dir / "out");
+    fs::create_directories(left / "content/logs");
     dir.write(".out.safemap-tmp/safemap.lock", "");
     dir.write(".out.safemap-tmp/content/model.safetensors", "half");
+    dir.write(".out.safemap-tmp/content/logs/a", "half");
+    const NoExchange none;
     Staging staging(dir / "out", Staging::Kind::folder, io::Existing::replace);
     CHECK(!fs::exists(left));
     CHECK(fs::exists(dir / "out/.safemap-tmp"));
 }
 
-TEST_CASE("what stands beside a folder with folders in it, and is no save's, hinders none") {
+TEST_CASE("what stands beside a folder that cannot be exchanged, and is no save's, hinders none") {
     const TempDir dir;
-    fs::create_directories(dir / "out/logs");
+    fs::create_directories(dir / "out");
     fs::create_directories(dir / ".out.safemap-tmp");
+    const NoExchange none;
     dir.write(".out.safemap-tmp/mine", "mine");
     CHECK_OK(Staging(dir / "out", Staging::Kind::folder, io::Existing::replace));
     CHECK(TempDir::read(dir / ".out.safemap-tmp/mine") == "mine");

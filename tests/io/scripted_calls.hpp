@@ -133,6 +133,9 @@ private:
         calls.fchownat = [](int folder, const char* name, uid_t owner, gid_t group, int flags) {
             return fails("fchownat") ? -1 : current_->system_.fchownat(folder, name, owner, group, flags);
         };
+        calls.futimens = [](int descriptor, const timespec* times) {
+            return fails("futimens") ? -1 : current_->system_.futimens(descriptor, times);
+        };
         calls.pread = [](int descriptor, void* into, std::size_t size, off_t offset) -> ssize_t {
             if (fails("pread") || interrupted()) return -1;
             return current_->system_.pread(descriptor, into, shortened(size), offset);
@@ -227,6 +230,21 @@ public:
 private:
     static inline std::uint32_t magic_ = 0;
     int (*real_)(int, struct statfs*) = safemap::io::calls.fstatfs;
+};
+
+/// A machine on which every folder is the root of a mount, so that none is exchanged with another.
+class NoExchange {
+public:
+    /// Nothing changes unless it is `wanted`.
+    explicit NoExchange(bool wanted = true) {
+        if (wanted) safemap::io::calls.is_mount_root = [](int) { return true; };
+    }
+    ~NoExchange() { safemap::io::calls.is_mount_root = real_; }
+    NoExchange(const NoExchange&) = delete;
+    NoExchange& operator=(const NoExchange&) = delete;
+
+private:
+    decltype(safemap::io::calls.is_mount_root) real_ = safemap::io::calls.is_mount_root;
 };
 
 /// Counts the bytes read, in one thread.

@@ -37,26 +37,31 @@ struct World {
     const char* out;
     bool overwrite;
     bool in_place;
+    bool folders = false;
 };
 constexpr World worlds[] = {
-    {"a new file", "out.safetensors", false, false},    {"a new folder", "out", false, false},
-    {"a folder of other files", "out", false, true},    {"a file that is replaced", "out.safetensors", true, false},
-    {"a folder that is exchanged", "out", true, false}, {"a folder that is replaced in place", "out", true, true},
+    {"a new file", "out.safetensors", false, false},     {"a new folder", "out", false, false},
+    {"a folder of other files", "out", false, true},     {"a file that is replaced", "out.safetensors", true, false},
+    {"a folder that is exchanged", "out", true, false},  {"a folder that is replaced in place", "out", true, true},
+    {"a folder with folders", "out", true, false, true},
 };
 
 void prepare(const TempDir& dir, const World& world) {
     fs::remove_all(dir / world.out);
     if (world.overwrite) save(dir / world.out, std::vector<LazyTensor>{tensor("old", Dtype::f32, {3})});
+    if (world.folders) fs::create_directories(dir / world.out / "logs");
+    if (world.folders) dir.write(std::string(world.out) + "/logs/a.txt", "mine");
     if (!world.in_place) return;
-    fs::create_directories(dir / world.out / "logs");
+    fs::create_directories(dir / world.out);
     dir.write(std::string(world.out) + "/mine.txt", "mine");
 }
 
 /// What stands at the target in the end, in a file or a folder.
 std::map<std::string, std::string> result(const fs::path& out) {
     if (fs::is_regular_file(out)) return {{"", TempDir::read(out)}};
-    fs::remove(out / "logs");
-    return contents_of(out);
+    auto contents = contents_of(out);
+    if (fs::exists(out / "logs")) contents.emplace("logs/a.txt", TempDir::read(out / "logs/a.txt"));
+    return contents;
 }
 
 /// Names of the system calls of `work`.
@@ -90,7 +95,8 @@ TEST_CASE("a save that need not be durable brings nothing to the disk, and does 
     const InBoot one;
     const Checkpoint model = Checkpoint::open(source_in(dir));
     const Extras extras{.files = {{"config.json", memory_source("config.json", random_bytes(100, 1))}}};
-    for (const World& world : worlds)
+    for (const World& world : worlds) {
+        const NoExchange none(world.in_place);
         for (const bool checksums : {false, true}) {
             CAPTURE(world.what);
             CAPTURE(checksums);
@@ -116,6 +122,7 @@ TEST_CASE("a save that need not be durable brings nothing to the disk, and does 
             fs::remove_all(dir / world.out);
             CHECK(names_in(dir.path()) == Names{"in.safetensors"});
         }
+    }
 }
 
 TEST_CASE("what a server refuses at the close of a file that was not synced is an error, and nothing is left") {
@@ -151,6 +158,7 @@ TEST_CASE("a save that need not be durable, killed at any system call, leaves th
     const Checkpoint model = Checkpoint::open(in);
     for (const World& world : worlds) {
         CAPTURE(world.what);
+        const NoExchange none(world.in_place);
         const fs::path out = dir / world.out;
         const SaveOptions options = options_for(false, world.overwrite);
         prepare(dir, world);

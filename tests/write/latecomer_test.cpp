@@ -114,9 +114,8 @@ private:
 
 void die() { ::raise(SIGKILL); }
 
-/// How many system calls a save over `out` makes.
+/// How many system calls a save over the old model in `out` makes.
 int calls_of_save(const fs::path& out) {
-    save_old(out);
     ScriptedCalls calls;
     calls.fail_nth(0, 0);
     save_new(out);
@@ -128,6 +127,7 @@ int calls_of_save(const fs::path& out) {
 TEST_CASE("a file that comes up in the folder at any system call of a save that is then killed is not lost") {
     const TempDir dir = TempDir::in_memory();
     const fs::path out = dir / "out";
+    save_old(out);
     const int all = calls_of_save(out);
     int round = 0;
     // The commit is at the end.
@@ -174,6 +174,118 @@ TEST_CASE("a folder that comes up in the folder before a kill is not lost") {
     CHECK_OK(save_new(out));
     CHECK(files_with(dir.path(), "precious") == Names{"out/logs/a"});
     CHECK(names_in(dir.path()) == Names{"out"});
+}
+
+TEST_CASE("a file that comes up in an inner folder at any system call of a save that is then killed is not lost") {
+    const TempDir dir = TempDir::in_memory();
+    const fs::path out = dir / "out";
+    const auto save_old_with_folder = [&] {
+        save_old(out);
+        fs::create_directories(out / "logs/today");
+        std::ofstream(out / "logs/today/a.txt") << "first";
+    };
+    save_old_with_folder();
+    const int all = calls_of_save(out);
+    int round = 0;
+    for (int nth = all - 140; nth <= all; nth += soak::step(7)) {
+        const int dies_after = std::vector{0, 1, 2, 5, 11, 23}[static_cast<std::size_t>(round++ % 6)];
+        const char* const name = round % 3 == 0 ? "logs/today/a.txt" : "logs/today/late.txt";
+        CAPTURE(nth);
+        CAPTURE(dies_after);
+        CAPTURE(name);
+        save_old_with_folder();
+        is_killed([&] {
+            ScriptedCalls calls;
+            calls.before_nth(nth, [&] { put(out / name, "precious"); });
+            calls.die_at(nth + dies_after);
+            save_new(out);
+        });
+        const std::uint64_t model = model_at(out);
+        CHECK((model == 1 || model == 5));
+        CHECK(!files_with(dir.path(), "precious").empty());
+        CHECK_OK(save_new(out));
+        CHECK(model_at(out) == 5);
+        CHECK(files_with(dir.path(), "precious") == Names{"out/" + std::string(name)});
+        CHECK(fs::exists(out / "logs/today/a.txt"));
+        CHECK(names_in(dir.path()) == Names{"out"});
+    }
+}
+
+TEST_CASE("whatever others do to an inner folder in the moment of the exchange, no file of theirs is lost") {
+    struct Row {
+        const char* what;
+        std::function<void(const fs::path& logs)> act;
+        const char* expected;  // below the folder
+    };
+    const Row rows[] = {
+        {"a new folder",
+         [](const fs::path& logs) {
+             fs::create_directory(logs / "new");
+             put(logs / "new/x", "precious");
+         },
+         "new/x"},
+        {"the folder is made anew",
+         [](const fs::path& logs) {
+             fs::remove_all(logs);
+             fs::create_directory(logs);
+             put(logs / "x", "precious");
+         },
+         "x"},
+        {"the folder is moved, and comes back with other files",
+         [](const fs::path& logs) {
+             fs::rename(logs, logs.parent_path() / "moved");
+             fs::create_directories(logs / "today");
+             put(logs / "today/a.txt", "precious");
+         },
+         "today/a.txt"},
+        {"a file becomes a folder",
+         [](const fs::path& logs) {
+             fs::remove(logs / "today/a.txt");
+             fs::create_directory(logs / "today/a.txt");
+             put(logs / "today/a.txt/x", "precious");
+         },
+         "today/a.txt.saved-1/x"},
+        {"a folder becomes a file",
+         [](const fs::path& logs) {
+             fs::remove_all(logs / "today");
+             put(logs / "today", "precious");
+         },
+         "today.saved-1"},
+        {"a folder becomes a link",
+         [](const fs::path& logs) {
+             fs::remove_all(logs / "today");
+             put(logs / "x", "precious");
+             fs::create_symlink("x", logs / "today");
+         },
+         "x"},
+        {"a file is written to", [](const fs::path& logs) { std::ofstream(logs / "today/a.txt") << "precious"; },
+         "today/a.txt"},
+    };
+    for (const Row& row : rows) {
+        for (const bool killed : {false, true}) {
+            CAPTURE(row.what);
+            CAPTURE(killed);
+            const TempDir dir = TempDir::in_memory();
+            const fs::path out = dir / "out";
+            save_old(out);
+            fs::create_directories(out / "logs/today");
+            std::ofstream(out / "logs/today/a.txt") << "first";
+            const auto work = [&](const std::function<void()>& after) {
+                const AtExchange moment([&] { row.act(out / "logs"); }, after);
+                save_new(out);
+            };
+            if (killed) CHECK(is_killed([&] { work(die); }));
+            else CHECK_OK(work([] {}));
+            CHECK(!files_with(dir.path(), "precious").empty());
+            CHECK_OK(save_new(out));
+            // A link to it reads the same.
+            Names found = files_with(out / "logs", "precious");
+            std::erase_if(found, [&](const std::string& file) { return fs::is_symlink(out / "logs" / file); });
+            CHECK(found == Names{row.expected});
+            CHECK(model_at(out) == 5);
+            CHECK(names_in(dir.path()) == Names{"out"});
+        }
+    }
 }
 
 TEST_CASE("a file with the name of a file of the new model gets another name, and a note says so") {
@@ -332,7 +444,8 @@ TEST_CASE("what others put into a folder without a checkpoint while a save to it
             CAPTURE(name);
             const TempDir dir = TempDir::in_memory();
             const fs::path out = dir / "out";
-            fs::create_directories(in_place ? out / "logs" : out);
+            const NoExchange none(in_place);
+            fs::create_directories(out);
             SaveOptions options{.max_shard_size = 400};
             options.work.monitor.on_progress = [&](const Progress&) {
                 put(out / name, "precious");

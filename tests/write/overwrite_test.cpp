@@ -69,16 +69,22 @@ void no_rename_flags() {
         return -1;
     };
 }
+fs::path path_of(int descriptor) { return fs::read_symlink("/proc/self/fd/" + std::to_string(descriptor)); }
+
+void make_folder(const fs::path& out) {
+    if (!fs::is_directory(out)) return;
+    fs::create_directories(out / "logs/today");
+    std::ofstream(out / "logs/a.txt") << "mine";
+    std::ofstream(out / "logs/today/b.txt") << "mine, too";
+    fs::create_symlink("../config.json", out / "logs/link");
+}
+
 const std::vector<World>& worlds() {
     static const std::vector<World> all = {
         {"that knows everything", false, [](const fs::path&) {}, [] {}},
-        {"with a folder in the target", true,
-         [](const fs::path& out) {
-             if (!fs::is_directory(out)) return;
-             fs::create_directory(out / "logs");
-             std::ofstream(out / "logs/a.txt") << "mine";
-         },
-         [] {}},
+        {"with a folder in the target", false, make_folder, [] {}},
+        {"with a folder in the target that is a mount", true, make_folder,
+         [] { io::calls.is_mount_root = [](int folder) { return path_of(folder).filename() == "logs"; }; }},
         {"without exchange", true, [](const fs::path&) {}, no_rename_flags},
         {"without hard links", true, [](const fs::path&) {},
          [] {
@@ -151,10 +157,13 @@ void check_finished(const TempDir& dir, const Change& change, const World& world
             expected.push_back("model-0000" + std::string(number) + "-of-00003.safetensors");
     if (change.new_shard < 4'000) expected.push_back("model.safetensors.index.json");
     const bool has_folder = fs::exists(out / "logs");
-    CHECK(has_folder == (std::string(world.what) == "with a folder in the target"));
+    CHECK(has_folder == std::string(world.what).starts_with("with a folder in the target"));
     if (has_folder) {
         expected.push_back("logs");
+        CHECK(names_in(out / "logs") == Names{"a.txt", "link", "today"});
         CHECK(TempDir::read(out / "logs/a.txt") == "mine");
+        CHECK(TempDir::read(out / "logs/link") == "mine");
+        CHECK(TempDir::read(out / "logs/today/b.txt") == "mine, too");
     }
     std::sort(expected.begin(), expected.end());
     CHECK(names_in(out) == expected);
@@ -428,6 +437,7 @@ TEST_CASE("of two saves over one checkpoint one is told that it is busy, whereve
             if (progress.bytes_done == 0) return true;
             if (second_inside) fs::create_directories(dir / "out/logs");
             status = true_in_child([&] {
+                const NoExchange inside(second_inside);
                 const auto error = error_of([&] { save_new(dir / "out", changes[1]); });
                 return error && error->code() == Errc::busy;
             })
@@ -613,7 +623,7 @@ TEST_CASE("whoever reads while a folder is saved over reads one of the two model
         const TempDir dir = TempDir::in_memory();
         const Change change = changes[1];
         save_old(dir / "out", change);
-        if (in_place) fs::create_directory(dir / "out/logs");
+        const NoExchange none(in_place);
         std::atomic<bool> over = false;
         std::atomic<int> mixed = 0;
         std::atomic<int> reads = 0;

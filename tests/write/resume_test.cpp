@@ -40,11 +40,13 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
     for (const bool checksums : {false, true}) {
-        for (const char* how : {"new", "exchanged", "in place"}) {
+        for (const char* how : {"new", "exchanged", "exchanged with folders", "in place"}) {
             CAPTURE(checksums);
             CAPTURE(how);
             const bool overwrite = std::string_view(how) != "new";
             const bool in_place = std::string_view(how) == "in place";
+            const bool folders = std::string_view(how).ends_with("with folders");
+            const NoExchange none(in_place);
             SaveOptions options = options_for(overwrite);
             options.checksums = checksums;
             fs::remove_all(dir / "whole");
@@ -59,13 +61,17 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
                 REQUIRE(nth < 400);
                 fs::remove_all(dir / "out");
                 if (overwrite) save(dir / "out", std::vector<LazyTensor>{tensor("old", Dtype::f32, {3})});
-                if (in_place) fs::create_directory(dir / "out/logs");
+                if (folders) {
+                    fs::create_directories(dir / "out/logs/today");
+                    dir.write("out/logs/today/a.txt", "mine");
+                }
                 died = killed_at(nth, in, dir / "out", options);
                 if (!died) break;
                 if (!overwrite && fs::exists(dir / "out")) continue;  // it had come to the end
                 SaveReport report;
                 CHECK_OK(report = save(dir / "out", Checkpoint::open(in), options));
-                fs::remove(dir / "out/logs");
+                if (folders) CHECK(TempDir::read(dir / "out/logs/today/a.txt") == "mine");
+                fs::remove_all(dir / "out/logs");
                 CHECK(contents_of(dir / "out") == expected);
                 CHECK(names_in(dir.path()) == Names{"in.safetensors", "out", "whole"});
                 CHECK(report.resumed.size() <= count + 1);
@@ -201,7 +207,7 @@ TEST_CASE("a save in place that was killed counts after a reboot, and the next o
         const fs::path old = source_in(dir, 50);
         save(dir / "out", Checkpoint::open(old), options_for(true));
         source_in(dir);
-        fs::create_directory(dir / "out/logs");
+        const NoExchange none;
         died = killed_at(nth, in, dir / "out", options_for(true));
         const Restarted restarted;
         if (fs::exists(dir / "out/.safemap-tmp/commit")) {

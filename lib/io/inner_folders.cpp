@@ -1,0 +1,131 @@
+// Walks the folders twice: once to see whether they can be built again, once to do it.
+#include "io/inner_folders.hpp"
+
+#include "base/text.hpp"
+#include "io/calls.hpp"
+#include "io/listing.hpp"
+#include "io/sibling.hpp"
+#include "io/stamp.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::io {
+
+namespace {
+
+constexpr std::size_t most_entries = 10'000;  // in folders: linking that many takes a fifth of a second
+constexpr std::size_t deepest = 32;           // two descriptors each
+
+bool same_inode(const struct stat& one, const struct stat& other) {
+    return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+/// Gives a new folder what the old one has. Returns false where that is not permitted.
+bool dress(int folder, const struct stat& old) {
+    if (calls.fchownat(folder, "", old.st_uid, old.st_gid, AT_EMPTY_PATH) != 0) {
+        if (never_possible(errno)) return false;
+        throw system_error(errno, "set the owner of a folder in the new folder");
+    }
+    // In this order: a change of the owner takes bits of the permissions away.
+    if (calls.fchmod(folder, old.st_mode & 07777) != 0)
+        throw system_error(errno, "set the permissions of a folder in the new folder");
+    const timespec times[] = {old.st_atim, old.st_mtim};
+    if (calls.futimens(folder, times) != 0) throw system_error(errno, "set the times of a folder in the new folder");
+    struct stat now = {};
+    if (calls.fstat(folder, &now) != 0) throw system_error(errno, "examine a folder in the new folder");
+    return now.st_uid == old.st_uid && now.st_gid == old.st_gid && now.st_mode == old.st_mode;
+}
+
+}  // namespace
+
+struct Linking::Run {
+    const std::set<std::string_view>& goes;
+    Linked& made;
+    std::size_t entries = 0;
+};
+
+Linking::Linking(int folder, std::string path) : folder_(folder), path_(std::move(path)) {
+    if (calls.fstat(folder_, &status_) != 0) throw system_error(errno, "examine it");
+    if (calls.fstatat(AT_FDCWD, ".", &working_, 0) != 0) working_ = {};
+}
+
+bool Linking::is_possible() const {
+    std::size_t entries = 0;
+    return survey(folder_, 0, entries);
+}
+
+bool Linking::run(int to, const std::set<std::string_view>& goes, Linked& made) const {
+    Run run = {.goes = goes, .made = made};
+    return fill(folder_, to, {}, 0, run);
+}
+
+/// Whether this one of the folders can be built again, and its old self be emptied and removed.
+bool Linking::suits(int folder, std::size_t depth) const {
+    struct stat status = {};
+    if (depth > deepest || calls.fstat(folder, &status) != 0) return false;
+    if (status.st_dev != status_.st_dev || same_inode(status, working_) || calls.is_mount_root(folder)) return false;
+    const uid_t user = ::geteuid();
+    if (user != 0 && status.st_uid != user) return false;
+    return calls.faccessat(folder, ".", R_OK | W_OK | X_OK, AT_EACCESS) == 0;
+}
+
+bool Linking::survey(int folder, std::size_t depth, std::size_t& entries) const {
+    if (depth > 0 && (entries += list_all(folder, path_).size()) > most_entries) return false;
+    for (const std::string& name : list_inner_folders(folder, path_)) {
+        if (depth == 0 && name == Sibling::suffix) return false;
+        const Descriptor inner = open_inner(folder, name);
+        if (!inner && means_absent(errno)) continue;
+        if (!inner || !suits(inner.number(), depth + 1) || !survey(inner.number(), depth + 1, entries)) return false;
+    }
+    return true;
+}
+
+bool Linking::fill(int from, int to, const std::string& prefix, std::size_t depth, Run& run) const {
+    const auto folders = list_inner_folders(from, path_);
+    const auto names = list_all(from, path_);
+    if (depth > 0 && (run.entries += names.size()) > most_entries) return false;
+    for (const std::string& name : names) {
+        const std::string path = prefix + name;
+        if (run.goes.count(path) != 0) continue;
+        if (std::binary_search(folders.begin(), folders.end(), name)) {
+            if (!link_folder(from, to, name, path, depth, run)) return false;
+            continue;
+        }
+        if (calls.linkat(from, name.c_str(), to, name.c_str(), 0) == 0) {
+            run.made.files.push_back(path);
+            continue;
+        }
+        if (errno == ENOENT) continue;  // removed meanwhile
+        if (never_possible(errno)) return false;
+        throw system_error(errno, "link " + safemap::quoted(path) + " into the new folder");
+    }
+    return true;
+}
+
+bool Linking::link_folder(int from_home, int to_home, const std::string& name, const std::string& path,
+                          std::size_t depth, Run& run) const {
+    if (depth == 0 && name == Sibling::suffix) return false;
+    const Descriptor from = open_inner(from_home, name);
+    if (!from && means_absent(errno)) return true;  // removed meanwhile
+    if (!from || !suits(from.number(), depth + 1)) return false;
+    struct stat old = {};
+    if (calls.fstat(from.number(), &old) != 0) throw system_error(errno, "examine " + safemap::quoted(path));
+    if (calls.mkdirat(to_home, name.c_str(), S_IRWXU) != 0) {
+        if (never_possible(errno)) return false;
+        throw system_error(errno, "create " + safemap::quoted(path) + " in the new folder");
+    }
+    run.made.folders.push_back({.path = path, .before = stamp_of(old)});
+    // A umask may have taken from the owner what is needed here.
+    if (calls.fchmodat(to_home, name.c_str(), S_IRWXU, 0) != 0)
+        throw system_error(errno, "set the permissions of " + safemap::quoted(path) + " in the new folder");
+    const Descriptor to = open_inner(to_home, name);
+    if (!to && (errno == EMFILE || errno == ENFILE)) return false;
+    if (!to) throw system_error(errno, "open " + safemap::quoted(path) + " in the new folder");
+    return fill(from.number(), to.number(), path + '/', depth + 1, run) && dress(to.number(), old);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::io
