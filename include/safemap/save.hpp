@@ -83,6 +83,16 @@ struct SaveOptions {
     /// file of the same name in `out` is replaced with `overwrite`; without it, one that differs stays, and a note says
     /// so. What is not a regular file always stays, with a note. A save to a single file copies no extras.
     Extras extras = {};
+    /// Other checkpoints, by the names of the folders in `out` that they are saved to, in the same commit: all of them
+    /// appear, or none. "optimizer" is where the state of an optimizer belongs; verify() of `out` looks into that one,
+    /// too. Each folder gets the files that a save to it gives, with an index of its own; `max_shard_size`,
+    /// `alignment`, `align_tensors`, `strategy`, `index_style`, `structure` and `checksums` hold for them, and of the
+    /// other options none. With `overwrite` the model in a folder of that name is replaced, and every other file in it
+    /// stays; a folder that is not named here stays as it is. A name that is empty, begins with a dot, has a slash in
+    /// it, or is that of another file of the save, and folders where one file is written, are invalid_argument. Where
+    /// `out` is replaced file by file, whoever opens such a folder itself may see files of both for a moment. Reports
+    /// count all checkpoints together, and `casts` those of `out` alone. ShardWriter writes none: invalid_argument.
+    std::map<std::string, Checkpoint> folders = {};
 
     // How.
     /// What stands at the target is replaced, when the new checkpoint is complete. False: it is refused.

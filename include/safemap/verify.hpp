@@ -25,9 +25,10 @@ struct VerifyOptions {
 
 /// Checks everything there is to check: headers, indexes and directories as open() does, but collecting; that every
 /// byte of every file can be read, and that deflated records inflate; stored checksums: CRC-32 of zip records, deflated
-/// ones too, and of tensors what SaveOptions::checksums wrote, and of all of them together. A file of no known format,
-/// and a zip whose directory cannot be read, are not read further. Throws only for calls that are wrong, for faults of
-/// the system, and cancelled.
+/// ones too, and of tensors what SaveOptions::checksums wrote, and of all of them together. The checkpoint in a folder
+/// `optimizer` of the folder `path` (see SaveOptions::folders) is checked with the other; counts are of both. A file of
+/// no known format, and a zip whose directory cannot be read, are not read further. Throws only for calls that are
+/// wrong, for faults of the system, and cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

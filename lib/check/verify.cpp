@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <tuple>
@@ -202,28 +203,48 @@ private:
     std::vector<Found> found_;
 };
 
-}  // namespace
+template <class T> void append(std::vector<T>& to, std::vector<T> from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
 
-VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
-    VerifyReport report;
+/// What can be said of a checkpoint without reading its data. Adds to `files` and `report`.
+Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, std::vector<FileDigests>& files,
+                 VerifyReport& report) {
     CollectFaults faults;
     Contents contents;
     OpenOptions open_options = options.open;
     open_options.work = options.work;
     reporting(faults, [&] {
         contents = open::read_path(path, open_options, faults);
-        report.bytes = state::total_bytes(contents);
+        report.bytes += state::total_bytes(contents);
     });
-    std::vector<FileDigests> files;
-    for (const auto& source : contents.sources)
-        files.push_back(check::read_file_digests(*source, options.open, faults));
+    std::vector<FileDigests> own;
+    for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
     // What is missing is a fault of its own.
-    if (faults.faults().empty()) check_identity(contents, files, path, faults);
-    report.faults = faults.take();
-    report.notes = std::move(contents.notes);
-    report.asks_for_code = contents.asks_for_code;
-    report.tensors = contents.tensors.size();
+    if (faults.faults().empty()) check_identity(contents, own, path, faults);
+    append(files, std::move(own));
+    append(report.faults, faults.take());
+    append(report.notes, std::move(contents.notes));
+    report.asks_for_code = report.asks_for_code || contents.asks_for_code;
+    report.tensors += contents.tensors.size();
     contents.metadata = {};  // lists of digests take as much as all names
+    return contents;
+}
+
+/// What of another checkpoint has to be read, too.
+void add_files(Contents from, Contents& to) {
+    append(to.sources, std::move(from.sources));
+    append(to.checksums, std::move(from.checksums));
+    append(to.storages, std::move(from.storages));
+}
+
+}  // namespace
+
+VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
+    VerifyReport report;
+    std::vector<FileDigests> files;
+    Contents contents = look_at(path, options, files, report);
+    if (open::has_optimizer(path)) add_files(look_at(path / state::optimizer_folder, options, files, report), contents);
 
     const std::vector<Stretch> stretches = stretches_of(contents, files);
     std::uint64_t total = 0;

@@ -1,6 +1,7 @@
 // Commit lists: NUL-terminated lines. The first says the version, the second is the inode of the list itself. Then come
 // pairs: "+" and a name to move or "-" and a name to remove, and the stamp of what stood there. A list is complete or
-// not there. Version 1, which is read too, lacks the second line, and its stamps begin with the number of the device.
+// not there. Version 3 has paths of files in folders that have to be made; 2 has none. Version 1, which is read too,
+// lacks the second line, and its stamps begin with the number of the device.
 #include "io/commit_list.hpp"
 
 #include "base/text.hpp"
@@ -14,6 +15,8 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 
+#include <algorithm>
+#include <set>
 #include <span>
 #include <string_view>
 
@@ -22,6 +25,7 @@ namespace safemap::SAFEMAP_ABI::io {
 namespace {
 
 constexpr std::string_view first_line = "safemap commit 2";
+constexpr std::string_view first_line_3 = "safemap commit 3";
 constexpr std::string_view first_line_1 = "safemap commit 1";
 constexpr std::string_view last_line = "end";
 constexpr std::uint64_t largest_list = 256 << 20;
@@ -121,7 +125,8 @@ CommitList parse(std::string_view text, int file) {
         return line;
     };
     const std::string_view version = next_line();
-    if (version != first_line && version != first_line_1) throw damaged("it is of a version that is not known");
+    if (version != first_line && version != first_line_3 && version != first_line_1)
+        throw damaged("it is of a version that is not known");
     const bool first_version = version == first_line_1;
     CommitList list;
     if (!first_version) list.inodes_last = inode_lasted(file, std::string(next_line()));
@@ -138,31 +143,79 @@ CommitList parse(std::string_view text, int file) {
     return list;
 }
 
-/// Removes a file of `folder`, whose name may lead through folders, but through no links.
-void remove_below(int folder, std::string_view name) {
-    Descriptor inner;
-    for (std::size_t slash = name.find('/'); slash != name.npos; slash = name.find('/')) {
-        const std::string part(name.substr(0, slash));
-        name.remove_prefix(slash + 1);
-        if (part.empty() || part == ".") continue;
-        Descriptor next = open_at(folder, part.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-        if (!next && means_absent(errno)) return;
-        if (!next) throw system_error(errno, "open " + safemap::quoted(part));
-        inner = std::move(next);
-        folder = inner.number();
+/// The folder that a file of `folder` is in, whose name may lead through folders, but through no links; and its name in
+/// there. Holds no descriptor where that is `folder` itself, and its number is -1 where there is no such folder.
+struct Home {
+    Home(int folder, std::string_view path) : number(folder) {
+        for (std::size_t slash = path.find('/'); slash != path.npos; slash = path.find('/')) {
+            const std::string part(path.substr(0, slash));
+            path.remove_prefix(slash + 1);
+            if (part.empty() || part == ".") continue;
+            Descriptor next = open_inner(number, part);
+            if (!next && !means_absent(errno)) throw system_error(errno, "open " + safemap::quoted(part));
+            inner = std::move(next);
+            number = inner.number();
+            if (number < 0) return;
+        }
+        name = path;
     }
-    const std::string file(name);
-    if (calls.unlinkat(folder, file.c_str(), 0) != 0 && !means_absent(errno))
-        throw system_error(errno, "remove " + safemap::quoted(file));
+
+    Descriptor inner;
+    int number;
+    std::string name;
+};
+
+void remove_below(int folder, std::string_view path) {
+    const Home home(folder, path);
+    if (home.number < 0) return;
+    if (calls.unlinkat(home.number, home.name.c_str(), 0) != 0 && !means_absent(errno))
+        throw system_error(errno, "remove " + safemap::quoted(path));
+}
+
+std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
+bool is_in_folder(const CommitList::Entry& entry) { return entry.name.find('/') != std::string::npos; }
+
+/// Makes the folder that a file is to be in, like the one in the content; it has one level.
+void make_folder(int content, int folder, const std::string& name) {
+    struct stat wanted = {};
+    if (calls.fstatat(content, name.c_str(), &wanted, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) return;  // all of it has been moved before
+        throw system_error(errno, "examine " + safemap::quoted(name));
+    }
+    if (calls.mkdirat(folder, name.c_str(), wanted.st_mode & 07777) != 0) {
+        if (errno == EEXIST) return;
+        throw system_error(errno, "create the folder " + safemap::quoted(name));
+    }
+    give_owner(folder, name.c_str(), wanted);
+    if (calls.fchmodat(folder, name.c_str(), wanted.st_mode & 07777, 0) != 0)
+        throw system_error(errno, "set the permissions of " + safemap::quoted(name));
+}
+
+/// Brings folders that files have been moved into to the disk.
+void sync_folders(int folder, const CommitList& list) {
+    std::set<std::string> folders;
+    for (const CommitList::Entry& entry : list.files)
+        if (is_in_folder(entry)) folders.insert(folder_of(entry.name));
+    for (const std::string& name : folders) {
+        const Descriptor inner = open_inner(folder, name);
+        if (!inner) throw system_error(errno, "open " + safemap::quoted(name));
+        sync_folder(inner.number());
+    }
+    sync_folder(folder);
 }
 
 /// Moves a file into place. What others have put there since the list was read is not replaced, as far as the file
 /// system can tell.
 void move_file(int content, int folder, const CommitList& list, const CommitList::Entry& entry) {
-    const char* const name = entry.name.c_str();
     require_replaceable(folder, list, entry);
+    if (is_in_folder(entry)) make_folder(content, folder, folder_of(entry.name));
+    const Home from(content, entry.name);
+    if (from.number < 0) return;
+    const Home to(folder, entry.name);
+    if (to.number < 0) throw system_error(ENOTDIR, "move " + safemap::quoted(entry.name) + " into place");
+    const char* const name = to.name.c_str();
     const auto renamed = [&](unsigned flags) {
-        return calls.renameat2(content, name, folder, name, flags) == 0 || errno == ENOENT;
+        return calls.renameat2(from.number, name, to.number, name, flags) == 0 || errno == ENOENT;
     };
     bool done = renamed(entry.before.empty() ? RENAME_NOREPLACE : 0);
     if (!done && errno == EEXIST) throw written_to(entry.name);
@@ -180,7 +233,7 @@ void move_files(int folder, const CommitList& list, bool durable) {
     }
     for (const CommitList::Entry& entry : list.files) {
         // Whoever reads the file that names the others finds these on the disk.
-        if (durable && &entry == &list.files.back()) sync_folder(folder);
+        if (durable && &entry == &list.files.back()) sync_folders(folder, list);
         move_file(content.number(), folder, list, entry);
     }
 }
@@ -193,7 +246,9 @@ void write_commit_list(int sibling, int folder, std::span<const std::string> fil
     if (calls.fstat(folder, &status) != 0) throw system_error(errno, "examine it");
     const mode_t mode = (status.st_mode & (S_IRUSR | S_IRGRP | S_IROTH)) | S_IRUSR | S_IWUSR;
     put_note(sibling, commit_list_name, new_list_name, mode, list_path, durable, [&](int note) {
-        std::string text(first_line);
+        const bool has_folders = std::any_of(
+            files.begin(), files.end(), [](const std::string& name) { return name.find('/') != std::string::npos; });
+        std::string text(has_folders ? first_line_3 : first_line);
         text += '\0';
         text.append(inode_text(note)) += '\0';
         const auto add = [&](char sign, const std::string& name) {

@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI::io {
 /// save carries out what a dead one left undone.
 struct CommitList {
     struct Entry {
-        std::string name;
+        std::string name;         ///< a file, or the path of one in a folder
         std::string before = {};  ///< the stamp of what stood in the folder then (see stamp.hpp); empty for nothing
 
         friend bool operator==(const Entry&, const Entry&) = default;

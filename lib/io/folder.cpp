@@ -30,7 +30,8 @@ bool lists(const std::vector<CommitList::Entry>& entries, std::string_view name)
 
 /// What the folder holds, as somebody who knows of a commit that is not finished sees it.
 std::vector<std::string> with_commit(std::vector<std::string> names, const CommitList& list) {
-    for (const auto& entry : list.files) names.push_back(entry.name);
+    for (const auto& entry : list.files)
+        if (entry.name.find('/') == std::string::npos) names.push_back(entry.name);
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
     std::erase_if(names,

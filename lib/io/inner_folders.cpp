@@ -114,18 +114,20 @@ bool Linking::link_folder(int from_home, int to_home, const std::string& name, c
     if (!from || !suits(from.number(), depth + 1)) return false;
     struct stat old = {};
     if (calls.fstat(from.number(), &old) != 0) throw system_error(errno, "examine " + safemap::quoted(path));
-    if (calls.mkdirat(to_home, name.c_str(), S_IRWXU) != 0) {
+    const bool is_new = calls.mkdirat(to_home, name.c_str(), S_IRWXU) == 0;
+    if (!is_new && errno != EEXIST) {
         if (never_possible(errno)) return false;
         throw system_error(errno, "create " + safemap::quoted(path) + " in the new folder");
     }
     run.made.folders.push_back({.path = path, .before = stamp_of(old)});
     // A umask may have taken from the owner what is needed here.
-    if (calls.fchmodat(to_home, name.c_str(), S_IRWXU, 0) != 0)
+    if (is_new && calls.fchmodat(to_home, name.c_str(), S_IRWXU, 0) != 0)
         throw system_error(errno, "set the permissions of " + safemap::quoted(path) + " in the new folder");
     const Descriptor to = open_inner(to_home, name);
     if (!to && (errno == EMFILE || errno == ENFILE)) return false;
     if (!to) throw system_error(errno, "open " + safemap::quoted(path) + " in the new folder");
-    return fill(from.number(), to.number(), path + '/', depth + 1, run) && dress(to.number(), old);
+    if (!fill(from.number(), to.number(), path + '/', depth + 1, run)) return false;
+    return !is_new || dress(to.number(), old);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::io

@@ -18,11 +18,12 @@ struct Linked {
         std::string before;  ///< the stamp of the folder that it was built after
     };
     std::vector<std::string> files;  ///< hard links, to files of any kind
-    std::vector<Folder> folders;     ///< new ones; an outer folder comes before those in it
+    std::vector<Folder> folders;     ///< an outer folder comes before those in it
 };
 
 /// Links what stays of one folder into another one. Folders in it are made anew, with the owner, the permissions and
-/// the time of modification of the old ones, which are left as they are.
+/// the time of modification of the old ones, which are left as they are. One that is there already, as the save's own,
+/// gets what stays and nothing else.
 ///
 /// It cannot be done where a folder is the root of a mount, the working directory, a sibling (see Sibling), not ours to
 /// empty and remove later, nested deeper than 32 folders, or where there are more than 10,000 entries in all of them.

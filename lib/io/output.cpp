@@ -134,6 +134,11 @@ void OutputFile::finish() {
     descriptor_.reset();
 }
 
+void give_owner(int folder, const char* name, const struct stat& wanted) {
+    if (calls.fchownat(folder, name, wanted.st_uid, wanted.st_gid, AT_SYMLINK_NOFOLLOW) == 0) return;
+    static_cast<void>(calls.fchownat(folder, name, static_cast<uid_t>(-1), wanted.st_gid, AT_SYMLINK_NOFOLLOW));
+}
+
 void sync_folder(int folder) {
     if (uninterrupted([&] { return calls.fsync(folder); }) == 0) return;
     // Some network file systems have no such call for directories: EINVAL.

@@ -56,6 +56,10 @@ bool better_around_cache(std::uint64_t bytes);
 /// Writes past the cache begin and end at multiples of this, in the file and in memory.
 inline constexpr std::size_t direct_alignment = 4096;
 
+/// Gives a file in the open `folder` the owner of `wanted`. Owners are given away by few: what is not permitted stays
+/// as it is, the group on its own if need be.
+void give_owner(int folder, const char* name, const struct stat& wanted);
+
 /// Brings a directory's entries to the disk, where the file system knows such a thing.
 void sync_folder(int folder);
 

@@ -61,12 +61,6 @@ std::string until_next_boot(const std::string& job) {
     return boot.empty() ? std::string() : job + " in boot " + boot;
 }
 
-/// Owners are given away by few: what is not permitted stays as it is, the group on its own if need be.
-void give_owner(int folder, const char* name, const struct stat& wanted) {
-    if (calls.fchownat(folder, name, wanted.st_uid, wanted.st_gid, AT_SYMLINK_NOFOLLOW) == 0) return;
-    static_cast<void>(calls.fchownat(folder, name, static_cast<uid_t>(-1), wanted.st_gid, AT_SYMLINK_NOFOLLOW));
-}
-
 }  // namespace
 
 // ---- the target
@@ -225,10 +219,25 @@ bool Staging::continue_old(const Sibling& dead) {
     journal_ = Journal::resume(dead.folder(), content.number(), job_.id, done, job_.durable);
     if (!journal_) return false;
     adoptable_.insert(done.begin(), done.end());
-    for (const std::string& name : list_all(content.number(), place_.target))
-        if (adoptable_.count(name) == 0) remove_all(content.number(), name);
+    remove_unfinished(content.number(), {});
     content_ = std::move(content);
     return true;
+}
+
+/// `prefix` is the path of the open `folder` in the content.
+void Staging::remove_unfinished(int folder, const std::string& prefix) const {
+    for (const std::string& name : list_all(folder, place_.target)) {
+        const std::string path = prefix + name;
+        if (adoptable_.count(path) != 0) continue;
+        const auto below = adoptable_.lower_bound(path + '/');
+        if (below == adoptable_.end() || !below->starts_with(path + '/')) {
+            remove_all(folder, name);
+            continue;
+        }
+        const Descriptor inner = open_inner(folder, name);
+        if (!inner) throw system_error(errno, "open " + safemap::quoted(path) + ", which an interrupted save left");
+        remove_unfinished(inner.number(), path + '/');
+    }
 }
 
 void Staging::create_content() {
@@ -261,6 +270,18 @@ void Staging::finished(const std::string& name) {
     journal_.add(content_.number(), name);
 }
 
+void Staging::add_folder(const std::string& name) {
+    struct stat there = {};
+    if (old_ && calls.fstatat(old_.number(), name.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(there.st_mode))
+        throw Error(Errc::already_exists,
+                    "what is called " + safemap::quoted(name) + " in it is no folder, and a folder is to be written");
+    folders_.push_back(name);
+    // A process that is dead may have made it.
+    if (calls.mkdirat(content_.number(), name.c_str(), 0777) != 0 && errno != EEXIST)
+        throw system_error(errno, "create the folder " + safemap::quoted(name));
+    sibling_.grant(content_.number(), name.c_str());
+}
+
 OutputFile Staging::add(const std::string& name) {
     files_.push_back(name);
     OutputFile file = OutputFile::create(files_folder(), name_in_folder(name), job_.durable);
@@ -283,6 +304,7 @@ void Staging::sync(int folder) const {
 void Staging::commit(std::span<const std::string> old_files) {
     about_file(place_.target, [&] {
         set_permissions(old_files);
+        set_folder_permissions();
         if (old_) {
             if (merges_) require_free();
             if (inside_ || !exchange_folder(old_files)) commit_in_place(old_files);
@@ -339,6 +361,20 @@ void Staging::set_permissions(const std::string& file, const struct stat& old, b
         throw system_error(errno, "set the permissions of " + safemap::quoted(file));
 }
 
+/// Folders get owner and permissions of those whose place they take, or else of the one that they are in.
+void Staging::set_folder_permissions() const {
+    if (!old_) return;
+    for (const std::string& name : folders_) {
+        struct stat old = {};
+        if (calls.fstatat(old_.number(), name.c_str(), &old, AT_SYMLINK_NOFOLLOW) != 0 &&
+            calls.fstat(old_.number(), &old) != 0)
+            throw system_error(errno, "examine it");
+        give_owner(content_.number(), name.c_str(), old);
+        if (calls.fchmodat(content_.number(), name.c_str(), (old.st_mode & 07777) | S_IRWXU, 0) != 0)
+            throw system_error(errno, "set the permissions of " + safemap::quoted(name));
+    }
+}
+
 /// Whoever may look into the folder that is replaced may look into what replaces it, as soon as that counts.
 void Staging::open_to_readers() const {
     struct stat old = {};
@@ -356,6 +392,12 @@ void Staging::open_to_readers() const {
 void Staging::set_final_mode() const {
     if (kind_ != Kind::folder) return;
     struct stat now = {};
+    if (!old_) {
+        for (const std::string& folder : folders_)
+            if (calls.fstatat(content_.number(), folder.c_str(), &now, AT_SYMLINK_NOFOLLOW) != 0 ||
+                calls.fchmodat(content_.number(), folder.c_str(), now.st_mode & 07777 & ~sibling_.denied(), 0) != 0)
+                throw system_error(errno, "set the permissions of " + safemap::quoted(folder));
+    }
     if (calls.fstat(content_.number(), &now) != 0) throw system_error(errno, "examine it");
     const mode_t wanted = old_mode_.value_or(now.st_mode & 07777 & ~sibling_.denied());
     if (wanted != (now.st_mode & 07777) && calls.fchmod(content_.number(), wanted) != 0)
@@ -368,7 +410,7 @@ void Staging::remove_journal() {
 
 /// Where nothing stands yet.
 void Staging::appear() {
-    if (kind_ == Kind::folder) sync(content_.number());
+    if (kind_ == Kind::folder) sync_content();
     const int parent = place_.parent.number();
     new_identity_ = identity_at(sibling_.folder(), Sibling::content);
     if (new_identity_.empty()) throw system_error(errno, "examine what was prepared");
@@ -480,11 +522,13 @@ void Staging::unlink_what_stays() {
 /// The new folder, and the folders in it. All have been filled before: the first call takes the others along.
 void Staging::sync_content() const {
     sync(content_.number());
-    for (const Linked::Folder& folder : linked_.folders) {
-        const Descriptor open = open_inner(content_.number(), folder.path);
-        if (!open) throw system_error(errno, "open " + safemap::quoted(folder.path) + " in the new folder");
+    const auto sync_inner = [this](const std::string& path) {
+        const Descriptor open = open_inner(content_.number(), path);
+        if (!open) throw system_error(errno, "open " + safemap::quoted(path) + " in the new folder");
         sync(open.number());
-    }
+    };
+    for (const std::string& folder : folders_) sync_inner(folder);
+    for (const Linked::Folder& folder : linked_.folders) sync_inner(folder.path);
 }
 
 /// Who clears the sibling after an exchange, be it another process, deletes what the list knows and nothing else. What
@@ -501,6 +545,7 @@ void Staging::list_exchange(std::span<const std::string> old_files) const {
     list.add_whole(Role::fresh, status);
     if (kind_ == Kind::folder) {
         for (const std::string& name : files_) list.add(Role::fresh, name, stamp_in(content_.number(), name));
+        for (const std::string& folder : folders_) list.add(Role::fresh, folder, stamp_in(content_.number(), folder));
         for (const std::string& file : linked_.files) list.add(Role::stays, file, stamp_in(content_.number(), file));
         for (const auto& [path, before] : linked_.folders) {
             list.add(Role::fresh, path, stamp_in(content_.number(), path));
@@ -539,7 +584,7 @@ void Staging::clear_sibling() {
 }
 
 void Staging::commit_in_place(std::span<const std::string> old_files) {
-    sync(content_.number());
+    sync_content();
     if (!inside_) {
         // The content stands beside the folder, on the same file system: it was to be exchanged with it.
         if (const int number = sibling_.move(old_.number(), Sibling::suffix))
@@ -569,12 +614,21 @@ bool Staging::is_only_ours() const {
     if (identity_at(place_.parent.number(), place_.name.c_str()) != new_identity_) return false;
     if (kind_ == Kind::file) return true;
     try {
-        const auto ours = set_of(files_, {});
-        const auto names = list_all(content_.number(), place_.target);
-        return std::all_of(names.begin(), names.end(), [&](const std::string& name) { return ours.count(name) != 0; });
+        if (!holds_only_ours(content_.number(), {})) return false;
+        return std::all_of(folders_.begin(), folders_.end(), [this](const std::string& name) {
+            const Descriptor folder = open_inner(content_.number(), name);
+            return folder && holds_only_ours(folder.number(), name + '/');
+        });
     } catch (const std::exception&) {
         return false;
     }
+}
+
+bool Staging::holds_only_ours(int folder, const std::string& prefix) const {
+    const auto ours = set_of(files_, folders_);
+    const auto names = list_all(folder, place_.target);
+    return std::all_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return ours.count(prefix + name) != 0; });
 }
 
 Staging::~Staging() {

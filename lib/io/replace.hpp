@@ -69,6 +69,10 @@ public:
     bool adopt(const std::string& name);
     /// A file was finished, and nothing is going to be changed in it. May be called from several threads.
     void finished(const std::string& name);
+    /// A folder in the folder, for files called "NAME/…". To be called before they are adopted or added. Of a folder of
+    /// that name which is replaced, it becomes part: what is in it stays, but for files that are new or named as old.
+    /// Throws already_exists where something else has the name.
+    void add_folder(const std::string& name);
     /// A new file in the folder. For Kind::file: the file itself, whatever `name` says.
     OutputFile add(const std::string& name);
     /// The same file again, after it was closed.
@@ -109,12 +113,14 @@ private:
     void clear_beside(const std::string& name);
     Sibling settle(int home, const std::string& name);
     bool continue_old(const Sibling& dead);
+    void remove_unfinished(int folder, const std::string& prefix) const;
     void create_content();
 
     void sync(int folder) const;
     void set_permissions(std::span<const std::string> old_files) const;
     void require_free() const;
     void set_permissions(const std::string& file, const struct stat& old, bool there) const;
+    void set_folder_permissions() const;
     void open_to_readers() const;
     void set_final_mode() const;
     void appear();
@@ -130,6 +136,7 @@ private:
     void link_latecomers(std::span<const std::string> old_files) const noexcept;
     void clear_sibling();
     bool is_only_ours() const;
+    bool holds_only_ours(int folder, const std::string& prefix) const;
     void remove_journal();
     void commit_in_place(std::span<const std::string> old_files);
 
@@ -149,6 +156,7 @@ private:
     Journal journal_;
     std::set<std::string, std::less<>> adoptable_;  ///< files that a dead process has finished
     std::vector<std::string> files_;
+    std::vector<std::string> folders_;  ///< in the folder, for some of these files
     std::vector<std::string> notes_;
     Linked linked_;  ///< what stays, in the content already
     enum class State : std::uint8_t {

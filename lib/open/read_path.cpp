@@ -8,6 +8,7 @@
 #include <safemap/advanced/file.hpp>
 
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -97,6 +98,13 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     }
     const auto parent = path.parent_path();
     return read_shards(*open_folder(parent.empty() ? "." : parent, mapping), source, options, faults);
+}
+
+bool has_optimizer(const std::filesystem::path& path) {
+    std::error_code ignored;
+    const std::filesystem::path inner = path / state::optimizer_folder;
+    return std::filesystem::is_directory(inner, ignored) &&
+           !state::safetensors_heads(open_folder(inner, Mapping::never)->list()).empty();
 }
 
 }  // namespace safemap::SAFEMAP_ABI::open

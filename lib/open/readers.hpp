@@ -50,5 +50,7 @@ Contents read_located(const Located& found, const OpenOptions& options, FaultSin
 Mapping mapping_of(Access access);
 /// A file, an index or a folder of the file system.
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
+/// Returns whether `path` is a folder with a checkpoint of its optimizer in it, as SaveOptions::folders has it.
+bool has_optimizer(const std::filesystem::path& path);
 
 }  // namespace safemap::SAFEMAP_ABI::open

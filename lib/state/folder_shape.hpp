@@ -95,6 +95,9 @@ std::optional<RankFile> rank_file(std::string_view file);
 /// Returns how many files of its set are among `files`, or the world size that its name says.
 std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files);
 
+/// The folder beside a model that holds the state of its optimizer, as safetensors.
+inline constexpr const char* optimizer_folder = "optimizer";
+
 /// Returns whether a file of that name may hold weights.
 bool is_weights(std::string_view name);
 

@@ -20,6 +20,7 @@
 #include "safetensors/digests.hpp"
 #include "write/heads.hpp"
 #include "write/saving.hpp"
+#include "write/shards.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -75,25 +76,26 @@ bool stands_apart(const LazyTensor& tensor, Dtype written) {
 
 class Engine {
 public:
-    Engine(std::span<const LazyTensor> tensors, Layout& layout, Destination& destination, const Monitor& monitor,
-           unsigned threads)
-        : tensors_(tensors),
-          layout_(layout),
-          workers_(threads, 1, largest_block, saving_threads),
-          counts_(workers_.count(), std::vector<CastCounts>(layout.casts.size())),
-          files_(layout.files.size()),
-          destination_(destination),
-          watch_(monitor, "converting", layout.data_bytes) {
+    Engine(const Written& part, Workers& workers, Watch& watch)
+        : tensors_(part.tensors),
+          layout_(part.layout),
+          workers_(workers),
+          counts_(workers_.count(), std::vector<CastCounts>(layout_.casts.size())),
+          files_(layout_.files.size()),
+          destination_(part.destination),
+          watch_(watch) {
         const auto lists = [](const PlannedFile& file) { return file.lists_digests; };
-        if (std::any_of(layout.files.begin(), layout.files.end(), lists)) digests_.emplace(tensors.size());
+        if (std::any_of(layout_.files.begin(), layout_.files.end(), lists)) digests_.emplace(tensors_.size());
     }
 
-    void run() {
-        watch_.tell();
+    void prepare() {
         for (std::uint32_t i = 0; i < files_.size(); ++i) {
             watch_.check_stop();
             prepare(i);
         }
+    }
+
+    void run() {
         units_.each(workers_.count(), watch_, [this](auto unit, unsigned worker) { do_unit(unit, worker); });
         // Those without data; an index wants the digests of all the others.
         for (std::uint32_t i = 0; i < files_.size(); ++i)
@@ -101,7 +103,6 @@ public:
         require_unchanged(tensors_);
         for (const auto& counts : counts_)
             for (std::size_t i = 0; i < counts.size(); ++i) add_counts(layout_.casts[i], counts[i]);
-        watch_.tell();
     }
 
 private:
@@ -343,7 +344,7 @@ private:
 
     std::span<const LazyTensor> tensors_;
     Layout& layout_;
-    Workers workers_;
+    Workers& workers_;
     std::vector<std::vector<CastCounts>> counts_;  // of each worker, as in layout.casts
     std::vector<File> files_;
     std::optional<OrderedDigests> digests_;  // of the caller's tensors
@@ -352,14 +353,22 @@ private:
     Destination& destination_;
     std::vector<Stretch> stretches_;
     BlockRow units_;  // of stretches
-    Watch watch_;
+    Watch& watch_;
 };
 
 }  // namespace
 
-void write_files(std::span<const LazyTensor> tensors, Layout& layout, Destination& destination, const Monitor& monitor,
-                 unsigned threads) {
-    Engine(tensors, layout, destination, monitor, threads).run();
+void write_files(std::span<const Written> parts, const Monitor& monitor, unsigned threads) {
+    std::uint64_t bytes = 0;
+    for (const Written& part : parts) bytes = sum_of_sizes(bytes, part.layout.data_bytes);
+    Watch watch(monitor, "converting", bytes);
+    Workers workers(threads, 1, largest_block, saving_threads);
+    std::deque<Engine> engines;
+    for (const Written& part : parts) engines.emplace_back(part, workers, watch);
+    watch.tell();
+    for (Engine& engine : engines) engine.prepare();
+    for (Engine& engine : engines) engine.run();
+    watch.tell();
 }
 
 std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads) {

@@ -5,12 +5,15 @@
 #include "write/destination.hpp"
 #include "write/engine.hpp"
 #include "write/extras.hpp"
+#include "write/folders.hpp"
 #include "write/job.hpp"
 #include "write/reading.hpp"
 #include "write/saving.hpp"
 #include "write/structure.hpp"
 #include "write/target.hpp"
 
+#include <algorithm>
+#include <memory>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
@@ -35,6 +38,18 @@ void add_done(SaveReport& report, write::Layout& layout) {
     report.resumed = std::move(layout.resumed);
 }
 
+/// Empty where one of the checkpoints cannot be told from others.
+std::string job_of_all(const Input& input, const write::Layout& layout,
+                       const std::vector<write::PlannedFolder>& folders) {
+    std::string all = write::job_of(input.tensors, layout);
+    for (const write::PlannedFolder& folder : folders) {
+        const std::string job = write::job_of(folder.input.tensors, folder.layout);
+        if (all.empty() || job.empty()) return {};
+        all += '-' + job;
+    }
+    return all;
+}
+
 /// If `replaced` is not empty, the file that is replaced has to have that identity.
 SaveReport save_all(const std::filesystem::path& out, const Input& input, const SaveOptions& options,
                     const std::string& replaced = {}) {
@@ -43,23 +58,41 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
     SaveReport report = planned(input, layout, options);
     const write::PlannedExtras extras = write::plan_extras(out, options, layout);
     extras.report(report);
+    std::vector<write::PlannedFolder> folders = write::plan_folders(options, layout);
+    for (const write::PlannedFolder& folder : folders) {
+        write::report_folder(folder, report);
+        const std::uint64_t buffers = write::buffer_bytes(folder.input.tensors, folder.layout, options.work.threads);
+        report.layout.buffer_bytes = std::max(report.layout.buffer_bytes, buffers);
+    }
+    for (std::string& note : write::notes_on_folders(out, options)) report.notes.push_back(std::move(note));
     if (options.plan_only) {
         if (options.on_plan) options.on_plan(report);
         return report;
     }
 
-    const io::Job job{.id = one_file ? std::string() : write::job_of(input.tensors, layout),
+    const io::Job job{.id = one_file ? std::string() : job_of_all(input, layout, folders),
                       .resume = options.resume,
                       .replaced = replaced,
                       .durable = options.durable};
     write::Target target(out, options, job);
     if (options.on_plan) options.on_plan(report);
     write::copy_extras(extras, target.staging());
-    write::write_files(input.tensors, layout, *write::into_staging(target.staging(), layout), options.work.monitor,
-                       options.work.threads);
+    std::vector<std::unique_ptr<write::Destination>> destinations;
+    std::vector<write::Written> parts;
+    const auto add = [&](std::span<const LazyTensor> tensors, write::Layout& written) {
+        destinations.push_back(write::into_staging(target.staging(), written));
+        parts.push_back({tensors, written, *destinations.back()});
+    };
+    for (write::PlannedFolder& folder : folders) {
+        target.staging().add_folder(folder.name);
+        add(folder.input.tensors, folder.layout);
+    }
+    add(input.tensors, layout);  // last: what names the others is the last file
+    write::write_files(parts, options.work.monitor, options.work.threads);
     target.commit();
     report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());
     add_done(report, layout);
+    for (const write::PlannedFolder& folder : folders) write::report_written(folder, report);
     return report;
 }
 
@@ -69,7 +102,9 @@ SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
     if (options.on_plan) options.on_plan(report);
     if (options.plan_only) return report;
     try {
-        write::write_files(input.tensors, layout, *write::into_sink(sink), options.work.monitor, options.work.threads);
+        const auto destination = write::into_sink(sink);
+        const write::Written all[] = {{input.tensors, layout, *destination}};
+        write::write_files(all, options.work.monitor, options.work.threads);
         sink.commit();
     } catch (...) {
         sink.abandon();
@@ -88,23 +123,21 @@ write::Metadata write::metadata_of(const Checkpoint& checkpoint, Metadata given)
     return given;
 }
 
-namespace {
-
-/// Calls `run` with what is written of a checkpoint, the structure document with it.
-template <class Run>
-SaveReport with_input(const Checkpoint& checkpoint, write::Metadata metadata, const SaveOptions& options, Run&& run) {
+write::Input write::input_of(const Checkpoint& checkpoint, Metadata metadata, const SaveOptions& options,
+                             std::vector<LazyTensor>& with_structure) {
     Input input{.tensors = {checkpoint.begin(), checkpoint.size()},
                 .metadata = std::move(metadata),
                 .ties = checkpoint.aliases(),
                 .storages = checkpoint::Origin::storages(checkpoint)};
-    std::vector<LazyTensor> with_structure;
-    if (auto document = write::add_structure(checkpoint, options, input)) {
+    if (auto document = add_structure(checkpoint, options, input)) {
         with_structure.assign(checkpoint.begin(), checkpoint.end());
         with_structure.push_back(std::move(*document));
         input.tensors = with_structure;
     }
-    return run(input);
+    return input;
 }
+
+namespace {
 
 write::Metadata wanted_metadata(const Checkpoint& checkpoint, const SaveOptions& options) {
     return options.exact_metadata ? options.metadata : write::metadata_of(checkpoint, options.metadata);
@@ -114,8 +147,9 @@ write::Metadata wanted_metadata(const Checkpoint& checkpoint, const SaveOptions&
 
 SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
                                   const SaveOptions& options, const std::string& replaced) {
-    return with_input(checkpoint, std::move(metadata), options,
-                      [&](const Input& input) { return save_all(out, input, options, replaced); });
+    std::vector<LazyTensor> with_structure;
+    const Input input = input_of(checkpoint, std::move(metadata), options, with_structure);
+    return save_all(out, input, options, replaced);
 }
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
@@ -137,8 +171,9 @@ SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptio
 
 SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& options) {
     return write::during_save(sink, [&] {
-        return with_input(checkpoint, wanted_metadata(checkpoint, options), options,
-                          [&](const Input& input) { return save_to(sink, input, options); });
+        std::vector<LazyTensor> with_structure;
+        const Input input = write::input_of(checkpoint, wanted_metadata(checkpoint, options), options, with_structure);
+        return save_to(sink, input, options);
     });
 }
 

@@ -31,7 +31,9 @@ Layout lay_out_at(const std::filesystem::path& out, const Input& input, const Sa
     require_sense(options);
     // Before the names, so that the commonest mistake is told first; the target looks again.
     const bool one_file = is_one_file(out, options);
-    const bool new_in_any_case = !one_file && counts_as_new(out);
+    if (one_file && !options.folders.empty())
+        throw Error(Errc::invalid_argument, "folders, and one file to be written").with_path(out.native());
+    const bool new_in_any_case = !one_file && counts_as_new(out, options);
     if (!options.plan_only && !options.overwrite && !new_in_any_case) io::require_absent(out);
     return lay_out(input, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
 }
@@ -42,6 +44,7 @@ Layout lay_out_for(const Sink& sink, const Input& input, const SaveOptions& opti
                                 : options.resume                ? "resume"
                                 : !options.durable              ? "durable = false"
                                 : !options.extras.files.empty() ? "extras"
+                                : !options.folders.empty()      ? "folders"
                                                                 : nullptr;
     if (refused != nullptr)
         throw Error(Errc::invalid_argument, std::string("the option ") + refused + ", which is for a save to a path");

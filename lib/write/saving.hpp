@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI::write {
 
@@ -27,6 +28,12 @@ SaveReport report_on(const Layout& layout);
 /// Returns the metadata of a checkpoint and `[other name] = stored name` for each tie, as huggingface_hub tells of
 /// tied tensors. A pair that `given` has already stays.
 Metadata metadata_of(const Checkpoint& checkpoint, Metadata given = {});
+
+/// Returns what is to be written of a checkpoint, with this metadata. Its tensors and the structure document, where one
+/// is written as a tensor, go to `with_structure`, which the result refers to; else the result refers to the
+/// checkpoint.
+Input input_of(const Checkpoint& checkpoint, Metadata metadata, const SaveOptions& options,
+               std::vector<LazyTensor>& with_structure);
 
 /// Saves a checkpoint with this metadata, the structure document added. If `replaced` is not empty, the file that is
 /// replaced has to have that identity.

@@ -55,6 +55,7 @@ const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
         throw Error(Errc::invalid_argument, "a dtype to save as, where the dtypes that are written are declared");
     if (options.resume) throw Error(Errc::invalid_argument, "resume, which a ShardWriter cannot: it knows no sources");
+    if (!options.folders.empty()) throw Error(Errc::invalid_argument, "folders, which a ShardWriter does not write");
     if (options.plan_only) throw Error(Errc::invalid_argument, "only a plan, where there are tensors to be written");
     return options;
 }

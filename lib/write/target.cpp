@@ -9,6 +9,7 @@
 
 #include <safemap/advanced/file.hpp>
 
+#include <algorithm>
 #include <system_error>
 
 namespace safemap::SAFEMAP_ABI::write {
@@ -19,7 +20,7 @@ io::Staging stage(const std::filesystem::path& out, const SaveOptions& options, 
     const bool one_file = is_one_file(out, options);
     const auto kind = one_file ? io::Staging::Kind::file : io::Staging::Kind::folder;
     if (options.overwrite) return io::Staging(out, kind, io::Existing::replace, job);
-    const bool merges = !one_file && counts_as_new(out);
+    const bool merges = !one_file && counts_as_new(out, options);
     return io::Staging(out, kind, merges ? io::Existing::merge : io::Existing::refuse, job);
 }
 
@@ -50,6 +51,15 @@ bool counts_as_new(const std::filesystem::path& out) {
     }
 }
 
+bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options) {
+    if (!counts_as_new(out)) return false;
+    std::error_code ignored;
+    return std::all_of(options.folders.begin(), options.folders.end(), [&](const auto& folder) {
+        const std::filesystem::path path = out / folder.first;
+        return !std::filesystem::is_directory(path, ignored) || counts_as_new(path);
+    });
+}
+
 std::vector<std::string> model_files(const std::filesystem::path& path) {
     const auto folder = open_folder(path, Mapping::never);
     std::vector<std::string> files = state::safetensors_heads(folder->list());
@@ -68,13 +78,18 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
 
 Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job)
     : out_(out), overwrite_(options.overwrite), staging_(stage(out, options, job)) {
+    for (const auto& folder : options.folders) folders_.push_back(folder.first);
     static_cast<void>(old_files());  // what is wrong with them is better told before the work than after it
 }
 
 std::vector<std::string> Target::old_files() const {
     std::error_code ignored;
     if (!overwrite_ || !std::filesystem::is_directory(out_, ignored)) return {};
-    return model_files(out_);
+    std::vector<std::string> files = model_files(out_);
+    for (const std::string& folder : folders_)
+        if (std::filesystem::is_directory(out_ / folder, ignored))
+            for (const std::string& file : model_files(out_ / folder)) files.push_back(folder + '/' + file);
+    return files;
 }
 
 void Target::commit() { staging_.commit(old_files()); }

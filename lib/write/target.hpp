@@ -29,6 +29,7 @@ private:
 
     std::filesystem::path out_;
     bool overwrite_;
+    std::vector<std::string> folders_;  ///< in it, which are written, too
     io::Staging staging_;
 };
 
@@ -39,6 +40,8 @@ bool names_file(const std::filesystem::path& out);
 bool is_one_file(const std::filesystem::path& out, const SaveOptions& options);
 /// Whether `out` is a folder without a checkpoint in it: an empty one, or one of other files, which stay.
 bool counts_as_new(const std::filesystem::path& out);
+/// The same, and nor has one of the folders in it that the options name.
+bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options);
 
 /// What goes when a model in `folder` is replaced: its index and the shards that it names, or a `model.safetensors`
 /// without an index. Throws several_models where there are several indexes.

@@ -197,6 +197,10 @@ TEST_CASE("options that are for a path are refused, and a plan touches no sink")
           SaveOptions{.extras = {.files = {{"config.json", memory_source("c", std::vector<std::byte>(1))}}}}})
         CHECK_FAULT(save(sink, tensors, options), Errc::invalid_argument);
     CHECK_FAULT(save(sink, tensors, {.alignment = 7}), Errc::invalid_argument);
+    const TempDir dir;
+    save(dir / "f.safetensors", tensors);
+    const Checkpoint model = Checkpoint::open(dir / "f.safetensors");
+    CHECK_FAULT(save(sink, tensors, {.folders = {{"optimizer", model}}}), Errc::invalid_argument);
     int told = 0;
     const SaveReport plan = save(sink, tensors, {.plan_only = true, .on_plan = [&](const SaveReport&) { ++told; }});
     CHECK(told == 1);

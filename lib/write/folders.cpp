@@ -1,0 +1,123 @@
+// A folder is laid out as a save to it would be; then its name is put before those of its files.
+#include "write/folders.hpp"
+
+#include "base/faults.hpp"
+#include "base/text.hpp"
+#include "state/folder_shape.hpp"
+#include "write/reading.hpp"
+#include "write/saving.hpp"
+#include "write/shards.hpp"
+#include "write/target.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::write {
+
+namespace {
+
+constexpr std::size_t longest_name = 255;
+
+void require_name(const std::string& name, const SaveOptions& options, const Layout& layout) {
+    if (name.empty() || name.starts_with('.') || name.size() > longest_name ||
+        name.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
+        throw Error(Errc::invalid_argument, "a folder cannot be called " + safemap::quoted(name) +
+                                                ", wanted a name of at most 255 bytes that does not begin with a dot");
+    const auto is_it = [&name](const auto& file) { return file.name == name; };
+    if (std::any_of(layout.files.begin(), layout.files.end(), is_it) ||
+        std::any_of(options.extras.files.begin(), options.extras.files.end(), is_it))
+        throw Error(Errc::invalid_argument, "a folder and a file would both be called " + safemap::quoted(name));
+}
+
+/// What says how a file is written holds for the folders, what says what is in it does not.
+SaveOptions options_for_folders(const SaveOptions& options) {
+    return {.max_shard_size = options.max_shard_size,
+            .alignment = options.alignment,
+            .align_tensors = options.align_tensors,
+            .strategy = options.strategy,
+            .index_style = options.index_style,
+            .structure = options.structure,
+            .checksums = options.checksums};
+}
+
+PlannedFolder plan_folder(const std::string& name, const Checkpoint& checkpoint, const SaveOptions& options) {
+    PlannedFolder folder;
+    folder.name = name;
+    folder.input = input_of(checkpoint, metadata_of(checkpoint), options, folder.tensors);
+    folder.layout = lay_out(folder.input, options, std::nullopt);
+    for (PlannedFile& file : folder.layout.files) file.name.insert(0, name + '/');
+    return folder;
+}
+
+template <class T> void append(std::vector<T>& to, std::vector<T> from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+template <class T> void prepend(std::vector<T>& to, std::vector<T> from) {
+    append(from, std::move(to));
+    to = std::move(from);
+}
+
+void add(SaveReport::Count& to, const SaveReport::Count& from) {
+    to.tensors += from.tensors;
+    to.bytes += from.bytes;
+}
+
+}  // namespace
+
+std::vector<PlannedFolder> plan_folders(const SaveOptions& options, const Layout& layout) {
+    std::vector<PlannedFolder> planned;
+    const SaveOptions inner = options_for_folders(options);
+    for (const auto& [name, checkpoint] : options.folders) {
+        require_name(name, options, layout);
+        planned.push_back(
+            adding([&name = name](Error& error) { error.during("lay out the folder " + name); },
+                   [&, &name = name, &checkpoint = checkpoint] { return plan_folder(name, checkpoint, inner); }));
+    }
+    return planned;
+}
+
+void report_folder(const PlannedFolder& folder, SaveReport& report) {
+    SaveReport own = report_on(folder.layout);
+    report_reading(folder.input, folder.layout, own);
+    prepend(report.files, std::move(own.files));
+    prepend(report.layout.files, std::move(own.layout.files));
+    append(report.skipped, std::move(own.skipped));
+    append(report.unsupported, std::move(own.unsupported));
+    std::vector<std::string> notes = folder.input.notes;
+    append(notes, std::move(own.notes));
+    for (const std::string& note : notes) report.notes.push_back(folder.name + "/: " + note);
+    report.tensors += own.tensors;
+    report.bytes_read += own.bytes_read;
+    report.bytes_written = sum_of_sizes(report.bytes_written, own.bytes_written);
+    report.layout.unaligned_tensors += own.layout.unaligned_tensors;
+    report.reading.unreferenced_bytes += own.reading.unreferenced_bytes;
+    add(report.reading.copied, own.reading.copied);
+    add(report.reading.gathered, own.reading.gathered);
+    add(report.reading.views, own.reading.views);
+}
+
+void report_written(const PlannedFolder& folder, SaveReport& report) {
+    report.bytes_read += folder.layout.read_bytes;
+    prepend(report.resumed, folder.layout.resumed);
+}
+
+std::vector<std::string> notes_on_folders(const std::filesystem::path& out, const SaveOptions& options) {
+    const std::string name = state::optimizer_folder;
+    std::error_code ignored;
+    if (!options.overwrite || options.folders.count(name) != 0 || is_one_file(out, options) ||
+        !std::filesystem::is_directory(out / name, ignored))
+        return {};
+    try {
+        if (model_files(out / name).empty()) return {};
+    } catch (const Error& error) {
+        if (error.code() != Errc::several_models) return {};
+    }
+    return {safemap::quoted(name) + " in the output folder stays, and is of another save"};
+}
+
+}  // namespace safemap::SAFEMAP_ABI::write
