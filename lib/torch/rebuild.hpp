@@ -41,7 +41,7 @@ struct Storages {
 struct Rebuilt {
     StateTree tree;
     std::optional<state::FlatDict> flat = {};  ///< in place of the tree
-    std::vector<std::string> notes;  ///< human sentences: calls that were not made
+    std::vector<std::string> notes;            ///< human sentences: calls that were not made
 };
 
 /// Throws or reports bad_tensor, shape_overflow, storage_too_short and what `storages` throws, each with the
