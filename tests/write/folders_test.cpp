@@ -396,7 +396,7 @@ TEST_CASE("a folder has the permissions of the one that it replaces, or else of 
             CHECK(mode_of(dir / "out/optimizer") == (had_folder ? 0701 : 0750));
         }
     }
-    for (const mode_t mask : {0022, 0027, 0777}) {
+    for (const mode_t mask : {0022U, 0027U, 0777U}) {
         const TempDir dir;
         const mode_t before = ::umask(mask);
         const auto error = error_of([&] { save(dir / "out", in.new_model, options_with(in.new_state)); });
