@@ -168,7 +168,8 @@ struct Home {
 void remove_below(int folder, std::string_view path) {
     const Home home(folder, path);
     if (home.number < 0) return;
-    if (calls.unlinkat(home.number, home.name.c_str(), 0) != 0 && !means_absent(errno))
+    // A folder of that name is nobody's shard.
+    if (calls.unlinkat(home.number, home.name.c_str(), 0) != 0 && !means_absent(errno) && errno != EISDIR)
         throw system_error(errno, "remove " + safemap::quoted(path));
 }
 

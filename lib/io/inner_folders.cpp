@@ -8,9 +8,12 @@
 #include "io/stamp.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::io {
@@ -19,6 +22,28 @@ namespace {
 
 constexpr std::size_t most_entries = 10'000;  // in folders: linking that many takes a fifth of a second
 constexpr std::size_t deepest = 32;           // two descriptors each
+
+constexpr std::size_t longest_path = 4000;  // below PATH_MAX: paths are used from the new folder on
+
+/// Whether a folder of that name may be another save's: what it knows of its own files would be wrong of copies.
+bool is_of_a_save(const std::string& name, std::size_t depth) {
+    return (depth == 0 && name == Sibling::suffix) || (name.starts_with('.') && name.ends_with(Sibling::suffix));
+}
+
+/// Whether a folder has an access list, which a new one would lack, or would have from the folder around it.
+bool has_access_list(int folder) {
+    return ::fgetxattr(folder, "system.posix_acl_access", nullptr, 0) > 0 ||
+           ::fgetxattr(folder, "system.posix_acl_default", nullptr, 0) > 0;
+}
+
+/// Whether names cannot be taken out of a folder by attributes of the file system.
+bool is_pinned(int folder) {
+    struct statx status = {};
+    return ::statx(folder, "", AT_EMPTY_PATH, 0, &status) == 0 &&
+           (status.stx_attributes & (STATX_ATTR_APPEND | STATX_ATTR_IMMUTABLE)) != 0;
+}
+
+bool out_of_descriptors(const Error& error) { return error.code() == Errc::too_many_open_files; }
 
 bool same_inode(const struct stat& one, const struct stat& other) {
     return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
@@ -37,7 +62,8 @@ bool dress(int folder, const struct stat& old) {
     if (calls.futimens(folder, times) != 0) throw system_error(errno, "set the times of a folder in the new folder");
     struct stat now = {};
     if (calls.fstat(folder, &now) != 0) throw system_error(errno, "examine a folder in the new folder");
-    return now.st_uid == old.st_uid && now.st_gid == old.st_gid && now.st_mode == old.st_mode;
+    return now.st_uid == old.st_uid && now.st_gid == old.st_gid && now.st_mode == old.st_mode &&
+           !has_access_list(folder);
 }
 
 }  // namespace
@@ -55,12 +81,22 @@ Linking::Linking(int folder, std::string path) : folder_(folder), path_(std::mov
 
 bool Linking::is_possible() const {
     std::size_t entries = 0;
-    return survey(folder_, 0, entries);
+    try {
+        return survey(folder_, 0, 0, entries);
+    } catch (const Error& error) {
+        if (out_of_descriptors(error)) return false;
+        throw;
+    }
 }
 
 bool Linking::run(int to, const std::set<std::string_view>& goes, Linked& made) const {
     Run run = {.goes = goes, .made = made};
-    return fill(folder_, to, {}, 0, run);
+    try {
+        return fill(folder_, to, {}, 0, run);
+    } catch (const Error& error) {
+        if (out_of_descriptors(error)) return false;
+        throw;
+    }
 }
 
 /// Whether this one of the folders can be built again, and its old self be emptied and removed.
@@ -68,18 +104,21 @@ bool Linking::suits(int folder, std::size_t depth) const {
     struct stat status = {};
     if (depth > deepest || calls.fstat(folder, &status) != 0) return false;
     if (status.st_dev != status_.st_dev || same_inode(status, working_) || calls.is_mount_root(folder)) return false;
+    if (has_access_list(folder) || is_pinned(folder)) return false;
     const uid_t user = ::geteuid();
     if (user != 0 && status.st_uid != user) return false;
     return calls.faccessat(folder, ".", R_OK | W_OK | X_OK, AT_EACCESS) == 0;
 }
 
-bool Linking::survey(int folder, std::size_t depth, std::size_t& entries) const {
-    if (depth > 0 && (entries += list_all(folder, path_).size()) > most_entries) return false;
+bool Linking::survey(int folder, std::size_t depth, std::size_t path, std::size_t& entries) const {
+    if (path > longest_path || (depth > 0 && (entries += list_all(folder, path_).size()) > most_entries)) return false;
     for (const std::string& name : list_inner_folders(folder, path_)) {
-        if (depth == 0 && name == Sibling::suffix) return false;
+        if (is_of_a_save(name, depth)) return false;
         const Descriptor inner = open_inner(folder, name);
         if (!inner && means_absent(errno)) continue;
-        if (!inner || !suits(inner.number(), depth + 1) || !survey(inner.number(), depth + 1, entries)) return false;
+        if (!inner || !suits(inner.number(), depth + 1) ||
+            !survey(inner.number(), depth + 1, path + name.size() + 1, entries))
+            return false;
     }
     return true;
 }
@@ -108,7 +147,7 @@ bool Linking::fill(int from, int to, const std::string& prefix, std::size_t dept
 
 bool Linking::link_folder(int from_home, int to_home, const std::string& name, const std::string& path,
                           std::size_t depth, Run& run) const {
-    if (depth == 0 && name == Sibling::suffix) return false;
+    if (is_of_a_save(name, depth) || path.size() > longest_path) return false;
     const Descriptor from = open_inner(from_home, name);
     if (!from && means_absent(errno)) return true;  // removed meanwhile
     if (!from || !suits(from.number(), depth + 1)) return false;
@@ -116,7 +155,7 @@ bool Linking::link_folder(int from_home, int to_home, const std::string& name, c
     if (calls.fstat(from.number(), &old) != 0) throw system_error(errno, "examine " + safemap::quoted(path));
     const bool is_new = calls.mkdirat(to_home, name.c_str(), S_IRWXU) == 0;
     if (!is_new && errno != EEXIST) {
-        if (never_possible(errno)) return false;
+        if (never_possible(errno) || errno == ENOSPC || errno == EDQUOT) return false;  // in place wants no room for it
         throw system_error(errno, "create " + safemap::quoted(path) + " in the new folder");
     }
     run.made.folders.push_back({.path = path, .before = stamp_of(old)});

@@ -42,7 +42,7 @@ public:
 private:
     struct Run;
     bool suits(int folder, std::size_t depth) const;
-    bool survey(int folder, std::size_t depth, std::size_t& entries) const;
+    bool survey(int folder, std::size_t depth, std::size_t path, std::size_t& entries) const;
     bool link_folder(int from_home, int to_home, const std::string& name, const std::string& path, std::size_t depth,
                      Run& run) const;
     bool fill(int from, int to, const std::string& prefix, std::size_t depth, Run& run) const;

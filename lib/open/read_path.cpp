@@ -103,8 +103,14 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
 bool has_optimizer(const std::filesystem::path& path) {
     std::error_code ignored;
     const std::filesystem::path inner = path / state::optimizer_folder;
-    return std::filesystem::is_directory(inner, ignored) &&
-           !state::safetensors_heads(open_folder(inner, Mapping::never)->list()).empty();
+    // A link leads to somebody else's, and a save refuses to write to it.
+    if (!std::filesystem::is_directory(std::filesystem::symlink_status(inner, ignored))) return false;
+    try {
+        return !state::safetensors_heads(open_folder(inner, Mapping::never)->list()).empty();
+    } catch (const Error& error) {
+        if (error.code() != Errc::permission_denied) throw;
+        return false;
+    }
 }
 
 }  // namespace safemap::SAFEMAP_ABI::open

@@ -8,9 +8,12 @@
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <span>
 #include <sstream>
@@ -228,4 +231,59 @@ TEST_CASE("a folder that this user could not empty or give to its owner is left 
         CHECK(tree_of(out) == before);
         fs::remove_all(out);
     }
+}
+
+TEST_CASE("a folder with another save's hidden folder in it, however deep, is left as it is") {
+    for (const char* const name : {"sub/.safemap-tmp", ".sub.safemap-tmp", "a/b/.x.safemap-tmp"}) {
+        CAPTURE(name);
+        const TempDir dir;
+        fs::create_directories(dir / "out" / name);
+        const ino_t inside = inode_of(dir / "out" / name);
+        std::ofstream(dir / "out" / name / "lock") << "x";
+        CHECK_FALSE(is_exchanged(dir / "out"));
+        CHECK(inode_of(dir / "out" / name) == inside);
+    }
+}
+
+TEST_CASE("a folder with an access list, its own or one that it would inherit, is left as it is") {
+    // Version 2: the owner rwx, user 1234 rwx, the group none, the mask rwx, others none.
+    constexpr unsigned char list[] = {2, 0,    0,    0,    1,    0,    7,    0, 0xff, 0xff, 0xff, 0xff, 2,    0,    7,
+                                      0, 0xd2, 4,    0,    0,    4,    0,    0, 0,    0xff, 0xff, 0xff, 0xff, 0x10, 0,
+                                      7, 0,    0xff, 0xff, 0xff, 0xff, 0x20, 0, 0,    0,    0xff, 0xff, 0xff, 0xff};
+    const auto give = [&](const fs::path& path, const char* kind) {
+        return ::setxattr(path.c_str(), kind, list, sizeof list, 0) == 0;
+    };
+    {
+        const TempDir dir;
+        fs::create_directories(dir / "out/private");
+        if (!give(dir / "out/private", "system.posix_acl_access")) return;  // the file system has none
+        CHECK_FALSE(is_exchanged(dir / "out"));
+    }
+    const TempDir dir;
+    fs::create_directories(dir / "out/private");
+    REQUIRE(give(dir.path(), "system.posix_acl_default"));
+    const auto before = tree_of(dir / "out");
+    static_cast<void>(is_exchanged(dir / "out"));
+    CHECK(::getxattr((dir / "out/private").c_str(), "system.posix_acl_access", nullptr, 0) < 0);
+    CHECK(tree_of(dir / "out").at("private") == before.at("private"));
+}
+
+TEST_CASE("folders with longer paths than one call takes are left as they are") {
+    const TempDir dir;
+    fs::create_directories(dir / "out");
+    const int began = ::open((dir / "out").c_str(), O_RDONLY | O_DIRECTORY);
+    REQUIRE(began >= 0);
+    const std::string name(250, 'n');
+    int at = began;
+    for (int i = 0; i < 20; ++i) {
+        REQUIRE(::mkdirat(at, name.c_str(), 0755) == 0);
+        const int next = ::openat(at, name.c_str(), O_RDONLY | O_DIRECTORY);
+        REQUIRE(next >= 0);
+        if (at != began) ::close(at);
+        at = next;
+    }
+    ::close(at);
+    CHECK_FALSE(is_exchanged(dir / "out"));
+    ::close(began);
+    REQUIRE(std::system(("rm -rf '" + (dir / "out").native() + "'").c_str()) == 0);
 }

@@ -440,3 +440,27 @@ TEST_CASE("verify looks into the folder of the optimizer") {
     fs::remove(dir / "out/else/model-00001-of-00003.safetensors");
     CHECK(verify(dir / "out").ok());
 }
+
+TEST_CASE("verify does not follow a link called optimizer, and passes by one that it may not read") {
+    const Inputs& in = inputs();
+    const TempDir dir;
+    save(dir / "out", in.new_model, {.max_shard_size = 400});
+    fs::create_directory_symlink(".", dir / "out/optimizer");
+    CHECK(verify(dir / "out").tensors == count);
+    fs::remove(dir / "out/optimizer");
+    save(dir / "out/optimizer", in.new_state);
+    fs::permissions(dir / "out/optimizer", fs::perms::none);
+    if (::geteuid() != 0) CHECK(verify(dir / "out").tensors == count);
+    fs::permissions(dir / "out/optimizer", fs::perms::owner_all);
+    CHECK(verify(dir / "out").tensors == 2 * count);
+}
+
+TEST_CASE("a folder under the name of a shard of the old index does not hinder a save in place") {
+    const TempDir dir;
+    fs::create_directories(dir / "out/a.safetensors");
+    dir.write("out/a.safetensors/mine", "mine");
+    dir.write("out/model.safetensors.index.json", R"({"weight_map":{"x":"a.safetensors"}})");
+    const NoExchange none(true);
+    CHECK_OK(save(dir / "out", inputs().new_model, {.overwrite = true}));
+    CHECK(TempDir::read(dir / "out/a.safetensors/mine") == "mine");
+}
