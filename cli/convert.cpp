@@ -30,6 +30,7 @@ struct Around {
     std::vector<AliasGroup> aliases = {};
     std::vector<SkippedObject> skipped = {};  ///< `quantized` only those whose numbers are selected
     std::vector<std::string> notes = {};
+    std::size_t planned_notes = 0;  ///< of the save's
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
     bool dry_run = false;
@@ -186,6 +187,9 @@ std::string plan_text(const SaveReport& saved, const Around& around, const std::
 
 std::string outcome_text(const SaveReport& saved, const Around& around, const std::string& out) {
     std::string text = total_text(saved, out, "wrote");
+    // Those of the plan have been told.
+    for (std::size_t i = around.planned_notes; i < saved.notes.size(); ++i)
+        text += fmt::format("  note     {}\n", printable(saved.notes[i]));
     for (const SaveReport::Cast& cast : saved.casts)
         text += fmt::format("{}, {}, {} overflowed, {} not finite\n", cast_text(cast), count_text(cast.values, "value"),
                             cast.overflowed, cast.non_finite);
@@ -254,6 +258,7 @@ public:
         if (!console.json() && !around.dry_run)
             options_.on_plan = [&](const SaveReport& plan) {
                 around.peak_anon_bytes = memory.bytes();
+                around.planned_notes = plan.notes.size();
                 console.announce(plan_text(plan, around, out_, options_.align_tensors));
             };
         if (!keep_.empty()) options_.keep_dtype = kept(chosen, model);

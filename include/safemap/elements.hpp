@@ -59,7 +59,8 @@ template <class T> constexpr Dtype dtype_of() noexcept {
     else static_assert(always_false<T>, "no dtype has elements of this type");
 }
 
-/// Element `number`, counted from `base`; packed ones stand in little-endian bit order, as float_types.hpp says.
+/// Element `number`, counted from `base`; packed ones stand in little-endian bit order, as advanced/small_floats.hpp
+/// says.
 template <class T> T read_element(const std::byte* base, std::int64_t number) noexcept {
     if constexpr (packed<T>) {
         constexpr int width = T::packed_bits;

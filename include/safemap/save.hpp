@@ -31,9 +31,8 @@ enum class IndexStyle : std::uint8_t {
 
 /// When the structure document is written: what a nested state dict is besides its tensors. docs/format.md has it.
 enum class StructurePolicy : std::uint8_t {
-    /// For a nested tree, and for a file of safetensors whose document names dtypes that safetensors does not; any
-    /// other
-    /// flat dict or OrderedDict of tensors becomes an ordinary file.
+    /// For a nested tree, and for a file of safetensors whose document names dtypes that safetensors does not have. Any
+    /// other flat dict or OrderedDict of tensors becomes an ordinary file.
     automatic,
     keep,  ///< always
     drop,  ///< never
@@ -223,8 +222,8 @@ SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& 
 
 /// Saves one file to a sink: in memory, or wherever the caller wants it. Layout, header and bytes are those of a save
 /// to a path with `one_file`. The sink decides what stands there before and after: options that say this of a path
-/// (`overwrite`, `resume`, `durable` = false, `extras`) are invalid_argument. Throws what the sink throws, and what the
-/// saves above throw before they copy tensors and while they do.
+/// (`overwrite`, `resume`, `durable` = false, `extras`, `folders`) are invalid_argument. Throws what the sink throws,
+/// and what the saves above throw before they copy tensors and while they do.
 SAFEMAP_API SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptions& options = {});
 SAFEMAP_API SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& options = {});
 

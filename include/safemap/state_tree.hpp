@@ -1,5 +1,5 @@
 // The nested state dict: what torch.save saved, as data. Leaves are tensors of which nothing has been read. Also
-// what a file of torch holds beside the tree: the globals that it names, its checksums and storages.
+// what a file of torch holds beside the tree: the globals that it names, and what is no tensor.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>

@@ -13,6 +13,10 @@
 namespace safemap::SAFEMAP_ABI {
 namespace {
 
+void copy(std::span<const std::byte> from, std::span<std::byte> to) {
+    if (!to.empty()) std::memcpy(to.data(), from.data(), to.size());
+}
+
 class VectorSink final : public Sink {
 public:
     VectorSink(std::string name, std::vector<std::byte>& into) : name_(std::move(name)), into_(into) {}
@@ -30,7 +34,11 @@ public:
     }
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
-        if (!bytes.empty()) std::memcpy(file_.data() + offset, bytes.data(), bytes.size());
+        copy(bytes, std::span(file_).subspan(static_cast<std::size_t>(offset), bytes.size()));
+    }
+    bool read_back(std::uint64_t offset, std::span<std::byte> into) const override {
+        copy(std::span(file_).subspan(static_cast<std::size_t>(offset)), into);
+        return true;
     }
 
     void commit() override {
@@ -65,7 +73,11 @@ public:
     }
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
-        if (!bytes.empty()) std::memcpy(into_.data() + offset, bytes.data(), bytes.size());
+        copy(bytes, into_.subspan(static_cast<std::size_t>(offset), bytes.size()));
+    }
+    bool read_back(std::uint64_t offset, std::span<std::byte> into) const override {
+        copy(into_.subspan(static_cast<std::size_t>(offset)), into);
+        return true;
     }
 
     void commit() override {}
@@ -94,6 +106,8 @@ private:
 
 }  // namespace
 
+bool Sink::read_back(std::uint64_t, std::span<std::byte>) const { return false; }
+
 std::shared_ptr<Sink> memory_sink(std::string name, std::vector<std::byte>& into) {
     return std::make_shared<VectorSink>(std::move(name), into);
 }
@@ -104,6 +118,7 @@ std::shared_ptr<Sink> memory_sink(std::string name, std::span<std::byte> into) {
 
 std::shared_ptr<Sink> callback_sink(std::string name,
                                     std::function<void(std::uint64_t, std::span<const std::byte>)> write) {
+    if (!write) throw Error(Errc::invalid_argument, "no function to write with").with_path(name);
     return std::make_shared<CallbackSink>(std::move(name), std::move(write));
 }
 

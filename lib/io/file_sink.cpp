@@ -1,5 +1,6 @@
 // A file of the file system as a Sink.
 #include <safemap/advanced/file.hpp>
+#include <safemap/error.hpp>
 
 #include "io/replace.hpp"
 
@@ -29,6 +30,11 @@ public:
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override { output_->write_at(offset, bytes); }
 
+    bool read_back(std::uint64_t offset, std::span<std::byte> into) const override {
+        if (!into.empty()) output_->reader(name_).read_at(offset, into);
+        return true;
+    }
+
     void commit() override {
         output_->finish();
         staging_->finished(path_.filename().native());
@@ -52,6 +58,9 @@ private:
 }  // namespace
 
 std::shared_ptr<Sink> file_sink(const std::filesystem::path& path, const FileSinkOptions& options) {
+    if (path.native().ends_with('/'))
+        throw Error(Errc::invalid_argument, "a path that ends in a slash is a folder, wanted one file")
+            .with_path(path.native());
     return std::make_shared<FileSink>(path, options);
 }
 

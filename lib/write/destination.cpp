@@ -1,6 +1,7 @@
 // The two kinds of destination.
 #include "write/destination.hpp"
 
+#include "base/faults.hpp"
 #include "write/saving.hpp"
 
 #include <utility>
@@ -19,8 +20,9 @@ public:
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const override {
         output_.write_at(offset, bytes);
     }
-    std::unique_ptr<const io::File> reader() const override {
-        return std::unique_ptr<const io::File>(new io::File(output_.reader(staging_.path_of(name_))));
+    Read reader() const override {
+        const std::shared_ptr<const io::File> file(new io::File(output_.reader(staging_.path_of(name_))));
+        return [file](std::uint64_t offset, std::span<std::byte> into) { file->read_at(offset, into); };
     }
     void finish() override {
         output_.finish();
@@ -46,7 +48,7 @@ public:
     std::unique_ptr<OpenFile> open(const PlannedFile& file) override {
         return std::make_unique<StagedFile>(staging_, file.name, around_cache_);
     }
-    bool reads_back() const noexcept override { return true; }
+    bool reads_back() const override { return true; }
 
 private:
     io::Staging& staging_;
@@ -59,6 +61,9 @@ public:
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const override {
         sink_.write_at(offset, bytes);
     }
+    Read reader() const override {
+        return [this](std::uint64_t offset, std::span<std::byte> into) { sink_.read_back(offset, into); };
+    }
 
 private:
     Sink& sink_;
@@ -69,12 +74,22 @@ public:
     explicit OneSink(Sink& sink) noexcept : sink_(sink) {}
 
     std::string path_of(const PlannedFile&) const override { return sink_.name(); }
-    void allocate(const Layout&, const PlannedFile& file) override { sink_.allocate(file.size); }
+    void allocate(const Layout&, const PlannedFile& file) override {
+        begun_ = true;
+        about_file(sink_.name(), [&] { sink_.allocate(file.size); });
+    }
     std::unique_ptr<OpenFile> open(const PlannedFile&) override { return std::make_unique<SinkFile>(sink_); }
-    bool reads_back() const noexcept override { return false; }
+    bool reads_back() const override { return sink_.read_back(0, {}); }
+    void commit() override {
+        about_file(sink_.name(), [&] { sink_.commit(); });
+    }
+    void abandon() noexcept override {
+        if (begun_) sink_.abandon();
+    }
 
 private:
     Sink& sink_;
+    bool begun_ = false;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,8 +21,9 @@ public:
     virtual ~OpenFile() = default;
     /// May be called from several threads at once.
     virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const = 0;
-    /// The file as it is now, for reading; null where the destination only takes bytes.
-    virtual std::unique_ptr<const io::File> reader() const { return nullptr; }
+    /// Reads what was written; only where Destination::reads_back().
+    using Read = std::function<void(std::uint64_t offset, std::span<std::byte> into)>;
+    virtual Read reader() const = 0;
     /// All of it is written. To be called once.
     virtual void finish() {}
 };
@@ -38,8 +40,12 @@ public:
     virtual void allocate(const Layout& layout, const PlannedFile& file) = 0;
     /// Opens a file that has its room.
     virtual std::unique_ptr<OpenFile> open(const PlannedFile& file) = 0;
-    /// Whether reader() gives anything.
-    virtual bool reads_back() const noexcept = 0;
+    /// Whether files can be read while they are written.
+    virtual bool reads_back() const = 0;
+    /// Everything is written.
+    virtual void commit() {}
+    /// Something has failed.
+    virtual void abandon() noexcept {}
 };
 
 /// Files of a folder, or the one file, that `staging` brings to its place. Writes past the page cache where that is

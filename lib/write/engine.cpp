@@ -125,14 +125,14 @@ private:
         files_[file].adopted = true;
         layout_.resumed.push_back(planned.name);
         for (const PlannedTensor& tensor : planned.tensors) layout_.read_bytes -= stored_bytes(tensors_[tensor.number]);
-        if (planned.lists_digests) in_file(file, [&] { take_digests(planned, *finished->reader()); });
+        if (planned.lists_digests) in_file(file, [&] { take_digests(planned, finished->reader()); });
         watch_.add(planned.size - planned.head.size());
     }
 
     /// Those that stand in a file which is finished.
-    void take_digests(const PlannedFile& planned, const io::File& file) {
+    void take_digests(const PlannedFile& planned, const OpenFile::Read& read) {
         std::string head(planned.head.size(), '\0');
-        file.read_at(0, std::as_writable_bytes(std::span(head)));
+        read(0, std::as_writable_bytes(std::span(head)));
         const std::string list = safetensors::metadata_in(head, safetensors::digests_key);
         auto tensor = planned.tensors.begin();
         safetensors::read_digests(list, [&](std::string_view, const Digest& digest) {
@@ -284,14 +284,14 @@ private:
     }
 
     bool read_back(const Stretch& stretch, unsigned worker) {
-        const std::unique_ptr<const io::File> file = output(stretch).reader();
+        const OpenFile::Read read = output(stretch).reader();
         const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
         for (std::uint64_t done = 0; done < stretch.bytes.size;) {
             watch_.check_stop();
             if (worker == 0) watch_.tick();
             const std::uint64_t size = std::min(stream_block, stretch.bytes.size - done);
             const auto bytes = workers_.buffer(worker).first(static_cast<std::size_t>(size));
-            file->read_at(planned.offset + done, bytes);
+            read(planned.offset + done, bytes);
             if (!feed(planned, stretch.bytes.size, done, bytes, worker)) return false;
             done += size;
         }

@@ -101,13 +101,13 @@ SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
     SaveReport report = planned(input, layout, options);
     if (options.on_plan) options.on_plan(report);
     if (options.plan_only) return report;
+    const auto destination = write::into_sink(sink);
     try {
-        const auto destination = write::into_sink(sink);
         const write::Written all[] = {{input.tensors, layout, *destination}};
         write::write_files(all, options.work.monitor, options.work.threads);
-        sink.commit();
+        destination->commit();
     } catch (...) {
-        sink.abandon();
+        destination->abandon();
         throw;
     }
     add_done(report, layout);

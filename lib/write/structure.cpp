@@ -100,8 +100,8 @@ bool has_named_dtypes(const Checkpoint& checkpoint) {
 
 /// Returns nothing, with a note, where no document is wanted at any price and this one would be too large.
 std::optional<std::string> document_of(const Checkpoint& checkpoint, StructurePolicy policy, Input& input) {
-    const bool plain = !checkpoint::Origin::has_tree(checkpoint) ||
-                       (checkpoint::Origin::is_flat(checkpoint) && !has_named_dtypes(checkpoint));
+    const bool plain = (!checkpoint::Origin::has_tree(checkpoint) || checkpoint::Origin::is_flat(checkpoint)) &&
+                       !has_named_dtypes(checkpoint);
     if (policy == StructurePolicy::drop || (policy == StructurePolicy::automatic && plain)) return std::nullopt;
     try {
         return checkpoint::document_of(checkpoint, [&](const LazyTensor& tensor) {

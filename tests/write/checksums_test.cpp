@@ -81,7 +81,8 @@ std::vector<LazyTensor> of_every_kind() {
     std::vector<LazyTensor> tensors = {
         tensor("spans blocks", Dtype::f32, {700, 1000}, 1),
         tensor("spans blocks, too", Dtype::f16, {1'500'001}, 2),
-        transposed("tiles", Dtype::f32, 1500, 1600, 3),
+        transposed("transposed", Dtype::f32, 1500, 1600, 3),
+        transposed("tiles", Dtype::f32, 4, 600'000, 7),
         transposed("tiles of words", Dtype::i64, 1100, 1300, 4),
         transposed("small and transposed", Dtype::f32, 40, 50, 6),
         sliced("every second column", Dtype::f32, 900, 1400),

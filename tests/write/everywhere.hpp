@@ -94,8 +94,17 @@ SaveReport save_everywhere(const std::filesystem::path& out, const What& what, c
         CHECK(all[i].report.skipped.size() == report.skipped.size());
         CHECK(all[i].report.notes == report.notes);
         REQUIRE(all[i].report.casts.size() == report.casts.size());
-        for (std::size_t c = 0; c < report.casts.size(); ++c)
+        for (std::size_t c = 0; c < report.casts.size(); ++c) {
+            CHECK(all[i].report.casts[c].tensors == report.casts[c].tensors);
+            CHECK(all[i].report.casts[c].values == report.casts[c].values);
             CHECK(all[i].report.casts[c].overflowed == report.casts[c].overflowed);
+            CHECK(all[i].report.casts[c].non_finite == report.casts[c].non_finite);
+        }
+        if (i < 3) CHECK(all[i].report.files == report.files);  // a file is called by its path
+        REQUIRE(all[i].report.layout.files.size() == report.layout.files.size());
+        CHECK(all[i].report.layout.files[0].bytes == report.layout.files[0].bytes);
+        CHECK(all[i].report.reading.gathered.bytes == report.reading.gathered.bytes);
+        CHECK(all[i].report.unsupported.size() == report.unsupported.size());
     }
     return report;
 }

@@ -243,3 +243,16 @@ TEST_CASE("a document gives a tensor only a dtype that it is stored for") {
         CHECK_FAULT(Checkpoint::open(file), Errc::bad_structure);
     }
 }
+
+TEST_CASE("files that are joined keep dtypes that their documents name") {
+    const TempDir dir;
+    const Checkpoint source = Checkpoint::open(complexes(dir, 4));
+    save(dir / "a.safetensors", source, {.structure = StructurePolicy::keep});
+    save(dir / "b.safetensors", std::vector{tensor("other", Dtype::f32, {2})});
+    const std::vector<fs::path> files = {dir / "a.safetensors", dir / "b.safetensors"};
+    const SaveReport report = save(dir / "joined.safetensors", Checkpoint::open(files));
+    CHECK(report.skipped.empty());
+    const Checkpoint joined = Checkpoint::open(dir / "joined.safetensors");
+    REQUIRE(joined.size() == source.size() + 1);
+    for (const LazyTensor& tensor : source) CHECK(joined[tensor.name()].dtype() == tensor.dtype());
+}

@@ -3,6 +3,7 @@
 #include <safemap/sink.hpp>
 
 #include "doctest_safemap.hpp"
+#include "io/scripted_calls.hpp"
 #include "soak.hpp"
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
@@ -10,6 +11,8 @@
 #include <safemap/advanced/edit.hpp>
 #include <safemap/verify.hpp>
 
+#include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -34,8 +37,11 @@ public:
         if (fail_ == Fail::allocate) throw Error(Errc::no_space, "full");
     }
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override {
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         threads.insert(std::this_thread::get_id());
+        changed_.notify_all();
+        // The first waits for another one, if there is to be another one.
+        changed_.wait_for(lock, std::chrono::seconds(20), [this] { return threads.size() >= wait_for; });
         if (fail_ == Fail::write && writes == at_) throw std::runtime_error("a caller's own");
         ++writes;
         std::copy(bytes.begin(), bytes.end(), file.begin() + static_cast<std::ptrdiff_t>(offset));
@@ -52,17 +58,20 @@ public:
     int committed = 0;
     int abandoned = 0;
     std::set<std::thread::id> threads;
+    std::size_t wait_for = 0;
 
 private:
     std::string name_ = "strict";
     Fail fail_;
     int at_;
     std::mutex mutex_;
+    std::condition_variable changed_;
 };
 
 std::vector<LazyTensor> many_blocks() {
     return {tensor("a", Dtype::f32, {1'500'000}, 1), transposed("t", Dtype::f32, 700, 600, 2),
-            tensor("e", Dtype::f32, {0}, 3), tensor("b", Dtype::u8, {3'000'001}, 4)};
+            transposed("tiles", Dtype::f32, 4, 600'000, 5), tensor("e", Dtype::f32, {0}, 3),
+            tensor("b", Dtype::u8, {3'000'001}, 4)};
 }
 
 }  // namespace
@@ -108,7 +117,9 @@ TEST_CASE("a checkpoint in memory opens as one in a file, with ties and structur
 
 TEST_CASE("a sink is allocated, written by several threads and committed once") {
     Strict sink;
+    sink.wait_for = 2;
     const SaveReport report = save(sink, many_blocks(), {.checksums = true, .work = {.threads = 4}});
+    CHECK(sink.threads.size() >= 2);
     CHECK(sink.allocated == 1);
     CHECK(sink.committed == 1);
     CHECK(sink.abandoned == 0);
@@ -124,6 +135,7 @@ TEST_CASE("a sink that fails is abandoned once, and what it throws passes throug
         REQUIRE(error);
         CHECK(error->code() == code);
         CHECK(std::string(error->what()).starts_with("save strict"));
+        CHECK(error->path() == "strict");
         CHECK(sink.abandoned == 1);
     };
     Strict full(Fail::allocate);
@@ -207,4 +219,61 @@ TEST_CASE("options that are for a path are refused, and a plan touches no sink")
     CHECK(plan.tensors == 1);
     CHECK(sink.allocated == 0);
     CHECK(sink.abandoned == 0);
+}
+
+TEST_CASE("a sink that was never allocated is not abandoned") {
+    const auto tensors = many_blocks();
+    std::stop_source stop;
+    stop.request_stop();
+    const Work works[] = {{.monitor = {.on_progress = [](const Progress&) { return false; }}},
+                          {.monitor = {.stop = stop.get_token()}}};
+    for (const Work& work : works) {
+        Strict sink;
+        CHECK_FAULT(save(sink, tensors, {.work = work}), Errc::cancelled);
+        CHECK(sink.allocated == 0);
+        CHECK(sink.abandoned == 0);
+    }
+}
+
+TEST_CASE("what stands transposed is read about once, where a sink can be read back, and is right where it cannot") {
+    constexpr std::uint64_t size = 4 * 600'000 * 4;
+    const auto bytes = random_bytes(size, 7);
+    std::atomic<std::uint64_t> read = 0;
+    const auto source = callback_source("s", size, [&](std::uint64_t offset, std::span<std::byte> into) {
+        read += into.size();
+        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(offset), into.size(), into.begin());
+    });
+    const std::vector<LazyTensor> tensors = {
+        {"t", stored_run(Dtype::f32, {600'000, 4}, source, 0), StridedView{.shape = {4, 600'000}, .strides = {1, 4}}}};
+    std::vector<std::byte> memory;
+    save(*memory_sink("m", memory), tensors, {.checksums = true});
+    CHECK(read < 4 * size);
+    std::vector<std::byte> called(memory.size());
+    save(*callback_sink("c",
+                        [&](std::uint64_t offset, std::span<const std::byte> part) {
+                            std::copy(part.begin(), part.end(), called.begin() + static_cast<std::ptrdiff_t>(offset));
+                        }),
+         tensors, {.checksums = true});
+    CHECK(called == memory);
+    const TempDir dir;
+    dir.write("f.safetensors", text_of(memory));
+    CHECK(verify(dir / "f.safetensors").ok());
+}
+
+TEST_CASE("sinks that cannot be are refused") {
+    const TempDir dir;
+    CHECK_FAULT(callback_sink("c", nullptr), Errc::invalid_argument);
+    CHECK_FAULT(file_sink(dir / "f/"), Errc::invalid_argument);
+}
+
+TEST_CASE("a file as a sink is on the disk when it counts, unless it need not be") {
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {100})};
+    for (const bool durable : {true, false}) {
+        const TempDir dir;
+        ScriptedCalls scripted;
+        scripted.fail_all("fsync", EIO);
+        const auto error = error_of([&] { save(*file_sink(dir / "f", {.durable = durable}), tensors); });
+        CHECK(error.has_value() == durable);
+        CHECK(fs::exists(dir / "f") != durable);
+    }
 }

@@ -37,6 +37,7 @@ SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path&
 /// too_many_open_files, out_of_memory, io_error.
 SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name,
                                                           Mapping mapping = Mapping::automatic);
+
 /// How file_sink() puts a file in its place; SaveOptions has the words on both.
 struct FileSinkOptions {
     bool overwrite = false;
@@ -45,7 +46,9 @@ struct FileSinkOptions {
 
 /// Returns a sink that is the file `path`, as a save to that path makes it: filled in a hidden sibling, on the disk
 /// when commit() returns, and there in one step or not at all. Its allocate() throws already_exists, path_not_found,
-/// busy, no_space, permission_denied and io_error; its commit() what a save throws when all is copied.
+/// busy, no_space, permission_denied and io_error; its commit() what a save throws when all is copied. What a save to
+/// the path notes of its commit (what could not be cleared away) is not in the report. Throws invalid_argument if
+/// `path` ends in a slash.
 SAFEMAP_API std::shared_ptr<Sink> file_sink(const std::filesystem::path& path, const FileSinkOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

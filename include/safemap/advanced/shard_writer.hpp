@@ -54,10 +54,10 @@ struct Declaration {
 /// in order are one stretch; a box that does not span its tensor's rows is as many as it has rows, until the boxes
 /// beside it are there.
 ///
-/// **Options.** SaveOptions that say how save() works have no meaning here: `threads`, `monitor` and `on_plan` are
-/// ignored. `dtype`, `keep_dtype` and `plan_only` are refused: the dtype that is declared is the one that is written.
-/// `resume` is refused as well: what the bytes are of is not known. With `checksums`, commit() reads everything once
-/// more, by one thread: digests want the bytes in order.
+/// **Options.** SaveOptions that say how save() works have no meaning here: `work` and `on_plan` are ignored. `dtype`,
+/// `keep_dtype` and `plan_only` are refused: the dtype that is declared is the one that is written. `resume` is refused
+/// as well: what the bytes are of is not known. With `checksums`, commit() reads everything once more, by one thread:
+/// digests want the bytes in order.
 class SAFEMAP_API ShardWriter {
 public:
     /// Fills `into` with the bytes from `offset` on of what is being written, counted from where this write begins. It
