@@ -1,4 +1,4 @@
-"""codes.py, names.py, style.py and count.py: each finds what it is for."""
+"""codes.py, names.py, prose.py, style.py and count.py: each finds what it is for."""
 import json
 import pathlib
 import tempfile
@@ -7,6 +7,7 @@ import unittest
 import codes
 import count
 import names
+import prose
 import style
 
 HEADER = '/// Codes.\nenum class Errc : std::uint8_t {\n    first,  ///< not a_comment\n    second,\n};\n'
@@ -58,6 +59,39 @@ class Names(unittest.TestCase):
         self.assertEqual(self.names('// int a();\nclass B;\nstd::ostream& operator<<(std::ostream& o, int b);\n'
                                     'namespace detail { int c(); }\nnamespace { int d(); }\n'
                                     'void f(int) = delete;'), ['f'])
+
+
+class Prose(unittest.TestCase):
+    def faults(self, name, text):
+        return [number for number, _ in prose.faults_of(name, text)]
+
+    def test_plain_english_passes(self):
+        self.assertEqual(self.faults('lib/a.cpp', '// Returns the offset,\n// of which all know.\nf("what is");'), [])
+        self.assertEqual(self.faults('docs/a.md', '# What to do\n\n```\nis none\n```\n`is none`\n'), [])
+        self.assertEqual(self.faults('tests/a.py', '"""A page.\n\nOf it."""\n# Why.\nx = "is none"  # of\n'), [])
+
+    def test_first_words_of_comments_are_found(self):
+        for text in ['// What is read.', '/// whether it is', 'int a;  ///< of b', '/** Those of a file. */',
+                     '// A.\n//\n// Such.']:
+            with self.subTest(text=text):
+                self.assertEqual(len(self.faults('lib/a.cpp', text)), 1)
+        self.assertEqual(self.faults('a.py', 'def f():\n    """What it does."""\n\n# Of\n'), [4, 1])
+
+    def test_a_comment_that_goes_on_is_one(self):
+        self.assertEqual(self.faults('lib/a.cpp', '/// The bytes\n/// of it.\nint a;  // The rest\n  // of it.'), [])
+        self.assertEqual(self.faults('lib/a.cpp', 'int a;  ///< the rest\nint b;  ///< of it'), [2])
+
+    def test_phrases_are_found_in_comments_pages_and_messages(self):
+        self.assertEqual(self.faults('docs/a.md', 'One.\n\nThe tensor is told.\n'), [3])
+        self.assertEqual(self.faults('lib/a.cpp', 'f("an alignment that is none");  // which is no dtype.'), [1, 1])
+        self.assertEqual(self.faults('lib/a.cpp', 'f(R"(a\nb is none)"); g("mended");'), [1])
+        self.assertEqual(self.faults('tests/a.cpp', 'f("an alignment that is none");'), [])
+        self.assertEqual(self.faults('lib/a.cpp', '// There is no tensor. It is no longer here.'), [])
+
+    def test_long_sentences_of_pages_are_found(self):
+        self.assertEqual(self.faults('docs/a.md', 'a ' * 35 + '.\n' + 'b ' * 35 + '.\n'), [])
+        self.assertEqual(self.faults('docs/a.md', 'One.\n\n- ' + 'a\n' * 36), [3])
+        self.assertEqual(self.faults('docs/a.md', '| a | ' + 'b ' * 36 + ' |\n'), [1])
 
 
 class Style(unittest.TestCase):
