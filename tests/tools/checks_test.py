@@ -81,6 +81,9 @@ class Prose(unittest.TestCase):
         self.assertEqual(self.faults('lib/a.cpp', '/// The bytes\n/// of it.\nint a;  // The rest\n  // of it.'), [])
         self.assertEqual(self.faults('lib/a.cpp', 'int a;  ///< the rest\nint b;  ///< of it'), [2])
 
+    def test_digit_separators_hide_no_comment(self):
+        self.assertEqual(self.faults('lib/a.cpp', "f(1'000);  // of a\nf(2'000);  // of b"), [1, 2])
+
     def test_phrases_are_found_in_comments_pages_and_messages(self):
         self.assertEqual(self.faults('docs/a.md', 'One.\n\nThe tensor is told.\n'), [3])
         self.assertEqual(self.faults('lib/a.cpp', 'f("an alignment that is none");  // which is no dtype.'), [1, 1])
