@@ -1,4 +1,4 @@
-// The table of system calls as the system provides them.
+// The default table: the calls of the operating system.
 #include "io/calls.hpp"
 
 #include <fcntl.h>
@@ -16,11 +16,11 @@ namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
-// Variadic in C, so it needs a signature of its own.
+// Wraps openat, which is variadic in C: its address does not have the type that the table needs.
 int open_with_mode(int folder, const char* name, int flags, mode_t mode) { return ::openat(folder, name, flags, mode); }
 
-// Headers and C libraries older than Linux 6.5 know neither the number, which is the same on every architecture, nor
-// the structures.
+// Makes the system call by its number, which is the same on every architecture. Headers and C libraries older than
+// Linux 6.5 have neither the number nor the structures.
 int cachestat(int descriptor, Extent extent, std::uint64_t* pages) {
     constexpr long number = 451;
     struct {

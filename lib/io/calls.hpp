@@ -1,5 +1,5 @@
-// The system calls that io makes, in a table that a test can replace: so every one of them can be made to fail, to
-// be interrupted or to do half of what was asked.
+// The table of system calls that io makes. A test can replace any entry: so each call can be made to fail, to be
+// interrupted or to do half of the work.
 #pragma once
 
 #include <safemap/bytes.hpp>
@@ -15,7 +15,7 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// Signatures and meaning as in the manual, section 2.
+/// Function pointers with the signatures and the meaning of the Linux manual, section 2.
 struct Calls {
     int (*openat)(int folder, const char* name, int flags, mode_t mode);
     int (*fstat)(int descriptor, struct stat* status);
@@ -38,17 +38,17 @@ struct Calls {
     int (*unlinkat)(int folder, const char* name, int flags);
     int (*linkat)(int from_folder, const char* from, int to_folder, const char* to, int flags);
     int (*renameat2)(int from_folder, const char* from, int to_folder, const char* to, unsigned flags);
-    bool (*is_mount_root)(int folder);  ///< as far as the kernel says so (since Linux 5.8)
+    bool (*is_mount_root)(int folder);  ///< false where the kernel cannot tell (before Linux 5.8)
     int (*madvise)(void* address, std::size_t size, int advice);
     int (*mincore)(void* address, std::size_t size, unsigned char* pages);
-    int (*cachestat)(int descriptor, Extent extent, std::uint64_t* pages);  ///< since Linux 6.5; `pages` in the cache
-    int (*fadvise)(int descriptor, off_t offset, off_t size, int advice);   ///< the error number, as posix_fadvise
+    int (*cachestat)(int descriptor, Extent extent, std::uint64_t* pages);  ///< cached pages (since Linux 6.5)
+    int (*fadvise)(int descriptor, off_t offset, off_t size, int advice);   ///< returns the error number
     std::uint64_t (*descriptor_limit)();                                    ///< the soft limit of the process
     std::uint64_t (*physical_memory)();                                     ///< in bytes
-    std::string (*boot_id)();  ///< is another after each boot; empty where nothing tells
+    std::string (*boot_id)();  ///< changes at each boot; empty if it is unknown
 };
 
-/// The table in use: the system's own. Only tests assign to it, and only while nothing else runs.
+/// The table in use. It holds the system's own calls. Only tests assign to it, and only while no other thread runs.
 extern Calls calls;
 
 }  // namespace safemap::SAFEMAP_ABI::io

@@ -1,7 +1,11 @@
-// Commit lists: NUL-terminated lines. The first says the version, the second is the inode of the list itself. Then come
-// pairs: "+" and a name to move or "-" and a name to remove, and the stamp of what stood there. A list is complete or
-// not there. Version 3 has paths of files in folders that have to be made; 2 has none. Version 1, which is read too,
-// lacks the second line, and its stamps begin with the number of the device.
+// Reads, checks, writes and carries out commit lists. The format is NUL-terminated lines:
+// 1. the version
+// 2. the inode of the list itself
+// 3. pairs of lines: "+" and a name to move, or "-" and a name to remove; then the stamp of the old file of that name
+// 4. "end"
+// A list is renamed into place when it is complete. Version 3 may have paths through folders, which are made when
+// needed; version 2 has only names. Version 1 is still read: it has no second line, and its stamps begin with the
+// device number.
 #include "io/commit_list.hpp"
 
 #include "base/text.hpp"
@@ -30,7 +34,7 @@ constexpr std::string_view first_line_1 = "safemap commit 1";
 constexpr std::string_view last_line = "end";
 constexpr std::uint64_t largest_list = 256 << 20;
 
-// In the folder: the sibling, and in there what Sibling and the header call them.
+// The path of the list relative to the folder, composed of Sibling::suffix and commit_list_name.
 constexpr const char* list_path = ".safemap-tmp/commit";
 
 constexpr std::string_view damaged_hint =
@@ -52,8 +56,8 @@ Error written_to(const std::string& name) {
     return damaged(safemap::quoted(name) + " was written to since that save was interrupted");
 }
 
-/// Throws where somebody has written a file that is to be replaced. Another process may be carrying out the list
-/// meanwhile: what it has done is not held against the list.
+/// Throws if somebody has written to a file that is to be replaced. Another process may carry out the same list at the
+/// same time; its moves are not an error, hence the second is_staged().
 void require_replaceable(int folder, const CommitList& list, const CommitList::Entry& entry) {
     const auto& [name, before] = entry;
     if (is_staged(folder, name) && !same_stamp(before, stamp_in(folder, name), list.inodes_last) &&
@@ -61,13 +65,13 @@ void require_replaceable(int folder, const CommitList& list, const CommitList::E
         throw written_to(name);
 }
 
-/// Throws where somebody has written a file that is to be removed.
+/// Throws if somebody has written to a file that is to be removed.
 void require_removable(int folder, const CommitList& list, const CommitList::Entry& entry) {
     const std::string now = stamp_in(folder, entry.name);
     if (!now.empty() && !same_stamp(entry.before, now, list.inodes_last)) throw written_to(entry.name);
 }
 
-/// Throws where the folder is not what the list was made for.
+/// Throws if the folder has changed since the list was made.
 void require_current(int folder, const CommitList& list) {
     for (const CommitList::Entry& entry : list.files) {
         require_replaceable(folder, list, entry);
@@ -77,17 +81,17 @@ void require_current(int folder, const CommitList& list) {
     for (const CommitList::Entry& entry : list.removed) require_removable(folder, list, entry);
 }
 
-/// Whether the open list has been carried out and removed: the folder, and even what is prepared, may be of a later
-/// save.
+/// Returns true if the open list has been carried out and removed. Then the folder, and even the content, may belong to
+/// a later save.
 bool is_done(int file) {
     struct stat status = {};
     return calls.fstat(file, &status) == 0 && status.st_nlink == 0;
 }
 
-/// Throws unless the list cannot be opened, which failed so, because there is none for us.
+/// Throws unless `number`, the error of opening the list, means that there is no list for this reader.
 void require_none(int folder, int number) {
     if (means_absent(number)) return;
-    // Before it counts, what a writer prepares is for nobody else to see.
+    // Other users cannot look into a sibling before its content counts.
     if (number == EACCES && calls.faccessat(folder, Sibling::suffix, X_OK, AT_EACCESS) != 0 && errno == EACCES) return;
     throw system_error(number, std::string("open ") + list_path);
 }
@@ -109,13 +113,13 @@ std::string read_all(int file) {
     return text;
 }
 
-/// The stamp of version 1, which began with the number of the device.
+/// Returns the rest of a stamp of version 1, which begins with the device number.
 std::string without_device(std::string_view stamp) {
     const std::size_t space = stamp.find(' ');
     return std::string(space == stamp.npos ? stamp : stamp.substr(space + 1));
 }
 
-/// `file` is the open list.
+/// Parses the list; `file` is the open list, for its inode.
 CommitList parse(std::string_view text, int file) {
     const auto next_line = [&] {
         const std::size_t end = text.find('\0');
@@ -143,8 +147,9 @@ CommitList parse(std::string_view text, int file) {
     return list;
 }
 
-/// The folder that a file of `folder` is in, whose name may lead through folders, but through no links; and its name in
-/// there. Holds no descriptor where that is `folder` itself, and its number is -1 where there is no such folder.
+/// The folder that holds the file `path` of `folder`, and the file's name in it. The path may lead through folders, not
+/// through symbolic links. `inner` is empty if the file is in `folder` itself; `number` is -1 if the folder does not
+/// exist.
 struct Home {
     Home(int folder, std::string_view path) : number(folder) {
         for (std::size_t slash = path.find('/'); slash != path.npos; slash = path.find('/')) {
@@ -168,7 +173,7 @@ struct Home {
 void remove_below(int folder, std::string_view path) {
     const Home home(folder, path);
     if (home.number < 0) return;
-    // A folder of that name is nobody's shard.
+    // EISDIR: a folder of that name is not a shard and stays.
     if (calls.unlinkat(home.number, home.name.c_str(), 0) != 0 && !means_absent(errno) && errno != EISDIR)
         throw system_error(errno, "remove " + safemap::quoted(path));
 }
@@ -176,11 +181,12 @@ void remove_below(int folder, std::string_view path) {
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
 bool is_in_folder(const CommitList::Entry& entry) { return entry.name.find('/') != std::string::npos; }
 
-/// Makes the folder that a file is to be in, like the one in the content; it has one level.
+/// Creates the folder for a file, with owner and permissions of the folder of that name in the content. A name has at
+/// most one level of folders.
 void make_folder(int content, int folder, const std::string& name) {
     struct stat wanted = {};
     if (calls.fstatat(content, name.c_str(), &wanted, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (errno == ENOENT) return;  // all of it has been moved before
+        if (errno == ENOENT) return;  // all its files were moved before
         throw system_error(errno, "examine " + safemap::quoted(name));
     }
     if (calls.mkdirat(folder, name.c_str(), wanted.st_mode & 07777) != 0) {
@@ -192,7 +198,7 @@ void make_folder(int content, int folder, const std::string& name) {
         throw system_error(errno, "set the permissions of " + safemap::quoted(name));
 }
 
-/// Brings folders that files have been moved into to the disk.
+/// Flushes `folder`, and the inner folders that files were moved into, to the disk.
 void sync_folders(int folder, const CommitList& list) {
     std::set<std::string> folders;
     for (const CommitList::Entry& entry : list.files)
@@ -205,8 +211,8 @@ void sync_folders(int folder, const CommitList& list) {
     sync_folder(folder);
 }
 
-/// Moves a file into place. What others have put there since the list was read is not replaced, as far as the file
-/// system can tell.
+/// Moves a file into place. Does not replace a file that somebody else has put there since the list was read, as far as
+/// the file system supports that.
 void move_file(int content, int folder, const CommitList& list, const CommitList::Entry& entry) {
     require_replaceable(folder, list, entry);
     if (is_in_folder(entry)) make_folder(content, folder, folder_of(entry.name));
@@ -220,12 +226,12 @@ void move_file(int content, int folder, const CommitList& list, const CommitList
     };
     bool done = renamed(entry.before.empty() ? RENAME_NOREPLACE : 0);
     if (!done && errno == EEXIST) throw written_to(entry.name);
-    // Where renames have no flags.
+    // This file system does not support flags of rename.
     if (!done && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP)) done = renamed(0);
     if (!done) throw system_error(errno, "move " + safemap::quoted(entry.name) + " into place");
 }
 
-/// Moves the files; one that is not in the content any more has been moved before.
+/// Moves the files. A file that is missing from the content was moved before.
 void move_files(int folder, const CommitList& list, bool durable) {
     const Descriptor content = open_at(folder, staged_content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content) {
@@ -233,7 +239,7 @@ void move_files(int folder, const CommitList& list, bool durable) {
         throw system_error(errno, std::string("open ") + staged_content);
     }
     for (const CommitList::Entry& entry : list.files) {
-        // Whoever reads the file that names the others finds these on the disk.
+        // A reader of the file that names the others must find the others on the disk.
         if (durable && &entry == &list.files.back()) sync_folders(folder, list);
         move_file(content.number(), folder, list, entry);
     }

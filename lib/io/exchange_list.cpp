@@ -1,5 +1,5 @@
-// Exchange lists: NUL-terminated lines. The first says the version, the second is the inode of the list itself. Then
-// come pairs: a role and a path, and a stamp. The last line is "end".
+// Reads and writes exchange lists. The format is NUL-terminated lines: the version; the inode of the list itself; pairs
+// of a role with a path and a stamp; "end".
 #include "io/exchange_list.hpp"
 
 #include "io/calls.hpp"
@@ -22,7 +22,7 @@ constexpr std::string_view first_line = "safemap exchange 1";
 constexpr std::string_view last_line = "end";
 constexpr std::string_view called = "the list of what is exchanged";
 
-/// A folder's size and time change with every file in it.
+/// Returns the inode alone for a folder: a folder's size and time change with every file in it.
 std::string stamp_of_whole(const struct stat& status) {
     return S_ISDIR(status.st_mode) ? std::to_string(status.st_ino) : stamp_of(status);
 }
@@ -33,7 +33,7 @@ std::vector<std::string> lines_of(std::string_view text) {
         lines.emplace_back(text.substr(0, end));
         text.remove_prefix(end + 1);
     }
-    if (!text.empty()) lines.clear();  // cut short
+    if (!text.empty()) lines.clear();  // truncated
     return lines;
 }
 

@@ -1,5 +1,5 @@
-// What an exchange of two files or folders is about to swap, on the disk before it happens: whoever clears away what it
-// leaves knows from the list what may be deleted.
+// The exchange list: what an exchange of two files or folders is about to swap. It is on the disk before the exchange.
+// The process that cleans up after the exchange learns from the list which files it may delete.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -15,31 +15,32 @@ namespace safemap::SAFEMAP_ABI::io {
 inline constexpr const char* exchange_list_name = "exchange";
 inline constexpr const char* new_exchange_list_name = "exchange.new";
 
-/// A list of stamps (see stamp.hpp), by paths in the two folders. A file with a stamp of the list is the save's to
-/// delete from the content of its sibling, be that the new model or, after the exchange, the old one. Every other file
-/// is somebody else's. A folder of the list is the save's to delete when nothing is in it any more.
+/// Stamps (see stamp.hpp) by their paths in the two folders. A file whose stamp is in the list belongs to the save,
+/// which may delete it from the content of its sibling: the new model or, after the exchange, the old one. Every other
+/// file belongs to somebody else. A folder in the list may be deleted once it is empty.
 class ExchangeList {
 public:
     enum class Role : char {
         fresh = '+',  ///< new, in the content
-        goes = '-',   ///< at the target, and part of what is replaced
-        stays = '=',  ///< at the target, with a hard link in the content
+        goes = '-',   ///< at the target, replaced by the save
+        stays = '=',  ///< at the target, kept, with a hard link in the content
     };
 
-    /// Adds what the content or the target is as a whole.
+    /// Adds the stamp of the content or of the target itself.
     void add_whole(Role role, const struct stat& status);
-    /// Adds a file or folder in one of the two folders.
+    /// Adds a file or an inner folder of one of the two.
     void add(Role role, const std::string& path, const std::string& stamp);
 
-    /// Returns whether this is the content or the target, as they were. A folder that is somewhere else now, where
-    /// inodes say nothing, passes.
+    /// Returns true if `status` is the content or the target as it was listed. Always true for a folder if inodes are
+    /// not comparable, for example after the folder was copied.
     bool knows_whole(const struct stat& status) const;
     bool knows(const std::string& path, const std::string& stamp) const;
     bool stays(const std::string& path, const std::string& stamp) const;
 
-    /// Puts the list into the open `sibling`, and on the disk if it is `durable`.
+    /// Writes the list into the open `sibling`. Flushes it to the disk if `durable`.
     void write(int sibling, bool durable = true) const;
-    /// Reads the list in the open `sibling`; none where no exchange has been prepared. A damaged list knows nothing.
+    /// Reads the list in the open `sibling`; returns nothing if no exchange was prepared. A damaged list is returned
+    /// empty, so it knows no file.
     static std::optional<ExchangeList> read(int sibling);
 
 private:
@@ -47,7 +48,7 @@ private:
         Role role;
         std::string stamp;
     };
-    std::multimap<std::string, Entry> entries_;  ///< by path; the whole has an empty one
+    std::multimap<std::string, Entry> entries_;  ///< by path; the content or target itself has the empty path
     bool inodes_last_ = true;
 };
 

@@ -1,4 +1,4 @@
-// Opens and reads files. A file that is not what it was when it was opened is an error, never garbage.
+// Opens and reads files. A file that changed after it was opened is an error, never garbage.
 #include "io/file.hpp"
 
 #include "base/text.hpp"
@@ -20,7 +20,7 @@ std::string_view kind_of(mode_t mode) noexcept {
     return "a device";
 }
 
-/// A name that still means the same when the process has gone to another folder.
+/// Returns an absolute path, which stays valid if the process changes its working directory.
 std::string lasting(const std::string& name, const Handle& folder) {
     if (folder || name.empty() || name.starts_with('/')) return name;
     std::error_code failed;
@@ -65,7 +65,7 @@ void File::identify(const Handle& handle) {
 
 Handle File::open() const {
     const int folder = folder_ ? folder_->number() : AT_FDCWD;
-    // O_NONBLOCK: opening a pipe would wait for its other end. It means nothing to a regular file.
+    // O_NONBLOCK: without it, opening a pipe waits for the other end. It has no effect on a regular file.
     Descriptor descriptor = open_at(folder, without_nul(name_).c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (!descriptor && errno == ENXIO)
         throw Error(Errc::invalid_argument, "a socket, wanted a regular file").with_path(path_);

@@ -1,4 +1,4 @@
-// A regular file, open for reading.
+// A regular file that is open for reading.
 #pragma once
 
 #include "io/kept.hpp"
@@ -15,44 +15,46 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// What a file was when it was opened.
+/// The identity of a file when it was opened.
 struct Identity {
     dev_t device = 0;
     ino_t inode = 0;
     std::uint64_t size = 0;
-    std::int64_t modified_ns = 0;  ///< since 1970
+    std::int64_t modified_ns = 0;  ///< nanoseconds since 1970
 
     friend bool operator==(const Identity&, const Identity&) = default;
 };
 
 Identity identity_of(const struct stat& status) noexcept;
-/// For comparisons inside one process.
+/// Returns text for comparisons inside one process.
 std::string text_of(const Identity& identity);
-/// Without the device, whose number changes at a reboot: as Source::identity() gives it, and for what is written down.
+/// Returns text without the device number, which changes at a reboot. Source::identity() returns this text, and files
+/// on the disk hold it.
 std::string lasting_text_of(const Identity& identity);
 
-/// Keeps its descriptor while there are enough; see Kept. Const members may be called from several threads at once.
+/// A file opened by name or by descriptor, and its identity then. Keeps its descriptor open while the process has
+/// enough of them; see Kept. Const members may be called from several threads at once.
 class File {
 public:
-    /// `name` relative to `folder`, or to the working directory where that is null; messages call it `path`. Never
-    /// waits, whatever stands there: what is no regular file is refused with invalid_argument.
+    /// Opens `name` relative to `folder`, or to the working directory if `folder` is null. Messages call the file
+    /// `path`. Never waits, not even for a pipe. Throws invalid_argument if it is not a regular file.
     File(Handle folder, const std::string& name, std::string path);
 
-    /// A file that is open already, and stays open as long as this.
+    /// Takes a file that is already open. It stays open for the lifetime of this object.
     File(Handle opened, std::string path);
 
     const std::string& path() const noexcept { return path_; }
     const Identity& identity() const noexcept { return identity_; }
     std::uint64_t size() const noexcept { return identity_.size; }
 
-    /// The descriptor, opened again where it has been let go. Throws as opening does, and file_changed where another
-    /// file stands there now.
+    /// Returns the descriptor, and opens the file again if the descriptor was closed. Throws as the constructor does;
+    /// file_changed if another file has the name now.
     Handle descriptor() const;
-    /// As Source::read_at.
+    /// Reads as Source::read_at() does.
     void read_at(std::uint64_t offset, std::span<std::byte> into) const;
-    /// Throws file_truncated where `extent` is not inside the file as it was when it was opened.
+    /// Throws file_truncated if `extent` is not inside the file as it was when it was opened.
     void require_inside(Extent extent) const;
-    /// Throws file_changed where it is no longer what it was.
+    /// Throws file_changed if the file has changed since it was opened.
     void require_unchanged() const;
 
 private:
@@ -66,7 +68,7 @@ private:
     Handle folder_;
     std::string name_;
     std::string path_;
-    Handle given_;  // by the caller: it cannot be opened again
+    Handle given_;  // given by the caller; it cannot be opened again
     mutable Kept kept_;
     Identity identity_;
 };

@@ -1,4 +1,4 @@
-// A file of the file system as a Sink.
+// The Sink that writes a file of the file system.
 #include <safemap/advanced/file.hpp>
 #include <safemap/error.hpp>
 

@@ -1,4 +1,4 @@
-// Files as Sources.
+// The Source that reads a file of the file system: by mapping it or by copying.
 #include "io/calls.hpp"
 #include "io/file_system.hpp"
 #include "io/mapping.hpp"
@@ -22,8 +22,8 @@ namespace {
 
 using namespace literals;
 
-/// The mapping, or the copy in its place, is made when it is first needed, and lives as long as the source or any of
-/// the views.
+/// A file as a Source. The mapping, or the copy in its place, is made on first use. It lives until the source and all
+/// its views are gone.
 class FileSource final : public Source {
 public:
     FileSource(Handle folder, std::string name, std::string path, Mapping mapping)
@@ -52,7 +52,8 @@ public:
         std::optional<std::uint64_t> resident;
         if (const SharedBytes* const whole = mapping())
             resident = resident_in(whole->bytes.subspan(extent.offset, extent.size), handle->number());
-        // Files of an overlay have no pages of their own, which cachestat would count.
+        // On an overlay the pages belong to the file below; cachestat counts those of the overlay's own file, which has
+        // none.
         if (!resident && file_system() != overlay_magic) resident = resident_in(extent, handle->number());
         if (!resident) return {};
         return {*resident, extent.size};
@@ -63,23 +64,24 @@ public:
         if (extent.size == 0) return;
         const SharedBytes* const whole = mapping();
         if (whole != nullptr && populate(whole->bytes.subspan(extent.offset, extent.size))) return;
-        // The way of old kernels and of files that are not mapped; and what says why a mapping cannot be populated.
+        // Reads the bytes and drops them: for old kernels and for files that are not mapped. If populate() failed, the
+        // read also reports the reason.
         read_away(extent);
     }
 
     void evict(Extent extent) const override {
         file_.require_inside(extent);
         if (extent.size == 0) return;
-        // Of a private copy this would take what was written to it.
+        // Not for a private copy: unmapping would lose what was written to it.
         const SharedBytes* const whole = ready_.load(std::memory_order_acquire);
         if (whole != nullptr && !whole->writable) unmap_pages(whole->bytes.subspan(extent.offset, extent.size));
         drop_cache(extent, file_.descriptor()->number());
     }
 
 private:
-    /// All of the file; null where it is not to be mapped.
+    /// Returns the mapping of the whole file; null if the file must not be mapped.
     const SharedBytes* mapping() const {
-        // Views are taken by the thousand, so all after the first without a lock.
+        // A checkpoint takes thousands of views: every call but the first gets by without a lock.
         if (const SharedBytes* const ready = ready_.load(std::memory_order_acquire)) return ready;
         const std::lock_guard lock(mutex_);
         if (!may_map()) return nullptr;
@@ -96,7 +98,7 @@ private:
         return remote_file_system(find_file_system()).empty();
     }
 
-    /// Where mapping() is null: what a private copy is then.
+    /// Returns a part of the private copy that replaces the mapping; nothing if no private copy was asked for.
     std::optional<SharedBytes> part_of_own_copy(Extent extent) const {
         if (asked_ != Mapping::private_copy) return std::nullopt;
         {
@@ -130,11 +132,11 @@ private:
 
     File file_;
     const Mapping asked_;
-    mutable std::mutex mutex_;  // guards the next two, and that own_copy_ is made
+    mutable std::mutex mutex_;  // guards the next two, and the creation of own_copy_
     mutable std::optional<std::uint32_t> file_system_;
     mutable std::optional<SharedBytes> mapping_;
-    mutable std::optional<OwnCopy> own_copy_;                  // is there once, and stays
-    mutable std::atomic<const SharedBytes*> ready_ = nullptr;  // mapping_, once it does not change any more
+    mutable std::optional<OwnCopy> own_copy_;                  // set once, never reset
+    mutable std::atomic<const SharedBytes*> ready_ = nullptr;  // points to mapping_ once that is final
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which file systems are not this machine's own.
+// Names of the file systems that are not local to this machine.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -8,7 +8,8 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// The name of the network, cluster or FUSE file system with that magic number (statfs, f_type); empty for all others.
+/// Returns the name of the network, cluster or FUSE file system with this magic number (statfs, f_type); empty for any
+/// other file system.
 std::string_view remote_file_system(std::uint32_t magic) noexcept;
 
 constexpr std::uint32_t overlay_magic = 0x794c'7630;

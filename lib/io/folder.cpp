@@ -1,4 +1,5 @@
-// A directory as a Folder. It stays open, so neither chdir nor a rename of the directory changes what it means.
+// A directory as a Folder. The directory stays open, so neither chdir nor a rename of the directory changes which files
+// the Folder reads.
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "io/calls.hpp"
@@ -28,7 +29,7 @@ bool lists(const std::vector<CommitList::Entry>& entries, std::string_view name)
     return std::any_of(entries.begin(), entries.end(), [name](const auto& entry) { return entry.name == name; });
 }
 
-/// What the folder holds, as somebody who knows of a commit that is not finished sees it.
+/// Returns the names that the folder has once its unfinished commit is carried out.
 std::vector<std::string> with_commit(std::vector<std::string> names, const CommitList& list) {
     for (const auto& entry : list.files)
         if (entry.name.find('/') == std::string::npos) names.push_back(entry.name);
@@ -39,7 +40,8 @@ std::vector<std::string> with_commit(std::vector<std::string> names, const Commi
     return names;
 }
 
-/// A name out of a checkpoint must not lead outside its folder. Symbolic links may: hub caches consist of them.
+/// Throws if `name`, which a checkpoint gave, leads out of the folder. Symbolic links may lead out: the caches of model
+/// hubs consist of them.
 void require_below(std::string_view name, const std::string& folder) {
     if (!stays_below(name))
         throw Error(Errc::shard_outside_folder, safemap::quoted(name) + ", wanted a relative path without '..'")
@@ -112,12 +114,13 @@ private:
         } catch (const Error& error) {
             if (error.code() == Errc::path_not_found) return nullptr;
             if (error.code() != Errc::invalid_argument) throw;
-            // Of the checkpoint, what is no file is a fault; to the caller who gave a path, it is a wrong call.
+            // open_file() treats a non-file as a wrong call. Here the checkpoint gave the name, so the checkpoint is at
+            // fault.
             throw Error(Errc::shard_missing, error.message()).with_path(error.path());
         }
     }
 
-    /// Of the file that open() would open now.
+    /// Returns the identity of the file that open() would open now.
     std::string identity_of(const std::string& file) const {
         struct stat status = {};
         const std::string staged = std::string(staged_content) + '/' + file;
@@ -127,12 +130,12 @@ private:
         return found ? lasting_text_of(io::identity_of(status)) : std::string();
     }
 
-    Handle descriptor_;  // shared with its files, which may have to be opened again
+    Handle descriptor_;  // shared with its files, which may be opened again
     std::filesystem::path path_;
     Mapping mapping_;
-    std::optional<CommitList> commit_;  ///< what the last save has begun to do here
+    std::optional<CommitList> commit_;  ///< the unfinished commit of the last save
     mutable std::mutex opening_;
-    mutable std::vector<std::pair<std::string, std::string>> opened_;  ///< names, and the identities of what they were
+    mutable std::vector<std::pair<std::string, std::string>> opened_;  ///< names of opened files, with their identities
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Walks the folders twice: once to see whether they can be built again, once to do it.
+// Walks the folders twice: is_possible() checks that they can be rebuilt, run() rebuilds them.
 #include "io/inner_folders.hpp"
 
 #include "base/text.hpp"
@@ -20,23 +20,25 @@ namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
-constexpr std::size_t most_entries = 10'000;  // in folders: linking that many takes a fifth of a second
-constexpr std::size_t deepest = 32;           // two descriptors each
+constexpr std::size_t most_entries = 10'000;  // in inner folders; 10,000 links take a fifth of a second
+constexpr std::size_t deepest = 32;           // levels; each holds two descriptors open
 
-constexpr std::size_t longest_path = 4000;  // below PATH_MAX: paths are used from the new folder on
+constexpr std::size_t longest_path = 4000;  // bytes, below PATH_MAX: paths are relative to the new folder
 
-/// Whether a folder of that name may be another save's: what it knows of its own files would be wrong of copies.
+/// Returns true if the name may be the sibling of another save. A copy of a sibling would be wrong: its notes describe
+/// the original files.
 bool is_of_a_save(const std::string& name, std::size_t depth) {
     return (depth == 0 && name == Sibling::suffix) || (name.starts_with('.') && name.ends_with(Sibling::suffix));
 }
 
-/// Whether a folder has an access list, which a new one would lack, or would have from the folder around it.
+/// Returns true if the folder has an access control list. A new folder would lack that list, or would inherit another
+/// one from its parent.
 bool has_access_list(int folder) {
     return ::fgetxattr(folder, "system.posix_acl_access", nullptr, 0) > 0 ||
            ::fgetxattr(folder, "system.posix_acl_default", nullptr, 0) > 0;
 }
 
-/// Whether names cannot be taken out of a folder by attributes of the file system.
+/// Returns true if attributes of the file system (append-only, immutable) forbid removing names from the folder.
 bool is_pinned(int folder) {
     struct statx status = {};
     return ::statx(folder, "", AT_EMPTY_PATH, 0, &status) == 0 &&
@@ -49,13 +51,13 @@ bool same_inode(const struct stat& one, const struct stat& other) {
     return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
-/// Gives a new folder what the old one has. Returns false where that is not permitted.
+/// Gives the new folder the owner, permissions and times of the old one. Returns false if that is not permitted.
 bool dress(int folder, const struct stat& old) {
     if (calls.fchownat(folder, "", old.st_uid, old.st_gid, AT_EMPTY_PATH) != 0) {
         if (never_possible(errno)) return false;
         throw system_error(errno, "set the owner of a folder in the new folder");
     }
-    // In this order: a change of the owner takes bits of the permissions away.
+    // After the owner: a change of the owner clears permission bits.
     if (calls.fchmod(folder, old.st_mode & 07777) != 0)
         throw system_error(errno, "set the permissions of a folder in the new folder");
     const timespec times[] = {old.st_atim, old.st_mtim};
@@ -99,7 +101,7 @@ bool Linking::run(int to, const std::set<std::string_view>& goes, Linked& made) 
     }
 }
 
-/// Whether this one of the folders can be built again, and its old self be emptied and removed.
+/// Returns true if this folder can be rebuilt, and the old one can be emptied and removed.
 bool Linking::suits(int folder, std::size_t depth) const {
     struct stat status = {};
     if (depth > deepest || calls.fstat(folder, &status) != 0) return false;
@@ -155,11 +157,11 @@ bool Linking::link_folder(int from_home, int to_home, const std::string& name, c
     if (calls.fstat(from.number(), &old) != 0) throw system_error(errno, "examine " + safemap::quoted(path));
     const bool is_new = calls.mkdirat(to_home, name.c_str(), S_IRWXU) == 0;
     if (!is_new && errno != EEXIST) {
-        if (never_possible(errno) || errno == ENOSPC || errno == EDQUOT) return false;  // in place wants no room for it
+        if (never_possible(errno) || errno == ENOSPC || errno == EDQUOT) return false;  // in place needs no space
         throw system_error(errno, "create " + safemap::quoted(path) + " in the new folder");
     }
     run.made.folders.push_back({.path = path, .before = stamp_of(old)});
-    // A umask may have taken from the owner what is needed here.
+    // The umask may have denied the owner permissions that are needed here.
     if (is_new && calls.fchmodat(to_home, name.c_str(), S_IRWXU, 0) != 0)
         throw system_error(errno, "set the permissions of " + safemap::quoted(path) + " in the new folder");
     const Descriptor to = open_inner(to_home, name);

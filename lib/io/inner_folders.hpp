@@ -1,4 +1,4 @@
-// Builds the folders in a folder that is replaced once more, of hard links, so that the folder can be exchanged.
+// Rebuilds the inner folders of a replaced folder from hard links, so that the outer folder can be exchanged.
 #pragma once
 
 #include "io/system.hpp"
@@ -11,32 +11,34 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// Paths begin in the folder that is replaced: "logs/today/a.txt".
+/// The links and folders that were made. Paths are relative to the replaced folder: "logs/today/a.txt".
 struct Linked {
     struct Folder {
         std::string path;
-        std::string before;  ///< the stamp of the folder that it was built after
+        std::string before;  ///< stamp of the old folder that this one copies
     };
-    std::vector<std::string> files;  ///< hard links, to files of any kind
-    std::vector<Folder> folders;     ///< an outer folder comes before those in it
+    std::vector<std::string> files;  ///< hard links to files of any kind
+    std::vector<Folder> folders;     ///< an outer folder comes before its inner folders
 };
 
-/// Links what stays of one folder into another one. Folders in it are made anew, with the owner, the permissions and
-/// the time of modification of the old ones, which are left as they are. One that is there already, as the save's own,
-/// gets what stays and nothing else.
-///
-/// It cannot be done where a folder is the root of a mount, the working directory, a sibling (see Sibling), not ours to
-/// empty and remove later, nested deeper than 32 folders, or where there are more than 10,000 entries in all of them.
+/// Links the files that stay from one folder into another. Inner folders are created, with owner, permissions and
+/// modification time of the old ones; the old ones do not change. An inner folder that the save itself has created gets
+/// the links and keeps its own attributes.
+/// Linking is impossible in these cases:
+/// - an inner folder is the root of a mount, the working directory, or a sibling (see Sibling)
+/// - an inner folder is not ours to empty and remove later
+/// - folders are nested deeper than 32
+/// - the inner folders have more than 10,000 entries in total
 class Linking {
 public:
-    /// `folder` is open and is what is replaced; messages call it `path`.
+    /// Takes the open `folder` that will be replaced. Messages call it `path`.
     Linking(int folder, std::string path);
 
-    /// Returns whether the folders in it can be built again, as far as can be told before it is done.
+    /// Returns true if the inner folders can be rebuilt, as far as can be known beforehand.
     bool is_possible() const;
-    /// Links into the open folder `to` whatever is not called as one of `goes`, and adds what it has made to `made`,
-    /// also if it fails. What vanishes meanwhile is left out; what comes up meanwhile may be. Returns false where it
-    /// cannot be done. Throws where it might be done another time.
+    /// Links everything except the paths in `goes` into the open folder `to`. Appends what it made to `made`, also if
+    /// it fails. Skips files that vanish meanwhile; may miss files that appear meanwhile. Returns false if linking is
+    /// impossible. Throws if a later attempt may succeed.
     bool run(int to, const std::set<std::string_view>& goes, Linked& made) const;
 
 private:
@@ -50,7 +52,7 @@ private:
     int folder_;
     std::string path_;
     struct stat status_ = {};
-    struct stat working_ = {};  ///< the working directory
+    struct stat working_ = {};  ///< status of the working directory
 };
 
 }  // namespace safemap::SAFEMAP_ABI::io

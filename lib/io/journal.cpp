@@ -1,4 +1,4 @@
-// Journals: lines of text, each with a digest of itself, so that one that was torn is known as such.
+// Journals are lines of text. Each line ends with its own digest, so a torn line is detected.
 #include "io/journal.hpp"
 
 #include "base/checksum.hpp"
@@ -25,10 +25,11 @@ std::string digest_of(std::string_view text) {
     return hash.hex();
 }
 
-/// A line cannot hold a line feed, but names can: they are last, and their end is where the digest begins.
+/// Returns the line with its digest. A name is the last part of a line and may contain line feeds: the digest marks its
+/// end.
 std::string line_of(std::string_view text) { return std::string(text) + digest_of(text) + '\n'; }
 
-/// What tells whether anybody has touched a file; nothing where there is none.
+/// Returns text that changes when anybody touches the file; nothing if the file does not exist.
 std::optional<std::string> stamp_of(int folder, const std::string& name) {
     struct stat status = {};
     if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
@@ -50,7 +51,8 @@ void append(int file, std::string_view text, bool durable) {
         throw system_error(errno, "bring the journal to the disk");
 }
 
-/// The lines that are whole, without their digests. What follows one that is not was never written, or is not ours.
+/// Returns the complete lines, without their digests. A line feed without a matching digest before it does not end a
+/// line, so a damaged line hides the lines after it.
 std::vector<std::string_view> lines_of(std::string_view text) {
     std::vector<std::string_view> lines;
     std::size_t begin = 0;
@@ -58,7 +60,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
         const std::string_view line = text.substr(begin, end - begin);
         if (line.size() < digest_size) continue;
         const std::string_view said = line.substr(0, line.size() - digest_size);
-        if (digest_of(said) != line.substr(said.size())) continue;  // or a line feed in a name
+        if (digest_of(said) != line.substr(said.size())) continue;  // damaged, or a line feed in a name
         lines.push_back(said);
         begin = end + 1;
     }
@@ -68,7 +70,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
 }  // namespace
 
 Journal Journal::begin(int sibling, const std::string& job, bool durable) {
-    // Complete before it has its name, so that one that is there says what it is of.
+    // The journal gets its name when its first line is complete, so a journal always names its job.
     Descriptor file = open_at(sibling, new_journal_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (!file) throw system_error(errno, "create the journal");
     append(file.number(), line_of(std::string(first_word) + job), durable);
@@ -87,12 +89,12 @@ Journal Journal::resume(int sibling, int content, const std::string& job, std::v
     const std::string text = read_note(file.number(), "the journal");
     const auto lines = lines_of(text);
     if (lines.empty() || lines.front() != std::string(first_word) + job) return {};
-    // What a dead writer had begun to write must not stand before what this one writes.
+    // Cut off an incomplete last line of the dead writer: it would damage the next line.
     const auto sound = static_cast<off_t>(lines.back().data() + lines.back().size() + digest_size + 1 - text.data());
     if (uninterrupted([&] { return calls.ftruncate(file.number(), sound); }) != 0)
         throw system_error(errno, "shorten the journal");
     for (std::size_t i = 1; i < lines.size(); ++i) {
-        // Four words, the name and a space.
+        // A line has four words, the name and a space.
         std::size_t at = 0;
         for (int words = 0; words < 4 && at != lines[i].npos; ++words) at = lines[i].find(' ', at) + 1;
         if (at == 0 || lines[i].size() <= at) continue;

@@ -1,4 +1,4 @@
-// Which files a save has finished, for the one that continues it.
+// The journal of a save: the files that it has finished, so that a later save can resume it.
 #pragma once
 
 #include "io/system.hpp"
@@ -11,22 +11,22 @@ namespace safemap::SAFEMAP_ABI::io {
 inline constexpr const char* journal_name = "journal";
 inline constexpr const char* new_journal_name = "journal.new";
 
-/// A file in the sibling: what is being written, and a line for each file that is finished, as it was then: its size,
-/// inode and times. A file that anybody has touched since is none of them, nor is one whose line is damaged. What is in
-/// a `durable` one is on the disk when it is said.
+/// A file in the sibling. The first line names the job. Each further line is one finished file with its size, inode and
+/// times then. A file that changed afterwards does not count as finished; neither does a file whose line is damaged. If
+/// the journal is `durable`, each line is on the disk when add() returns.
 class Journal {
 public:
-    /// Begins a new one in the sibling open as `sibling`. `job` is a line of text that is the same for the same files
-    /// from the same sources.
+    /// Begins a new journal in the open `sibling`. `job` is one line of text: the same text for the same files from the
+    /// same sources.
     static Journal begin(int sibling, const std::string& job, bool durable = true);
-    /// Goes on with the one that is there, if it is of that job: `finished` are the files that are still in the folder
-    /// open as `content`. None where there is no such journal.
+    /// Continues the journal of the same job. Appends to `finished` the finished files that are still unchanged in the
+    /// open folder `content`. Returns an empty journal if this job has left no journal.
     static Journal resume(int sibling, int content, const std::string& job, std::vector<std::string>& finished,
                           bool durable = true);
 
     Journal() = default;
     explicit operator bool() const noexcept { return static_cast<bool>(file_); }
-    /// `name` in `content` is finished: nothing is going to be changed in it.
+    /// Records that the file `name` in `content` is finished and will not change.
     void add(int content, const std::string& name);
 
 private:

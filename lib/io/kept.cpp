@@ -1,4 +1,4 @@
-// One list of all that is kept, the descriptor used last at its front.
+// The list of all slots in use. The most recently used one is at the front.
 #include "io/kept.hpp"
 
 #include "io/calls.hpp"
@@ -18,7 +18,8 @@ struct All {
     std::list<Kept*> places;
 };
 
-// Never destroyed: sources may be closed later than anything else. Held over a fork, whose child has a copy.
+// Never destroyed: a source may be closed after all other static objects. Locked during a fork, so that the child's
+// copy is consistent.
 All& all() {
     static All& only = []() -> All& {
         static auto* const made = new All;

@@ -1,4 +1,4 @@
-// Descriptors that are kept open in case they are needed again, as many as there is room for.
+// A cache of open descriptors, limited by the number of files that the process may open.
 #pragma once
 
 #include "io/system.hpp"
@@ -8,11 +8,11 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// A descriptor shared by those who use it, closed by the last of them.
+/// A shared descriptor. The last owner closes it.
 using Handle = std::shared_ptr<const Descriptor>;
 
-/// A place for one descriptor. All places together keep at most half of what the process may have open, so that the
-/// other half is left to the program; beyond that the one unused for longest is let go. Thread safe.
+/// A slot of the cache, for one descriptor. All slots together keep at most half of the descriptors that the process
+/// may open; the program has the other half. Beyond that, the least recently used descriptor is evicted. Thread-safe.
 class Kept {
 public:
     Kept() = default;
@@ -21,20 +21,20 @@ public:
     Kept& operator=(const Kept&) = delete;
 
     void keep(Handle handle) noexcept;
-    /// What is kept; null where it has been let go.
+    /// Returns the descriptor; null if it was evicted.
     Handle get() noexcept;
 
 private:
     friend bool close_one_kept() noexcept;
 
-    // Guarded by the list of all places, in which the node is while there is a handle.
+    // Guarded by the mutex of the list of all slots. The node is in that list while there is a handle.
     Handle handle_;
     std::list<Kept*> own_ = {this};
     std::list<Kept*>::iterator node_ = own_.begin();
 };
 
-/// Lets go of the descriptor unused for longest; it is closed unless somebody uses it just now. False where none is
-/// kept. Leaves errno alone.
+/// Evicts the least recently used descriptor. It is closed unless somebody is using it now. Returns false if the cache
+/// is empty. Does not change errno.
 bool close_one_kept() noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::io

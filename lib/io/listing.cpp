@@ -1,4 +1,4 @@
-// Reads directories.
+// Lists directories with readdir.
 #include "io/listing.hpp"
 
 #include "io/calls.hpp"
@@ -19,7 +19,7 @@ struct CloseDirectory {
     void operator()(DIR* directory) const noexcept { ::closedir(directory); }
 };
 
-/// `type` is DT_REG or DT_DIR; links are followed.
+/// Returns true if the entry, or the target of a link, has `type`: DT_REG or DT_DIR.
 bool is_of(unsigned char type, int folder, const dirent& entry) {
     if (entry.d_type == type) return true;
     if (entry.d_type != DT_LNK && entry.d_type != DT_UNKNOWN) return false;
@@ -28,7 +28,7 @@ bool is_of(unsigned char type, int folder, const dirent& entry) {
 }
 
 template <class Wanted> std::vector<std::string> list(int folder, const std::string& path, Wanted&& wanted) {
-    // Opened anew: a descriptor has one place in the directory, and several threads may be listing.
+    // Opened again: a descriptor has one read position in the directory, and several threads may list it.
     Descriptor own = open_at(folder, ".", O_RDONLY | O_DIRECTORY);
     if (!own) throw system_error(errno, "list it").with_path(path);
     const std::unique_ptr<DIR, CloseDirectory> directory(::fdopendir(own.number()));

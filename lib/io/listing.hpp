@@ -1,4 +1,4 @@
-// What stands in a directory.
+// Lists directories.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -8,14 +8,13 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// The names of the regular files (and of links to such) in the directory open as `folder`, sorted; messages call
-/// it `path`.
+/// Returns the sorted names of the regular files in the open `folder`, with links to files. Messages call it `path`.
 std::vector<std::string> list_files(int folder, const std::string& path);
-/// The names of the folders (and of links to such) in it, sorted.
+/// Returns the sorted names of the folders in it, with links to folders.
 std::vector<std::string> list_folders(int folder, const std::string& path);
-/// The names of the folders in it (a link to one is none), sorted.
+/// Returns the sorted names of the folders in it, without links.
 std::vector<std::string> list_inner_folders(int folder, const std::string& path);
-/// Every name but "." and "..", in no order.
+/// Returns all names except "." and "..", unsorted.
 std::vector<std::string> list_all(int folder, const std::string& path);
 
 }  // namespace safemap::SAFEMAP_ABI::io

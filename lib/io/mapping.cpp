@@ -1,5 +1,5 @@
-// The one file that sees Boost.Interprocess. Its file_mapping is not used: it opens without O_CLOEXEC and knows
-// nothing of the file's identity; mapped_region takes any class with a get_mapping_handle().
+// Maps files by Boost.Interprocess; no other file includes it. Its file_mapping is not used: it opens files without
+// O_CLOEXEC and does not check their identity. mapped_region accepts any class that has get_mapping_handle().
 #include "io/mapping.hpp"
 
 #include <boost/interprocess/mapped_region.hpp>
@@ -23,11 +23,11 @@ struct Mappable {
 
 SharedBytes map_whole(const File& file, Mapping mapping) {
     const bool writable = mapping == Mapping::private_copy;
-    // mapped_region takes a size of 0 to mean "up to the end" and then fails for there being nothing.
+    // mapped_region takes a size of 0 as "up to the end" and then fails because nothing is there.
     if (file.size() == 0) return {.writable = writable};
     const Handle handle = file.descriptor();
     try {
-        // Without MAP_NORESERVE the system wants room for a copy of the whole file before a byte is written.
+        // Without MAP_NORESERVE the system reserves memory for a copy of the whole file before a byte is written.
         auto region = std::make_shared<const ipc::mapped_region>(
             Mappable{handle->number()}, writable ? ipc::copy_on_write : ipc::read_only, 0, file.size(), nullptr,
             writable ? MAP_NORESERVE : ipc::default_map_options);

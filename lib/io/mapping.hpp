@@ -1,4 +1,4 @@
-// Files in the address space.
+// Maps files into memory.
 #pragma once
 
 #include "io/file.hpp"
@@ -11,11 +11,11 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// The whole of `file` as long as the owner lives, read-only or as a private copy. Nothing for an empty file, and no
-/// address. Needs the file no longer once it returns. Throws out_of_memory, io_error.
+/// Maps the whole `file`, read-only or as a private copy. The mapping lives as long as the returned owner; the file may
+/// be closed before. Returns no bytes and a null address for an empty file. Throws out_of_memory, io_error.
 SharedBytes map_whole(const File& file, Mapping mapping);
 
-/// A file as a Source; the first three are File's.
+/// Returns a file as a Source. The first three parameters are those of File.
 std::shared_ptr<const Source> file_source(Handle folder, std::string name, std::string path, Mapping mapping);
 
 }  // namespace safemap::SAFEMAP_ABI::io

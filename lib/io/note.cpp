@@ -1,4 +1,4 @@
-// Reads and writes notes.
+// Reads notes, and replaces them atomically.
 #include "io/note.hpp"
 
 #include "io/calls.hpp"

@@ -1,4 +1,4 @@
-// Small files in a sibling that say what a save is doing, for whoever finds it there when the process is dead.
+// Notes: small files in a sibling that record what a save is doing. If the process dies, the next one reads them.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -12,11 +12,12 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// Reads the open note. Empty where it is no regular file, or larger than a note can be. Errors call it `what`.
+/// Reads the open note. Returns an empty text if it is not a regular file, or larger than 256 MiB. Errors call it
+/// `what`.
 std::string read_note(int note, std::string_view what);
-/// Puts a note into the open `sibling`, and on the disk if it is `durable`: whole, or not there. It is written under
-/// the name `unfinished`, with the mode `mode` where one is given. `text` gets the open note, and returns what it is to
-/// say.
+/// Puts a note into the open `sibling`; the note appears complete or not at all. Flushes it to the disk if `durable`.
+/// The note is first written under the name `unfinished`, with `mode` if that is given. `text` is called with the open
+/// note and returns the note's text.
 void put_note(int sibling, const char* name, const char* unfinished, std::optional<mode_t> mode, std::string_view what,
               bool durable, const std::function<std::string(int note)>& text);
 

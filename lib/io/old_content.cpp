@@ -1,5 +1,5 @@
-// Decides of each file in a sibling's content: it is the save's own and is deleted, or it is not and is moved. A folder
-// is the save's own, but others may have put files into it; it goes when nothing is in it any more.
+// Decides for each file in the content of a sibling: if it belongs to the save, it is deleted; if not, it is moved. A
+// folder of the save may have got files from others, so it is removed when it is empty.
 #include "io/old_content.hpp"
 
 #include "base/text.hpp"
@@ -21,7 +21,7 @@ namespace safemap::SAFEMAP_ABI::io {
 namespace {
 
 constexpr int most_names = 1000;
-constexpr int most_rounds = 3;  // while others go on writing into an old folder
+constexpr int most_rounds = 3;  // while others keep writing into an old folder
 
 bool means_not_empty(int number) { return number == ENOTEMPTY || number == EEXIST; }
 
@@ -33,7 +33,7 @@ bool same_file(int folder, int other_folder, const std::string& name) {
            one.st_ino == other.st_ino;
 }
 
-/// Renames without replacing anything; gives the error number.
+/// Renames without replacing anything. Returns the error number, 0 for success.
 int move(int from, const std::string& name, int to, const std::string& new_name) {
     if (calls.renameat2(from, name.c_str(), to, new_name.c_str(), RENAME_NOREPLACE) == 0) return 0;
     if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return errno;
@@ -47,7 +47,7 @@ class Clearing {
 public:
     Clearing(int home, const std::string& name, int sibling, std::vector<std::string>& notes)
         : home_(home), name_(name), sibling_(sibling), notes_(notes) {
-        const std::size_t around = std::string_view(Sibling::suffix).size() + 1;  // and the dot before it
+        const std::size_t around = std::string_view(Sibling::suffix).size() + 1;  // plus the dot before the name
         if (name.size() > around) target_name_ = name.substr(1, name.size() - around);
     }
 
@@ -57,7 +57,7 @@ public:
             if (errno == ENOENT) return;
             throw failed(Sibling::content);
         }
-        // Without a list there was no exchange, and all of it was written by the save.
+        // Without a list there was no exchange, so the save has written all of the content.
         list_ = ExchangeList::read(sibling_);
         if (list_ && !list_->knows_whole(status)) return set_aside();
         if (!list_ || !S_ISDIR(status.st_mode)) return remove_all(sibling_, Sibling::content);
@@ -70,8 +70,8 @@ private:
         return system_error(errno, "remove " + safemap::quoted(what) + " in " + safemap::quoted(name_));
     }
 
-    /// Removes a folder of the content with what is the save's in it; the rest goes to the open folder `target`. False
-    /// where something has to stay, in a folder that stays.
+    /// Removes a folder of the content with the save's files in it, and moves the other files to the open folder
+    /// `target`. Returns false if something must stay in the folder.
     bool clear_folder(int home, const std::string& name, int target, const std::string& prefix,
                       const struct stat& status) {
         for (int round = 0; round < most_rounds; ++round) {
@@ -89,7 +89,7 @@ private:
         throw failed(name);
     }
 
-    /// Somebody may have moved or mounted something else there.
+    /// Throws if `folder` is no longer the folder of `status`: somebody may have moved or mounted another one there.
     void require_same(int folder, const std::string& name, const struct stat& status) const {
         struct stat now = {};
         if (calls.fstat(folder, &now) != 0) throw failed(name);
@@ -98,7 +98,7 @@ private:
         throw failed(name);
     }
 
-    /// False where it has to stay.
+    /// Removes or moves one entry. Returns false if the entry must stay.
     bool clear_entry(int folder, const std::string& name, int target, const std::string& path) {
         struct stat status = {};
         if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -108,7 +108,7 @@ private:
         const bool known = list_->knows(path, stamp_of(status));
         if (S_ISDIR(status.st_mode)) {
             const Descriptor inner = target < 0 ? Descriptor() : open_inner(target, name);
-            // One that is not known may be merged into one of its name.
+            // An unknown folder may be merged into the target's folder of that name.
             if ((known || inner) && clear_folder(folder, name, inner.number(), path + '/', status)) return true;
             return put_back(folder, name, target, path);
         }
@@ -120,10 +120,11 @@ private:
     bool put_back(int folder, const std::string& name, int target, const std::string& path) {
         if (target < 0) return false;
         int number = move(folder, name, target, name);
-        // A hard link to what stood there before somebody replaced it.
+        // The target has a hard link to the previous file. Somebody has replaced that file here since, so this one is
+        // newer.
         if (number == EEXIST && list_->stays(path, stamp_in(target, name)))
             number = calls.renameat2(folder, name.c_str(), target, name.c_str(), 0) == 0 ? 0 : errno;
-        // A folder has come up in the place of a file.
+        // EEXIST, or ENOTDIR: a folder takes the place of a file.
         if (number == EEXIST || number == ENOTDIR) {
             const std::optional<std::string> beside = move_beside(folder, name, target, name, number);
             if (beside)
@@ -144,7 +145,8 @@ private:
                          " while it was saved is called " + safemap::quoted(*name) + " now");
     }
 
-    /// Under the first name that is free: NAME.saved-1, NAME.saved-2, and so on.
+    /// Moves a file or folder to the first free name: NAME.saved-1, NAME.saved-2, and so on. Returns the name, or
+    /// nothing and the error number.
     static std::optional<std::string> move_beside(int from, const std::string& name, int to,
                                                   const std::string& new_name, int& number) {
         for (int i = 1; i < most_names; ++i) {
@@ -162,7 +164,7 @@ private:
     std::vector<std::string>& notes_;
     std::string target_name_ = {};
     std::optional<ExchangeList> list_ = {};
-    Descriptor target_ = {};  ///< the folder that the content is for, or was
+    Descriptor target_ = {};  ///< the folder that the content replaces or has replaced
 };
 
 }  // namespace

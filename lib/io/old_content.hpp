@@ -1,4 +1,4 @@
-// Clears away what a save has prepared and does not need any more, or what it has replaced.
+// Removes the content of a sibling: what a save has prepared and no longer needs, or what it has replaced.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -8,16 +8,19 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// Removes the content of the sibling called `name` in the open `home`, itself open as `sibling`.
+/// Removes the content of the sibling `name` in the open folder `home`; the sibling is open as `sibling`.
 ///
-/// If the content was prepared for an exchange, files that the exchange list does not know are somebody else's: written
-/// to the target just before it was exchanged. They go to the target; where another file has that name by now, under a
-/// new one; where there is no such folder, the content takes a place beside it. Adds a sentence to `notes` for each
-/// that has another name afterwards. Throws where something can be neither removed nor moved.
+/// If the content was prepared for an exchange, a file that the exchange list does not know belongs to somebody else,
+/// who wrote it to the target just before the exchange. Such a file moves
+/// 1. to the target, under its name
+/// 2. to the target under a new name, if the name is taken
+/// 3. beside the target with the rest of the content, if its folder does not exist
+/// Appends a sentence to `notes` for each file or content that was renamed. Throws if something can be neither removed
+/// nor moved.
 void clear_content(int home, const std::string& name, int sibling, std::vector<std::string>& notes);
 
-/// Removes a file or a folder with everything in it from the open `folder`, if it is there. For what a save alone has
-/// written. Throws where that cannot be done.
+/// Removes a file, or a folder with everything in it, from the open `folder`, if it exists. Only for files that a save
+/// alone has written. Throws if that fails.
 void remove_all(int folder, const std::string& name);
 
 }  // namespace safemap::SAFEMAP_ABI::io

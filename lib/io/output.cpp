@@ -1,6 +1,6 @@
-// Writes files. That blocks are allocated before they are written makes writing 4 GB three to eight times as fast as
-// letting the file grow, and fsync at the end nearly free, as long as the kernel holds no writer back; a file that is
-// large for the machine goes past the page cache (ext4, measured).
+// Writes files. With blocks allocated beforehand, writing 4 GB is three to eight times as fast as with a growing file,
+// and the fsync at the end is nearly free, as long as the kernel does not throttle writers. A file that is large for
+// the machine bypasses the page cache (ext4, measured).
 #include "io/output.hpp"
 
 #include "base/text.hpp"
@@ -23,7 +23,7 @@ OutputFile OutputFile::create(int folder, const std::string& name, bool durable)
 
 namespace {
 
-/// Says which limit a file would be beyond.
+/// Adds which limit the file would exceed.
 Error too_large(const Error& error) {
     rlimit limit = {};
     const bool limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
@@ -37,12 +37,13 @@ Error too_large(const Error& error) {
 
 }  // namespace
 
-/// What system_error says; of a full disk also how much is free, where `given_back` bytes will be free again.
+/// Returns the error of system_error(). For a full disk, adds how much is free; `given_back` bytes of a failed
+/// allocation count as free.
 Error OutputFile::failed(int number, const std::string& doing, std::uint64_t given_back) const {
     Error error = system_error(number, doing);
     if (number == EFBIG) return too_large(error);
     struct statvfs disk = {};
-    // A file system that does not know has no blocks at all.
+    // A file system that does not know its free space reports 0 blocks.
     if (number != ENOSPC || calls.fstatvfs(descriptor(), &disk) != 0 || disk.f_blocks == 0) return error;
     const std::uint64_t free = std::uint64_t{disk.f_bavail} * disk.f_frsize + given_back;
     return Error(error.code(), error.message() + "; free: " + bytes_text(free));
@@ -54,7 +55,7 @@ void OutputFile::allocate(std::uint64_t size) const {
         throw Error(Errc::no_space, "cannot allocate " + bytes_text(size) + ": no file can be that large");
     const auto length = static_cast<off_t>(size);
     const int file = descriptor_.number();
-    // Not posix_fallocate: glibc makes up for a file system that cannot by writing into every block.
+    // Not posix_fallocate(): where a file system cannot allocate, glibc writes into every block instead.
     if (uninterrupted([&] { return calls.fallocate(file, 0, 0, length); }) == 0) return;
     if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
         const int number = errno;
@@ -68,28 +69,28 @@ void OutputFile::allocate(std::uint64_t size) const {
         throw failed(errno, "set its size to " + bytes_text(size));
 }
 
-/// A second open file, which need not be asked for by a name that others can take.
+/// Opens the file once more. Through /proc, because others may have taken the name.
 Descriptor OutputFile::opened_again(int flags) const {
     const std::string self = "/proc/self/fd/" + std::to_string(descriptor_.number());
     return open_at(AT_FDCWD, self.c_str(), flags);
 }
 
-// The parts that are not whole pages still go through the cache.
+// Writes of less than a page still go through the cache.
 void OutputFile::bypass_cache() { around_ = opened_again(O_WRONLY | O_DIRECT); }
 
 File OutputFile::reader(std::string path) const {
     Descriptor descriptor = opened_again(O_RDONLY);
     if (!descriptor) {
-        // That there is no /proc is no fault of the caller's, and path_not_found would be.
+        // A missing /proc is not the caller's fault; path_not_found would say that it is.
         const int number = errno == ENOENT ? EIO : errno;
         throw system_error(number, "read back what was written, through /proc/self/fd").with_path(path);
     }
     return File(std::make_shared<const Descriptor>(std::move(descriptor)), std::move(path));
 }
 
-// Writes the whole pages that `bytes` begins with past the cache, where `bytes` lies in its page as `offset` does;
-// returns how many bytes that were. What is refused (EINVAL, where a device wants more alignment) is left to the cache,
-// which also reports what is really wrong.
+// Writes past the cache the whole pages that `bytes` begins with, if `offset` is at the start of a page. Requires
+// `bytes` at an aligned address then. Returns the number of bytes written. An error (EINVAL, if the device needs a
+// larger alignment) counts as 0: the write through the cache that follows reports a real error.
 std::size_t OutputFile::write_around(std::uint64_t offset, std::span<const std::byte> bytes) const {
     if (offset % direct_alignment != 0) return 0;
     const std::size_t whole = bytes.size() / direct_alignment * direct_alignment;
@@ -111,7 +112,7 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
     const bool in_step = around_ && (address - offset) % direct_alignment == 0;
     while (!bytes.empty()) {
-        // Up to the next page through the cache, whole pages past it, the rest through it again.
+        // Through the cache up to the next page, whole pages past it, the rest through the cache again.
         const std::size_t into_page = offset % direct_alignment;
         std::size_t count = in_step ? write_around(offset, bytes) : 0;
         if (count == 0) count = through_cache(in_step && into_page != 0 ? direct_alignment - into_page : bytes.size());
@@ -141,7 +142,7 @@ void give_owner(int folder, const char* name, const struct stat& wanted) {
 
 void sync_folder(int folder) {
     if (uninterrupted([&] { return calls.fsync(folder); }) == 0) return;
-    // Some network file systems have no such call for directories: EINVAL.
+    // EINVAL: some network file systems cannot sync directories.
     if (errno != EINVAL && errno != EOPNOTSUPP) throw system_error(errno, "bring it to the disk");
 }
 

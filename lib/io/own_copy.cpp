@@ -1,4 +1,4 @@
-// Anonymous memory under the whole file: the kernel gives a page when it is first read into.
+// Reserves anonymous memory of the file's size. The kernel allocates a page when something is first read into it.
 #include "io/own_copy.hpp"
 
 #include "io/system.hpp"
@@ -12,7 +12,7 @@ namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
-/// Without MAP_NORESERVE the system wants room for all of it before a byte is read.
+/// Without MAP_NORESERVE the system reserves memory for the whole file before a byte is read.
 std::shared_ptr<std::byte> addresses_for(std::uint64_t size) {
     if (size == 0) return nullptr;
     void* const memory =
@@ -38,7 +38,7 @@ SharedBytes OwnCopy::part(Extent extent) {
     return {.bytes = {memory_.get() + extent.offset, extent.size}, .owner = memory_, .writable = true};
 }
 
-/// Fills the gaps that what was read before leaves in `extent`, and remembers the whole as one range.
+/// Reads the gaps between the known ranges in `extent`, and records the result as one range.
 void OwnCopy::read(Extent extent) {
     if (extent.size == 0) return;
     std::uint64_t begin = extent.offset;
@@ -61,7 +61,8 @@ void OwnCopy::read(Extent extent) {
     }
     fill_up_to(end);
     file_.require_unchanged();
-    // Never forgotten in between, for want of memory: what was read may have been written to since.
+    // Insert before erasing: if memory runs out in between, a range must not be forgotten. It would be read again over
+    // what the caller has written.
     const bool added = is_read_.insert_or_assign(begin, end).second;
     is_read_.erase(added ? first : std::next(first), last);
 }

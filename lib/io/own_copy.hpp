@@ -1,4 +1,4 @@
-// A copy of a file in memory of this process, read where it is asked for.
+// A private copy of a file in memory, read on demand.
 #pragma once
 
 #include "io/file.hpp"
@@ -13,17 +13,18 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// The twin of a private mapping for file systems whose files are not mapped. Addresses for the whole file are taken at
-/// once, memory only for what is read. Every byte is read once, so what was written to a part stays there. `file` has
-/// to last; parts may outlive both. May be used from several threads at once, which read one after another.
+/// The counterpart of a private mapping, for file systems whose files are not mapped. Address space for the whole file
+/// is reserved at once; memory is used only for the parts that are read. Each byte is read once, so changes of the
+/// caller to a part persist. `file` must outlive this object; parts may outlive both. May be used from several threads
+/// at once, which read one after another.
 class OwnCopy {
 public:
-    /// Takes addresses, and reads nothing. Throws out_of_memory.
+    /// Reserves address space; reads nothing. Throws out_of_memory.
     explicit OwnCopy(const File& file);
 
-    /// Returns the bytes of `extent`, writable. Throws file_truncated where that is not inside the file, file_changed
-    /// where the file is no longer what was opened, and what reading throws; what was asked for is then read anew the
-    /// next time.
+    /// Returns the bytes of `extent`, writable. Throws file_truncated if `extent` is not inside the file; file_changed
+    /// if the file has changed since it was opened; the errors of reading. After an error, the next call reads the part
+    /// again.
     SharedBytes part(Extent extent);
 
 private:
@@ -31,8 +32,8 @@ private:
 
     const File& file_;
     std::shared_ptr<std::byte> memory_;
-    std::mutex reading_;                              ///< guards the next one, and the bytes that it does not name
-    std::map<std::uint64_t, std::uint64_t> is_read_;  ///< from the key up to the value; neither meet nor touch
+    std::mutex reading_;                              ///< guards is_read_, and the bytes outside its ranges
+    std::map<std::uint64_t, std::uint64_t> is_read_;  ///< ranges [key, value), disjoint and not adjacent
 };
 
 }  // namespace safemap::SAFEMAP_ABI::io

@@ -1,4 +1,4 @@
-// mincore, cachestat, madvise and posix_fadvise.
+// Calls mincore, cachestat, madvise and posix_fadvise.
 #include "io/page_cache.hpp"
 
 #include "io/calls.hpp"
@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
-// Linux 5.14; C libraries learned of it later.
+// Linux 5.14; C libraries define it since later versions.
 constexpr int advice_populate_read = 22;
 
 std::uint64_t page_size() noexcept {
@@ -23,7 +23,7 @@ std::uint64_t page_size() noexcept {
     return size;
 }
 
-/// The pages that an extent, or a range of addresses, lies in.
+/// Returns the whole pages that contain an extent or a range of addresses.
 Extent whole_pages(Extent extent) noexcept {
     const std::uint64_t page = page_size();
     const std::uint64_t begin = extent.offset / page * page;
@@ -41,13 +41,15 @@ Pages pages_of(std::span<const std::byte> mapped) noexcept {
     return {reinterpret_cast<void*>(pages.offset), pages.size};
 }
 
-/// Which bytes of a page are there is not known, so what misses counts in full.
+/// Returns the bytes that are certainly in memory. Which bytes of the range a missing page holds is unknown, so each
+/// missing page counts in full.
 std::uint64_t known_resident(std::uint64_t size, std::uint64_t pages, std::uint64_t resident_pages) noexcept {
     const std::uint64_t missing = (pages - std::min(pages, resident_pages)) * page_size();
     return size - std::min(size, missing);
 }
 
-/// Since Linux 5.2 mincore says that all is there to those who could not write to the file.
+/// Returns true if mincore tells this process the truth. Since Linux 5.2, it reports every page as present to a process
+/// that may not write to the file.
 bool mincore_is_honest(int descriptor) noexcept {
     struct stat status = {};
     if (calls.fstat(descriptor, &status) == 0 && status.st_uid == ::geteuid()) return true;
@@ -67,7 +69,7 @@ std::optional<std::uint64_t> resident_in(std::span<const std::byte> mapped, int 
         void* const from = static_cast<std::byte*>(all.address) + done * page_size();
         if (uninterrupted([&] { return calls.mincore(from, some * page_size(), flags.data()); }) != 0)
             return std::nullopt;
-        // Bit 0 alone has a meaning.
+        // Only bit 0 has a meaning.
         resident += static_cast<std::uint64_t>(
             std::count_if(flags.data(), flags.data() + some, [](unsigned char flag) { return (flag & 1) != 0; }));
     }

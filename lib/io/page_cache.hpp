@@ -1,4 +1,4 @@
-// What the kernel holds of a file in memory, and how it is told what to hold.
+// Queries and controls which parts of a file the kernel holds in memory.
 #pragma once
 
 #include <safemap/bytes.hpp>
@@ -10,19 +10,20 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// How many bytes of a mapped range, of a file open as `descriptor`, are in memory, in whole pages: all of them only
-/// where every page is. Nothing where the kernel does not tell, or only its owner.
+/// Returns how many bytes of a mapped range are in memory; `descriptor` is the mapped file. Counts whole pages: the
+/// result is the full size only if every page is in memory. Returns nothing if the kernel does not tell, or tells only
+/// the file's owner.
 std::optional<std::uint64_t> resident_in(std::span<const std::byte> mapped, int descriptor) noexcept;
-/// The same without a mapping, where the kernel can tell (since Linux 6.5).
+/// Returns the same for a file that is not mapped (since Linux 6.5).
 std::optional<std::uint64_t> resident_in(Extent extent, int descriptor) noexcept;
 
-/// Reads a mapped range into memory, with no access to it. False where that could not be done, for whatever reason.
+/// Reads a mapped range into memory without accessing it. Returns false if that fails, for whatever reason.
 bool populate(std::span<const std::byte> mapped) noexcept;
 
-/// Takes a shared mapping's hands off a range: nobody's bytes change, and pages that no other mapping uses can go.
-/// Never of a private mapping, which would lose what was written to it.
+/// Drops a range of a shared mapping from this process. No bytes change; pages that no other mapping uses can be
+/// evicted. Not for a private mapping: the changes made to it would be lost.
 void unmap_pages(std::span<const std::byte> mapped) noexcept;
-/// Lets the kernel drop what it has cached of a range of a file, but for pages that are mapped or not yet written.
+/// Asks the kernel to evict the cached pages of a range of a file. Pages that are mapped or not yet written stay.
 void drop_cache(Extent extent, int descriptor) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::io

@@ -1,11 +1,14 @@
-// Fills what will be the target in a hidden sibling, then puts it in its place. Everything here is relative to the open
-// parent folder, so a rename of that folder in mid-save moves the checkpoint with it instead of tearing it.
-//   - The target: the place, what stands there, and which file it is.
-//   - Preparing: what a dead save left is finished, continued or cleared away; then the sibling is claimed and filled.
-//   - Committing, by what stands at the target. Nothing: the content appears. A file: the two are exchanged.
-//     A folder: it is exchanged with one that has links to the files that stay; where that cannot be, file by file,
-//     under a list that the next save can finish.
-//   - The end: what is only ours is removed when no commit came.
+// Fills a hidden sibling and then puts its content in place of the target. All paths are relative to the open parent
+// folder: if somebody renames that folder during a save, the checkpoint moves with it and is not torn.
+//   1. The target: where it is, what is there, and its identity.
+//   2. Preparing: finish, resume or remove what a dead save left; then claim the sibling and create files in it.
+//   3. Committing: set owners and permissions, then, depending on the target:
+//        - nothing is there: appear() renames the content into place
+//        - a file: exchange_file() exchanges the two
+//        - a folder: exchange_folder() exchanges it with the content, which has links to the files that stay
+//        - a folder that cannot be exchanged: commit_in_place() moves file by file, under a list that the next
+//          save can finish
+//   4. The end: the destructor removes or takes back what was not committed, if it is only ours.
 #include "io/replace.hpp"
 
 #include "base/faults.hpp"
@@ -33,9 +36,9 @@ namespace safemap::SAFEMAP_ABI::io {
 
 namespace {
 
-constexpr std::size_t longest_name = 255;  // NAME_MAX of every file system worth naming
+constexpr std::size_t longest_name = 255;  // bytes; NAME_MAX of all common file systems
 
-/// "out//" is "out".
+/// Removes trailing slashes: "out//" becomes "out".
 std::string without_slashes(std::string path) {
     while (path.size() > 1 && path.back() == '/') path.pop_back();
     return path;
@@ -47,15 +50,15 @@ std::set<std::string_view> set_of(std::span<const std::string> a, std::span<cons
     return all;
 }
 
-/// Device and inode, and of a file size and time too.
+/// Returns device and inode; for a file also size and time.
 std::string text_of_whole(const struct stat& status) {
     Identity identity = identity_of(status);
     if (S_ISDIR(status.st_mode)) identity.size = identity.modified_ns = 0;
     return text_of(identity);
 }
 
-/// Returns a name for a job whose files may not be on the disk. The name changes at the next boot, so that no later
-/// save resumes the job. Returns an empty name where the system has no boot id.
+/// Returns a name for a job whose files may not be on the disk. The name changes at each boot, so a save after that
+/// does not resume the job. Returns an empty name if the system has no boot id.
 std::string until_next_boot(const std::string& job) {
     const std::string boot = job.empty() ? std::string() : calls.boot_id();
     return boot.empty() ? std::string() : job + " in boot " + boot;
@@ -109,7 +112,7 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
       job_(std::move(job)) {
     if (!job_.durable) job_.id = until_next_boot(job_.id);
     about_file(place_.target, [&] {
-        // A save that died in mid-commit is finished first: what it has prepared for this place counts already.
+        // Finish a save that died during its commit: its files count already, and one may be for this place.
         if (kind == Kind::file && read_commit_list(place_.parent.number()))
             Sibling::clear(place_.parent.number(), Sibling::suffix, notes_);
         if (existing != Existing::refuse) examine_old();
@@ -119,7 +122,7 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
     });
 }
 
-/// What is to be replaced, if there is anything.
+/// Examines the file or folder to replace, if there is one.
 void Staging::examine_old() {
     struct stat found = {};
     replaces_ = place_.status(found);
@@ -147,18 +150,18 @@ void Staging::examine_old() {
     lock_old();
 }
 
-/// Empty where nothing is.
+/// Returns an empty text if nothing has the name.
 std::string Staging::identity_at(int folder, const char* name) const {
     struct stat found = {};
     if (calls.fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) != 0) return {};
     return text_of_whole(found);
 }
 
-/// Two writers may have chosen different places for their siblings, so the folder itself is locked, too.
+/// Locks the folder itself: two writers may have chosen different places for their siblings.
 void Staging::lock_old() const {
     if (uninterrupted([&] { return calls.flock(old_.number(), LOCK_EX | LOCK_NB); }) == 0) return;
     if (errno == EWOULDBLOCK) throw Error(Errc::busy, "another process is saving to it");
-    // Some file systems know no locks of folders.
+    // Not an error: some file systems cannot lock folders.
 }
 
 void Staging::claim() {
@@ -169,7 +172,7 @@ void Staging::claim() {
         return;
     }
     if (!job_.resume) Sibling::clear(old_.number(), Sibling::suffix, notes_);
-    // Whoever is in the folder stays in it: an exchange would take it from under a shell's feet.
+    // The working directory is replaced in place: an exchange would leave the processes in it in the old folder.
     inside_ = calls.is_mount_root(old_.number()) || identity_at(AT_FDCWD, ".") == old_identity_ ||
               !Linking(old_.number(), place_.target).is_possible();
     if (!inside_) {
@@ -185,8 +188,8 @@ void Staging::claim() {
     sibling_ = settle(old_.number(), Sibling::suffix);
 }
 
-/// What a dead save left beside the folder while it could be exchanged. This save does not need that place, so what
-/// cannot be removed stays.
+/// Removes what a dead save left beside the folder when the folder could be exchanged. This save does not need that
+/// place, so an error is ignored.
 void Staging::clear_beside(const std::string& name) {
     try {
         Sibling::clear(place_.parent.number(), name, notes_);
@@ -208,9 +211,9 @@ Sibling Staging::settle(int home, const std::string& name) {
     return Sibling::claim(home, name, notes_, job_.durable);
 }
 
-/// What of a dead process's content is finished stays in it, and nothing else.
+/// Resumes a dead process's save: keeps the finished files of its content and removes the others.
 bool Staging::continue_old(const Sibling& dead) {
-    // The content may be the old folder, after an exchange.
+    // After an exchange, the content may be the old folder.
     struct stat status = {};
     if (calls.fstatat(dead.folder(), exchange_list_name, &status, AT_SYMLINK_NOFOLLOW) == 0) return false;
     Descriptor content = open_at(dead.folder(), Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
@@ -224,7 +227,7 @@ bool Staging::continue_old(const Sibling& dead) {
     return true;
 }
 
-/// `prefix` is the path of the open `folder` in the content.
+/// Removes files that are not finished. `prefix` is the path of the open `folder` in the content.
 void Staging::remove_unfinished(int folder, const std::string& prefix) const {
     for (const std::string& name : list_all(folder, place_.target)) {
         const std::string path = prefix + name;
@@ -276,7 +279,7 @@ void Staging::add_folder(const std::string& name) {
         throw Error(Errc::already_exists,
                     "what is called " + safemap::quoted(name) + " in it is no folder, and a folder is to be written");
     folders_.push_back(name);
-    // A process that is dead may have made it.
+    // EEXIST: a dead process may have created it.
     if (calls.mkdirat(content_.number(), name.c_str(), 0777) != 0 && errno != EEXIST)
         throw system_error(errno, "create the folder " + safemap::quoted(name));
     sibling_.grant(content_.number(), name.c_str());
@@ -315,7 +318,7 @@ void Staging::commit(std::span<const std::string> old_files) {
     });
 }
 
-/// Others may have put something into the folder since the save began.
+/// Throws if somebody has put one of the new names into the folder since the save began.
 void Staging::require_free() const {
     for (const std::string& name : files_) {
         struct stat status = {};
@@ -326,8 +329,10 @@ void Staging::require_free() const {
     }
 }
 
-/// Files get owner and permissions of those whose place they take; of others in a folder that is replaced, those of the
-/// old model; else what the umask wanted, at last.
+/// Gives each file an owner and permissions, in order of preference:
+/// 1. of the file that it replaces
+/// 2. of the first file of the old model, in a folder that is replaced
+/// 3. as the umask wanted: takes back what Sibling::grant() added
 void Staging::set_permissions(std::span<const std::string> old_files) const {
     struct stat model = {};
     bool has_model = false;
@@ -361,7 +366,7 @@ void Staging::set_permissions(const std::string& file, const struct stat& old, b
         throw system_error(errno, "set the permissions of " + safemap::quoted(file));
 }
 
-/// Folders get owner and permissions of those whose place they take, or else of the one that they are in.
+/// Gives each inner folder the owner and permissions of the folder that it replaces, or else of the target.
 void Staging::set_folder_permissions() const {
     if (!old_) return;
     for (const std::string& name : folders_) {
@@ -375,7 +380,7 @@ void Staging::set_folder_permissions() const {
     }
 }
 
-/// Whoever may look into the folder that is replaced may look into what replaces it, as soon as that counts.
+/// Lets everybody who may read the replaced folder read the new content, from the moment it counts.
 void Staging::open_to_readers() const {
     struct stat old = {};
     if (calls.fstat(old_.number(), &old) != 0) throw system_error(errno, "examine it");
@@ -388,7 +393,7 @@ void Staging::open_to_readers() const {
     if (inside_) give(old_.number(), Sibling::suffix, sibling_.folder());
 }
 
-/// The folder's own permissions come last: without them it could not be moved.
+/// Sets the permissions of the folder itself. Last, because they may forbid moving it.
 void Staging::set_final_mode() const {
     if (kind_ != Kind::folder) return;
     struct stat now = {};
@@ -408,7 +413,7 @@ void Staging::remove_journal() {
     if (journal_) sibling_.remove_file(journal_name);
 }
 
-/// Where nothing stands yet.
+/// Renames the content into place if nothing is at the target.
 void Staging::appear() {
     if (kind_ == Kind::folder) sync_content();
     const int parent = place_.parent.number();
@@ -428,8 +433,8 @@ void Staging::appear() {
     state_ = State::committed;
 }
 
-/// For file systems whose rename always replaces. A file appears by a hard link, which never replaces; a folder, or
-/// a file where there are no links, after one more look at the place.
+/// Does the same on file systems whose rename always replaces. A file appears by a hard link, which never replaces. A
+/// folder, or a file without support for links, is renamed after a second check that the place is free.
 void Staging::appear_without_flags() {
     const int sibling = sibling_.folder();
     const int parent = place_.parent.number();
@@ -448,8 +453,8 @@ void Staging::appear_without_flags() {
         throw system_error(errno, "rename it into place");
 }
 
-/// Of the content and what stands at the target; gives the error number. What stands there has to be what was there at
-/// the beginning: else it is put back, and nothing of it is lost.
+/// Exchanges the content and the target; returns the error number. If the target is not the one of the beginning, the
+/// exchange is taken back, so nothing of it is lost.
 int Staging::exchange() {
     const auto swap = [this] {
         return calls.renameat2(sibling_.folder(), Sibling::content, place_.parent.number(), place_.name.c_str(),
@@ -462,7 +467,8 @@ int Staging::exchange() {
     throw Error(Errc::file_changed, "somebody else has replaced it meanwhile");
 }
 
-/// An exchange can be taken back if it cannot be brought to the disk. Where there is none, rename replaces as well.
+/// Replaces a file. An exchange can be taken back if flushing fails. If the file system has no exchange, a plain rename
+/// replaces the file.
 void Staging::exchange_file() {
     const int parent = place_.parent.number();
     list_exchange({});
@@ -483,7 +489,7 @@ void Staging::exchange_file() {
     clear_sibling();
 }
 
-/// False where this folder cannot be exchanged; then nothing has changed.
+/// Replaces a folder by exchange. Returns false if this folder cannot be exchanged; then nothing has changed.
 bool Staging::exchange_folder(std::span<const std::string> old_files) {
     if (!link_what_stays(old_files)) return false;
     open_to_readers();
@@ -504,7 +510,7 @@ bool Staging::exchange_folder(std::span<const std::string> old_files) {
     return true;
 }
 
-/// Into the new folder, by hard links; false where that cannot be.
+/// Makes hard links in the new folder to the files that stay. Returns false if that is impossible.
 bool Staging::link_what_stays(std::span<const std::string> old_files) {
     const Linking linking(old_.number(), place_.target);
     if (linking.run(content_.number(), set_of(files_, old_files), linked_)) return true;
@@ -519,7 +525,8 @@ void Staging::unlink_what_stays() {
     linked_ = {};
 }
 
-/// The new folder, and the folders in it. All have been filled before: the first call takes the others along.
+/// Flushes the new folder and its inner folders. All of them are complete before the first flush, so that one takes
+/// most of the others along.
 void Staging::sync_content() const {
     sync(content_.number());
     const auto sync_inner = [this](const std::string& path) {
@@ -531,8 +538,8 @@ void Staging::sync_content() const {
     for (const Linked::Folder& folder : linked_.folders) sync_inner(folder.path);
 }
 
-/// Who clears the sibling after an exchange, be it another process, deletes what the list knows and nothing else. What
-/// has changed at the target since the save began is noticed here.
+/// Writes the exchange list. The process that cleans the sibling after the exchange, this one or another, deletes only
+/// files that the list knows. Throws file_changed if the target has changed since the save began.
 void Staging::list_exchange(std::span<const std::string> old_files) const {
     using Role = ExchangeList::Role;
     ExchangeList list;
@@ -557,19 +564,19 @@ void Staging::list_exchange(std::span<const std::string> old_files) const {
     list.write(sibling_.folder(), job_.durable);
 }
 
-/// What others put into the old folder after its files were linked is in the new one from now on. What cannot be linked
-/// is moved when the old folder is cleared away.
+/// Links files that others put into the old folder after its files were linked. A file that cannot be linked is moved
+/// when the old folder is removed.
 void Staging::link_latecomers(std::span<const std::string> old_files) const noexcept {
     try {
         const auto goes = set_of(files_, old_files);
         for (const std::string& name : list_all(old_.number(), place_.target))
             if (goes.count(name) == 0) calls.linkat(old_.number(), name.c_str(), content_.number(), name.c_str(), 0);
     } catch (const std::exception&) {
-        // They are not lost.
+        // The files are not lost.
     }
 }
 
-/// After the new is in force: what cannot be removed now is removed by the next save.
+/// Removes the sibling after the commit. The next save removes what cannot be removed now.
 void Staging::clear_sibling() {
     if (!sibling_) return;
     try {
@@ -586,7 +593,7 @@ void Staging::clear_sibling() {
 void Staging::commit_in_place(std::span<const std::string> old_files) {
     sync_content();
     if (!inside_) {
-        // The content stands beside the folder, on the same file system: it was to be exchanged with it.
+        // The content was to be exchanged with the folder, so it is on the same file system.
         if (const int number = sibling_.move(old_.number(), Sibling::suffix))
             throw system_error(number, "move what was prepared into it");
         inside_ = true;
@@ -598,7 +605,7 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     write_commit_list(sibling_.folder(), old_.number(), files_, removed, job_.durable);
     state_ = State::committed;
     try {
-        sync(old_.number());  // the sibling itself
+        sync(old_.number());  // the entry of the sibling
         finish_commit(old_.number(), job_.durable);
         clear_sibling();
     } catch (Error& error) {
@@ -609,7 +616,7 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     }
 }
 
-/// Whether what has appeared is still what it was, and nobody has put a file into it.
+/// Returns true if the target is still the content that appeared, and nobody has put a file into it.
 bool Staging::is_only_ours() const {
     if (identity_at(place_.parent.number(), place_.name.c_str()) != new_identity_) return false;
     if (kind_ == Kind::file) return true;
@@ -635,12 +642,12 @@ Staging::~Staging() {
     if (state_ == State::committed) return;
     const int parent = place_.parent.number();
     const char* name = place_.name.c_str();
-    // Renamed, but not known to be on the disk: to the caller the save has failed, so it must not be there.
+    // The rename succeeded, but may not be on the disk. The caller got an error, so take the content back.
     if (state_ == State::appeared && is_only_ours())
         calls.renameat2(parent, name, sibling_.folder(), Sibling::content, 0);
     if (state_ == State::exchanged &&
         calls.renameat2(sibling_.folder(), Sibling::content, parent, name, RENAME_EXCHANGE) != 0) {
-        sibling_.abandon();  // what is in it was not ours
+        sibling_.abandon();  // its content is not ours
         return;
     }
     if (content_ && sibling_.denied() != 0) calls.fchmod(content_.number(), S_IRWXU);

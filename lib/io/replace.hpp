@@ -1,4 +1,5 @@
-// A file or folder that others see whole or not at all, whatever happens meanwhile: new, or in the place of an old one.
+// Saves a new file or folder, or replaces an old one. Other processes see all of it or nothing, whatever happens
+// meanwhile.
 #pragma once
 
 #include "io/inner_folders.hpp"
@@ -19,91 +20,92 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// Throws already_exists where anything stands at `target`, be it a link that leads nowhere; path_not_found where
-/// there is no folder to put it in.
+/// Throws already_exists if anything is at `target`, even a dangling link; path_not_found if the folder around it does
+/// not exist.
 void require_absent(const std::filesystem::path& target);
 
-/// What stands at the target already.
+/// The treatment of a file or folder that already is at the target.
 enum class Existing : std::uint8_t {
-    refuse,   ///< is left as it is
-    replace,  ///< is replaced when the new is complete
-    merge,    ///< a folder whose files all stay: a name of the new that is taken at the commit is an error
+    refuse,   ///< error; it stays unchanged
+    replace,  ///< replaced when the new one is complete
+    merge,    ///< folder whose files all stay; error if a new name is taken at the commit
 };
 
-/// A save that can be continued where a dead process left it.
+/// How a save is resumed, and what it guarantees.
 struct Job {
-    std::string id = {};  ///< as Journal has it; empty: it cannot be continued
-    bool resume = false;  ///< take over what a process with the same job has left; else it is removed
-    /// Of a file that is replaced: what it has to be, as Source::identity() gives it; empty: whatever it is.
+    std::string id = {};  ///< as in Journal; empty: cannot be resumed
+    bool resume = false;  ///< continue what a dead process left of this job; otherwise that is removed
+    /// The required identity of a file that is replaced, from Source::identity(). Empty: any.
     std::string replaced = {};
-    /// Everything is on the disk before it counts. False leaves that to the kernel: what counts may be lost at a power
-    /// failure, and only then; what a dead process has left is continued until the next boot.
+    /// If true, everything is on the disk before it counts. If false, the kernel writes later: a power failure, and
+    /// nothing else, may lose a committed save; a save can be resumed only until the next boot.
     bool durable = true;
 };
 
-/// Fills a new file or folder in a hidden sibling of the target (see Sibling), which then takes its place.
+/// A new file or folder that is filled in a hidden sibling of the target (see Sibling) and then takes the target's
+/// place.
 ///
-/// A folder that is replaced keeps every file that is neither new nor named as old, and its permissions; a file that is
-/// replaced gives the new one its permissions. How a folder is replaced:
-/// - by exchange: the sibling beside it gets hard links to the files that stay, in folders made anew where they are in
-///   folders, and the two are exchanged by one rename. At every moment the path leads to the old folder or to the new
-///   one. A list says what is exchanged (see exchange_list.hpp).
-/// - in place, where the folders in it cannot be made anew (see Linking), it is the root of a mount, its own folder
-///   cannot be written to, or the file system has no hard links or no exchange: the sibling is in the folder, a commit
-///   list says what is to be done, then it is done (see commit_list.hpp).
+/// A replaced folder keeps its permissions and every file that is neither new nor listed as old. A new file gets the
+/// permissions of the file that it replaces. A folder is replaced in one of two ways:
+/// - by exchange: the sibling is beside the folder. It gets hard links to the files that stay, in rebuilt inner
+///   folders; then one rename exchanges the two. At every moment the path leads to the old folder or to the new one. A
+///   list on the disk says what is exchanged (see exchange_list.hpp).
+/// - in place, if the inner folders cannot be rebuilt (see Linking), the folder is the root of a mount, the folder
+///   around it is not writable, or the file system has no hard links or no exchange. The sibling is inside the folder;
+///   a commit list on the disk says what to do, then that is done (see commit_list.hpp).
 class Staging {
 public:
     enum class Kind : std::uint8_t { file, folder };
 
-    /// A link to a folder that is replaced is followed, a link to a file is replaced itself.
-    /// Throws as require_absent does; busy; already_exists where something else has the sibling's name, or what is to
-    /// be replaced is not of this kind; permission_denied.
+    /// Locks the place and prepares the sibling. Follows a link to a folder; a link to a file is itself replaced.
+    /// Throws as require_absent() does; busy; already_exists if the sibling's name is taken by something else, or if
+    /// the target is not of this kind; permission_denied.
     Staging(const std::filesystem::path& target, Kind kind, Existing existing = Existing::refuse, Job job = {});
     /// Removes what was not committed.
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
 
-    /// Whether a process that is dead has finished this file; then it is part of this save. To be asked in the order of
-    /// the files, before add().
+    /// Returns true if a dead process has finished this file; the file is then part of this save. Call it in the order
+    /// of the files, before add().
     bool adopt(const std::string& name);
-    /// A file was finished, and nothing is going to be changed in it. May be called from several threads.
+    /// Records that a file is finished and will not change. May be called from several threads.
     void finished(const std::string& name);
-    /// A folder in the folder, for files called "NAME/…". To be called before they are adopted or added. Of a folder of
-    /// that name which is replaced, it becomes part: what is in it stays, but for files that are new or named as old.
-    /// Throws already_exists where something else has the name.
+    /// Creates an inner folder, for files called "NAME/…". Call it before these files are adopted or added. The new
+    /// folder is merged with the replaced folder of that name: its files stay, except those that are new or listed as
+    /// old. Throws already_exists if something else has the name.
     void add_folder(const std::string& name);
-    /// A new file in the folder. For Kind::file: the file itself, whatever `name` says.
+    /// Creates a new file in the folder. For Kind::file: creates the file itself, and ignores `name`.
     OutputFile add(const std::string& name);
-    /// The same file again, after it was closed.
+    /// Opens such a file again after it was closed.
     OutputFile reopen(const std::string& name) const;
-    /// Where that file will be, for messages.
+    /// Returns the final path of the file, for messages.
     std::string path_of(const std::string& name) const;
 
-    /// Everything appears at the target and is on the disk when it returns, if the job is durable; of a folder that is
-    /// replaced, the files named by `old_files` are gone then. Files must have been finished; the one added last is the
-    /// one that names the others. Throws already_exists where something has come up at the target meanwhile.
+    /// Puts everything in place at the target. If the job is durable, all is on the disk when this returns. In a
+    /// replaced folder, the files in `old_files` are gone then. All files must be finished; the file that was added
+    /// last is the one that names the others. Throws already_exists if something has appeared at the target meanwhile.
     ///
-    /// After an error the target is as it was, but for one case: where a folder is replaced in place, and what follows
-    /// the commit list fails, the new counts, and a hint says so.
+    /// After an error the target is unchanged, with one exception: if a folder is replaced in place and a step after
+    /// the commit list fails, the new content counts, and a hint says so.
     void commit(std::span<const std::string> old_files = {});
-    /// Sentences on what could not be cleared away, and on files that have another name afterwards.
+    /// Returns sentences about what could not be removed, and about files that were renamed.
     const std::vector<std::string>& notes() const noexcept { return notes_; }
 
 private:
     struct Place {
         Place(const std::filesystem::path& target, bool follow);
         void require_absent() const;
-        /// Whether something stands there.
+        /// Returns true if something has the name, with its status.
         bool status(struct stat& found) const;
 
-        std::string target;  ///< as messages call it
+        std::string target;  ///< path for messages
         std::string name;    ///< in its folder
         Descriptor parent;
     };
     friend void require_absent(const std::filesystem::path& target);
 
-    /// The folder that files are created in, and a file's name in there.
+    /// Returns the folder that files are created in.
     int files_folder() const noexcept { return kind_ == Kind::folder ? content_.number() : sibling_.folder(); }
     const char* name_in_folder(const std::string& name) const noexcept;
 
@@ -142,27 +144,27 @@ private:
 
     Place place_;
     Kind kind_;
-    bool merges_ = false;             ///< nothing of the new may be in the folder already
-    bool replaces_ = false;           ///< something stands at the target
-    std::optional<mode_t> old_mode_;  ///< of a file or folder there
-    Descriptor old_;                  ///< a folder there, locked
-    std::string old_identity_;        ///< of what is there
-    std::string new_identity_;        ///< of the content, where nothing is there
-    bool inside_ = false;             ///< the sibling is in that folder
+    bool merges_ = false;             ///< the folder must not have any of the new files
+    bool replaces_ = false;           ///< something is at the target
+    std::optional<mode_t> old_mode_;  ///< mode of the target
+    Descriptor old_;                  ///< the target, if it is a folder; locked
+    std::string old_identity_;        ///< identity of the target
+    std::string new_identity_;        ///< identity of the content, if there is no target
+    bool inside_ = false;             ///< the sibling is inside the target
     Sibling sibling_;
-    Descriptor content_;  ///< in the sibling, for Kind::folder: what will be the target
+    Descriptor content_;  ///< for Kind::folder: the future target, in the sibling
     std::mutex journaling_;
     Job job_;
     Journal journal_;
     std::set<std::string, std::less<>> adoptable_;  ///< files that a dead process has finished
     std::vector<std::string> files_;
-    std::vector<std::string> folders_;  ///< in the folder, for some of these files
+    std::vector<std::string> folders_;  ///< inner folders of these files
     std::vector<std::string> notes_;
-    Linked linked_;  ///< what stays, in the content already
+    Linked linked_;  ///< links in the content to the files that stay
     enum class State : std::uint8_t {
         preparing,
-        appeared,   ///< the content is at the target, where nothing was
-        exchanged,  ///< the content is at the target, and what was there in the sibling
+        appeared,   ///< content is at the target, which was free
+        exchanged,  ///< content is at the target, old target in the sibling
         committed,
     } state_ = State::preparing;
 };

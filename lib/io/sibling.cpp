@@ -1,10 +1,13 @@
-// The sibling is made empty, then gets its lock file, then the content; it loses the content, then the lock file, and
-// is removed. So at any moment at which a writer may die it is empty or has the lock file in it, which is how it is
-// told from what others put there.
-//   - First the tests of what is found in its place: a lock, our content, our notes, or somebody else's.
-//   - claim() makes one, and clears away what a dead writer left; create() is one attempt.
-//   - take_over() gets the lock of a dead writer; lock_of_dead() says how that may end.
-//   - remove(), abandon() and discard() end it: orderly, leaving all as it is, or whatever goes wrong.
+// Life of a sibling: create the folder, the lock file, then the content; remove the content, the lock file, then the
+// folder. So whenever a writer dies, its sibling is empty or has a lock file. That tells it from other folders.
+//   1. Tests of a folder found in its place: is_lock(), is_ours(), is_our_content(), is_our_note(), has_lost_lock().
+//   2. lock_of_dead() locks the sibling of a dead writer, or says why it cannot.
+//   3. claim() makes a sibling and first removes one of a dead writer; create() is one attempt.
+//   4. take_over() takes the sibling of a dead writer and finishes its commit.
+//   5. The end of a sibling, one of three:
+//        - remove(): orderly, when only the lock file is left
+//        - abandon(): leaves everything to the next writer
+//        - discard(): removes what it can, ignores errors
 #include "io/sibling.hpp"
 
 #include "base/text.hpp"
@@ -32,14 +35,14 @@ namespace safemap::SAFEMAP_ABI::io {
 namespace {
 
 constexpr const char* lock_name = "safemap.lock";
-constexpr int most_attempts = 100;  // at a place that others create and remove all the time
+constexpr int most_attempts = 100;  // while others keep creating and removing the place
 
 enum class Lock { held, taken, unsupported };
 
 Lock try_lock(int descriptor) {
     if (uninterrupted([&] { return calls.flock(descriptor, LOCK_EX | LOCK_NB); }) == 0) return Lock::held;
     if (errno == EWOULDBLOCK) return Lock::taken;
-    // Network file systems may know no locks.
+    // Some network file systems have no locks.
     if (errno == EOPNOTSUPP || errno == ENOSYS || errno == ENOLCK || errno == EINVAL || errno == EBADF)
         return Lock::unsupported;
     throw system_error(errno, "lock it");
@@ -47,15 +50,15 @@ Lock try_lock(int descriptor) {
 
 bool means_not_empty(int number) { return number == ENOTEMPTY || number == EEXIST; }
 
-/// Whether the file open as `descriptor` is an empty regular one, as the lock is.
+/// Returns true if the open file is an empty regular file, as the lock file is.
 bool is_lock(int descriptor) {
     struct stat status = {};
     if (calls.fstat(descriptor, &status) != 0) throw system_error(errno, "examine the lock");
     return S_ISREG(status.st_mode) && status.st_size == 0;
 }
 
-/// Whether the lock that is open is still the one in the sibling: its former owner, or who took it for litter, may have
-/// removed it before we had it.
+/// Returns true if the open lock file is still the one in the sibling. Before we locked it, its former owner, or a
+/// process that took it for stale, may have removed it.
 bool still_there(int lock, int sibling) {
     struct stat open = {};
     struct stat named = {};
@@ -67,7 +70,7 @@ bool still_there(int lock, int sibling) {
     return open.st_dev == named.st_dev && open.st_ino == named.st_ino;
 }
 
-/// What may be in a sibling besides its lock and its content.
+/// Names of the notes in a sibling.
 constexpr std::array note_names = {journal_name,  new_journal_name,   commit_list_name,
                                    new_list_name, exchange_list_name, new_exchange_list_name};
 
@@ -76,13 +79,14 @@ bool is_known(const std::string& name) {
            std::any_of(note_names.begin(), note_names.end(), [&](const char* note) { return name == note; });
 }
 
-/// Whether a folder with these names in it is one of ours: our names only, and the lock among them, or nothing yet.
+/// Returns true if a folder with these names is a sibling: it has only our names and a lock file, or is empty.
 bool is_ours(const std::vector<std::string>& names) {
     const bool locked = std::find(names.begin(), names.end(), lock_name) != names.end();
     return std::all_of(names.begin(), names.end(), is_known) && (locked || names.empty());
 }
 
-/// Whether the content of a sibling is what a save makes: nothing yet, a file, or a folder with no folders in it.
+/// Returns true if the content of the sibling looks like a save's: missing, a file with one link, or a folder without
+/// inner folders; owned by this user.
 bool is_our_content(int sibling) {
     struct stat status = {};
     if (calls.fstatat(sibling, Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT;
@@ -93,8 +97,8 @@ bool is_our_content(int sibling) {
     return inside && list_inner_folders(inside.number(), Sibling::content).empty();
 }
 
-/// Whether a note is one of ours: it says so, or a power failure took all that was in it. A commit list decides where
-/// files go, so it has to say so.
+/// Returns true if a note is ours: its text says so, or it is empty after a power failure. A commit list decides where
+/// files go, so an empty one does not count.
 bool is_our_note(int sibling, const std::string& name) {
     const Descriptor note = open_at(sibling, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
     if (!note) return false;
@@ -104,9 +108,11 @@ bool is_our_note(int sibling, const std::string& name) {
     return read_note(note.number(), name).starts_with("safemap " + name + ' ');
 }
 
-/// Whether a folder without a lock is one of ours that a power failure took the lock from: it has no names but ours, a
-/// content as a save makes it, notes that say whose they are; and it belongs to this user, whom alone it lets look in,
-/// unless it is committed in place. Saves of today bring the lock to the disk before all else.
+/// Returns true if a folder without a lock file is a sibling that lost it in a power failure. All of this must hold:
+/// - it has only names of ours, and its finished notes say that they are ours
+/// - it belongs to this user
+/// - it is being committed in place, or it has content as a save makes it and only this user may look into it
+/// Current versions flush the lock file to the disk before they create anything else.
 bool has_lost_lock(int sibling, const std::vector<std::string>& names) {
     struct stat status = {};
     if (calls.fstat(sibling, &status) != 0 || status.st_uid != ::geteuid()) return false;
@@ -117,11 +123,12 @@ bool has_lost_lock(int sibling, const std::vector<std::string>& names) {
         if (!is_our_note(sibling, name)) return false;
         committed = committed || name == commit_list_name;
     }
-    // A list that is not of a commit is refused when the commit is finished.
+    // finish_commit() rejects a commit list that is damaged.
     return committed || ((status.st_mode & 0777) == S_IRWXU && is_our_content(sibling));
 }
 
-/// Says how to go on where nobody can tell whether the writer of a sibling lives. What is in it may be nowhere else.
+/// Returns a hint for a file system that cannot tell whether the writer is alive. The sibling may have the only copy of
+/// some files.
 const char* unlocked_hint(int sibling) {
     struct stat status = {};
     const bool counts = calls.fstatat(sibling, commit_list_name, &status, AT_SYMLINK_NOFOLLOW) == 0;
@@ -142,7 +149,7 @@ Error failed(int number, const char* doing, const std::string& name) {
     return system_error(number, std::string(doing) + ' ' + safemap::quoted(name));
 }
 
-/// Takes the lock of a sibling whose writer has died. Nothing where somebody else has it, or it is gone.
+/// Takes the lock of a sibling whose writer has died. Returns nothing if another process has it, or if it is gone.
 Descriptor lock_of_dead(int folder, const std::string& name) {
     const auto names = list_all(folder, name);
     const bool no_lock = !is_ours(names);
@@ -151,7 +158,7 @@ Descriptor lock_of_dead(int folder, const std::string& name) {
     const int how = no_lock ? O_CREAT | O_EXCL : O_NONBLOCK;
     Descriptor lock = open_at(folder, lock_name, O_RDWR | O_NOFOLLOW | how, S_IRUSR | S_IWUSR);
     if (!lock) {
-        if (errno == ENOENT || errno == EEXIST) return {};  // it came or went while the folder was listed
+        if (errno == ENOENT || errno == EEXIST) return {};  // created or removed while the folder was listed
         if (errno == ELOOP || errno == EISDIR || errno == ENXIO) throw foreign(name);
         throw failed(errno, "open the lock in", name);
     }
@@ -196,9 +203,10 @@ void Sibling::clear(int home, const std::string& name, std::vector<std::string>&
     dead.remove();
 }
 
-/// Creates the sibling and locks it. False where one is there already, or others took ours for litter.
+/// Creates the sibling and locks it. Returns false if there is one already, or if another process removed ours as
+/// stale.
 bool Sibling::create(bool durable) {
-    // For nobody else to see, whatever is to be in it.
+    // Only this user may look into it, whatever its content.
     if (calls.mkdirat(home_, name_.c_str(), S_IRWXU) != 0) {
         if (errno == EEXIST) return false;
         throw system_error(errno, "create " + safemap::quoted(name_));
@@ -218,7 +226,7 @@ bool Sibling::create(bool durable) {
     }
     Descriptor lock = open_at(folder(), lock_name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
     if (!lock) {
-        // As long as it was empty, others could remove it, and make one of their own.
+        // While it was empty, another process could remove it and create its own.
         const int number = errno;
         if (number != ENOENT && number != EEXIST)
             throw system_error(number, "create a lock in " + safemap::quoted(name_));
@@ -227,10 +235,10 @@ bool Sibling::create(bool durable) {
     }
     lock_ = std::move(lock);
     if (denied_ != 0) grant(folder(), lock_name);
-    // Between creating and locking, another process may have taken it for litter.
+    // Between creation and locking, another process may have removed it as stale.
     const Lock state = try_lock(lock_.number());
     if (state != Lock::taken && still_there(lock_.number(), folder())) {
-        // A file system that brings only what is asked for to the disk (btrfs) would keep the content without it.
+        // btrfs flushes only what fsync is called for: without this, the content could survive without the lock file.
         if (durable) sync_folder(folder());
         return true;
     }
@@ -240,7 +248,7 @@ bool Sibling::create(bool durable) {
 }
 
 Sibling Sibling::take_over(int home, const std::string& name) {
-    // Empty, it is nobody's: its writer died before there was a lock, or is about to notice.
+    // An empty sibling has no owner: its writer died before it created the lock file, or will notice the removal.
     if (calls.unlinkat(home, name.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return {};
     if (errno == ENOTDIR) throw foreign(name);
     if (!means_not_empty(errno)) throw failed(errno, "remove", name);
@@ -266,7 +274,7 @@ Sibling Sibling::take_over(int home, const std::string& name) {
 void Sibling::grant(int folder, const char* name) {
     struct stat status = {};
     if (calls.fstatat(folder, name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (errno == ENOENT) return;  // others took it for litter
+        if (errno == ENOENT) return;  // another process removed it as stale
         throw system_error(errno, "examine what was created for it");
     }
     const mode_t wanted = S_ISDIR(status.st_mode) ? S_IRWXU : S_IRUSR | S_IWUSR;
@@ -316,7 +324,7 @@ void Sibling::discard() noexcept {
         remove_notes();
         remove_file(lock_name);
     } catch (const std::exception&) {
-        // The next writer clears it away.
+        // The next writer removes it.
     }
     abandon();
     calls.unlinkat(home_, name_.c_str(), AT_REMOVEDIR);

@@ -1,4 +1,4 @@
-// The hidden folder in which a save is prepared: locked by its writer, and cleared away when that is dead.
+// The hidden folder in which a save is prepared. Its writer locks it; if the writer dies, the next save removes it.
 #pragma once
 
 #include "io/system.hpp"
@@ -9,26 +9,28 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// Beside a target it is called `.NAME.safemap-tmp`, in a folder that is replaced piece by piece `.safemap-tmp`. In it
-/// are a lock file, held under flock for as long as this object lives; the new content; and what is known of the save.
-/// A sibling whose lock nobody holds is what a dead process left. What has no lock file in it, and is not empty, is not
-/// ours and stays, unless it is in every other respect what a power failure leaves of one: see has_lost_lock().
+/// A hidden folder beside the target, called `.NAME.safemap-tmp`, or inside a folder that is replaced in place, called
+/// `.safemap-tmp`. It has a lock file, held by flock while this object lives; the new content; and notes about the
+/// save.
+///
+/// A sibling whose lock nobody holds was left by a dead process. A folder without a lock file, unless empty, is not
+/// ours and stays. Exception: it looks like a sibling that lost its lock file in a power failure; see has_lost_lock().
 class Sibling {
 public:
     static constexpr const char* suffix = ".safemap-tmp";
     static constexpr const char* content = "content";
 
     Sibling() = default;
-    /// Creates `name` in the folder open as `home`, which has to stay open. What a dead writer left there is cleared
-    /// away first; see clear_content() for what `notes` gets. Throws busy, and already_exists where something else has
-    /// that name. If it is `durable`, its lock is on the disk before anything else is in it.
+    /// Creates `name` in the open folder `home`, which must stay open. First removes what a dead writer left there; see
+    /// clear_content() for `notes`. If `durable`, the lock file is on the disk before anything else is created. Throws
+    /// busy; already_exists if something else has the name.
     static Sibling claim(int home, const std::string& name, std::vector<std::string>& notes, bool durable = true);
-    /// What a dead writer left there, with all that is in it; none where there is nothing. A commit that it had begun
-    /// (see commit_list.hpp) is finished. Throws as claim() does.
+    /// Takes the sibling of a dead writer with all its content; returns an empty object if nothing is there. Finishes a
+    /// commit that the writer had begun (see commit_list.hpp). Throws as claim() does.
     static Sibling take_over(int home, const std::string& name);
-    /// Removes what a dead writer left there, if there is anything.
+    /// Removes the sibling of a dead writer, if there is one.
     static void clear(int home, const std::string& name, std::vector<std::string>& notes);
-    /// Removes it with all that is in it, as far as that is possible.
+    /// Removes the sibling with all its content, as far as possible.
     ~Sibling() { discard(); }
     Sibling(Sibling&& other) noexcept;
     Sibling& operator=(Sibling&& other) noexcept;
@@ -36,24 +38,26 @@ public:
     explicit operator bool() const noexcept { return static_cast<bool>(folder_); }
     int folder() const noexcept { return folder_.number(); }
 
-    /// A umask may take from the owner what a save needs: to write into the folders, and to open files again. This
-    /// gives it back to a file or folder that was created in the open `folder`.
+    /// Gives the owner of a new file or folder in the open `folder` the permissions that a save needs: to write into
+    /// folders, and to open files again. A umask may have denied them.
     void grant(int folder, const char* name);
-    /// What the umask denies the owner: 0, or some of S_IRWXU.
+    /// Returns the permissions that the umask denies the owner: 0, or some of S_IRWXU.
     mode_t denied() const noexcept { return denied_; }
 
-    /// Moves it, lock and all, into another folder of the same file system; the error number where that fails.
+    /// Moves the sibling, with its lock, into another folder of the same file system. Returns the error number, 0 for
+    /// success.
     int move(int home, const std::string& name);
-    /// Removes the content: a file, or a folder with the files in it. See clear_content().
+    /// Removes the content: a file, or a folder with its files. See clear_content().
     void remove_content(std::vector<std::string>& notes) const;
-    /// Removes what is known of the save. Last, because it says what in the content may be removed.
+    /// Removes the notes. Call it last: the notes say what in the content may be removed.
     void remove_notes() const;
-    /// Removes a file in it, if it is there.
+    /// Removes one file of the sibling, if it exists.
     void remove_file(const char* name) const;
-    /// Removes it when only the lock is left in it. The lock is closed before the folder goes: on NFS, what is removed
-    /// while it is open stays under another name. From then on another writer may have the place.
+    /// Removes the sibling when only the lock file is left in it. The lock file is closed before the folder is removed:
+    /// on NFS, a file that is removed while open stays under another name. Another writer may take the place after
+    /// this.
     void remove();
-    /// Leaves everything for the next writer.
+    /// Leaves everything to the next writer.
     void abandon() noexcept;
 
 private:
@@ -64,7 +68,7 @@ private:
     int home_ = -1;
     std::string name_;
     Descriptor folder_;
-    Descriptor lock_;  ///< in it
+    Descriptor lock_;  ///< the lock file in it
     mode_t denied_ = 0;
 };
 

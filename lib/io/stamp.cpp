@@ -1,4 +1,4 @@
-// Stamps: words with a space between them, the inode first.
+// Makes and compares stamps: words separated by one space, the inode first.
 #include "io/stamp.hpp"
 
 #include "base/text.hpp"

@@ -1,4 +1,4 @@
-// Text on the disk that tells a file from an earlier state of it.
+// Stamps: text on the disk that identifies one state of a file.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -9,20 +9,20 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// "INODE SIZE NANOSECONDS": inode, size and time of modification. The device is not in it: its number changes at a
-/// reboot. "INODE folder" for a folder, whose size and time change with every file in it. Empty stands for no file.
+/// Returns "INODE SIZE NANOSECONDS": inode, size and modification time. Without the device, whose number changes at a
+/// reboot. Returns "INODE folder" for a folder: its size and time change with every file in it. An empty stamp means
+/// that there is no file.
 std::string stamp_of(const struct stat& status);
-/// The stamp of what `name` stands for in the open `folder`, without following a link. Throws where that cannot be
-/// found out.
+/// Returns the stamp of `name` in the open `folder`, and does not follow a link. Throws if the file cannot be examined.
 std::string stamp_in(int folder, const std::string& name);
-/// Returns whether `now` is what `before` was. Inodes are not compared where they do not last: see inode_lasted().
+/// Returns true if `now` is the same state as `before`. Ignores the inodes unless `inodes_last`; see inode_lasted().
 bool same_stamp(const std::string& before, const std::string& now, bool inodes_last);
 
-/// Returns whether the file open as `descriptor` still has the inode `was`. A file that is not touched changes its
-/// inode where the folder was copied to another disk or restored from a backup, and on file systems that number their
-/// files anew at each mount. Then no inode that was written down there counts.
+/// Returns true if the open file still has the inode `was`. The inode of an unchanged file changes if its folder is
+/// copied to another disk or restored from a backup, and at each mount on file systems that renumber their files. Then
+/// no inode that was recorded in that folder can be compared.
 bool inode_lasted(int descriptor, const std::string& was);
-/// The inode of an open file, for inode_lasted().
+/// Returns the inode of an open file, for inode_lasted().
 std::string inode_text(int descriptor);
 
 }  // namespace safemap::SAFEMAP_ABI::io

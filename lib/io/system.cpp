@@ -1,4 +1,4 @@
-// Descriptors, and the one place where error numbers become error codes.
+// Opens and closes descriptors, and maps error numbers to error codes: nowhere else does that.
 #include "io/system.hpp"
 
 #include "io/calls.hpp"
@@ -25,7 +25,7 @@ Errc code_of(int number) noexcept {
         case EMFILE:
         case ENFILE: return Errc::too_many_open_files;
         case ENOMEM: return Errc::out_of_memory;
-        case ESTALE: return Errc::file_changed;  // gone or replaced, on its server
+        case ESTALE: return Errc::file_changed;  // gone or replaced on its server
         default: return Errc::io_error;
     }
 }
@@ -48,8 +48,8 @@ bool never_possible(int number) noexcept {
 }
 
 void Descriptor::reset() noexcept {
-    // A failing close loses nothing here: fsync has brought the data to the disk, or nobody wants it.
-    // OutputFile::finish() closes files without fsync itself.
+    // An error of close() loses nothing here: fsync has flushed the data, or the data is not needed.
+    // OutputFile::finish() itself closes files without fsync.
     if (number_ >= 0) ::close(std::exchange(number_, -1));
 }
 

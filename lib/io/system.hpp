@@ -1,4 +1,4 @@
-// A file descriptor with an owner, and what the system's error numbers mean here.
+// Owned file descriptors, and errors from error numbers of the system.
 #pragma once
 
 #include <safemap/error.hpp>
@@ -13,18 +13,18 @@
 
 namespace safemap::SAFEMAP_ABI::io {
 
-/// "cannot DOING: what the number means", with the Errc that a caller can act upon.
+/// Returns an error that says "cannot DOING: meaning of the number", with the Errc that a caller can act upon.
 Error system_error(int number, std::string_view doing);
 
-/// Whether the number says that no such file is there (nor could be: a name too long, a loop of links).
+/// Returns true if the number means that the file does not exist, or cannot exist: a name too long, a loop of links.
 bool means_absent(int number) noexcept;
 
-/// Whether a link or an exchange that fails so will never succeed there, while plain renames may.
+/// Returns true if a link or an exchange with this error will always fail at this place, while a plain rename may work.
 bool never_possible(int number) noexcept;
-/// Whether a call fails so because the file system does not know its flags.
+/// Returns true if the file system does not support the flags of the call.
 bool flags_unsupported(int number) noexcept;
 
-/// Calls `call` again as long as a signal interrupts it.
+/// Repeats `call` while a signal interrupts it.
 template <class Call> auto uninterrupted(Call&& call) {
     for (;;) {
         const auto result = call();
@@ -32,7 +32,7 @@ template <class Call> auto uninterrupted(Call&& call) {
     }
 }
 
-/// Closes its descriptor.
+/// A file descriptor that is closed by its owner.
 class Descriptor {
 public:
     Descriptor() = default;
@@ -49,21 +49,22 @@ public:
     explicit operator bool() const noexcept { return number_ >= 0; }
     int number() const noexcept { return number_; }
     void reset() noexcept;
-    /// Gives the descriptor away.
+    /// Returns the descriptor and gives up its ownership.
     int release() noexcept { return std::exchange(number_, -1); }
 
 private:
     int number_ = -1;
 };
 
-/// Opens as openat does, O_CLOEXEC added; empty with errno set where that fails. Where there are no descriptors left,
-/// those that are kept for later are closed one after the other.
+/// Opens as openat() does, with O_CLOEXEC. Returns an empty object and sets errno if that fails. If the process is out
+/// of descriptors, evicts cached ones (see kept.hpp) one by one and tries again.
 Descriptor open_at(int folder, const char* name, int flags, mode_t mode = 0) noexcept;
 
-/// Opens a folder in the open folder `home`, and follows no link. Empty with errno set where that fails.
+/// Opens a folder in the open folder `home` without following a link. Returns an empty object and sets errno if that
+/// fails.
 Descriptor open_inner(int home, const std::string& name) noexcept;
 
-/// A path that cannot be cut short by a NUL inside it on its way to the system. Throws path_not_found.
+/// Returns `path`. Throws path_not_found if it has a NUL byte, where the system would cut it off.
 const std::string& without_nul(const std::string& path);
 
 }  // namespace safemap::SAFEMAP_ABI::io
