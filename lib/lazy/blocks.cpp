@@ -1,4 +1,4 @@
-// How a tensor is cut for bulk work.
+// Cuts tensors into ranges and boxes for bulk work.
 #include "lazy/blocks.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -14,21 +14,23 @@
 namespace safemap::SAFEMAP_ABI {
 namespace {
 
-// Ranges are multiples of this: of every element size, and of the three bytes that four F6 elements fill.
+// Ranges are multiples of this: a multiple of every element size, and of the three bytes that hold four F6 elements.
 constexpr std::uint64_t range_grain = 48;
 
-// Bytes of the source side by side for which a tensor is written in rows rather than in tiles. Tiles are read faster,
-// but written in pieces of a few KiB through the page cache.
+// Minimum bytes that are contiguous in the source if a transposed tensor is written in rows. Below this, tiles are
+// used: they are read faster, but written in pieces of a few KiB through the page cache.
 constexpr std::uint64_t least_stretch = 256;
 
-// Rows of boxes below this are gathered: from here on each is read where it belongs.
+// Boxes with rows shorter than this are gathered into rows of the value. Longer rows are read straight into the output.
 constexpr std::uint64_t least_box_row = 16U << 10;
 
-// Blocks of boxes are as small as others, to stay in the cache, unless less than this would be read of a box at a time.
+// Size of the blocks of a tensor in boxes, small enough to stay in the cache. Blocks are larger if they would otherwise
+// read less than `box_read` bytes of a box at a time.
 constexpr std::uint64_t row_block = 1U << 20;
 constexpr std::uint64_t box_read = 16U << 10;
 
-// The last dimension of more than one element, and the one along which the source's elements are nearest.
+// Two dimensions of a view: the last one with more than one element, and the one with the smallest stride in the
+// source.
 struct Inner {
     std::size_t value = 0;
     std::size_t source = 0;
@@ -41,8 +43,8 @@ Inner inner_dimensions(const StridedView& view) {
         if (view.shape[d] <= 1) continue;
         inner.value = d;
         const auto distance = static_cast<std::uint64_t>(std::abs(view.strides[d]));
-        // Of equal distances the later one, so that a contiguous tensor has both the same. Repeated elements
-        // (distance 0) are near whichever way they are walked.
+        // If strides are equal, take the later dimension: then a contiguous tensor has the same for both. Stride 0 (a
+        // repeated element) does not count: such a dimension is fast in any order.
         if (distance != 0 && distance <= nearest) {
             nearest = distance;
             inner.source = d;
@@ -57,10 +59,10 @@ bool stands_transposed(const LazyTensor& tensor, const Inner& inner) {
            tensor.strided_view().strides[inner.value] != 0;
 }
 
-// Whole rows of a transposed tensor, or whole planes and more.
+// A range of whole rows of a transposed tensor, or of whole planes and more.
 struct Rows {
-    std::uint64_t bytes = 0;    // as many as may be; none where one is too long
-    std::uint64_t stretch = 0;  // bytes that stand side by side in the source too
+    std::uint64_t bytes = 0;    // as large as allowed; 0 if a row is too long
+    std::uint64_t stretch = 0;  // bytes that are contiguous in the source too
 };
 
 Rows rows_of(const LazyTensor& tensor, std::uint64_t max_bytes) {
@@ -91,7 +93,7 @@ Blocks Blocks::of_ranges(const LazyTensor& tensor, std::uint64_t max_bytes, std:
     return blocks;
 }
 
-// Whole rows of the value, or planes and more.
+// Cuts into ranges of whole rows of the value, or of planes and more.
 Blocks Blocks::of_rows(const LazyTensor& tensor, std::uint64_t max_bytes) {
     if (tensor.nbytes() == 0) return of_ranges(tensor, max_bytes, 0);
     const Shape& shape = tensor.shape();

@@ -1,5 +1,5 @@
-// Cuts a tensor into boxes that are read well: long row-major ranges where the source stands that way, tiles for
-// transposes.
+// Cuts a tensor into blocks for fast reading: long row-major ranges if the source is row-major too, tiles if it is
+// transposed.
 #pragma once
 
 #include "lazy/gatherer.hpp"
@@ -12,40 +12,44 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Blocks that cover a tensor's value, each element once. Takes no memory for them.
+/// The blocks of a tensor's value. They cover each element once. No memory is allocated per block.
 class Blocks {
 public:
-    /// `max_bytes` (at least 64) of value in one block at most.
+    /// Cuts `tensor` into blocks of at most `max_bytes` of value. `max_bytes` is at least 64.
     Blocks(const LazyTensor& tensor, std::uint64_t max_bytes);
-    /// Ranges however the source stands, for who needs the bytes in order; of whole rows where it stands transposed and
-    /// a row is no longer than `max_bytes`.
+    /// Cuts into ranges, even if the source is transposed: for callers that need the bytes in order. If the source is
+    /// transposed and a row has at most `max_bytes`, the ranges are whole rows.
     static Blocks in_order(const LazyTensor& tensor, std::uint64_t max_bytes);
-    /// Whether a tensor is in boxes with short rows, so that for_disk() cuts it into ranges of whole rows, and the
-    /// larger the shorter these are.
+    /// Returns true if the tensor is stored in boxes with short rows. Then for_disk() cuts it into ranges of whole
+    /// rows; the shorter the rows of the boxes, the larger the ranges.
     static bool wants_rows(const LazyTensor& tensor);
-    /// in_order() where each range is made of stretches of the source that are long enough for the disk to be written
-    /// in ranges; whole rows, if one is no longer than `max_bytes`, where wants_rows(); else as the constructor cuts.
+    /// Cuts for writing to a disk:
+    /// 1. whole rows, if wants_rows() and a row has at most `max_bytes`
+    /// 2. as in_order(), if each range consists of stretches of the source that are long enough
+    /// 3. else as the constructor
     static Blocks for_disk(const LazyTensor& tensor, std::uint64_t max_bytes);
 
     std::uint64_t count() const noexcept { return count_; }
-    /// Whether blocks are ranges of the row-major value, not boxes: always, except where the source stands transposed.
+    /// Returns true if blocks are ranges of the row-major value, false if they are boxes. False only if the source is
+    /// transposed.
     bool ranges() const noexcept { return ranges_; }
-    /// The i-th range, in bytes of the value; they follow each other. Only where ranges().
+    /// Returns the i-th range in bytes of the value. The ranges are consecutive. Requires ranges().
     Extent range(std::uint64_t i) const noexcept;
-    /// The i-th box, in row-major order of their corners. Only where not ranges().
+    /// Returns the i-th box, in row-major order of the corners. Requires !ranges().
     Box box(std::uint64_t i) const;
 
-    /// Bytes of the i-th.
+    /// Returns the size of the i-th block in bytes.
     std::uint64_t size(std::uint64_t i) const;
-    /// Fills the beginning of `buffer` with the i-th of a tensor that is cut like this; returns what it has filled.
+    /// Reads the i-th block of `tensor`, which must be cut like this one, into the beginning of `buffer`. Returns the
+    /// filled part.
     std::span<std::byte> gather(std::uint64_t i, const LazyTensor& tensor, Gatherer& gatherer,
                                 std::span<std::byte> buffer) const;
-    /// Says where the bytes of the i-th go: calls put as for_each_range does.
+    /// Calls put() for each range of the value in the i-th block, as for_each_range() does.
     template <class Put> void scatter(std::uint64_t i, Put&& put) const;
 
 private:
     Blocks(std::uint64_t total_bytes, std::uint64_t max_bytes) noexcept;
-    /// Ranges of `range_bytes`; 0: as large as may be.
+    /// Cuts into ranges of `range_bytes`; 0 means as large as allowed.
     static Blocks of_ranges(const LazyTensor& tensor, std::uint64_t max_bytes, std::uint64_t range_bytes);
     static Blocks of_rows(const LazyTensor& tensor, std::uint64_t max_bytes);
     bool ranges_ = true;
@@ -55,11 +59,11 @@ private:
     std::uint64_t total_bytes_ = 0;
     Shape shape_;
     Shape step_;  // extent of a box
-    Shape grid_;  // boxes along each dimension
+    Shape grid_;  // number of boxes along each dimension
 };
 
-/// The row-major ranges of a value that a box is made of: calls range(value_offset, box_offset, size), in bytes, in
-/// rising order; neighbours are merged.
+/// Calls range(value_offset, box_offset, size) for each row-major range of the value that is in the box, in bytes and
+/// in rising order. Adjacent ranges are merged.
 template <class Range> void for_each_range(const Shape& shape, unsigned element_bits, const Box& box, Range&& range);
 
 }  // namespace safemap::SAFEMAP_ABI

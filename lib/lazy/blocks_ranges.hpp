@@ -1,4 +1,4 @@
-// The template of blocks.hpp.
+// Implements the templates of blocks.hpp.
 #pragma once
 
 #include <safemap/advanced/strides.hpp>
@@ -9,7 +9,7 @@
 namespace safemap::SAFEMAP_ABI {
 
 template <class Range> void for_each_range(const Shape& shape, unsigned element_bits, const Box& box, Range&& range) {
-    // Trailing dimensions that the box covers whole belong to one range.
+    // Trailing dimensions that the box covers completely are part of one range.
     std::size_t outer = shape.size();
     std::uint64_t row = 1;  // elements of one range
     while (outer > 0) {

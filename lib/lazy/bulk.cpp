@@ -1,4 +1,4 @@
-// Workers' memory, and where a block of many tensors is.
+// Allocates the memory of workers, and finds the item of a block.
 #include "lazy/bulk.hpp"
 
 #include <algorithm>

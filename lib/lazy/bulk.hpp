@@ -1,4 +1,4 @@
-// What reads tensors in bulk: workers with a buffer and a gatherer each, and the blocks of many tensors in one row.
+// Reads tensors in bulk: workers, each with buffers and a gatherer, and the blocks of many tensors as one sequence.
 #pragma once
 
 #include "base/pool.hpp"
@@ -16,13 +16,13 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// What one thread of a bulk operation has to itself.
+/// The memory of one thread of a bulk operation.
 class Worker {
 public:
-    /// Buffers begin at multiples of this, so that they can be written past the page cache.
+    /// Alignment of the buffers, so that they can be written past the page cache.
     static constexpr std::size_t page = 4096;
 
-    /// `size` bytes, made when they are first asked for. When more are asked for than before, what they held is lost.
+    /// Returns a buffer of `size` bytes, allocated on first use. A larger request than before loses the contents.
     std::span<std::byte> buffer(std::size_t size);
 
     Gatherer gatherer = {};
@@ -31,21 +31,21 @@ private:
     struct Free {
         void operator()(std::byte* bytes) const noexcept { ::operator delete[](bytes, std::align_val_t{page}); }
     };
-    // Not a vector: that would write zeros into pages which the next read fills anyway.
+    // Not a vector: that writes zeros into pages that the next read fills anyway.
     std::unique_ptr<std::byte[], Free> memory_ = {};
     std::size_t size_ = 0;
 };
 
-/// The workers of one parallel_for. Up to twelve take 32 MiB together at most, whatever is read.
+/// The workers of one parallel_for(). Up to twelve workers use 32 MiB in total, whatever they read.
 class Workers {
 public:
     static constexpr std::uint64_t all_memory = 32U << 20;
 
-    /// As many as the option `threads` means. Each has `buffers` buffers of at most `largest` bytes. The limits must
-    /// leave each of them enough, as those for bulk work do.
+    /// Makes as many workers as the option `threads` asks for. Each has `buffers` buffers of at most `largest` bytes.
+    /// `limits` must leave enough memory for each worker; the limits for bulk work do.
     explicit Workers(unsigned threads, unsigned buffers = 1, std::uint64_t largest = std::uint64_t{4} << 20,
                      ThreadLimits limits = bulk_threads);
-    /// Bytes of a buffer of so many workers, a multiple of a page, and at least one.
+    /// Returns the size of a buffer in bytes for `count` workers: a multiple of a page, at least one page.
     static constexpr std::size_t buffer_size(unsigned count, unsigned buffers, std::uint64_t largest) noexcept {
         const std::uint64_t each = std::max(all_memory / count, Gatherer::most_memory + buffers * Worker::page);
         const std::uint64_t room = (each - Gatherer::most_memory) / buffers;
@@ -55,7 +55,7 @@ public:
     unsigned count() const noexcept { return static_cast<unsigned>(workers_.size()); }
     std::size_t buffer_size() const noexcept { return buffer_size_; }
 
-    /// Here and below, only for the thread that is this worker.
+    /// Returns a buffer of a worker. Only for the thread of that worker, as is gatherer().
     std::span<std::byte> buffer(unsigned worker, unsigned which = 0) {
         return workers_[worker].buffer(buffers_ * buffer_size_).subspan(which * buffer_size_, buffer_size_);
     }
@@ -67,10 +67,10 @@ private:
     std::size_t buffer_size_;
 };
 
-/// The blocks of many items as one row, in order. Eight bytes an item.
+/// The blocks of many items as one sequence, in order. Uses eight bytes per item.
 class BlockRow {
 public:
-    /// The next item has `blocks` blocks; there may be none.
+    /// Appends an item with `blocks` blocks, which may be 0.
     void add(std::uint64_t blocks) { ends_.push_back(size() + static_cast<std::size_t>(blocks)); }
     std::size_t size() const noexcept { return ends_.empty() ? 0 : ends_.back(); }
 
@@ -78,9 +78,9 @@ public:
         std::size_t item = 0;
         std::uint64_t block = 0;
     };
-    /// Number `i` of the row, below size().
+    /// Returns the item and block at position `i`, which is below size().
     Place at(std::size_t i) const noexcept;
-    /// Calls work(place, worker) for each, as parallel_for hands them out, and lets the watch tick meanwhile.
+    /// Calls work(place, worker) for each block in the order of parallel_for(), and calls watch.tick() meanwhile.
     void each(unsigned threads, Watch& watch, const std::function<void(Place, unsigned)>& work) const;
 
 private:

@@ -1,4 +1,4 @@
-// What casts did to values.
+// Statistics of casts.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -7,10 +7,10 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// What a cast did to the values it passed.
+/// The number of values that a cast converted, and of special values among them.
 struct CastCounts {
-    std::uint64_t values = 0;      ///< cast in all
-    std::uint64_t overflowed = 0;  ///< finite before, and beyond the range of the new dtype
+    std::uint64_t values = 0;      ///< all values that were cast
+    std::uint64_t overflowed = 0;  ///< finite before, beyond the range of the new dtype
     std::uint64_t non_finite = 0;  ///< NaN or infinite before the cast
 
     CastCounts& operator+=(const CastCounts& other) noexcept {

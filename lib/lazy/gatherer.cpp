@@ -1,11 +1,14 @@
-// From stored pieces to values. A box of a value becomes *parts*: rows of elements that stand at one distance from
-// each other in a source. Parts that are long and contiguous are read straight into the output; others are collected,
-// sorted by place, read through a window, neighbours together, and scattered; what becomes columns of the output,
-// several at a time. From the top:
-//   - Part, and what copies parts from a window: one at a time, columns together, rows together.
-//   - each_box_of_range(), with_whole_rows(): a range of bytes as boxes.
-//   - Gatherer::Impl: takes the pieces that a box meets, makes parts of them, reads, scatters, and casts.
-//   - Gatherer: checks what it is asked for.
+// Reads values from stored pieces. Data flow:
+// 1. A box of the value is cut into *parts*: rows of elements that are at equal distances in one source.
+// 2. A long contiguous part is read straight into the output.
+// 3. Other parts are collected, sorted by offset and read through a window, near ones together.
+// 4. The window is scattered into the output; parts that become columns of the output, several at a time.
+// 5. Stored elements are decoded and cast.
+// From top to bottom:
+//   - Part, and the functions that copy parts from a window: one at a time, columns together, rows together
+//   - each_box_of_range(), with_whole_rows(): a range of bytes as boxes
+//   - Gatherer::Impl: finds the pieces that overlap a box, makes parts of them, reads, scatters and casts
+//   - Gatherer: checks the arguments
 #include "lazy/gatherer.hpp"
 
 #include "base/faults.hpp"
@@ -29,17 +32,18 @@ namespace safemap::SAFEMAP_ABI {
 namespace {
 
 constexpr std::size_t window_size = 1U << 20;     // bytes read at once for scattered parts
-constexpr std::size_t rows_window = 256U << 10;   // the same for rows, which are copied on while the cache has them
+constexpr std::size_t rows_window = 256U << 10;   // the same for rows, which are copied while they are in the CPU cache
 constexpr std::size_t cast_size = 512U << 10;     // bytes of stored elements converted at once
 constexpr std::size_t max_parts = 8192;           // collected before they are read
-constexpr std::uint64_t direct_size = 16U << 10;  // a contiguous part of this size is read where it belongs
-// Bytes between two parts that are cheaper to read along than to skip: a warm pread costs about half a microsecond,
-// in which 8 KiB are copied.
+constexpr std::uint64_t direct_size = 16U << 10;  // a contiguous part of this size is read straight into the output
+// Gap in bytes between two parts that is cheaper to read than to skip: a warm pread costs about half a microsecond, the
+// time to copy 8 KiB.
 constexpr std::uint64_t worthwhile_gap = 8U << 10;
 constexpr std::size_t cache_line = 64;
 
-// `count` units at distance `in_step` from byte `offset` of a source on go to distance `out_step` from byte `out` on;
-// and so do as many more rows, each of which is contiguous where there are several.
+// Copies `count` units, `in_step` apart from byte `offset` of a source on, to places `out_step` apart from byte `out`
+// on. `rows` such rows follow each other at distance `row_in` in the source and `row_out` in the output; if there are
+// several, each row is contiguous.
 struct Part {
     const Source* source;
     std::uint64_t offset;
@@ -47,7 +51,7 @@ struct Part {
     std::uint64_t count;
     std::int64_t in_step;    // bytes
     std::int64_t out_step;   // bytes
-    std::size_t window = 0;  // where it was read to
+    std::size_t window = 0;  // its position in the window
     std::uint64_t rows = 1;
     std::uint64_t row_in = 0;  // bytes
     std::int64_t row_out = 0;  // bytes
@@ -91,14 +95,14 @@ void copy_part(const Part& part, unsigned unit, const std::byte* window, std::by
     });
 }
 
-/// Whether `next` is the column of the output beside that of `part`, and both stand row after row in the window.
+/// Returns true if `next` fills the column of the output next to that of `part`, and both are contiguous in the window.
 bool are_neighbours(const Part& part, const Part& next, unsigned unit) noexcept {
     return part.rows == 1 && next.rows == 1 && next.out == part.out + unit && next.count == part.count &&
            next.out_step == part.out_step && part.in_step == static_cast<std::int64_t>(unit) &&
            next.in_step == part.in_step;
 }
 
-/// Neighbouring columns, as many at a time as fill a cache line of the output.
+/// Copies neighbouring columns, at one time as many as fill a cache line of the output.
 template <class Unit> void copy_columns(std::span<const Part> columns, const std::byte* window, std::byte* out) {
     constexpr std::size_t most = cache_line / sizeof(Unit);
     const std::int64_t out_step = columns.front().out_step;
@@ -119,16 +123,16 @@ template <class Unit> void copy_columns(std::span<const Part> columns, const std
     }
 }
 
-/// Whether the rows of `next` continue those of `part` in the output.
+/// Returns true if the rows of `next` continue the rows of `part` in the output.
 bool continue_rows(const Part& part, const Part& next, unsigned unit) noexcept {
     return next.out == part.out + part.count * unit && next.rows == part.rows && next.row_out == part.row_out;
 }
 
-/// Rows of neighbours side by side. `size` is that of each row where the compiler is to know it, else 0.
+/// Copies the rows of neighbours side by side. `size` is the bytes of each row if the compiler should know it, else 0.
 template <std::size_t size>
 void copy_rows(std::span<const Part> parts, unsigned unit, const std::byte* window, std::byte* out) {
     for (std::uint64_t row = 0; row < parts.front().rows; ++row) {
-        // Unsigned arithmetic wraps, so rows may go backwards.
+        // Unsigned arithmetic wraps, so rows may run backwards.
         std::byte* to = out + (parts.front().out + row * static_cast<std::uint64_t>(parts.front().row_out));
         for (const Part& part : parts) {
             const std::size_t length = size != 0 ? size : part.count * unit;
@@ -138,8 +142,8 @@ void copy_rows(std::span<const Part> parts, unsigned unit, const std::byte* wind
     }
 }
 
-/// As many side by side as the nearest cache holds streams; returns how many. One after the other, each would write
-/// parts of lines that have left the cache when the next one comes.
+/// Copies side by side as many parts as the L1 cache holds streams; returns how many. Copied one after the other, each
+/// part would write into cache lines that were evicted before the next part writes into them.
 std::size_t copy_rows(std::span<const Part> parts, unsigned unit, const std::byte* window, std::byte* out) {
     constexpr std::size_t most = 16;
     parts = parts.first(std::min(most, parts.size()));
@@ -154,7 +158,7 @@ std::size_t copy_rows(std::span<const Part> parts, unsigned unit, const std::byt
     return parts.size();
 }
 
-// Inside a shape whose product fits.
+// Cannot overflow: the box is inside a shape whose element count is known.
 std::uint64_t units_of(const Box& box) { return *element_count(box.extent); }
 
 void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_size) {
@@ -169,8 +173,8 @@ void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_si
                     "a buffer of " + std::to_string(out_size) + " bytes for a region of " + std::to_string(*size));
 }
 
-// A range of elements is a few boxes: each is as many whole rows, planes, … as begin at the next element. Calls
-// visit(box, elements of it).
+// Cuts a range of elements into a few boxes: each has as many whole rows, planes and so on as begin at the next
+// element. Calls visit(box, element count).
 template <class Visit>
 void each_box_of_range(const Shape& shape, std::uint64_t first, std::uint64_t count, Visit&& visit) {
     while (count > 0) {
@@ -194,7 +198,7 @@ void each_box_of_range(const Shape& shape, std::uint64_t first, std::uint64_t co
     }
 }
 
-// Trailing dimensions that follow each other without gaps as one: rows of a sub-byte dtype are whole bytes only so.
+// Merges trailing dimensions that are contiguous. Rows of a sub-byte dtype may fill whole bytes only when merged.
 LazyTensor with_whole_rows(const LazyTensor& tensor) {
     StridedView view = tensor.strided_view();
     while (view.shape.size() > 1) {
@@ -223,7 +227,7 @@ public:
         fill_cast(tensor, box, out);
     }
 
-    // The region of stored elements that a byte range of an uncast, contiguous, undecoded view is.
+    // Reads a byte range of a view that is contiguous and neither cast nor decoded: a range of stored elements.
     void fill_contiguous(const LazyTensor& tensor, std::uint64_t first_byte, std::span<std::byte> out) {
         const StoredTensor& stored = *tensor.stored();
         const unsigned unit = stored.unit_size();
@@ -236,8 +240,8 @@ public:
     CastCounts take_counts() noexcept { return std::exchange(counts_, {}); }
 
 private:
-    // Converts through a fixed buffer: halves the box until its stored elements fit. Boxes are cut along the first
-    // dimension that has more than one element, so that the halves are contiguous in `out`.
+    // Reads and casts through a fixed buffer: halves the box until its stored elements fit. Cuts along the first
+    // dimension with more than one element, so that both halves are contiguous in `out`.
     void fill_cast(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
         const Dtype from = tensor.stored()->dtype();
         const std::uint64_t count = units_of(box);
@@ -280,7 +284,7 @@ private:
         at_once_ = window_size;
     }
 
-    // A range of elements of the base, box by box.
+    // Reads a range of elements of the base, box by box.
     void walk_range(const StoredTensor& stored, std::uint64_t first, std::uint64_t count) {
         const StridedView whole{stored.shape(), row_major(stored.shape()), 0};
         std::uint64_t out = 0;
@@ -290,7 +294,8 @@ private:
         });
     }
 
-    // Emits a row, or rows, for each step along what a piece holds of the region, which goes to byte `to` on.
+    // Adds a part for each row, or for several rows at once, that a piece has of the region. Output begins at byte
+    // `to`.
     void walk_boxes(const BaseRegion& region, std::uint64_t to) {
         const std::int64_t unit = stored_->unit_size();
         region.each_part(*stored_, [&](BoxPart&& part) {
@@ -311,7 +316,8 @@ private:
         });
     }
 
-    // Turns the box into axes, nearest source elements last, and emits a row for each step of the outer ones.
+    // Turns the box into axes, those with the smallest stride in the source last, and adds a row for each step of the
+    // outer axes.
     void walk(const LazyTensor& tensor, const Box& box) {
         const StridedView view = tensor.strided_view();
         if (stored_->in_boxes())
@@ -335,8 +341,8 @@ private:
                   [&](std::uint64_t at, std::uint64_t to) { emit(at, to, inner); });
     }
 
-    // From elements to units in the base and bytes in the output. Elements of a sub-byte dtype go in ranges of whole
-    // bytes, or not at all.
+    // Converts elements to units in the base and to bytes in the output. Throws partial_byte_slice if elements of a
+    // sub-byte dtype do not form ranges of whole bytes.
     void to_units(std::vector<Axis>& axes, std::int64_t& in) const {
         const Dtype dtype = stored_->dtype();
         if (whole_bytes(dtype)) {
@@ -368,7 +374,7 @@ private:
             visit(in, out);
             std::size_t d = axes.size();
             for (; d-- > 0;) {
-                // Unsigned arithmetic wraps, so a step back is a step of 2^64 less.
+                // Unsigned arithmetic wraps, so adding a negative step is correct.
                 in += static_cast<std::uint64_t>(axes[d].in);
                 out += static_cast<std::uint64_t>(axes[d].out);
                 if (++at[d] < axes[d].extent) break;
@@ -380,7 +386,7 @@ private:
         }
     }
 
-    // One row: as many parts as pieces that it touches.
+    // Adds one row: one part for each piece that it overlaps.
     void emit(std::uint64_t in, std::uint64_t out, const Axis& row) {
         const auto unit = static_cast<std::int64_t>(stored_->unit_size());
         const auto step = static_cast<std::uint64_t>(row.in);
@@ -399,12 +405,12 @@ private:
         return part.rows == 1 && (part.count == 1 || (part.in_step == unit && part.out_step == unit));
     }
 
-    /// A source of the caller's may not say which it is.
+    /// Reads from a source. Adds its name to errors: a source of the caller may not do that.
     static void read(const Source& source, std::uint64_t offset, std::span<std::byte> into) {
         about_file([&] { return source.name(); }, [&] { source.read_at(offset, into); });
     }
 
-    // Cuts a part so that each fits into the window; far elements go one by one.
+    // Adds a part, cut into parts that fit into the window. Elements that are far apart become one part each.
     void add(Part part) {
         if (contiguous(part) && part.count * stored_->unit_size() >= direct_size) {
             read(*part.source, part.offset, out_.subspan(part.out, part.count * stored_->unit_size()));
@@ -425,7 +431,7 @@ private:
         }
     }
 
-    // Contiguous rows as one part where they are read together, cut so that each fits into the window.
+    // Adds contiguous rows: as one part if they are near each other, cut so that each part fits into the window.
     void add_rows(Part row, const Axis& rows) {
         const std::uint64_t size = row.count * stored_->unit_size();
         const auto distance = static_cast<std::uint64_t>(rows.in);
@@ -448,7 +454,7 @@ private:
         }
     }
 
-    // Reads what was collected, neighbours together, as much as the window holds before that is scattered.
+    // Reads the collected parts, near ones together. Scatters the window whenever it is full.
     void flush() {
         const auto before = [](const Part& a, const Part& b) {
             return a.source != b.source ? std::less<>()(a.source, b.source) : a.low() < b.low();
@@ -487,7 +493,7 @@ private:
         Extent extent;
     };
 
-    // Those of `parts`, from the first on, that are better read along with each other than one by one.
+    // Returns how many of `parts`, from the first one on, are cheaper to read together, and their extent.
     Run near_each_other(std::span<const Part> parts) const {
         const unsigned unit = stored_->unit_size();
         const std::uint64_t low = parts.front().low();

@@ -1,4 +1,4 @@
-// Answers the one question asked of a tensor: fill this box of your value into this buffer.
+// Reads a box of a tensor's value into a buffer. All other reading of tensors is built on this.
 #pragma once
 
 #include "lazy/cast_counts.hpp"
@@ -12,11 +12,11 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Reads values of any LazyTensor through fixed buffers (at most 3 MiB, allocated when first needed). One for each
-/// worker thread; it may be used for one tensor after another.
+/// Reads values of any LazyTensor through buffers of a fixed size, allocated on first use. Each worker thread has its
+/// own. It can be used for one tensor after another.
 class Gatherer {
 public:
-    /// Bytes of memory that it takes, whatever it fills.
+    /// Maximum of the memory that it uses, in bytes, whatever it reads.
     static constexpr std::uint64_t most_memory = 2304U << 10;
 
     Gatherer();
@@ -24,12 +24,12 @@ public:
     Gatherer(Gatherer&&) noexcept;
     Gatherer& operator=(Gatherer&&) noexcept;
 
-    /// Fills `out` with the region, row-major. `out` has exactly the region's size.
+    /// Fills `out` with the box, row-major. `out` has exactly the size of the box.
     void fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out);
     /// Fills `out` with the bytes [offset, offset + out.size()) of the row-major value.
     void fill(const LazyTensor& tensor, std::uint64_t offset, std::span<std::byte> out);
 
-    /// What casts did since the last call.
+    /// Returns the statistics of casts since the last call.
     CastCounts take_counts() noexcept;
 
 private:

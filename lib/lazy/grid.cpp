@@ -1,4 +1,4 @@
-// How boxes are told to be a grid, and the tree over boxes that are none.
+// Detects whether boxes form a grid, and builds the tree if they do not.
 #include "lazy/grid.hpp"
 
 #include <safemap/error.hpp>
@@ -33,7 +33,7 @@ void Grid::find_cuts() {
     }
 }
 
-// One box in each cell between the cuts, from the first element to the last.
+// Returns true if each cell between the cuts has exactly one box, and the cells cover the shape.
 bool Grid::fills_cells(const Shape& shape) const {
     std::uint64_t cells = 1;
     for (std::size_t d = 0; d < rank_; ++d) {
@@ -54,13 +54,13 @@ bool Grid::fills_cells(const Shape& shape) const {
     return true;
 }
 
-// A box is a point of 2 * rank_ coordinates: its starts, then its ends.
+// Returns a coordinate of a box as a point of 2 * rank_ coordinates: its starts, then its ends.
 std::uint64_t Grid::coordinate(std::size_t box, std::size_t which) const noexcept {
     return which < rank_ ? start(box)[which] : start(box)[which - rank_] + extent(box)[which - rank_];
 }
 
-// Halves are split at the median of one coordinate after the other, as in a k-d tree. So a question among n disjoint
-// boxes of r dimensions takes O(n^(1 - 1/2r)) and the boxes found, however long, thin and interleaved they are.
+// Splits at the median of one coordinate after another, as a k-d tree does. So a query among n disjoint boxes of r
+// dimensions takes O(n^(1 - 1/2r)) plus the boxes found, however long, thin and interleaved the boxes are.
 void Grid::build(const Node& node, std::size_t depth) {
     bound(node);
     if (node.leaf()) return;
@@ -74,7 +74,8 @@ void Grid::build(const Node& node, std::size_t depth) {
     for (const Node& half : halves) build(half, which + 1);
 }
 
-// The first coordinate, from `depth` on and round again, in which boxes of the node differ; 2 * rank_ where none does.
+// Returns the first coordinate, from `depth` on and cyclically, in which boxes of the node differ; 2 * rank_ if there
+// is no difference.
 std::size_t Grid::first_that_differs(const Node& node, std::size_t depth) const noexcept {
     for (std::size_t tried = 0; tried < 2 * rank_; ++tried) {
         const std::size_t which = (depth + tried) % (2 * rank_);

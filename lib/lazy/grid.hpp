@@ -1,5 +1,5 @@
-// Boxes of one shape: whether two of them share an element, and which of them meet a region. Where they are a grid, the
-// cuts of each dimension say it; otherwise a tree does, so that neither takes time for boxes that stand elsewhere.
+// Finds boxes of one shape that overlap each other or a region. If the boxes form a grid, the cuts along each dimension
+// answer that; otherwise a tree does. So no time is spent on boxes elsewhere.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -17,27 +17,28 @@ namespace safemap::SAFEMAP_ABI {
 class Grid {
 public:
     Grid() = default;
-    /// `places` has start and extent of each of `count` boxes, in the lexicographical order of the starts. Each box has
-    /// elements and is inside `shape`. Takes O(n log n) for n boxes. Throws invalid_argument for 2^32 boxes.
+    /// `places` has start and extent of each of `count` boxes, in lexicographical order of the starts. Each box is
+    /// inside `shape` and not empty. Takes O(n log n) for n boxes. Throws invalid_argument for 2^32 boxes or more.
     Grid(const Shape& shape, std::size_t count, std::vector<std::uint64_t> places);
 
     std::size_t size() const noexcept { return count_; }
     const std::uint64_t* start(std::size_t box) const noexcept { return places_.data() + box * 2 * rank_; }
     const std::uint64_t* extent(std::size_t box) const noexcept { return start(box) + rank_; }
 
-    /// The first element that the first box which shares any has with another one. For a grid nothing is compared;
-    /// otherwise each box asks the tree once.
+    /// Returns the first element of the overlap of two boxes: of the first box that overlaps any, with the first such
+    /// box after it. Returns nothing if no boxes overlap. For a grid, nothing is compared; otherwise each box queries
+    /// the tree once.
     std::optional<Shape> first_shared() const;
 
-    /// Calls visit(box) for each box that has an element of `region`, which has elements. Of a grid they come in their
-    /// order, otherwise in that of the tree.
+    /// Calls visit(box) for each box that overlaps `region`, which is not empty. The order is that of the boxes for a
+    /// grid, else that of the tree.
     template <class Visit> void each_in(const Box& region, Visit&& visit) const {
         if (is_grid_) each_cell(region, 0, 0, visit);
         else each_below({0, 0, count_}, region, visit);
     }
 
 private:
-    /// Boxes [begin, end) of order_, and the number of its bounds.
+    /// A node of the tree: the boxes [begin, end) of order_. `at` is the index of its bounds.
     struct Node {
         std::size_t at;
         std::size_t begin;
@@ -89,9 +90,9 @@ private:
     std::size_t count_ = 0;
     bool is_grid_ = false;
     std::vector<std::uint64_t> places_;
-    std::vector<std::vector<std::uint64_t>> cuts_;  // of a grid: where cells begin along each dimension
-    std::vector<std::uint32_t> order_;              // otherwise: boxes as the leaves of the tree have them
-    std::vector<std::uint64_t> bounds_;             // start and extent of what is below each node
+    std::vector<std::vector<std::uint64_t>> cuts_;  // for a grid: where cells begin along each dimension
+    std::vector<std::uint32_t> order_;              // otherwise: boxes in the order of the leaves
+    std::vector<std::uint64_t> bounds_;             // start and extent of the boxes below each node
 };
 
 }  // namespace safemap::SAFEMAP_ABI

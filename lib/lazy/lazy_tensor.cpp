@@ -1,4 +1,4 @@
-// Lazy tensors: names, views and casts over what is stored.
+// Implements lazy tensors: names, views and casts over stored tensors.
 #include <safemap/lazy_tensor.hpp>
 
 #include "base/checked.hpp"
@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t load_alignment = 64;
 
-// A view must stay inside its base; a view without elements may say anything.
+// Throws if a view reaches outside its base. A view without elements may have any offset and strides.
 void check_reach(const StoredTensor& stored, const StridedView& view) {
     if (view.shape.size() != view.strides.size())
         throw Error(Errc::bad_tensor, std::to_string(view.shape.size()) + " dimensions, but " +
@@ -79,7 +79,7 @@ LazyTensor LazyTensor::cast(Dtype dtype) const {
         throw Error(Errc::unsupported_cast,
                     "no cast from " + std::string(safemap::name(dtype_)) + " to " + std::string(safemap::name(dtype)))
             .with_tensor(name_);
-    // A second cast would round a second time, which one conversion cannot repeat.
+    // A second cast would round twice, which one conversion cannot reproduce.
     if (dtype_ != stored_->dtype() && dtype != dtype_)
         throw Error(Errc::unsupported_cast, "cast already, from " + std::string(safemap::name(stored_->dtype())) +
                                                 " to " + std::string(safemap::name(dtype_)))
@@ -138,7 +138,7 @@ SharedBytes LazyTensor::mapped(const Source& source, Extent extent) const {
 
 TensorView LazyTensor::load() const {
     const std::size_t size = nbytes();
-    // Freed with the alignment it was allocated with.
+    // Must be freed with the alignment of the allocation.
     const auto free_aligned = [](std::byte* p) { ::operator delete (p, std::align_val_t{load_alignment}); };
     const std::shared_ptr<std::byte> memory(
         static_cast<std::byte*>(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{load_alignment})),

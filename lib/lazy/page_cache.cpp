@@ -1,4 +1,4 @@
-// From values to the ranges of files that they are read from, and what is done with those.
+// Finds the ranges of files that values are read from, and queries, prefetches or evicts them.
 #include "lazy/page_cache.hpp"
 
 #include "base/faults.hpp"
@@ -25,10 +25,11 @@ namespace {
 
 using namespace literals;
 
-// Nothing is cached in less. What lies closer together is cached together, whatever the page size of the machine.
+// The kernel caches whole pages of at least this size. Ranges closer than this are cached together, whatever the page
+// size of the machine.
 constexpr std::uint64_t page = 4_KiB;
-// What one thread asks for at a time. Threads that claim steps in turn read close behind each other, so the disk sees
-// one stream; with steps of 8 MiB, the kernel's read-ahead where this was measured, they took twice as long.
+// Bytes that one thread requests at a time. Threads take steps in turn and so read close behind each other: the disk
+// sees one stream. Steps of 8 MiB, the kernel's read-ahead where this was measured, took twice as long.
 constexpr std::uint64_t step_bytes = 1_MiB;
 
 void add(std::vector<SourceRange>& ranges, const SourceRange& next) {
@@ -42,7 +43,7 @@ void add(std::vector<SourceRange>& ranges, const SourceRange& next) {
     ranges.push_back(next);
 }
 
-/// Walks a view of a tensor in the order of the source, a row at a time.
+/// Walks a view of a tensor in the order of the source, row by row.
 class Walk {
 public:
     Walk(const LazyTensor& tensor, std::vector<SourceRange>& ranges) : stored_(*tensor.stored()), ranges_(ranges) {
@@ -63,7 +64,7 @@ private:
         std::uint64_t stride;  // elements
     };
 
-    // Those along which the source moves, upwards, the farthest first; what continues each other joined.
+    // Finds the axes with a nonzero stride, turned to run upwards, the largest stride first. Joins contiguous axes.
     void find_axes(const StridedView& view) {
         auto first = view.offset;
         for (std::size_t d = 0; d < view.shape.size(); ++d) {
@@ -100,7 +101,8 @@ private:
         }
     }
 
-    // What one box holds of the view: as the output is nobody's, axes are joined wherever the source goes on.
+    // Adds the ranges that one box holds of the view. There is no output, so axes are joined wherever the source is
+    // contiguous.
     void emit_part(BoxPart&& part) {
         for (Axis& axis : part.axes) axis.out = axis.in;
         std::erase_if(part.axes, [](const Axis& axis) { return axis.in == 0; });
@@ -140,7 +142,7 @@ private:
     std::uint64_t first_ = 0;
 };
 
-/// Pieces of at most a step, which begin where steps of the source do.
+/// Cuts ranges into steps. Steps begin at multiples of step_bytes in the source.
 std::vector<SourceRange> steps_of(std::span<const SourceRange> ranges) {
     std::vector<SourceRange> steps;
     for (const SourceRange& range : ranges)

@@ -1,5 +1,5 @@
-// What the kernel caches of the files that tensors stand in: asked about, filled and emptied; and whether the files
-// are still what was opened.
+// Queries, fills and evicts the kernel's cache of the files that hold tensors, and checks that the files have not
+// changed.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -9,7 +9,7 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A range of a source, which the tensors it came from keep alive.
+/// A range of a source. Valid while the tensors that it came from live.
 struct SourceRange {
     const Source* source;
     Extent extent;
@@ -17,16 +17,17 @@ struct SourceRange {
     friend bool operator==(const SourceRange&, const SourceRange&) = default;
 };
 
-/// Where the values of `tensors` stand: every byte once, by source and offset. Ranges less than a page apart are one.
+/// Returns the ranges that hold the values of `tensors`, sorted by source and offset, each byte once. Ranges less than
+/// a page apart are merged.
 std::vector<SourceRange> ranges_of(std::span<const LazyTensor> tensors);
 
-// As the members of LazyTensor, for all of them together.
+// The members of LazyTensor of the same name, for several tensors at once.
 Residency residency(std::span<const LazyTensor> tensors);
 void prefetch(std::span<const LazyTensor> tensors, const Work& work);
 void evict(std::span<const LazyTensor> tensors);
 
-/// Throws file_changed, with the tensor, where a source of one is not what it was when it was opened. For the end of
-/// bulk work: then what was read was there all along.
+/// Throws file_changed, with the tensor, if a source of a tensor has changed since it was opened. Call it at the end of
+/// bulk work: then all bytes that were read are from the same state of the file.
 void require_unchanged(std::span<const LazyTensor> tensors);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// Views taken apart into the dimensions of their base, and cut where boxes are.
+// Maps the dimensions of a view to those of its base, and cuts them at the bounds of boxes.
 #include "lazy/regions.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -54,7 +54,8 @@ std::optional<BaseRegion> BaseRegion::of(const StoredTensor& stored, const Strid
     return region;
 }
 
-// A dimension of the region. False where its stride is not one of the base's, or where it runs into the next row.
+// Adds a dimension of the region. Returns false if its stride fits no dimension of the base, or if it runs into the
+// next row.
 bool BaseRegion::add(const Shape& base, std::uint64_t extent, std::int64_t stride, std::int64_t out) {
     if (extent == 1) return true;
     if (stride == 0) {
@@ -91,7 +92,7 @@ std::optional<BoxPart> BaseRegion::part_in(const StoredTensor::Piece& piece) con
     BoxPart part{piece.source, static_cast<std::int64_t>(piece.offset), out_, repeats_};
     for (std::size_t d = 0; d < dimensions_.size(); ++d) {
         const auto& [low, step, count, out] = dimensions_[d];
-        // The first that is not below a place of the base.
+        // Returns the number of the first element at or after index `at` of the base.
         const auto number_at = [low = low, step = step](std::uint64_t at) {
             return at <= low ? 0 : (at - low - 1) / step + 1;
         };

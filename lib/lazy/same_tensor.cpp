@@ -1,4 +1,4 @@
-// What tensors are compared and found by.
+// Implements equality and hash of tensors.
 #include "lazy/same_tensor.hpp"
 
 #include <safemap/advanced/strides.hpp>
@@ -19,7 +19,7 @@ bool SameTensor::operator()(const LazyTensor* a, const LazyTensor* b) const {
 std::size_t TensorHash::operator()(const LazyTensor* tensor) const {
     const StridedView view = tensor->strided_view();
     std::size_t hash = std::hash<const void*>{}(tensor->stored().get());
-    // Slices of one tensor differ in offset or shape; 2^64 / golden ratio spreads both.
+    // Slices of one tensor differ in offset or shape; the factor 2^64 / golden ratio spreads both.
     const auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x9E37'79B9'7F4A'7C15U; };
     mix(static_cast<std::uint64_t>(view.offset));
     mix(static_cast<std::uint64_t>(tensor->dtype()));

@@ -1,4 +1,4 @@
-// When two tensors are one.
+// Compares and hashes tensors by what they hold, to find tied weights.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -8,22 +8,23 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// The same elements of the same store, seen the same way, whatever they are called.
+/// Returns true for the same elements of the same stored tensor with the same view, dtype and decoding. Names do not
+/// count.
 struct SameTensor {
     bool operator()(const LazyTensor* a, const LazyTensor* b) const;
 };
 
 struct TensorHash {
-    // Not noexcept, since a view may be copied: so tables keep hashes, and compute each once.
+    // Not noexcept, because the view may be copied. So hash tables cache the hash and compute it once.
     std::size_t operator()(const LazyTensor* tensor) const;
 };
 
-/// Not of no elements, nor where nobody else has its store.
+/// Returns false for a tensor without elements, and for one whose storage no other tensor shares.
 inline bool may_be_tied(const LazyTensor& tensor) {
     return tensor.stored().use_count() > 1 && tensor.element_count() > 0;
 }
 
-/// By what tensors are. They stay with the caller, at their places.
+/// A table by contents of tensors. Keys point to tensors of the caller, which must not move.
 template <class Value> using TensorTable = std::unordered_map<const LazyTensor*, Value, TensorHash, SameTensor>;
 
 }  // namespace safemap::SAFEMAP_ABI

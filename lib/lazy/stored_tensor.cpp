@@ -1,4 +1,4 @@
-// Checks that pieces hold every element once, and finds them again.
+// Checks that pieces hold every element exactly once, and locates elements in them.
 #include "lazy/stored_tensor.hpp"
 
 #include "base/checked.hpp"
@@ -20,7 +20,7 @@ std::string elements_text(std::uint64_t first, std::uint64_t end) {
     return "elements " + std::to_string(first) + " to " + std::to_string(end - 1);
 }
 
-/// Makes the table of pieces that come with their sources.
+/// Builds the source table for pieces that come with their sources.
 class TableMaker {
 public:
     std::uint32_t number_of(const std::shared_ptr<const Source>& source) {
@@ -35,10 +35,10 @@ private:
     std::unordered_map<const Source*, std::uint32_t> numbers_;
 };
 
-// Runs of the flattened shape that a box of this extent is.
+// Returns the number of runs of the flattened shape that a box of this extent consists of.
 std::uint64_t rows_of(const Shape& shape, const Shape& extent) {
     std::uint64_t rows = 1;
-    bool whole = true;  // so far, from the last dimension on
+    bool whole = true;  // true while all later dimensions are covered
     for (std::size_t d = shape.size(); d-- > 0;) {
         if (!whole) rows *= extent[d];
         whole = whole && extent[d] == shape[d];
@@ -46,7 +46,7 @@ std::uint64_t rows_of(const Shape& shape, const Shape& extent) {
     return rows;
 }
 
-// `count` elements from element `first` on as bytes from byte 0 of the base on. Both must be whole bytes.
+// Returns `count` elements from `first` on as bytes of the base. Throws partial_byte if they are not whole bytes.
 Extent base_bytes(Dtype dtype, std::uint64_t first, std::uint64_t count) {
     const auto offset = byte_size(dtype, first);
     const auto size = byte_size(dtype, count);
@@ -108,7 +108,7 @@ void StoredTensor::check_run(const IndexedRun& run) const {
     check_bytes(source(run.source), run.offset, base_bytes(dtype_, run.first, run.count).size);
 }
 
-// Keeps runs that are sorted, if each begins where the one before it ends.
+// Keeps sorted runs. Throws bad_tensor unless each begins where the one before it ends.
 void StoredTensor::keep_runs(std::span<const IndexedRun> runs) {
     std::uint64_t covered = 0;
     const auto require = [&](std::uint64_t next) {
@@ -216,14 +216,14 @@ StoredTensor::Place StoredTensor::locate_in_boxes(std::uint64_t element) const n
         at[d] = element % shape_[d];
         element /= shape_[d];
     }
-    Piece piece = {};  // always found: boxes hold every element
+    Piece piece = {};  // always found: the boxes hold every element
     each_piece_in({at, Shape(rank, 1)}, [&](const Piece& found) { piece = found; });
     const auto& [source, offset, start, extent, strides] = piece;
 
     std::int64_t units = 0;
     for (std::size_t d = 0; d < rank; ++d) units += static_cast<std::int64_t>(at[d] - start[d]) * strides[d];
 
-    // The rest of the row, and of the rows after it as long as they follow in the base and in the source alike.
+    // Count the rest of this row, and later rows while they are contiguous in both the base and the source.
     std::size_t d = rank - 1;
     std::uint64_t count = extent[d] - (at[d] - start[d]);
     std::uint64_t row = extent[d];

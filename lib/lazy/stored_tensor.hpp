@@ -1,5 +1,5 @@
-// What is stored of a tensor, in a compact form: a tensor of one run takes 136 bytes, a run among several 24, a box of
-// two dimensions 64, and up to 32 more where boxes are no grid.
+// The stored form of a tensor, kept compact: 136 bytes for a tensor of one run, 24 for each of several runs, 64 for a
+// box of two dimensions, and up to 32 more per box if the boxes do not form a grid.
 #pragma once
 
 #include "lazy/grid.hpp"
@@ -15,23 +15,24 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Pieces count *units*: elements, or bytes for sub-byte dtypes, whose pieces are runs of whole bytes.
+/// A tensor as pieces of sources. Pieces count *units*: elements, or bytes for a sub-byte dtype, whose pieces are runs
+/// of whole bytes.
 class StoredTensor {
 public:
-    /// Checks, sorts and keeps; throws as stored_runs and stored_boxes say.
+    /// Checks, sorts and copies the pieces. Throws as documented at stored_runs() and stored_boxes().
     StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table, std::span<const IndexedRun> runs);
     StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
-    /// The same for one run of everything.
+    /// Makes a tensor of one run.
     StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Source> source, std::uint64_t offset);
 
     Dtype dtype() const noexcept { return dtype_; }
     const Shape& shape() const noexcept { return shape_; }
     std::uint64_t element_count() const noexcept { return elements_; }
-    /// Bytes of a unit.
+    /// Returns the bytes of a unit.
     unsigned unit_size() const noexcept { return whole_bytes(dtype_) ? element_size(dtype_) : 1; }
     std::size_t piece_count() const noexcept;
 
-    /// Where a unit stands, and how many units of the base follow it at the same distance from each other.
+    /// The place of a unit in its source, and how many units of the base follow it at equal distances.
     struct Place {
         std::uint32_t source;
         std::uint64_t offset;  // bytes
@@ -39,38 +40,39 @@ public:
         std::int64_t stride;   // in units
     };
     Place locate(std::uint64_t unit) const noexcept;
-    /// A box of the base; or a run, as the box of one dimension that it is of the flattened base, in units.
+    /// A box of the base. A run is given as a box of one dimension of the flattened base, in units.
     struct Piece {
         std::uint32_t source;
-        std::uint64_t offset;        // bytes, of its first element
-        const std::uint64_t* start;  // in the base, and so on for each of its dimensions
+        std::uint64_t offset;        // bytes; place of its first element
+        const std::uint64_t* start;  // in the base; one number per dimension, as below
         const std::uint64_t* extent;
         const std::int64_t* strides;  // in the source, in elements
     };
-    /// Elements that follow each other in the base within one box, on average. Only where in_boxes().
+    /// Returns the mean number of elements that are consecutive in the base inside one box. Requires in_boxes().
     std::uint64_t mean_row() const noexcept { return elements_ / pieces_->rows; }
     bool in_boxes() const noexcept { return pieces_ && !pieces_->boxes.empty(); }
-    /// Calls visit(piece, its dimensions) for every piece, in the order of their starts.
+    /// Calls visit(piece, number of its dimensions) for every piece, in the order of their starts.
     template <class Visit> void each_piece(Visit&& visit) const {
         if (in_boxes())
             for (std::size_t box = 0; box < pieces_->boxes.size(); ++box) visit(pieces_->piece(box), shape_.size());
         else each_run(visit);
     }
-    /// Calls visit(piece) for each box that has elements of `region`, which is inside the base and has some. Only where
+    /// Calls visit(piece) for each box that overlaps `region`, which is inside the base and not empty. Requires
     /// in_boxes().
     template <class Visit> void each_piece_in(const Box& region, Visit&& visit) const {
         pieces_->grid.each_in(region, [&](std::size_t box) { visit(pieces_->piece(box)); });
     }
 
-    /// Whether all of it stands in one piece, in row-major order: then from locate(0) on.
+    /// Returns true if the whole tensor is one run: row-major from locate(0) on.
     bool in_one_run() const noexcept { return pieces_ == nullptr && elements_ > 0; }
 
     const Source& source(std::uint32_t i) const noexcept { return *shared_source(i); }
     const std::shared_ptr<const Source>& shared_source(std::uint32_t i) const noexcept {
         return pieces_ ? (*pieces_->table)[i] : only_source_;
     }
-    /// Calls visit(source) for every source that holds elements, in the order of the pieces: once for neighbours in the
-    /// same one, again where a piece elsewhere is between. A table may have sources in which nothing of this stands.
+    /// Calls visit(source) for every source that holds elements, in the order of the pieces. Consecutive pieces in one
+    /// source cause one call; a source may be visited again after another one. Skips sources of the table that hold no
+    /// elements of this tensor.
     template <class Visit> void each_source(Visit&& visit) const {
         if (elements_ == 0) return;
         if (!pieces_) return static_cast<void>(visit(*only_source_));
@@ -78,10 +80,10 @@ public:
     }
 
 private:
-    /// Ends where the next one begins, or the base does.
+    /// A run. It ends where the next run begins, or at the end of the base.
     struct Run {
-        std::uint64_t offset;  // of its first unit, in bytes of the source
-        std::uint64_t first;   // unit of the base
+        std::uint64_t offset;  // bytes; place of its first unit in the source
+        std::uint64_t first;   // its first unit in the base
         std::uint32_t source;
     };
     struct BoxHead {
@@ -89,18 +91,18 @@ private:
         std::uint32_t source;
     };
 
-    /// Of a tensor in several pieces, or in boxes.
+    /// The pieces of a tensor that is not one run.
     struct Pieces {
         std::size_t rank = 0;
         std::shared_ptr<const SourceTable> table = {};
         std::vector<Run> runs = {};              // sorted by first
-        std::uint64_t rows = 0;                  // of all boxes
+        std::uint64_t rows = 0;                  // total over all boxes
         std::vector<BoxHead> boxes = {};         // sorted by start
-        std::vector<std::int64_t> strides = {};  // of each box
-        Grid grid = {};                          // where each box is in the base
+        std::vector<std::int64_t> strides = {};  // strides of each box
+        Grid grid = {};                          // place of each box in the base
 
         template <class Visit> void each_source(Visit& visit) const {
-            std::uint32_t last = UINT32_MAX;  // the number of no source
+            std::uint32_t last = UINT32_MAX;  // not the index of a source
             const auto once = [&](const auto& piece) {
                 if (piece.source != last) visit(*(*table)[last = piece.source]);
             };
@@ -133,13 +135,13 @@ private:
     Dtype dtype_;
     Shape shape_;
     std::uint64_t elements_ = 0;
-    // One run of everything, as nearly every tensor is; or else pieces_.
+    // The single run, as almost every tensor has; otherwise pieces_.
     std::shared_ptr<const Source> only_source_;
     std::uint64_t only_offset_ = 0;
     std::unique_ptr<Pieces> pieces_;
 };
 
-/// Whether a box has the dimensions of `shape`, and is inside it.
+/// Returns true if the box has the rank of `shape` and is inside it.
 bool is_inside(const Box& box, const Shape& shape) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI
