@@ -1,4 +1,4 @@
-// Lists of digests in metadata.
+// Writes, reads and overwrites lists of digests in metadata.
 #include "safetensors/digests.hpp"
 
 #include "base/faults.hpp"
@@ -18,12 +18,14 @@ void append_entry(std::string& text, std::string_view name, const Digest& digest
     text += ":\"" + hex(digest) + '"';
 }
 
-/// Where the value of a metadata key begins, with its quote, in a head that we wrote. Throws where it is not there.
+/// Returns the position of the value of a metadata key, at its opening quote, in a header or index that safemap wrote.
+/// Throws header_bad_metadata if the key is missing.
 std::size_t place_of(std::string_view head, std::string_view key) {
     std::string found;
     json::append_string(found, key, json::Charset::utf8);
     found += ':';
-    // Metadata stands before all tensors. Within a text a quote has a backslash before it: that is no key.
+    // Metadata comes before all tensors. A quote with a backslash before it is inside a string, so it does not begin a
+    // key.
     std::size_t at = head.find(found);
     while (at != head.npos && at > 0 && head[at - 1] == '\\') at = head.find(found, at + 1);
     const std::size_t value = at == head.npos ? at : head.find('"', at + found.size());
@@ -31,7 +33,7 @@ std::size_t place_of(std::string_view head, std::string_view key) {
     return value;
 }
 
-/// Writes over what stands there.
+/// Overwrites the characters at `at`. Throws header_bad_metadata if fewer are left.
 void overwrite(std::string& head, std::size_t at, std::string_view text) {
     if (at > head.size() || text.size() > head.size() - at)
         throw Error(Errc::header_bad_metadata, "less room than was planned for digests");
@@ -90,7 +92,7 @@ std::string metadata_in(std::string_view head, std::string_view key) {
     while (end < head.size() && head[end] != '"') end += head[end] == '\\' ? 2 : 1;
     if (end >= head.size()) throw Error(Errc::header_bad_metadata, "no " + safemap::quoted(key) + " in it");
     const json::Value value = json::parse(head.substr(begin, end + 1 - begin), Errc::header_bad_metadata);
-    return *value.string();  // what stands between quotes is nothing else
+    return *value.string();  // Text between quotes is always a string.
 }
 
 }  // namespace safemap::SAFEMAP_ABI::safetensors

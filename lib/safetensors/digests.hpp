@@ -1,4 +1,4 @@
-// The digests that safemap leaves in what it writes, where other readers see metadata.
+// The digests that safemap stores in files that it writes. Other readers see them as metadata.
 #pragma once
 
 #include "base/checksum.hpp"
@@ -11,29 +11,32 @@
 
 namespace safemap::SAFEMAP_ABI::safetensors {
 
-/// In each file's metadata: XXH3-128 of its tensors' bytes, {"name":"32 hex digits",...}, in the order of the data.
+/// Key in the metadata of each file: XXH3-128 of the bytes of its tensors, {"name":"32 hex digits",...}, in the order
+/// of the data.
 inline constexpr std::string_view digests_key = "safemap.xxh3_128";
-/// In the metadata of a single file, or of an index: the digest of the checkpoint, 32 hex digits.
+/// Key in the metadata of a single file, or of an index: the digest of the checkpoint, 32 hex digits.
 inline constexpr std::string_view checkpoint_digest_key = "safemap.checkpoint_xxh3_128";
-/// Beside the structure document, whether that is in the metadata or in a tensor: the digest of its text, 32 hex
-/// digits.
+/// Key beside the structure document, whether the document is in the metadata or in a tensor: the digest of its text,
+/// 32 hex digits.
 inline constexpr std::string_view structure_digest_key = "safemap.structure_xxh3_128";
-/// None of these is anybody else's metadata.
+/// Returns true if `key` is one of safemap's own keys, not metadata of somebody else.
 inline bool is_digest_key(std::string_view key) noexcept {
     return key == digests_key || key == checkpoint_digest_key || key == structure_digest_key;
 }
 
-/// The list, as text. Its size depends on the names alone.
+/// Returns the list of digests as text. Its size depends only on the names.
 std::string write_digests(std::span<const std::pair<std::string_view, Digest>> tensors);
-/// Calls on_tensor(name, digest) for each of the list, in its order. Throws header_bad_metadata where `text` is none.
+/// Calls on_tensor(name, digest) for each entry of the list, in order. Throws header_bad_metadata if `text` is not such
+/// a list.
 void read_digests(std::string_view text, const std::function<void(std::string_view, const Digest&)>& on_tensor);
 
-/// Writes `value` over that of a metadata key in a header, or in an index, that we wrote: a string of the same length
-/// there.
+/// Overwrites the value of a metadata key in a header or index that safemap wrote. The old value must be a string of
+/// the same length.
 void put_metadata(std::string& head, std::string_view key, std::string_view value);
-/// The same of a list over one of the same tensors, without making it first: it takes as much as all names.
+/// Overwrites a list of digests with one of the same tensors. Does not build the list as one text, which needs as much
+/// memory as all names.
 void put_digests(std::string& head, std::span<const std::pair<std::string_view, Digest>> tensors);
-/// The value of a metadata key in such a header. Throws header_bad_metadata where there is none.
+/// Returns the value of a metadata key in such a header or index. Throws header_bad_metadata if the key is missing.
 std::string metadata_in(std::string_view head, std::string_view key);
 
 }  // namespace safemap::SAFEMAP_ABI::safetensors

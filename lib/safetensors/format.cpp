@@ -1,4 +1,4 @@
-// Sizes of values, and how a message names them.
+// Computes sizes of values, and describes values in messages.
 #include "safetensors/format.hpp"
 
 #include "base/checked.hpp"

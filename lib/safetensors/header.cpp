@@ -1,14 +1,15 @@
-// Reads headers: one pass over an owned, padded buffer, without a tree. Names and shapes stay where they are in the
-// buffer. header_canonical.hpp reads a header that has the reference's layout, byte for byte; simdjson's On-Demand
-// reads all others.
+// Reads headers in one pass over an owned, padded buffer, without a tree. Names and shapes stay in the buffer.
+// header_canonical.hpp reads a header with the exact layout of the reference implementation; simdjson's On-Demand
+// parser reads all others.
 //
-// On-Demand checks only what is looked at, and the reference refuses a header for any fault in it. So every value is
-// visited, those of unknown fields too, under the rules of the reference's JSON reader (serde_json). From the top:
-//   - read_text(): the length and the bytes of a header.
-//   - Allowances: what only the strict policy refuses.
-//   - JSON values: what serde_json would say to each; numbers, texts, depth.
-//   - HeaderReader: the document, its fields, then names that are there twice, order, and layout.
-//   - TensorList: rows of the header as tensors.
+// On-Demand checks only the values that it is asked for, but the reference refuses a header for any fault. So every
+// value is visited, even in unknown fields, under the rules of the reference's JSON reader (serde_json). From top to
+// bottom:
+//   1. read_text(): reads the length and the bytes of a header.
+//   2. Allowances: reports everything that only the strict policy refuses.
+//   3. JSON values: check each value as serde_json does: numbers, strings, depth.
+//   4. HeaderReader: reads the document and its fields into rows; then checks duplicate names, order and layout.
+//   5. TensorList: returns rows as tensors.
 #include "safetensors/header.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -38,7 +39,7 @@ namespace ondemand = simdjson::ondemand;
 [[noreturn]] void not_json(std::string message) { throw Error(Errc::header_not_json, std::move(message)); }
 [[noreturn]] void bad_field(std::string message) { throw Error(Errc::header_bad_field, std::move(message)); }
 
-/// The header's bytes, with room behind them for simdjson to read over.
+/// The bytes of a header, with the padding that simdjson may read beyond the end.
 struct Text {
     std::unique_ptr<char[]> bytes;
     std::uint64_t size = 0;
@@ -61,20 +62,20 @@ Text read_text(const Source& source, std::uint64_t max_header_bytes) {
     if (size > file_size - length_bytes)
         throw Error(Errc::header_past_end, "the header length is " + std::to_string(size) + ", but only " +
                                                bytes_text(file_size - length_bytes) + " follow it");
-    // Not make_unique, which would write zeros first.
+    // Not make_unique(), which writes zeros first.
     Text text{std::unique_ptr<char[]>(new char[size + simdjson::SIMDJSON_PADDING]), size};
     source.read_at(length_bytes, std::as_writable_bytes(std::span(text.bytes.get(), size)));
     std::memset(text.bytes.get() + size, 0, simdjson::SIMDJSON_PADDING);
     return text;
 }
 
-/// What only the strict policy refuses. Elsewhere it is told, the first of it in full.
+/// Handles faults that only the strict policy refuses. Other policies record them as tolerated, the first 100 in full.
 class Allowances {
 public:
     Allowances(Rules rules, FaultSink& faults, std::vector<Error>& tolerated)
         : strict_(rules == Rules::strict), faults_(faults), tolerated_(tolerated) {}
 
-    /// `name`, where there is one, ends the sentence. Costs next to nothing once enough is told.
+    /// Reports a fault. `name`, if given, ends the sentence. Costs almost nothing after the first 100.
     void meet(Errc code, std::string_view what, std::string_view tensor = {}, std::string_view name = {}) {
         ++met_;
         last_ = code;
@@ -107,13 +108,13 @@ bool is_null(ondemand::value& value) {
 }
 
 std::string_view checked_text(std::string_view text) {
-    // A lone surrogate in an escape becomes bytes from ED on, which are no UTF-8.
+    // A lone surrogate in an escape becomes bytes that begin with ED and are not UTF-8.
     if (text.find('\xed') != std::string_view::npos && !is_utf8(text)) not_json("a lone surrogate in a string");
     return text;
 }
 
-/// The string that begins at `text`, behind its quote, where nothing in it is escaped. On-Demand's first stage has
-/// seen that every string ends before `end`, and that there are no control characters in it.
+/// Returns the string at `text`, which is behind its opening quote; nothing if it has escapes. On-Demand's first stage
+/// has checked that every string ends before `end` and has no control characters.
 std::optional<std::string_view> plain_string(const char* text, const char* end) {
     const auto room = static_cast<std::size_t>(end - text);
     const auto* quote = static_cast<const char*>(std::memchr(text, '"', room));
@@ -122,7 +123,7 @@ std::optional<std::string_view> plain_string(const char* text, const char* end) 
     return std::string_view(text, size);
 }
 
-/// Whether the string that begins at `text` is just this word, without escapes. The word is shorter than the padding.
+/// Returns true if the string at `text` is exactly `word`, without escapes. `word` is shorter than the padding.
 bool spells(const char* text, std::string_view word) {
     return std::memcmp(text, word.data(), word.size()) == 0 && text[word.size()] == '"';
 }
@@ -130,8 +131,8 @@ bool spells(const char* text, std::string_view word) {
 std::string_view text_of(ondemand::value& value) { return checked_text(value.get_string()); }
 std::string_view text_of(ondemand::field& field) { return checked_text(field.unescaped_key()); }
 
-/// The number with the zeros before its exponent left out, and an exponent beyond all doubles made short: simdjson
-/// takes no more than 19 digits of one, the reference any.
+/// Returns the number without leading zeros in its exponent. Shortens an exponent that is beyond all doubles: simdjson
+/// accepts at most 19 digits of an exponent, the reference any number.
 std::string with_short_exponent(std::string_view number) {
     number = number.substr(0, number.find_last_not_of(" \t\n\r") + 1);
     const std::size_t e = std::min(number.find_first_of("eE"), number.size());
@@ -144,14 +145,14 @@ std::string with_short_exponent(std::string_view number) {
            (significant.empty() ? "0" : std::string(significant.size() > 9 ? "999999999" : significant));
 }
 
-/// A number that a double has room for.
+/// Checks that a number fits into a double.
 void visit_number(ondemand::value value) {
     if (!value.get_double().error()) return;
     const json::Value again = json::parse(with_short_exponent(value.raw_json_token()), Errc::header_not_json);
     if (!again.number()) not_json("a number that is none");
 }
 
-/// Looks at all of a value that means nothing to us. `depth` counts the containers it stands in.
+/// Checks all of a value that is not used. `depth` is the number of containers around it.
 void visit(ondemand::value value, unsigned depth) {
     switch (value.type()) {
         case ondemand::json_type::object:
@@ -174,11 +175,11 @@ void visit(ondemand::value value, unsigned depth) {
     }
 }
 
-/// What is no unsigned integer written as digits only: 4.0, -0.
+/// Refuses a number that is not an unsigned integer in plain digits: 4.0, -0.
 [[noreturn]] void refuse_number(ondemand::value value, const char* where) {
     if (value.type() != ondemand::json_type::number)
         bad_field(std::string(where) + " holds something other than numbers");
-    visit_number(value);  // no number at all is a worse fault
+    visit_number(value);  // an invalid number is the worse fault
     bad_field(std::string(where) + " holds a number that is not an integer of 0 to 2^64 - 1");
 }
 
@@ -188,7 +189,7 @@ inline std::uint64_t whole_number(ondemand::value value, const char* where) {
     return number;
 }
 
-/// Calls dimension(number) for each of an array of whole numbers that has been read before.
+/// Calls dimension(number) for each item of an array of unsigned integers that was checked before.
 template <class Dimension> void for_each_dimension(const char* array, Dimension&& dimension) {
     for (const char* at = array + 1; *at != ']'; ++at) {
         if (*at < '0' || *at > '9') continue;
@@ -201,7 +202,7 @@ template <class Dimension> void for_each_dimension(const char* array, Dimension&
 
 }  // namespace
 
-/// Reads one header, from the buffer to the checked list.
+/// Reads one header: from the buffer to the checked list of tensors.
 class HeaderReader {
 public:
     using Row = TensorList::Row;
@@ -239,7 +240,7 @@ private:
     void read_document() {
         try {
             if (read_canonical()) return;
-            // Tensors take about a hundred bytes each; short names and no shapes take less.
+            // A tensor takes about a hundred bytes; less with a short name and an empty shape.
             rows().reserve(text_.size() / 96 + 1);
             read_object();
         } catch (const simdjson::simdjson_error& error) {
@@ -250,8 +251,8 @@ private:
         }
     }
 
-    /// Reads a header that is laid out as the reference lays it out. Returns false, and leaves nothing behind, if this
-    /// one is not.
+    /// Reads a header that has the layout of the reference implementation. For any other layout, returns false and
+    /// leaves nothing behind.
     bool read_canonical() {
         CanonicalHeader canonical(text_, rows(), metadata_);
         if (!canonical.read()) {
@@ -263,7 +264,7 @@ private:
         return true;
     }
 
-    /// simdjson's first stage has refused the text. The reference looks at the encoding first.
+    /// Reports that simdjson's first stage refused the text. The reference checks the encoding first, so this does too.
     void report_unread(std::string message) {
         if (!is_utf8(text_)) report(Error(Errc::header_not_utf8, "the header holds bytes that are not UTF-8"));
         else report(Error(Errc::header_not_json, std::move(message)));
@@ -286,7 +287,7 @@ private:
         check_padding();
     }
 
-    /// Where On-Demand has come to, which is at or a little behind what is wrong.
+    /// Returns the position that On-Demand has reached: at the fault, or a little after it.
     std::string near(ondemand::document& document) const {
         const char* at = nullptr;
         if (document.current_location().get(at)) return {};
@@ -304,8 +305,8 @@ private:
             not_json("something follows the header's object");
     }
 
-    /// A string as a part of the text. One with escapes is spelled out in its own place, where it is never longer and
-    /// where nobody looks again.
+    /// Returns a string as a part of the text. A string with escapes is decoded in its own place: it never gets longer,
+    /// and no code reads that place again.
     std::string_view kept(const char* raw, std::string_view unescaped) {
         char* const to = list().text_.get() + place(raw);
         std::memcpy(to, unescaped.data(), unescaped.size());
@@ -370,7 +371,8 @@ private:
         header_.has_metadata = true;
     }
 
-    /// Strings of their own only for what stays, and once the parser's memory is free: a hostile map has millions.
+    /// Copies metadata into strings, for remaining keys only and after the parser's memory is free: a hostile map has
+    /// millions.
     void spell_metadata() {
         if (!header_.has_metadata) return;
         header_.metadata.reserve(metadata_.size());
@@ -382,7 +384,7 @@ private:
 
     // ---- one tensor ----
 
-    static constexpr unsigned tensor_depth = 2;  // the header's object, the tensor's
+    static constexpr unsigned tensor_depth = 2;  // the header's object and the tensor's object
     enum : unsigned { has_dtype = 1, has_shape = 2, has_offsets = 4, has_all = 7 };
 
     void member_tensor(std::string_view name, ondemand::value value) {
@@ -397,16 +399,16 @@ private:
             if (error.code() != Errc::header_bad_field && error.code() != Errc::unknown_dtype) throw;
             return report(std::move(error.with_tensor(name)));
         }
-        // Only an escape can spell it.
+        // JSON can only write a NUL as an escape.
         if (escaped_ && name.find('\0') != std::string_view::npos)
             allowed_.meet(Errc::bad_name, "a name with a NUL in it", name);
         rows().push_back(row);
     }
 
-    /// {"dtype", "shape", "data_offsets"}, or the three in an array, which serde takes for a struct too.
+    /// Reads {"dtype", "shape", "data_offsets"}, or an array of the three, which serde accepts for a struct too.
     void read_tensor(ondemand::value value, Row& row) {
-        // As the reference writes it, a tensor is twice as fast to take character by character. On-Demand steps over a
-        // value that nobody has asked it for.
+        // Reading the reference's layout character by character is twice as fast. On-Demand skips a value that nobody
+        // has asked for.
         if (Characters at(value.raw_json_token().data()); canonical_tensor_.take(at, text_.data(), row)) return;
         ondemand::object fields;
         if (value.get_object().get(fields)) return read_tensor_array(value, row);
@@ -420,7 +422,7 @@ private:
         finish(row);
     }
 
-    /// A field that is none of the three, or spelled with escapes.
+    /// Reads a field that is unknown, or whose name has escapes.
     void read_field(ondemand::field& field, Row& row) {
         const std::string_view key = text_of(field);
         if (key == "dtype") return read_dtype(field.value(), row);
@@ -464,7 +466,7 @@ private:
                   " is missing");
     }
 
-    /// A name, or {"F32": null}, which serde takes for an enumerator too.
+    /// Reads a name, or {"F32": null}, which serde accepts for an enumerator too.
     void read_dtype(ondemand::value value, Row& row) {
         once(has_dtype, "dtype");
         if (value.type() == ondemand::json_type::string) {
@@ -484,10 +486,10 @@ private:
         if (!found) bad_field("dtype is an empty object");
     }
 
-    /// Most tensors have the dtype of the one before.
+    /// Reads the name of a dtype. Most tensors have the dtype of the one before.
     Dtype read_dtype_name(ondemand::value& value) {
         if (spells(value.raw_json_token().data() + 1, name(last_dtype_))) {
-            // What follows is checked only behind what was taken.
+            // On-Demand checks what follows a value only if the value was taken.
             static_cast<void>(value.get_raw_json_string().value());
             return last_dtype_;
         }
@@ -525,7 +527,7 @@ private:
 
     // ---- what the rows mean together ----
 
-    /// The last of several tensors of one name counts, in the place of the first.
+    /// Drops repeated names. The last tensor of a name counts, in the place of the first.
     void drop_repeated() {
         if (names_rise()) return;
         NameIndex names;
@@ -549,7 +551,7 @@ private:
         rows().resize(kept);
     }
 
-    /// Many writers sort them; then none is there twice.
+    /// Returns true if the names are in rising order. Many writers sort them; then there is no duplicate.
     bool names_rise() {
         return std::adjacent_find(rows().begin(), rows().end(), [this](const Row& a, const Row& b) {
                    return list().name(a) >= list().name(b);
@@ -562,17 +564,17 @@ private:
             if (a.end != b.end) return a.end < b.end;
             return sorts_before(a.dtype, list().name(a), b.dtype, list().name(b));
         };
-        // Every known writer writes them in order.
+        // Every known writer writes tensors in order.
         if (!std::is_sorted(rows().begin(), rows().end(), rises)) std::sort(rows().begin(), rows().end(), rises);
     }
 
-    /// Checks that tensors lie one behind the other and fill the data; keeps those that are sound. Where something is
-    /// missing, its place is no gap.
+    /// Checks that tensors follow each other and fill the data; keeps only valid ones. If an earlier fault left a
+    /// tensor out, its bytes do not count as a gap.
     void check_layout() {
         std::size_t kept = 0;
         for (std::size_t i = 0; i < rows().size(); ++i) {
             const Row row = rows()[i];
-            if (!sound(row) || row.end > data_size_) continue;  // past the end: reported for the file as a whole
+            if (!sound(row) || row.end > data_size_) continue;  // past the end: reported once for the whole file
             rows()[kept++] = row;
         }
         rows().resize(kept);
@@ -633,13 +635,13 @@ private:
     std::string_view text_;
     std::uint64_t data_size_ = 0;
     std::uint64_t covered_ = 0;
-    bool complete_ = true;  // false when a fault left something out
+    bool complete_ = true;  // false if a fault left something out
     CanonicalTensor canonical_tensor_;
     bool seen_metadata_ = false;
     std::vector<MetadataPlace> metadata_;
-    std::string_view name_;  // of the tensor being read
-    bool escaped_ = false;   // whether that was spelled with escapes
-    unsigned seen_ = 0;      // which of its fields
+    std::string_view name_;  // name of the current tensor
+    bool escaped_ = false;   // name_ was written with escapes
+    unsigned seen_ = 0;      // bits of the fields it has so far
     std::optional<std::uint64_t> elements_;
     Dtype last_dtype_ = Dtype::f32;
 };

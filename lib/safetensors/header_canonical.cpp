@@ -1,4 +1,4 @@
-// Reads headers as the reference implementation writes them. header_canonical.hpp has the map.
+// Implements the readers of header_canonical.hpp, which has the overview.
 #include "safetensors/header_canonical.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -12,8 +12,9 @@
 namespace safemap::SAFEMAP_ABI::safetensors {
 namespace {
 
-/// The first byte from `at` that is a quote, a backslash, a control character or not ASCII. Eight bytes are looked at
-/// in each step: of what the subtractions mark in a word, the lowest byte is right, and it is the first in the text.
+/// Returns the first byte from `at` on that is a quote, a backslash, a control character or not ASCII. Checks eight
+/// bytes at a time. The subtractions may mark wrong bytes in a word, but the lowest marked byte is correct, and it is
+/// the first one in the text.
 const char* end_of_plain(const char* at) {
     constexpr std::uint64_t ones = 0x0101'0101'0101'0101U;
     constexpr std::uint64_t tops = 0x8080'8080'8080'8080U;
@@ -57,7 +58,7 @@ bool CanonicalTensor::take(Characters& at, const char* text, Row& row) {
     return true;
 }
 
-/// Takes another dtype than the last one, which is expected from then on.
+/// Takes a dtype other than the last one, and expects it from then on.
 bool CanonicalTensor::take_dtype(Characters& at) {
     if (!at.take(R"({"dtype":)")) return false;
     const auto word = at.take_string();

@@ -1,13 +1,13 @@
-// Headers as the reference implementation writes them, read without a JSON parser.
+// Reads headers in the layout of the reference implementation, without a JSON parser.
 //
 // The reference writes one layout, without blanks and with the fields in one order:
 //     {"__metadata__":{"key":"value"},"name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...}
-// and spaces behind it. CanonicalHeader takes this layout byte by byte and refuses any other text, right or wrong:
-// header.cpp then reads the whole text again with simdjson and finds the faults. From the top:
+// followed by spaces. CanonicalHeader reads this layout byte by byte and rejects any other text, valid or not:
+// header.cpp then reads the whole text again with simdjson and finds the faults. From top to bottom:
 //   - Characters: takes expected words, numbers and strings from a padded text.
-//   - MetadataPlace: where an entry of `__metadata__` is in the text.
-//   - CanonicalTensor: the value of one tensor; header.cpp uses it for single tensors, too.
-//   - CanonicalHeader: the whole text.
+//   - MetadataPlace: the place of an entry of `__metadata__` in the text.
+//   - CanonicalTensor: reads the value of one tensor; header.cpp also uses it for single tensors.
+//   - CanonicalHeader: reads the whole text.
 #pragma once
 
 #include "safetensors/header.hpp"
@@ -21,7 +21,7 @@
 
 namespace safemap::SAFEMAP_ABI::safetensors {
 
-/// Takes what it expects from a text. At least 64 zeros follow the text, more than any word has bytes.
+/// A reader that takes expected characters from a text. At least 64 zero bytes follow the text, more than any word has.
 class Characters {
 public:
     explicit Characters(const char* at) : at_(at) {}
@@ -33,10 +33,10 @@ public:
         at_ += word.size();
         return true;
     }
-    /// Takes digits as JSON has them, of a number below 10^19.
+    /// Takes digits of a JSON number below 10^19.
     bool take_number(std::uint64_t& number) {
         const char* const first = at_;
-        const char* at = first;  // kept in registers, unlike what references show
+        const char* at = first;  // local, so that the compiler keeps it in a register
         std::uint64_t value = 0;
         for (; *at >= '0' && *at <= '9'; ++at) value = value * 10 + static_cast<unsigned>(*at - '0');
         const auto digits = at - first;
@@ -44,14 +44,14 @@ public:
         number = value;
         return digits == 1 || (digits > 1 && digits < 20 && *first != '0');
     }
-    /// Takes a string with its quotes. Refuses escapes, control characters, and bytes that are not UTF-8.
+    /// Takes a string with its quotes. Rejects escapes, control characters and bytes that are not UTF-8.
     std::optional<std::string_view> take_string();
 
 private:
     const char* at_;
 };
 
-/// A key of `__metadata__` and its value, by where they stand in the text.
+/// The places of a key of `__metadata__` and of its value in the text.
 struct MetadataPlace {
     std::uint32_t key;
     std::uint32_t key_size;
@@ -59,14 +59,14 @@ struct MetadataPlace {
     std::uint32_t value_size;
 };
 
-/// Takes the values of tensors: {"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}.
+/// A reader of tensor values: {"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}.
 class CanonicalTensor {
 public:
     using Row = TensorList::Row;
 
     CanonicalTensor() { expect(Dtype::f32); }
 
-    /// Fills in `row`, all but its name, with places counted from `text`. Returns false for any other layout.
+    /// Fills all of `row` except its name; offsets are relative to `text`. Returns false for any other layout.
     bool take(Characters& at, const char* text, Row& row);
 
 private:
@@ -74,11 +74,11 @@ private:
     bool take_dtype(Characters& at);
     static bool take_shape(Characters& at, std::optional<std::uint64_t>& elements);
 
-    Dtype dtype_ = {};     // of the tensor before: most have the same
+    Dtype dtype_ = {};     // dtype of the previous tensor: most have the same
     std::string opening_;  // a value with that dtype, up to its shape
 };
 
-/// Reads the text of a header into lists, which are of no use when read() has returned false.
+/// A reader of a whole header. It fills two lists, which are invalid if read() returns false.
 class CanonicalHeader {
 public:
     using Row = TensorList::Row;
@@ -86,7 +86,7 @@ public:
     CanonicalHeader(std::string_view text, std::vector<Row>& rows, std::vector<MetadataPlace>& metadata)
         : text_(text), rows_(rows), metadata_(metadata), at_(text.data()) {}
 
-    /// Returns true if the text has the reference's layout to its end. Repeated names and keys are left to the caller.
+    /// Returns true if the text has the reference's layout to its end. The caller checks duplicate names and keys.
     bool read();
     bool has_metadata() const { return has_metadata_; }
 

@@ -1,4 +1,4 @@
-// Writes headers as the reference implementation does, byte for byte.
+// Writes headers byte for byte as the reference implementation does.
 #include <safemap/advanced/dtypes.hpp>
 
 #include "base/checked.hpp"
@@ -27,7 +27,7 @@ std::vector<std::uint32_t> file_order(std::span<const TensorSpec> tensors) {
 
 namespace {
 
-/// The reference refuses longer ones, on writing too.
+/// The limit of the reference implementation, for writing too.
 constexpr std::uint64_t max_written_header = 100'000'000;
 
 void append_text(std::string& json, std::string_view text) {
@@ -48,7 +48,7 @@ void append_metadata(std::string& json, std::span<const std::pair<std::string, s
     json += '}';
 }
 
-/// Appends a tensor that begins at `begin` of the data; gives where it ends.
+/// Appends a tensor that begins at byte `begin` of the data. Returns its end.
 std::uint64_t append_tensor(std::string& json, const TensorSpec& tensor, std::uint64_t begin) {
     if (!in_safetensors(tensor.dtype))
         throw Error(Errc::unnamed_dtype, "safetensors has no name for " + std::string(name(tensor.dtype)));
@@ -79,12 +79,12 @@ void refuse_collisions(std::span<const TensorSpec> tensors) {
     });
 }
 
-/// About what the JSON will have, so that it is not copied while it grows.
+/// Returns about the size of the JSON, so that the text is not copied while it grows.
 std::size_t expected_size(std::span<const TensorSpec> tensors,
                           std::span<const std::pair<std::string, std::string>> metadata) {
     constexpr std::size_t around = 76;  // "":{"dtype":"BF16","shape":[],"data_offsets":[1234567890,1234567890]},
     std::size_t size = length_bytes + 256;
-    for (const auto& [key, value] : metadata)  // a list of digests has four quotes and more an entry
+    for (const auto& [key, value] : metadata)  // an entry in a list of digests has at least four quotes to escape
         size += key.size() + value.size() + value.size() / 8;
     for (const TensorSpec& tensor : tensors) size += around + tensor.name.size() + 6 * tensor.shape->size();
     return size;

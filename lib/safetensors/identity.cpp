@@ -1,4 +1,4 @@
-// The digest of a whole checkpoint, and which names it has.
+// Computes the digest of a whole checkpoint, and finds dropped names.
 #include "safetensors/identity.hpp"
 
 #include "base/hex.hpp"
@@ -23,7 +23,8 @@ std::string line_of(const NamedDigest& tensor) {
     return line;
 }
 
-/// By lines, without keeping them: there may be very many, and names nearly always decide.
+/// Compares the lines of two tensors. Builds lines only if one name is a prefix of the other: there may be very many
+/// lines, and names almost always decide.
 bool before(const NamedDigest& a, const NamedDigest& b) {
     return a.name.starts_with(b.name) || b.name.starts_with(a.name) ? line_of(a) < line_of(b) : a.name < b.name;
 }

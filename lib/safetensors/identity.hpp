@@ -1,4 +1,4 @@
-// What makes two checkpoints the same: a digest of all names, dtypes, shapes and values.
+// Identifies a checkpoint by a digest of all names, dtypes, shapes and values.
 #pragma once
 
 #include "base/checksum.hpp"
@@ -19,20 +19,21 @@
 
 namespace safemap::SAFEMAP_ABI::safetensors {
 
-/// What one name stands for.
+/// A name with dtype, shape and digest of its tensor.
 struct NamedDigest {
     std::string_view name;
     Dtype dtype = {};
     const Shape* shape = nullptr;
-    std::span<const std::byte> digest = {};  ///< lasts as long as it is asked for
+    std::span<const std::byte> digest = {};  ///< valid while it is in use
 };
 
-/// As CheckpointDigests::checkpoint says, in any order: with XXH3-128, and with SHA-256.
+/// Returns the digest defined by CheckpointDigests::checkpoint, for tensors in any order: XXH3-128, or SHA-256.
 Digest digest_of_all(std::vector<NamedDigest> tensors);
 Sha256Digest sha256_of_all(std::vector<NamedDigest> tensors);
 
-/// Of tied tensors that were dropped, save_model of the safetensors package leaves metadata[dropped] = kept. Calls
-/// alias(dropped, number) for each key that gives another name to a tensor; `number_of` knows the tensors' own.
+/// Finds the names of tied tensors that save_model() of the safetensors package dropped: it leaves metadata[dropped] =
+/// kept. Calls alias(dropped, number) for each key that is another name of a tensor; `number_of` finds tensors by their
+/// own names.
 void for_each_alias(std::span<const std::pair<std::string, std::string>> metadata,
                     const std::function<std::optional<std::uint32_t>(std::string_view)>& number_of,
                     const std::function<void(const std::string& dropped, std::uint32_t number)>& alias);

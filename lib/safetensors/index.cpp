@@ -17,18 +17,18 @@ namespace safemap::SAFEMAP_ABI::safetensors {
 
 namespace {
 
-/// Far above any index there is: a million tensors take 100 MB. Reading one takes about five times its size.
+/// Far above any existing index: a million tensors take 100 MB. Reading takes about five times the size in memory.
 constexpr std::uint64_t max_index_bytes = 128_MiB;
 
 std::string read_text(const Source& source) {
     return json::read_text(source, max_index_bytes, Errc::index_not_json, "an index");
 }
 
-/// Some writers give it as 13476835328.0.
+/// Reads total_size. Some writers give a double: 13476835328.0.
 std::optional<std::uint64_t> read_total_size(const json::Value& value) {
     if (const auto whole = value.unsigned_integer()) return whole;
     const auto number = value.number();
-    constexpr double exact = 9007199254740992;  // 2^53: beyond it not every integer is a double
+    constexpr double exact = 9007199254740992;  // 2^53: beyond it, not every integer is a double
     if (!number || *number < 0 || *number > exact || std::trunc(*number) != *number) return std::nullopt;
     return static_cast<std::uint64_t>(*number);
 }
@@ -42,21 +42,21 @@ void read_metadata(const json::Value& value, Index& index) {
     sort_by_key(index.metadata, [](const auto& pair) -> const std::string& { return pair.first; });
 }
 
-/// "./a" and "b//a" are other spellings of "a" and "b/a". The result is in `storage` where it differs.
+/// Returns the normal spelling of a name: "./a" is "a", "b//a" is "b/a". If that differs, the result is in `storage`.
 std::string_view plain_name(std::string_view shard, std::string& storage) {
     if (shard.find("./") == shard.npos && shard.find("//") == shard.npos) return shard;
     return storage = std::filesystem::path(shard).lexically_normal().native();
 }
 
-/// Names that would leave the folder on any system, also when they are spelled plainly: "./C:x" is "C:x". A single dot
-/// is harmless.
+/// Returns true if the name would leave the folder on some system, in its own or its normal spelling: "./C:x" is "C:x".
+/// A single dot is allowed.
 bool outside_folder(std::string_view shard, std::string_view plain) {
     const bool has_drive = plain.size() >= 2 && plain[1] == ':';  // C:model.safetensors
     const bool portable = shard.find('\\') == shard.npos && shard.find('\0') == shard.npos;
     return shard.empty() || has_drive || !portable || !stays_below(shard);
 }
 
-/// Adds the keys that an object has more than once.
+/// Appends the keys that an object has more than once.
 void add_repeated_keys(const json::Value& value, std::vector<std::string>& repeated) {
     const json::Value::Object* members = value.object();
     if (members == nullptr) return;
@@ -76,7 +76,7 @@ public:
             return fault(tensor, Errc::shard_outside_folder,
                          "the shard " + safemap::quoted(*shard) + " is not in the folder of the index");
         const std::uint32_t shard_number = number_of(plain);
-        // As in Python, the last of a repeated name counts, in the place of the first.
+        // As in Python, the last entry of a name counts, in the place of the first.
         const auto next = static_cast<std::uint32_t>(index_.weight_map.size());
         const std::uint32_t number = tensors_.add(
             tensor, next, [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].tensor); });
@@ -113,10 +113,10 @@ std::string_view checked_utf8(std::string_view text) {
     return text;
 }
 
-/// Python's json.dump(indent=2) of {"metadata": {…}, "weight_map": {…}}, one level at a time.
+/// Writes {"metadata": {…}, "weight_map": {…}} as Python's json.dump(indent=2) does, one level at a time.
 class Writer {
 public:
-    /// `entries` are what most of the text is of; so that it is not copied while it grows.
+    /// Reserves memory for `entries`, which are most of the text, so that the text is not copied while it grows.
     explicit Writer(WeightMapView entries) {
         std::size_t size = 1024;
         for (const auto& [tensor, shard] : entries) size += tensor.size() + shard.size() + 12;
@@ -213,7 +213,7 @@ std::string write_index(std::uint64_t total_size, MetadataView metadata, WeightM
 
 std::string write_transformers_index(std::uint64_t total_size, std::uint64_t total_parameters, MetadataView metadata,
                                      WeightMapView weight_map) {
-    // Python sorts by code points, which is how bytes of UTF-8 sort.
+    // Python sorts by code points; bytes of UTF-8 sort the same way.
     std::map<std::string_view, std::variant<std::uint64_t, std::string_view>> members;
     for (const auto& [key, text] : metadata) members.emplace(key, std::string_view(text));
     members.emplace("total_parameters", total_parameters);

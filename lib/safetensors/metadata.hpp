@@ -1,4 +1,4 @@
-// Order in the string maps that headers and indexes carry.
+// Sorts the string maps of headers and indexes.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -8,7 +8,7 @@
 
 namespace safemap::SAFEMAP_ABI::safetensors {
 
-/// Sorts by key_of(pair); of a repeated key the last pair stays, as in every JSON reader of the field.
+/// Sorts by key_of(pair). Of a repeated key, keeps the last pair, as every JSON reader in the field does.
 template <class Pair, class KeyOf> void sort_by_key(std::vector<Pair>& pairs, KeyOf&& key_of) {
     std::stable_sort(pairs.begin(), pairs.end(), [&](const Pair& a, const Pair& b) { return key_of(a) < key_of(b); });
     const auto kept =
