@@ -1,4 +1,4 @@
-// Three bytes are four characters.
+// Encodes and decodes Base64: three bytes are four characters.
 #include "base/base64.hpp"
 
 #include <cstdint>
@@ -38,7 +38,7 @@ std::optional<std::string> from_base64(std::string_view text) {
         }
         for (std::size_t i = 0; i + 1 < digits; ++i) bytes += static_cast<char>(three >> (16 - 8 * i) & 0xff);
     }
-    // Of several spellings of the same bytes only one is ours.
+    // Several texts can decode to the same bytes; accept only the one that to_base64() returns.
     if (to_base64(bytes) != text) return std::nullopt;
     return bytes;
 }

@@ -1,4 +1,4 @@
-// Bytes as text, RFC 4648: the alphabet with '+' and '/', and '=' at the end.
+// Base64 of RFC 4648: the alphabet with '+' and '/', padded with '='.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -10,7 +10,7 @@
 namespace safemap::SAFEMAP_ABI {
 
 std::string to_base64(std::string_view bytes);
-/// Nothing for what to_base64() does not give.
+/// Decodes text that to_base64() returns. Returns nothing for any other text.
 std::optional<std::string> from_base64(std::string_view text);
 
 }  // namespace safemap::SAFEMAP_ABI

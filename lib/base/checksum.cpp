@@ -1,4 +1,4 @@
-// The only file that sees xxHash.
+// Computes checksums with xxHash and zlib. No other file includes xxHash.
 #include "base/checksum.hpp"
 
 #include "base/hex.hpp"

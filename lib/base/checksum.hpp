@@ -1,4 +1,4 @@
-// Checksums of bytes that stream past.
+// Streaming checksums: XXH3 and CRC-32.
 #pragma once
 
 #include <safemap/error.hpp>
@@ -17,12 +17,12 @@ namespace safemap::SAFEMAP_ABI {
 /// 128 bits in canonical (big-endian) byte order.
 using Digest = std::array<std::byte, 16>;
 
-/// 32 digits.
+/// Returns 32 hexadecimal digits.
 std::string hex(const Digest& digest);
-/// What hex() gave; nothing for any other text.
+/// Returns the digest of a text from hex(); nothing for any other text.
 std::optional<Digest> digest_of_hex(std::string_view text) noexcept;
 
-/// XXH3 with 128 bits and the default secret.
+/// A streaming XXH3 hash of 128 bits with the default secret.
 class Xxh3 {
 public:
     Xxh3();
@@ -31,7 +31,7 @@ public:
     Xxh3& operator=(Xxh3&&) noexcept;
 
     void update(std::span<const std::byte> bytes);
-    /// May be asked for at any time.
+    /// Returns the digest of all bytes so far. May be called at any time.
     Digest digest() const noexcept;
     std::string hex() const { return safemap::hex(digest()); }
 
@@ -40,12 +40,12 @@ private:
     std::unique_ptr<State> state_;
 };
 
-/// The same of bytes that are all there.
+/// Returns the digest of bytes that are all in memory.
 Digest xxh3(std::span<const std::byte> bytes) noexcept;
 
-/// CRC-32 as in zip and zlib: start with 0 and feed the result back in.
+/// Updates a CRC-32 as in zip and zlib: pass 0 first, then the previous result.
 std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) noexcept;
-/// The checksum_mismatch of a zip record whose data has the CRC-32 `found`.
+/// Returns the error checksum_mismatch of a zip record whose data has the CRC-32 `found`.
 Error crc32_mismatch(std::string_view record, std::uint32_t found, std::uint32_t stored);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// The table of faults: for each code its name, what it means, and what a caller can do about it.
+// The table of error codes: the name, the meaning and the remedy of each.
 #include <safemap/error.hpp>
 
 #include <safemap/advanced/text.hpp>
@@ -122,7 +122,7 @@ constexpr bool complete() {
 }
 static_assert(complete(), "every Errc has its row, in the order of the enum");
 
-/// Returns true where `operation` ends in `path`, as "save out/" does in "out": the path is not printed twice.
+/// Returns true if `operation` ends in `path`, as "save out/" ends in "out". Then the path is not printed again.
 bool names_last(std::string_view operation, std::string_view path) noexcept {
     const auto without_slash = [](std::string_view text) { return text.substr(0, text.find_last_not_of('/') + 1); };
     operation = without_slash(operation);

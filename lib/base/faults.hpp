@@ -1,5 +1,5 @@
-// Where validators put what they find: open() throws at the first fault, verify() collects them all. And what layers
-// add to an error that passes them.
+// Collects or throws the faults that validators find: open() throws the first one, verify() collects all. Also adds
+// context to errors on their way through the layers.
 #pragma once
 
 #include <safemap/error.hpp>
@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI {
 class FaultSink {
 public:
     virtual ~FaultSink() = default;
-    /// May throw `error`; where it returns, the validator goes on with what still makes sense.
+    /// Handles a fault. May throw `error`; if it returns, the validator goes on with the checks that still make sense.
     virtual void fault(Error error) = 0;
 };
 
@@ -34,7 +34,7 @@ private:
     std::vector<Error> faults_;
 };
 
-/// Adds the path to every fault on its way.
+/// A sink that adds the path to every fault and passes it on.
 class PathSink final : public FaultSink {
 public:
     PathSink(FaultSink& next, std::string_view path) : next_(next), path_(path) {}
@@ -45,7 +45,7 @@ private:
     std::string path_;
 };
 
-/// Runs `read`; faults of the data that it throws go to `faults`, others pass.
+/// Runs `read`. Passes errors about the data to `faults`; other errors leave this function.
 template <class Read> void reporting(FaultSink& faults, Read&& read) {
     try {
         read();
@@ -55,7 +55,7 @@ template <class Read> void reporting(FaultSink& faults, Read&& read) {
     }
 }
 
-/// Runs `work`; calls add(error) with an Error that leaves it.
+/// Runs `work`. Calls add(error) for an Error that leaves it.
 template <class Add, class Work> decltype(auto) adding(Add&& add, Work&& work) {
     try {
         return work();
@@ -65,7 +65,7 @@ template <class Add, class Work> decltype(auto) adding(Add&& add, Work&& work) {
     }
 }
 
-/// Runs `work`; an Error that leaves it is about this file. `path` is a text, or a function that gives one.
+/// Runs `work`. Adds the path to an Error that leaves it. `path` is a text, or a function that returns one.
 template <class Path, class Work> decltype(auto) about_file(const Path& path, Work&& work) {
     const auto add = [&](Error& error) {
         if constexpr (std::is_invocable_v<const Path&>) error.with_path(path());
@@ -74,7 +74,7 @@ template <class Path, class Work> decltype(auto) about_file(const Path& path, Wo
     return adding(add, std::forward<Work>(work));
 }
 
-/// Runs `work`; an Error that leaves it is about the tensor of that name.
+/// Runs `work`. Adds the tensor's name to an Error that leaves it.
 template <class Work> decltype(auto) about_tensor(std::string_view name, Work&& work) {
     return adding([&](Error& error) { error.with_tensor(name); }, std::forward<Work>(work));
 }

@@ -1,4 +1,4 @@
-// Cuts names into parts, and folds the numbers that stand in the same part.
+// Cuts names into parts, and folds names that differ only in a number of one part.
 #include <safemap/advanced/fold.hpp>
 
 #include "base/name_index.hpp"
@@ -13,12 +13,12 @@
 namespace safemap::SAFEMAP_ABI {
 namespace {
 
-// A hostile name of a million dots is cut in its beginning only.
+// Only the beginning of a hostile name with a million dots is cut.
 constexpr std::size_t most_parts = 64;
 
 bool has_separator(std::string_view part) { return !part.empty() && (part.front() == '.' || part.front() == '/'); }
 
-/// The number that a part is after its separator; nothing for anything that would not be written the same way again.
+/// Returns the number in a part, after its separator; nothing if the number would be written differently: "007".
 std::optional<std::uint64_t> number_of(std::string_view part) {
     if (has_separator(part)) part.remove_prefix(1);
     if (part.empty() || (part.size() > 1 && part.front() == '0')) return std::nullopt;
@@ -28,13 +28,14 @@ std::optional<std::uint64_t> number_of(std::string_view part) {
     return number;
 }
 
-/// What two names share when they differ at `place` only. NUL separates, so that no two names run together.
+/// Returns a key that two names share if they differ only at `place`. NUL separates the parts, so different names have
+/// different keys.
 std::string key_without(const Folded& folded, std::size_t place) {
     std::string key = folded.kind;
     for (std::size_t i = 0; i < folded.parts.size(); ++i) {
         key += '\0';
         const std::string& part = folded.parts[i];
-        // The separator stays: a.1 and a/1 are different names.
+        // Keep the separator: a.1 and a/1 are different names.
         if (i != place) key += part;
         else if (has_separator(part)) key += part.front();
     }
@@ -42,7 +43,7 @@ std::string key_without(const Folded& folded, std::size_t place) {
 }
 
 struct Group {
-    std::size_t first = 0;  // where the group stands in the result
+    std::size_t first = 0;  // index of the group in the result
     std::vector<std::uint64_t> numbers;
 };
 
@@ -56,7 +57,7 @@ void merge(Folded& into, const Folded& item) {
     into.files = std::move(files);
 }
 
-/// Folds the numbers that stand as part number `place`.
+/// Folds the numbers in part number `place`.
 std::vector<Folded> fold_place(std::vector<Folded> items, std::size_t place) {
     std::vector<Folded> result;
     std::unordered_map<std::string, Group, NameHash> groups;
@@ -113,7 +114,7 @@ std::vector<Folded> fold(const std::vector<Foldable>& names) {
         if (name.file != 0) items.back().files.push_back(name.file);
         places = std::max(places, items.back().parts.size());
     }
-    // Experts within layers first, then layers: what was folded before is equal text by then.
+    // Fold the last part first: experts inside layers, then layers. By then, parts that are folded are equal text.
     for (std::size_t place = places; place-- > 0;) items = fold_place(std::move(items), place);
     return items;
 }

@@ -1,4 +1,4 @@
-// A set of named Sources: what readers of several files work through.
+// The interface for a set of files, for readers of checkpoints with several files.
 #pragma once
 
 #include <safemap/source.hpp>
@@ -18,20 +18,21 @@ public:
     Folder(const Folder&) = delete;
     Folder& operator=(const Folder&) = delete;
 
-    /// What an error message calls it.
+    /// Returns the name for error messages.
     virtual const std::string& name() const noexcept = 0;
-    /// The names of the files in it, sorted, without those in folders below it.
+    /// Returns the sorted names of its files, without files in inner folders.
     virtual std::vector<std::string> list() const = 0;
-    /// Returns the names of the folders in it, sorted. Default: none.
+    /// Returns the sorted names of its inner folders. Default: an empty list.
     virtual std::vector<std::string> folders() const { return {}; }
     /// Opens one of folders(). Returns null if there is no folder of that name. Throws shard_outside_folder if `name`
     /// is not the name of a folder directly in it. Default: null.
     virtual std::shared_ptr<const Folder> folder(std::string_view name) const;
-    /// Opens a file by its name in the folder; relative paths below it are allowed. Nothing where nothing has that
-    /// name; throws shard_missing where it is no file but, say, a folder or a pipe, and shard_outside_folder for
-    /// absolute names and for names with a `..` in them.
+    /// Opens a file by its name in the folder; relative paths below it are allowed. Returns null if nothing has that
+    /// name. Throws shard_missing if it is not a file but, for example, a folder or a pipe; shard_outside_folder if the
+    /// name is absolute or has a `..`.
     virtual std::shared_ptr<const Source> open(std::string_view file) const = 0;
-    /// Whether what it holds was replaced since it was opened: by then, what was opened from it may be of two models.
+    /// Returns true if its content was replaced after it was opened. Then files that were opened from it may belong to
+    /// two models.
     virtual bool changed() const { return false; }
 };
 

@@ -1,4 +1,4 @@
-// Bytes as digits.
+// Bytes as hexadecimal digits.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -9,7 +9,7 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Two lower-case digits for each byte.
+/// Returns two lower-case digits for each byte.
 std::string hex(std::span<const std::byte> bytes);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// Inflates zip members as they are read.
+// Inflates zip records while they are read.
 #include "base/inflate.hpp"
 
 #include "base/checksum.hpp"
@@ -73,8 +73,8 @@ private:
         input_.reset();
     }
 
-    // The last byte was made: the stream must end here too, and this pass has seen all of it. Its memory is given back,
-    // for there may be many of these.
+    // Called after the last byte. Checks that the stream ends here too, and compares the checksum: this pass has read
+    // all bytes. Then frees the memory, because there may be many such sources.
     void finish() const {
         std::byte beyond{};
         const auto made = inflate_some(std::span(&beyond, 1));
@@ -105,7 +105,7 @@ private:
         }
     }
 
-    // Some of the next bytes; none at the end of the stream.
+    // Inflates some of the next bytes. Returns how many; 0 at the end of the stream.
     std::size_t inflate_some(std::span<std::byte> into) const {
         const auto part = static_cast<uInt>(std::min<std::size_t>(into.size(), 1U << 30));
         stream_.next_out = reinterpret_cast<Bytef*>(into.data());
@@ -141,12 +141,12 @@ private:
     std::uint64_t size_;
     std::optional<std::uint32_t> stored_crc_;
 
-    mutable std::mutex mutex_;  // guards all below
+    mutable std::mutex mutex_;  // guards everything below
     mutable z_stream stream_{};
     mutable bool open_ = false;
     mutable std::uint64_t position_ = 0;  // in the inflated bytes
-    mutable std::uint64_t consumed_ = 0;  // of the packed bytes
-    mutable std::uint32_t crc_ = 0;       // of the bytes before position_
+    mutable std::uint64_t consumed_ = 0;  // bytes of the packed data so far
+    mutable std::uint32_t crc_ = 0;       // CRC-32 of the bytes before position_
     mutable std::unique_ptr<std::byte[]> input_;
 };
 

@@ -1,5 +1,5 @@
-// JSON both ways. Reading is simdjson's DOM, which validates everything; its tape is copied into our own tree so
-// that nobody else sees simdjson.
+// Reads and writes JSON. Parsing uses simdjson's DOM, which validates everything. Its tape is copied into our own tree,
+// so that no other code depends on simdjson.
 #include "base/json.hpp"
 
 #include <safemap/advanced/text.hpp>
@@ -52,7 +52,7 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-/// `left` counts the containers that may still be entered.
+/// Copies an element into a Value. `left` is the number of containers that may still be entered.
 Value copy(const dom::element& element, unsigned left, Errc code) {
     if (left == 0 && (element.is_array() || element.is_object()))
         throw Error(code, "not JSON: too many arrays and objects within each other");
@@ -63,7 +63,7 @@ Value copy(const dom::element& element, unsigned left, Errc code) {
         case dom::element_type::UINT64: return Value(element.get_uint64().value_unsafe());
         case dom::element_type::INT64: {
             const std::int64_t number = element.get_int64().value_unsafe();
-            // One kind for every integer that is not negative.
+            // Store every non-negative integer as the same kind.
             if (number >= 0) return Value(static_cast<std::uint64_t>(number));
             return Value(number);
         }
@@ -99,9 +99,9 @@ void append_code_point(std::string& out, std::uint32_t code_point) {
     append_unit(out, 0xdc00 + (code_point & 0x3ff));
 }
 
-/// Lives in `parser`.
+/// Returns the root, which lives in `parser`.
 dom::element parsed(dom::parser& parser, std::string_view text, Errc code, unsigned deepest = max_depth) {
-    // simdjson does not count empty containers, so copy() does.
+    // simdjson does not count empty containers, so copy() checks the depth.
     auto error = parser.allocate(text.size() + simdjson::SIMDJSON_PADDING, deepest + 2);
     dom::element root;
     if (!error) error = parser.parse(text.data(), text.size()).get(root);
@@ -110,7 +110,7 @@ dom::element parsed(dom::parser& parser, std::string_view text, Errc code, unsig
     return root;
 }
 
-/// `left` as for copy(), of the members.
+/// Passes members to `on_member`. `left` as for copy(), for the members.
 void hand_out(const dom::object& members, unsigned left, Errc code, const OnMember& on_member) {
     for (const dom::key_value_pair member : members) {
         std::string_view text;
@@ -118,12 +118,12 @@ void hand_out(const dom::object& members, unsigned left, Errc code, const OnMemb
             on_member(member.key, text);
             continue;
         }
-        copy(member.value, left, code);  // only to see that it is not too deep
+        copy(member.value, left, code);  // checks the depth
         on_member(member.key, std::nullopt);
     }
 }
 
-/// Whether the byte needs more than copying.
+/// Returns true if the byte cannot simply be copied.
 constexpr bool special(unsigned char byte, Charset charset) {
     return byte < 0x20 || byte == '"' || byte == '\\' || (charset != Charset::utf8 && byte >= 0x7f);
 }

@@ -1,4 +1,4 @@
-// The seeded hash of names.
+// Implements the seeded hash of names.
 #include "base/name_index.hpp"
 
 #include <sys/auxv.h>
@@ -9,7 +9,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-/// The kernel gives every process sixteen random bytes.
+/// Returns a random seed: the kernel gives every process sixteen random bytes.
 std::uint64_t process_seed() noexcept {
     std::uint64_t seed = 0x9e3779b97f4a7c15;  // 2^64 / golden ratio
     if (const auto* random = reinterpret_cast<const void*>(::getauxval(AT_RANDOM)); random != nullptr)
@@ -17,7 +17,7 @@ std::uint64_t process_seed() noexcept {
     return seed;
 }
 
-/// Both halves of the 128-bit product, folded.
+/// Returns both halves of the 128-bit product, folded by xor.
 std::uint64_t fold(std::uint64_t a, std::uint64_t b) noexcept {
     __extension__ using Product = unsigned __int128;
     const Product product = static_cast<Product>(a) * b;
@@ -28,7 +28,7 @@ std::uint64_t fold(std::uint64_t a, std::uint64_t b) noexcept {
 
 std::uint64_t name_hash(std::string_view name) noexcept {
     static const std::uint64_t seed = process_seed();
-    constexpr std::uint64_t prime_a = 0xa0761d6478bd642f;  // wyhash's
+    constexpr std::uint64_t prime_a = 0xa0761d6478bd642f;  // the primes of wyhash
     constexpr std::uint64_t prime_b = 0xe7037ed1a0b428db;
     std::uint64_t hash = seed ^ name.size() * prime_a;
     while (name.size() >= 8) {

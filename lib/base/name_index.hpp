@@ -1,4 +1,4 @@
-// Finds the number of a name in constant time without holding the names.
+// Finds the number of a name in constant time, without storing the names.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -14,16 +14,16 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A hash with a seed of this process: names come from files, and nobody may choose them to collide.
+/// Returns a hash with a random seed per process: names come from files, and must not be chosen to collide.
 std::uint64_t name_hash(std::string_view name) noexcept;
 
-/// For the standard's tables of what comes from files.
+/// A hash for the standard's tables with keys from files.
 struct NameHash {
     std::size_t operator()(std::string_view name) const noexcept { return name_hash(name); }
 };
 
-/// The names of the items of a list, by number: texts themselves, the first of pairs, what others have as name or
-/// name(). The list stays with the caller, and may grow.
+/// The names of the items of a list, by number. An item is a text, a pair whose first is the name, or has a name or
+/// name(). The caller keeps the list, which may grow.
 template <class List> class NamesOf {
 public:
     explicit NamesOf(const List& list) noexcept : list_(list) {}
@@ -40,8 +40,8 @@ private:
     const List& list_;
 };
 
-/// A hash table from names to numbers. The names stay with the caller, who says by `name_of(number)` what each is;
-/// so eight bytes an entry, and no allocation to look one up.
+/// A hash table from names to numbers. The caller keeps the names and returns each by name_of(number). So an entry
+/// takes eight bytes, and a lookup does not allocate.
 class NameIndex {
 public:
     void reserve(std::size_t names) {
@@ -49,7 +49,7 @@ public:
         if (wanted > slots_.size()) grow(wanted);
     }
 
-    /// The number that `name` was added with.
+    /// Returns the number that `name` was added with; nothing if it was not added.
     template <class NameOf> std::optional<std::uint32_t> find(std::string_view name, NameOf&& name_of) const {
         if (count_ == 0) return std::nullopt;
         const Slot& slot = slots_[place(name, static_cast<std::uint32_t>(name_hash(name)), name_of)];
@@ -57,7 +57,7 @@ public:
         return slot.number;
     }
 
-    /// Adds `name` as `number` unless the name is there; gives the number that it has now.
+    /// Adds `name` as `number` unless it is already there. Returns its number.
     template <class NameOf> std::uint32_t add(std::string_view name, std::uint32_t number, NameOf&& name_of) {
         reserve(count_ + 1);
         const auto hash = static_cast<std::uint32_t>(name_hash(name));
@@ -68,8 +68,8 @@ public:
         return number;
     }
 
-    /// Adds the names of the numbers 0 to count - 1, in order; calls repeated(first, number) for one that is there.
-    /// Several times as fast as adding them one by one, since the table's memory is asked for ahead.
+    /// Adds the names of the numbers 0 to count - 1, in order. Calls repeated(first, number) for a name that is already
+    /// there. Several times as fast as single calls, because it prefetches the table's memory.
     template <class NameOf, class Repeated> void add_all(std::uint32_t count, NameOf&& name_of, Repeated&& repeated) {
         reserve(count_ + count);
         constexpr std::uint32_t batch = 16;
@@ -92,11 +92,11 @@ public:
         }
     }
 
-    /// The same for a whole list.
+    /// Adds the names of a whole list.
     template <class List, class Repeated> void add_all(const NamesOf<List>& names, Repeated&& repeated) {
         add_all(names.count(), names, repeated);
     }
-    /// A name that is there twice keeps its first number.
+    /// Adds the names of a whole list. A repeated name keeps its first number.
     template <class List> void add_all(const NamesOf<List>& names) {
         add_all(names, [](auto, auto) {});
     }
@@ -108,7 +108,7 @@ private:
         std::uint32_t number = empty;
     };
 
-    /// Where `name` is, or the free slot where it would be. There always is one: at most half are taken.
+    /// Returns the slot of `name`, or the free slot for it. There always is one: at most half are used.
     template <class NameOf> std::size_t place(std::string_view name, std::uint32_t hash, NameOf&& name_of) const {
         const std::size_t mask = slots_.size() - 1;
         for (std::size_t i = hash & mask;; i = (i + 1) & mask) {

@@ -1,4 +1,4 @@
-// Takes the place of sha256.cpp in a build without libcrypto.
+// Replaces sha256.cpp in a build without libcrypto.
 #include "base/sha256.hpp"
 
 #include <safemap/error.hpp>

@@ -1,4 +1,4 @@
-// Lets workers take turns.
+// Makes workers take turns to feed a hash.
 #include "base/ordered_digests.hpp"
 
 #include <chrono>
@@ -44,13 +44,13 @@ bool OrderedHashes<Hash>::feed(std::size_t item, std::uint64_t size, std::uint64
     return true;
 }
 
-/// Null where the turn will never come.
+/// Waits until the bytes before `offset` were fed. Returns null if that will never happen.
 template <class Hash>
 typename OrderedHashes<Hash>::Open* OrderedHashes<Hash>::wait_for_turn(std::size_t item, std::uint64_t offset,
                                                                        Watch* watch) {
     constexpr std::chrono::milliseconds tick_interval{100};
     std::unique_lock lock(mutex_);
-    Open& open = open_[item];  // stays where it is, whatever comes and goes beside it
+    Open& open = open_[item];  // a reference that stays valid when other items come and go
     const auto over = [&] { return all_abandoned_ || open.abandoned; };
     const auto ready = [&] { return over() || open.fed == offset; };
     while (!turn_.wait_for(lock, tick_interval, ready)) {

@@ -1,4 +1,4 @@
-// Digests of many items whose bytes are with several workers.
+// Computes digests of many items whose bytes arrive from several workers.
 #pragma once
 
 #include "base/checksum.hpp"
@@ -16,30 +16,31 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A hash (Xxh3 or Sha256) wants an item's bytes in order, so a worker waits with its piece until those before it have
-/// been fed. Pieces of an item have to be taken up in order, and whoever has taken one up feeds it or abandons: then
-/// nobody waits for ever. Takes a digest an item, and a hash for each that has begun and not ended. For any thread.
+/// The digests of many items, by a hash (Xxh3 or Sha256). A hash needs the bytes of an item in order, so a worker with
+/// a later piece waits until the earlier ones are fed. Workers must take the pieces of an item in order, and a worker
+/// that has taken one must feed it or call abandon(): then nobody waits forever. Memory: one digest per item, plus one
+/// hash for each unfinished item. Thread-safe.
 template <class Hash> class OrderedHashes {
 public:
     using Value = decltype(std::declval<const Hash&>().digest());
 
-    /// Each is the digest of nothing until something is fed.
+    /// Makes `items` digests. Until bytes are fed, each is the digest of no bytes.
     explicit OrderedHashes(std::size_t items);
 
-    /// Feeds the bytes from `offset` on of an item that has `size` in all. While it waits, it ticks `watch`, where
-    /// given: what only the caller's thread may do. False where the item was abandoned.
+    /// Feeds the bytes at `offset` of an item that has `size` bytes in total. While waiting, calls watch->tick() if
+    /// `watch` is given; only the caller's thread may give it. Returns false if the item was abandoned.
     bool feed(std::size_t item, std::uint64_t size, std::uint64_t offset, std::span<const std::byte> bytes,
               Watch* watch = nullptr);
-    /// An item whose digest is known already, and of which nothing is fed.
+    /// Sets the digest of an item that is known already. Nothing is fed for that item.
     void set(std::size_t item, const Value& digest) noexcept { digests_[item] = digest; }
-    /// The rest of an item, which has begun or will, never comes.
+    /// Gives up an item, begun or not: its remaining bytes never come.
     void abandon(std::size_t item);
-    /// Of no item.
+    /// Gives up all items.
     void abandon_all() noexcept;
 
-    /// Once all of the item was fed.
+    /// Returns the digest of an item. Requires that all its bytes were fed.
     const Value& of(std::size_t item) const noexcept { return digests_[item]; }
-    /// Of all items, each as of() has it.
+    /// Returns the digests of all items, each as of() returns it.
     std::span<const Value> all() const noexcept { return digests_; }
 
 private:
@@ -53,7 +54,7 @@ private:
     std::vector<Value> digests_;
     std::mutex mutex_;
     std::condition_variable turn_;
-    std::unordered_map<std::size_t, Open> open_;  // as all below, guarded; but a hash is whose turn it is
+    std::unordered_map<std::size_t, Open> open_;  // guarded like all below, except hash: used by turns
     bool all_abandoned_ = false;
 };
 

@@ -1,4 +1,4 @@
-// The process-wide pool: workers sleep until a loop asks for help.
+// Implements the process-wide pool: its threads sleep until a loop asks for help.
 #include "base/pool.hpp"
 
 #include <pthread.h>
@@ -21,7 +21,8 @@ namespace {
 
 constexpr std::chrono::milliseconds tick_interval{100};
 
-// One parallel_for. Whoever works on it holds a worker number; the loop is over when the numbers are all given back.
+// One parallel_for(). Every thread that works on it has a worker number. The loop is over when all helpers have
+// finished.
 struct Loop {
     Loop(std::size_t count_, unsigned threads, const std::function<void(std::size_t, unsigned)>& work_)
         : count(count_), limit(threads), work(work_) {}
@@ -48,13 +49,13 @@ struct Loop {
     const std::size_t count;
     const unsigned limit;
     const std::function<void(std::size_t, unsigned)>& work;
-    std::atomic<std::size_t> next{0};  // may run past count by one for each worker
+    std::atomic<std::size_t> next{0};  // may exceed count by one per worker
 
-    std::mutex mutex;  // guards all below
+    std::mutex mutex;  // guards everything below
     std::condition_variable idle;
     unsigned joined = 1;  // worker numbers given out; the caller has 0
     unsigned active = 0;  // helpers at work
-    bool closed = false;  // no helper may join any more
+    bool closed = false;  // no helper may join anymore
     std::exception_ptr first_error;
 };
 
@@ -69,8 +70,8 @@ public:
         for (auto& thread : threads_) thread.join();
     }
 
-    // Offers a loop to `helpers` pool threads; starts threads that are still missing. Help that cannot be had is no
-    // error: the caller does the work.
+    // Offers a loop to `helpers` pool threads, and starts missing threads. Failing to get help is not an error: the
+    // caller does the work.
     void offer(const std::shared_ptr<Loop>& loop, unsigned helpers) noexcept {
         const std::lock_guard lock(mutex_);
         try {
@@ -128,7 +129,7 @@ private:
 std::mutex pool_mutex;
 std::unique_ptr<Pool> pool_instance;
 
-// A forked child has none of the pool's threads: it forgets the pool (whose memory is lost) and makes its own.
+// A forked child has no pool threads, so it drops the pool (and leaks its memory) and makes its own.
 void forget_pool_in_child() {
     static_cast<void>(pool_instance.release());
     pool_mutex.unlock();
@@ -174,7 +175,8 @@ void parallel_for(std::size_t count, unsigned threads, const std::function<void(
         }
         lock.lock();
     }
-    // Taken along: a helper that comes too late may hold the loop longer than the caller holds the exception.
+    // Move the exception out: a helper that comes too late may keep the loop alive longer than the caller keeps the
+    // exception.
     if (loop->first_error) std::rethrow_exception(std::exchange(loop->first_error, nullptr));
 }
 

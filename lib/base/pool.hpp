@@ -1,4 +1,4 @@
-// One bounded, process-wide pool of threads in which the caller takes part.
+// A bounded, process-wide thread pool. The calling thread takes part in the work.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -8,29 +8,30 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// What an operation takes at most: of threads that the caller asks for, and where he leaves the number at 0.
+/// The maximum number of threads of an operation: `most` if the caller gives a number, `unasked` if the number is 0.
 struct ThreadLimits {
     unsigned most;
     unsigned unasked;
 };
 inline constexpr ThreadLimits any_threads{256, 256};
-/// Buffers share 32 MiB, of which eight workers have enough each.
+/// For work with buffers: they share 32 MiB, which is enough for each of eight workers.
 inline constexpr ThreadLimits bulk_threads{8, 8};
-/// Two write as fast as a machine does.
+/// For saving: two threads write as fast as a machine can.
 inline constexpr ThreadLimits saving_threads{8, 2};
-/// More than four gain nothing on one disk, more than sixteen on none: each has a block of its own in hand.
+/// For uploading: more than four threads gain nothing on one disk, more than sixteen gain nothing at all. Each thread
+/// holds one block.
 inline constexpr ThreadLimits uploading_threads{16, 4};
 
-/// The threads that an option means: as many as it says, one per processor for 0, and no more than the limits.
+/// Returns the number of threads for an option: its value, or one per processor for 0; never more than `limits`.
 unsigned thread_count(unsigned wanted, ThreadLimits limits = any_threads) noexcept;
 
-/// Calls work(i, worker) for every i in [0, count), each once, on at most `threads` threads of which the caller is
-/// one; `worker` is in [0, threads) and no two calls at the same time have the same. Returns when all have
-/// returned. The first exception is rethrown here, and no further work is begun. Because the caller does what no
-/// pool thread is free for, calls may nest.
+/// Calls work(i, worker) once for every i in [0, count), on at most `threads` threads, one of them the caller. `worker`
+/// is in [0, threads), and no two concurrent calls have the same. Returns when all calls have returned. After an
+/// exception, no further call begins, and the first exception is rethrown here. Calls may nest, because the caller does
+/// the work for which no pool thread is free.
 ///
-/// `tick`, where given, is called on the calling thread between its pieces of work and at least ten times a second
-/// while it waits for others; an exception of it counts as the work's.
+/// If `tick` is given, the calling thread calls it between its own calls of work(), and at least ten times a second
+/// while it waits for others. An exception of tick() counts as one of work().
 void parallel_for(std::size_t count, unsigned threads, const std::function<void(std::size_t, unsigned)>& work,
                   const std::function<void()>& tick = {});
 

@@ -1,4 +1,4 @@
-// The only file that sees libcrypto.
+// Computes SHA-256 with libcrypto. No other file includes libcrypto.
 #include "base/sha256.hpp"
 
 #include <safemap/error.hpp>
@@ -11,7 +11,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-/// libcrypto fails where it is not allowed to make SHA-256, or has no memory.
+/// Throws io_error if a call of libcrypto failed: SHA-256 is forbidden by its configuration, or memory is short.
 void require(int succeeded) {
     if (succeeded != 1) throw Error(Errc::io_error, "libcrypto does not compute SHA-256");
 }
@@ -41,7 +41,7 @@ void Sha256::update(std::span<const std::byte> bytes) {
 }
 
 Sha256Digest Sha256::digest() const {
-    const State copy;  // what is finished takes no more bytes
+    const State copy;  // a finished context accepts no more bytes
     require(EVP_MD_CTX_copy_ex(copy.context, state_->context));
     Sha256Digest digest;
     require(EVP_DigestFinal_ex(copy.context, reinterpret_cast<unsigned char*>(digest.data()), nullptr));

@@ -1,4 +1,4 @@
-// SHA-256, in builds that have libcrypto.
+// SHA-256, in builds with libcrypto.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -10,10 +10,10 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// As FIPS 180-4 prints it: big-endian words.
+/// A digest in the byte order of FIPS 180-4: big-endian words.
 using Sha256Digest = std::array<std::byte, 32>;
 
-/// SHA-256 of bytes that stream past. The constructor throws invalid_argument in a build without libcrypto.
+/// A streaming SHA-256 hash. The constructor throws invalid_argument in a build without libcrypto.
 class Sha256 {
 public:
     Sha256();
@@ -22,7 +22,7 @@ public:
     Sha256& operator=(Sha256&&) noexcept;
 
     void update(std::span<const std::byte> bytes);
-    /// May be asked for at any time.
+    /// Returns the digest of all bytes so far. May be called at any time.
     Sha256Digest digest() const;
 
 private:

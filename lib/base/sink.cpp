@@ -1,4 +1,4 @@
-// Sinks that are no files: memory, and a function of the caller's.
+// Sinks that are not files: memory, and a function of the caller.
 #include <safemap/sink.hpp>
 
 #include <safemap/error.hpp>

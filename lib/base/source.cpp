@@ -1,4 +1,4 @@
-// Sources that are no files: memory, and a caller's function.
+// Sources that are not files: memory, and a function of the caller.
 #include <safemap/error.hpp>
 #include <safemap/source.hpp>
 

@@ -1,4 +1,4 @@
-// UTF-8, and names made fit for messages.
+// Decodes and encodes UTF-8, and makes names safe for messages.
 #include "base/text.hpp"
 
 #include <safemap/advanced/text.hpp>
@@ -14,7 +14,7 @@
 namespace safemap::SAFEMAP_ABI {
 namespace {
 
-// Length of the UTF-8 sequence that begins at text[0], or 0 where none does (RFC 3629, table of section 4).
+// Returns the length of the UTF-8 sequence at text[0]; 0 if it is invalid (RFC 3629, table of section 4).
 std::size_t sequence_length(std::string_view text) noexcept {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     const auto continues = [&](std::size_t i, unsigned low = 0x80, unsigned high = 0xBF) {
@@ -35,7 +35,7 @@ std::size_t sequence_length(std::string_view text) noexcept {
     return continues(1, low, high) && continues(2) && continues(3) ? 4 : 0;
 }
 
-// How many bytes at the front are ASCII, counted in words: names mostly are.
+// Returns the number of ASCII bytes at the front, in whole words of eight: names are mostly ASCII.
 std::size_t ascii_words(std::string_view text) noexcept {
     std::size_t at = 0;
     for (std::uint64_t word; text.size() - at >= sizeof(word); at += sizeof(word)) {
@@ -71,12 +71,12 @@ std::optional<std::uint32_t> take_character(std::string_view& text) noexcept {
 bool is_control(std::uint32_t character) noexcept {
     constexpr std::pair<std::uint32_t, std::uint32_t> controls[] = {
         {0, 0x1F},         // C0
-        {0x7F, 0x9F},      // DEL, and C1, which some terminals obey too
-        {0x61C, 0x61C},    // a mark of direction
-        {0x200B, 0x200F},  // no width; marks of direction
-        {0x2028, 0x202E},  // ends of lines; turns of direction
-        {0x2066, 0x2069},  // turns of direction
-        {0xFEFF, 0xFEFF},  // no width
+        {0x7F, 0x9F},      // DEL and C1, which some terminals obey too
+        {0x61C, 0x61C},    // direction mark
+        {0x200B, 0x200F},  // zero width; direction marks
+        {0x2028, 0x202E},  // line ends; direction changes
+        {0x2066, 0x2069},  // direction changes
+        {0xFEFF, 0xFEFF},  // zero width
     };
     return std::any_of(std::begin(controls), std::end(controls),
                        [&](const auto& range) { return character >= range.first && character <= range.second; });

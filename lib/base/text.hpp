@@ -1,4 +1,4 @@
-// Small things about text that several layers need.
+// Text helpers for several layers: UTF-8, quoting, paths.
 #pragma once
 
 #include <safemap/error.hpp>
@@ -10,22 +10,22 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Whether `text` is UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+/// Returns true if `text` is UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text) noexcept;
-/// Takes the character at the front off `text`, which is not empty; nothing where the byte there, which is taken,
-/// begins no UTF-8.
+/// Removes the first character of `text`, which is not empty, and returns it. If the text does not begin with UTF-8,
+/// removes one byte and returns nothing.
 std::optional<std::uint32_t> take_character(std::string_view& text) noexcept;
-/// Whether a character is a control, cannot be seen, or turns the direction of the text behind it.
+/// Returns true if a character is a control character, is invisible, or changes the direction of the text after it.
 bool is_control(std::uint32_t character) noexcept;
-/// Adds the UTF-8 of a character up to U+10FFFF; a surrogate becomes three bytes, which is no UTF-8.
+/// Appends a character up to U+10FFFF as UTF-8. A surrogate becomes three bytes that are not UTF-8.
 void append_utf8(std::string& out, std::uint32_t code);
-/// Names in messages: printable, at most 200 bytes and then "…".
+/// Returns a name for messages: printable, at most 200 bytes, then "…".
 std::string excerpt(std::string_view text);
-/// "'name'", an excerpt.
+/// Returns "'name'", where the name is an excerpt().
 std::string quoted(std::string_view text);
-/// Whether a path stays below the folder it begins in, symbolic links aside: relative, and without "..".
+/// Returns true if a path stays in the folder where it begins: relative and without "..". Ignores symbolic links.
 bool stays_below(std::string_view path) noexcept;
-/// "1234 bytes", "1 byte".
+/// Returns "1234 bytes" or "1 byte".
 std::string bytes_text(std::uint64_t count);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// How a bulk operation tells its caller how far it is, and hears from it that it should stop.
+// Reports the progress of a bulk operation to its caller, and checks for cancellation.
 #pragma once
 
 #include <safemap/error.hpp>
@@ -11,8 +11,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Keeps the promises of Monitor, which outlives it. add() and check_stop() are for any thread, the others for the
-/// caller's alone. Throws cancelled.
+/// The progress of one operation, reported as Monitor promises. `monitor` must outlive it. Any thread may call add()
+/// and check_stop(); only the caller's thread may call the others. Throws cancelled.
 class Watch {
 public:
     Watch(const Monitor& monitor, std::string_view stage, std::uint64_t total)
@@ -22,13 +22,13 @@ public:
     void check_stop() const {
         if (monitor_.stop.stop_requested()) throw Error(Errc::cancelled, "cancelled on request");
     }
-    /// As often as one likes.
+    /// Reports progress if the last report is at least 100 ms ago. May be called often.
     void tick() {
         check_stop();
         const auto now = std::chrono::steady_clock::now();
         if (now - last_ >= interval) tell(now);
     }
-    /// Whenever the last time was.
+    /// Reports progress now.
     void tell() {
         check_stop();
         tell(std::chrono::steady_clock::now());
