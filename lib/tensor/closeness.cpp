@@ -1,4 +1,4 @@
-// Everything that is not an integer is converted to F64, which is exact, a few hundred numbers at a time.
+// Compares numbers. All dtypes except integers are converted to F64, which is exact, a few hundred numbers at a time.
 #include "tensor/closeness.hpp"
 
 #include "tensor/convert.hpp"
@@ -17,7 +17,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-/// The parts of an element.
+/// The dtype of the parts of an element, and their number.
 struct Parts {
     Dtype dtype;
     unsigned count = 1;
@@ -46,7 +46,7 @@ bool is_integer(Dtype dtype) noexcept {
     }
 }
 
-/// Floating-point dtypes without casts.
+/// Returns true for floating-point dtypes that have no casts.
 bool is_small_float(Dtype dtype) noexcept {
     return dtype == Dtype::f4 || dtype == Dtype::f6_e2m3 || dtype == Dtype::f6_e3m2 || dtype == Dtype::f8_e8m0;
 }
@@ -77,7 +77,7 @@ private:
     double limit(double b) const { return atol_ + rtol_ * std::abs(b); }
 
     void add(std::uint64_t number, double difference, bool close) {
-        // Nothing is larger than a NaN, and a NaN than everything.
+        // The negated <= is true for a NaN. Once the maximum is a NaN, it stays.
         if (!(difference <= result.max_abs) && !std::isnan(result.max_abs)) result.max_abs = difference;
         if (!close && !result.first_apart) result.first_apart = number;
     }
@@ -108,7 +108,7 @@ void integers(Dtype dtype, std::span<const std::byte> a, std::span<const std::by
     }
 }
 
-constexpr std::uint64_t chunk = 512;  // a multiple of what packed elements need to begin at a byte
+constexpr std::uint64_t chunk = 512;  // a multiple of the elements that fill whole bytes in packed dtypes
 using Chunk = std::array<double, chunk>;
 
 template <class T> void read_small(const std::byte* from, std::span<double> into) {

@@ -1,6 +1,12 @@
-// Casts: every dtype is decoded to F32 and encoded from it, a block at a time, by loops without branches that the
-// compiler vectorises. From the top: the formats (Small, Bf16), the loops over them, a Codec for each dtype and width
-// of vectors, the counts of what overflows, and the public functions.
+// Casts elements. Every dtype is decoded to F32 and encoded from F32, one block at a time, by loops without branches
+// that the compiler vectorises. From top to bottom:
+//   1. Small, Bf16: the formats, with decode() and encode() of one value.
+//   2. decode_all(), encode_all(), cast_all(): loops over a block.
+//   3. Codec, wide(), codec_of(): the pair of loops for a dtype, for the baseline or for AVX2.
+//   4. count_from(), count_non_finite_f64(): count values that overflow or are not finite.
+//   5. swap_words(), flip_signs(), negate_words(): byte order and signs.
+//   6. convert() and the other public functions. convert(): stored bytes -> decode -> F32 block -> encode ->
+//      output; the F32 block is also counted.
 #include "tensor/convert.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -22,15 +28,15 @@ template <class T> T load(const std::byte* from) noexcept {
 
 template <class T> void store(std::byte* to, T value) noexcept { std::memcpy(to, &value, sizeof(T)); }
 
-// The bits of an F32 without its sign are in order, and fit in an int32: SSE2 compares only these.
+// Without its sign, the bits of an F32 are ordered and fit in an int32, the only integers that SSE2 can compare.
 constexpr std::int32_t f32_infinity = 0x7F80'0000;
 
 constexpr std::int32_t without_sign(std::uint32_t f32) noexcept {
     return static_cast<std::int32_t>(f32 & 0x7FFF'FFFFU);
 }
 
-// What is beyond the range becomes, and so which bits are not numbers: those from infinity on, those with all bits set
-// but the sign, or negative zero alone.
+// The result for values beyond the range. It decides which bits are not numbers: infinity and above; all bits except
+// the sign set; or negative zero alone.
 enum class Beyond { infinity, largest, nan };
 
 template <class Bits, unsigned exponent_bits, unsigned mantissa_bits, int bias, Beyond beyond> struct Small {
@@ -44,22 +50,23 @@ template <class Bits, unsigned exponent_bits, unsigned mantissa_bits, int bias, 
     static constexpr std::uint32_t largest = beyond == Beyond::infinity  ? infinity - 1
                                              : beyond == Beyond::largest ? all_ones - 1
                                                                          : all_ones;
-    // As F32.
+    // The following are bits of an F32.
     static constexpr std::int32_t one_exponent = 1 << 23;
     static constexpr std::int32_t rebias = (127 - bias) * one_exponent;
     static constexpr std::int32_t smallest_normal = rebias + one_exponent;
-    // The first that is rounded beyond the largest value: half way to the next one, or just after that where the
-    // largest is even.
+    // The first value that rounds beyond the largest one: half way to the next one, or just above that if the largest
+    // is even.
     static constexpr std::int32_t overflow =
         rebias + static_cast<std::int32_t>((largest << dropped) + (1U << (dropped - 1)) + (largest % 2 == 0 ? 1 : 0));
-    // What is rounded to that which stands for all that is beyond: infinity, the largest, or the NaN, which comes next.
+    // The value that rounds to the result for everything beyond the range: infinity, the largest, or the NaN, which
+    // follows the largest.
     static constexpr std::int32_t cap = beyond == Beyond::largest ? overflow - 1 : overflow;
 
     static std::uint32_t decode(Bits stored) noexcept {
         const std::uint32_t raw = stored & all_ones;
         const std::uint32_t sign = (stored & sign_bit) << (32 - width);
         const auto magnitude = static_cast<std::int32_t>(raw << dropped);
-        // A subnormal is its mantissa behind the smallest exponent, less the hidden bit.
+        // A subnormal is its mantissa after the smallest exponent, minus the hidden bit.
         const bool subnormal = magnitude < one_exponent;
         const std::int32_t rebiased = magnitude + rebias + (subnormal ? one_exponent : 0);
         const std::int32_t hidden = subnormal ? smallest_normal : 0;
@@ -78,8 +85,9 @@ template <class Bits, unsigned exponent_bits, unsigned mantissa_bits, int bias, 
         return sign | rounded | (magnitude > f32_infinity ? nan(f32) : 0);
     }
 
-    // To the nearest, ties to even, by a float addition: beside a power of two so much larger, the places that fall
-    // away have no room. What the sum has more is the mantissa with its hidden bit, which counts for one exponent.
+    // Rounds to nearest, ties to even, by a float addition: next to a power of two that is larger by `dropped`
+    // exponents, the dropped bits do not fit. The sum exceeds that power by the mantissa with its hidden bit, which
+    // counts as one exponent.
     static std::uint32_t round(std::int32_t magnitude) noexcept {
         const std::int32_t exponent = std::max(magnitude, smallest_normal) & f32_infinity;
         const std::int32_t larger = exponent + static_cast<std::int32_t>(dropped) * one_exponent;
@@ -87,14 +95,14 @@ template <class Bits, unsigned exponent_bits, unsigned mantissa_bits, int bias, 
         return static_cast<std::uint32_t>(sum - larger + ((exponent - smallest_normal) >> dropped));
     }
 
-    // The upper bits of the payload where there is room for some, as F16C does it.
+    // Keeps the upper bits of the payload if the format has room for them, as F16C does.
     static std::uint32_t nan(std::uint32_t f32) noexcept {
         if constexpr (width == 8) return all_ones;
         return 1U << (mantissa_bits - 1) | ((f32 >> dropped) & ((1U << mantissa_bits) - 1));
     }
 };
 
-// The upper half of an F32: no rebias, and its subnormals round as its normals do.
+// The upper half of an F32. It needs no rebias, and its subnormals round as its normals do.
 struct Bf16 {
     using Stored = std::uint16_t;
     static constexpr std::int32_t overflow = 0x7F7F'8000;
@@ -113,7 +121,7 @@ using F8E5m2 = Small<std::uint8_t, 5, 2, 15, Beyond::infinity>;
 using F8E4m3fnuz = Small<std::uint8_t, 4, 3, 8, Beyond::nan>;
 using F8E5m2fnuz = Small<std::uint8_t, 5, 2, 16, Beyond::nan>;
 
-// So many values at a time, which the nearest cache holds as F32.
+// Number of values per block. As F32, a block fits into the L1 cache.
 constexpr std::size_t block = 1024;
 
 template <class Format>
@@ -122,7 +130,8 @@ void decode_all(const std::byte* __restrict in, std::byte* __restrict f32, std::
     for (std::size_t i = 0; i < count; ++i) store(f32 + 4 * i, Format::decode(load<Stored>(in + i * sizeof(Stored))));
 }
 
-// In two loops, or GCC narrows every part of the encoding instead of the one result, which takes half as long again.
+// Two loops: with one, GCC narrows every part of the encoding instead of only the result, which takes 1.5 times as
+// long.
 template <class Format>
 void encode_all(const std::byte* __restrict f32, std::byte* __restrict out, std::size_t count) noexcept {
     using Stored = typename Format::Stored;
@@ -131,7 +140,7 @@ void encode_all(const std::byte* __restrict f32, std::byte* __restrict out, std:
     for (std::size_t i = 0; i < count; ++i) store(out + i * sizeof(Stored), static_cast<Stored>(encoded[i]));
 }
 
-// Too little work for two.
+// One loop: the work is too small for two.
 template <>
 void encode_all<Bf16>(const std::byte* __restrict f32, std::byte* __restrict out, std::size_t count) noexcept {
     for (std::size_t i = 0; i < count; ++i)
@@ -144,17 +153,17 @@ void cast_all(const std::byte* __restrict in, std::byte* __restrict out, std::si
         store(out + i * sizeof(To), static_cast<To>(load<From>(in + i * sizeof(From))));
 }
 
-// At most a block, from and to F32; no loops for F32 itself.
+// The loops for at most one block, to and from F32; null for F32 itself.
 struct Codec {
     using Loop = void (*)(const std::byte* in, std::byte* out, std::size_t count) noexcept;
 
     Loop decode = nullptr;
     Loop encode = nullptr;
-    std::int32_t overflow = 0;  // the first F32 that has no place; of what cannot be cast, none has
+    std::int32_t overflow = 0;  // the first F32 that overflows; 0 for dtypes without casts
 };
 
-// A loop once more, for processors that have AVX2: twice as fast where there is much to a value. Chosen by ourselves,
-// because target_clones come with resolvers that run before a sanitizer is ready.
+// Compiles a loop again for processors with AVX2: twice as fast if a value needs much work. convert() chooses, not
+// target_clones: its resolvers run before a sanitizer is ready.
 #if defined(__x86_64__)
 #define SAFEMAP_AVX2 [[gnu::target("avx2"), gnu::flatten]]
 #else
@@ -187,7 +196,7 @@ Codec codec_of(Dtype dtype, Vectors vectors) noexcept {
     }
 }
 
-// How many have a magnitude of `least` or more.
+// Returns how many values have a magnitude of `least` or more.
 std::uint32_t count_from(const std::byte* f32, std::size_t count, std::int32_t least) noexcept {
     std::uint32_t found = 0;
     for (std::size_t i = 0; i < count; ++i)

@@ -1,4 +1,4 @@
-// DLPack tensors of views, and views of DLPack tensors.
+// Exports views as DLPack tensors, and imports DLPack tensors as views.
 #include <safemap/advanced/dlpack.hpp>
 
 #include "base/checked.hpp"
@@ -36,7 +36,7 @@ struct Row {
     TypeCode code;
 };
 
-// The number of bits is the dtype's.
+// The type codes of dtypes. The number of bits is that of the dtype.
 constexpr std::array table{
     Row{Dtype::boolean, TypeCode::boolean},
     Row{Dtype::f4, TypeCode::float4_e2m1fn},
@@ -71,7 +71,7 @@ std::string text_of(const DataType& type) {
 
 constexpr DataType float4_pair{TypeCode::float4_e2m1fn, 4, 2};
 
-/// What the tensor of a view says of it.
+/// Type, shape and strides of a view in the form of DLPack.
 struct Described {
     DataType type;
     std::vector<std::int64_t> shape;
@@ -83,7 +83,7 @@ void join_pairs(Described& out) {
         throw Error(Errc::no_dlpack, "elements of F4 that are no pairs along the last dimension");
     out.type = float4_pair;
     out.shape.back() /= 2;
-    // Even wherever there is more than one row: views of F4 consist of whole bytes.
+    // Strides are even if there is more than one row: views of F4 consist of whole bytes.
     for (std::int64_t& stride : out.strides) stride /= 2;
     out.strides.back() = 1;
 }
@@ -101,7 +101,7 @@ Described described(const TensorView& view, Float4 float4) {
     return out;
 }
 
-/// What a tensor that was handed over points to.
+/// The memory behind an exported tensor: the view, its description and the tensor itself.
 template <class Managed> struct Exported {
     TensorView view;
     Described described;
@@ -114,7 +114,7 @@ template <class Managed> std::unique_ptr<Exported<Managed>> exported(const Tenso
     Described& told = out->described;
     out->managed.manager_ctx = out.get();
     out->managed.deleter = [](Managed* self) { delete static_cast<Exported<Managed>*>(self->manager_ctx); };
-    // DLPack knows no const: the flag says it.
+    // DLPack has no const pointer; a flag marks read-only data.
     out->managed.dl_tensor = {.data = view.element_count() == 0 ? nullptr : const_cast<std::byte*>(view.data()),
                               .device = {},
                               .ndim = static_cast<std::int32_t>(told.shape.size()),
@@ -135,13 +135,13 @@ void require_readable(const Device& device) {
                                      ", wanted one in the memory of the host");
 }
 
-/// What a tensor of someone else's is here.
+/// An imported tensor in our form.
 struct Understood {
     Dtype dtype;
-    StridedView view;  // from element (0, 0, ...) on
+    StridedView view;  // offset 0 is element (0, 0, ...)
 };
 
-/// A float4 of two lanes is a byte. Strides count such pairs.
+/// Converts pairs of float4, one byte each, to single elements. Strides of the input count pairs.
 void split_pairs(StridedView& view) {
     if (view.shape.empty()) {
         view = {{2}, {1}, 0};
@@ -186,14 +186,14 @@ Understood understood(const Tensor& tensor) {
     throw Error(Errc::no_dlpack, "a DLPack tensor of " + text_of(tensor.dtype));
 }
 
-/// The bytes that a tensor of someone else's stands in, and the view of them.
+/// Returns a view of the memory of an imported tensor.
 TensorView borrowed(const Tensor& tensor, std::shared_ptr<const void> owner, bool writable) {
     auto [dtype, view] = understood(tensor);
     if (element_count(view.shape).value_or(0) == 0)
         return TensorView(dtype, {.owner = std::move(owner), .writable = writable}, std::move(view));
     if (tensor.data == nullptr) throw Error(Errc::invalid_argument, "a DLPack tensor without data");
 
-    // Strides may be negative: the bytes begin where the lowest element does.
+    // Strides may be negative: the bytes begin at the lowest element.
     const auto reach = reach_of(view);
     std::int64_t elements = 0;
     if (!reach || __builtin_sub_overflow(reach->last, reach->first, &elements))
@@ -208,7 +208,7 @@ TensorView borrowed(const Tensor& tensor, std::shared_ptr<const void> owner, boo
     return TensorView(dtype, {{first, (*size + 7) / 8}, std::move(owner), writable}, std::move(view));
 }
 
-/// Calls the deleter, once it has something to delete.
+/// Calls the deleter of an imported tensor, after keep().
 template <class Managed> class Keeper {
 public:
     Keeper() = default;
@@ -226,7 +226,7 @@ private:
 template <class Managed> TensorView taken(Managed* managed, bool writable) {
     const auto keeper = std::make_shared<Keeper<Managed>>();
     TensorView view = borrowed(managed->dl_tensor, keeper, writable);
-    keeper->keep(managed);  // from here on nothing throws
+    keeper->keep(managed);  // nothing throws after this
     return view;
 }
 

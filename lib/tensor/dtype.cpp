@@ -1,5 +1,5 @@
-// The dtype table. Names of the first 22 are those of safetensors 0.8 (tensor.rs); torch's names are those
-// of torch 2.13, and of its safetensors bindings.
+// The table of dtypes. The names of the first 22 are those of safetensors 0.8 (tensor.rs). Torch's names are those of
+// torch 2.13 and its safetensors bindings.
 #include <safemap/dtype.hpp>
 
 #include <safemap/advanced/dtypes.hpp>
@@ -16,8 +16,8 @@ namespace {
 
 struct Row {
     Dtype dtype;
-    std::string_view name;        // in safetensors headers; empty where it has none
-    std::string_view torch_name;  // empty where torch has none
+    std::string_view name;        // in safetensors headers; empty if it has no name there
+    std::string_view torch_name;  // empty if torch does not have it
     DtypeKind kind;
 };
 

@@ -1,4 +1,4 @@
-// Numbers as text, for each dtype.
+// Formats elements of each dtype.
 #include "tensor/element_text.hpp"
 
 #include <safemap/advanced/small_floats.hpp>
@@ -39,7 +39,7 @@ template <class Number> std::string complex_text(std::complex<Number> number, in
     return number_text(number.real(), digits) + (imaginary.front() == '-' ? "" : "+") + imaginary + 'j';
 }
 
-/// Elements of T, which is a number, or converts exactly to one.
+/// Formats an element of T, which is a number or converts exactly to one.
 template <class T> std::string text_of(const std::byte* base, std::int64_t number, int digits) {
     const T value = detail::read_element<T>(base, number);
     if constexpr (std::is_arithmetic_v<T>) return number_text(value, digits);

@@ -1,4 +1,4 @@
-// One element as a person reads it.
+// Formats single elements for people to read.
 #pragma once
 
 #include <safemap/dtype.hpp>
@@ -10,11 +10,11 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Element `number`, counted from `base`: "1.5", "-7", "true", "1-2j", "nan". Floating-point numbers with so many
-/// digits, or 0 for the shortest text that reads back as the same value. Bits, where the dtype has no numbers of its
-/// own, or the value is none of it.
+/// Returns element `number`, counted from `base`, as text: "1.5", "-7", "true", "1-2j", "nan". Floating-point numbers
+/// have `digits` digits; 0 means the shortest text that reads back as the same value. Returns the bits if the dtype has
+/// no numbers, or if the value is invalid for it.
 std::string element_text(Dtype dtype, const std::byte* base, std::int64_t number, int digits = 0);
-/// "0x7fc00001": its bits as one number.
+/// Returns the bits of an element as one number: "0x7fc00001".
 std::string element_bits(std::span<const std::byte> element);
 
 }  // namespace safemap::SAFEMAP_ABI

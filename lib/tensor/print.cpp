@@ -1,4 +1,4 @@
-// Tensors for people to read, laid out as NumPy lays out arrays.
+// Prints tensors for people to read, in the layout of NumPy arrays.
 #include <safemap/tensor_view.hpp>
 
 #include "tensor/element_text.hpp"
@@ -9,16 +9,16 @@
 namespace safemap::SAFEMAP_ABI {
 namespace {
 
-constexpr std::uint64_t most_whole = 1000;  // elements; of larger tensors only the edges are shown
-constexpr std::uint64_t edge = 3;           // so many from each end of a dimension
+constexpr std::uint64_t most_whole = 1000;  // elements; larger tensors show only their edges
+constexpr std::uint64_t edge = 3;           // elements shown at each end of a dimension
 constexpr std::size_t line_width = 75;
-// The edges of many dimensions are many elements, and a file may claim any number of dimensions.
+// Limits: the edges of many dimensions are many elements, and a file may claim any number of dimensions.
 constexpr std::size_t most_words = 2000;
 constexpr std::size_t most_dimensions = 64;
 constexpr int digits = 6;
 constexpr const char* gap = "...";
 
-/// The values in nested brackets. Collects the words first, since all of them get the width of the widest.
+/// The values in nested brackets. Collects all words first, because each is padded to the width of the widest.
 class Layout {
 public:
     explicit Layout(const TensorView& view)
@@ -32,7 +32,7 @@ public:
 private:
     bool has_gap(std::size_t axis) const { return abbreviated_ && shape_[axis] > 2 * edge; }
 
-    /// Calls show(i) for each index that is shown, and skip() between those of the two edges.
+    /// Calls show(i) for each index that is shown, and skip() between the two edges.
     template <class Show, class Skip> void for_shown(std::size_t axis, Show&& show, Skip&& skip) const {
         const std::uint64_t length = shape_[axis];
         const std::uint64_t leading = has_gap(axis) ? edge : length;
@@ -64,7 +64,7 @@ private:
         return '[' + (axis + 1 == shape_.size() ? row(axis, indent, width) : block(axis, indent, width)) + ']';
     }
 
-    /// The last dimension: words on lines, broken where they get too long.
+    /// Returns the last dimension: words on lines, wrapped at `width`.
     std::string row(std::size_t axis, const std::string& indent, std::size_t width) {
         std::string lines;
         std::string line = indent;
@@ -82,8 +82,8 @@ private:
         return (lines + line).substr(indent.size());
     }
 
-    /// A dimension before it: what is nested in it one below the other, with as many lines between as there are
-    /// dimensions.
+    /// Returns an outer dimension: its items below each other, separated by as many line feeds as there are dimensions
+    /// after it.
     std::string block(std::size_t axis, const std::string& indent, std::size_t width) {
         const std::string separator(shape_.size() - axis - 1, '\n');
         std::string text;

@@ -1,4 +1,4 @@
-// One row for each dtype of torch that safetensors has no name for.
+// Maps each torch dtype that safetensors has no name for to its raw dtype.
 #include "tensor/raw_dtype.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -7,7 +7,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-/// Whether it is stored as twice as many real numbers.
+/// Returns true if an element is stored as two real numbers.
 bool in_halves(Dtype dtype) { return !in_safetensors(dtype) && kind(dtype) == DtypeKind::complex; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Reach of strided views.
+// Computes the reach of strided views.
 #include "tensor/reach.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -24,7 +24,7 @@ std::optional<Reach> reach_of(const StridedView& view) noexcept {
 }
 
 std::int64_t index_in_dimension(std::int64_t asked, std::uint64_t dimension, std::size_t axis) {
-    // Dimensions beyond 2^63 exist only beside one of 0.
+    // A dimension above 2^63 is possible only if another dimension is 0.
     const auto length = static_cast<std::int64_t>(std::min<std::uint64_t>(dimension, INT64_MAX));
     const std::int64_t index = asked < 0 && asked >= -length ? asked + length : asked;
     if (index >= 0 && index < length) return index;
@@ -35,7 +35,7 @@ std::int64_t index_in_dimension(std::int64_t asked, std::uint64_t dimension, std
 bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept {
     if (std::find(view.shape.begin(), view.shape.end(), 0U) != view.shape.end()) return true;
     const auto width = static_cast<std::int64_t>(bits(dtype));
-    // Trailing dimensions that follow each other without gaps make one range.
+    // Trailing dimensions without gaps form one range.
     std::int64_t range = 1;
     std::size_t outer = view.shape.size();
     while (outer > 0 && (view.shape[outer - 1] == 1 || view.strides[outer - 1] == range)) {

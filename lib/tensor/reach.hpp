@@ -1,4 +1,4 @@
-// Which elements of a base a strided view touches.
+// Computes which elements of its base a strided view touches, and checks indices.
 #pragma once
 
 #include <safemap/advanced/strides.hpp>
@@ -17,13 +17,13 @@ struct Reach {
     std::int64_t last = 0;
 };
 
-/// For a view with elements; nothing where the numbers overflow.
+/// Returns the reach of a view with elements; nothing if the numbers overflow.
 std::optional<Reach> reach_of(const StridedView& view) noexcept;
 
-/// An integer index with Python's meaning: a negative one counts from the end. Throws index_out_of_range.
+/// Returns the index that `asked` means in Python: a negative number counts from the end. Throws index_out_of_range.
 std::int64_t index_in_dimension(std::int64_t asked, std::uint64_t dimension, std::size_t axis);
 
-/// Whether a view of a sub-byte dtype consists of ranges that start and end at whole bytes.
+/// Returns true if a view of a sub-byte dtype consists of ranges that start and end at whole bytes.
 bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI

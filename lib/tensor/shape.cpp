@@ -1,4 +1,4 @@
-// Shapes, strides, and Python's slices.
+// Implements shapes, strides and Python's slices.
 #include <safemap/shape.hpp>
 
 #include "base/checked.hpp"
@@ -15,14 +15,15 @@ namespace {
 
 using Index = std::int64_t;
 
-// The elements that Python's slice.indices(length) would give (CPython, PySlice_AdjustIndices).
+// The elements of Python's slice.indices(length) (CPython, PySlice_AdjustIndices).
 struct Range {
     Index first;
     Index step;
     std::uint64_t count;
 };
 
-// Dimensions beyond 2^63 exist only beside one of 0: their elements need not be told apart.
+// Clamps a dimension. One above 2^63 is possible only if another dimension is 0, and then there are no elements to
+// distinguish.
 Index as_index(std::uint64_t dimension) { return static_cast<Index>(std::min<std::uint64_t>(dimension, INT64_MAX)); }
 
 Index clip(Index bound, Index length, Index low, Index high) {
@@ -40,20 +41,21 @@ Range resolve(const Slice& slice, std::uint64_t dimension) {
     const Index last = slice.stop ? clip(*slice.stop, length, low, high) : (forward ? high : low);
     const Index distance = forward ? last - first : first - last;
     if (distance <= 0) return {0, 1, 0};
-    // As unsigned, so that the smallest step has a magnitude.
+    // Unsigned, because the smallest negative step has no positive counterpart.
     const auto magnitude =
         forward ? static_cast<std::uint64_t>(slice.step) : ~static_cast<std::uint64_t>(slice.step) + 1;
     const std::uint64_t count = (static_cast<std::uint64_t>(distance) - 1) / magnitude + 1;
     return {first, count == 1 ? 1 : slice.step, count};
 }
 
-// offset + steps · stride. It fits where there are elements; where there are none it does not matter and may wrap.
+// Returns offset + steps · stride. This fits in 64 bits if there are elements; without elements it does not matter and
+// may wrap.
 Index moved(Index offset, Index steps, Index stride) {
     return static_cast<Index>(static_cast<std::uint64_t>(offset) +
                               static_cast<std::uint64_t>(steps) * static_cast<std::uint64_t>(stride));
 }
 
-// How many dimensions the slices name, an ellipsis apart.
+// Returns how many dimensions the slices name, not counting an ellipsis.
 std::size_t named_dimensions(std::span<const Slice> slices, std::size_t rank) {
     std::size_t named = 0;
     std::size_t ellipses = 0;
@@ -82,7 +84,7 @@ Strides row_major(const Shape& shape) {
     std::int64_t stride = 1;
     for (std::size_t d = shape.size(); d-- > 0;) {
         strides[d] = stride;
-        // A shape without elements may have others dimensions whose product overflows; its strides do not matter.
+        // A shape without elements may have other dimensions whose product overflows; its strides do not matter.
         if (__builtin_mul_overflow(stride, static_cast<std::int64_t>(shape[d]), &stride)) stride = 0;
     }
     return strides;

@@ -1,4 +1,4 @@
-// Tensors in memory.
+// Implements views of tensors in memory.
 #include <safemap/tensor_view.hpp>
 
 #include <safemap/advanced/dtypes.hpp>
