@@ -5,7 +5,11 @@
 // 4. "end"
 // A list is renamed into place when it is complete. Version 3 may have paths through folders, which are made when
 // needed; version 2 has only names. Version 1 is still read: it has no second line, and its stamps begin with the
-// device number.
+// device number. From top to bottom:
+//   - require_replaceable(), require_removable(), require_current(): check that nobody has written to the folder.
+//   - read_all(), parse(): from the open list to a CommitList.
+//   - Home, make_folder(), move_file(), move_files(): carry out the list, and flush before the last file is moved.
+//   - The public functions: write_commit_list(), read_commit_list(), finish_commit().
 #include "io/commit_list.hpp"
 
 #include "base/text.hpp"
