@@ -1,3 +1,4 @@
+// Writes bytes as hexadecimal digits.
 #include "base/hex.hpp"
 
 #include <string_view>

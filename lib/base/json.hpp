@@ -68,8 +68,8 @@ std::string read_text(const Source& source, std::uint64_t most, Errc code, std::
 /// that says what is wrong.
 Value parse(std::string_view text, Errc code, unsigned deepest = max_depth);
 
-/// A callback for the members of an object that is too large for a tree. `text` is empty if the value is not a string.
-/// Both arguments are valid until the call returns.
+/// A callback for the members of an object that is too large for a tree. `text` is nullopt if the value is not a
+/// string. Both arguments are valid until the call returns.
 using OnMember = std::function<void(std::string_view key, std::optional<std::string_view> text)>;
 /// Parses as parse() does. If the member `large` of the root is an object, passes its members to `on_member` one by
 /// one, and puts an empty object in its place. If `large` is repeated, this applies to the last one.

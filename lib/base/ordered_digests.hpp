@@ -44,6 +44,7 @@ public:
     std::span<const Value> all() const noexcept { return digests_; }
 
 private:
+    /// An unfinished item. mutex_ guards it, except the hash: only the worker whose turn it is uses that.
     struct Open {
         std::uint64_t fed = 0;
         bool abandoned = false;
@@ -54,7 +55,7 @@ private:
     std::vector<Value> digests_;
     std::mutex mutex_;
     std::condition_variable turn_;
-    std::unordered_map<std::size_t, Open> open_;  // guarded like all below, except hash: used by turns
+    std::unordered_map<std::size_t, Open> open_;  // guarded, as is all below
     bool all_abandoned_ = false;
 };
 

@@ -433,8 +433,8 @@ void Staging::appear() {
     state_ = State::committed;
 }
 
-/// Does the same on file systems whose rename always replaces. A file appears by a hard link, which never replaces. A
-/// folder, or a file without support for links, is renamed after a second check that the place is free.
+/// Puts the content into place on file systems whose rename always replaces. A file appears by a hard link, which never
+/// replaces. A folder, or a file without support for links, is renamed after a second check that the place is free.
 void Staging::appear_without_flags() {
     const int sibling = sibling_.folder();
     const int parent = place_.parent.number();

@@ -50,9 +50,9 @@ struct Job {
 /// - by exchange: the sibling is beside the folder. It gets hard links to the files that stay, in rebuilt inner
 ///   folders; then one rename exchanges the two. At every moment the path leads to the old folder or to the new one. A
 ///   list on the disk says what is exchanged (see exchange_list.hpp).
-/// - in place, if the inner folders cannot be rebuilt (see Linking), the folder is the root of a mount, the folder
-///   around it is not writable, or the file system has no hard links or no exchange. The sibling is inside the folder;
-///   a commit list on the disk says what to do, then that is done (see commit_list.hpp).
+/// - in place, if the inner folders cannot be rebuilt (see Linking), the folder is the root of a mount or the working
+///   directory, the folder around it is not writable, or the file system has no hard links or no exchange. The sibling
+///   is inside the folder; a commit list on the disk says what to do, then that is done (see commit_list.hpp).
 class Staging {
 public:
     enum class Kind : std::uint8_t { file, folder };

@@ -49,7 +49,7 @@ public:
     int move(int home, const std::string& name);
     /// Removes the content: a file, or a folder with its files. See clear_content().
     void remove_content(std::vector<std::string>& notes) const;
-    /// Removes the notes. Call it last: the notes say what in the content may be removed.
+    /// Removes the notes. Call it after remove_content(): the notes say what in the content may be removed.
     void remove_notes() const;
     /// Removes one file of the sibling, if it exists.
     void remove_file(const char* name) const;

@@ -525,7 +525,7 @@ private:
         if (count != 2) bad_field("data_offsets has fewer than two numbers");
     }
 
-    // ---- what the rows mean together ----
+    // ---- checks of all rows ----
 
     /// Drops repeated names. The last tensor of a name counts, in the place of the first.
     void drop_repeated() {
