@@ -28,8 +28,8 @@ std::optional<std::uint64_t> number_of(std::string_view part) {
     return number;
 }
 
-/// Returns a key that two names share if they differ only at `place`. NUL separates the parts, so different names have
-/// different keys.
+/// Returns a key that is equal for names that differ only at `place`. NUL separates the parts, so that they cannot run
+/// together.
 std::string key_without(const Folded& folded, std::size_t place) {
     std::string key = folded.kind;
     for (std::size_t i = 0; i < folded.parts.size(); ++i) {
