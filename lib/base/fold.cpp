@@ -18,7 +18,8 @@ constexpr std::size_t most_parts = 64;
 
 bool has_separator(std::string_view part) { return !part.empty() && (part.front() == '.' || part.front() == '/'); }
 
-/// Returns the number in a part, after its separator; nothing if the number would be written differently: "007".
+/// Returns the number in a part, after its separator. Returns nothing if the part is not a number, or if the number
+/// would be written differently: "007".
 std::optional<std::uint64_t> number_of(std::string_view part) {
     if (has_separator(part)) part.remove_prefix(1);
     if (part.empty() || (part.size() > 1 && part.front() == '0')) return std::nullopt;

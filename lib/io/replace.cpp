@@ -453,8 +453,8 @@ void Staging::appear_without_flags() {
         throw system_error(errno, "rename it into place");
 }
 
-/// Exchanges the content and the target; returns the error number. If the target is not the one of the beginning, the
-/// exchange is taken back, so nothing of it is lost.
+/// Exchanges the content and the target; returns the error number. If the target is not the one that the save found at
+/// its beginning, takes the exchange back, so that nothing is lost, and throws file_changed.
 int Staging::exchange() {
     const auto swap = [this] {
         return calls.renameat2(sibling_.folder(), Sibling::content, place_.parent.number(), place_.name.c_str(),
