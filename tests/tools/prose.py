@@ -22,7 +22,8 @@ PHRASES = re.compile(
 MOST_WORDS = 35
 
 STRING = r'R"(?P<d>[^(\s]*)\((?P<raw>.*?)\)(?P=d)"|"(?P<string>(?:\\.|[^"\\\n])*)"'
-LEXEMES = re.compile(STRING + r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'|(?P<line>//[^\n]*)|(?P<block>/\*.*?\*/)", re.DOTALL)
+CHARACTER = r"(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'"  # and no digit separator
+LEXEMES = re.compile(STRING + '|' + CHARACTER + r'|(?P<line>//[^\n]*)|(?P<block>/\*.*?\*/)', re.DOTALL)
 MARKERS = re.compile(r'^(//[/!]?<?|/\*+<?)|\*/$')
 PYTHON_COMMENT = re.compile(r'^[ \t]*#(?!!)(?P<text>[^\n]*)', re.MULTILINE)
 
