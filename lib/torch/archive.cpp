@@ -1,4 +1,5 @@
-// The zip of torch.save: which record is what. Tested by tests/torch/rebuild_test.cpp and fixtures_test.cpp.
+// Reads the records of a torch.save zip: pickles, storages and the byte order. Tested by tests/torch/rebuild_test.cpp
+// and fixtures_test.cpp.
 #include "torch/archive.hpp"
 
 #include "base/checksum.hpp"
@@ -20,7 +21,7 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
-/// A record's data, in memory.
+/// Reads a record's data into memory.
 std::vector<char> read_all(const RecordData& data) {
     std::vector<char> bytes(data.extent.size);
     data.source->read_at(data.extent.offset, std::as_writable_bytes(std::span(bytes)));
@@ -29,6 +30,7 @@ std::vector<char> read_all(const RecordData& data) {
 
 constexpr std::string_view of_export = "torch.save(torch.export.load(FILE).state_dict, NEW) writes its weights";
 
+/// The reader of one archive: finds its pickles, rebuilds their values and lists the records.
 class ArchiveReader {
 public:
     ArchiveReader(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals)
@@ -43,14 +45,15 @@ public:
             check_root();
             note_unchecked();
             reporting(faults_, [&] { read_pickle_record(*pickle); });
-            list_records();  // last: the pickle and its graph are let go by then
+            list_records();  // last: by then the pickle and its graph are freed
         }
         return std::move(out_);
     }
 
 private:
-    /// Names begin with the name that the file was saved under, which need not be the name it has now. Where there is
-    /// no folder, a root that no name begins with.
+    /// Returns the folder that begins every record name, with its slash. torch names it after the file at the time of
+    /// the save, so it may differ from the file's name now. Returns "/", which begins no record name, if the first
+    /// record is not in a folder.
     static std::string root_of(const ZipDirectory& zip) {
         const std::string_view first = zip.records().empty() ? std::string_view() : zip.records().front().name;
         const std::size_t end = first.find('/');
@@ -59,7 +62,7 @@ private:
 
     const ZipRecord* find(std::string_view name) const { return zip_.find(root_ + std::string(name)); }
 
-    /// What else is written as a zip, told by a record that only it has.
+    /// Returns the error for a zip without data.pkl. Other kinds of zip are recognized by a record that only they have.
     Error without_pickle() const {
         struct Kind {
             std::string_view record, hint, looks_like;
@@ -122,7 +125,7 @@ private:
         const PickleGraph& pickle = data.graph;
         if (const std::size_t count = data.bytes.size() - pickle.consumed(); count > 0)
             out_.notes.push_back(bytes_text(count) + " after the end of the pickle in data.pkl are ignored");
-        // Only TorchScript has constants.
+        // Only TorchScript archives have constants.
         const ZipRecord* const constants = find("constants.pkl");
         if (constants == nullptr || !is_script(pickle))
             return out_.take(rebuild_state(pickle, storages("data/", record), faults_));
@@ -134,7 +137,8 @@ private:
             "a TorchScript archive: the tensors of its modules are read, its code and constants are not");
     }
 
-    /// Of a pickle that nothing else is read from: unless globals are strict, what is wrong with it is left to verify.
+    /// Adds the globals of a pickle that is not read otherwise. Unless globals are strict, ignores faults in that
+    /// pickle: verify() reports them.
     void add_globals(const ZipRecord& record) {
         try {
             const HeldPickle data = pickle_of(record, globals_->strict());
@@ -145,7 +149,7 @@ private:
         globals_->refuse();
     }
 
-    /// A frozen module has its weights as constants, which its code calls by these names.
+    /// Reads the constants of a frozen module, which are its weights, under the names that its code uses.
     void read_constants(const ZipRecord& record) {
         const HeldPickle data = pickle_of(record);
         const PickleGraph& pickle = data.graph;
@@ -177,7 +181,8 @@ private:
         return held;
     }
 
-    /// Reads a small record. One with a fault is not listed: verify() finds the fault here.
+    /// Reads a small record and compares its checksum. A faulty record is left out of Archive::records: verify() gets
+    /// the fault from here.
     std::vector<char> checked_bytes(const ZipRecord& record) {
         try {
             std::vector<char> bytes = read_all(zip_.open(record));
@@ -212,7 +217,8 @@ private:
             throw Error(Errc::zip_missing_record, "no record " + folder + excerpt(key) + " for a storage");
         return open(*record);
     }
-    /// torch writes storages in the order in which the pickle names them.
+    /// Finds a record by its name. Tries the record after the last storage first: torch writes storages in the order in
+    /// which the pickle names them.
     const ZipRecord* record_called(std::string_view name) {
         const auto& records = zip_.records();
         const bool follows = after_ < records.size() && records[after_].name == name;
@@ -221,7 +227,7 @@ private:
         return record;
     }
 
-    /// A deflated record is one source, whoever asks.
+    /// Opens a record. All callers share one source of a deflated record.
     RecordData open(const ZipRecord& record) const {
         if (!record.deflated) return zip_.open(record);
         RecordData& opened = inflated_[&record];
@@ -235,8 +241,8 @@ private:
     FaultSink& faults_;
     NamedGlobals* globals_;
     std::string root_;       ///< with the slash
-    std::string name_;       ///< of the storage that is looked for: one memory for all names
-    std::size_t after_ = 0;  ///< the record behind that of the last storage
+    std::string name_;       ///< record name of the current storage; a member, so that all names share its memory
+    std::size_t after_ = 0;  ///< index of the record after the last storage's
     Archive out_;
 };
 

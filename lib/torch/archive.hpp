@@ -1,5 +1,5 @@
-// A file of torch.save (zip, torch 1.6 and later) as a StateTree, or one of TorchScript. Reads the zip directory, the
-// local headers and data.pkl; reads no tensor byte, executes nothing.
+// Reads a torch.save file (a zip, torch 1.6 and later) or a TorchScript archive into a StateTree. Reads the zip
+// directory, the local headers, data.pkl and other small records. Reads no tensor bytes and executes nothing.
 #pragma once
 
 #include "state/stored_places.hpp"
@@ -16,14 +16,15 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
+/// The contents of a PyTorch file in any of its formats.
 struct Archive {
     StateTree tree;
-    std::optional<state::FlatDict> flat = {};  ///< in place of the tree
-    std::vector<std::string> notes;       ///< human sentences: opaque classes, calls that were not made, trailing bytes
-    std::vector<StoredChecksum> records;  ///< of a zip, for verify
-    std::vector<StoragePlace> storages;   ///< those that no tensor refers to too; none of a plain pickle
+    std::optional<state::FlatDict> flat = {};  ///< if set, replaces the tree
+    std::vector<std::string> notes;  ///< sentences for users: opaque classes, calls that were not made, trailing bytes
+    std::vector<StoredChecksum> records;  ///< checksums of zip records, for verify()
+    std::vector<StoragePlace> storages;   ///< all storages, also those without tensors; empty for a plain pickle
 
-    /// The tree or flat dictionary, and notes beside those that are there.
+    /// Takes the tree or the flat dictionary, and appends the notes.
     void take(Rebuilt rebuilt) {
         tree = std::move(rebuilt.tree);
         flat = std::move(rebuilt.flat);
@@ -31,9 +32,10 @@ struct Archive {
     }
 };
 
-/// Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults, and
-/// checksum_mismatch of data.pkl; other records have their checksums looked at by verify. A tensor with a
-/// fault is left out where `faults` returns. Where `globals` is strict, also unknown_global.
+/// Reads an archive. Throws or reports the zip_*, pickle_*, bad_tensor, storage_too_short and shape_overflow faults,
+/// and checksum_mismatch of data.pkl; verify() compares the checksums of other records. If `globals` is strict, the
+/// faults include unknown_global. If `faults` returns, a tensor with a fault is left out: an opaque object takes its
+/// place.
 Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -1,4 +1,5 @@
-// A table of the classes, and what calls of them make. Tested by tests/torch/rebuild_test.cpp.
+// Builds Python's containers: a table of the container classes, and how to read a call of each. Tested by
+// tests/torch/rebuild_test.cpp.
 #include "torch/containers.hpp"
 
 #include "pickle/literals.hpp"
@@ -21,17 +22,18 @@ using Node = StateTree::Node;
 using Sequence = StateTree::Sequence;
 using Dict = StateTree::Dict;
 
-/// Of keys that are compared; printing them costs the square.
+/// Longest big integer, in bytes, that is compared as a key: printing an integer costs the square of its length.
 constexpr std::size_t longest_integer = 64;
-/// Of keys that are hashed wherever they stand; longer ones by node first: many dictionaries may have the same.
+/// Longest key, in bytes, that is hashed in every dictionary. A longer key is looked up by its node first, because many
+/// dictionaries may share it.
 constexpr std::size_t short_text = 128;
 
-/// The keys of one dictionary: 1, 1.0 and True are the same.
+/// The keys of one dictionary, compared as Python compares them: 1, 1.0 and True are the same key.
 class SeenKeys {
 public:
     explicit SeenKeys(TreeDraft& draft) : draft_(draft), pickle_(draft.pickle()) {}
 
-    /// Where the key was put before, or `place`, which it has from now on.
+    /// Returns the place where an equal key was added before. A new key is added at `place`.
     std::size_t place_of(Id key, std::size_t place) {
         switch (pickle_.kind(key)) {
             case Kind::text: return text(texts_, key, place);
@@ -64,7 +66,8 @@ private:
     std::size_t integer(std::int64_t value, std::size_t place) {
         return integers_.try_emplace(value, place).first->second;
     }
-    /// Perhaps spelled with more bytes than it takes.
+    /// Returns the place of a big integer. It may fit in 64 bits: a pickle may spell an integer with more bytes than it
+    /// needs.
     std::size_t big_integer(Id key, std::size_t place) {
         if (pickle_.text(key).size() > longest_integer) return place;
         const std::string decimal = pickle_.decimal(key);
@@ -79,7 +82,7 @@ private:
 
     TreeDraft& draft_;
     const PickleGraph& pickle_;
-    std::unordered_map<Id, std::size_t> nodes_;  ///< of long texts and bytes
+    std::unordered_map<Id, std::size_t> nodes_;  ///< places of long texts and bytes, by node
     Texts texts_;
     Texts bytes_;
     std::unordered_map<std::string, std::size_t, NameHash> longs_;  ///< integers of more than 64 bits, in decimal
@@ -87,13 +90,14 @@ private:
     std::optional<std::size_t> none_;
 };
 
-/// Makes one container of a call.
+/// The builder of one container from a call of its class.
 class ContainerCall {
 public:
     ContainerCall(TreeDraft& draft, const PickleGraph::Call& said, NodeId self)
         : draft_(draft), pickle_(draft.pickle()), said_(said), arguments_(pickle_.items(said.arguments)), self_(self) {}
 
-    /// A dictionary class, made of nothing, a dictionary or a list of pairs; then its items; then its attributes.
+    /// Builds a dictionary from its argument (none, a dictionary or a list of pairs), then from the call's items, then
+    /// sets its attributes.
     template <bool ordered> std::optional<Node> mapping() {
         std::vector<Id> items;
         if (arguments_.size() > 1 || (arguments_.size() == 1 && !take_pairs(arguments_[0], items))) return std::nullopt;
@@ -112,7 +116,7 @@ public:
         if (!arguments_.empty()) set_attribute(out, "default_factory", arguments_[0]);
         return out;
     }
-    /// Of nothing, or of another one.
+    /// Builds a sequence from no argument, or from a list, tuple or set.
     template <Sequence::Kind kind> std::optional<Node> members() {
         if (!said_.states.empty() || !said_.items.empty() || !said_.appends.empty()) return std::nullopt;
         if (arguments_.empty()) return Sequence{.kind = kind};
@@ -153,7 +157,7 @@ private:
         return out;
     }
     void add_class(Dict& dict) { set_attribute(dict, "__class__", class_of(pickle_, said_.callee)); }
-    /// As Python does it: one that is there already gets the new value.
+    /// Sets an attribute as Python does: an attribute that exists gets the new value.
     void set_attribute(Dict& dict, std::string name, Id id) {
         const NodeId value = draft_.refer(id, {self_});
         draft_.spend(child_cost + 2 * name.size());
@@ -203,7 +207,7 @@ Dict dictionary(TreeDraft& draft, std::span<const Id> items, NodeId self) {
     out.items.reserve(items.size() / 2);
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
         const std::size_t place = seen.place_of(items[i], out.items.size());
-        // The key before the value: the path of a value that is wrong is made of keys.
+        // The key comes before the value: the path of a faulty value is made of keys.
         if (place == out.items.size()) out.items.emplace_back(draft.refer(items[i], {self, place}), StateTree::no_node);
         out.items[place].second = draft.refer(items[i + 1], {self, place});
     }

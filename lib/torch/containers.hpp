@@ -1,4 +1,4 @@
-// Python's containers: those that opcodes make, and those that calls of their classes do.
+// Builds Python's containers from opcodes and from calls of their classes.
 #pragma once
 
 #include "torch/tree_draft.hpp"
@@ -9,17 +9,18 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
+/// Builds a list, tuple, set, frozenset or torch.Size from its items.
 StateTree::Sequence sequence(TreeDraft& draft, StateTree::Sequence::Kind kind, std::span<const PickleGraph::Id> items,
                              StateTree::NodeId self);
-/// A dictionary of keys and values in turn, as Python makes it: a key that is there already keeps its place and gets
-/// the new value.
+/// Builds a dictionary from alternating keys and values, as Python does: a repeated key keeps its place and gets the
+/// new value.
 StateTree::Dict dictionary(TreeDraft& draft, std::span<const PickleGraph::Id> items, StateTree::NodeId self);
 
-/// What a call of a container's class gives; nothing where it is another function, or has other arguments than such
-/// calls have.
+/// Builds the container that a call of its class makes. Returns nothing if `function` is not such a class, or if the
+/// call has arguments that pickles of the class do not have.
 std::optional<StateTree::Node> container_call(TreeDraft& draft, std::string_view function,
                                               const PickleGraph::Call& said, StateTree::NodeId self);
-/// Whether container_call() knows the function.
+/// Returns true if container_call() knows the function.
 bool is_container(std::string_view function) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::torch

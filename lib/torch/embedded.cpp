@@ -1,4 +1,5 @@
-// Storages inside pickles: torch/storage.py, _load_from_bytes. Tested by tests/torch/legacy_test.cpp.
+// Reads storages that are embedded in pickles. The reference is torch/storage.py, _load_from_bytes. Tested by
+// tests/torch/legacy_test.cpp.
 #include "torch/embedded.hpp"
 
 #include "torch/globals.hpp"
@@ -19,7 +20,7 @@ namespace {
 using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
 
-/// What reading a file of one storage takes, beyond its bytes.
+/// Memory, in bytes, to read a file of one storage, beyond the storage itself.
 constexpr std::uint64_t file_cost = 4096;
 
 RecordData in_memory(std::string_view bytes) {
@@ -28,7 +29,7 @@ RecordData in_memory(std::string_view bytes) {
     return {memory_source("a storage in a pickle", std::move(copy)), {0, bytes.size()}};
 }
 
-/// In the pickle's file, where they stand there as they are.
+/// Returns the place of `bytes` in the pickle's file. If the file does not hold them unchanged, copies them to memory.
 RecordData place_of(std::string_view bytes, const Storages& storages, Allowance& allowance) {
     const std::string_view all(storages.bytes.data(), storages.bytes.size());
     const bool inside = std::less_equal<>()(all.data(), bytes.data()) &&
@@ -50,7 +51,7 @@ RecordData embedded_bytes(const PickleGraph& pickle, Id id, const Storages& stor
         if (const auto bytes = encoded_text(pickle, pickle.items(pickle.call(id).arguments), allowance))
             return in_memory(*bytes);
     }
-    // How protocol 2 spells those that there are none of.
+    // Protocol 2 spells empty bytes as bytes().
     if (is_call_of(pickle, id, "builtins.bytes") && pickle.items(pickle.call(id).arguments).empty())
         return in_memory({});
     throw Error(Errc::bad_tensor, "elements that are not bytes");

@@ -1,5 +1,5 @@
-// Bytes that stand in a pickle, in each spelling, and the storages that are whole files of torch.save among them: so
-// pickle.dump writes tensors.
+// Reads bytes that are embedded in a pickle, in each spelling, and storages among them. pickle.dump writes the storage
+// of a tensor in this way: as the bytes of a whole torch.save file.
 #pragma once
 
 #include "pickle/pickle.hpp"
@@ -10,22 +10,23 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// The bytes that a node is in any spelling, Python 2's too: in the file where they stand there as they are. Throws
-/// bad_tensor where it is something else, pickle_too_large where `allowance` has no room for a copy.
+/// Returns the bytes of a node in any spelling, also Python 2's. Refers to the file if the file holds the bytes
+/// unchanged. Throws bad_tensor if the node is not bytes, and pickle_too_large if `allowance` has no room for a copy.
 RecordData embedded_bytes(const PickleGraph& pickle, PickleGraph::Id id, const Storages& storages,
                           Allowance& allowance);
 
-/// Whether a node is the call of _load_from_bytes.
+/// Returns true if a node is a call of _load_from_bytes.
 bool is_embedded(const PickleGraph& pickle, PickleGraph::Id id);
 
-/// A storage, and where its bytes are.
+/// An embedded storage and the place of its bytes.
 struct EmbeddedStorage {
     StorageType type;
     std::uint64_t elements = 0;
     RecordData data;
 };
-/// The storage that the call would load: its argument is a file of one storage. Throws what LegacyFile throws, and
-/// bad_tensor where it is of something else; then no file inside that file is looked for.
+/// Returns the storage that a call of _load_from_bytes would load. The argument of the call is a torch.save file of one
+/// storage. Throws what LegacyFile throws, and bad_tensor if the file holds something else; files inside that file are
+/// not read.
 EmbeddedStorage embedded_storage(const PickleGraph& pickle, PickleGraph::Id id, const Storages& storages,
                                  Allowance& allowance);
 

@@ -1,4 +1,4 @@
-// Tested by tests/torch/globals_test.cpp.
+// Compares and spells the names of globals. Tested by tests/torch/globals_test.cpp.
 #include "torch/globals.hpp"
 
 #include <algorithm>

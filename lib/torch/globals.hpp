@@ -9,19 +9,19 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Whether a node is that class or function, "collections.OrderedDict".
+/// Returns true if a node is the class or function `name`, such as "collections.OrderedDict".
 bool is_global(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name);
-/// Whether any node is that class or function.
+/// Returns true if any node of the pickle is the class or function `name`.
 bool names_global(const PickleGraph& pickle, std::string_view name);
-/// Whether a node is a call of that function.
+/// Returns true if a node is a call of the class or function `name`.
 bool is_call_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view name);
-/// "collections.OrderedDict".
+/// Returns module and name with a dot between them: "collections.OrderedDict".
 std::string dotted(const PickleGraph::Global& global);
-/// Returns whether the global is spelled like `name`. A name with dots of its own is another.
+/// Returns true if module and name with a dot between them are `name`. A global whose own name has dots never matches.
 bool is_named(const PickleGraph::Global& global, std::string_view name) noexcept;
 inline constexpr std::string_view load_from_bytes = "torch.storage._load_from_bytes";
 
-/// The row of a table of functions, each by its `name`; null where there is none.
+/// Returns the row of a table of functions with that `name`, or null.
 template <class Row, std::size_t count> const Row* row_of(const Row (&rows)[count], std::string_view name) noexcept {
     for (const Row& row : rows)
         if (row.name == name) return &row;

@@ -1,4 +1,4 @@
-// The legacy format. The reference is torch/serialization.py, _legacy_save and _legacy_load. Tested by
+// Reads the legacy format. The reference is torch/serialization.py, _legacy_save and _legacy_load. Tested by
 // tests/torch/legacy_test.cpp and fixtures_test.cpp.
 #include "torch/legacy.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 
 using Kind = PickleGraph::Kind;
 
-/// 0x1950a86a20f9469cfc6c
+/// 0x1950a86a20f9469cfc6c in decimal.
 constexpr std::string_view magic = "119547037146038801333356";
 constexpr std::int64_t version = 1001;
 constexpr std::string_view object_record = "the object";
@@ -53,7 +53,7 @@ LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part,
         throw Error(Errc::unknown_format, "no file of torch.save: it begins with another magic number");
     }
     check_version(stream.pickle("the version").graph);
-    // What it says of the machine is of no use: storages are little-endian whatever it is.
+    // The description of the machine is ignored: storages are little-endian on every machine.
     static_cast<void>(stream.pickle("the description of the machine"));
     object_ = stream.pickle(object_record);
     list_storages();
@@ -62,8 +62,8 @@ LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part,
     trailing_ = stream.left();
 }
 
-/// What a storage holds says the persistent id that is first in the file. One that is wrong is reported with the
-/// tensor.
+/// Lists the storages that the object names. The first persistent id of a storage in the file gives its dtype and size.
+/// Skips an invalid persistent id: its tensor reports the fault.
 void LegacyFile::list_storages() {
     const PickleGraph& pickle = object_.graph;
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {

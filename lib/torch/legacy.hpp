@@ -1,6 +1,7 @@
-// Files as torch.save wrote them before 1.6, and still does where it is told to: pickles of a magic number, a
-// version, the machine, the object and the keys of its storages, then the storages, each as a count and its elements,
-// little-endian. Where a storage is follows from those before it: nothing of them is read but their counts.
+// Reads files of torch.save before 1.6, a format that later versions still write on request. A file is a sequence of
+// pickles: a magic number, a version, the machine, the object and the keys of its storages. The storages follow, each a
+// count and its elements, little-endian. The place of a storage follows from the storages before it, of which only the
+// counts are read.
 #pragma once
 
 #include "pickle/pickle_stream.hpp"
@@ -15,26 +16,27 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Whether a file that begins with `head` begins with the magic number, in any protocol.
+/// Returns true if `head`, the beginning of a file, begins with the magic number, in any protocol.
 bool is_legacy(std::string_view head);
-/// Returns true where a pickle's value is the magic number that such files begin with.
+/// Returns true if a pickle's value is the magic number that legacy files begin with.
 bool is_magic_number(const PickleGraph& pickle);
 
+/// A legacy file: its object, and the places of its storages.
 class LegacyFile {
 public:
-    /// Of `part` of the source, which lies inside it. Tells `seen` of its pickles. Throws the pickle_* faults,
-    /// file_truncated, unknown_format where there is no magic number or another version, and bad_tensor where the
-    /// storages are not those of the object.
+    /// Reads the file in `part` of the source; `part` must be inside the source. Calls `seen` with each pickle. Throws
+    /// the pickle_* faults, file_truncated, unknown_format if the magic number or the version is wrong, and bad_tensor
+    /// if the storages do not match the object.
     LegacyFile(const std::shared_ptr<const Source>& source, Extent part, PickleStream::Seen seen = {});
-    // Keys are views into the pickle.
+    // Not copied: keys are views into the pickle.
     LegacyFile(const LegacyFile&) = delete;
     LegacyFile& operator=(const LegacyFile&) = delete;
 
     const PickleGraph& object() const noexcept { return object_.graph; }
-    /// The bytes of the storage with that key. Throws bad_tensor where there is none.
+    /// Returns the bytes of the storage with that key. Throws bad_tensor if it is missing.
     RecordData storage(std::string_view key) const;
     std::vector<StoragePlace> storages() const;
-    /// Bytes after the last storage.
+    /// Returns the number of bytes after the last storage.
     std::uint64_t trailing() const noexcept { return trailing_; }
 
 private:
@@ -51,12 +53,13 @@ private:
 
     std::shared_ptr<const Source> source_;
     HeldPickle object_;
-    std::unordered_map<std::string_view, Stored, NameHash> storages_;  ///< keys are texts of the object's pickle
+    std::unordered_map<std::string_view, Stored, NameHash> storages_;  ///< by key, a view into the pickle
     std::uint64_t trailing_ = 0;
 };
 
-/// Throws or reports what LegacyFile throws, and bad_tensor, shape_overflow and storage_too_short of tensors. A tensor
-/// with a fault is left out where `faults` returns.
+/// Reads a legacy file. Throws or reports what LegacyFile throws, and bad_tensor, shape_overflow and storage_too_short
+/// of tensors. If `globals` is strict, the faults include unknown_global. If `faults` returns, a tensor with a fault is
+/// left out: an opaque object takes its place.
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -1,14 +1,14 @@
-// Which globals are known, which run code, and what a pickle would do with those that it names. From the top:
+// Decides which globals are known, which run code, and how a pickle would use the globals that it names. From the top:
 //
-//   tables        what is known beside the functions that are read, and what runs code
-//   Uses          which nodes of a pickle are values of others, or are called when it is loaded
+//   tables        known globals that no other table has, and globals that run code
+//   Uses          the nodes of a pickle that are values of other nodes, or are called when the pickle is loaded
 //   questions     is_known, runs_code, hands_on_loader: about one global, or about the whole pickle
 //   notes         sentences about functions that run code
-//   NamedGlobals  the list for those who want to see it, and the refusal for those who want none unknown
+//   NamedGlobals  the list for callers that show the globals, and the refusal for callers that allow no unknown ones
 //
-// The functions that are read have tables of their own, which is_known() asks: tensor_calls.cpp, containers.cpp,
-// python_values.cpp. What torch.save writes: torch/_utils.py, torch/_tensor.py and torch/storage.py, 2.13. Tested by
-// tests/torch/globals_test.cpp.
+// The functions that are read have their own tables, which is_known() asks: tensor_calls.cpp, containers.cpp,
+// python_values.cpp. The reference for what torch.save writes is torch/_utils.py, torch/_tensor.py and
+// torch/storage.py, 2.13. Tested by tests/torch/globals_test.cpp.
 #include "torch/named_globals.hpp"
 
 #include "base/text.hpp"
@@ -36,13 +36,13 @@ namespace {
 
 using Global = PickleGraph::Global;
 
-/// In an error; a file may have millions.
+/// Most names in an error; a file may have millions.
 constexpr std::size_t most_named = 32;
-/// Functions that run code, each with a note of its own.
+/// Most notes about functions that run code; each function has its own note.
 constexpr std::size_t most_calls_noted = 16;
 
-/// Beside the functions that are read, which have tables of their own; dtypes, storages; and the tensor classes of old
-/// files.
+/// Known globals other than the functions that are read, which have their own tables, the dtypes, the storages, and the
+/// tensor classes of old files.
 constexpr auto other_known = rows_of<1, 21>(R"(builtins.bool builtins.float builtins.int builtins.str numpy.dtype
     numpy.ndarray numpy._core.multiarray._reconstruct numpy._core.multiarray.scalar numpy._core.numeric._frombuffer
     torch.Tensor torch.per_channel_affine torch.per_channel_affine_float_qparams torch.per_channel_symmetric
@@ -59,21 +59,22 @@ bool any(const auto& rows, std::string_view one) {
     return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row[0] == one; });
 }
 
-/// Functions that call their first argument, or make an object of it.
+/// Functions that call their first argument, or make an object of that class.
 constexpr auto calls_first = rows_of<1, 5>(R"(copyreg.__newobj__ copyreg.__newobj_ex__ copyreg._reconstructor
     numpy._core.multiarray._reconstruct torch._utils._rebuild_wrapper_subclass)");
-/// Functions that make a tensor of a subclass. They take (function, class, its arguments, state); the class may have a
-/// __setstate__.
+/// Functions that make a tensor of a subclass. Their arguments are (function, class, the function's arguments, state).
+/// The class may have a __setstate__.
 constexpr auto calls_two = rows_of<1, 2>(R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2)");
 /// Functions whose fourth argument is the state of the object that they make.
 constexpr auto sets_state = rows_of<1, 3>(R"(torch._tensor._rebuild_from_type torch._tensor._rebuild_from_type_v2
     torch._utils._rebuild_parameter_with_state)");
 
-/// Attributes of an object by which unpickling, or torch, calls what was put there, or goes on with another class.
+/// Attributes with a special effect when they are set: unpickling or torch calls their value, or goes on with another
+/// class.
 constexpr auto called_attributes = rows_of<1, 11>(R"(__class__ __dict__ __setstate__ add append as_subclass detach
     extend stride to untyped_storage)");
 
-/// Which nodes of a pickle are values of others or are called.
+/// The nodes of a pickle that are values of other nodes, or are called.
 class Uses {
 public:
     explicit Uses(const PickleGraph& pickle)
@@ -113,7 +114,7 @@ private:
         for (const Id id : ids) used_[id] = true;
     }
 
-    /// Notes a function and, where that is one that calls others, what it calls.
+    /// Marks a function as called. If the function calls its arguments, marks these too.
     void add_call(Id callee, Id arguments) {
         const Id function = class_of(pickle_, callee);
         add_called(function);
@@ -127,7 +128,7 @@ private:
         add_called(class_of(pickle_, given[1]));
         const Id inner = class_of(pickle_, given[0]);
         add_called(inner);
-        // One that itself calls its arguments: nothing that torch.save writes.
+        // An inner function that calls its own arguments: torch.save writes nothing like this.
         if (pickle_.kind(inner) != Kind::global || (roles(inner) & (calls_one | calls_both)) != 0) add_all(given[2]);
     }
     void add_called(Id id) {
@@ -135,7 +136,8 @@ private:
         if (pickle_.kind(id) != Kind::global) add_all(id);
     }
 
-    /// Attributes, or a pair of those in the object's dictionary and those in its slots.
+    /// Adds the state of an object: its attributes, or a pair of the attributes in its dictionary and those in its
+    /// slots.
     void add_state(Id state) {
         const Kind kind = pickle_.kind(state);
         if (kind == Kind::call || kind == Kind::persistent) return add_all(state);
@@ -157,8 +159,9 @@ private:
         }
     }
 
-    /// A function may be no plain name, but a persistent id in another or the result of a call. Any name in it may be
-    /// the one that is called, so all are added. Each node is searched once, and cycles end.
+    /// Marks all nodes that can be reached from `root` as called. A function need not be a plain name: it may be a
+    /// persistent id inside another, or the result of a call. Any name in it may be the one that is called, so all are
+    /// marked. Each node is searched once, so cycles end.
     void add_all(Id root) {
         std::vector<Id> open;
         const auto search = [&](Id id) {
@@ -185,7 +188,7 @@ private:
         }
     }
 
-    /// The tables that a function stands in. Its name is compared once, and not for each call.
+    /// Returns the roles of a function, bits of Role. Its name is compared with the tables once, not for each call.
     unsigned roles(Id function) {
         std::uint8_t& known = roles_[function];
         if (known == 0) {
@@ -204,15 +207,15 @@ private:
     std::vector<bool> used_;
     std::vector<bool> called_;
     std::vector<bool> searched_;
-    std::vector<bool> set_;            ///< dictionaries of attributes
-    std::vector<std::uint8_t> roles_;  ///< of functions: bits of Role, or 0 where nobody has asked
+    std::vector<bool> set_;            ///< dictionaries of attributes that were added
+    std::vector<std::uint8_t> roles_;  ///< by function: bits of Role, or 0 if not asked for yet
 };
 
 std::string_view before_dot(std::string_view dotted) { return dotted.substr(0, dotted.find('.')); }
 
-/// Returns whether it is not known, and runs code.
+/// Returns true if a global is not known and runs code.
 bool is_unsafe(const Global& global, bool known) {
-    return !known && (runs_code(global) || is_known(global));  // known otherwise: the loader of pickles
+    return !known && (runs_code(global) || is_known(global));  // the latter: the loader of pickles, as a value
 }
 
 bool is_unsafe(const NamedGlobal& named) { return is_unsafe({named.module, named.name}, named.known); }
@@ -233,7 +236,7 @@ bool is_known_in_script(const Global& global) {
     return before_dot(global.module) == "__torch__" || global.module == "torch.jit._pickle" || is_known(global);
 }
 
-/// A dotted name leads through what a module has imported: torch.serialization has os.system.
+/// Checks each module that a dotted name leads through: torch.serialization imports os, so its os.system runs code.
 bool runs_code(const Global& global) noexcept {
     std::string_view module = global.module;
     for (std::string_view name = global.name;;) {
@@ -274,7 +277,7 @@ std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& al
         const PickleGraph::Id named = called ? class_of(pickle, pickle.call(id).callee) : id;
         if (pickle.kind(named) != PickleGraph::Kind::global || !runs_code(pickle.global(named))) continue;
         std::string name = dotted(pickle.global(named));
-        // Uncalled, it has spelled the name of a nested class.
+        // A getattr that is not called has spelled the name of a nested class.
         if (!called && name == "builtins.getattr") continue;
         const auto [known, fresh] = calls.try_emplace(std::move(name), 0);
         if (fresh) allowance.spend(fault_cost + 2 * known->first.size());
@@ -303,7 +306,7 @@ void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known
     const bool loader_is_value = hands_on_loader(pickle);
     for (PickleGraph::Id id = 0; id < pickle.size(); ++id) {
         if (pickle.kind(id) != PickleGraph::Kind::global) continue;
-        // Unused, it has spelled the name of a nested class, which is a global of its own.
+        // A getattr that is not used has spelled the name of a nested class, which is a global of its own.
         if (!uses.used(id) && is_global(pickle, id, "builtins.getattr")) continue;
         const Global global = pickle.global(id);
         const bool loader = is_global(pickle, id, load_from_bytes);

@@ -1,4 +1,4 @@
-// The globals that pickles name: which of them are known, which would run code, and a list of them.
+// Collects the globals that pickles name, and decides which are known and which would run code.
 #pragma once
 
 #include "pickle/pickle.hpp"
@@ -15,22 +15,24 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Whether values made with it are read, and not opaque: the functions and classes that torch.save names.
+/// Returns true if values made with the global are read, not opaque. True for the functions and classes that torch.save
+/// names.
 bool is_known(const PickleGraph::Global& global);
-/// The same in an archive of TorchScript, whose own classes are known: of their objects the state is read.
+/// Like is_known(), in a TorchScript archive. Classes of the archive are known, too: the state of their objects is
+/// read.
 bool is_known_in_script(const PickleGraph::Global& global);
-/// Whether calling it would run code of the file's choice: os.system, builtins.eval and their kind.
+/// Returns true if calling the global would run code that the file chooses, as os.system and builtins.eval do.
 bool runs_code(const PickleGraph::Global& global) noexcept;
-/// Whether torch.storage._load_from_bytes, which loads any pickle it is given, is a value for others to call, as by
-/// __setstate__; or whether what it loads is called. Where it is called itself, what it loads is looked at. Linear in
-/// the pickle.
+/// Returns true if torch.storage._load_from_bytes, which loads any pickle that it gets, is a value that other code may
+/// call, for example through __setstate__; also true if the result of a call of it is called. A plain call of it does
+/// not count, because safemap reads what it would load. Linear in the size of the pickle.
 bool hands_on_loader(const PickleGraph& pickle);
-/// Sentences about functions that run code: every call of the pickle, also of values that were dropped on the way, and
-/// what was named for others to call.
+/// Returns sentences about functions that run code: about every call of the pickle, even if the value is dropped later,
+/// and about functions that are named for other code to call.
 std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& allowance);
 
-/// Collects the classes and functions that the pickles of a file name, for those who list them and for those who refuse
-/// unknown ones. Holds the first ones only, so that its size does not grow with the file.
+/// The classes and functions that the pickles of a file name, for callers that list them or refuse unknown ones. Holds
+/// only the first ones, so that its size does not grow with the file.
 class NamedGlobals {
 public:
     using Known = bool(const PickleGraph::Global&);
@@ -40,19 +42,19 @@ public:
     explicit NamedGlobals(bool strict = true) : strict_(strict) {}
     bool strict() const noexcept { return strict_; }
 
-    /// Adds every global of a pickle, also of values that are dropped. `record` says which pickle it is.
+    /// Adds every global of a pickle, even if its value is dropped later. `record` names the pickle.
     void add(const PickleGraph& pickle, std::string_view record, Known* known = is_known);
     /// Notes that a file inside a pickle could not be read: loading it may call anything.
     void add_unread() noexcept { unread_ = asks_for_code_ = true; }
-    /// If strict, throws unknown_global where a pickle names any: those that run code first.
+    /// If strict, throws unknown_global if a pickle names unknown globals. The error lists those that run code first.
     void refuse() const;
 
-    /// In the order of the pickles, each once for each record.
+    /// Returns the globals in the order of the pickles, each once per record.
     const std::vector<NamedGlobal>& all() const noexcept { return all_; }
-    /// Returns the sentence that counts the unknown ones that would be called, or nothing where there are none.
+    /// Returns a sentence that counts the unknown globals that would be called; nothing if no global would be.
     std::optional<std::string> note() const;
-    /// Returns whether loading the file with Python would call unknown functions, or hand on ones that run code. Counts
-    /// what is not listed, too.
+    /// Returns true if loading the file with Python would call unknown functions, or hand on functions that run code.
+    /// Includes globals that are not listed.
     bool asks_for_code() const noexcept { return asks_for_code_; }
 
 private:
@@ -70,15 +72,15 @@ private:
     bool strict_;
     bool unread_ = false;
     bool asks_for_code_ = false;
-    std::optional<NamedGlobal> not_listed_ = {};  ///< an unknown one that would be called, and found no place in all_
+    std::optional<NamedGlobal> not_listed_ = {};  ///< an unknown global that would be called, and did not fit into all_
     std::vector<NamedGlobal> all_ = {};
-    std::unordered_map<std::string, std::size_t> places_ = {};  ///< in all_, by record, module and name
+    std::unordered_map<std::string, std::size_t> places_ = {};  ///< index in all_, by record, module and name
     Names unsafe_ = {};
     Names others_ = {};
 };
 
-/// For a stream of pickles: adds the globals of each to `globals`, as those of what it is, behind `prefix`; does
-/// nothing where that is null.
+/// Returns a callback for a stream of pickles that adds the globals of each pickle to `globals`. The name of the record
+/// is `prefix` and the description of the pickle. Returns an empty callback if `globals` is null.
 PickleStream::Seen collecting(NamedGlobals* globals, std::string prefix = {});
 
 }  // namespace safemap::SAFEMAP_ABI::torch

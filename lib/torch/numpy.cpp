@@ -1,10 +1,14 @@
-// What NumPy's calls say, in this order:
+// Reads the calls that NumPy writes. From the top:
 //
-//   dtypes    a table of the numbers that tensors have; all others by their text, with the unit of times
-//   arrays    both ways of making them, as a tensor or, where no tensor has such elements, as their parts
-//   scalars   one element, as Python's value of it
+//   dtypes       the table of numbers that tensors have; other dtypes by their text, with the unit of times
+//   numbers      bytes to numbers and texts, converted by hand: any width, either byte order
+//   numpy_dtype  a dtype from the call that makes it
+//   arrays       array_of() reads both ways of making an array, tensor_of() describes it as a tensor
+//   values       one element as a Python value
+//   nodes        an array is a tensor or, if no tensor has such elements, an object with the array's parts; a scalar is
+//   a dtype and a value
 //
-// Numbers are converted by hand: of any width, and in either order of bytes. Tested by tests/torch/numpy_test.cpp.
+// numpy_call() tries a dtype, an array and a scalar, in this order. Tested by tests/torch/numpy_test.cpp.
 #include "torch/numpy.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -34,21 +38,21 @@ using Kind = PickleGraph::Kind;
 using Node = StateTree::Node;
 using Opaque = StateTree::Opaque;
 
-/// A dtype that one text tells: not one of records.
+/// A NumPy dtype that a text can describe; record dtypes are not.
 struct NumpyDtype {
-    std::string text;        ///< of NumPy's array protocol: "<f4", "|S3", "<M8[ns]"
-    char kind = 0;           ///< 'f'
+    std::string text;        ///< in NumPy's array protocol: "<f4", "|S3", "<M8[ns]"
+    char kind = 0;           ///< 'f' in "<f4"
     std::uint64_t size = 0;  ///< bytes of an element
     bool big_endian = false;
-    std::optional<Dtype> dtype = {};  ///< nothing where no tensor has such elements
+    std::optional<Dtype> dtype = {};  ///< nothing if no tensor has such elements
 };
-/// What an array was made of; `data` are bytes, or a list of objects.
+/// The parts of an array. `data` is bytes, or a list of objects.
 struct NumpyArray {
-    PickleGraph::Id type;  ///< its class: numpy.ndarray, or one derived from it
+    PickleGraph::Id type;  ///< class: numpy.ndarray or a subclass
     PickleGraph::Id dtype;
     PickleGraph::Id shape;
     PickleGraph::Id data;
-    bool fortran = false;  ///< column by column
+    bool fortran = false;  ///< stored column by column
 };
 
 struct Named {
@@ -69,10 +73,10 @@ const Named* number(std::string_view code) {
     return found == numbers.end() ? nullptr : &*found;
 }
 
-/// "V4294967295".
+/// The longest type code is "V4294967295".
 constexpr std::size_t longest_code = 11;
 
-/// The text that bytes of a pickle are, in both spellings.
+/// Returns bytes of a pickle as text, in either spelling: as they are, or as the argument of _codecs.encode.
 std::optional<std::string_view> short_bytes(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) == Kind::bytes || pickle.kind(id) == Kind::text) return pickle.text(id);
     if (!is_call_of(pickle, id, "_codecs.encode")) return std::nullopt;
@@ -81,7 +85,8 @@ std::optional<std::string_view> short_bytes(const PickleGraph& pickle, Id id) {
     return pickle.text(arguments[0]);
 }
 
-/// "[25ns]" of (metadata, (unit, count, …)), which states of dates and times have.
+/// Returns the unit of a dtype of dates or times, such as "[25ns]". The dtype's state ends with (metadata, (unit,
+/// count, …)).
 std::optional<std::string> unit(const PickleGraph& pickle, std::span<const Id> state) {
     if (state.size() < 9) return std::nullopt;
     const auto pair = pickle.items(state[8]);
@@ -94,7 +99,7 @@ std::optional<std::string> unit(const PickleGraph& pickle, std::span<const Id> s
     return "[" + (count == 1 ? std::string() : std::to_string(count)) + std::string(*name) + "]";
 }
 
-/// A number of another width as a double, NaNs with their bits.
+/// Converts a float of another width to a double; the bits of a NaN are kept.
 double widened(std::uint64_t bits, int exponent_bits, int mantissa_bits) {
     const std::uint64_t mantissa = bits & ((std::uint64_t{1} << mantissa_bits) - 1);
     const std::uint64_t exponents = (std::uint64_t{1} << exponent_bits) - 1;
@@ -135,7 +140,8 @@ StateTree::Node integer_value(std::uint64_t bits, const NumpyDtype& dtype) {
     return static_cast<std::int64_t>(bits << unused) >> unused;
 }
 
-/// Characters of four bytes, the zeros at the end aside, in the spelling of pickles: surrogates are three bytes.
+/// Converts characters of four bytes to text as pickles spell it, with surrogates as three bytes. Drops zeros at the
+/// end.
 std::optional<std::string> text_value(std::string_view bytes, bool big_endian) {
     std::string text;
     std::size_t kept = 0;
@@ -149,7 +155,8 @@ std::optional<std::string> text_value(std::string_view bytes, bool big_endian) {
     return text;
 }
 
-/// Nothing where the node is none, or one of records, which no text tells.
+/// Returns the dtype that a node makes. Returns nothing if the node is not a dtype, or is a record dtype, which no text
+/// describes.
 std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) != Kind::call) return std::nullopt;
     const auto call = pickle.call(id);
@@ -161,7 +168,7 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
     if (!code || code->size() < 2 || code->size() > longest_code || (!call.states.empty() && state.size() < 5))
         return std::nullopt;
     for (std::size_t i = 2; i < std::min<std::size_t>(state.size(), 5); ++i)
-        if (pickle.kind(state[i]) != Kind::none) return std::nullopt;  // arrays in elements, names, fields
+        if (pickle.kind(state[i]) != Kind::none) return std::nullopt;  // subarray, names, fields
     const auto size = number_in<std::uint64_t>(code->substr(1));
     const std::string_view order = state.empty() ? "<" : short_bytes(pickle, state[1]).value_or(std::string_view());
     if (!size || *size > std::numeric_limits<std::uint32_t>::max() || order.size() != 1) return std::nullopt;
@@ -181,12 +188,13 @@ std::optional<NumpyDtype> numpy_dtype(const PickleGraph& pickle, Id id) {
     return dtype;
 }
 
-/// As numpy.dtype() takes it: "float32" where the machine has such numbers, else the text.
+/// Returns the dtype as numpy.dtype() takes it: a name such as "float32" for little-endian numbers, else the text.
 std::string numpy_class(const NumpyDtype& dtype) {
     const Named* const row = number(std::string_view(dtype.text).substr(1));
     return row == nullptr || dtype.big_endian ? dtype.text : std::string(row->name);
 }
 
+/// Returns the parts of the array that a call makes, or nothing if the call makes no array.
 std::optional<NumpyArray> array_of(const PickleGraph& pickle, const PickleGraph::Call& call) {
     if (pickle.kind(call.callee) != Kind::global) return std::nullopt;
     const auto arguments = pickle.items(call.arguments);
@@ -198,7 +206,7 @@ std::optional<NumpyArray> array_of(const PickleGraph& pickle, const PickleGraph:
     }
     if (!is_global(pickle, call.callee, "numpy._core.multiarray._reconstruct")) return std::nullopt;
     if (arguments.empty() || call.states.size() != 1) return std::nullopt;
-    // (version, shape, dtype, is Fortran, data); the oldest have no version.
+    // (version, shape, dtype, is Fortran, data); the oldest arrays have no version.
     auto state = pickle.items(call.states[0]);
     if (state.size() == 5) state = state.subspan(1);
     if (state.size() != 4) return std::nullopt;
@@ -206,7 +214,7 @@ std::optional<NumpyArray> array_of(const PickleGraph& pickle, const PickleGraph:
     return NumpyArray{arguments[0], state[1], state[0], state[3], fortran};
 }
 
-/// Without a name. `dtype` has a Dtype.
+/// Describes an array as a tensor without a name. `dtype.dtype` must be set.
 LazyTensor tensor_of(const PickleGraph& pickle, const NumpyArray& array, const NumpyDtype& dtype,
                      const Storages& storages, Allowance& allowance) {
     const auto items = pickle.items(array.shape);
@@ -215,7 +223,7 @@ LazyTensor tensor_of(const PickleGraph& pickle, const NumpyArray& array, const N
                     "a NumPy array whose shape is no tuple of at most " + std::to_string(max_dimensions) + " integers");
     Dims<std::int64_t> sizes;
     for (const Id item : items) sizes.push_back(integer_of(pickle, item, "dimension"));
-    Geometry geometry = geometry_of(sizes, sizes, 0);  // any strides: its own follow
+    Geometry geometry = geometry_of(sizes, sizes, 0);  // placeholder strides; set below
     StridedView& view = geometry.view;
     view.strides = row_major(view.shape);
     if (array.fortran && geometry.elements > 0) {
@@ -237,7 +245,7 @@ LazyTensor tensor_of(const PickleGraph& pickle, const NumpyArray& array, const N
     return LazyTensor({}, std::move(stored), std::move(view), Decoding{.byte_swap = dtype.big_endian});
 }
 
-/// The Python value of one element, which `bytes` are; these themselves where there is none.
+/// Converts the bytes of one element to a Python value. Returns the bytes themselves if there is no such value.
 StateTree::Node numpy_value(const NumpyDtype& dtype, std::string_view bytes) {
     if (bytes.size() != dtype.size) {
         throw Error(Errc::bad_tensor, "a NumPy scalar of " + dtype.text + " takes " + bytes_text(dtype.size) +
@@ -256,7 +264,7 @@ StateTree::Node numpy_value(const NumpyDtype& dtype, std::string_view bytes) {
     return StateTree::Bytes{.bytes = std::string(bytes)};
 }
 
-/// Of texts, records, dates, objects.
+/// Returns an object with the parts of an array of texts, records, dates or objects.
 Opaque array_parts(const NumpyArray& array, const std::optional<NumpyDtype>& dtype, std::string type,
                    ObjectParts& parts) {
     Opaque out{.type = std::move(type),
@@ -269,7 +277,7 @@ Opaque array_parts(const NumpyArray& array, const std::optional<NumpyDtype>& dty
     return out;
 }
 
-/// (dtype, bytes), or of objects the object itself.
+/// Reads a scalar: (dtype, bytes), or (dtype, object) if the dtype is that of objects.
 Node scalar(TreeDraft& draft, const PickleGraph::Call& said, ObjectParts& parts) {
     const PickleGraph& pickle = draft.pickle();
     const auto arguments = pickle.items(said.arguments);

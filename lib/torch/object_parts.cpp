@@ -1,4 +1,4 @@
-// Tested by tests/torch/rebuild_test.cpp.
+// Collects and names the parts of opaque objects. Tested by tests/torch/rebuild_test.cpp.
 #include "torch/object_parts.hpp"
 
 #include "state/names.hpp"

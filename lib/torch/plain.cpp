@@ -1,4 +1,4 @@
-// One pickle and nothing else. Tested by tests/torch/legacy_test.cpp and fixtures_test.cpp.
+// Reads a file that is one pickle and nothing else. Tested by tests/torch/legacy_test.cpp and fixtures_test.cpp.
 #include "torch/plain.hpp"
 
 #include "base/text.hpp"
@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::string_view record = "the pickle";
 
-/// Programs that unpickle until the file ends run what follows; torch.load does where the first pickle's value equals
-/// the magic number.
+/// Returns the error for bytes after the pickle, which safemap has not looked at. Programs that unpickle until the file
+/// ends run them; torch.load does so if the value of the first pickle equals the magic number.
 Error unseen(std::uint64_t bytes) {
     Error error(Errc::trailing_bytes, bytes_text(bytes) + " after the end of the pickle, which may be more pickles");
     return std::move(error.with_hint("where unknown globals are allowed, they are ignored"));
@@ -28,7 +28,7 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
     reporting(faults, [&] {
         PickleStream stream(source, {0, source->size()});
         const HeldPickle held = stream.pickle(record);
-        // Longer than the head that formats are told by.
+        // A legacy file whose first pickle is too long for the head that formats are detected from.
         if (is_magic_number(held.graph)) return static_cast<void>(out = read_legacy(source, faults, globals));
         if (stream.left() > 0) {
             out.notes.push_back(bytes_text(stream.left()) + " after the end of the pickle are ignored");

@@ -1,4 +1,5 @@
-// Plain pickles: what pickle.dump makes of a state dict. Each storage stands in the pickle, as a file of its own.
+// Reads plain pickles, as pickle.dump writes a state dict. Each storage is embedded in the pickle, as a file of its
+// own.
 #pragma once
 
 #include "torch/archive.hpp"
@@ -7,8 +8,10 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Reads all of the file, for the tensors are in it, but keeps none of it where they stand there as they are (protocol
-/// 3 and later). Throws or reports the pickle_* faults, file_truncated, and what tensors can have, as read_legacy does.
+/// Reads the whole file, because the tensors are in the pickle. If the pickle holds their bytes unchanged (protocol 3
+/// and later), none are kept in memory. Throws or reports the pickle_* faults, file_truncated, and the faults of
+/// tensors, as read_legacy() does. If `globals` is strict, the faults include unknown_global, and trailing_bytes for
+/// bytes after the pickle.
 Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

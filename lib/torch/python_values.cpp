@@ -1,4 +1,4 @@
-// Tested by tests/torch/rebuild_test.cpp.
+// Reads calls that make plain values, by a table of their functions. Tested by tests/torch/rebuild_test.cpp.
 #include "torch/python_values.hpp"
 
 #include "torch/globals.hpp"
@@ -14,7 +14,7 @@ using Kind = PickleGraph::Kind;
 using Node = StateTree::Node;
 using Constant = StateTree::Constant;
 
-/// The elements of a UTF-8 text as Latin-1 bytes; nothing where one is beyond.
+/// Converts UTF-8 text to Latin-1 bytes. Returns nothing if a character is not in Latin-1.
 std::optional<std::string> latin1(std::string_view text) {
     std::string bytes;
     bytes.reserve(text.size());
@@ -72,7 +72,7 @@ std::optional<Node> encoded(const PickleGraph& pickle, std::span<const Id> argum
     return bytes_node(encoded_text(pickle, arguments, allowance), false);
 }
 
-/// bytes() and bytearray() of nothing, of bytes, or of text in either spelling.
+/// Reads bytes() and bytearray() without arguments, of bytes in either spelling, or of a text and its encoding.
 template <bool mutable_array>
 std::optional<Node> made_bytes(const PickleGraph& pickle, std::span<const Id> arguments, Allowance& allowance) {
     if (arguments.empty()) return bytes_node(std::string(), mutable_array);

@@ -1,14 +1,14 @@
-// From the nodes of a pickle to those of a tree. A node is read by what it is:
+// Turns the nodes of a pickle into the nodes of a tree. Each node is read by the file for its kind:
 //
 //   tree_draft.hpp     the tree while it grows, and the paths of its nodes in errors
-//   containers.hpp     lists, dictionaries and their kind
+//   containers.hpp     lists, dictionaries and similar classes
 //   tensor_calls.hpp   the table of functions that make tensors
-//   numpy.hpp          what NumPy writes
+//   numpy.hpp          NumPy's arrays, scalars and dtypes
 //   python_values.hpp  the table of functions that make plain values
-//   object_parts.hpp   everything else: opaque objects, whose parts keep names
+//   object_parts.hpp   everything else: opaque objects, whose parts keep their names
 //
-// A flat state dict, which most pickles are, is read past the tree (FlatItems); at the first thing that is not as torch
-// writes it the tree is made after all.
+// Most pickles are flat state dicts. FlatItems reads them without a tree, and gives up at the first item that torch
+// would not write there. Rebuilder reads everything else, and builds the tree.
 //
 // Tested by tests/torch/rebuild_test.cpp.
 #include "torch/rebuild.hpp"
@@ -41,13 +41,14 @@ using Opaque = StateTree::Opaque;
 using Sequence = StateTree::Sequence;
 using Constant = StateTree::Constant;
 
-/// Longer integers cost the square of their length to print, and nobody counts that far.
+/// Longest integer, in bytes, that is printed: printing costs the square of its length, and real files have no longer
+/// ones.
 constexpr std::size_t max_printed_integer = 4096;
 
 constexpr std::string_view unknown_class = "an object of a class that safemap does not know";
 constexpr std::string_view ordered_dict = "collections.OrderedDict";
 
-/// What a state dict's root is made of: an OrderedDict without its items, and these; or a plain dictionary's items.
+/// The root of a state dict: its items and, if it is an OrderedDict, the call that makes it, without its items.
 struct FlatRoot {
     std::optional<PickleGraph::Call> made = {};
     std::span<const Id> items = {};
@@ -63,14 +64,15 @@ FlatRoot flat_root(const PickleGraph& pickle) {
     return {.made = made, .items = items};
 }
 
-/// Reads the items of a flat state dict: tensors of torch.save's commonest kind, each under a text. What else there is,
-/// ends it; errors are thrown, and to be found again on the way to a tree, where they get the names that they have.
+/// The reader of a flat state dict, whose items are texts and the most common kind of torch.save's tensors. Stops at
+/// any other item. Throws errors without the tensor's name; the caller then reads the tree, which finds them again and
+/// adds the name.
 class FlatItems {
 public:
     FlatItems(TreeDraft& draft, TensorReader& tensors)
         : draft_(draft), pickle_(draft.pickle()), tensors_(tensors), met_(pickle_.size()) {}
 
-    /// Nothing where there is anything else.
+    /// Returns the tensors, or nothing if there are other items.
     std::optional<std::vector<LazyTensor>> read(std::span<const Id> items) {
         std::vector<LazyTensor> out;
         out.reserve(items.size() / 2);
@@ -78,7 +80,7 @@ public:
             const auto name = name_of(items[i]);
             auto tensor = name ? plain_tensor(items[i + 1]) : std::nullopt;
             if (!tensor) return std::nullopt;
-            // What the tree would be charged for.
+            // The charge is the same as for the tree.
             draft_.spend(2 * entry_cost + tensor_cost + 2 * name->size());
             out.push_back(tensor->renamed(std::string(*name)));
         }
@@ -87,7 +89,7 @@ public:
         if (!distinct) return std::nullopt;
         return out;
     }
-    /// Whether `plain_tensor()` may take a node, by the node alone.
+    /// Returns true if plain_tensor() may accept a node. Looks at the node alone.
     static bool looks_plain(const PickleGraph& pickle, Id id) {
         return is_call_of(pickle, id, "torch._utils._rebuild_tensor_v2");
     }
@@ -100,7 +102,8 @@ private:
         if (!state::verbatim_name(name) || name_bytes_ > state::max_name_bytes) return std::nullopt;
         return name;
     }
-    /// One that is nothing more, and was not met before: the same object under two names is one node of a tree.
+    /// Describes a tensor without attributes or requires_grad. Returns nothing if the node was met before: one object
+    /// under two names is one node of a tree.
     std::optional<LazyTensor> plain_tensor(Id id) {
         if (pickle_.kind(id) != Kind::call || met_[id]) return std::nullopt;
         met_[id] = true;
@@ -123,8 +126,8 @@ private:
     TreeDraft& draft_;
     const PickleGraph& pickle_;
     TensorReader& tensors_;
-    std::vector<bool> met_;               ///< nodes of tensors
-    Id function_ = PickleGraph::nothing;  ///< of the tensor before
+    std::vector<bool> met_;               ///< by node: true if the node was met
+    Id function_ = PickleGraph::nothing;  ///< function of the last tensor
     std::size_t name_bytes_ = 0;
 };
 
@@ -152,7 +155,8 @@ public:
         draft_.tree().set_root(root);
         return fill();
     }
-    /// Nothing where it is no flat state dict, or one with something in it that only a tree can say.
+    /// Reads a flat state dict. Returns nothing if the root is something else, or has items that only a tree can
+    /// represent.
     std::optional<Rebuilt> run_flat(const FlatRoot& root) {
         auto items = FlatItems(draft_, context_.tensors).read(root.items);
         if (!items) return std::nullopt;
@@ -162,7 +166,7 @@ public:
         Rebuilt out = fill();
         const auto shared = [this](Id id) { return draft_.is_referred(id); };
         if (shared(pickle_.root()) || std::any_of(root.items.begin(), root.items.end(), shared)) return std::nullopt;
-        // A copy has no room for the nodes that did not come.
+        // Copied, not moved: the copy does not keep the memory that was reserved for more nodes.
         out.flat = state::FlatDict{.rest = std::as_const(out.tree), .items = std::move(*items)};
         out.tree = {};
         return out;
@@ -240,13 +244,13 @@ private:
         return parts.call(function, std::string(unknown_class), said);
     }
 
-    /// A global that is called, by its node.
+    /// A global that is called, identified by its node.
     struct Function {
         Id id = PickleGraph::nothing;
         std::string name = {};
         bool runs_code = false;
     };
-    /// Most calls are of the function of the call before, which is kept.
+    /// Returns the function of a call. Keeps the last one: most calls have the same function as the call before.
     const Function& function_of(Id id) {
         const auto global = pickle_.global(id);
         if (id != function_.id) function_ = {id, dotted(global), runs_code(global)};
@@ -259,7 +263,8 @@ private:
     TensorContext context_;
 };
 
-/// Also of files that stand in the pickle: what is dropped there would be loaded as well.
+/// Adds the globals of a pickle, and of the files embedded in it even if their values are dropped: Python would load
+/// them as well.
 void add_globals(const PickleGraph& pickle, const Storages& storages, NamedGlobals::Known* known) {
     if (storages.globals == nullptr) return;
     storages.globals->add(pickle, storages.record, known);
@@ -294,7 +299,7 @@ Rebuilt rebuild_state(const PickleGraph& pickle, const Storages& storages, Fault
             ThrowFirst thrown;
             if (auto flat = Rebuilder(pickle, storages, thrown).run_flat(root)) return std::move(*flat);
         } catch (const Error&) {
-            // It is found again below, and reported.
+            // The error is found again below, and reported there.
         }
     }
     return Rebuilder(pickle, storages, faults).run();

@@ -1,5 +1,5 @@
-// What a pickle of PyTorch means: a closed table of the functions that torch.save writes, each read as data. All
-// else is an opaque object, whose tensors are found nevertheless.
+// Turns a PyTorch pickle into a tree. A closed table lists the functions that torch.save writes; each of them is read
+// as data. Everything else becomes an opaque object, and the tensors inside it are still found.
 #pragma once
 
 #include "base/faults.hpp"
@@ -21,43 +21,44 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Where the bytes of storages are.
+/// The storages of a file: how to find and decode their bytes.
 struct Storages {
-    /// The bytes of the storage with that key. Throws zip_missing_record, zip_bad_record; bad_tensor where the file is
-    /// no zip.
+    /// Returns the bytes of the storage with that key. Throws zip_missing_record and zip_bad_record; bad_tensor if the
+    /// file is not a zip.
     std::function<RecordData(std::string_view key)> find;
     bool big_endian = false;
-    /// In a tar of torch 0.1: the tensor with that key, which is what persistent ids are there; nothing where it is a
-    /// storage's. Throws bad_tensor, shape_overflow, storage_too_short.
+    /// For a tar of torch 0.1, where persistent ids are keys of tensors: returns the tensor with that key, or nothing
+    /// if it is the key of a storage. Throws bad_tensor, shape_overflow, storage_too_short.
     std::function<std::optional<LazyTensor>(std::int64_t key)> tensor = {};
-    /// The file that begins with the pickle's `bytes`, for storages that stand in it; null: they are in memory only.
+    /// The file that begins with the pickle's `bytes`, for embedded storages. If null, these are copied to memory.
     std::shared_ptr<const Source> file = {};
     std::span<const char> bytes = {};
-    /// Where it is not null, it gets the names of the pickle. If it is strict, rebuild() throws unknown_global.
+    /// Collects the globals of the pickle, if not null. If it is strict, rebuild() throws unknown_global.
     NamedGlobals* globals = nullptr;
-    std::string_view record = {};  ///< for `globals`: which pickle it is
+    std::string_view record = {};  ///< name of the pickle, for `globals`
 };
 
+/// The value of a pickle: a tree or a flat dictionary.
 struct Rebuilt {
     StateTree tree;
-    std::optional<state::FlatDict> flat = {};  ///< in place of the tree
-    std::vector<std::string> notes;            ///< human sentences: calls that were not made
+    std::optional<state::FlatDict> flat = {};  ///< if set, replaces the tree
+    std::vector<std::string> notes;            ///< sentences for users: calls that were not made
 };
 
-/// Throws or reports bad_tensor, shape_overflow, storage_too_short and what `storages` throws, each with the
-/// tensor's name; where `faults` returns, an opaque object stands in the tensor's place.
+/// Rebuilds the value of a pickle. Throws or reports bad_tensor, shape_overflow, storage_too_short and the faults of
+/// `storages`, each with the tensor's name. If `faults` returns, an opaque object takes the tensor's place.
 Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults);
 
-/// The same, but a flat state dict in which nothing is wrong comes as one: in less time, and without a tree in memory
-/// beside the graph.
+/// Like rebuild(), but returns a flat state dict without faults as Rebuilt::flat. This takes less time, and needs no
+/// tree in memory beside the graph.
 Rebuilt rebuild_state(const PickleGraph& pickle, const Storages& storages, FaultSink& faults);
 
-/// A part of a pickle, and the name that it is to have.
+/// A part of a pickle, and the name to give it.
 struct NamedValue {
     std::string name;
     PickleGraph::Id value;
 };
-/// The same of a dictionary of such parts, which the pickle itself has not.
+/// Like rebuild(), for a dictionary of these parts that the pickle itself does not contain.
 Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
                 FaultSink& faults);
 

@@ -17,16 +17,17 @@ namespace {
 using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
 
-/// Of a dotted name: modules in modules in modules make them long.
+/// Longest dotted name, in bytes; nested modules make names long.
 constexpr std::size_t max_name_bytes = 1024;
-/// Of memory, for a name in the lists and sets that it passes through, beside its bytes.
+/// Memory, in bytes, of a name in the lists and sets that it passes through, beside the name's own bytes.
 constexpr std::uint64_t name_cost = 256;
-/// Of an attribute that is looked at: modules that are in many others have their names many times.
+/// Charge for each attribute that is visited: a module that is in many others is visited many times.
 constexpr std::uint64_t item_cost = 16;
 
 bool is_global(const PickleGraph& pickle, Id id) { return pickle.kind(id) == Kind::global; }
 
-/// "__torch__.my_model.Net": the code of such classes is in the archive.
+/// Returns true if a node is an object of a compiled class, such as "__torch__.my_model.Net"; the archive holds the
+/// code of these classes.
 bool is_module(const PickleGraph& pickle, Id id) {
     if (pickle.kind(id) != Kind::call || !is_global(pickle, pickle.call(id).callee)) return false;
     const std::string_view module = pickle.global(pickle.call(id).callee).module;
@@ -39,6 +40,7 @@ bool may_hold_tensors(const PickleGraph& pickle, Id id) {
                        [&](Id item) { return pickle.kind(item) == Kind::call || !pickle.items(item).empty(); });
 }
 
+/// A walk over the modules, depth first.
 class Walk {
 public:
     explicit Walk(const PickleGraph& pickle) : pickle_(pickle), allowance_(pickle.allowance()) {}
@@ -90,7 +92,8 @@ private:
         out_.push_back({std::move(whole), value});
     }
 
-    /// Lists and dictionaries stand in calls that say what types they are of.
+    /// Returns the value inside a type tag, else the node itself. TorchScript wraps lists and dictionaries in calls
+    /// that give their types.
     Id untagged(Id id) const {
         if (pickle_.kind(id) != Kind::call || !is_global(pickle_, pickle_.call(id).callee)) return id;
         const auto global = pickle_.global(pickle_.call(id).callee);
@@ -100,7 +103,7 @@ private:
 
     const PickleGraph& pickle_;
     Allowance allowance_;
-    std::vector<NamedValue> modules_;  ///< yet to be looked at
+    std::vector<NamedValue> modules_;  ///< still to visit
     std::vector<NamedValue> out_;
     std::unordered_set<std::string, NameHash> names_;
 };

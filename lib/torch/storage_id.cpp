@@ -1,4 +1,4 @@
-// Takes persistent ids of storages apart. Tested by tests/torch/rebuild_test.cpp and legacy_test.cpp.
+// Parses the persistent ids of storages. Tested by tests/torch/rebuild_test.cpp and legacy_test.cpp.
 #include "torch/storage_id.hpp"
 
 #include "base/text.hpp"
@@ -14,7 +14,7 @@ namespace {
 using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
 
-/// Texts are bytes where Python 2 wrote the file.
+/// Returns true if a node is a text. In files of Python 2, texts are bytes.
 bool is_text(const PickleGraph& pickle, Id id) {
     return pickle.kind(id) == Kind::text || pickle.kind(id) == Kind::bytes;
 }
@@ -25,7 +25,7 @@ std::uint64_t count_of(const PickleGraph& pickle, Id id, const char* what) {
     return static_cast<std::uint64_t>(count);
 }
 
-/// (key, first element, elements), or None.
+/// Reads the view of a storage: (key, first element, element count), or None.
 void read_view(const PickleGraph& pickle, Id id, StorageId& storage) {
     if (pickle.kind(id) == Kind::none) return;
     const auto parts = pickle.items(id);
@@ -38,7 +38,7 @@ void read_view(const PickleGraph& pickle, Id id, StorageId& storage) {
                                              std::to_string(storage.elements));
 }
 
-/// Whether `said`, what a persistent id says, begins as those of storages do.
+/// Returns true if `said`, the value of a persistent id, begins like that of a storage.
 bool names_storage(const PickleGraph& pickle, Id said) {
     if (pickle.kind(said) != Kind::tuple) return false;
     const auto parts = pickle.items(said);

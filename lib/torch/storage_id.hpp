@@ -1,4 +1,4 @@
-// The persistent ids by which pickles of PyTorch name storages: ('storage', class, key, location, numel[, view]).
+// Parses the persistent ids by which PyTorch names storages: ('storage', class, key, location, numel[, view]).
 #pragma once
 
 #include "pickle/pickle.hpp"
@@ -13,31 +13,34 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Of a storage's key, which is looked up for each of its tensors; torch writes numbers.
+/// Longest key of a storage, in bytes. A key is looked up for each tensor of the storage; torch writes numbers.
 inline constexpr std::size_t max_storage_key = 1024;
 
 inline constexpr std::uint64_t max_int64 = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 inline Error bad_tensor(const std::string& what) { return {Errc::bad_tensor, what}; }
 
+/// The parts of a storage's persistent id.
 struct StorageId {
     std::string_view key;
     StorageType type;
-    std::uint64_t elements = 0;  ///< of the whole storage
-    std::uint64_t first = 0;     ///< where what is named begins; other than 0 in views, which only old files have
-    std::uint64_t count = 0;     ///< of what is named
-    bool meta = false;           ///< on the meta device: there are no bytes
+    std::uint64_t elements = 0;  ///< element count of the whole storage
+    std::uint64_t first = 0;     ///< first element of the view; 0 unless there is one, which only old files have
+    std::uint64_t count = 0;     ///< element count of the view, by default that of the whole storage
+    bool meta = false;           ///< on the meta device: the storage has no bytes
 };
 
-/// The class of a storage, "FloatStorage", where `id` is a persistent id of one.
+/// Returns the class of a storage, such as "FloatStorage". Returns nothing if `id` is not the persistent id of a
+/// storage.
 std::optional<std::string_view> storage_class(const PickleGraph& pickle, PickleGraph::Id id);
-/// Throws bad_tensor and shape_overflow where `id` is no persistent id of a storage that there can be.
+/// Parses the persistent id of a storage. Throws bad_tensor, shape_overflow, and storage_too_short if a view reaches
+/// past its storage.
 StorageId storage_id(const PickleGraph& pickle, PickleGraph::Id id);
 
-/// The class that a persistent id stands for: ('module', class, file, source), in the oldest files without the first.
-/// Any other node is given back.
+/// Returns the class that a persistent id names: ('module', class, file, source), in the oldest files without the first
+/// part. Returns any other node unchanged.
 PickleGraph::Id class_of(const PickleGraph& pickle, PickleGraph::Id id);
 
-/// The integer that a node is; `what` it is of goes into the error. Throws bad_tensor, shape_overflow.
+/// Returns the integer value of a node. `what` describes it in errors. Throws bad_tensor, shape_overflow.
 std::int64_t integer_of(const PickleGraph& pickle, PickleGraph::Id id, std::string_view what);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

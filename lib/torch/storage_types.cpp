@@ -1,4 +1,4 @@
-// The tables. torch: torch/storage.py and torch/_tensor.py, 2.13.
+// The table of storage classes. The reference is torch/storage.py and torch/_tensor.py, 2.13.
 #include "torch/storage_types.hpp"
 
 #include "torch/globals.hpp"

@@ -1,4 +1,4 @@
-// The storage classes of torch by name. A table, so that what is known can be read off.
+// Looks up torch's storage classes by name, in a table that shows all known ones.
 #pragma once
 
 #include <safemap/dtype.hpp>
@@ -8,15 +8,16 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// What a storage class holds.
+/// The elements of a storage class.
 struct StorageType {
     Dtype dtype;
-    bool untyped = false;  ///< bytes: the tensor says what they are, and numel counts bytes
+    bool untyped = false;  ///< bytes: the tensor gives the dtype of the elements, and numel counts bytes
 };
 
-/// By the class alone, whatever its module: torch.FloatStorage, torch.cuda.FloatStorage.
+/// Returns the elements of a storage class. The module does not matter: torch.FloatStorage, torch.cuda.FloatStorage.
 std::optional<StorageType> storage_type(std::string_view class_name) noexcept;
-/// The dtype of the elements of "torch.FloatTensor" and its kind, which old files name.
+/// Returns the dtype of the elements of a tensor class, such as "FloatTensor" for torch.FloatTensor; old files name
+/// these classes.
 std::optional<Dtype> tensor_class_dtype(std::string_view class_name) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::torch

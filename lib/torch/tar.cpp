@@ -1,5 +1,5 @@
-// The oldest format. The reference is legacy_load in torch/serialization.py. Tested by tests/torch/tar_test.cpp and
-// fixtures_test.cpp.
+// Reads the oldest format. The reference is legacy_load in torch/serialization.py. Tested by tests/torch/tar_test.cpp
+// and fixtures_test.cpp.
 #include "torch/tar.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -27,16 +27,18 @@ namespace {
 using Id = PickleGraph::Id;
 using Kind = PickleGraph::Kind;
 
-/// Of storages, views and tensors; each is held in memory.
+/// Most storages and most tensors in a file; each is held in memory.
 constexpr std::int64_t max_entries = 1'000'000;
 
 constexpr std::string_view tar_record = "member 'pickle'";
 
+/// A storage, or a view of one.
 struct Storage {
     std::shared_ptr<const StoredTensor> store;
-    std::uint64_t first = 0;  ///< of a view
+    std::uint64_t first = 0;  ///< first element; 0 except in views
     std::uint64_t count = 0;
 };
+/// The numbers of a tensor, before they are checked.
 struct Entry {
     std::int64_t storage = 0;
     Dims<std::int64_t> sizes = {};
@@ -79,14 +81,14 @@ private:
         if (count >= 0 && count <= max_entries) return count;
         throw bad_tensor(std::to_string(count) + " " + what + "; at most " + std::to_string(max_entries) + " are read");
     }
-    /// The members of a tuple.
+    /// Returns the members of a tuple with `count` members. Throws bad_tensor for another node.
     static std::span<const Id> parts(const PickleGraph& pickle, Id id, std::size_t count, const char* what) {
         const auto items = pickle.items(id);
         if (pickle.kind(id) == Kind::tuple && items.size() == count) return items;
         throw bad_tensor("a " + std::string(what) + " that is no tuple of " + std::to_string(count));
     }
 
-    /// (key, location, class), the number of elements, the elements; at the end the views.
+    /// Reads the storages: each is (key, location, class), the element count and the elements. The views come last.
     void read_storages(PickleStream stream) {
         for (std::int64_t left = count(stream, "storages"); left > 0; --left) {
             const HeldPickle held = stream.pickle("a storage");
@@ -108,7 +110,7 @@ private:
         read_views(stream.pickle("the views of storages").graph);
     }
 
-    /// (key, key of the storage, first element, elements)
+    /// Reads the views of storages: each is (key, key of the storage, first element, element count).
     void read_views(const PickleGraph& pickle) {
         for (const Id id : pickle.items(pickle.root())) {
             const auto said = parts(pickle, id, 4, "view of a storage");
@@ -137,7 +139,8 @@ private:
         throw bad_tensor("storage " + std::to_string(key) + " is not in the file");
     }
 
-    /// (key, key of the storage, class), the number of dimensions in four bytes of eight, sizes, strides, offset.
+    /// Reads the tensors: each is (key, key of the storage, class), the number of dimensions in the low four of eight
+    /// bytes, sizes, strides and the offset.
     void read_tensors(PickleStream stream) {
         for (std::int64_t left = count(stream, "tensors"); left > 0; --left) {
             const HeldPickle held = stream.pickle("a tensor");
@@ -172,7 +175,7 @@ private:
     std::shared_ptr<const Source> source_;
     NamedGlobals* globals_;
     TarMembers members_;
-    std::vector<StoragePlace> places_;  ///< of storages
+    std::vector<StoragePlace> places_;  ///< places of storages
     std::map<std::int64_t, Storage> storages_;
     std::map<std::int64_t, Entry> tensors_;
 };

@@ -1,5 +1,5 @@
-// The tar archives of torch 0.1. Members `storages` and `tensors` are lists, each entry a pickle and raw numbers;
-// `pickle` is the object, whose persistent ids are keys of tensors.
+// Reads the tar archives of torch 0.1. The members `storages` and `tensors` are lists; each entry is a pickle and raw
+// numbers. The member `pickle` is the object; its persistent ids are keys of tensors.
 #pragma once
 
 #include "torch/archive.hpp"
@@ -8,9 +8,9 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// Throws or reports unknown_format where a member is missing, file_truncated, the pickle_* faults, and bad_tensor,
-/// shape_overflow and storage_too_short of tensors. Where `globals` is strict, also unknown_global. Reads no tensor
-/// byte.
+/// Reads an archive. Throws or reports unknown_format if a member is missing, file_truncated, the pickle_* faults, and
+/// bad_tensor, shape_overflow and storage_too_short of tensors. If `globals` is strict, the faults include
+/// unknown_global. Reads no tensor bytes.
 Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -1,11 +1,13 @@
-// One table says which functions make tensors, how many arguments they take and what makes a tensor of them;
-// named_globals.cpp asks it for the functions that are known. From the top:
+// Makes tensors from calls. A table lists the functions that make tensors, how many arguments each takes and the method
+// that reads its calls; named_globals.cpp asks the table which functions are known. From the top:
 //
-//   storages        _rebuild_tensor and its kind: a storage and a view of it; in the oldest files keys of tensors
+//   storages        _rebuild_tensor and its variants: a storage and a view of it
 //   wrappers        parameters, buffers, subclasses, tensors of other devices: a tensor around a tensor
 //   opaque tensors  quantized, sparse, nested and on the meta device: their parts are kept under names
-//   states          what was set on a tensor after it was made
-//   old tensors     classes of tensors before torch 0.4, which are called themselves
+//   states          attributes that were set on a tensor after it was made
+//   old tensors     tensor classes before torch 0.4, which are called themselves
+//   rows            the table
+//   stored_tensor   tensors of the oldest files, which are named by keys
 //
 // The reference is torch/_utils.py and torch/_tensor.py, 2.13. Tested by tests/torch/rebuild_test.cpp.
 #include "torch/tensor_calls.hpp"
@@ -31,14 +33,15 @@ using Node = StateTree::Node;
 using Opaque = StateTree::Opaque;
 using Arguments = std::span<const Id>;
 
-/// Parameter of Parameter of …; torch writes two, and each costs a C++ call here.
+/// Most wrappers around one tensor, as in Parameter of Parameter of …; torch writes two, and each costs a C++ call
+/// here.
 constexpr int max_wrappers = 16;
 
 constexpr std::string_view parameter_class = "torch.nn.parameter.Parameter";
-/// torch has more such functions with each version.
+/// Prefix of functions that make tensors. Each version of torch has more of them.
 constexpr std::string_view rebuild_functions = "torch._utils._rebuild_";
 
-/// A class whose instances are tensors and nothing more.
+/// Returns true if instances of the class are tensors and nothing more.
 bool is_plain_tensor_class(std::string_view type) {
     return type == "torch.Tensor" || type == "torch._tensor.Tensor" || type == parameter_class ||
            type == "torch.nn.parameter.Buffer";
@@ -50,7 +53,7 @@ void require(bool formed, std::string_view function, std::size_t given) {
                                       " arguments, or with arguments that make no tensor");
 }
 
-/// Makes one node of a call and of the calls in it.
+/// The reader of one call and of the calls nested in it. Makes one node.
 class TensorCall {
 public:
     TensorCall(TensorContext& context, ObjectParts& parts)
@@ -70,7 +73,7 @@ public:
 
     struct Row {
         std::string_view name;
-        std::size_t least, most;  ///< arguments
+        std::size_t least, most;  ///< numbers of arguments
         Node (TensorCall::*make)(Arguments);
     };
     static const Row* row(std::string_view function) noexcept;
@@ -100,7 +103,7 @@ public:
     }
     Node buffer(Arguments arguments) { return tensor_at(arguments[0]); }
 
-    /// A tensor of a device that torch saves by way of the CPU; the device may hold another dtype.
+    /// Reads a tensor of a device that torch saves through the CPU. On the device, the tensor may have another dtype.
     Node device_tensor(Arguments arguments) {
         Node node = tensor_at(arguments[0]);
         auto* const made = std::get_if<StateTree::Tensor>(&node);
@@ -114,7 +117,7 @@ public:
         return out;
     }
 
-    /// (function, class, arguments, state): a tensor with attributes, or of a class of its own.
+    /// Reads (function, class, arguments, state): a tensor with attributes, or of a class of its own.
     Node subclass(Arguments arguments) {
         const bool formed = pickle_.kind(arguments[0]) == Kind::global && pickle_.kind(arguments[2]) == Kind::tuple;
         require(formed, "_rebuild_from_type_v2", arguments.size());
@@ -140,7 +143,7 @@ public:
         return out;
     }
 
-    /// (storage, offset, size, stride, quantizer, requires_grad, hooks)
+    /// Reads a quantized tensor: (storage, offset, size, stride, quantizer, requires_grad, hooks).
     Node quantized(Arguments arguments) {
         const auto quantizer = pickle_.items(arguments[4]);
         const bool formed = pickle_.kind(arguments[4]) == Kind::tuple && !quantizer.empty() &&
@@ -154,7 +157,7 @@ public:
         const bool requires_grad = truth(arguments[5]);
         const Dtype dtype = tensors_.storage_dtype(arguments[0]);
         if (dtype == Dtype::quint4x2 || dtype == Dtype::quint2x4) {
-            // Elements share bytes, and rows are padded: only the bytes of the storage are a tensor.
+            // Elements share bytes, and rows are padded, so only the storage as a whole is a tensor.
             if (auto bytes = tensors_.whole(arguments[0]))
                 parts_.add_itself(out, StateTree::Tensor{.tensor = std::move(*bytes), .requires_grad = requires_grad});
             parts_.add_named(out, {"offset", "size", "stride"}, arguments.subspan(1));
@@ -166,7 +169,7 @@ public:
         return out;
     }
 
-    /// (layout, data)
+    /// Reads a sparse tensor: (layout, data).
     Node sparse(Arguments arguments) {
         const auto data = pickle_.items(arguments[1]);
         require(pickle_.kind(arguments[1]) == Kind::tuple && data.size() >= 3, "_rebuild_sparse_tensor",
@@ -201,7 +204,7 @@ public:
     }
 
 private:
-    /// What a function that gives a tensor would give: a tensor, or an opaque object.
+    /// Returns what a function that makes tensors would return: a tensor, or an opaque object.
     Node made(std::string_view function, Arguments arguments) {
         const Row* const row = TensorCall::row(function);
         if (row == nullptr) return unknown("torch.Tensor", function, arguments);
@@ -210,7 +213,7 @@ private:
     }
     Node made_with_states(std::string_view function, const PickleGraph::Call& said) {
         Node node = made(function, pickle_.items(said.arguments));
-        // Of a class that has its attributes set after it is made.
+        // Some classes have their attributes set after they are made.
         for (const Id state : said.states) node = with_state(std::move(node), "torch.Tensor", state);
         return node;
     }
@@ -232,7 +235,8 @@ private:
         return place < arguments.size() ? arguments[place] : PickleGraph::nothing;
     }
 
-    /// (storage, offset, size, stride)
+    /// Reads a view of a storage: (storage, offset, size, stride). A tensor on the meta device becomes an opaque
+    /// object.
     Node strided(Arguments arguments, std::optional<Dtype> dtype = {}, Id metadata = PickleGraph::nothing,
                  bool requires_grad = false) {
         const TensorReader::Parts said{.storage = arguments[0],
@@ -251,7 +255,7 @@ private:
         return out;
     }
 
-    /// The tensor that a node of the pickle is.
+    /// Returns the tensor that a node of the pickle makes. Throws bad_tensor if it makes none.
     Node tensor_at(Id id) {
         if (is_stored_tensor(context_, id)) return stored_tensor(context_, id);
         if (pickle_.kind(id) == Kind::call && pickle_.kind(pickle_.call(id).callee) == Kind::global) {
@@ -281,8 +285,8 @@ private:
         return node;
     }
 
-    /// A nested tensor in the jagged layout: a dictionary of its parts. Its attributes are mostly the same ones, behind
-    /// an underscore.
+    /// Reads a nested tensor in the jagged layout: a dictionary of its parts. Leaves out attributes that repeat a part,
+    /// as most do, under the same name or with an underscore before it.
     Opaque jagged(std::string type, Id parts, Id state) {
         Opaque out{.type = std::move(type), .why = "a nested tensor (jagged); its parts are kept"};
         parts_.add_state(out, parts);
@@ -299,7 +303,8 @@ private:
 
     // States.
 
-    /// A tensor and what was set on it; of a plain class, with plain values only, it stays a tensor.
+    /// Adds the state that was set on a tensor. The result stays a tensor if its class is plain and the state has plain
+    /// values only; otherwise it is an opaque object around the tensor.
     Node with_state(Node node, const std::string& type, Id state) {
         const bool plain_class = is_plain_tensor_class(type);
         if (auto* opaque = std::get_if<Opaque>(&node)) {
@@ -334,9 +339,11 @@ private:
 
     // Old tensors.
 
-    /// Before torch 0.4: torch.FloatTensor and its kind, made of nothing, whose state is (storage, offset, size,
-    /// stride); and Variables and Parameters, which are made of (tensor, requires_grad, …), or of nothing and have the
-    /// state (tensor, gradient, hooks, requires_grad, volatile).
+    /// Reads a tensor from before torch 0.4, or returns nothing if the call makes none:
+    /// - torch.FloatTensor and similar classes, called without arguments; the state is (storage, offset, size, stride).
+    /// - Variables and Parameters, called with (tensor, requires_grad, …).
+    /// - Variables and Parameters, called without arguments; the state is (tensor, gradient, hooks, requires_grad,
+    ///   volatile).
     std::optional<Node> old_tensor(const PickleGraph::Global& callee, const std::string& type,
                                    const PickleGraph::Call& said) {
         const bool variable = type == "torch.autograd.variable.Variable" || is_plain_tensor_class(type);
@@ -369,7 +376,7 @@ private:
     const PickleGraph& pickle_;
     TensorReader& tensors_;
     ObjectParts& parts_;
-    int wrappers_ = 0;  ///< around what is read
+    int wrappers_ = 0;  ///< wrappers that were entered
 };
 
 constexpr std::size_t any = std::numeric_limits<std::size_t>::max();

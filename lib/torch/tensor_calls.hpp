@@ -1,4 +1,4 @@
-// Calls that make tensors: what torch.save writes for those of each kind and era, and what NumPy does.
+// Reads calls that make tensors, of every kind and age that torch.save writes, and tensors that wrap NumPy arrays.
 #pragma once
 
 #include "base/faults.hpp"
@@ -12,15 +12,15 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// What all calls of one pickle share.
+/// The state that all calls of one pickle share.
 struct TensorContext {
     TreeDraft& draft;
     const Storages& storages;
     FaultSink& faults;
     TensorReader tensors;
 
-    /// What `make` makes of a node. A tensor with a fault is reported under its name, and an opaque object stands in
-    /// its place.
+    /// Returns the node that `make` makes. If `make` throws, reports the fault under the tensor's name and returns an
+    /// opaque object in its place.
     template <class Make> StateTree::Node guarded(StateTree::NodeId self, Make&& make) {
         try {
             return make();
@@ -33,17 +33,17 @@ private:
     std::string report(Error& error, StateTree::NodeId self);
 };
 
-/// A tensor, or an opaque object where it is of a kind that no tensor of safemap's can be; nothing where the call makes
-/// none. `function` is the name of `callee`, dotted.
+/// Returns the tensor that a call makes, or an opaque object if safemap has no tensors of its kind. Returns nothing if
+/// the call makes no tensor. `function` is the dotted name of `callee`.
 std::optional<StateTree::Node> tensor_call(TensorContext& context, const PickleGraph::Global& callee,
                                            const std::string& function, const PickleGraph::Call& said,
                                            ObjectParts& parts);
-/// Whether it is one of the functions that tensor_call() has a row for.
+/// Returns true if tensor_call() has a row for the function.
 bool is_tensor_function(std::string_view function) noexcept;
 
-/// In the oldest files persistent ids are the keys of tensors.
+/// Returns true if a node is a persistent id that is the key of a tensor, as in the oldest files.
 bool is_stored_tensor(const TensorContext& context, PickleGraph::Id id);
-/// An opaque object where it is a storage.
+/// Returns the tensor that a key names, or an opaque object if the key is that of a storage.
 StateTree::Node stored_tensor(const TensorContext& context, PickleGraph::Id id);
 StateTree::Opaque storage_object(std::string type);
 

@@ -1,5 +1,5 @@
-// Checks what a pickle says of a tensor, in 64-bit integers as torch does, and describes it. Tested by
-// tests/torch/rebuild_test.cpp.
+// Checks the numbers that a pickle gives for a tensor, in 64-bit integers as torch does, and describes the tensor.
+// Tested by tests/torch/rebuild_test.cpp.
 #include "torch/tensors.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -22,10 +22,10 @@ using Kind = PickleGraph::Kind;
 
 Error overflow(const std::string& what) { return {Errc::shape_overflow, what + " does not fit in 64 bits"}; }
 
-/// Entries of the dictionary with the lazy bits, which is read for each tensor that has it; torch writes two.
+/// Most entries in the dictionary with the lazy bits. It is read for each tensor that has it; torch writes two.
 constexpr std::size_t max_metadata = 64;
 
-/// One past the last element of the storage that the view reaches; the view has elements.
+/// Returns one past the last element of the storage that the view reaches. The view must have elements.
 std::uint64_t reach(const StridedView& view) {
     std::uint64_t last = static_cast<std::uint64_t>(view.offset);
     for (std::size_t i = 0; i < view.shape.size(); ++i) {
@@ -42,13 +42,14 @@ template <class T> void append_bytes(std::string& out, T value) {
     out.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
-/// Whether an element is negated by its bits: FNUZ has no negative zero, E8M0 no sign, and F4 and F6 are packed.
+/// Returns true if elements can be negated by changing their bits. Not: FNUZ floats, which have no negative zero; E8M0,
+/// which has no sign; F4 and F6, which are packed.
 bool negatable(Dtype dtype) {
     if (kind(dtype) == DtypeKind::boolean || kind(dtype) == DtypeKind::opaque) return false;
     return whole_bytes(dtype) && dtype != Dtype::f8_e4m3fnuz && dtype != Dtype::f8_e5m2fnuz && dtype != Dtype::f8_e8m0;
 }
 
-/// How many elements of `dtype` are in a storage of so many bytes.
+/// Returns the number of elements of `dtype` in a storage of so many bytes.
 std::uint64_t elements_in(std::uint64_t bytes, Dtype dtype) {
     if (whole_bytes(dtype)) return bytes / element_size(dtype);
     const auto pairs = checked_mul(bytes, 2);
@@ -56,7 +57,7 @@ std::uint64_t elements_in(std::uint64_t bytes, Dtype dtype) {
     return *pairs;
 }
 
-/// torch counts pairs of float4, safetensors single ones: the last dimension has twice as many.
+/// Doubles the last dimension: torch counts pairs of float4, safetensors counts single ones.
 void double_last(Geometry& geometry) {
     StridedView& view = geometry.view;
     if (view.shape.empty()) throw bad_tensor("a float4 tensor without dimensions");
@@ -97,7 +98,7 @@ Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides
 void fit(Geometry& geometry, std::uint64_t elements) {
     StridedView& view = geometry.view;
     if (geometry.elements == 0) {
-        // Where nothing is, strides and offset say nothing; torch writes any.
+        // Strides and offset of an empty tensor mean nothing; torch writes any.
         view.strides = row_major(view.shape);
         view.offset = 0;
     } else if (const std::uint64_t end = reach(view); end > elements) {
@@ -112,7 +113,7 @@ std::optional<Dtype> TensorReader::dtype(Id id) const {
     return global.module == "torch" ? dtype_from_torch(global.name) : std::nullopt;
 }
 
-/// Of a tuple, a list, or torch.Size of one.
+/// Reads a tuple, a list, or a torch.Size of one of them.
 Dims<std::int64_t> TensorReader::integers(Id id, std::string_view what) const {
     if (pickle_.kind(id) == Kind::call) {
         const auto arguments = pickle_.items(pickle_.call(id).arguments);
@@ -172,7 +173,8 @@ RecordData TensorReader::bytes_of(Id id, const StorageId& storage) const {
     return embedded == embedded_.end() ? storages_.find(storage.key) : embedded->second.data;
 }
 
-/// Of torch's short keys it needs no memory of its own: a byte, eight, and the key or node.
+/// Returns the key of a store: dtype in a byte, element count in eight, then the storage's key or node. With torch's
+/// short keys it needs no allocation.
 std::string TensorReader::key_of_store(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements) const {
     constexpr std::uint8_t is_embedded = 0x80;  // above all dtypes
     const bool embedded = embedded_.contains(id);
@@ -190,7 +192,7 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
     const auto key_of = [this](std::uint32_t i) -> std::string_view { return stores_[i].key; };
     if (const auto known = by_key_.find(key, key_of)) return stores_[*known].stored;
     const RecordData data = bytes_of(id, storage);
-    const std::uint64_t stated = *byte_size(storage.type.dtype, storage.elements);  // storage_id() has asked
+    const std::uint64_t stated = *byte_size(storage.type.dtype, storage.elements);  // storage_id() has checked it
     const auto wanted = byte_size(dtype, elements);
     if (!wanted || std::max(*wanted, stated) > data.extent.size) {
         throw Error(Errc::storage_too_short, "storage " + safemap::quoted(storage.key) + " has " +

@@ -1,4 +1,5 @@
-// Tensors of a pickle: storages by their persistent ids, and views of them. Every number is checked here, once.
+// Describes the tensors of a pickle: storages by their persistent ids, and views of them. Every number is checked here,
+// once.
 #pragma once
 
 #include "base/name_index.hpp"
@@ -22,20 +23,21 @@
 
 namespace safemap::SAFEMAP_ABI::torch {
 
-/// torch allows any number of dimensions; nobody has more, and 10,000 are an attack.
+/// Most dimensions of a tensor. torch allows any number; real tensors have fewer than this, and 10,000 are an attack.
 inline constexpr std::size_t max_dimensions = 64;
 
-/// Which elements of a storage a tensor has.
+/// The elements of a storage that a tensor has.
 struct Geometry {
     StridedView view;
     std::uint64_t elements;
 };
-/// Throws bad_tensor and shape_overflow where no tensor has such numbers.
+/// Returns the geometry with these numbers. Throws bad_tensor and shape_overflow if no tensor can have them.
 Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides, std::int64_t offset);
-/// Throws shape_overflow, and storage_too_short where it reaches past a storage of so many elements. Where a tensor
-/// has no elements, makes its strides and offset those that it would have.
+/// Checks that a tensor fits into a storage with so many elements. Throws shape_overflow, and storage_too_short if the
+/// tensor reaches past the storage. If the tensor has no elements, sets its strides to row-major and its offset to 0.
 void fit(Geometry& geometry, std::uint64_t elements);
 
+/// A reader of the tensors of one pickle. Tied tensors share a store.
 class TensorReader {
 public:
     using Id = PickleGraph::Id;
@@ -49,28 +51,28 @@ public:
         Id offset;
         Id size;
         Id stride;
-        std::optional<Dtype> dtype = std::nullopt;  ///< of _rebuild_tensor_v3; else the storage's
-        Id metadata = PickleGraph::nothing;         ///< a dict with the lazy bits
+        std::optional<Dtype> dtype = std::nullopt;  ///< from _rebuild_tensor_v3; by default the storage's
+        Id metadata = PickleGraph::nothing;         ///< a dictionary with the lazy bits
     };
-    /// The tensor, without a name. Nothing where its storage is on the meta device and has no bytes. Throws
-    /// bad_tensor, shape_overflow, storage_too_short, and what finding the record throws.
+    /// Describes a tensor, without a name. Returns nothing if the storage is on the meta device and has no bytes.
+    /// Throws bad_tensor, shape_overflow, storage_too_short, and what Storages::find throws.
     std::optional<LazyTensor> describe(const Parts& parts);
-    /// All elements of a storage, one after the other. Returns and throws as describe() does.
+    /// Describes all elements of a storage, in order. Returns and throws as describe() does.
     std::optional<LazyTensor> whole(Id storage);
 
-    /// The dtype that describe() gives. Throws bad_tensor and shape_overflow where the storage is none.
+    /// Returns the dtype that describe() gives. Throws bad_tensor and shape_overflow if the storage is invalid.
     Dtype dtype(const Parts& parts) { return parts.dtype.value_or(storage_dtype(parts.storage)); }
-    /// The dtype of a storage. Throws as dtype() does.
+    /// Returns the dtype of a storage. Throws as dtype() does.
     Dtype storage_dtype(Id id) { return storage(id).type.dtype; }
-    /// A sentence about the storages that have more bytes than the pickle says, where there are any.
+    /// Returns a sentence about storages that have more bytes than the pickle says, or nothing if no storage has.
     std::optional<std::string> note() const;
 
-    /// The dtype of a global such as torch.float32.
+    /// Returns the dtype of a global such as torch.float32, or nothing for another node.
     std::optional<Dtype> dtype(Id id) const;
 
 private:
     struct Store {
-        std::string key;  ///< what tells it from others, as bytes
+        std::string key;  ///< dtype, element count, and key or node of the storage, as bytes
         std::shared_ptr<const StoredTensor> stored;
     };
 
@@ -81,18 +83,19 @@ private:
     RecordData bytes_of(Id id, const StorageId& storage) const;
     void add_longer(std::string_view key, std::uint64_t size, std::uint64_t stated);
     std::string key_of_store(Id id, const StorageId& storage, Dtype dtype, std::uint64_t elements) const;
-    /// All elements of a storage; of that shape where it was not asked for before.
+    /// Returns a store of all elements of a storage. A new store has the given shape; an existing one keeps its own.
     std::shared_ptr<const StoredTensor> stored(Id id, const StorageId& storage, Dtype dtype, const Shape& shape,
                                                std::uint64_t elements);
 
     const PickleGraph& pickle_;
     const Storages& storages_;
     Allowance& allowance_;
-    std::map<Id, EmbeddedStorage> embedded_;  ///< by the call that would load it
-    /// One store for each storage, dtype and size, so that tied tensors share it. A storage has a key, or is embedded.
+    std::map<Id, EmbeddedStorage> embedded_;  ///< by the node of the call that would load it
+    /// One store per storage, dtype and element count, so that tied tensors share it. A storage has a key, or is
+    /// embedded.
     std::vector<Store> stores_;
-    NameIndex by_key_;                        ///< of stores_
-    std::unordered_set<std::string> longer_;  ///< keys of storages
+    NameIndex by_key_;                        ///< index of stores_
+    std::unordered_set<std::string> longer_;  ///< keys of storages with more bytes than the pickle says
     std::string first_longer_;
 };
 

@@ -1,4 +1,4 @@
-// Tested by tests/torch/rebuild_test.cpp.
+// Builds the paths of nodes for errors, and charges for nodes. Tested by tests/torch/rebuild_test.cpp.
 #include "torch/tree_draft.hpp"
 
 #include "state/modules.hpp"
@@ -10,13 +10,13 @@ namespace safemap::SAFEMAP_ABI::torch {
 
 namespace {
 
-/// Levels and bytes of a tensor's path in an error.
+/// Most levels, and most bytes, of a tensor's path in an error.
 constexpr std::size_t max_path_levels = 64;
 constexpr std::size_t max_path_bytes = 2000;
 
 constexpr std::uint64_t opaque_cost = 384;
 
-/// What a node takes beside its place in the tree, here and as a name.
+/// The memory, in bytes, that a node takes beside its place in the tree: here and as a name.
 struct NodeCost {
     std::uint64_t operator()(const std::string& text) const { return text.size(); }
     std::uint64_t operator()(const StateTree::Bytes& value) const { return value.bytes.size(); }
@@ -42,7 +42,7 @@ std::uint64_t TreeDraft::cost(const Node& node) { return std::visit(NodeCost(), 
 
 std::string TreeDraft::path_of(NodeId id) const {
     std::vector<std::string> segments;
-    std::vector<bool> of_module;  // by segment: a key of a dictionary of a module, which is not in names itself
+    std::vector<bool> of_module;  // by segment: true if it is a key of a module's dictionary; names omit the dictionary
     std::size_t bytes = 0;
     while (places_[id].parent != StateTree::no_node && segments.size() < max_path_levels) {
         const Place place = places_[id];
@@ -64,7 +64,8 @@ std::string TreeDraft::path_of(NodeId id) const {
     return path;
 }
 
-/// Of an error's path only, so its owner is not asked whether it has all the parts of a module.
+/// Returns true if a node is a dictionary of a module. Only errors use the answer, so this does not check that the
+/// owner has all parts of a module.
 bool TreeDraft::is_module_part(NodeId id) const {
     const Place place = places_[id];
     if (place.parent == StateTree::no_node || !std::holds_alternative<StateTree::Dict>(tree_[id])) return false;
