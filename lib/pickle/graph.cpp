@@ -1,4 +1,4 @@
-// What a graph says of its nodes. Tested by tests/pickle/pickle_test.cpp.
+// Reads the nodes of a pickle's graph, and sets the limits of a pickle. Tested by tests/pickle/pickle_test.cpp.
 #include "base/text.hpp"
 #include "pickle/pickle.hpp"
 
@@ -9,7 +9,7 @@
 namespace safemap::SAFEMAP_ABI {
 
 PickleLimits PickleLimits::of_packed(std::uint64_t packed) noexcept {
-    const std::uint64_t bytes = std::min(packed, most_bytes);  // no product below wraps
+    const std::uint64_t bytes = std::min(packed, most_bytes);  // so that no product below overflows
     return {.max_bytes = std::min(std::max(least_bytes, inflation * bytes), most_bytes),
             .max_memory = std::max(least_memory, memory_per_byte * bytes)};
 }
@@ -64,7 +64,7 @@ std::string PickleGraph::decimal(Id id) const {
             carry = carry && word == 0;
         }
     }
-    // Nine digits at a time, from the lowest.
+    // Prints nine digits at a time, from the lowest.
     constexpr std::uint64_t billion = 1'000'000'000;
     std::string reversed;
     while (!words.empty()) {

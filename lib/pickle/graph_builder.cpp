@@ -1,4 +1,4 @@
-// Tested by tests/pickle/pickle_test.cpp.
+// Builds the nodes of a pickle's graph. Tested by tests/pickle/pickle_test.cpp.
 #include "pickle/graph_builder.hpp"
 
 #include "base/text.hpp"
@@ -13,7 +13,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-// What is charged for, in bytes of memory. A vector that grows holds its items up to three times.
+// Charges in bytes of memory. A vector that grows holds its items up to three times.
 constexpr std::uint64_t members_cost = 128;
 constexpr std::uint64_t global_cost = 96;
 constexpr std::uint64_t call_cost = 64;
@@ -65,7 +65,7 @@ GraphBuilder::Id GraphBuilder::decimal(std::string_view digits) {
     std::string_view unsigned_digits = digits;
     if (digits.starts_with('+') || digits.starts_with('-')) unsigned_digits.remove_prefix(1);
     if (digits.starts_with('+')) digits = unsigned_digits;
-    // A number with a zero before it is octal to one reader of Python's, and an error to the other.
+    // A number with a leading zero is octal to one of Python's readers, and an error to the other.
     const bool octal = unsigned_digits.size() > 1 && unsigned_digits.starts_with('0');
     if (!all_digits(unsigned_digits) || octal)
         throw input_.fault(Errc::pickle_bad_text, safemap::quoted(digits) + " is no integer");

@@ -1,4 +1,4 @@
-// Makes the nodes of a graph and charges for them: a value of which one is enough is made once.
+// Builds the nodes of a graph and charges for them. None, booleans, () and small integers get one node each.
 #pragma once
 
 #include "pickle/input.hpp"
@@ -15,12 +15,14 @@
 
 namespace safemap::SAFEMAP_ABI {
 
+/// A builder of the graph of one pickle.
 class GraphBuilder {
 public:
     using Id = PickleGraph::Id;
     using Kind = PickleGraph::Kind;
     using Extra = PickleGraph::Extra;
-    /// Of a global, module and name: each object of a class gets a copy, and each fold of a chain of getattr is longer.
+    /// Longest name of a global in bytes, module and name together. Each object of a class gets a copy of it, and each
+    /// step in a chain of getattr makes it longer.
     static constexpr std::size_t max_global_bytes = 1024;
 
     GraphBuilder(const PickleInput& input, const PickleLimits& limits);
@@ -37,20 +39,20 @@ public:
         const Node node{.kind = Kind::integer, .word = static_cast<std::uint64_t>(value)};
         return node.word < small_integers_.size() ? shared(small_integers_[node.word], node) : add(node);
     }
-    /// Two's complement, little-endian.
+    /// Adds an integer, given as two's complement, little-endian.
     Id integer(std::string_view bytes);
     Id decimal(std::string_view digits);
     Id real(double value) { return add({.kind = Kind::real, .word = std::bit_cast<std::uint64_t>(value)}); }
-    /// Of text, bytes, bytearray: a view of them.
+    /// Adds a text, bytes or a bytearray, as a view of `bytes`.
     Id view(Kind kind, std::string_view bytes);
-    /// A text that does not stand in the pickle as it is.
+    /// Keeps a text that the pickle does not hold in this form, and returns a view of it.
     std::string_view keep(std::string text) { return graph_.owned_.emplace_back(std::move(text)); }
     Id persistent(Id said) { return add({.kind = Kind::persistent, .count = said}); }
 
-    /// Tuples and frozensets never change.
+    /// Adds a tuple. Tuples and frozensets never change, so they get all their items at once.
     Id tuple(std::span<const Id> items);
     Id frozenset(std::span<const Id> items);
-    /// The others get a place to grow when the first member comes.
+    /// Adds a list, dict or set. It gets memory for its members when the first one comes.
     Id growing(Kind kind) { return add({.kind = kind, .count = PickleGraph::no_extra}); }
     std::vector<Id>& members(Id id);
 
@@ -69,13 +71,14 @@ private:
         graph_.nodes_.push_back(node);
         return static_cast<Id>(graph_.nodes_.size() - 1);
     }
-    /// `known` is the node's place once it has one.
+    /// Returns the node in `known`. Adds it first if there is no node yet.
     Id shared(Id& known, const Node& node) { return known == PickleGraph::nothing ? known = add(node) : known; }
-    /// What belongs to a node, which has its number.
+    /// Returns the element of `all` for a node, which holds its index. Adds the element on first use, and charges for
+    /// it.
     template <class Value> Value& of_node(Id id, std::vector<Value>& all, std::uint64_t cost);
     Id fixed(Kind kind, std::span<const Id> items, bool unhashable);
 
-    /// A node, and its node in the tree with all that is noted by node on the way to names.
+    /// Charge for a node, for its node in the tree, and for everything that is noted by node on the way to names.
     static constexpr std::uint64_t node_cost = 160;
 
     const PickleInput& input_;

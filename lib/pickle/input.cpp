@@ -1,4 +1,4 @@
-// Tested by tests/pickle/pickle_test.cpp.
+// Reads numbers, lines and frames from the bytes of a pickle. Tested by tests/pickle/pickle_test.cpp.
 #include "pickle/input.hpp"
 
 #include "base/text.hpp"
@@ -8,7 +8,7 @@ namespace safemap::SAFEMAP_ABI {
 
 void PickleInput::refuse(Errc code, const char* what) const { throw fault(code, what); }
 
-/// More bytes are wanted than are left.
+/// Returns the error for an argument that needs more bytes than are left.
 Error PickleInput::beyond(std::uint64_t count) const {
     const std::uint64_t left = bytes_.size() - at_;
     Errc code = Errc::pickle_bad_count;

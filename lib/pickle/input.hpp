@@ -1,4 +1,4 @@
-// The bytes of a pickle as opcodes take them: numbers, counted bytes, lines and frames. A fault says where it is.
+// Reads the bytes of a pickle as opcodes take them: numbers, counted bytes, lines and frames. Errors say at which byte.
 #pragma once
 
 #include <safemap/error.hpp>
@@ -13,22 +13,23 @@
 
 namespace safemap::SAFEMAP_ABI {
 
+/// A cursor over the bytes of one pickle.
 class PickleInput {
 public:
-    /// `follows` is that of PickleLimits.
+    /// Reads from `bytes`; `follows` is PickleLimits::follows.
     PickleInput(std::string_view bytes, std::optional<std::uint64_t> follows) : bytes_(bytes), follows_(follows) {}
 
     std::size_t size() const noexcept { return bytes_.size(); }
-    /// Bytes that have been taken.
+    /// Returns the number of bytes that have been taken.
     std::size_t at() const noexcept { return at_; }
     Error fault(Errc code, const std::string& what) const {
         return {code, "byte " + std::to_string(at_) + " of the pickle: " + what};
     }
 
-    /// Throws a fault; out of line, so that an opcode is a few instructions where nothing is wrong.
+    /// Throws a fault. It is out of line, so that an opcode takes a few instructions if nothing is wrong.
     [[noreturn]] void refuse(Errc code, const char* what) const;
 
-    /// Little-endian.
+    /// Takes a little-endian number.
     template <class T> T number() {
         if (bytes_.size() - at_ < sizeof(T)) refuse(Errc::pickle_truncated, "the pickle ends before STOP");
         T value;
@@ -36,23 +37,23 @@ public:
         at_ += sizeof(T);
         return value;
     }
-    /// The bytes behind their count.
+    /// Takes a count, and the bytes after it.
     template <std::integral Count> std::string_view counted() {
         const Count count = number<Count>();
         if (count < Count{0}) throw fault(Errc::pickle_bad_count, "a length of " + std::to_string(count));
         return take(static_cast<std::uint64_t>(count));
     }
-    /// Without its end.
+    /// Takes a line, and returns it without its end.
     std::string_view line();
     std::string_view utf8_line();
     std::uint64_t memo_line();
 
-    /// Takes the size of the frame that begins behind it. Frames only say how much to read ahead; picklers end each
-    /// before the next begins.
+    /// Takes the size of a frame, which begins after it. Frames only say how much to read ahead; picklers end each
+    /// frame before the next begins.
     void begin_frame();
     bool in_frame() const noexcept { return at_ < frame_end_; }
-    /// What an opcode that began in a frame has taken ends in it, too. Python's readers drop what is left of the frame,
-    /// go on behind it or refuse it: each would run another pickle.
+    /// Throws if an opcode that began in a frame has taken bytes after the end of the frame. Python's readers drop the
+    /// rest of the frame, go on after it, or refuse the pickle, so each would run another pickle.
     void end_opcode(bool in_frame) const {
         if (in_frame && at_ > frame_end_) throw bad_frame("the argument of an opcode crosses the end of its frame");
     }

@@ -1,4 +1,4 @@
-// The references are Objects/unicodeobject.c and Objects/bytesobject.c of CPython. Tested by
+// Reads Python's literals. The references are Objects/unicodeobject.c and Objects/bytesobject.c of CPython. Tested by
 // tests/pickle/pickle_test.cpp.
 #include "pickle/literals.hpp"
 
@@ -13,7 +13,7 @@ namespace {
 
 Error bad_text(std::string what) { return {Errc::pickle_bad_text, std::move(what)}; }
 
-/// The value of one octal escape at `at`; moves `at` to its last digit.
+/// Returns the value of the octal escape at `at`; moves `at` to its last digit.
 char octal_escape(std::string_view body, std::size_t& at) {
     unsigned value = 0;
     const std::size_t end = std::min(at + 3, body.size());
@@ -31,7 +31,7 @@ bool is_python_text(std::string_view text) {
     for (std::size_t i = 0; i < text.size();) {
         const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(at < text.size() ? text[at] : 0); };
         if (byte(i) == 0xED && byte(i + 1) >= 0xA0 && byte(i + 1) <= 0xBF && (byte(i + 2) & 0xC0) == 0x80) {
-            without += '?';  // a character of its own, so that its neighbours do not join
+            without += '?';  // separates the bytes around it, which must not join
             i += 3;
         } else {
             without += text[i++];

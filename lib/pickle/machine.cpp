@@ -1,13 +1,13 @@
-// The inert machine: a table of the opcodes, and a small function for each that does more than one thing. It is made
-// of three parts, each with a job:
+// The inert machine: a table of the opcodes in step(), and below it a small function for each opcode that does more
+// than one thing: numbers and texts, containers, globals and calls. The machine has three parts:
 //
-//   input.hpp          numbers, counted bytes, lines and frames, and where in the pickle a fault is
+//   input.hpp          numbers, counted bytes, lines and frames; where in the pickle a fault is
 //   stack.hpp          the stack with its marks, and the memo
-//   graph_builder.hpp  the nodes, each made once where one is enough
+//   graph_builder.hpp  the nodes of the graph
 //
-// Each part charges the pickle's Allowance for what it takes. literals.hpp reads the texts of old protocols. The
-// reference is CPython's Lib/pickletools.py; where it and Modules/_pickle.c leave room, the stricter reading is taken.
-// Tested by tests/pickle/pickle_test.cpp.
+// Each part charges the pickle's Allowance for the memory that it takes. literals.hpp reads the texts of old protocols.
+// The reference is CPython's Lib/pickletools.py. If it and Modules/_pickle.c allow several readings, the machine takes
+// the strictest one. Tested by tests/pickle/pickle_test.cpp.
 #include "base/text.hpp"
 #include "pickle/graph_builder.hpp"
 #include "pickle/input.hpp"
@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint8_t newest_protocol = 5;
 
-/// Runs the opcodes. One object reads one pickle.
+/// A machine that reads one pickle.
 class PickleMachine {
 public:
     PickleMachine(std::span<const char> bytes, const PickleLimits& limits)
@@ -60,7 +60,7 @@ private:
         if (input_.in_frame()) throw input_.bad_frame("STOP is not at the end of its frame");
     }
 
-    /// Runs one opcode with its argument; false after STOP. Their names are those of pickletools.
+    /// Runs one opcode with its argument. Returns false after STOP. The names on the right are those of pickletools.
     bool step(std::uint8_t opcode) {
         switch (opcode) {
             case '.': root_ = stack_.pop(); return false;  // STOP
@@ -184,7 +184,7 @@ private:
         if (!is_python_text(text)) throw bad_text("a text that is not UTF-8: " + safemap::quoted(text));
         push_view(Kind::text, text);
     }
-    /// Of Python 2: text where it can be, as torch.load reads it.
+    /// Pushes a string of Python 2: a text if it is valid UTF-8, as torch.load reads it, else bytes.
     void string(std::string_view text) { push_view(is_utf8(text) ? Kind::text : Kind::bytes, text); }
     void string_line() {
         std::string_view literal = input_.line();
@@ -232,8 +232,8 @@ private:
             for (const Id item : stack_.above(begin)) nodes_.require_hashable(item);
         extend(id, begin, Kind::set, &Extra::appends, "members for something that is no set");
     }
-    /// Moves what is above `begin` into a container of the kind that the opcode is for, or to what is done to an
-    /// object.
+    /// Moves the values above `begin` into a container, which must be of the kind that the opcode is for. If the target
+    /// is the result of a call, adds them to that call instead.
     void extend(Id id, std::size_t begin, Kind wanted, std::vector<Id> Extra::*of_object, const char* wrong) {
         if (kind(id) == Kind::call) return stack_.move_to(nodes_.extra(id).*of_object, begin);
         if (kind(id) != wanted) throw stack_.bad(wrong);
@@ -259,7 +259,7 @@ private:
         push_global({nodes_.graph().text(module), nodes_.graph().text(name)});
     }
 
-    /// The call, of whatever a call can be of.
+    /// Adds a call of a global, of the result of another call, or of a persistent id.
     Id call(Id callee, Id arguments) {
         if (kind(callee) != Kind::global && kind(callee) != Kind::call && kind(callee) != Kind::persistent)
             throw stack_.bad("a call of something that is no function");
@@ -271,7 +271,8 @@ private:
         if (const auto nested = nested_class(callee, arguments)) push_global(*nested);
         else push(call(callee, arguments));
     }
-    /// Nested classes are spelled getattr(Outer, "Inner") before protocol 4: that is a name, not a call.
+    /// Returns the name of the nested class that a call of getattr spells, if it does. Before protocol 4, nested
+    /// classes are spelled getattr(Outer, "Inner"): that is a name, not a call.
     std::optional<PickleGraph::Global> nested_class(Id callee, Id arguments) {
         const PickleGraph& graph = nodes_.graph();
         if (kind(callee) != Kind::global || kind(arguments) != Kind::tuple) return std::nullopt;
@@ -320,7 +321,7 @@ private:
     GraphBuilder nodes_;
     PickleStack stack_;
     PickleMemo memo_;
-    unsigned protocol_ = 0;  ///< where no opcode says which
+    unsigned protocol_ = 0;  ///< 0 if no opcode gives it
     Id root_ = PickleGraph::nothing;
 };
 

@@ -1,5 +1,5 @@
-// The inert pickle machine: decodes the opcodes of protocols 0 to 5 into a graph. Nothing is imported and nothing
-// is called: a global is a pair of names, a call is a node that says what would be called with what.
+// The inert pickle machine: decodes the opcodes of protocols 0 to 5 into a graph. Nothing is imported and nothing is
+// called: a global is a pair of names, and a call is a node that holds its callee and its arguments.
 #pragma once
 
 #include <safemap/error.hpp>
@@ -15,34 +15,35 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// What a pickle may need. Memory is counted, not measured: each value, slot and copied text is charged a little more
-/// than it takes in the graph and in all that is made of it, so that the peak stays below max_memory and the names
-/// of the tensors, which flatten bounds. A value is charged about 180 bytes: an optimizer's pickle comes to 40 for
-/// each byte of its own, a list of integers of two bytes to 60.
+/// The limits for one pickle. Memory is counted, not measured: each value, slot and copied text is charged a little
+/// more than it takes in the graph and in everything that is made from the graph. The peak is thus below max_memory
+/// plus the names of the tensors, which flatten() limits. A value is charged about 180 bytes: an optimizer's pickle
+/// needs 40 bytes per byte, a list of two-byte integers 60.
 struct PickleLimits {
     static constexpr std::uint64_t least_bytes = std::uint64_t{64} << 20;
     static constexpr std::uint64_t most_bytes = std::uint64_t{1} << 30;
-    static constexpr std::uint64_t inflation = 32;  ///< those of torch deflate to a quarter
+    static constexpr std::uint64_t inflation = 32;  ///< pickles of torch deflate to a quarter
     static constexpr std::uint64_t least_memory = std::uint64_t{512} << 20;
     static constexpr std::uint64_t memory_per_byte = 64;
 
     std::uint64_t max_bytes = most_bytes;
     std::uint64_t max_memory = least_memory;
-    std::size_t max_long_bytes = 65'536;  ///< of one integer
-    /// Bytes of the file that follow those of the pickle that are there. Where it may go on in them, it is
-    /// pickle_truncated, and not wrong; past them it is file_truncated. Nothing: all of the pickle is there.
+    std::size_t max_long_bytes = 65'536;  ///< longest integer
+    /// Number of bytes in the file after the bytes at hand. If the pickle needs some of these, the error is
+    /// pickle_truncated: reading more of the file helps. If it needs bytes after these, the error is file_truncated.
+    /// Nothing: the whole pickle is at hand.
     std::optional<std::uint64_t> follows = {};
 
-    /// Those of a pickle that takes `packed` bytes of its file: what a file may need is bounded by its size, also
-    /// where it is deflated.
+    /// Returns the limits of a pickle that takes `packed` bytes of its file. The size of a file thus limits the memory
+    /// that it may need, also if the pickle is deflated.
     static PickleLimits of_packed(std::uint64_t packed) noexcept;
 };
 
-/// Counts down the memory that a pickle may still take.
+/// The memory that a pickle may still take.
 class Allowance {
 public:
     explicit Allowance(std::uint64_t bytes) noexcept : all_(bytes), left_(bytes) {}
-    /// Throws pickle_too_large where less is left; then nothing is.
+    /// Takes memory off the rest. Throws pickle_too_large if less is left; then nothing is left.
     void spend(std::uint64_t bytes) {
         if (bytes > left_) exhausted();
         left_ -= bytes;
@@ -56,8 +57,8 @@ private:
     std::uint64_t left_;
 };
 
-/// What a pickle says, as nodes that refer to each other by number. Shared objects are shared nodes, and cycles
-/// are cycles; None, True, False, () and small integers are one node each, as they are one object in Python. Texts are
+/// The value of a pickle: nodes that refer to each other by number. Shared objects are shared nodes, and cycles are
+/// cycles. None, True, False, () and small integers are one node each, as they are one object in Python. Texts are
 /// views into the pickle's bytes, which must live as long as the graph.
 class PickleGraph {
 public:
@@ -84,51 +85,52 @@ public:
     };
 
     struct Global {
-        std::string_view module;  ///< in Python 3's names
+        std::string_view module;  ///< as Python 3 names it
         std::string_view name;    ///< dotted for nested classes
     };
-    /// What would be called, and what was then done to the result.
+    /// The callee and arguments of a call, and what the pickle then does to the result.
     struct Call {
         Id callee;
         Id arguments;                     ///< a tuple
         Id keywords = nothing;            ///< a dict, or nothing
-        std::span<const Id> states = {};  ///< of BUILD
-        std::span<const Id> items = {};   ///< of SETITEM(S): key, value, key, value, …
+        std::span<const Id> states = {};  ///< set by BUILD
+        std::span<const Id> items = {};   ///< set by SETITEM and SETITEMS: key, value, key, value, …
         std::span<const Id> appends = {};
     };
 
     Id root() const noexcept { return root_; }
     std::size_t size() const noexcept { return nodes_.size(); }
-    /// Bytes up to and with STOP.
+    /// Returns the number of bytes up to and including STOP.
     std::size_t consumed() const noexcept { return consumed_; }
-    /// What is left for whatever is made of the graph.
+    /// Returns the memory that is left for everything made from the graph.
     const Allowance& allowance() const noexcept { return allowance_; }
 
     Kind kind(Id id) const { return nodes_[id].kind; }
     bool boolean(Id id) const { return nodes_[id].word != 0; }
     std::int64_t integer(Id id) const { return static_cast<std::int64_t>(nodes_[id].word); }
     double real(Id id) const;
-    /// Of text, bytes, bytearray.
+    /// Returns the text of a node that is text, bytes or a bytearray.
     std::string_view text(Id id) const;
-    /// Of a big integer; costs the square of its length.
+    /// Returns the digits of a big integer. Costs the square of its length.
     std::string decimal(Id id) const;
-    /// Of list, tuple, set, frozenset; of dict: key, value, key, value, …; nothing of what has no members.
+    /// Returns the items of a list, tuple, set or frozenset, or those of a dict: key, value, key, value, … Other nodes
+    /// have no items.
     std::span<const Id> items(Id id) const;
     Global global(Id id) const { return globals_[nodes_[id].count]; }
-    /// Those of all nodes that are globals: few, where the pickler has a memo.
+    /// Returns all nodes that are globals. They are few if the pickler uses a memo.
     std::span<const Global> globals() const noexcept { return globals_; }
     Call call(Id id) const;
-    /// What a persistent id says.
+    /// Returns the value of a persistent id.
     Id persistent(Id id) const { return nodes_[id].count; }
 
 private:
     friend class GraphBuilder;
 
-    /// Sixteen bytes; what `count` and `word` mean depends on the kind.
+    /// A node, of sixteen bytes. The meaning of `count` and `word` depends on the kind.
     struct Node {
         Kind kind = Kind::none;
-        bool unhashable = false;  ///< of a tuple: something in it is
-        bool spelled = false;     ///< of a big integer: decimal digits, not bytes
+        bool unhashable = false;  ///< a tuple with an unhashable item
+        bool spelled = false;     ///< a big integer in decimal digits, not in bytes
         std::uint32_t count = 0;
         std::uint64_t word = 0;
     };
@@ -147,20 +149,21 @@ private:
     std::vector<Id> fixed_;                 ///< members of tuples and frozensets
     std::vector<std::vector<Id>> growing_;  ///< members of lists, dicts and sets that have any
     std::vector<Global> globals_;
-    std::vector<Id> calls_;  ///< callee and arguments
+    std::vector<Id> calls_;  ///< callee and arguments of each call
     std::vector<Extra> extras_;
-    std::deque<std::string> owned_;  ///< texts that do not stand in the pickle as they are
+    std::deque<std::string> owned_;  ///< texts that the pickle does not hold in this form
 };
 
-/// Reads one pickle from the front of `bytes`; what follows STOP is left (see consumed()). Throws the pickle_* faults.
+/// Reads one pickle from the front of `bytes`; bytes after STOP are ignored (see consumed()). Throws the pickle_*
+/// faults.
 PickleGraph read_pickle(std::span<const char> bytes, const PickleLimits& limits = {});
 
-/// How far bytes run as a pickle that may be another format.
+/// The result of reading bytes as a pickle that may be of another format.
 struct PickleTrial {
-    bool names_global = false;  ///< a class or function is named before STOP or the first fault
-    bool goes_on = false;       ///< at the end of the bytes neither STOP nor a fault has come
+    bool names_global = false;  ///< true if a class or function is named before STOP or the first fault
+    bool goes_on = false;       ///< true if the bytes end before STOP and without a fault
 };
-/// Runs `bytes`, the beginning of a file in which `follow` more bytes come. A fault is a result and is not thrown.
+/// Reads `bytes`, the beginning of a file with `follow` more bytes. Returns a fault instead of throwing it.
 PickleTrial try_pickle(std::span<const char> bytes, std::uint64_t follow);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// Windows over a file. Tested by tests/torch/legacy_test.cpp.
+// Reads pickles through windows of a file. Tested by tests/torch/legacy_test.cpp.
 #include "pickle/pickle_stream.hpp"
 
 #include "base/text.hpp"
@@ -12,7 +12,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-/// Growing four times costs a third more than knowing the size.
+/// Windows that grow by four read a third more than if the size were known.
 constexpr std::uint64_t first_window = 512;
 constexpr std::uint64_t growth = 4;
 

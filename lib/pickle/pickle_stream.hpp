@@ -1,5 +1,5 @@
-// Pickles that follow each other in a file, of which only the opcodes tell where they end. Each is read in a window
-// that grows until its end is in it: what follows may be many gigabytes of tensors, and is not read.
+// Reads pickles that follow each other in a file. Only the opcodes of a pickle say where it ends, so each is read in a
+// window that grows until it holds the end. The rest of the file may be many gigabytes of tensors and is not read.
 #pragma once
 
 #include "pickle/pickle.hpp"
@@ -22,20 +22,21 @@ struct HeldPickle {
     PickleGraph graph;
 };
 
+/// A cursor over a sequence of pickles and numbers in a file.
 class PickleStream {
 public:
-    /// Is told of each pickle, and what it is. It may throw.
+    /// A callback that gets each pickle and its description. It may throw.
     using Seen = std::function<void(const PickleGraph&, std::string_view what)>;
 
-    /// Of `part` of the source, which lies inside it.
+    /// Reads `part` of the source; `part` must be inside the source.
     PickleStream(std::shared_ptr<const Source> source, Extent part, Seen seen = {})
         : source_(std::move(source)), at_(part.offset), end_(part.end()), seen_(std::move(seen)) {}
 
-    /// Reads the next pickle; `what` it is goes into errors. Throws the pickle_* faults, file_truncated.
+    /// Reads the next pickle. `what` describes it in errors. Throws the pickle_* faults, file_truncated.
     HeldPickle pickle(std::string_view what);
-    /// The next eight bytes, little-endian. Throws file_truncated.
+    /// Reads the next eight bytes, little-endian. Throws file_truncated.
     std::int64_t number(std::string_view what);
-    /// Steps over so many bytes without reading them, and says where they are. Throws file_truncated.
+    /// Skips bytes without reading them, and returns their place. Throws file_truncated.
     Extent skip(std::uint64_t bytes, std::string_view what);
 
     std::uint64_t left() const noexcept { return end_ - at_; }

@@ -1,4 +1,4 @@
-// The tables. The reference is CPython's Lib/_compat_pickle.py, with what Modules/_pickle.c does with it. Tested by
+// Tables of names. The reference is CPython's Lib/_compat_pickle.py, and its use in Modules/_pickle.c. Tested by
 // tests/pickle/python2_names_test.cpp and, against Python's own tables, by tests/interop/like_pickle.py.
 #include "pickle/python2_names.hpp"
 
@@ -12,7 +12,7 @@ namespace {
 
 using Global = PickleGraph::Global;
 
-/// NAME_MAPPING, but for the exceptions that kept their names. Sorted.
+/// NAME_MAPPING, without the exceptions that kept their names. Sorted.
 constexpr auto names = rows_of<4, 41>(R"(UserDict IterableUserDict collections UserDict,
     UserDict UserDict collections UserDict, UserList UserList collections UserList,
     UserString UserString collections UserString, __builtin__ basestring builtins str,
@@ -61,7 +61,7 @@ constexpr auto modules = rows_of<2, 55>(R"(BaseHTTPServer http.server, CGIHTTPSe
     tkSimpleDialog tkinter.simpledialog, ttk tkinter.ttk, urllib2 urllib.request, urlparse urllib.parse,
     whichdb dbm, xmlrpclib xmlrpc.client)");
 
-/// Modules that moved in PyTorch, NumPy and Python 3, whatever the protocol. Sorted.
+/// Modules that moved in PyTorch, NumPy and Python 3, for every protocol. Sorted.
 constexpr auto moved = rows_of<2, 4>(R"(numpy.core.multiarray numpy._core.multiarray,
     numpy.core.numeric numpy._core.numeric, pathlib._local pathlib, torch.tensor torch._tensor)");
 
@@ -70,7 +70,7 @@ static_assert(std::is_sorted(exceptions.begin(), exceptions.end()));
 static_assert(std::is_sorted(modules.begin(), modules.end()));
 static_assert(std::is_sorted(moved.begin(), moved.end()));
 
-/// The row that begins with those words, or null.
+/// Returns the row that begins with those words, or null.
 template <class... Words> auto* find(const auto& rows, Words... words) {
     const std::array<std::string_view, sizeof...(words)> key{words...};
     const auto begins = [&](const auto& row) { return std::equal(key.begin(), key.end(), row.begin()); };

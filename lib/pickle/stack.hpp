@@ -1,4 +1,4 @@
-// What opcodes work on: the stack with its marks, and the memo. Both are charged for.
+// The stack with its marks, and the memo, which opcodes work on. Both charge for the memory that they take.
 #pragma once
 
 #include "pickle/input.hpp"
@@ -15,7 +15,7 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// What is below the last mark is out of reach.
+/// The stack of values and marks. Values below the last mark are out of reach.
 class PickleStack {
 public:
     using Id = PickleGraph::Id;
@@ -34,7 +34,7 @@ public:
         if (values_.size() <= fence()) refuse("the stack is empty");
         return values_.back();
     }
-    /// Of a stack that is not empty.
+    /// Returns the slot of the last value. The stack must not be empty.
     Id& top_place() { return values_.back(); }
     Id pop() {
         const Id id = top();
@@ -45,7 +45,7 @@ public:
         if (!marks_.empty() && marks_.back() == values_.size()) marks_.pop_back();
         else pop();
     }
-    /// The last values, in the order in which they were pushed.
+    /// Pops the last values, and returns them in the order in which they were pushed.
     template <std::size_t count> std::array<Id, count> pop_last() {
         std::array<Id, count> last;
         const std::size_t begin = operands(count);
@@ -56,26 +56,26 @@ public:
 
     // Ranges begin at a place and end at the top.
 
-    /// The place behind the last mark, which goes.
+    /// Removes the last mark, and returns the place after it.
     std::size_t pop_mark() {
         if (marks_.empty()) refuse("no mark on the stack");
         const std::size_t begin = marks_.back();
         marks_.pop_back();
         return begin;
     }
-    /// The place of the last `count` values.
+    /// Returns the place of the last `count` values.
     std::size_t operands(std::size_t count) const {
         if (values_.size() - fence() < count) refuse("fewer values on the stack than the opcode takes");
         return values_.size() - count;
     }
     std::span<const Id> above(std::size_t begin) const { return std::span(values_).subspan(begin); }
-    /// The container below `begin`, which an opcode is to change.
+    /// Returns the container below `begin`, which an opcode will change.
     Id below(std::size_t begin) const {
         if (begin <= fence()) refuse("no value to put the items into");
         return values_[begin - 1];
     }
     void cut(std::size_t begin) { values_.resize(begin); }
-    /// Moves what is above `begin` to the end of `into`.
+    /// Moves the values above `begin` to the end of `into`.
     void move_to(std::vector<Id>& into, std::size_t begin) {
         const auto items = above(begin);
         into.insert(into.end(), items.begin(), items.end());
@@ -85,7 +85,7 @@ public:
     Error bad(const std::string& what) const { return input_.fault(Errc::pickle_bad_stack, what); }
 
 private:
-    /// A place, which may become a member of a container here and in the tree.
+    /// Charge for a value, which may become a member of a container here and in the tree.
     static constexpr std::uint64_t slot_cost = 16;
     static constexpr std::uint64_t mark_cost = 24;
 
@@ -98,8 +98,9 @@ private:
     std::vector<std::size_t> marks_;
 };
 
-/// A pickler numbers its entries from 0 on, and each costs at least a byte. One that writes several pickles with one
-/// memo goes on numbering: indices above the pickle's length are rare.
+/// The memo. A pickler numbers its entries from 0, and each entry takes at least a byte of the pickle. A pickler that
+/// writes several pickles with one memo goes on numbering; therefore indices above the pickle's length are possible,
+/// but rare.
 class PickleMemo {
 public:
     using Id = PickleGraph::Id;
@@ -112,7 +113,7 @@ public:
         if (entry == PickleGraph::nothing) ++count_;
         entry = id;
     }
-    /// What MEMOIZE does.
+    /// Puts an entry as MEMOIZE does, at the next index.
     void put_next(Id id) { put(count_, id); }
     Id get(std::uint64_t index) const {
         const Id id = index < near_.size() ? near_[index] : far_at(index);
@@ -126,14 +127,14 @@ private:
 
     Id& added(std::uint64_t index) {
         if (index > input_.size()) {
-            // CPython holds an array of all entries up to the last.
+            // CPython holds an array of all entries up to the last, so an index this large is refused.
             if (index > max_memory_ / entry_cost)
                 throw input_.fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index));
             const auto [entry, fresh] = far_.try_emplace(index, PickleGraph::nothing);
             if (fresh) allowance_.spend(far_entry_cost);
             return entry->second;
         }
-        // Grows no further than the least index of far_, which it would hide.
+        // near_ stays below the smallest index in far_, which it would hide.
         const std::size_t size = std::min(std::max(static_cast<std::size_t>(index) + 1, near_.size() * 2),
                                           static_cast<std::size_t>(input_.size()) + 1);
         allowance_.spend(entry_cost * (size - near_.size()));
@@ -149,7 +150,7 @@ private:
     Allowance& allowance_;
     std::uint64_t max_memory_;
     std::vector<Id> near_;
-    std::map<std::uint64_t, Id> far_;  ///< entries above the pickle's length
+    std::map<std::uint64_t, Id> far_;  ///< entries with indices above the pickle's length
     std::uint64_t count_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The headers are POSIX ustar. Tested by tests/torch/tar_test.cpp.
+// Reads the headers of a tar archive, which are POSIX ustar. Tested by tests/torch/tar_test.cpp.
 #include "pickle/tar_members.hpp"
 
 #include "base/text.hpp"
@@ -14,7 +14,7 @@ namespace safemap::SAFEMAP_ABI {
 namespace {
 
 constexpr std::uint64_t block = 512;
-/// torch 0.1 writes four.
+/// Most members; torch 0.1 writes four.
 constexpr int max_members = 64;
 
 /// The header of a member.
@@ -25,7 +25,7 @@ public:
         if (text(257, 5) != "ustar" || octal(148, 8) != sum()) {
             throw Error(Errc::unknown_format, "a tar archive without a header at byte " + std::to_string(at));
         }
-        // Links and headers of pax and GNU give members other names and contents than stand here.
+        // Links, and headers of pax and GNU, give members other names and contents than this header does.
         const char type = bytes_[156];
         if ((type != '0' && type != '\0') || !text(345, 155).empty())
             throw Error(Errc::unknown_format, "a tar archive with a member that is no plain file, " + quoted(name()));
@@ -35,7 +35,7 @@ public:
     std::optional<std::uint64_t> size() const { return octal(124, 12); }
 
 private:
-    /// Ends before a NUL.
+    /// Returns a field up to the first NUL.
     std::string_view text(std::size_t at, std::size_t size) const {
         const std::string_view field(bytes_.data() + at, size);
         return field.substr(0, field.find('\0'));
@@ -45,14 +45,14 @@ private:
         while (digits.ends_with(' ')) digits.remove_suffix(1);
         while (digits.starts_with(' ')) digits.remove_prefix(1);
         if (digits.empty()) return std::nullopt;
-        std::uint64_t value = 0;  // of twelve digits at most
+        std::uint64_t value = 0;  // twelve digits at most, so it cannot overflow
         for (const char digit : digits) {
             if (digit < '0' || digit > '7') return std::nullopt;
             value = value * 8 + static_cast<std::uint64_t>(digit - '0');
         }
         return value;
     }
-    /// Of all bytes, those of the sum taken for spaces.
+    /// Returns the sum of all bytes. The bytes of the stored sum count as spaces.
     std::uint64_t sum() const {
         std::uint64_t sum = std::uint64_t{8} * ' ';
         for (std::size_t i = 0; i < bytes_.size(); ++i) {
@@ -64,7 +64,7 @@ private:
     std::array<char, block> bytes_;
 };
 
-/// Whether a block of zeros is at `at`, as behind the last member.
+/// Returns true if there is a block of zeros at `at`, as after the last member.
 bool is_end(const Source& source, std::uint64_t at) {
     std::array<char, block> bytes;
     source.read_at(at, std::as_writable_bytes(std::span(bytes)));

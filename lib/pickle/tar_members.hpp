@@ -1,4 +1,4 @@
-// The container that a tar archive is: which member stands where. Reads the headers.
+// Finds the members of a tar archive. Reads the headers only.
 #pragma once
 
 #include <safemap/bytes.hpp>
@@ -10,9 +10,10 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// The members by name; of two with one name, the last.
+/// The places of the members by name. If two have the same name, that of the last one.
 using TarMembers = std::map<std::string, Extent, std::less<>>;
-/// Throws unknown_format where a member is no plain file, or there are more than anybody writes; file_truncated.
+/// Reads the headers. Throws file_truncated, and unknown_format if a header is invalid, a member is not a plain file,
+/// or there are too many members.
 TarMembers tar_members(const Source& source);
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// Tables of names as texts, which are rows of words.
+// Parses tables of names that are written as text.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -8,8 +8,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// The words of a text, in rows of so many; commas may stand between rows. Does not compile where there are more or
-/// fewer.
+/// Returns the words of a text in rows of `width` words; commas may separate rows. Does not compile if the text has
+/// more or fewer than `count` rows.
 template <std::size_t width, std::size_t count> constexpr auto rows_of(std::string_view text) {
     constexpr std::string_view between = " ,\n";
     std::array<std::array<std::string_view, width>, count> rows;

@@ -1,10 +1,12 @@
-// Reads zip directories: the numbers are PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 and 4.5. Nothing of the file is
-// believed before it is compared with the file. From the top:
+// Reads zip directories. The numbers are from PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 and 4.5. No value is trusted
+// before it is compared with the rest of the file. From the top:
 //
-//   EndRecords    finds the end record, from the end backwards, and what it says of the directory; refuses files in
-//                 which two programs would find two directories
-//   Entry         one entry of the directory as it stands there, with what its zip64 field adds
-//   Entries       checks each entry against its local header, names against each other, and payloads against overlaps
+//   EndRecords    finds the end record, from the end of the file backwards, and the directory that it describes;
+//   rejects
+//                 files in which two programs would find two directories
+//   Entry         one entry of the directory, with the values from its zip64 field
+//   Entries       checks each entry against its local header, compares names with each other, and finds payloads that
+//                 overlap
 //   ZipDirectory  the records that have passed
 //
 // Tested by tests/pickle/zip_test.cpp and zip_end_test.cpp.
@@ -36,17 +38,17 @@ constexpr std::size_t central_size = 46;
 constexpr std::size_t end_size = 22;
 constexpr std::size_t end64_size = 56;
 constexpr std::size_t locator_size = 20;
-constexpr std::uint16_t flag_encrypted = 0x2041;   ///< bits 0, 6 and 13: encryption, strong, masked headers
+constexpr std::uint16_t flag_encrypted = 0x2041;   ///< bits 0, 6 and 13: encryption, strong encryption, masked headers
 constexpr std::uint16_t flag_descriptor = 0x0008;  ///< sizes follow the data; the local header may say 0
 constexpr std::uint16_t method_stored = 0;
 constexpr std::uint16_t method_deflated = 8;
 constexpr std::uint16_t extra_zip64 = 0x0001;
 constexpr std::uint32_t see_zip64 = 0xFFFF'FFFF;
-/// The directory is held in memory. A torch checkpoint takes about 70 bytes for each storage.
+/// Largest directory, which is held in memory. A torch checkpoint takes about 70 bytes for each storage.
 constexpr std::uint64_t max_directory_size = 256_MiB;
-/// Local headers with less between them are read together: asking once more costs as much as copying that.
+/// Local headers with smaller gaps are read together: another read costs as much as copying a gap of this size.
 constexpr std::uint64_t max_gap = 4_KiB;
-/// Read at once.
+/// Most bytes of local headers that are read together.
 constexpr std::uint64_t max_window = 64_KiB;
 /// zlib's technical notes: deflate never packs tighter than 1032 to 1.
 constexpr std::uint64_t max_deflate_ratio = 1032;
@@ -67,20 +69,20 @@ Error bad_record(std::string_view name, const std::string& what) {
     return {Errc::zip_bad_record, "record " + safemap::quoted(name) + ": " + what};
 }
 
-/// What the end records say of the central directory.
+/// The central directory, as the end records describe it.
 struct Directory {
-    Extent place;                ///< in the source
-    std::uint64_t count = 0;     ///< of entries
-    std::uint64_t prefix = 0;    ///< bytes before the zip: all offsets in it are that much too small
-    std::uint64_t trailing = 0;  ///< bytes behind the comment
+    Extent place;                ///< place in the source
+    std::uint64_t count = 0;     ///< number of entries
+    std::uint64_t prefix = 0;    ///< bytes before the zip: every offset in it is too small by this number
+    std::uint64_t trailing = 0;  ///< bytes after the comment
 };
 
-/// Finds the end record, which stands before a comment of at most 64 KiB, from the end backwards. Programs differ in
-/// which one they take:
-/// - miniz, which torch uses, and Python's zipfile take the last signature, whatever length its comment has. zipfile
-///   looks first whether an end record without a comment ends the file.
-/// - Others want the comment to end where the file does.
-/// A file where that makes a difference is refused: this program would look at another model than the one that runs.
+/// Finds the end record, from the end of the file backwards. A comment of at most 64 KiB may follow it. Programs differ
+/// in which record they take:
+/// - miniz, which torch uses, and Python's zipfile take the last signature, whatever the length of its comment. But
+///   zipfile first looks for an end record without a comment at the end of the file.
+/// - Other programs require that the comment ends where the file ends.
+/// If this makes a difference, the file is rejected: safemap would check another model than the one that is run.
 class EndRecords {
 public:
     explicit EndRecords(const Source& source) : source_(source) {}
@@ -123,7 +125,8 @@ private:
                 .count = little<std::uint16_t>(tail_.data() + at + 10)};
     }
 
-    /// The last one whose comment ends where the file does; else, where bytes follow the zip, the last of a directory.
+    /// Returns the last record whose comment ends where the file ends. If bytes follow the zip, no record does: returns
+    /// the last one that has a directory.
     std::size_t end_record() const {
         for (std::size_t at = tail_.size(); at-- > 0;)
             if (is_end_record(at) && end_of_comment(at) == tail_.size()) return at;
@@ -132,7 +135,7 @@ private:
         throw bad_directory("no end record of a zip: the file is cut short, or is none");
     }
 
-    /// Whether any program could take this end record for that of a zip.
+    /// Returns true if any program could take this for the end record of a zip.
     bool has_directory(std::size_t at) const {
         const Extent place = small_directory(at).place;
         const std::uint64_t end_at = tail_at_ + at;
@@ -147,8 +150,8 @@ private:
         return little<std::uint32_t>(signature.data()) == wanted;
     }
 
-    /// Those behind the one that counts, and those of a zip before this one where bytes follow both. A zip that is
-    /// stored in this one has its own.
+    /// Rejects other end records with a directory: those after the chosen one and, if bytes follow the zip, those
+    /// before its beginning. A zip that is stored in this one has its own end record, which is allowed.
     void refuse_others(std::size_t end, std::uint64_t prefix) const {
         const bool exact = end_of_comment(end) == tail_.size();
         for (std::size_t at = 0; at < tail_.size(); ++at) {
@@ -159,7 +162,8 @@ private:
         }
     }
 
-    /// Some programs take the numbers of the zip64 record, some those of the end record where they fit there.
+    /// Rejects a zip64 record that contradicts the end record: some programs take its numbers, others take those of the
+    /// end record where they fit there.
     static void refuse_contradiction(const Directory& small, const Directory& large) {
         const bool same = (small.place.offset == see_zip64 || small.place.offset == large.place.offset) &&
                           (small.place.size == see_zip64 || small.place.size == large.place.size) &&
@@ -170,7 +174,7 @@ private:
             "depends on the program");
     }
 
-    /// Where there is a zip64 end record, it says more; returns where it begins.
+    /// Reads the zip64 end record, if there is one. Returns where it begins.
     std::optional<std::uint64_t> read_zip64(std::uint64_t end_at, Directory& found) const {
         std::array<char, locator_size> locator;
         if (end_at < locator_size) return std::nullopt;
@@ -180,8 +184,8 @@ private:
         const auto holds_record = [&](std::uint64_t at) {
             return Extent{at, end64_size}.inside(locator_at) && holds(at, end64_signature);
         };
-        // zipfile always takes the record just before the locator. It is there also where something stands before the
-        // zip, so that the locator points too low.
+        // zipfile always takes the record just before the locator. The record is also there if bytes precede the zip,
+        // and the locator points too low.
         std::uint64_t at = little<std::uint64_t>(locator.data() + 8);
         const bool just_before = locator_at >= end64_size && holds_record(locator_at - end64_size);
         if (just_before && at != locator_at - end64_size && holds_record(at))
@@ -211,7 +215,7 @@ private:
                                 bytes_text(max_directory_size));
         }
         found.prefix = directory_end - found.place.end();
-        // miniz reads at the offset as it stands, other programs just before the end record.
+        // miniz reads at the offset from the end record, other programs read just before the end record.
         if (found.prefix > 0 && found.count > 0 && begins_directory(found.place.offset))
             throw bad_directory("a directory at " + std::to_string(found.place.offset) + ", and one " +
                                 bytes_text(found.prefix) +
@@ -237,7 +241,8 @@ struct Entry {
     std::uint64_t header_at = 0;
 };
 
-/// The zip64 field holds what did not fit, in this order. False where something did not fit and no field says more.
+/// Reads the values that did not fit into the entry; the zip64 field holds them in this order. Returns false if a value
+/// did not fit and no field holds it.
 bool read_zip64_extra(Entry& entry) {
     std::string_view extra = entry.extra;
     std::array<std::uint64_t*, 3> overflowing{};
@@ -263,7 +268,8 @@ bool begins_entry(std::string_view rest) {
     return rest.size() >= central_size && little<std::uint32_t>(rest.data()) == central_signature;
 }
 
-/// Takes the next entry off `rest`, without what its zip64 field says; nothing where none is there, or it is cut short.
+/// Takes the next entry off `rest`, without the values from its zip64 field. Returns nothing if there is no entry, or
+/// it is cut short.
 std::optional<Entry> take_entry(std::string_view& rest) {
     if (!begins_entry(rest)) return std::nullopt;
     const char* fixed = rest.data();
@@ -283,8 +289,8 @@ std::optional<Entry> take_entry(std::string_view& rest) {
     return entry;
 }
 
-/// Takes the next entry off `rest`; nothing where it is wrong in itself. Where the next one would begin is lost when
-/// this one is cut short: that is thrown.
+/// Takes the next entry off `rest`. Returns nothing if the entry is invalid on its own. Throws if the entry is cut
+/// short, because the next one cannot be found then.
 std::optional<Entry> next_entry(std::string_view& rest, FaultSink& faults) {
     if (!begins_entry(rest)) throw bad_directory("a directory entry does not begin where the one before ends");
     auto entry = take_entry(rest);
@@ -319,14 +325,14 @@ std::optional<Error> method_fault(const Entry& entry) {
     return bad_record(entry.name, bytes_text(entry.packed) + " of deflate cannot hold " + bytes_text(entry.size));
 }
 
-/// A record that has passed, and its header's place.
+/// A record that has passed, and the place of its header.
 struct Placed {
     ZipRecord record;
     std::uint64_t header_at = 0;
     bool dropped = false;
 };
 
-/// Reads and checks every entry of the directory at `place`, whose bytes are `rest`.
+/// A reader that checks every entry of the directory at `place`.
 class Entries {
 public:
     Entries(const Source& source, const Directory& place, FaultSink& faults)
@@ -349,16 +355,16 @@ public:
         drop_overlaps();
         return std::move(placed_);
     }
-    /// The index of the names of all that read() gave.
+    /// Returns the index of the names of all records that read() returned.
     NameIndex index_of(const std::vector<ZipRecord>& records) {
         if (records.size() == names_.size()) return std::move(index_);
-        NameIndex index;  // an entry is left out, so that others have other numbers
+        NameIndex index;  // an entry was left out, so the numbers have changed
         index.add_all(NamesOf(records));
         return index;
     }
 
 private:
-    /// Keeps a record that is in order; else says what is wrong with it.
+    /// Keeps a valid record. Returns the fault of an invalid one.
     std::optional<Error> fault_of(Entry entry) {
         if (auto fault = name_fault(entry.name)) return fault;
         if (auto fault = method_fault(entry)) return fault;
@@ -393,7 +399,8 @@ private:
     }
     static bool is_capital(char c) { return c >= 'A' && c <= 'Z'; }
 
-    /// torch finds records in whatever case their names are spelled, and of two takes another one than is read here.
+    /// Reports names that differ only in case: torch ignores the case of names, and may take another of these records
+    /// than is read here.
     void refuse_same_but_for_case() {
         std::unordered_set<std::string, NameHash> seen;
         for (const std::string_view name : names_) {
@@ -406,8 +413,8 @@ private:
         }
     }
 
-    /// Compares the local header with the entry, and finds the payload behind it: only the local header knows how
-    /// much padding there is.
+    /// Compares the local header with the entry, and finds the payload after it. Only the local header says how much
+    /// padding there is.
     std::optional<Error> header_fault(const Entry& entry, Extent& payload) {
         const std::uint64_t limit = place_.place.offset;
         const std::size_t header_size = local_size + entry.name.size();
@@ -437,7 +444,7 @@ private:
                                           ", but the directory is at " + std::to_string(limit));
     }
 
-    /// The bytes of a header; those that follow it closely are read with it.
+    /// Returns the bytes of a header. Reads headers that follow it closely at the same time.
     const char* read_header(Extent header) {
         if (header.offset < window_.offset || header.end() > window_.end()) {
             window_ = {header.offset, end_of_close_headers(header) - header.offset};
@@ -447,7 +454,8 @@ private:
         return buffer_.data() + (header.offset - window_.offset);
     }
 
-    /// Where the headers of the next entries end that lie close behind this one and each other.
+    /// Returns the end of the last header to read together with this one: the next entries follow as long as the gaps
+    /// are small.
     std::uint64_t end_of_close_headers(Extent header) const {
         std::uint64_t end = header.end();
         for (std::string_view rest = rest_; auto entry = take_entry(rest);) {
@@ -461,7 +469,7 @@ private:
         return end;
     }
 
-    /// Reports every record whose header begins before the one ahead of it ends.
+    /// Reports and drops every record whose header begins before the end of the record ahead of it.
     void drop_overlaps() {
         std::vector<Placed*> order;
         order.reserve(placed_.size());
@@ -485,11 +493,11 @@ private:
     const Directory& place_;
     FaultSink& faults_;
     std::vector<Placed> placed_;
-    std::string_view rest_;  ///< of the directory, behind the entry at hand
+    std::string_view rest_;  ///< bytes of the directory after the current entry
     std::vector<std::string_view> names_;
-    NameIndex index_;  ///< of names_
+    NameIndex index_;  ///< index of names_
     bool has_capitals_ = false;
-    Extent window_;  ///< of the source, which is in buffer_
+    Extent window_;  ///< the part of the source that is in buffer_
     std::vector<char> buffer_;
 };
 
@@ -509,7 +517,7 @@ ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink&
     zip.source_ = std::move(source);
     const Directory place = EndRecords(*zip.source_).find();
     zip.trailing_ = place.trailing;
-    zip.names_.resize(place.place.size);  // of the whole directory, until the records are known
+    zip.names_.resize(place.place.size);  // for the whole directory, until the records are known
     read_into(*zip.source_, place.place.offset, zip.names_);
     const std::string_view directory(zip.names_.data(), zip.names_.size());
     Entries entries(*zip.source_, place, faults);
@@ -521,7 +529,8 @@ ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink&
     return zip;
 }
 
-/// Entries of a directory are several times as long as the names in them, which outlive it.
+/// Replaces the directory by the names of the records, which outlive it: entries are several times as long as their
+/// names.
 void ZipDirectory::keep_names() {
     std::size_t size = 0;
     for (const ZipRecord& record : records_) size += record.name.size();

@@ -1,5 +1,5 @@
-// The directory of a zip file, as torch.save and re-packers write them: which record stands where. Reads the end
-// record, the central directory and each local header; of payloads none but what is as small as headers, between them.
+// Reads the directory of a zip file as torch.save and re-packers write it, and finds the place of each record. Reads
+// the end record, the central directory and each local header. Reads no payload, except small ones between headers.
 #pragma once
 
 #include "base/faults.hpp"
@@ -14,46 +14,48 @@
 
 namespace safemap::SAFEMAP_ABI {
 
+/// A record of a zip, as the directory describes it.
 struct ZipRecord {
-    std::string_view name;   ///< lives as long as its directory
+    std::string_view name;   ///< a view that lives as long as the directory
     Extent packed;           ///< the payload, in the zip's source
-    std::uint64_t size = 0;  ///< of the data, uncompressed
+    std::uint64_t size = 0;  ///< size of the data, uncompressed
     std::uint32_t crc32 = 0;
     bool deflated = false;
 
-    /// torch writes checksum 0 when it is told to compute none, and for holes.
+    /// Returns true if the record has a checksum. torch writes 0 if checksums are turned off, and for holes.
     bool has_crc32() const noexcept { return crc32 != 0 || size == 0; }
 };
 
-/// Bytes of a record, uncompressed.
+/// The uncompressed bytes of a record.
 struct RecordData {
     std::shared_ptr<const Source> source;
-    Extent extent;  ///< in `source`
+    Extent extent;  ///< place in `source`
 };
 
-/// Whether there is a directory where zips have it, whatever the file begins with.
+/// Returns true if the file ends in a zip directory, whatever it begins with.
 bool ends_as_zip(const Source& source);
 
-/// Immutable once read.
+/// The directory of a zip. Immutable once read.
 class ZipDirectory {
 public:
-    /// Throws or reports zip_bad_directory, zip_bad_record, zip_overlap, zip_duplicate, zip_unsupported. Without a
-    /// readable directory it throws whatever the sink does; a record with a fault is left out where the sink returns.
-    /// Bytes before and behind the zip are allowed, but where programs would read different directories.
+    /// Reads the directory. Throws or reports zip_bad_directory, zip_bad_record, zip_overlap, zip_duplicate,
+    /// zip_unsupported. If the directory cannot be read, it throws whatever the sink does. If the sink returns, a
+    /// record with a fault is left out. Bytes before and after the zip are allowed, unless programs would then read
+    /// different directories.
     static ZipDirectory read(std::shared_ptr<const Source> source, FaultSink& faults);
 
-    /// In the order of the directory, without entries for folders.
+    /// Returns the records in the order of the directory, without entries for folders.
     const std::vector<ZipRecord>& records() const& noexcept { return records_; }
     const std::vector<ZipRecord>& records() const&& = delete;
-    /// Bytes behind the zip, of no meaning.
+    /// Returns the number of bytes after the zip, which mean nothing.
     std::uint64_t trailing() const noexcept { return trailing_; }
-    /// Null where there is none of that name.
+    /// Returns the record with that name, or null.
     const ZipRecord* find(std::string_view name) const noexcept;
-    /// Where the data of a record is read. Reads nothing; a deflated record gives a stream with the directory's
-    /// size, which compares the checksum when it is read to its end.
+    /// Returns the place of a record's data. Reads nothing. A deflated record gives a stream of the size that the
+    /// directory says. The stream compares the checksum when it is read to its end.
     RecordData open(const ZipRecord& record) const;
 
-    // The records' names are views into it, which may move but not be copied.
+    // Not copied: the names of records are views into this object. It may be moved.
     ZipDirectory(ZipDirectory&&) noexcept = default;
     ZipDirectory& operator=(ZipDirectory&&) noexcept = default;
 
@@ -62,9 +64,9 @@ private:
     void keep_names();
 
     std::shared_ptr<const Source> source_;
-    std::vector<char> names_;  ///< of the records, which have views of them
+    std::vector<char> names_;  ///< names of the records, which hold views of them
     std::vector<ZipRecord> records_;
-    NameIndex by_name_;  ///< of records_
+    NameIndex by_name_;  ///< index of records_
     std::uint64_t trailing_ = 0;
 };
 

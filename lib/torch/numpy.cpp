@@ -5,8 +5,7 @@
 //   numpy_dtype  a dtype from the call that makes it
 //   arrays       array_of() reads both ways of making an array, tensor_of() describes it as a tensor
 //   values       one element as a Python value
-//   nodes        an array is a tensor or, if no tensor has such elements, an object with the array's parts; a scalar is
-//   a dtype and a value
+//   nodes        an array becomes a tensor or, if no tensor has such elements, an object with the array's parts
 //
 // numpy_call() tries a dtype, an array and a scalar, in this order. Tested by tests/torch/numpy_test.cpp.
 #include "torch/numpy.hpp"
