@@ -2,8 +2,7 @@
 // before it is compared with the rest of the file. From the top:
 //
 //   EndRecords    finds the end record, from the end of the file backwards, and the directory that it describes;
-//   rejects
-//                 files in which two programs would find two directories
+//                 rejects files in which two programs would find two directories
 //   Entry         one entry of the directory, with the values from its zip64 field
 //   Entries       checks each entry against its local header, compares names with each other, and finds payloads that
 //                 overlap
@@ -77,8 +76,8 @@ struct Directory {
     std::uint64_t trailing = 0;  ///< bytes after the comment
 };
 
-/// Finds the end record, from the end of the file backwards. A comment of at most 64 KiB may follow it. Programs differ
-/// in which record they take:
+/// The search for the end record, from the end of the file backwards. A comment of at most 64 KiB may follow it.
+/// Programs differ in which record they take:
 /// - miniz, which torch uses, and Python's zipfile take the last signature, whatever the length of its comment. But
 ///   zipfile first looks for an end record without a comment at the end of the file.
 /// - Other programs require that the comment ends where the file ends.

@@ -1,4 +1,4 @@
-// The nodes that a node of a tree refers to.
+// Visits the nodes that a node of a tree refers to.
 #pragma once
 
 #include <safemap/state_tree.hpp>
@@ -7,8 +7,8 @@
 
 namespace safemap::SAFEMAP_ABI::state {
 
-/// Calls visit(id) for keys, values, items, attributes and parts; with a reference that may be written to, where the
-/// node is not const.
+/// Calls visit(id) for keys, values, items, attributes and parts. If the node is not const, visit() gets a reference
+/// that it may write to.
 template <class Node, class Visit> void for_each_child(Node& node, Visit&& visit) {
     if (auto* const sequence = std::get_if<StateTree::Sequence>(&node))
         for (auto& item : sequence->items) visit(item);

@@ -1,4 +1,4 @@
-// Helpers of readers of several formats: metadata, totals, and a tree as tensors.
+// Helpers for the readers of several formats: metadata, totals, trees, and files that are joined to one checkpoint.
 #include "state/contents.hpp"
 
 #include <safemap/advanced/flatten.hpp>
@@ -49,7 +49,7 @@ void Joined::add(Contents& one, const std::string& name) {
     contents.has_metadata = contents.has_metadata || one.has_metadata;
     if (one.format == Format::torch) contents.format = Format::torch;
     for (const std::string& note : one.notes) contents.notes.push_back(name + ": " + note);
-    // Several files have no tree.
+    // A checkpoint of several files has no tree.
     for (const std::string& text : one.only_in_tree)
         contents.notes.push_back("of " + name + " only tensors are taken; left out: " + text);
     contents.files.push_back(name);

@@ -1,4 +1,4 @@
-// What an opened checkpoint consists of, before it becomes a Checkpoint: what every reader gives.
+// The contents of an opened checkpoint, which every reader returns before they become a Checkpoint.
 #pragma once
 
 #include "base/folder.hpp"
@@ -24,54 +24,57 @@ struct LateTree;
 
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-/// Null if there is no such key.
+/// Returns the value of a key, or null if the key is missing.
 const std::string* find_value(const Metadata& metadata, std::string_view key);
 
+/// The contents of an opened checkpoint.
 struct Contents {
     Format format = Format::safetensors;
     std::vector<std::string> files = {};
     Metadata metadata = {};
-    bool has_metadata = false;  ///< there is one, be it empty
+    bool has_metadata = false;  ///< true if the file has metadata, even if it is empty
     std::vector<std::string> notes = {};
     std::vector<SkippedObject> skipped = {};
     std::vector<AliasGroup> aliases = {};
     std::vector<LazyTensor> tensors = {};
     std::shared_ptr<const StateTree> tree = {};
-    /// In place of `tree` for a flat state dict of a pickle: makes it of the tensors that were read.
+    /// Set in place of `tree` for a flat state dict of a pickle: makes the tree from the tensors that were read.
     std::shared_ptr<const LateTree> late_tree = {};
     std::vector<std::string> only_in_tree = {};
-    /// The structure document was read, and no digest of it is stored.
+    /// True if the structure document was read, and no digest of it is stored.
     bool structure_unchecked = false;
-    /// The lenient policy read the tensors without a document that is not what its digest says.
+    /// Set if the document does not match its digest, and the lenient policy has read the tensors without it.
     std::optional<Error> structure_fault = {};
     std::vector<StoredChecksum> checksums = {};
     std::vector<StoragePlace> storages = {};
     std::vector<NamedGlobal> globals = {};
-    bool asks_for_code = false;  ///< pickles would call unknown functions, or name ones that run code
-    /// Everything that tensors stand in, for those who want to read all of it.
+    bool asks_for_code = false;  ///< true if pickles would call unknown functions, or name functions that run code
+    /// All sources that hold tensors, for callers that read all of them.
     std::vector<std::shared_ptr<const Source>> sources = {};
     /// The index or file that makes a folder the folder of a finished model; empty for every other folder.
     std::string model_file = {};
-    std::shared_ptr<const Folder> folder = {};  ///< only where it is a folder that was opened
+    std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
 };
 
-/// Bytes of all values. Throws shape_overflow, with the first file's path, where they do not fit in 64 bits: tensors
-/// that repeat their elements come to such sizes.
+/// Returns the size of all values in bytes. Throws shape_overflow, with the path of the first file, if it does not fit
+/// in 64 bits: tensors that repeat their elements can reach such sizes.
 std::uint64_t total_bytes(const Contents& contents);
 
+/// Moves all elements of `from` to the end of `to`.
 template <class T> void move_to_end(std::vector<T>& from, std::vector<T>& to) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
-/// Gives it a tree, the names and tensors of the tree, and what flatten() notes of it.
+/// Sets the tree, and everything that flatten() makes of it: named tensors, aliases, skipped objects and notes.
 void set_tree(Contents& contents, StateTree tree);
 
-/// Several files that become one checkpoint. Tensors and aliases are for the readers to merge.
+/// Several files that become one checkpoint. The readers merge tensors and aliases themselves.
 class Joined {
 public:
     Contents contents;
 
-    /// All else of the file `name`: notes begin with its name; metadata stays that all files agree on.
+    /// Adds everything else of the file `name`. Notes get its name in front. Only metadata that all files agree on is
+    /// kept.
     void add(Contents& one, const std::string& name);
 
 private:

@@ -1,4 +1,4 @@
-// Tested by tests/open/twin_test.cpp.
+// Hashes parts of a file. Tested by tests/open/twin_test.cpp.
 #include "state/fingerprint.hpp"
 
 #include "base/checksum.hpp"

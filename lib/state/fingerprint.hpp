@@ -1,4 +1,4 @@
-// What tells later whether a file that was converted has changed.
+// Computes the fingerprint of a file, which shows later whether a converted file has changed.
 #pragma once
 
 #include <safemap/source.hpp>
@@ -11,9 +11,9 @@ namespace safemap::SAFEMAP_ABI::state {
 /// The key of `__metadata__` for the fingerprint of the file that tensors were converted from.
 inline constexpr std::string_view source_key = "safemap.source";
 
-/// XXH3-128, in hex, of a file's size (eight bytes, little-endian), its first 64 KiB, 64 blocks of 4 KiB that are
-/// spread evenly, and its last MiB, where a zip has the checksums of all it holds; of a file that is no longer than
-/// these together, of its size and all of it. Reads no more than that.
+/// Returns XXH3-128, in hex, of the file's size (eight bytes, little-endian), its first 64 KiB, 64 evenly spread blocks
+/// of 4 KiB, and its last MiB. In a zip, the last MiB holds the checksums of all records. If the file is not longer
+/// than these parts together, hashes its size and all its bytes. Reads nothing else.
 std::string fingerprint(const Source& source);
 
 }  // namespace safemap::SAFEMAP_ABI::state

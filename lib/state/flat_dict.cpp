@@ -1,5 +1,5 @@
-// Ties and notes of a flat state dict, and its tree when somebody asks. Tested by tests/torch/flat_test.cpp, which
-// compares with set_tree().
+// Finds tied tensors and notes of a flat state dict, and builds its tree on demand. Tested by
+// tests/torch/flat_test.cpp, which compares with set_tree().
 #include "state/flat_dict.hpp"
 
 #include <safemap/advanced/flatten.hpp>
@@ -14,11 +14,11 @@ namespace safemap::SAFEMAP_ABI::state {
 
 namespace {
 
-/// Takes the items out that are tied to one before them, and makes groups of their names.
+/// Removes the items that are tied to an earlier item, and groups their names.
 std::vector<LateTree::Tied> take_tied(std::vector<LazyTensor>& items, std::vector<AliasGroup>& aliases) {
     std::vector<LateTree::Tied> tied;
     TensorTable<std::uint32_t> known;
-    std::map<std::uint32_t, AliasGroup> groups;  // by tensor
+    std::map<std::uint32_t, AliasGroup> groups;  // by number of the tensor
     for (std::size_t i = 0; i < items.size(); ++i) {
         if (!may_be_tied(items[i])) continue;
         const auto number = static_cast<std::uint32_t>(i - tied.size());
@@ -64,7 +64,7 @@ StateTree LateTree::tree(std::span<const LazyTensor> tensors) const {
 }
 
 void set_flat(Contents& contents, FlatDict dict) {
-    // Without items: what it notes is of the attributes.
+    // The dictionary has no items here, so all notes are about its attributes.
     FlatState flat = flatten(dict.rest);
     contents.aliases.clear();
     auto tied = take_tied(dict.items, contents.aliases);

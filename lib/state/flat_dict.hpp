@@ -1,5 +1,5 @@
-// A flat state dict without its tree: tensors under the dictionary's keys. Nearly all state dicts are, and the nodes of
-// a tree, which few ask for, take as much memory as all else of an opened checkpoint.
+// A flat state dict without its tree: tensors under the dictionary's keys. Nearly all state dicts are flat. The nodes
+// of a tree, which few callers need, take as much memory as everything else of an opened checkpoint.
 #pragma once
 
 #include "state/contents.hpp"
@@ -15,28 +15,29 @@
 
 namespace safemap::SAFEMAP_ABI::state {
 
+/// A flat state dict, as read.
 struct FlatDict {
-    StateTree rest;                 ///< its root is the dictionary, which has its attributes here and no items
-    std::vector<LazyTensor> items;  ///< each under its key, which is a verbatim_name(); no key is there twice
+    StateTree rest;                 ///< the dictionary as root, with its attributes and without items
+    std::vector<LazyTensor> items;  ///< each under its key, which is a verbatim_name(); keys are unique
 };
 
-/// What makes the tree of a flat state dict of its tensors.
+/// The builder of the tree of a flat state dict from its tensors.
 struct LateTree {
-    /// An item that is tied to one before it.
+    /// An item that is tied to an earlier item.
     struct Tied {
-        std::size_t place;     ///< in the dictionary
-        std::uint32_t tensor;  ///< among those that are stored
+        std::size_t place;     ///< place in the dictionary
+        std::uint32_t tensor;  ///< number of the stored tensor
         std::string key;
     };
 
     StateTree rest;
-    std::vector<Tied> tied = {};  ///< in the order of their places
+    std::vector<Tied> tied = {};  ///< ordered by place
 
-    /// `tensors` are those that are stored, under their keys.
+    /// Returns the tree. `tensors` are the stored tensors, under their keys.
     StateTree tree(std::span<const LazyTensor> tensors) const;
 };
 
-/// Does what set_tree() does with the dictionary's tree, but for the tree: late_tree makes that.
+/// Sets what set_tree() sets for the dictionary's tree. Sets late_tree, which builds the tree, in place of the tree.
 void set_flat(Contents& contents, FlatDict dict);
 
 }  // namespace safemap::SAFEMAP_ABI::state

@@ -1,9 +1,14 @@
-// From a tree to names and tensors: one walk, in order, without recursion. Its slow twin is
-// tests/reference/slow_flatten.hpp. The parts of Flattener:
-//   - The walk: a stack of frames, one for each container that is open; paths grow and shrink with it.
-//   - Containers: how each kind spells the names below it, and modules, whose tensors have torch's names.
-//   - Tensors: a name each, or an alias of the tensor that they are tied to; beside modules, a name that is free.
-//   - What is no tensor: listed as skipped, and told in notes at the end.
+// Turns a tree into names and tensors: one walk, in order, without recursion. tests/reference/slow_flatten.hpp is the
+// slow version that tests compare with. The parts of Flattener, from the top:
+//
+//   the walk        a stack of frames, one for each open container; the path grows and shrinks with it
+//   containers      next_child() and below: how each kind spells the names of its children; modules use torch's names
+//   tensors         visit_tensor(): each gets a name, or becomes an alias of the tensor that it is tied to
+//   skipped         skip() and below: everything that is not a tensor is listed
+//   names           free_name(), take_name(): unique beside modules, and limited in their total length
+//   finish          the notes
+//
+// A flat state dict skips the walk (take_verbatim).
 #include <safemap/advanced/flatten.hpp>
 
 #include "base/name_index.hpp"
@@ -29,14 +34,15 @@ namespace {
 using NodeId = StateTree::NodeId;
 constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 
-/// Without a limit, lists nested n deep with a tensor on each level would take n² bytes of names.
+/// Limit of all names together. Without it, lists nested n deep with a tensor on each level would take n² bytes of
+/// names.
 using state::max_name_bytes;
-/// All segments that the walk spells: one long key object may stand in millions of dictionaries.
+/// Limit of all segments that the walk spells: one long key object may be in millions of dictionaries.
 constexpr std::size_t max_segment_bytes = 4 * max_name_bytes;
-/// Of a path that is only an example.
+/// Longest path, in bytes, that is only an example.
 constexpr std::size_t example_bytes = 200;
 
-/// So often modules are walked again, together: n modules that hold each other twice have 2^n names.
+/// Limit of all repeated walks of modules together: n modules that hold each other twice have 2^n names.
 constexpr std::size_t most_walks_again = 10'000;
 
 constexpr std::string_view whole_module = "a whole module: its parameters and persistent buffers are kept";
@@ -48,7 +54,7 @@ std::string counted(std::size_t count, std::string_view one, std::string_view ma
     return std::to_string(count) + " " + std::string(count == 1 ? one : many);
 }
 
-/// A count and the first path it stands for.
+/// A count of paths, and the first of them as an example.
 struct Tally {
     std::size_t count = 0;
     std::string example = {};
@@ -58,6 +64,7 @@ struct Tally {
     }
 };
 
+/// The walk over one tree.
 class Flattener {
 public:
     explicit Flattener(const StateTree& tree) : tree_(tree), seen_(tree.size()) {
@@ -85,33 +92,33 @@ public:
     }
 
 private:
-    /// What is walked of a container: everything; or of a module its state dict, or what is not in there.
+    /// The part of a container to walk: everything or, for a module, either its state dict or the rest.
     enum class Part : std::uint8_t { all, state, rest };
     /// A container that is being walked.
     struct Frame {
         NodeId node;
-        std::size_t path_size;       ///< of the container's own path
-        std::size_t next = 0;        ///< the child to visit
-        std::size_t tensors_before;  ///< tensors met when the walk entered
+        std::size_t path_size;       ///< size of the container's own path
+        std::size_t next = 0;        ///< next child to visit
+        std::size_t tensors_before;  ///< number of tensors met before the walk entered
         Part part = Part::all;
-        char separator = '/';                              ///< of a module's path and a dotted name
+        char separator = '/';                              ///< between a module's path and a dotted name
         std::unique_ptr<const state::Module> module = {};  ///< null for Part::all
     };
-    /// A module whose attributes are yet to be walked.
+    /// A module whose attributes are still to be walked.
     struct Rest {
         NodeId node;
         std::string path;
         char separator;
     };
-    /// What is known of a node that may occur again.
+    /// The state of the walk for a node, which may occur again.
     struct Seen {
-        std::uint32_t tensor = none;  ///< its number
-        bool entered = false;         ///< of a container
+        std::uint32_t tensor = none;  ///< number of the tensor
+        bool entered = false;         ///< for a container: the walk has entered it
         bool holds_tensors = false;
         bool repeated = false;
         bool module = false;
-        bool open = false;    ///< of a module: the walk is in its state
-        bool listed = false;  ///< of a tensor without a name: among what was skipped
+        bool open = false;    ///< for a module: the walk is in its state
+        bool listed = false;  ///< for a tensor without a name: it is listed as skipped
     };
 
     void give_names() {
@@ -131,7 +138,8 @@ private:
         }
     }
 
-    /// Attributes of modules come last, when all names are given: a tensor in there may have one.
+    /// Walks the tree. Attributes of modules come last, after all names are given: a tensor among them may already have
+    /// a name.
     void walk() {
         visit(tree_.root());
         walk_frames();
@@ -174,7 +182,7 @@ private:
             if (!unsaved_.empty()) return;
             if (!seen.repeated) repeats_.emplace_back(id, path_.substr(0, example_bytes));
             seen.repeated = true;
-            // Each name of a tensor that is not stored is one that somebody will miss.
+            // Each name of a tensor that is not stored is reported: a user may look for any of them.
             if (const auto* opaque = std::get_if<StateTree::Opaque>(&node); opaque != nullptr && is_tensor(*opaque))
                 skip(*opaque);
             return;
@@ -186,7 +194,8 @@ private:
         frames_.push_back({.node = id, .path_size = path_.size(), .tensors_before = tensors_met_});
     }
 
-    /// As state_dict() does, a module that occurs again is walked again: its tensors have several names.
+    /// Enters a module. A module that occurs again is walked again, as state_dict() does: its tensors get several
+    /// names.
     void enter_module(NodeId id, const StateTree::Opaque& opaque) {
         Seen& seen = seen_[id];
         if (seen.open || (seen.entered && !seen.holds_tensors)) return;
@@ -223,7 +232,7 @@ private:
         frames_.pop_back();
     }
 
-    /// The next child of a container, with its segment put on the path.
+    /// Returns the next child of a container, and appends its segment to the path.
     std::optional<NodeId> next_child(Frame& frame) {
         const StateTree::Node& node = tree_[frame.node];
         const std::size_t i = frame.next++;
@@ -240,7 +249,7 @@ private:
         return sequence.items[i];
     }
 
-    /// Each entry is visited twice: its key, where that may hold tensors, and its value.
+    /// Returns a key or a value. Each entry is visited twice: its key, if it may hold tensors, and its value.
     std::optional<NodeId> entry(const StateTree::Dict& dict, std::size_t i) {
         const std::size_t place = i / 2;
         if (place >= dict.items.size()) return std::nullopt;
@@ -257,7 +266,8 @@ private:
         return key;
     }
 
-    /// A child without a name is the tensor that the object is around: it has the object's own path.
+    /// Returns a part of an object. A tensor without a name is the one that the object wraps: it gets the object's own
+    /// path.
     std::optional<NodeId> part(const StateTree::Opaque& opaque, std::size_t i) {
         if (i >= opaque.children.size()) return std::nullopt;
         const auto& [name, child] = opaque.children[i];
@@ -273,7 +283,7 @@ private:
         return entries[i].value;
     }
 
-    /// Buffers that are not persistent, then attributes.
+    /// Returns a child that is not in the module's state: first buffers that are not persistent, then attributes.
     std::optional<NodeId> rest(Frame& module, const StateTree::Opaque& opaque, std::size_t i) {
         const auto& buffers = module.module->not_persistent;
         unsaved_ = i < buffers.size() ? not_persistent : attribute;
@@ -315,7 +325,7 @@ private:
         if (shared) ties_.emplace(&tensor, number);
     }
 
-    /// A tensor among the attributes of a module has the name that it has elsewhere, or none.
+    /// Visits a tensor among the attributes of a module. If it has no name elsewhere, it is listed as skipped.
     void visit_unsaved(Seen& seen, const StateTree::Tensor& node) {
         if (seen.tensor == none && may_be_tied(node.tensor)) seen.tensor = tied_to(node.tensor);
         if (seen.tensor != none || std::exchange(seen.listed, true)) return;
@@ -330,7 +340,7 @@ private:
         group.push_back(free_name());
     }
 
-    /// What a tensor object not met before is tied to.
+    /// Returns the number of the tensor that a new tensor object is tied to, or `none`.
     std::uint32_t tied_to(const LazyTensor& tensor) const {
         const auto found = ties_.find(&tensor);
         return found == ties_.end() ? none : found->second;
@@ -346,7 +356,8 @@ private:
         out_.skipped.push_back({.name = name(), .type = std::string(type), .why = std::string(why)});
     }
 
-    /// Of what gets no name the first are listed, by the beginning of what would have been theirs.
+    /// Counts an object that gets no name. The first ones are listed, with the beginning of the names that they would
+    /// have.
     void leave_out(std::string_view type) {
         constexpr std::size_t most_listed = 1000;
         unnamed_.add({});
@@ -362,7 +373,8 @@ private:
 
     std::string name() const { return path_.empty() && !out_.verbatim ? std::string(state::root_name) : path_; }
 
-    /// Keys of modules may have dots and slashes: two dotted names can be the same.
+    /// Returns a name that is not taken. Keys of modules may have dots and slashes, so two dotted names can be the
+    /// same.
     std::string free_name() {
         std::string own = name();
         if (!has_modules_) return own;
@@ -421,7 +433,8 @@ private:
                      ": the tensors have the names of the first place only");
     }
 
-    /// Attributes are not walked, nor what another value of its key has replaced.
+    /// Notes the objects and tensors that the walk did not reach: it visits no attributes, and no values that were
+    /// replaced by another value of the same key.
     void note_opaque() {
         if (unnamed_.count > 0) return;
         Tally tally;
@@ -450,19 +463,19 @@ private:
     std::vector<Seen> seen_;
     bool has_modules_ = false;
     std::vector<Rest> rest_;
-    std::string_view unsaved_ = {};                    ///< among attributes of modules: why nothing is kept
-    std::unordered_set<std::string, NameHash> taken_;  ///< names, where there are modules
+    std::string_view unsaved_ = {};                    ///< in attributes of modules: the reason why nothing is kept
+    std::unordered_set<std::string, NameHash> taken_;  ///< names in use; only if there are modules
     std::size_t repeated_names_ = 0;
-    std::size_t walked_again_ = 0;  ///< modules
+    std::size_t walked_again_ = 0;  ///< number of modules that were walked again
     TensorTable<std::uint32_t> ties_;
-    std::map<std::uint32_t, AliasGroup> aliases_;  ///< by tensor; only of those with several names
+    std::map<std::uint32_t, AliasGroup> aliases_;  ///< by tensor; only for tensors with several names
     std::vector<std::pair<NodeId, std::string>> repeats_;
     std::size_t tensors_met_ = 0;
     std::size_t name_bytes_ = 0;
     std::size_t segment_bytes_ = 0;
     Tally plain_;
     Tally attributes_;
-    Tally own_attributes_;  ///< of tensors
+    Tally own_attributes_;  ///< attributes of tensors
     Tally parameters_;
     Tally unnamed_;
 };

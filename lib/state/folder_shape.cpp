@@ -1,15 +1,16 @@
-// The table at the end has one row per kind of checkpoint, in order of preference. A row sees names only.
+// Decides what a folder holds. The table at the end has one row per kind of checkpoint, in order of preference. A row
+// looks at names only.
 //
 //   finished_model          an index, model.safetensors, pytorch_model.bin
 //   hf_shards               safetensors shards with DCP information
 //   dcp, unfinished_dcp     torch.distributed.checkpoint
 //   known_and_refused       torch_checkpointing, nanotron, Megatron's zarr
 //   deepspeed_root, _tag    DeepSpeed, with and without `latest`
-//   megatron                the pointer, and the files of ranks of its older format
+//   megatron                the pointer, and the rank files of its older format
 //   rank_files              one file per rank
 //   other_weights           the only other file of weights
 //
-// shape_of() then looks at the folders in it.
+// If no row finds a checkpoint, shape_of() looks at the folders inside. names_in() lists the names.
 #include "state/folder_shape.hpp"
 
 #include "base/folder.hpp"
@@ -45,7 +46,7 @@ FileNames ending_in(const FileNames& names, std::string_view ending) {
     return matching(names, [ending](std::string_view name) { return name.ends_with(ending); });
 }
 
-/// '#' stands for a digit, everything else for itself.
+/// Returns true if a name fits a pattern, where '#' is any digit and every other character is itself.
 bool fits(std::string_view name, std::string_view pattern) {
     return std::equal(name.begin(), name.end(), pattern.begin(), pattern.end(),
                       [](char c, char p) { return p == '#' ? digits.find(c) != digits.npos : c == p; });
@@ -57,7 +58,7 @@ FolderShape several(FileNames names, std::string_view what, bool inside = false)
     return {.kind = ShapeKind::several, .files = std::move(names), .what = std::string(what), .inside = inside};
 }
 
-/// Nothing if there are no such files.
+/// Returns the shape of these files, or nothing if there are no files.
 MaybeShape made_of(ShapeKind kind, FileNames files) {
     if (files.empty()) return std::nullopt;
     return FolderShape{.kind = kind, .files = std::move(files)};
@@ -65,7 +66,7 @@ MaybeShape made_of(ShapeKind kind, FileNames files) {
 
 // 1: a finished model.
 
-/// The one index, or which there are.
+/// Returns the shape of the only index. If there are several, returns a shape that lists them.
 MaybeShape one_index(FileNames indexes, bool finished) {
     if (indexes.size() > 1) return several(std::move(indexes), "indexes");
     MaybeShape shape = made_of(ShapeKind::index, std::move(indexes));
@@ -75,7 +76,7 @@ MaybeShape one_index(FileNames indexes, bool finished) {
 
 MaybeShape finished_model(const FolderNames& names) {
     const FileNames heads = safetensors_heads(names.files);
-    // Beside an index of safetensors, those of other frameworks (flax, tf) are of other models.
+    // Beside a safetensors index, indexes of other frameworks (flax, tf) belong to other models.
     if (!heads.empty() && heads.front().ends_with(".index.json")) return one_index(heads, true);
     const auto is_foreign = [](std::string_view name) {
         return name.ends_with(".index.json") && !name.ends_with(".bin.index.json");
@@ -116,7 +117,7 @@ MaybeShape unfinished_dcp(const FolderNames& names) {
 
 // Layouts that are known by name and refused.
 
-/// "model_rank_0.pt": one file per item and rank.
+/// Returns true for a name such as "model_rank_0.pt": one file per item and rank.
 bool is_item_of_rank(std::string_view name) {
     const std::string_view stem = name.substr(0, name.rfind('.'));
     const std::size_t rank = stem.rfind("_rank_");
@@ -136,13 +137,14 @@ MaybeShape known_and_refused(const FolderNames& names) {
 
 // 4 and 5: DeepSpeed.
 
-/// The oldest optimizer files lack the '_' before "optim_states"; names of pipelines have '-' before "model_states".
+/// Returns true for DeepSpeed's files. The oldest optimizer files lack the '_' before "optim_states"; names of
+/// pipelines have '-' before "model_states".
 bool is_deepspeed_file(std::string_view name) {
     if (!name.ends_with("optim_states.pt") && !name.ends_with("model_states.pt")) return false;
     return name.find("mp_rank_") != name.npos || name.starts_with("layer_");
 }
 
-/// Universal checkpoints of stage 3 have no other file.
+/// Returns true for a universal checkpoint. At stage 3 it has no files outside `zero`.
 bool holds_universal(const FolderNames& names) {
     const auto zero = std::find(names.folders.begin(), names.folders.end(), "zero");
     if (zero == names.folders.end()) return false;
@@ -159,7 +161,8 @@ MaybeShape deepspeed_tag(const FolderNames& names) {
     return shape;
 }
 
-/// A text as deepspeed strips it: one line, one path segment. Empty: it is no such text.
+/// Returns the text with white space stripped, as deepspeed does. Returns an empty text if it is not one path segment
+/// on one line.
 std::string_view path_segment(std::string_view text) {
     constexpr std::string_view space = " \t\r\n\f\v";
     text.remove_prefix(std::min(text.find_first_not_of(space), text.size()));
@@ -172,7 +175,7 @@ FolderShape bad_tag(std::string_view file, std::string what) {
     return {.kind = ShapeKind::bad_tag, .files = {std::string(file)}, .what = std::move(what)};
 }
 
-/// `shape` of the folder `tag`, seen from the folder that it is in.
+/// Returns the shape of the folder `tag` as seen from the folder around it.
 FolderShape seen_from_root(FolderShape shape, const std::string& tag) {
     for (std::string& file : shape.files) file = tag + '/' + file;
     if (shape.kind != ShapeKind::offloaded) shape.files = {tag};
@@ -205,7 +208,7 @@ MaybeShape deepspeed_root(const FolderNames& names) {
 
 // 6: Megatron.
 
-/// "mp_rank_00", "mp_rank_00_001".
+/// Returns true for a name such as "mp_rank_00" or "mp_rank_00_001".
 bool is_megatron_rank(std::string_view folder) { return fits(folder, "mp_rank_##") || fits(folder, "mp_rank_##_###"); }
 
 MaybeShape megatron(const FolderNames& names) {
@@ -232,11 +235,12 @@ MaybeShape megatron(const FolderNames& names) {
 
 using Sets = std::map<std::string, std::map<std::uint64_t, std::string>>;
 
-/// "lora_rank8.pt" is not the file of a rank: without a world size in its name, a set begins at rank 0.
+/// Returns true if the files are those of ranks. "lora_rank8.pt" is not: if the names give no world size, a set begins
+/// at rank 0.
 bool is_set(const Sets::value_type& set, std::optional<std::uint64_t> world_size) {
     if (world_size) return true;
     if (set.second.begin()->first != 0) return false;
-    // Epochs are numbered so, too, but not from 0 without a gap.
+    // Epochs are numbered in the same way, but not from 0 without a gap.
     return !set.first.starts_with("checkpoint_") ||
            (set.second.size() > 1 && set.second.rbegin()->first + 1 == set.second.size());
 }
@@ -263,7 +267,7 @@ MaybeShape rank_files(const FolderNames& names) {
             first.emplace(one->set, *one);
         }
     std::erase_if(sets, [&](const auto& set) { return !is_set(set, first.at(set.first).world_size); });
-    // Random number generators and schedulers are no model.
+    // States of random number generators and schedulers are not a model.
     const auto holds_state = [](const auto& set) { return set.first.starts_with("extra_state_"); };
     if (!std::all_of(sets.begin(), sets.end(), holds_state)) std::erase_if(sets, holds_state);
     if (sets.empty()) return std::nullopt;
@@ -277,7 +281,7 @@ MaybeShape rank_files(const FolderNames& names) {
 
 // 8: the only other file of weights.
 
-/// What trainers leave beside a model: the stem of the name, and perhaps a number behind it.
+/// Names of files that trainers leave beside a model: stems, which a number may follow.
 constexpr std::string_view companion_stems[] = {"dl_state_dict", "optimizer", "rng_state",    "sampler",
                                                 "scaler",        "scheduler", "training_args"};
 constexpr std::string_view companion_files[] = {"common.pt", "data.pt", "meta.pt", "trainer_state.pt"};
@@ -314,14 +318,15 @@ FolderShape first_of(std::span<const Row> some, const FolderNames& names) {
     return {};
 }
 
-// 9: the folders in it.
+// 9: the folders inside.
 
-/// Hidden folders and those of other programs' unfinished saves.
+/// Returns true for hidden folders and for unfinished saves of other programs.
 bool passed_over(std::string_view folder) {
     return folder.starts_with('.') || folder.ends_with(".tmp") || folder.ends_with(".lock");
 }
 
-/// What a folder in the folder is. There is no level below it, so files that name a tag are enough.
+/// Returns the shape of a folder inside the folder. The level below it is not listed, so a file that names a tag is
+/// enough.
 FolderShape shape_of_inner(const FolderNames& names) {
     constexpr std::string_view pointers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
     const auto model = first_of(std::span(rows).first(std::size(rows) - 1), names);
@@ -351,16 +356,18 @@ FolderShape shape_inside(const FolderNames& names) {
     return {.kind = ShapeKind::unfinished, .files = std::move(unfinished), .inside = true};
 }
 
-/// What is neither read nor a companion that everybody has, for the notes.
+/// Lists the names that are not read, for the notes: weights, indexes and DCP metadata. Other files are common beside a
+/// model.
 void name_others(const FolderNames& names, FolderShape& shape) {
     for (const std::string& name : names.files)
         if (!has(shape.files, name) && (is_weights(name) || name.ends_with(".index.json") || name == ".metadata"))
             shape.others.push_back(name);
-    // torch leaves the shards of the ranks there when it has joined them.
+    // torch leaves the shards of the ranks in this folder after it has joined them.
     if (shape.finished && has(names.folders, "sharded")) shape.others.emplace_back("sharded");
 }
 
-/// What a marker says. It is a line; a file that is longer than any path names no folder.
+/// Returns the text of a marker file. A marker is one line. A file that is longer than any path names no folder, and
+/// gives an empty text.
 std::optional<std::string> marker(const Folder& folder, const FileNames& files, std::string_view name) {
     constexpr std::uint64_t longest = 4096;
     if (!has(files, name)) return std::nullopt;
@@ -378,7 +385,7 @@ FolderNames level(const Folder& folder) {
     return names;
 }
 
-/// A folder that nobody may read, or which has gone, holds nothing.
+/// Lists the names in a folder inside the folder. A folder that is gone, or that may not be read, is empty.
 FolderNames level_below(const Folder& folder, const std::string& name) {
     if (name.starts_with('.')) return {};
     try {

@@ -19,22 +19,22 @@ using FileNames = std::vector<std::string>;
 struct FolderNames {
     FileNames files = {};    ///< sorted
     FileNames folders = {};  ///< sorted
-    /// What each of `folders` holds, without a level below it. Empty: nobody has looked.
+    /// The names in each of `folders`, without a level below it. Empty if they were not listed.
     std::vector<FolderNames> below = {};
-    // The text of the files that name a folder, where they exist.
+    // Text of the files that name a folder, if they exist.
     std::optional<std::string> latest = {};
     std::optional<std::string> latest_universal = {};
     std::optional<std::string> latest_checkpointed_iteration = {};
 };
 
-/// What a folder holds. The comment says what `FolderShape::files` names.
+/// The kind of checkpoint in a folder. The comment of a kind says what `FolderShape::files` names.
 enum class ShapeKind : std::uint8_t {
     nothing,  ///< nothing is recognised
 
     // Read by safemap.
     index,           ///< the index
     file,            ///< the only file of weights, or the finished model
-    megatron_ranks,  ///< the file of each rank; nothing merges them
+    megatron_ranks,  ///< the file of each rank; they are not merged
     folder,          ///< the folder to read instead
 
     // Recognised and not read.
@@ -49,56 +49,57 @@ enum class ShapeKind : std::uint8_t {
     megatron_zarr,        ///< the folders of arrays
 
     // Wrong or ambiguous.
-    companions,  ///< files that trainers write beside a model, and no model
+    companions,  ///< files that trainers write beside a model, without a model
     several,     ///< the models
     bad_tag,     ///< the file that names the tag
-    unfinished,  ///< what the save has left
+    unfinished,  ///< the files that the save has left
     ranks_lack,  ///< the missing files
 };
 
+/// The decision about a folder: its kind, and the files for that kind.
 struct FolderShape {
     ShapeKind kind = ShapeKind::nothing;
     FileNames files = {};
-    /// Files and folders that are passed over, and which the user should know of.
+    /// Files and folders that are not read, and that the user should know of.
     FileNames others = {};
-    /// A finished model in the sense of training-folder rules: small files beside it belong to it.
+    /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
-    /// For several: "indexes". For bad_tag: the fault.
+    /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files.
     std::string what = {};
-    /// For several: the models are folders in this one.
+    /// For several and unfinished: true if the names are folders in this one.
     bool inside = false;
 };
 
-/// Returns what the folder itself holds: the first row of the table that fits. docs/format.md lists the rows.
+/// Returns the shape of the folder itself: the first row of the table that fits. docs/format.md lists the rows.
 FolderShape shape_of_folder(const FolderNames& names);
-/// As shape_of_folder(); if nothing in the folder itself is a model, the one folder in it that holds one.
+/// Returns shape_of_folder(). If the folder itself holds no model, returns the one folder in it that holds one.
 FolderShape shape_of(const FolderNames& names);
-/// Returns the part of shape_of_folder() that remains if there were no finished model: training state beside it.
+/// Returns the shape of the training state beside a finished model: that of shape_of_folder() without the model.
 FolderShape shape_beside_model(const FolderNames& names);
 
-/// Lists the folder and, unless a finished model decides without them, the folders in it. Reads the files that name a
-/// folder, and opens nothing else.
+/// Lists the names in the folder and, unless a finished model makes this needless, in the folders inside. Reads the
+/// files that name a folder, and opens nothing else.
 FolderNames names_in(const Folder& folder);
 
-/// Returns the safetensors indexes of a folder; without one, `model.safetensors` if it is there.
+/// Returns the safetensors indexes of a folder. Without an index, returns `model.safetensors` if it exists.
 FileNames safetensors_heads(const FileNames& files);
 
 /// A file that holds the part of one rank.
 struct RankFile {
-    std::string set;  ///< a glob over all files of the set: "model_world_size_4_rank_*.pt"
+    std::string set;  ///< glob for all files of the set: "model_world_size_4_rank_*.pt"
     std::uint64_t rank = 0;
-    std::optional<std::uint64_t> world_size = {};  ///< if the name says it
+    std::optional<std::uint64_t> world_size = {};  ///< set if the name gives it
 };
 
-/// Returns nothing if `file` is not named as the file of a rank.
+/// Parses the name of a rank's file. Returns nothing for other names.
 std::optional<RankFile> rank_file(std::string_view file);
-/// Returns how many files of its set are among `files`, or the world size that its name says.
+/// Returns the world size in the file's name. Without one, returns the number of `files` in its set.
 std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files);
 
-/// The folder beside a model that holds the state of its optimizer, as safetensors.
+/// The name of the folder beside a model that holds the state of its optimizer, as safetensors.
 inline constexpr const char* optimizer_folder = "optimizer";
 
-/// Returns whether a file of that name may hold weights.
+/// Returns true if a file of that name may hold weights.
 bool is_weights(std::string_view name);
 
 }  // namespace safemap::SAFEMAP_ABI::state

@@ -1,4 +1,4 @@
-// The layout of torch.nn.Module.__dict__. The reference is torch/nn/modules/module.py. Tested by
+// Reads the layout of torch.nn.Module.__dict__. The reference is torch/nn/modules/module.py. Tested by
 // tests/state/modules_test.cpp.
 #include "state/modules.hpp"
 
@@ -19,7 +19,7 @@ using NodeId = StateTree::NodeId;
 constexpr std::array<std::string_view, 3> dictionaries{"_parameters", "_buffers", "_modules"};
 constexpr std::string_view not_persistent_names = "_non_persistent_buffers_set";  // since torch 1.6
 
-/// Returns the attribute of that name; no_node where there is none.
+/// Returns the attribute of that name, or no_node if it is missing.
 NodeId attribute(const StateTree::Opaque& object, std::string_view name) {
     const auto found = std::find_if(object.children.begin(), object.children.end(),
                                     [name](const auto& child) { return child.first == name; });

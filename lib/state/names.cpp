@@ -1,4 +1,4 @@
-// The grammar of names, one way: keys and places to segments. Tested by tests/state/flatten_test.cpp.
+// Turns keys and places into segments of names, and segments back into keys. Tested by tests/state/flatten_test.cpp.
 #include "state/names.hpp"
 
 #include "base/text.hpp"
@@ -36,7 +36,7 @@ std::string string_segment(std::string_view key) {
     return marked ? "~s" + escaped(key) : escaped(key);
 }
 
-/// Whether a string can be spelled in a name at all.
+/// Returns true if a name can spell the string.
 bool nameable(std::string_view key) { return key.find('\0') == key.npos && is_utf8(key); }
 
 struct KeySegment {

@@ -1,4 +1,4 @@
-// A tree for people to read. Tested by tests/state/state_tree_test.cpp.
+// Prints a tree for people to read. Tested by tests/state/state_tree_test.cpp.
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "state/names.hpp"
@@ -25,10 +25,10 @@ using NodeId = StateTree::NodeId;
 constexpr std::size_t deepest = 64;
 constexpr std::size_t longest_name = 200;
 constexpr std::size_t longest_value = 80;
-/// Of all lines with their paths: hostile trees are nested deep below long keys.
+/// Limit of all lines with their paths: hostile trees are nested deep below long keys.
 constexpr std::size_t most_bytes = std::size_t{64} << 20;
 
-/// A value in one line; of containers what there is to say where they are empty.
+/// The text of a value in one line. A container has the text of an empty one.
 struct Value {
     const StateTree& tree;
 
@@ -67,7 +67,7 @@ struct Value {
     }
 };
 
-/// The lines of the values, in order, each with its path.
+/// The lines of all values, in order, each with its path.
 class Leaves {
 public:
     explicit Leaves(const StateTree& tree) : tree_(tree) {}
@@ -125,7 +125,7 @@ private:
                           !std::holds_alternative<StateTree::Tensor>(item);
                });
     }
-    /// "(0.9, 0.95)"; of many items the first, and how many there are.
+    /// Returns a sequence in one line, such as "(0.9, 0.95)". Of many items, returns the first ones and the count.
     std::string in_line(const StateTree::Sequence& sequence) const {
         constexpr std::array<std::pair<const char*, const char*>, 5> brackets{
             {{"[", "]"}, {"(", ")"}, {"{", "}"}, {"frozenset({", "})"}, {"torch.Size([", "])"}}};
@@ -149,7 +149,7 @@ private:
         path_.resize(before);
     }
 
-    /// Nothing more once there is too much.
+    /// Adds a line. If there are too many, adds a last one that says so, and no more after it.
     void line(std::string value) {
         if (full_) return;
         full_ = !spend(path_.size() + value.size() + sizeof(Foldable));
@@ -164,7 +164,7 @@ private:
     std::string path_;
     std::vector<Foldable> lines_;
     std::unordered_map<NodeId, std::string> first_;
-    std::unordered_map<NodeId, bool> plain_;  ///< of sequences
+    std::unordered_map<NodeId, bool> plain_;  ///< by sequence
     std::size_t bytes_ = 0;
     bool full_ = false;
 };
@@ -175,7 +175,7 @@ std::ostream& operator<<(std::ostream& out, const StateTree& tree) {
     NameParts before;
     for (const Folded& folded : fold(Leaves(tree).run())) {
         const NameParts& parts = folded.parts;
-        std::size_t known = 0;  // levels that stand above already
+        std::size_t known = 0;  // levels that are printed above
         while (known + 1 < parts.size() && known < before.size() && parts[known] == before[known]) ++known;
         for (std::size_t level = known; level < parts.size(); ++level) {
             out << std::string(2 * level, ' ') << parts[level].substr(level == 0 ? 0 : 1);

@@ -1,4 +1,4 @@
-// The array of nodes: adding, finding, changing, and taking a part of it. What names them is lib/state/flatten.cpp.
+// The array of nodes: adds, finds, changes and removes nodes, and copies a part. lib/state/flatten.cpp names them.
 #include "base/text.hpp"
 #include "state/children.hpp"
 #include "state/modules.hpp"
@@ -15,7 +15,7 @@ namespace {
 
 using NodeId = StateTree::NodeId;
 
-/// Where a container has the child that `segment` names; past the end where it has none.
+/// Returns the place of the child that `segment` names, or a place past the end if the container has no such child.
 std::size_t place_of(const StateTree& tree, const StateTree::Node& node, std::string_view segment) {
     const auto found_by = [&](const auto& all, auto&& segment_of) {
         std::size_t i = 0;
@@ -33,7 +33,7 @@ std::size_t place_of(const StateTree& tree, const StateTree::Node& node, std::st
     return 0;
 }
 
-/// The child there; null where there is none.
+/// Returns the child at a place, or null if there is no child.
 template <class Node> auto child_at(Node& node, std::size_t place) {
     std::conditional_t<std::is_const_v<Node>, const NodeId, NodeId>* child = nullptr;
     if (auto* const sequence = std::get_if<StateTree::Sequence>(&node))
@@ -45,14 +45,14 @@ template <class Node> auto child_at(Node& node, std::size_t place) {
     return child;
 }
 
-/// A child, and how many bytes of a path lead to it.
+/// A child, and the number of bytes of a path that lead to it.
 struct Step {
     NodeId container;
     std::size_t place;
     std::size_t bytes;
 };
 
-/// Returns what a dotted name begins with in a module: `0.conv.weight` with `0`.
+/// Returns the step to the child that a dotted name in a module begins with: `0` in `0.conv.weight`.
 std::optional<Step> step_in_module(const StateTree& tree, const StateTree::Opaque& object, std::string_view path) {
     const state::Module module = state::module_of(tree, object);
     for (const auto* entries : {&module.state, &module.not_persistent}) {
@@ -77,7 +77,7 @@ std::optional<Step> step_of(const StateTree& tree, NodeId at, std::string_view p
     return Step{at, place, segment.size()};
 }
 
-/// Returns the last step to a path that is not empty.
+/// Returns the last step along a path, which must not be empty.
 std::optional<Step> last_step(const StateTree& tree, std::string_view path) {
     if (tree.size() == 0) return std::nullopt;
     auto step = step_of(tree, tree.root(), path);
@@ -128,7 +128,7 @@ void StateTree::put(std::string_view path, NodeId node) {
     }
     const auto [above, segment] = split(path);
     const auto parent = find(above);
-    // An attribute of a module would be no part of its state.
+    // An attribute would not be part of the module's state.
     if (!parent || state::is_module(*this, nodes_[*parent])) no_place(path);
     Node& container = nodes_[*parent];
     if (auto* const sequence = std::get_if<Sequence>(&container)) {
@@ -137,7 +137,7 @@ void StateTree::put(std::string_view path, NodeId node) {
     } else if (std::holds_alternative<Dict>(container)) {
         auto key = state::key_of(segment);
         if (!key || state::key_segment(*key, 0) != segment) no_place(path);
-        const NodeId name = add(std::move(*key));  // which moves the nodes
+        const NodeId name = add(std::move(*key));  // this moves the nodes
         std::get<Dict>(nodes_[*parent]).items.emplace_back(name, node);
     } else if (auto* const opaque = std::get_if<Opaque>(&container)) {
         const auto name = state::key_of(segment);
@@ -169,7 +169,7 @@ bool StateTree::erase(std::string_view path) {
 
 StateTree StateTree::subtree(NodeId root) const {
     std::vector<NodeId> numbers(nodes_.size(), no_node);
-    std::vector<NodeId> order;  // of the new tree
+    std::vector<NodeId> order;  // nodes of this tree, in the order of the new one
     const auto number_of = [&](NodeId old) {
         if (numbers[old] == no_node) {
             numbers[old] = static_cast<NodeId>(order.size());

@@ -1,4 +1,4 @@
-// What a file of torch says of its bytes besides the tensors.
+// The places and checksums of bytes that a PyTorch file stores, apart from its tensors.
 #pragma once
 
 #include <safemap/source.hpp>
@@ -9,15 +9,15 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A record of a zip whose checksum is stored.
+/// A record of a zip with a stored checksum.
 struct StoredChecksum {
     std::shared_ptr<const Source> source;
     Extent extent;
     std::uint32_t crc32;
-    std::string record;  ///< "archive/data/0"
+    std::string record;  ///< its name: "archive/data/0"
 };
 
-/// Where a storage of a `.pt` stands.
+/// The place of a storage in a `.pt` file.
 struct StoragePlace {
     std::shared_ptr<const Source> source;
     Extent extent;

@@ -1,4 +1,4 @@
-// The structure document in the metadata of safetensors, and outside it.
+// Places the structure document in the metadata of safetensors, or in a tensor that the metadata names.
 #include "state/structure.hpp"
 
 #include <span>
@@ -20,7 +20,7 @@ bool is_structure_apart(std::string_view metadata) noexcept { return metadata.st
 std::optional<std::string> structure_digest(std::string_view metadata) {
     if (!is_structure_apart(metadata)) return digest_of_structure(metadata);
     constexpr std::size_t digits = 32;
-    constexpr std::size_t after = 2;  // "}
+    constexpr std::size_t after = 2;  // the length of "}
     if (metadata.size() < digits + after) return std::nullopt;
     const auto digest = digest_of_hex(metadata.substr(metadata.size() - digits - after, digits));
     return digest && structure_apart(*digest) == metadata ? std::optional(hex(*digest)) : std::nullopt;

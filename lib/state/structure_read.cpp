@@ -1,6 +1,12 @@
-// From a structure document to a tree. Recursion is bounded by the depth that the JSON parser lets through. The parts
-// of Reader: values, which are JSON's own or tagged; tensors, by name; containers, with attributes; references to what
-// was met before, which may lead into something that is not closed yet.
+// Turns a structure document into a tree. The JSON parser limits the depth of the recursion. The parts of Reader, from
+// the top:
+//
+//   run         checks the version, collects the paths that the document refers to, and reads the root
+//   node        one value: JSON's own kinds, or an array that begins with a tag
+//   values      numbers and texts that JSON cannot spell
+//   tensors     found by name with `find`, restored to their dtype, or tied to a tensor that was read before
+//   containers  sequences, dictionaries and objects, with attributes
+//   references  to a path that was read before, which may be a container that is not closed yet
 #include "state/structure.hpp"
 
 #include "base/base64.hpp"
@@ -35,7 +41,7 @@ using NodeId = StateTree::NodeId;
 using Items = std::span<const Value>;
 using Names = std::unordered_set<std::string_view, NameHash>;
 
-/// Paths and names that are copied or looked up, together: a document whose one key has 50 MB could have millions of
+/// Limit of all paths and names that are copied or looked up: a document with one key of 50 MB could have millions of
 /// tensors below it.
 constexpr std::size_t most_spelled = 2'000'000'000;
 
@@ -45,6 +51,7 @@ constexpr std::size_t most_spelled = 2'000'000'000;
                                          what);
 }
 
+/// A reader of one document.
 class Reader {
 public:
     explicit Reader(const FindTensor& find) : find_(find) {}
@@ -63,7 +70,7 @@ public:
     }
 
 private:
-    /// Paths that something refers to: of no others the nodes are remembered.
+    /// Collects the paths that something refers to. Only nodes at these paths are remembered.
     void collect_targets(const Value& value) {
         if (const auto* object = value.object())
             for (const json::Member& member : *object) collect_targets(member.value);
@@ -193,7 +200,7 @@ private:
         return id;
     }
 
-    /// The tensor of a dtype that safetensors has no name for, which is stored as raw_dtype() and raw_shape() say.
+    /// Returns a tensor of a dtype that safetensors has no name for. It is stored as raw_dtype() and raw_shape() say.
     LazyTensor restored(const LazyTensor& found, const std::string& named) const {
         if (version_ < 2) bad(path_, "a dtype is named, in a document of version 1");
         const auto dtype = dtype_from_torch(named);
@@ -227,13 +234,14 @@ private:
         if (auto* const tensor = std::get_if<StateTree::Tensor>(&tree_[id])) tensor->attributes = made;
     }
 
+    /// The description of a tensor in the document.
     struct Kept {
         bool parameter = false;
         bool requires_grad = false;
         const Value* attributes = nullptr;
         const std::string* dtype = nullptr;
     };
-    /// Of nothing, or of one object.
+    /// Reads the description of a tensor: no item, or one object.
     Kept kept_of(Items items) const {
         if (items.empty()) return {};
         if (items.size() > 1 || items.front().object() == nullptr) bad(path_, "a tensor described by no object");
@@ -265,7 +273,7 @@ private:
         return id;
     }
 
-    /// {…}, or pairs; then attributes, if any.
+    /// Reads a dictionary: {…}, or pairs; then its attributes, if it has any.
     NodeId dictionary(Items items, bool ordered) {
         const bool has_members = !items.empty() && items.front().object() != nullptr;
         const bool has_attributes = items.size() > (has_members ? 1U : 0U) && items.back().object() != nullptr;
@@ -314,7 +322,7 @@ private:
         return id;
     }
 
-    /// A class, arguments, parts and why; of tensors in parts only these.
+    /// Reads an object: a class, arguments, parts and the reason. Tensors in parts have only parts and the reason.
     NodeId opaque(StateTree::Opaque::Form form, Items items) {
         const bool object = form == StateTree::Opaque::Form::object;
         const Items arguments = object ? arguments_of(items) : Items();
@@ -340,13 +348,13 @@ private:
         std::get<StateTree::Opaque>(tree_[id]).children = std::move(made);
         return id;
     }
-    /// Whether it is the place of one of so many arguments.
+    /// Returns true if `name` is the place of one of so many arguments.
     static bool is_place(const std::string& name, std::size_t arguments) {
         std::size_t place = 0;
         const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), place);
         return error == std::errc() && place < arguments && name == std::to_string(place);
     }
-    /// Those of ["o", class, ["t", …], …].
+    /// Returns the arguments in ["o", class, ["t", …], …].
     Items arguments_of(Items items) const {
         const auto* tuple = items.size() < 2 ? nullptr : items[1].array();
         const bool formed = tuple != nullptr && !tuple->empty() && tuple->front().string() != nullptr &&
@@ -383,7 +391,7 @@ private:
         return *tag == "T" || *tag == "np" || *tag == "@T";
     }
 
-    /// The tensor that an object is around has the object's path as its name.
+    /// Reads the tensor that an object wraps. Its name is the path of the object.
     NodeId itself(const Value& value) {
         in_object_ = true;
         const NodeId id = node(value);

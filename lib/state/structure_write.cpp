@@ -1,7 +1,12 @@
-// From a tree to its structure document. What stands in several places is written where flatten() meets it first, and
-// referred to by that path elsewhere. No recursion is deeper than the document may be.
-//   - Repeated: what stands in several places, counted first, so that only its paths are kept.
-//   - Writer: values, tensors, containers and the JSON they are written as, each a part of its own.
+// Turns a tree into its structure document. A value with several places is written where flatten() meets it first; the
+// other places refer to that path. The recursion is limited by the depth of a document. From the top:
+//
+//   Repeated    counts the values with several places, so that only their paths are remembered
+//   Writer      writes the document, in these parts:
+//     values      None, numbers, texts, bytes and constants
+//     tensors     names, dtypes and flags; ties; tensors that are not stored
+//     containers  sequences, dictionaries and objects, with attributes
+//     JSON        tags, separators, and the limit of the depth
 #include "state/structure.hpp"
 
 #include "base/base64.hpp"
@@ -35,18 +40,20 @@ namespace {
 using NodeId = StateTree::NodeId;
 using Parts = std::span<const std::pair<std::string, NodeId>>;
 
-/// No header of safetensors is longer. References to long paths would otherwise take the square of a tree.
+/// Longest document: no safetensors header is longer. Without a limit, references to long paths would take the square
+/// of a tree.
 constexpr std::size_t longest_document = 100'000'000;
-/// Names that are asked for, together, also of tensors that are not stored: one key of 50 MB may have millions below.
+/// Limit of all names that are asked for, also for tensors that are not stored: one key of 50 MB may have millions
+/// below.
 constexpr std::size_t most_spelled = 20 * longest_document;
-constexpr std::int64_t largest_exact = (std::int64_t{1} << 53) - 1;  // in every reader of JSON
-/// Of the version in `{"v":1`.
+constexpr std::int64_t largest_exact = (std::int64_t{1} << 53) - 1;  // exact in every reader of JSON
+/// Place of the version in `{"v":1`.
 constexpr std::size_t version_place = 5;
 constexpr std::uint64_t plain_nan = 0x7ff8'0000'0000'0000;
 
 bool is_tensor(const StateTree::Node& node) { return std::holds_alternative<StateTree::Tensor>(node); }
 
-/// What keeps its identity, tensors aside: Python compares other values only by what they are.
+/// Returns true for values with an identity, tensors aside. Python compares other values by their contents only.
 bool has_identity(const StateTree::Node& node) {
     if (const auto* bytes = std::get_if<StateTree::Bytes>(&node)) return bytes->mutable_array;
     if (const auto* sequence = std::get_if<StateTree::Sequence>(&node)) {
@@ -56,7 +63,7 @@ bool has_identity(const StateTree::Node& node) {
     return std::holds_alternative<StateTree::Dict>(node) || std::holds_alternative<StateTree::Opaque>(node);
 }
 
-/// Which nodes and which stores are met more than once: only of those the path is remembered.
+/// The nodes and stores that occur more than once. Only their paths are remembered.
 class Repeated {
 public:
     explicit Repeated(const StateTree& tree) : places_(tree.size()) {
@@ -78,6 +85,7 @@ private:
     TensorTable<std::uint32_t> tensors_;
 };
 
+/// A writer of one document.
 class Writer {
 public:
     Writer(const StateTree& tree, const StoredName& stored_name)
@@ -108,7 +116,7 @@ private:
         else std::visit([this](const auto& value) { write(value); }, tree_[id]);
     }
 
-    /// For references that come later.
+    /// Remembers a path for references that come later.
     template <class Paths, class Key> void remember(Paths& paths, Key key, const std::string& path) {
         remembered_ += path.size();
         if (remembered_ > longest_document) too_large("longer than " + bytes_text(longest_document));
@@ -170,11 +178,11 @@ private:
         close();
     }
 
-    void write(const StateTree::Tensor&) {}  // tensor() does
+    void write(const StateTree::Tensor&) {}  // tensor() writes it
 
     // ---- tensors
 
-    /// For references: one in the place of the object around it has the object's path as its name.
+    /// Returns the path for references to a tensor. The tensor that an object wraps has the object's path as its name.
     std::string tensor_path() const { return in_object_ ? path_ + "/~itself" : path_; }
 
     void tensor(NodeId id, const StateTree::Tensor& tensor) {
@@ -200,7 +208,7 @@ private:
         close();
     }
 
-    /// Returns the name that a tensor brings, else the one that flatten() gives it; an empty one where it gives none.
+    /// Returns the tensor's own name, or the one that flatten() gives it, or an empty name if it gives none.
     const std::string& flatten_name(NodeId id, const StateTree::Tensor& tensor, const std::string& implied) const {
         if (!tensor.tensor.name().empty()) return tensor.tensor.name();
         if (flat_) return key_;
@@ -251,8 +259,8 @@ private:
         --depth_;
     }
 
-    /// No names lead there, so what tensors are in there is not stored; and what holds such tensors has to be written
-    /// again where names lead.
+    /// Writes attributes. flatten() gives no names below them, so tensors that are only there are not stored. A
+    /// container with such a tensor is forgotten afterwards, and is written again at a place that has a name.
     template <class Write> void within_attributes(Write&& write) {
         ++in_attributes_;
         write();
@@ -409,7 +417,7 @@ private:
         --depth_;
     }
     void next() { out_ += ','; }
-    /// Names of classes and their kind; what of them is no UTF-8 is escaped.
+    /// Writes a text such as the name of a class. Bytes that are not UTF-8 are escaped.
     void text(std::string_view value) {
         next();
         json::append_string(out_, is_utf8(value) ? value : printable(value, value.size()), json::Charset::utf8);
@@ -432,22 +440,22 @@ private:
     const StateTree& tree_;
     const StoredName& stored_name_;
     Repeated repeated_;
-    const bool flat_;  ///< names are keys
+    const bool flat_;  ///< true if names are keys
     const std::unordered_map<NodeId, std::string> beside_modules_;
     const std::string no_name_ = {};
     std::string key_ = {};
     std::string out_;
     std::string path_;
-    bool in_object_ = false;     ///< a tensor that has the path of the object around it
-    bool names_dtypes_ = false;  ///< a reader of version 1 would take such a tensor for what it is stored as
+    bool in_object_ = false;     ///< true for a tensor that has the path of the object around it
+    bool names_dtypes_ = false;  ///< version 2: a reader of version 1 would take the stored dtype
     unsigned in_attributes_ = 0;
-    std::vector<NodeId> met_in_attributes_;  ///< of `paths_`
-    bool lost_in_attributes_ = false;        ///< a tensor
+    std::vector<NodeId> met_in_attributes_;  ///< keys of paths_ that were added in attributes
+    bool lost_in_attributes_ = false;        ///< true if a tensor in attributes was not stored
     unsigned depth_ = 0;
     std::size_t remembered_ = 0;
     std::size_t spelled_ = 0;
     const std::string root_name_{state::root_name};
-    std::unordered_map<NodeId, std::string> paths_;  ///< of what is in several places
+    std::unordered_map<NodeId, std::string> paths_;  ///< paths of nodes in several places
     TensorTable<std::string> ties_;
 };
 
