@@ -38,11 +38,11 @@ enum class ShapeKind : std::uint8_t {
     folder,          ///< the folder to read instead
 
     // Recognised and not read.
-    hf_shards,            ///< safetensors shards with DCP information
+    hf_shards,            ///< the safetensors shards, which have DCP information
     dcp,                  ///< the metadata
     deepspeed,            ///< the folder of the tag, or the files of ranks if the folder itself is one
     universal,            ///< the folder of the tag, or the folder `zero`
-    offloaded,            ///< DeepSpeed, with `offloaded_tensors`
+    offloaded,            ///< the folder `offloaded_tensors` of DeepSpeed
     rank_files,           ///< the files of one set
     torch_checkpointing,  ///< `metadata.pkl`
     nanotron,             ///< `checkpoint_metadata.json`

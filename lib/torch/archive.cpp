@@ -240,7 +240,7 @@ private:
     std::set<const ZipRecord*> faulty_;
     FaultSink& faults_;
     NamedGlobals* globals_;
-    std::string root_;       ///< with the slash
+    std::string root_;       ///< the folder of all records, with its slash
     std::string name_;       ///< record name of the current storage; a member, so that all names share its memory
     std::size_t after_ = 0;  ///< index of the record after the last storage's
     Archive out_;

@@ -18,7 +18,7 @@ namespace safemap::SAFEMAP_ABI::torch {
 /// Returns true if values made with the global are read, not opaque. True for the functions and classes that torch.save
 /// names.
 bool is_known(const PickleGraph::Global& global);
-/// Like is_known(), in a TorchScript archive. Classes of the archive are known, too: the state of their objects is
+/// Returns true for what is_known() knows, and for classes of a TorchScript archive: the state of their objects is
 /// read.
 bool is_known_in_script(const PickleGraph::Global& global);
 /// Returns true if calling the global would run code that the file chooses, as os.system and builtins.eval do.
@@ -46,7 +46,7 @@ public:
     void add(const PickleGraph& pickle, std::string_view record, Known* known = is_known);
     /// Notes that a file inside a pickle could not be read: loading it may call anything.
     void add_unread() noexcept { unread_ = asks_for_code_ = true; }
-    /// If strict, throws unknown_global if a pickle names unknown globals. The error lists those that run code first.
+    /// Throws unknown_global if strict and a pickle names unknown globals. The error lists globals that run code first.
     void refuse() const;
 
     /// Returns the globals in the order of the pickles, each once per record.

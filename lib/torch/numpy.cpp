@@ -37,7 +37,7 @@ using Kind = PickleGraph::Kind;
 using Node = StateTree::Node;
 using Opaque = StateTree::Opaque;
 
-/// A NumPy dtype that a text can describe; record dtypes are not.
+/// A NumPy dtype that a text can describe. No text describes a record dtype.
 struct NumpyDtype {
     std::string text;        ///< in NumPy's array protocol: "<f4", "|S3", "<M8[ns]"
     char kind = 0;           ///< 'f' in "<f4"
@@ -72,7 +72,7 @@ const Named* number(std::string_view code) {
     return found == numbers.end() ? nullptr : &*found;
 }
 
-/// The longest type code is "V4294967295".
+/// Length of the longest type code: "V4294967295".
 constexpr std::size_t longest_code = 11;
 
 /// Returns bytes of a pickle as text, in either spelling: as they are, or as the argument of _codecs.encode.

@@ -102,8 +102,8 @@ private:
         if (!state::verbatim_name(name) || name_bytes_ > state::max_name_bytes) return std::nullopt;
         return name;
     }
-    /// Describes a tensor without attributes or requires_grad. Returns nothing if the node was met before: one object
-    /// under two names is one node of a tree.
+    /// Describes a tensor without attributes or requires_grad; returns nothing for any other node. Also returns nothing
+    /// if the node was met before: one object under two names is one node of a tree.
     std::optional<LazyTensor> plain_tensor(Id id) {
         if (pickle_.kind(id) != Kind::call || met_[id]) return std::nullopt;
         met_[id] = true;

@@ -49,8 +49,8 @@ struct Rebuilt {
 /// `storages`, each with the tensor's name. If `faults` returns, an opaque object takes the tensor's place.
 Rebuilt rebuild(const PickleGraph& pickle, const Storages& storages, FaultSink& faults);
 
-/// Like rebuild(), but returns a flat state dict without faults as Rebuilt::flat. This takes less time, and needs no
-/// tree in memory beside the graph.
+/// Rebuilds as rebuild() does, but returns a flat state dict without faults as Rebuilt::flat. This takes less time, and
+/// needs no tree in memory beside the graph.
 Rebuilt rebuild_state(const PickleGraph& pickle, const Storages& storages, FaultSink& faults);
 
 /// A part of a pickle, and the name to give it.
@@ -58,7 +58,7 @@ struct NamedValue {
     std::string name;
     PickleGraph::Id value;
 };
-/// Like rebuild(), for a dictionary of these parts that the pickle itself does not contain.
+/// Rebuilds a dictionary of these parts as rebuild() does; the pickle itself does not contain this dictionary.
 Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
                 FaultSink& faults);
 
