@@ -1,4 +1,4 @@
-// Copies block by block, and writes each block to the pieces that it is made of.
+// Copies a value block by block and writes each block to the pieces of the region that it covers.
 #include "write/copy.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -13,18 +13,19 @@ namespace {
 
 using namespace literals;
 
-// As in engine.cpp: blocks close together are written faster.
+// The same block size as in engine.cpp: blocks close together are written faster.
 constexpr std::uint64_t stream_block = 1_MiB;
-// Blocks that do not begin at a page of the file are multiples of all element sizes, and of what four F6 fill.
+// If blocks do not begin at pages of the file, their size is a multiple of all element sizes and of the three bytes of
+// four F6 elements.
 constexpr std::uint64_t grain = 48;
 constexpr std::uint64_t page = io::direct_alignment;
 
-/// Writes bytes of a region one stretch after the other.
+/// Writes the bytes of a region in consecutive stretches.
 class Rows {
 public:
     explicit Rows(const Place& to) : to_(to) {}
 
-    /// The bytes that follow those of the last call.
+    /// Writes the bytes that follow the bytes of the last call.
     void append(std::span<const std::byte> bytes) {
         while (!bytes.empty()) {
             const Extent& piece = to_.pieces[piece_];
@@ -41,11 +42,12 @@ public:
 private:
     const Place& to_;
     std::size_t piece_ = 0;
-    std::uint64_t done_ = 0;  // of that piece
+    std::uint64_t done_ = 0;  // bytes of that piece that are written
 };
 
-/// In the order of the value. What goes to one place is cut where a block of the file ends, and lies in the buffer as
-/// in its page, so that it can be written past the cache.
+/// Copies in the order of the value. If the region is one piece, blocks end at the block boundaries of the file. Each
+/// block then has the same offset in a page of the buffer as in a page of the file, so that it can be written past the
+/// page cache.
 void copy_ranges(const Place& to, const LazyTensor& value, Worker& worker) {
     const std::uint64_t size = value.nbytes();
     const bool one_place = to.pieces.size() == 1 && whole_bytes(value.dtype());

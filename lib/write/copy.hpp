@@ -1,4 +1,4 @@
-// From a value to the places in a file where its bytes belong.
+// Copies values to their places in an output file.
 #pragma once
 
 #include "io/output.hpp"
@@ -13,7 +13,8 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// What is written of a tensor: the box of a row-major value of `shape` that begins at byte `offset` of the tensor.
+/// The part of a tensor that one write covers: a box of a row-major value of `shape`, which begins at byte `offset` of
+/// the tensor.
 struct Region {
     Shape shape = {};
     Box box = {};
@@ -21,29 +22,29 @@ struct Region {
     std::uint64_t offset = 0;
 };
 
-/// Bytes [offset, offset + size) of a tensor.
+/// Returns the region of bytes [offset, offset + size) of a tensor.
 Region byte_range(std::uint64_t offset, std::uint64_t size);
-/// A whole value of `shape`, from byte `offset` of the tensor on.
+/// Returns the region of a whole value of `shape` that begins at byte `offset` of the tensor.
 Region whole_value(const Shape& shape, Dtype dtype, std::uint64_t offset = 0);
 
-/// The ranges of the tensor's bytes that a region is made of, in rising order, which is that of its own row-major
-/// bytes. None is empty.
+/// Returns the byte ranges of the tensor that a region covers. They are in rising order, which is the row-major order
+/// of the region, too. None is empty.
 std::vector<Extent> pieces_of(const Region& region);
 
-/// Where a region goes in an output file.
+/// The place of a region in an output file.
 struct Place {
     const io::OutputFile& file;
-    std::uint64_t tensor = 0;  ///< where the tensor begins in the file
+    std::uint64_t tensor = 0;  ///< offset of the tensor in the file
     const Region& region;
-    std::span<const Extent> pieces;  ///< of the region
+    std::span<const Extent> pieces;  ///< pieces_of(region)
 };
 
-/// Writes the region's bytes, which lie in a row in memory, from where they are.
+/// Writes the region's bytes straight from contiguous memory.
 void copy_memory(const Place& to, std::span<const std::byte> bytes);
-/// Bytes of the worker's buffer that copy_value takes.
+/// Bytes that copy_value takes of the worker's buffer.
 inline constexpr std::size_t copy_buffer = (std::size_t{4} << 20) - Gatherer::most_memory;
-/// Writes a value through the worker's buffer. Its bytes are those of the region, and where the value stands
-/// transposed, so that tiles of it are read, its shape is the extent of the region's box.
+/// Writes a value through the worker's buffer. The value has the bytes of the region. If the value is transposed, it is
+/// read in tiles; then its shape has to be the extent of the region's box.
 void copy_value(const Place& to, const LazyTensor& value, Worker& worker);
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -1,4 +1,4 @@
-// Keeps the stretches sorted and joined.
+// Keeps the stretches of a set sorted and joined.
 #include "write/coverage.hpp"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ std::optional<Extent> Coverage::first_common(std::span<const Extent> pieces) con
 
 void Coverage::add(std::span<const Extent> pieces) {
     if (pieces.empty()) return;
-    // The stretches that lie between the pieces, or touch them: these and the pieces become new ones.
+    // The stretches between the pieces, or adjacent to them. They and the pieces are joined to new stretches.
     const auto first = std::partition_point(
         written_.begin(), written_.end(), [&](const Extent& stretch) { return stretch.end() < pieces.front().offset; });
     const auto last = std::partition_point(
@@ -49,7 +49,7 @@ void Coverage::add(std::span<const Extent> pieces) {
 }
 
 std::optional<Extent> Coverage::first_gap(std::uint64_t size) const noexcept {
-    // What is there from byte 0 on is one stretch, since no two touch.
+    // Bytes that are written from byte 0 on are one stretch, since no two stretches touch.
     const bool begun = !written_.empty() && written_.front().offset == 0;
     const std::uint64_t from = begun ? written_.front().end() : 0;
     if (from >= size) return std::nullopt;

@@ -1,4 +1,4 @@
-// Which bytes of a tensor have been written.
+// The set of bytes of a tensor that have been written.
 #pragma once
 
 #include <safemap/bytes.hpp>
@@ -11,15 +11,16 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// A set of bytes as stretches that do not touch each other, 16 bytes each. Adding at the end is fast; adding
-/// elsewhere moves what stands behind.
+/// A set of bytes, kept as stretches that do not touch each other and take 16 bytes of memory each. Adding at the end
+/// is fast. Adding elsewhere moves all stretches behind.
 class Coverage {
 public:
-    /// The first bytes of `pieces`, which rise, do not overlap and are not empty, that are in the set already.
+    /// Returns the first bytes of `pieces` that are in the set already. `pieces` are in rising order, do not overlap
+    /// and are not empty.
     std::optional<Extent> first_common(std::span<const Extent> pieces) const noexcept;
-    /// Adds `pieces`, none of which is in the set. Nothing has changed where it throws std::bad_alloc.
+    /// Adds `pieces`, which must not be in the set. If it throws std::bad_alloc, nothing has changed.
     void add(std::span<const Extent> pieces);
-    /// The first bytes below `size` that are not in the set.
+    /// Returns the first bytes below `size` that are not in the set.
     std::optional<Extent> first_gap(std::uint64_t size) const noexcept;
 
     std::size_t stretches() const noexcept { return written_.size(); }

@@ -1,4 +1,4 @@
-// The two kinds of destination.
+// Implements the two destinations: files of a staging, and a sink.
 #include "write/destination.hpp"
 
 #include "base/faults.hpp"

@@ -1,4 +1,4 @@
-// Where the copy engine puts files: into the hidden sibling of a save, or into a sink of the caller's.
+// Destinations of the copy engine: the hidden sibling of a save, or a sink of the caller.
 #pragma once
 
 #include "io/replace.hpp"
@@ -19,39 +19,40 @@ namespace safemap::SAFEMAP_ABI::write {
 class OpenFile {
 public:
     virtual ~OpenFile() = default;
-    /// May be called from several threads at once.
+    /// Writes bytes at an offset. May be called from several threads at once.
     virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const = 0;
-    /// Reads what was written; only where Destination::reads_back().
+    /// A function that reads back what was written. Available only if Destination::reads_back().
     using Read = std::function<void(std::uint64_t offset, std::span<std::byte> into)>;
     virtual Read reader() const = 0;
-    /// All of it is written. To be called once.
+    /// Completes the file after its last byte is written. Called once.
     virtual void finish() {}
 };
 
+/// The place where the files of a save are written.
 class Destination {
 public:
     virtual ~Destination() = default;
-    /// Returns what error messages call a file of the save.
+    /// Returns the name that error messages use for a file of the save.
     virtual std::string path_of(const PlannedFile& file) const = 0;
-    /// Returns the file that a process which is dead has finished; then it is part of this save. To be asked in the
-    /// order of the files.
+    /// Returns the file if a process that was killed had finished it; the file is then part of this save. Returns null
+    /// otherwise. Called in the order of the files.
     virtual std::unique_ptr<OpenFile> adopt(const PlannedFile&) { return nullptr; }
-    /// Makes room for a file.
+    /// Reserves the space of a file.
     virtual void allocate(const Layout& layout, const PlannedFile& file) = 0;
-    /// Opens a file that has its room.
+    /// Opens a file whose space is reserved.
     virtual std::unique_ptr<OpenFile> open(const PlannedFile& file) = 0;
-    /// Whether files can be read while they are written.
+    /// Returns true if files can be read while they are written.
     virtual bool reads_back() const = 0;
-    /// Everything is written.
+    /// Commits the save after every file is complete.
     virtual void commit() {}
-    /// Something has failed.
+    /// Discards the save after a failure.
     virtual void abandon() noexcept {}
 };
 
-/// Files of a folder, or the one file, that `staging` brings to its place. Writes past the page cache where that is
-/// faster for so much data as `layout` has.
+/// Returns the destination of the files, or of the one file, that `staging` moves into place. Writes past the page
+/// cache if that is faster for the amount of data in `layout`.
 std::unique_ptr<Destination> into_staging(io::Staging& staging, const Layout& layout);
-/// The one file that goes to `sink`.
+/// Returns the destination of the one file that goes to `sink`.
 std::unique_ptr<Destination> into_sink(Sink& sink);
 
 }  // namespace safemap::SAFEMAP_ABI::write

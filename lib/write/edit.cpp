@@ -1,4 +1,4 @@
-// edit(): the same values under other names and with other metadata, in the place of the old file.
+// edit(): replaces a file by one with the same values, other names and other metadata.
 #include <safemap/advanced/edit.hpp>
 
 #include "base/faults.hpp"
@@ -32,13 +32,13 @@ bool has_digests(const Checkpoint& model) {
                        [](const auto& entry) { return safetensors::is_digest_key(entry.first); });
 }
 
-/// New digests would make damage look sound.
+/// Throws the first fault of the file. Without this check, new digests would make damage look valid.
 void require_sound(const std::filesystem::path& file, const EditOptions& options) {
     VerifyReport report = verify(file, {.open = options.open, .work = options.work});
     if (!report.ok()) throw std::move(report.faults.front());
 }
 
-/// The largest alignment that the data has already.
+/// Returns the largest alignment that the data already has.
 std::uint32_t alignment_of(const Checkpoint& model) {
     std::uint64_t begin = 0;
     for (const LazyTensor& tensor : model)
@@ -49,7 +49,7 @@ std::uint32_t alignment_of(const Checkpoint& model) {
     return 8;
 }
 
-/// How many names change. Throws for a name that is not there.
+/// Returns the number of names that change. Throws if a name to change does not exist.
 std::uint64_t changes_in(const std::map<std::string, std::string>& rename, const Checkpoint& model) {
     std::uint64_t changes = 0;
     for (const auto& [from, to] : rename) {
@@ -60,7 +60,7 @@ std::uint64_t changes_in(const std::map<std::string, std::string>& rename, const
     return changes;
 }
 
-/// Ties of the metadata follow the names of their tensors.
+/// Returns the model with new names. Ties in the metadata follow the names of their tensors.
 Checkpoint renamed(const Checkpoint& model, const EditOptions& options) {
     return model.renamed([&](std::string_view name) {
         const auto found = options.rename.find(std::string(name));
@@ -85,7 +85,8 @@ void change(Metadata& metadata, const EditOptions& options) {
     for (const auto& [key, value] : options.set) metadata.insert_or_assign(key, value);
 }
 
-/// What the file has now. It is written: a file that cannot be read again is no failure of the edit.
+/// Reports the metadata that the file now has. The file is already written, so a file that cannot be read again is a
+/// note and not a failure of the edit.
 void report_metadata(const std::filesystem::path& file, const EditOptions& options, const Metadata& wanted,
                      EditReport& report) {
     try {

@@ -1,10 +1,14 @@
-// Files are cut into units of at most one block; workers take them in the order of the output, gather a unit into
-// their buffer and write it. What a unit is can be told from its number, so the plan is as short as the list of files.
-// Digests are made of what passes by, in the order of the file; what is written in tiles is read once more for them.
-//   - Planning: a file becomes stretches. A stream is tensors side by side, cut at the file's blocks; a tensor that is
-//     strided, in boxes or of less than a byte is a stretch by itself, cut as Blocks says.
-//   - Copying: a unit is gathered, fed to the digests, and written from where it lies in its page.
-//   - Who does the last unit of a file writes its head and brings it to the disk.
+// Copies tensors into files. Files are cut into units of at most one block. Workers take the units in the order of the
+// output, gather each unit into their buffer and write it. From top to bottom:
+// - Block sizes, Stretch, stands_apart(): how a file is cut. A stream is tensors side by side, cut at the file's
+//   blocks. A tensor that is strided, in boxes or of sub-byte elements is a stretch by itself, cut as Blocks says.
+// - Planning: each file is adopted from a killed process, or allocated and cut into stretches. A unit is computed from
+//   its number, so the plan is as short as the list of files.
+// - Copying: a unit is gathered, fed to the digests, and written from a buffer where it has the same offset in a page
+//   as in the file. Digests are computed from the bytes as they pass, in the order of the file. What is written in
+//   tiles is read back once for them.
+// - finish(): the worker that does the last unit of a file writes its head and flushes it to disk.
+// - write_files() runs one engine for each part on common workers; buffer_bytes() predicts their memory.
 #include "write/engine.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -37,17 +41,18 @@ namespace {
 
 using namespace literals;
 
-// Two workers write as fast as the machine does, and closer together they write faster: past the page cache 3.8 GB took
-// 2.0 to 3.7 s in blocks of 1 MiB, 2.1 to 4.5 s in blocks of 8 MiB; through it 2.1 to 17 s and 6 to 17 s.
+// Two workers reach the full speed of the machine, and blocks closer together are written faster. Past the page cache,
+// 3.8 GB took 2.0 to 3.7 s in blocks of 1 MiB, and 2.1 to 4.5 s in blocks of 8 MiB. Through the page cache, it took 2.1
+// to 17 s in blocks of 1 MiB, and 6 to 17 s in blocks of 8 MiB.
 constexpr std::uint64_t stream_block = 1_MiB;
-// What is transposed is gathered in tiles, and what is in boxes in rows, the larger the better.
+// A transposed tensor is gathered in tiles, and a tensor in boxes in rows; larger blocks are faster for both.
 constexpr std::uint64_t largest_block = 8_MiB;
 static_assert(Workers::buffer_size(saving_threads.most, 1, largest_block) >= stream_block);
-// A tensor above this that is strided, or in boxes, is never cut by the end of a block: each part would read most of
-// the whole.
+// A tensor above this size that is strided, or in boxes, is never cut at a block boundary: each part would read most of
+// the tensor.
 constexpr std::uint64_t small_strided = 64_KiB;
 
-// Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes and more.
+// Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes or more.
 constexpr std::uint64_t page = io::direct_alignment;
 static_assert(Worker::page == page);
 
@@ -59,21 +64,22 @@ struct Stretch {
     };
     Extent bytes = {};
     std::uint32_t file = 0;
-    std::uint32_t first = 0;  ///< tensors of the file
+    std::uint32_t first = 0;  ///< first of its tensors, counted in the file
     std::uint32_t count = 0;
     Kind kind = Kind::stream;
-    std::atomic<std::uint64_t>* boxes_left = nullptr;  ///< of a tensor that is written in tiles and wants a digest
+    std::atomic<std::uint64_t>* boxes_left = nullptr;  ///< set for a tensor that is written in tiles and needs a digest
 };
 
-/// Whether a tensor is not to be cut at just any byte.
+/// Returns true if a tensor must not be cut at an arbitrary byte.
 bool stands_apart(const LazyTensor& tensor, Dtype written) {
-    // A stream is cut at multiples of eight bytes, counted from where a tensor begins.
+    // A stream is cut at multiples of eight bytes, counted from the first byte of a tensor.
     if (!whole_bytes(written) || element_size(written) > 8) return true;
     if (tensor.nbytes() <= small_strided) return false;
     const StridedView& view = tensor.strided_view();
     return !is_contiguous(view.shape, view.strides) || Blocks::wants_rows(tensor);
 }
 
+/// The plan of one part of a save, and the work on its units.
 class Engine {
 public:
     Engine(const Written& part, Workers& workers, Watch& watch)
@@ -97,7 +103,7 @@ public:
 
     void run() {
         units_.each(workers_.count(), watch_, [this](auto unit, unsigned worker) { do_unit(unit, worker); });
-        // Those without data; an index wants the digests of all the others.
+        // Files without data come last: an index needs the digests of all other files.
         for (std::uint32_t i = 0; i < files_.size(); ++i)
             if (files_[i].units == 0 && !files_[i].adopted) in_file(i, [&] { finish(i); });
         require_unchanged(tensors_);
@@ -107,8 +113,8 @@ public:
 
 private:
     struct File {
-        std::unique_ptr<OpenFile> output;  // from the first of its units to the last
-        bool adopted = false;              // finished by a process that was killed
+        std::unique_ptr<OpenFile> output;  // open from the first of its units to the last
+        bool adopted = false;              // finished earlier by a process that was killed
         std::uint64_t units = 0;
         std::atomic<std::uint64_t> units_left = 0;
     };
@@ -129,7 +135,7 @@ private:
         watch_.add(planned.size - planned.head.size());
     }
 
-    /// Those that stand in a file which is finished.
+    /// Takes the digests of a finished file from its head.
     void take_digests(const PlannedFile& planned, const OpenFile::Read& read) {
         std::string head(planned.head.size(), '\0');
         read(0, std::as_writable_bytes(std::span(head)));
@@ -185,10 +191,11 @@ private:
         units_.add(units);
     }
 
-    /// A block stands in its buffer as in its page of the file.
+    /// Returns the blocks of a tensor. One page of the buffer stays free, because a block has the same offset in a page
+    /// of the buffer as in a page of the file.
     Blocks blocks_of(const LazyTensor& tensor) const {
         const std::uint64_t most = workers_.buffer_size() - page;
-        // Digests want the bytes in order, and tiles could not be read back.
+        // Digests need the bytes in order, and this destination cannot read tiles back.
         if (digests_ && !destination_.reads_back()) return Blocks::in_order(tensor, most);
         return Blocks::for_disk(tensor, most);
     }
@@ -202,7 +209,7 @@ private:
         return tensor + 1 < planned.tensors.size() ? planned.tensors[tensor + 1].offset : planned.size;
     }
 
-    /// The tensor as it is written.
+    /// Returns the tensor as it is written.
     LazyTensor value(const PlannedTensor& planned) const {
         const LazyTensor& tensor = tensors_[planned.number];
         return tensor.dtype() == planned.dtype ? tensor : tensor.cast(planned.dtype);
@@ -210,7 +217,7 @@ private:
 
     // ---- copying, on any thread
 
-    /// Those who wait for their turn hear of a worker that cannot go on.
+    /// Copies a unit. If that fails, wakes the workers that wait for their turn to feed digests.
     void do_unit(BlockRow::Place unit, unsigned worker) {
         try {
             watch_.check_stop();
@@ -228,12 +235,14 @@ private:
             const bool done = stretch.kind == Stretch::Kind::stream ? copy_stream(stretch, unit.block, worker)
                                                                     : copy_block(stretch, unit.block, worker);
             if (!done) return;
-            // Whoever does a file's last unit brings it to the disk, while the others write on.
+            // The worker that does a file's last unit flushes the file to disk, while the other workers continue to
+            // write.
             if (files_[stretch.file].units_left.fetch_sub(1) == 1) finish(stretch.file);
         });
     }
 
-    /// Here and below, false where another worker has met an error that ends it all.
+    /// Copies a unit of a stream. Like the functions below, returns false if another worker has failed and the save
+    /// ends.
     bool copy_stream(const Stretch& stretch, std::uint64_t number, unsigned worker) {
         const std::uint64_t from = stretch.bytes.offset;
         const std::uint64_t begin = std::max(from, (from / stream_block + number) * stream_block);
@@ -263,7 +272,7 @@ private:
         const LazyTensor tensor = value(planned);
         const Blocks blocks = blocks_of(tensor);
         const std::uint64_t offset = blocks.ranges() ? blocks.range(number).offset : 0;
-        // A tile has many places in the file, and lies in no page of it.
+        // A tile is scattered over the file, so it has no offset in a page.
         const auto buffer = in_page(blocks.ranges() ? planned.offset + offset : 0, blocks.size(number), worker);
         const auto bytes = blocks.gather(number, tensor, workers_.gatherer(worker), buffer);
         count_cast(planned, worker);
@@ -276,7 +285,7 @@ private:
         return !last_box || read_back(stretch, worker);
     }
 
-    /// Units are taken in order, and each waits only for those before it.
+    /// Feeds bytes to the digests. Units are taken in order, and each waits only for earlier units.
     bool feed(const PlannedTensor& planned, std::uint64_t size, std::uint64_t offset, std::span<const std::byte> bytes,
               unsigned worker) {
         Watch* const watch = worker == 0 ? &watch_ : nullptr;  // worker 0 is the caller's thread
@@ -313,7 +322,8 @@ private:
                 counts_[worker][i] += workers_.gatherer(worker).take_counts();
     }
 
-    /// Units are taken in the order of the files, so no more are open at a time than there are workers, and one.
+    /// Opens a file if it is not open yet. Units are taken in the order of the files, so at most one file more than
+    /// there are workers is open at a time.
     void open(std::uint32_t file) {
         const std::lock_guard lock(opening_);
         auto& output = files_[file].output;
@@ -333,7 +343,8 @@ private:
 
     const OpenFile& output(const Stretch& stretch) const { return *files_[stretch.file].output; }
 
-    /// Stands in memory as at `begin` in its page of the file, so that it can be written past the cache.
+    /// Returns a part of the worker's buffer with the same offset in a page as `begin` has in the file, so that it can
+    /// be written past the page cache.
     std::span<std::byte> in_page(std::uint64_t begin, std::uint64_t size, unsigned worker) {
         return workers_.buffer(worker).subspan(static_cast<std::size_t>(begin % page), static_cast<std::size_t>(size));
     }
@@ -345,14 +356,14 @@ private:
     std::span<const LazyTensor> tensors_;
     Layout& layout_;
     Workers& workers_;
-    std::vector<std::vector<CastCounts>> counts_;  // of each worker, as in layout.casts
+    std::vector<std::vector<CastCounts>> counts_;  // one list per worker, in the order of layout.casts
     std::vector<File> files_;
-    std::optional<OrderedDigests> digests_;  // of the caller's tensors
+    std::optional<OrderedDigests> digests_;  // by the caller's tensor number
     std::deque<std::atomic<std::uint64_t>> boxes_left_;
     std::mutex opening_;
     Destination& destination_;
     std::vector<Stretch> stretches_;
-    BlockRow units_;  // of stretches
+    BlockRow units_;  // units of all stretches
     Watch& watch_;
 };
 

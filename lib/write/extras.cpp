@@ -1,4 +1,4 @@
-// Extras are small, so they are copied by one thread, before the tensors.
+// Copies extras with one thread, before the tensors. Extras are small.
 #include "write/extras.hpp"
 
 #include "base/faults.hpp"
@@ -36,7 +36,7 @@ void require_name(const ExtraFile& extra, const Layout& layout, std::set<std::st
                     "an extra file and another file would both be called " + safemap::quoted(name));
 }
 
-/// Calls `part(offset, bytes)` for one block after the other.
+/// Calls `part(offset, bytes)` for each block in turn.
 template <class Part> void for_each_block(const Source& source, Part&& part) {
     std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(block, source.size())));
     for (std::uint64_t done = 0; done < source.size();) {
@@ -59,7 +59,8 @@ bool same_bytes(const Source& a, const Source& b) {
     return same;
 }
 
-/// Identities may be equal by chance: those of files on two disks.
+/// Returns true if both are the same file. Compares the bytes, too: files on two disks may have equal identities by
+/// chance.
 bool same_file(const Source& a, const Source& b) {
     return !a.identity().empty() && a.identity() == b.identity() && same_bytes(a, b);
 }
@@ -94,7 +95,7 @@ private:
         planned.notes.push_back(safemap::quoted(extra.name).append(" is not copied: ").append(why));
     }
 
-    std::shared_ptr<const Folder> there_;  // what stands at the target already
+    std::shared_ptr<const Folder> there_;  // folder that exists at the target, if any
     bool overwrite_;
 };
 

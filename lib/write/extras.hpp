@@ -1,4 +1,4 @@
-// Copies small files beside the tensors, in the commit of a save.
+// Copies small files into the same save as the tensors.
 #pragma once
 
 #include "io/replace.hpp"
@@ -12,19 +12,20 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
+/// The extra files of a save, as planned.
 struct PlannedExtras {
-    std::vector<const ExtraFile*> files = {};  ///< those to copy, of the options
-    std::vector<std::string> notes = {};       ///< those that cannot be copied, and why
+    std::vector<const ExtraFile*> files = {};  ///< extras of the options to be copied
+    std::vector<std::string> notes = {};       ///< extras that cannot be copied, and why
 
     void report(SaveReport& report) const;
 };
 
-/// Decides which extras of `options` are copied to `out`. Reads the files of `out` that may stay.
-/// Throws invalid_argument, and what reading throws. `options` have to outlive the result.
+/// Decides which extras of `options` are copied to `out`. Reads the files of `out` that may stay. Throws
+/// invalid_argument, and what reading throws. `options` must outlive the result.
 PlannedExtras plan_extras(const std::filesystem::path& out, const SaveOptions& options, const Layout& layout);
 
-/// Writes them into `staging`, and brings each to the disk. To be called before the files of the layout are added: the
-/// index has to be the last file. Throws file_changed if an extra was changed since it was opened.
+/// Writes the extras into `staging` and flushes each to disk. Called before the files of the layout are added, because
+/// the index must be the last file. Throws file_changed if an extra has changed since it was opened.
 void copy_extras(const PlannedExtras& extras, io::Staging& staging);
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -1,4 +1,4 @@
-// A folder is laid out as a save to it would be; then its name is put before those of its files.
+// Lays out each folder like a save to it, then puts the folder's name before the names of its files.
 #include "write/folders.hpp"
 
 #include "base/faults.hpp"
@@ -34,7 +34,8 @@ void require_name(const std::string& name, const SaveOptions& options, const Lay
         throw Error(Errc::invalid_argument, "a folder and a file would both be called " + safemap::quoted(name));
 }
 
-/// What says how a file is written holds for the folders, what says what is in it does not.
+/// Returns the options that apply to folders: the options that say how files are written, not the ones that say what is
+/// in them.
 SaveOptions options_for_folders(const SaveOptions& options) {
     return {.max_shard_size = options.max_shard_size,
             .alignment = options.alignment,

@@ -1,4 +1,4 @@
-// Other checkpoints of a save, in folders of the folder that it writes.
+// Further checkpoints of a save, written into subfolders of the target.
 #pragma once
 
 #include "io/replace.hpp"
@@ -12,24 +12,26 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// What one of `SaveOptions::folders` becomes.
+/// One of `SaveOptions::folders`, laid out.
 struct PlannedFolder {
     std::string name;
-    std::vector<LazyTensor> tensors;  ///< those of the checkpoint, and perhaps a structure document
-    Input input;                      ///< refers to `tensors`
-    Layout layout;                    ///< of files called "NAME/…"
+    std::vector<LazyTensor>
+        tensors;    ///< if the document is a tensor: the checkpoint's tensors and the document; else empty
+    Input input;    ///< refers to `tensors`, or to the checkpoint
+    Layout layout;  ///< its files are named "NAME/…"
 };
 
-/// Lays out the folders of `options` beside the files of `layout`. `options` have to outlive the result.
-/// Throws invalid_argument for a name that no folder can have or another file has, and what lay_out() throws.
+/// Lays out the folders of `options` beside the files of `layout`. `options` must outlive the result. Throws
+/// invalid_argument for an invalid folder name and for a name that a file already has, and what lay_out() throws.
 std::vector<PlannedFolder> plan_folders(const SaveOptions& options, const Layout& layout);
 
-/// Puts what is said of one of the folders before what `report` says already.
+/// Adds the plan of one folder to `report`: its files before the files that `report` lists already, all other lists
+/// after.
 void report_folder(const PlannedFolder& folder, SaveReport& report);
-/// Adds to `report` what is known when all is written.
+/// Adds to `report` what is known after all files are written.
 void report_written(const PlannedFolder& folder, SaveReport& report);
 
-/// Returns sentences on folders of `out` that hold the state of another save, and stay.
+/// Returns notes on folders of `out` that belong to another save and are left in place.
 std::vector<std::string> notes_on_folders(const std::filesystem::path& out, const SaveOptions& options);
 
 }  // namespace safemap::SAFEMAP_ABI::write

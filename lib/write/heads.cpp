@@ -1,4 +1,4 @@
-// Puts digests into heads.
+// Computes the checkpoint's digest and puts digests into heads.
 #include "write/heads.hpp"
 
 #include "safetensors/digests.hpp"
@@ -13,7 +13,8 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-/// Of the checkpoint: every name that a reader will see, with what is known of its tensor.
+/// Returns the digest of the checkpoint: over every name that a reader will see, with the dtype, shape and digest of
+/// its tensor.
 Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std::span<const Digest> digests) {
     std::vector<safetensors::NamedDigest> all;
     all.reserve(layout.tensors + layout.aliases.size());

@@ -1,4 +1,4 @@
-// Heads with places for digests, once these are known.
+// Fills the places for digests in heads, once the digests are known.
 #pragma once
 
 #include "base/checksum.hpp"
@@ -10,8 +10,8 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// Puts into the head of a file of `layout` what it has places for: the digests of its tensors, and that of all, which
-/// wants every digest. `digests` are of `tensors`, the caller's list.
+/// Fills the places in the head of a file of `layout`: the digests of its tensors, and the digest of the checkpoint,
+/// which needs every tensor's digest. `digests` is in the order of `tensors`, the caller's list.
 void put_digests(PlannedFile& file, const Layout& layout, std::span<const LazyTensor> tensors,
                  std::span<const Digest> digests);
 

@@ -1,4 +1,5 @@
-// Tells saves apart: by all that is written but the values, and by where each value is read.
+// Computes the key of a save: a hash of all that is written except the values, and of the place that each value is read
+// from.
 #include "write/job.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -14,6 +15,7 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
+/// A hash over everything that identifies a save.
 class Job {
 public:
     void text(std::string_view text) {
@@ -26,7 +28,7 @@ public:
         hash_.update(std::as_bytes(numbers));
     }
 
-    /// False where a source does not know what it is.
+    /// Returns false if a source does not know its identity.
     bool tensor(const LazyTensor& tensor) {
         const StridedView view = tensor.strided_view();
         numbers(view.shape);
@@ -59,7 +61,8 @@ private:
         return known;
     }
 
-    // Sources are numbered as they are met: their numbers in a table change with files that nothing is read from.
+    // Sources are numbered in the order in which they are met. Their numbers in a table would also depend on files that
+    // nothing is read from.
     bool source(const Source& source) {
         const auto [at, is_new] = sources_.try_emplace(&source, Met{sources_.size(), false});
         if (is_new) {
@@ -85,7 +88,7 @@ std::string job_of(std::span<const LazyTensor> tensors, const Layout& layout) {
         for (const PlannedTensor& planned : file.tensors) {
             const LazyTensor& tensor = tensors[planned.number];
             const bool known = job.tensor(tensor);
-            // Comes from memory; the metadata, which is in a head, has its digest.
+            // The structure document comes from memory. Its digest is in the metadata, which is in a head.
             const bool is_structure = layout.has_structure_tensor && tensor.name() == state::structure_tensor;
             if (!known && !is_structure) return {};
         }

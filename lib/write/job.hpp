@@ -1,4 +1,4 @@
-// What tells a save from every other.
+// The key that identifies a save, so that an interrupted save can be resumed.
 #pragma once
 
 #include "write/layout.hpp"
@@ -10,8 +10,8 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// 32 hex digits that are the same for the same files, with the same bytes, from the same places of the same sources.
-/// Empty where there is a source that does not know its own identity, such as memory.
+/// Returns 32 hex digits that are equal for equal files, with equal bytes, from the same places of the same sources.
+/// Returns an empty string if a source does not know its own identity, such as memory.
 std::string job_of(std::span<const LazyTensor> tensors, const Layout& layout);
 
 }  // namespace safemap::SAFEMAP_ABI::write

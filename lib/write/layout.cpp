@@ -1,6 +1,13 @@
-// Lays checkpoints out. What has no sense is refused first: names twice, text that is no UTF-8. Then Planner takes the
-// tensors through dtypes, shards, the order in each file, headers and the index; places for digests are left in the
-// heads, to be filled when they are known.
+// Lays checkpoints out. The Planner turns the caller's tensors and metadata into the files of a Layout. From top to
+// bottom:
+// - require_text(), require_distinct_names(): refuse duplicate names and text that is not UTF-8 before anything else.
+// - with_own_digests(): the metadata without the digests of the files that were read.
+// - choose(), skip_other_names(): the dtype of each tensor. Tensors that cannot be saved are skipped.
+// - sized(), number_layers(): sizes, storages and layers, which split() turns into shards.
+// - note_large_layers(), note_order(): notes for the report.
+// - add_file(), add_index(): the order in each file, its header, and the index. Places for digests stay zero in the
+//   heads, and are filled when the digests are known.
+// - lay_out(): runs a Planner for one file or for shards.
 #include "write/layout.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -34,7 +41,7 @@ namespace {
 using safetensors::TensorSpec;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-// What hub's loader insists on wherever there is metadata at all.
+// The metadata key that huggingface_hub's loader requires in a file that has any metadata.
 constexpr const char* format_key = "format";
 constexpr const char* format_default = "pt";
 
@@ -57,7 +64,8 @@ void require_distinct_names(std::span<const LazyTensor> tensors) {
         require_text(tensor.name(), "a tensor's name");
         if (tensor.name() == "__metadata__")
             throw Error(Errc::name_collision, "'__metadata__' is no name that a tensor can have");
-        // The reference writes and reads it; strict readers, and whoever passes names on as C strings, do not.
+        // The reference implementation writes and reads such a name. Strict readers do not, and neither does code that
+        // passes names on as C strings.
         if (tensor.name().find('\0') != std::string::npos)
             throw Error(Errc::bad_name, "a name with a NUL in it: " + safemap::quoted(tensor.name()));
     }
@@ -66,8 +74,8 @@ void require_distinct_names(std::span<const LazyTensor> tensors) {
     });
 }
 
-/// Digests of what was read say nothing of what is written. The structure document is written as it is given, so its
-/// digest is known now, where digests are wanted.
+/// Returns the metadata without the digests of the files that were read: they do not apply to what is written. If
+/// `wanted`, adds the digest of the structure document, which is known now because the document is written as given.
 Metadata with_own_digests(const Metadata& metadata, bool wanted) {
     Metadata own;
     for (const auto& entry : metadata)
@@ -84,6 +92,7 @@ void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
     metadata.insert(std::upper_bound(metadata.begin(), metadata.end(), entry), std::move(entry));
 }
 
+/// Lays out the tensors of one save.
 class Planner {
 public:
     Planner(const Input& input, const SaveOptions& options)
@@ -109,7 +118,7 @@ public:
 
     Layout shards() && {
         Split split = write::split(sized(), options_.max_shard_size, options_.strategy);
-        if (split.shards.empty()) split.shards.emplace_back();  // a file that says: no tensors
+        if (split.shards.empty()) split.shards.emplace_back();  // an empty checkpoint is one file without tensors
         const std::size_t count = split.shards.size();
         if (count == 1) {
             add_only_file(shard_name(0, 1), split.shards.front());
@@ -148,7 +157,7 @@ private:
         }
         chosen_.push_back({number, dtype});
         ++layout_.tensors;
-        // What cannot be cast is refused now, not when half of the files are written.
+        // An unsupported cast throws now, not when half of the files are written.
         if (dtype != tensor.dtype()) static_cast<void>(tensor.cast(dtype));
         layout_.data_bytes = sum_of_sizes(layout_.data_bytes, bytes_as(tensor, dtype));
         const Dtype stored = tensor.stored()->dtype();
@@ -156,7 +165,7 @@ private:
         if (stored != dtype) note_cast(stored, dtype);
     }
 
-    /// The other names of a skipped tensor are skipped with it: no pair of the metadata leads to what is not there.
+    /// Skips the other names of a skipped tensor, too, so that no pair of the metadata names a missing tensor.
     void skip_other_names() {
         std::unordered_map<std::string_view, std::vector<std::string>, NameHash> others;
         for (const SkippedObject& skipped : layout_.skipped) others.try_emplace(skipped.name);
@@ -192,8 +201,9 @@ private:
         ++known->tensors;
     }
 
-    /// What splitting has to know. Contiguous views of one storage stay together, as in huggingface_hub, where that
-    /// leaves the shard within its maximum. What is counted is what is written: of a storage, the parts that are saved.
+    /// Returns what split() needs to know of each tensor. Contiguous views of one storage stay together, as in
+    /// huggingface_hub, if the shard then stays within its maximum. Sizes are of what is written: for a storage, the
+    /// parts that are saved.
     std::vector<Sized> sized() const {
         std::vector<Sized> sized;
         sized.reserve(chosen_.size());
@@ -203,8 +213,8 @@ private:
             std::uint64_t size;
         };
         std::unordered_map<const StoredTensor*, Group> groups;
-        // To huggingface_hub, all tensors without elements share one storage, whose address is 0: here null. Layers
-        // that have such tensors are not one.
+        // In huggingface_hub, all tensors without elements share one storage, whose address is 0 (here null). For
+        // by_prefix they share none: that would join all layers that have such tensors.
         const auto storage_of = [this](const LazyTensor& t, Dtype dtype) -> std::optional<const StoredTensor*> {
             const StridedView& view = t.strided_view();
             const bool as_stored = t.stored()->dtype() == dtype && is_contiguous(view.shape, view.strides);
@@ -221,7 +231,7 @@ private:
             if (!storage) continue;
             Group& group = groups.try_emplace(*storage, Group{i, 0, 0}).first->second;
             ++group.members;
-            group.size += sized.back().size;  // within data_bytes
+            group.size += sized.back().size;  // at most data_bytes, so it fits
         }
         for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
             const LazyTensor& t = tensor(chosen_[i]);
@@ -329,7 +339,7 @@ private:
         return safetensors::write_digests(list);
     }
 
-    /// Of all that a reader of this metadata will see.
+    /// Adds a place for the checkpoint's digest, and lists the other names that a reader of this metadata will see.
     void add_identity(Pairs& metadata) {
         const auto name_of = [this](std::uint32_t i) -> std::string_view { return tensor(chosen_[i]).name(); };
         NameIndex names;
@@ -370,7 +380,8 @@ private:
         layout_.files.push_back(std::move(file));
     }
 
-    /// The shards say the format themselves, where they have metadata, and totals are the index's own.
+    /// Returns the metadata of the index. It has no format, which the shards state if they have metadata, and no
+    /// totals, which the index adds itself.
     Pairs index_metadata() const {
         const bool parameters = options_.index_style == IndexStyle::transformers;
         Pairs metadata;
@@ -390,8 +401,8 @@ private:
     const Input& input_;
     Metadata metadata_;
     const SaveOptions& options_;
-    std::vector<Chosen> chosen_;    // what is written, in the caller's order
-    std::deque<Shape> raw_shapes_;  // that headers have instead of the tensors' own
+    std::vector<Chosen> chosen_;    // tensors to write, in the caller's order
+    std::deque<Shape> raw_shapes_;  // shapes that headers have instead of the tensors' own
     Layout layout_;
 };
 

@@ -1,4 +1,4 @@
-// Where every byte of a checkpoint goes, known before the first is written.
+// The layout of a checkpoint: the place of every byte, known before the first byte is written.
 #pragma once
 
 #include "lazy/cast_counts.hpp"
@@ -18,34 +18,36 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// A tensor in its file.
+/// The place of a tensor in its file.
 struct PlannedTensor {
-    std::uint64_t offset = 0;  ///< of its first byte in the file
-    std::uint32_t number = 0;  ///< in the caller's list
-    Dtype dtype = {};          ///< written as
+    std::uint64_t offset = 0;  ///< offset of its first byte in the file
+    std::uint32_t number = 0;  ///< index in the caller's list
+    Dtype dtype = {};          ///< dtype in the file
 };
 
+/// A file of a layout.
 struct PlannedFile {
     std::string name;
-    std::string head;                    ///< everything before the data; of an index, everything
-    std::vector<PlannedTensor> tensors;  ///< in the order of their bytes, which leave no gaps
+    std::string head;                    ///< everything before the data; for an index, the whole file
+    std::vector<PlannedTensor> tensors;  ///< in the order of their bytes, without gaps
     std::uint64_t size = 0;
-    bool lists_digests = false;  ///< `head` has zeros where digests of the tensors go
-    bool has_identity = false;   ///< and where the digest of the checkpoint goes
+    bool lists_digests = false;  ///< true if `head` has zeros in the places of the tensors' digests
+    bool has_identity = false;   ///< true if `head` has zeros in the place of the checkpoint's digest
 };
 
+/// All files of a checkpoint, in the order in which they are written.
 struct Layout {
-    std::vector<PlannedFile> files;  ///< the index last
+    std::vector<PlannedFile> files;  ///< the index is last
     std::uint64_t tensors = 0;
-    std::uint64_t data_bytes = 0;         ///< of values as they are written
-    std::uint64_t read_bytes = 0;         ///< of values as they are stored
-    std::vector<SaveReport::Cast> casts;  ///< without counts
+    std::uint64_t data_bytes = 0;         ///< bytes of the values as written
+    std::uint64_t read_bytes = 0;         ///< bytes of the values as stored
+    std::vector<SaveReport::Cast> casts;  ///< counts are filled in while writing
     std::vector<SkippedObject> skipped;
     std::uint64_t unaligned_tensors = 0;
     std::vector<std::string> notes;
-    std::vector<std::string> resumed;   ///< names of files that were there already
-    bool has_structure_tensor = false;  ///< which is no tensor of the checkpoint
-    /// Where digests are wanted: names that readers will take for other names of tensors, with the tensors' numbers.
+    std::vector<std::string> resumed;   ///< names of files that an interrupted save had finished
+    bool has_structure_tensor = false;  ///< true if a file has the structure document as a tensor
+    /// If digests are wanted: the names that readers will take for other names of tensors, with the tensors' numbers.
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
 };
 
@@ -55,30 +57,32 @@ inline void add_counts(SaveReport::Cast& cast, const CastCounts& counts) noexcep
     cast.non_finite += counts.non_finite;
 }
 
-/// The note on tensors that the files have in another order than they are given in.
+/// The note that is added if the files list the tensors in another order than the caller does.
 inline constexpr std::string_view order_is_lost =
     "the order of the tensors, which files have by dtype and name: only a structure document keeps it";
 
-/// Bytes of the value of `tensor` as it is stored, before any cast.
+/// Returns the bytes of the value of `tensor` as stored, before any cast.
 std::uint64_t stored_bytes(const LazyTensor& tensor);
 
 using Metadata = std::map<std::string, std::string>;
 
-/// What is written. Refers to the caller's tensors, or to the checkpoint that they are of.
+/// The tensors and metadata of a save. Refers to the caller's tensors, or to the checkpoint that owns them.
 struct Input {
     std::span<const LazyTensor> tensors;
     Metadata metadata = {};
     std::span<const AliasGroup> ties =
-        {};  ///< known ties: their pairs of the metadata go with a tensor that is skipped
-    std::span<const StoragePlace> storages = {};  ///< whose unreferenced bytes are counted
-    std::vector<std::string> notes = {};          ///< the first ones of the report
-    bool note_order = false;                      ///< a note says if the files have the tensors in another order
-    /// Names of tensors whose dtypes the structure document names, because safetensors does not: see raw_dtype().
+        {};  ///< known ties; if a tensor is skipped, its pairs of the metadata are dropped
+    std::span<const StoragePlace> storages = {};  ///< storages whose unreferenced bytes are counted
+    std::vector<std::string> notes = {};          ///< first notes of the report
+    bool note_order = false;                      ///< true to add a note if the files list the tensors in another order
+    /// Names of tensors whose dtype safetensors does not have, and whose dtype the structure document names: see
+    /// raw_dtype().
     std::unordered_set<std::string> as_raw = {};
 };
 
-/// Lays out the tensors in one file called `single_file`, or in shards and an index. `options.metadata` is not asked.
-/// Throws name_collision, unsupported_cast, and what safetensors::write_header refuses.
+/// Lays out the tensors in one file called `single_file`, or in shards and an index. Ignores `options.metadata`. Throws
+/// name_collision, bad_name, unsupported_cast, shape_overflow, invalid_argument for text that is not UTF-8, and what
+/// safetensors::write_header throws.
 Layout lay_out(const Input& input, const SaveOptions& options, const std::optional<std::string>& single_file);
 
 }  // namespace safemap::SAFEMAP_ABI::write

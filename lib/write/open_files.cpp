@@ -1,4 +1,4 @@
-// Opens and closes output files.
+// Opens output files on demand and closes the files that are unused for longest.
 #include "write/open_files.hpp"
 
 #include "base/faults.hpp"
@@ -48,8 +48,8 @@ void OpenFiles::open(File& file) {
                });
 }
 
-/// Closes the file unused for longest, where too many are open. The lock is not held while it goes to the disk; who
-/// needs the file meanwhile opens it once more.
+/// Closes the file that was unused for longest, if too many are open. Does not hold the lock during the flush; a thread
+/// that needs the file meanwhile opens it again.
 void OpenFiles::close_idle() {
     std::optional<io::OutputFile> output;
     std::string name;
@@ -60,7 +60,7 @@ void OpenFiles::close_idle() {
         for (File& file : files_)
             if (file.output && file.users == 0 && (oldest == nullptr || file.last_use < oldest->last_use))
                 oldest = &file;
-        if (oldest == nullptr) return;  // as many threads as files
+        if (oldest == nullptr) return;  // every open file is in use
         output.swap(oldest->output);
         name = oldest->name;
         --open_;

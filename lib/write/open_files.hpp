@@ -1,4 +1,4 @@
-// Output files that are open, of more than there are descriptors for.
+// A cache of open output files, for saves with more files than descriptors.
 #pragma once
 
 #include "io/output.hpp"
@@ -13,15 +13,16 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// Opens the files of a staging when they are written to, and keeps them open for the next time, up to an eighth of
-/// the descriptors that the process may have; then the one unused for longest is closed. What is closed has been
-/// brought to the disk, so that an error of writing it back is not lost with its descriptor. Thread safe.
+/// A cache of the open files of a staging. It opens a file when it is written to and keeps it open for the next write,
+/// up to an eighth of the descriptors that the process may have. Then it closes the file that was unused for longest. A
+/// file is flushed to disk before it is closed, so that a write-back error is not lost with the descriptor. Thread
+/// safe.
 class OpenFiles {
 public:
-    /// `names` are those that the staging has the files under. With `around_cache`, files are written past it.
+    /// Takes the names of the files in the staging. If `around_cache`, files are written past the page cache.
     OpenFiles(const io::Staging& staging, std::vector<std::string> names, bool around_cache);
 
-    /// A file in use, which is not closed meanwhile.
+    /// A file in use, which stays open meanwhile.
     class Use {
     public:
         Use(OpenFiles& files, std::size_t number) : files_(files), number_(number) { files_.begin(number); }
@@ -37,13 +38,13 @@ public:
         std::size_t number_;
     };
 
-    /// Brings all that is open to the disk, and closes it. Nothing may be in use any more.
+    /// Flushes all open files to disk and closes them. No file may be in use.
     void finish();
 
 private:
     struct File {
         std::string name = {};
-        std::optional<io::OutputFile> output = {};  // does not move while there are users
+        std::optional<io::OutputFile> output = {};  // not moved while it has users
         unsigned users = 0;
         std::uint64_t last_use = 0;
     };

@@ -1,4 +1,4 @@
-// Strided views as runs of bytes. Tested by tests/write/reading_test.cpp.
+// Counts referenced bytes: turns strided views into runs of bytes. Tested by tests/write/reading_test.cpp.
 #include "write/reading.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t most_runs = std::uint64_t{1} << 18;  // 4 MiB
 
-/// The elements that a view sees: a run of neighbours, again after each step.
+/// The elements that a view references: a run of adjacent elements, repeated at every step.
 class Pattern {
 public:
     explicit Pattern(const StridedView& view) : first_(view.offset) {
@@ -33,20 +33,20 @@ public:
         for (const Step& gap : steps_) {
             disjoint_ = disjoint_ && gap.stride >= hull_;
             hull_ += gap.length();
-            runs_ *= gap.count;  // within the elements of a tensor
+            runs_ *= gap.count;  // at most the elements of a tensor, so it fits
         }
     }
 
     bool gapless() const noexcept { return steps_.empty(); }
-    /// Whether no element is in two runs.
+    /// Returns true if no element is in two runs.
     bool disjoint() const noexcept { return disjoint_; }
     std::uint64_t first() const noexcept { return static_cast<std::uint64_t>(first_); }
     std::uint64_t run() const noexcept { return run_; }
     std::uint64_t runs() const noexcept { return runs_; }
-    /// Elements from the first to the last.
+    /// Returns the number of elements from the first to the last.
     std::uint64_t hull() const noexcept { return hull_; }
 
-    /// The first element of every run.
+    /// Calls `visit` with the first element of every run.
     template <class Visit> void each_run(Visit&& visit) const { descend(steps_.size(), first(), visit); }
 
 private:
@@ -72,10 +72,10 @@ private:
     std::uint64_t runs_ = 1;
     std::uint64_t hull_ = 1;
     bool disjoint_ = true;
-    std::vector<Step> steps_ = {};  // the shortest first
+    std::vector<Step> steps_ = {};  // smallest stride first
 };
 
-/// Runs of sub-byte elements are whole bytes.
+/// Returns the bytes of a run of elements. Runs of sub-byte elements are whole bytes.
 std::uint64_t bytes_of(Dtype dtype, std::uint64_t elements) {
     return whole_bytes(dtype) ? elements * element_size(dtype)
                               : elements / 8 * bits(dtype) + elements % 8 * bits(dtype) / 8;
@@ -99,14 +99,14 @@ void count_reading(SaveReport& report, const LazyTensor& tensor, Dtype written) 
     else if (tensor.stored()->dtype() == written) count(report.reading.copied, tensor);
 }
 
-/// A storage, and the tensor that sees some of it.
+/// A storage, and the tensor that references part of it, if any.
 struct Stored {
     const void* source;
     Extent extent;
     const LazyTensor* tensor = nullptr;
 };
 
-/// What is in pieces is a storage by itself.
+/// Returns the storage of a tensor. A tensor that is stored in pieces is a storage by itself.
 Stored stored_of(const LazyTensor& tensor) {
     const StoredTensor& stored = *tensor.stored();
     const std::uint64_t size = bytes_of(stored.dtype(), stored.element_count());
@@ -115,9 +115,10 @@ Stored stored_of(const LazyTensor& tensor) {
     return {&stored.source(place.source), {place.offset, size}, &tensor};
 }
 
+/// A running sum over storages.
 class Use {
 public:
-    /// Entries of one storage, which has the bytes `whole`.
+    /// Adds the entries of one storage, which has the bytes `whole`.
     void add(std::span<const Stored> entries, Extent whole) {
         std::vector<Stored> seen;
         std::copy_if(entries.begin(), entries.end(), std::back_inserter(seen),
@@ -150,7 +151,7 @@ private:
         pattern.each_run([&](std::uint64_t first) { put(first, pattern.run()); });
     }
 
-    /// Bytes that are in any of them.
+    /// Returns the number of bytes that are in at least one run.
     std::uint64_t length_of_runs() {
         std::sort(runs_.begin(), runs_.end(), [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
         std::uint64_t length = 0;

@@ -1,4 +1,4 @@
-// How tensors are read when they are saved, and what they see of the storages that they stand in.
+// Reports how tensors are read when they are saved, and how much of their storages they reference.
 #pragma once
 
 #include "write/layout.hpp"
@@ -12,16 +12,18 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// Fills in what is copied and gathered, views, unreferenced bytes, and unsupported.
+/// Fills in the counts of copied and gathered tensors and of views, the unreferenced bytes, and the unsupported dtypes.
 void report_reading(const Input& input, const Layout& layout, SaveReport& report);
 
+/// The use of storages by tensors.
 struct StorageUse {
     SaveReport::Count views;
-    std::uint64_t unreferenced = 0;  ///< bytes of storages that no tensor sees
+    std::uint64_t unreferenced = 0;  ///< bytes of storages that no tensor references
 };
-/// Of storages that overlap, which are one, and of those that the tensors stand in. n log n of both together, however
-/// many elements they have: where a storage has several tensors that leave gaps, these are looked at run by run, up to
-/// 2^18 runs in all; from then on no gap in a tensor is unreferenced.
+/// Returns the use of `storages` and of the storages that the tensors are in. Storages that overlap count as one. Takes
+/// n log n time for n tensors and storages, however many elements they have. If several tensors with gaps share a
+/// storage, their runs are compared one by one, up to 2^18 runs in all. After that, gaps inside a tensor do not count
+/// as unreferenced.
 StorageUse storage_use(std::span<const LazyTensor* const> tensors, std::span<const StoragePlace> storages);
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -1,4 +1,4 @@
-// repair(): reads whatever can be read without guessing, and writes it as the reference would.
+// repair(): reads all that can be read without guessing, and writes it as the reference would.
 #include "base/faults.hpp"
 #include "base/folder.hpp"
 #include "base/text.hpp"
@@ -27,15 +27,16 @@ namespace {
 using safetensors::TensorSpec;
 using Metadata = std::map<std::string, std::string>;
 
-/// What stands in the files, and what is wrong with them.
+/// The contents of the files, and the faults found in them.
 struct Found {
     std::vector<LazyTensor> tensors;
-    std::vector<std::uint32_t> shards;  ///< of an index, in which each tensor stands
+    std::vector<std::uint32_t> shards;  ///< for an index: the shard of each tensor
     Metadata metadata;
     std::vector<std::string> repairs;
 };
 
-/// The head that the reference would have written for these tensors.
+/// Returns the head that the reference would have written for these tensors. Sets `in_order` to true if they already
+/// have the reference's order.
 std::string head_of(const safetensors::Header& header, bool& in_order) {
     std::vector<Shape> shapes;
     std::vector<TensorSpec> specs;
@@ -97,7 +98,7 @@ private:
     safetensors::Header header_;
 };
 
-/// Digests are of files as they were, and a total is written anew.
+/// Drops the digests, which belong to the old files, and the totals, which are written anew.
 void drop_derived(Metadata& metadata, std::vector<std::string>& repairs) {
     const auto is_digest = [](const auto& entry) { return safetensors::is_digest_key(entry.first); };
     if (std::any_of(metadata.begin(), metadata.end(), is_digest))
@@ -119,9 +120,10 @@ Found read_one(const std::filesystem::path& file, const OpenOptions& options) {
     return found;
 }
 
-/// What an index says and its shards do not, or the other way round.
+/// Reports each difference between an index and its shards. Throws if two shards hold a tensor, or if no shard holds a
+/// tensor that the index names.
 void compare_index(const safetensors::Index& index, Found& found, const std::string& name) {
-    std::map<std::string_view, std::uint32_t> held;  // and in which shard
+    std::map<std::string_view, std::uint32_t> held;  // tensor name to shard
     std::uint64_t total = 0;
     for (std::size_t i = 0; i < found.tensors.size(); ++i) {
         const LazyTensor& tensor = found.tensors[i];

@@ -1,4 +1,4 @@
-// save(): lay out, fill a hidden sibling, rename; or fill a sink.
+// save(): lays out, fills a hidden sibling and renames it; or fills a sink.
 #include <safemap/save.hpp>
 
 #include "checkpoint/origin.hpp"
@@ -22,7 +22,7 @@ namespace {
 
 using write::Input;
 
-/// What is planned, and told before the first byte.
+/// Returns the report on the plan, which is available before the first byte is written.
 SaveReport planned(const Input& input, const write::Layout& layout, const SaveOptions& options) {
     SaveReport report = write::report_on(layout);
     report.notes.insert(report.notes.begin(), input.notes.begin(), input.notes.end());
@@ -31,14 +31,14 @@ SaveReport planned(const Input& input, const write::Layout& layout, const SaveOp
     return report;
 }
 
-/// What is known when all is copied.
+/// Adds what is known after everything is copied.
 void add_done(SaveReport& report, write::Layout& layout) {
     report.bytes_read = layout.read_bytes;
     report.casts = std::move(layout.casts);
     report.resumed = std::move(layout.resumed);
 }
 
-/// Empty where one of the checkpoints cannot be told from others.
+/// Returns the key of the save with all its folders, or an empty string if one of the checkpoints cannot be identified.
 std::string job_of_all(const Input& input, const write::Layout& layout,
                        const std::vector<write::PlannedFolder>& folders) {
     std::string all = write::job_of(input.tensors, layout);
@@ -50,7 +50,7 @@ std::string job_of_all(const Input& input, const write::Layout& layout,
     return all;
 }
 
-/// If `replaced` is not empty, the file that is replaced has to have that identity.
+/// Saves to a path. If `replaced` is not empty, the file to be replaced must have that identity.
 SaveReport save_all(const std::filesystem::path& out, const Input& input, const SaveOptions& options,
                     const std::string& replaced = {}) {
     const bool one_file = write::is_one_file(out, options);
@@ -87,7 +87,7 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
         target.staging().add_folder(folder.name);
         add(folder.input.tensors, folder.layout);
     }
-    add(input.tensors, layout);  // last: what names the others is the last file
+    add(input.tensors, layout);  // last: the last file is the index, which names the others
     write::write_files(parts, options.work.monitor, options.work.threads);
     target.commit();
     report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());

@@ -1,4 +1,4 @@
-// The common part of all saves.
+// The steps that all saves share: checks options, lays out, allocates and reports.
 #include "write/saving.hpp"
 
 #include "base/faults.hpp"
@@ -29,7 +29,7 @@ void require_sense(const SaveOptions& options) {
 
 Layout lay_out_at(const std::filesystem::path& out, const Input& input, const SaveOptions& options) {
     require_sense(options);
-    // Before the names, so that the commonest mistake is told first; the target looks again.
+    // Checked before the names, so that the most common mistake is reported first. The target checks again.
     const bool one_file = is_one_file(out, options);
     if (one_file && !options.folders.empty())
         throw Error(Errc::invalid_argument, "folders, and one file to be written").with_path(out.native());

@@ -1,4 +1,4 @@
-// What save() and ShardWriter do alike: from OUT and the options to files that are allocated, and to a report.
+// Steps that save() and ShardWriter share: from the target and the options to allocated files and a report.
 #pragma once
 
 #include "base/faults.hpp"
@@ -13,30 +13,31 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// Looks at the options and, unless there is only a plan to make or something to replace, at the place; then lays the
-/// tensors out. Throws invalid_argument, unsupported_cast, already_exists, path_not_found, and what lay_out throws.
+/// Checks the options and lays the tensors out. Before that, checks that the target does not exist, unless the options
+/// ask only for a plan or for overwriting, or the target counts as new. Throws invalid_argument, unsupported_cast,
+/// already_exists, path_not_found, and what lay_out throws.
 Layout lay_out_at(const std::filesystem::path& out, const Input& input, const SaveOptions& options);
-/// The same for the one file of a sink. Throws invalid_argument, too, for options that have no meaning there.
+/// Does the same for the one file of a sink. Throws invalid_argument for options that do not apply to a sink, too.
 Layout lay_out_for(const Sink& sink, const Input& input, const SaveOptions& options);
-/// Creates a file of `layout` and reserves its space; it is closed again, since there may be more files than
-/// descriptors. A full disk is told with what all files take.
+/// Creates a file of `layout` and reserves its space. Closes the file again, because there may be more files than
+/// descriptors. If the disk is full, the error says how much space all files take.
 void allocate(io::Staging& staging, const Layout& layout, const PlannedFile& file);
 
-/// What is planned, or has been done.
+/// Returns the report on a layout, planned or written.
 SaveReport report_on(const Layout& layout);
 
-/// Returns the metadata of a checkpoint and `[other name] = stored name` for each tie, as huggingface_hub tells of
-/// tied tensors. A pair that `given` has already stays.
+/// Returns the metadata of a checkpoint and a pair `[other name] = stored name` for each tie, as huggingface_hub
+/// records tied tensors. Does not replace a pair that `given` already has.
 Metadata metadata_of(const Checkpoint& checkpoint, Metadata given = {});
 
-/// Returns what is to be written of a checkpoint, with this metadata. Its tensors and the structure document, where one
-/// is written as a tensor, go to `with_structure`, which the result refers to; else the result refers to the
-/// checkpoint.
+/// Returns the input for saving a checkpoint with this metadata. If the structure document is written as a tensor, the
+/// checkpoint's tensors and the document are put into `with_structure`, and the result refers to it. Otherwise the
+/// result refers to the checkpoint.
 Input input_of(const Checkpoint& checkpoint, Metadata metadata, const SaveOptions& options,
                std::vector<LazyTensor>& with_structure);
 
-/// Saves a checkpoint with this metadata, the structure document added. If `replaced` is not empty, the file that is
-/// replaced has to have that identity.
+/// Saves a checkpoint with this metadata and adds the structure document. If `replaced` is not empty, the file to be
+/// replaced must have that identity.
 SaveReport save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
                            const SaveOptions& options, const std::string& replaced = {});
 
@@ -44,7 +45,7 @@ template <class Run> auto during_save(const Sink& sink, Run&& run) {
     return adding([&](Error& error) { error.during("save " + sink.name()); }, std::forward<Run>(run));
 }
 
-/// Puts "save out/" before whatever goes wrong in `run`, or "save out" where `one_file` is wanted.
+/// Runs `run` and adds the context "save out/" to its errors, or "save out" for one file.
 template <class Run> auto during_save(const std::filesystem::path& out, bool one_file, Run&& run) {
     const auto add = [&](Error& error) {
         const std::string& path = out.native();

@@ -1,4 +1,4 @@
-// Lends seats out.
+// Lends out seats and creates each when it is first needed.
 #include "write/seats.hpp"
 
 #include <utility>
@@ -21,7 +21,7 @@ Seats::Taken Seats::take() {
 void Seats::give_back(std::unique_ptr<Worker> seat) noexcept {
     {
         const std::lock_guard lock(mutex_);
-        free_.push_back(std::move(seat));  // there is room for all
+        free_.push_back(std::move(seat));  // never allocates: the constructor reserved room for all seats
     }
     changed_.notify_one();
 }

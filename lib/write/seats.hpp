@@ -1,4 +1,4 @@
-// Seats for threads that copy: however many come, only so many have buffers at a time.
+// Seats for threads that copy. Any number of threads may ask, but only a limited number have a buffer at a time.
 #pragma once
 
 #include "lazy/bulk.hpp"
@@ -10,10 +10,10 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// Thread safe.
+/// A pool of at most `most` workers with buffers. Thread safe.
 class Seats {
 public:
-    /// A seat in use.
+    /// A seat in use, given back by the destructor.
     class Taken {
     public:
         Taken(Seats& seats, std::unique_ptr<Worker> seat) noexcept : seats_(seats), seat_(std::move(seat)) {}
@@ -31,7 +31,7 @@ public:
 
     explicit Seats(std::size_t most) : left_(most) { free_.reserve(most); }
 
-    /// Waits until there is one.
+    /// Takes a free seat. Waits until there is one.
     Taken take();
 
 private:
@@ -39,7 +39,7 @@ private:
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::size_t left_;  ///< not made yet
+    std::size_t left_;  ///< seats that are not created yet
     std::vector<std::unique_ptr<Worker>> free_;
 };
 

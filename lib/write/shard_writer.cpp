@@ -1,10 +1,14 @@
-// The streaming writer: what is where is known from the start, so each write goes to its place, and the bookkeeping
-// sees to it that every byte is written once.
-//   - Declarations are laid out like tensors that nobody reads.
-//   - Value: what a write is given, as memory or as a tensor, whatever the overload was called with.
-//   - Regions: which bytes of the tensor a value is for, as a range or a box, checked against the declaration.
-//   - put() claims the bytes, copies them, and settles the claim; a claim that is not settled ends the writer.
-//   - commit() waits for writes under way, reads back what wants a digest, and puts all in its place.
+// The streaming writer. The layout is known from the start, so each write goes to its place, and bookkeeping makes sure
+// that every byte is written once. From top to bottom:
+// - declare(): turns declarations into tensors without bytes, to lay them out.
+// - Value, Shaped, lazy(), filled(): the value of a write, as memory or as a tensor, for every overload.
+// - Impl(): lays out, copies extras, allocates all files and writes heads without digests.
+// - whole(), range(), box(): the bytes of a tensor that a value is for, checked against the declaration.
+// - put(): claims the bytes, copies them, and settles the claim. A claim that is not settled ends the writer.
+// - find(): the number of a tensor, or an error that suggests similar names.
+// - copy(), may_be_straight(): write memory directly, or through the buffer of a seat.
+// - commit(): waits for writes under way, reads files back for digests, and commits the target.
+// - The methods of ShardWriter: each turns its arguments into a region and a value.
 #include <safemap/advanced/shard_writer.hpp>
 
 #include <safemap/advanced/dtypes.hpp>
@@ -49,7 +53,7 @@ using write::Coverage;
 using write::Layout;
 using write::Region;
 
-constexpr std::size_t seats = 8;  // 4 MiB each, with what a gatherer takes
+constexpr std::size_t seats = 8;  // 4 MiB each, including a gatherer's memory
 
 const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
@@ -60,7 +64,7 @@ const SaveOptions& require_sense(const SaveOptions& options) {
     return options;
 }
 
-/// Tensors that nobody reads, for laying out.
+/// Returns tensors for laying out; they are never read.
 std::vector<LazyTensor> declare(std::span<const Declaration> declarations) {
     const auto nothing = callback_source("a declaration", UINT64_MAX, [](std::uint64_t, std::span<std::byte>) {
         throw Error(Errc::io_error, "a declaration has no bytes");
@@ -84,7 +88,7 @@ std::vector<std::string> names_of(const Layout& layout) {
     return names;
 }
 
-/// What a write is given: bytes that lie in memory in the order of what is written, or else a tensor to read them from.
+/// The value of a write: bytes in memory in the order in which they are written, or else a tensor to read them from.
 struct Value {
     std::span<const std::byte> memory = {};
     std::optional<LazyTensor> tensor = std::nullopt;
@@ -96,7 +100,7 @@ struct Value {
     }
 };
 
-/// The same, for one that has a shape.
+/// A value that has a shape.
 struct Shaped {
     Shape shape = {};
     Value value = {};
@@ -106,12 +110,12 @@ Shaped shaped(const LazyTensor& tensor, Dtype declared) {
     return {.shape = tensor.shape(), .value = {.tensor = tensor.cast(declared)}};
 }
 
-/// A strided view as a tensor over the bytes that it touches.
+/// Returns a strided view as a tensor over the bytes that it touches. A view always has a reach, within its bytes.
 LazyTensor lazy(const TensorView& view) {
     const Reach reach =
         view.element_count() == 0 ? Reach{0, -1} : *reach_of({view.shape(), view.strides(), 0});  // within its bytes
     const auto elements = static_cast<std::uint64_t>(reach.last - reach.first + 1);
-    // Of sub-byte dtypes, views begin and end at whole bytes.
+    // Views of sub-byte dtypes begin and end at whole bytes.
     const std::int64_t before = -reach.first * static_cast<std::int64_t>(bits(view.dtype())) / 8;
     const std::span touched(view.data() - before, static_cast<std::size_t>(*byte_size(view.dtype(), elements)));
     auto source = memory_source("memory of the caller's", SharedBytes{.bytes = touched, .owner = view.owner()});
@@ -153,7 +157,7 @@ public:
           report_(write::report_on(layout_)) {
         names_.add_all(
             static_cast<std::uint32_t>(declared_.size()), [this](std::uint32_t i) { return name(i); },
-            [](std::uint32_t, std::uint32_t) {});  // the layout has refused those that are there twice
+            [](std::uint32_t, std::uint32_t) {});  // the layout has refused duplicate names
         report_.bytes_read = 0;
         const write::PlannedExtras extras = write::plan_extras(out, options, layout_);
         extras.report(report_);
@@ -163,7 +167,7 @@ public:
         if (options.checksums) digests_.emplace(declared_.size());
     }
 
-    /// Runs `work` with the number of the tensor called `name`, and says in an error what was being done.
+    /// Runs `work` with the number of the tensor called `name`. Adds the operation and the tensor to its errors.
     template <class Work> void on_tensor(std::string_view name, Work&& work) {
         write::during_save(out_, one_file_, [&] {
             const std::uint32_t number = find(name);
@@ -171,7 +175,7 @@ public:
         });
     }
 
-    // Of a TensorView or a LazyTensor.
+    // `Given` is a TensorView or a LazyTensor.
     template <class Given> void write_whole(std::string_view name, const Given& given) {
         write_at(name, given, [this](std::uint32_t number, const Shape& shape) { return whole(number, shape); });
     }
@@ -241,8 +245,8 @@ private:
         Coverage written = {};
     };
 
-    /// Bytes that are being written. They count as written from the beginning, since no other may write them; a claim
-    /// that ends without being settled is the end of the writer.
+    /// Bytes that are being written. They count as written from the start, so that no other write takes them. If a
+    /// claim ends without being settled, the writer fails.
     class Claim {
     public:
         Claim(Impl& writer, std::uint32_t number, std::span<const Extent> pieces) : writer_(writer), number_(number) {
@@ -281,7 +285,7 @@ private:
     std::uint32_t find(std::string_view wanted) const {
         if (const auto number = names_.find(wanted, [this](std::uint32_t i) { return name(i); })) return *number;
         Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(wanted));
-        constexpr std::size_t most = 4096;  // a suggestion must not take longer than the rest
+        constexpr std::size_t most = 4096;  // limits the time for a suggestion
         if (declared_.size() <= most) {
             checkpoint::NearNames near(wanted);
             for (const LazyTensor& tensor : declared_) near.consider(tensor.name());
@@ -290,7 +294,7 @@ private:
         throw error;
     }
 
-    /// Writes a value where `place` says that one of its shape goes.
+    /// Writes a value to the region that `place` returns for its shape.
     template <class Given, class Place> void write_at(std::string_view name, const Given& given, Place&& place) {
         on_tensor(name, [&](std::uint32_t number) {
             const Shaped value = shaped(given, declared(number).dtype());
@@ -307,7 +311,7 @@ private:
 
     Region range(std::uint32_t number, std::uint64_t offset, const Shape& shape) const {
         const Dtype dtype = declared(number).dtype();
-        // There is a value of that shape and dtype, so its size fits.
+        // A value of that shape and dtype exists, so its size fits in 64 bits.
         static_cast<void>(range(number, {offset, *byte_size(dtype, *element_count(shape))}));
         const unsigned unit = whole_bytes(dtype) ? element_size(dtype) : bits(dtype) % 3 == 0 ? 3 : 1;
         if (offset % unit != 0)
@@ -332,8 +336,8 @@ private:
                    });
     }
 
-    /// Writes what stands before the data, and keeps of the plan only what is needed from here on. A head that wants
-    /// digests is written at the end.
+    /// Writes the head of a file and drops the parts of the plan that are no longer needed. If a head has places for
+    /// digests, commit() writes it.
     void begin_file(std::uint32_t number) {
         write::PlannedFile& planned = layout_.files[number];
         for (const write::PlannedTensor& tensor : planned.tensors)
@@ -344,7 +348,8 @@ private:
         std::vector<write::PlannedTensor>().swap(planned.tensors);
     }
 
-    /// Digests want the bytes in order, and they came in any: they are read once more.
+    /// Reads a file back, puts digests into its head and writes the head. Digests need the bytes in order, and writes
+    /// come in any order.
     void add_digests(std::uint32_t number, std::vector<Digest>& digests) {
         write::PlannedFile& planned = layout_.files[number];
         in_file(number, [&](const io::OutputFile& file) {
@@ -380,8 +385,9 @@ private:
         return seat->gatherer.take_counts();
     }
 
-    /// Past the cache goes only what lies in its page of memory as in its page of the file; other memory is copied to
-    /// where it does. Rows of a box lie in the file as they like, so that would gain them nothing.
+    /// Returns true if `memory` can be written without copying it to a buffer. To be written past the page cache,
+    /// memory must have the same offset in a page as in the file; other memory is copied to where it has. Rows of a box
+    /// have arbitrary offsets in the file, so copying would gain nothing.
     bool may_be_straight(const write::Place& to, std::span<const std::byte> memory) const noexcept {
         if (!around_cache_ || to.pieces.size() > 1) return true;
         const std::uint64_t place = to.tensor + to.pieces.front().offset;
@@ -446,11 +452,11 @@ private:
     write::Target target_;
     write::OpenFiles files_;
     write::Seats seats_{seats};
-    std::optional<std::vector<Digest>> digests_;  // where they are wanted; known from the commit on
+    std::optional<std::vector<Digest>> digests_;  // if digests are wanted; computed by commit()
 
-    std::mutex mutex_;  // guards all that follows
+    std::mutex mutex_;  // guards all members below
     std::condition_variable idle_;
-    std::vector<Tensor> tensors_;  // file and offset stay as they are
+    std::vector<Tensor> tensors_;  // file and offset do not change
     SaveReport report_;
     std::set<std::pair<std::uint32_t, Dtype>> cast_;
     std::size_t under_way_ = 0;

@@ -19,14 +19,15 @@ namespace {
 
 using Shards = std::vector<std::vector<std::uint32_t>>;
 
-/// What goes into a shard as a whole: the tensors of a storage, or of a layer. Numbered as their first tensors stand.
+/// The units that go into a shard as a whole: the tensors of a storage, or of a layer. Units are numbered in the order
+/// of their first tensors.
 struct Units {
-    std::vector<std::uint32_t> of;     ///< of each tensor
-    std::vector<std::uint32_t> first;  ///< tensor of each unit
+    std::vector<std::uint32_t> of;     ///< unit of each tensor
+    std::vector<std::uint32_t> first;  ///< first tensor of each unit
     std::vector<std::uint64_t> sizes;
 };
 
-/// Calls with each tensor and whether it is the first of its storage, which is the one that counts.
+/// Calls `visit` with each tensor and the first tensor of its storage, which is the one that counts.
 template <class Visit> void for_each_counted(std::span<const Sized> tensors, Visit&& visit) {
     std::unordered_map<std::uint64_t, std::uint32_t> storages;
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
@@ -50,7 +51,7 @@ Units storages_of(std::span<const Sized> tensors) {
     return units;
 }
 
-/// Sets of tensors that grow together; the smallest number speaks for a set.
+/// Disjoint sets of tensors that can be joined. The smallest number represents a set.
 class Sets {
 public:
     explicit Sets(std::size_t tensors) : parent_(tensors) { std::iota(parent_.begin(), parent_.end(), 0U); }
@@ -93,8 +94,8 @@ Units layers_of(std::span<const Sized> tensors) {
     return units;
 }
 
-/// Fills shards with units: a new one begins wherever `begins(unit, size of the open shard)`. Units larger than `max`
-/// stand alone, before the shard that is open.
+/// Fills shards with units. A new shard begins where `begins(unit, size of the open shard)` returns true. A unit larger
+/// than `max` gets a shard of its own, before the open shard.
 template <class Begins> Shards fill(std::span<const std::uint64_t> sizes, std::uint64_t max, Begins&& begins) {
     Shards shards;
     std::vector<std::uint32_t> open;
@@ -121,12 +122,12 @@ Shards greedy(std::span<const std::uint64_t> sizes, std::uint64_t max) {
     return fill(sizes, max, [&](std::uint32_t unit, std::uint64_t open) { return sizes[unit] > max - open; });
 }
 
-/// Contiguous runs of sizes, none of which is larger than the bound.
+/// Contiguous runs of sizes, each of them at most as large as a bound.
 class Balance {
 public:
     explicit Balance(std::vector<std::uint64_t> sizes) : sizes_(std::move(sizes)) {}
 
-    /// The smallest bound under which there are no more runs than under `max`.
+    /// Returns the smallest bound that needs no more runs than `max` does.
     std::uint64_t smallest_bound(std::uint64_t max) const {
         const std::size_t fewest = runs(max);
         std::uint64_t low = sizes_.empty() ? 0 : *std::max_element(sizes_.begin(), sizes_.end());
@@ -138,7 +139,8 @@ public:
         return low;
     }
 
-    /// Where runs begin. Each ends near the mean of what is left, if the rest can do with the runs that are left.
+    /// Returns where runs begin. Each run ends near the mean of what is left, if the runs that are left suffice for the
+    /// rest.
     std::vector<bool> beginnings(std::uint64_t bound) const {
         const std::vector<std::uint32_t> needed = runs_behind(bound);
         std::vector<bool> begins(sizes_.size());
@@ -176,11 +178,11 @@ private:
         return count;
     }
 
-    /// How many runs the sizes from each one to the last take at least.
+    /// Returns the minimum number of runs from each size to the last one.
     std::vector<std::uint32_t> runs_behind(std::uint64_t bound) const {
         std::vector<std::uint32_t> needed(sizes_.size() + 1);
         std::size_t end = sizes_.size();
-        std::uint64_t sum = 0;  // of [i, end)
+        std::uint64_t sum = 0;  // sum of sizes [i, end)
         for (std::size_t i = sizes_.size(); i-- > 0;) {
             while (sum > bound - sizes_[i]) sum -= sizes_[--end];
             sum += sizes_[i];
@@ -210,7 +212,7 @@ std::vector<std::uint32_t> shards_of(const Shards& shards, std::size_t members) 
     return shard_of;
 }
 
-/// The first tensor of each storage, in each shard; then those that follow it, storage by storage.
+/// Returns the shards with the first tensor of each storage, followed by the other tensors, storage by storage.
 Shards with_followers(const Shards& split, const Units& units) {
     Shards shards(split.size());
     const std::vector<std::uint32_t> shard_of = shards_of(split, units.first.size());
@@ -253,7 +255,7 @@ std::uint64_t sum_of_sizes(std::uint64_t sum, std::uint64_t size) {
 Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size, ShardStrategy strategy) {
     const bool in_layers = strategy == ShardStrategy::by_prefix;
     const Units units = in_layers ? layers_of(tensors) : storages_of(tensors);
-    // First, so that nothing below can wrap.
+    // Summed first, so that no sum below can wrap.
     const std::uint64_t total = std::accumulate(units.sizes.begin(), units.sizes.end(), std::uint64_t{0}, sum_of_sizes);
     Split split;
     switch (strategy) {

@@ -1,4 +1,4 @@
-// Puts the structure document of a checkpoint among what is written.
+// Adds the structure document of a checkpoint to what is written.
 #include "write/structure.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -27,13 +27,15 @@ LazyTensor tensor_of(const std::string& document) {
     return {std::string(state::structure_tensor), stored_run(Dtype::u8, {document.size()}, source, 0)};
 }
 
-/// Files list tensors in an order of their own, whatever their document says.
+/// Returns true if the opened file lists the tensors in the order of its tree. Files list tensors in an order of their
+/// own, whatever their document says.
 bool lists_in_order(const Checkpoint& opened, const FlatState& flat) {
     return std::equal(flat.tensors.begin(), flat.tensors.end(), opened.begin(), opened.end(),
                       [](const LazyTensor& a, const LazyTensor& b) { return a.stored() == b.stored(); });
 }
 
-/// Notes what is lost if no document is written, and the order of the tensors if the files change it.
+/// Adds notes on what is lost without a document. Asks for a note on the order of the tensors if the files may change
+/// it.
 void note_losses(const Checkpoint& checkpoint, Input& input) {
     std::vector<std::string> lost = checkpoint::Origin::only_in_tree(checkpoint);
     if (checkpoint::Origin::has_tree(checkpoint)) {
@@ -48,7 +50,7 @@ void note_losses(const Checkpoint& checkpoint, Input& input) {
     input.notes.insert(input.notes.end(), lost.begin(), lost.end());
 }
 
-/// Notes the other names of tied tensors that the metadata does not have.
+/// Adds a note on the other names of tied tensors that the metadata does not have.
 void note_lost_ties(const Checkpoint& checkpoint, Input& input) {
     std::uint64_t lost = 0;
     std::string first;
@@ -64,7 +66,8 @@ void note_lost_ties(const Checkpoint& checkpoint, Input& input) {
                           first + "; the exact metadata does not have " + (lost == 1 ? "it" : "them"));
 }
 
-/// Plain files say nothing of where they come from, so that they are the same wherever that is.
+/// Puts the fingerprint of a torch file into the metadata if `wanted`, else removes it: plain files are the same
+/// wherever their tensors come from.
 void put_source(const Checkpoint& checkpoint, bool wanted, Metadata& metadata) {
     const std::string key(state::source_key);
     if (!wanted) metadata.erase(key);
@@ -72,8 +75,8 @@ void put_source(const Checkpoint& checkpoint, bool wanted, Metadata& metadata) {
         if (auto fingerprint = checkpoint.fingerprint()) metadata[key] = std::move(*fingerprint);
 }
 
-/// Other names of tied tensors stand among the metadata, where some keys mean something else. What the metadata of the
-/// opened file says under these is no other name.
+/// Throws name_collision if another name of a tied tensor is a metadata key with a meaning of its own. A pair that the
+/// opened file's metadata already has is not such a name.
 void require_no_tie(const Checkpoint& checkpoint, const Metadata& metadata) {
     const Checkpoint opened = checkpoint::Origin::of(checkpoint);
     const auto& own = opened.metadata();
@@ -91,14 +94,15 @@ void require_no_tie(const Checkpoint& checkpoint, const Metadata& metadata) {
         for (std::size_t i = 1; i < group.size(); ++i) require(group[i], group.front());
 }
 
-/// Whether a file of safetensors has tensors whose dtypes only its document names.
+/// Returns true if a safetensors file has tensors whose dtypes only its document names.
 bool has_named_dtypes(const Checkpoint& checkpoint) {
     return checkpoint.format() == Format::safetensors &&
            std::any_of(checkpoint.begin(), checkpoint.end(),
                        [](const LazyTensor& tensor) { return !in_safetensors(tensor.dtype()); });
 }
 
-/// Returns nothing, with a note, where no document is wanted at any price and this one would be too large.
+/// Returns the document, or nothing if none is wanted. If the document is too large and need not be kept, adds a note
+/// and returns nothing.
 std::optional<std::string> document_of(const Checkpoint& checkpoint, StructurePolicy policy, Input& input) {
     const bool plain = (!checkpoint::Origin::has_tree(checkpoint) || checkpoint::Origin::is_flat(checkpoint)) &&
                        !has_named_dtypes(checkpoint);
@@ -131,7 +135,7 @@ std::optional<LazyTensor> add_structure(const Checkpoint& checkpoint, const Save
         return std::nullopt;
     }
     std::string& says = input.metadata[std::string(state::structure_key)];
-    // A tensor may have that name already.
+    // If a tensor already has the document's name, the document stays in the metadata.
     if (document->size() <= state::longest_inline_structure || checkpoint.find(state::structure_tensor) != nullptr) {
         says = std::move(*document);
         return std::nullopt;

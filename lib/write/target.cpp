@@ -1,4 +1,4 @@
-// What a save replaces.
+// Decides which files a save replaces.
 #include "write/target.hpp"
 
 #include "base/text.hpp"
@@ -41,7 +41,7 @@ bool counts_as_new(const std::filesystem::path& out) {
     std::error_code ignored;
     if (!std::filesystem::is_directory(out, ignored)) return false;
     try {
-        // Nothing that a save would write may be there already, not even as something else than a file.
+        // No name that a save would write may exist already, not even as something else than a file.
         const state::FolderNames names = state::names_in(*open_folder(out, Mapping::never));
         for (const std::string& name : names.files)
             if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;
@@ -69,7 +69,7 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
             .with_path(path.native())
             .with_hint("it cannot be told which model is to be replaced");
     if (files.empty() || files.front() == single_name) return files;
-    CollectFaults ignored;  // an index that is damaged goes as well as one that is sound
+    CollectFaults ignored;  // a damaged index is replaced, too
     if (const auto source = folder->open(files.front()))
         for (std::string& shard : safetensors::read_index(*source, ignored).shards)
             if (shard.ends_with(".safetensors")) files.push_back(std::move(shard));
@@ -79,7 +79,7 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
 Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job)
     : out_(out), overwrite_(options.overwrite), staging_(stage(out, options, job)) {
     for (const auto& folder : options.folders) folders_.push_back(folder.first);
-    static_cast<void>(old_files());  // what is wrong with them is better told before the work than after it
+    static_cast<void>(old_files());  // reports faults of the old files before the work, not after it
 }
 
 std::vector<std::string> Target::old_files() const {

@@ -1,4 +1,4 @@
-// Where a checkpoint is written to: a file or a folder, new or in the place of an old one.
+// The target of a save: a file or a folder, new or replacing an old one.
 #pragma once
 
 #include "io/replace.hpp"
@@ -11,17 +11,18 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
+/// The file or folder that a save writes, and the old files that it replaces.
 class Target {
 public:
-    /// A file where is_one_file(out, options), else a folder. What stands there is refused unless it is to be
-    /// overwritten, or is a folder for a folder, and counts_as_new(out).
-    /// Throws what Staging does, and several_models where it cannot be told which model the folder's old one is.
+    /// Targets a file if is_one_file(out, options), else a folder. An existing target is refused unless it is to be
+    /// overwritten, or is a folder that counts_as_new(out, options). Throws what Staging throws, and several_models if
+    /// it is ambiguous which model of the folder is replaced.
     Target(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job = {});
 
     io::Staging& staging() noexcept { return staging_; }
-    /// Everything appears, and what the old model consisted of is gone.
+    /// Puts all new files in place and removes the files of the old model.
     void commit();
-    /// After commit(): what could not be cleared away, and what has another name now.
+    /// After commit(): notes on what could not be removed, and on what was renamed.
     const std::vector<std::string>& notes() const noexcept { return staging_.notes(); }
 
 private:
@@ -29,22 +30,22 @@ private:
 
     std::filesystem::path out_;
     bool overwrite_;
-    std::vector<std::string> folders_;  ///< in it, which are written, too
+    std::vector<std::string> folders_;  ///< folders inside the target that are written, too
     io::Staging staging_;
 };
 
-/// Returns true where `out` ends in ".safetensors" or ".sft".
+/// Returns true if `out` ends in ".safetensors" or ".sft".
 bool names_file(const std::filesystem::path& out);
-/// Returns true where a save to `out` writes one file and no folder. Throws invalid_argument where the options want a
-/// file, and `out` ends in a slash, which wants a folder.
+/// Returns true if a save to `out` writes one file and no folder. Throws invalid_argument if the options ask for one
+/// file and `out` ends in a slash, which means a folder.
 bool is_one_file(const std::filesystem::path& out, const SaveOptions& options);
-/// Whether `out` is a folder without a checkpoint in it: an empty one, or one of other files, which stay.
+/// Returns true if `out` is a folder without a checkpoint: an empty folder, or a folder of other files, which stay.
 bool counts_as_new(const std::filesystem::path& out);
-/// The same, and nor has one of the folders in it that the options name.
+/// Returns true if, in addition, none of the folders in `out` that the options name has a checkpoint.
 bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options);
 
-/// What goes when a model in `folder` is replaced: its index and the shards that it names, or a `model.safetensors`
-/// without an index. Throws several_models where there are several indexes.
+/// Returns the files to remove when a model in `folder` is replaced: its index and the shards that the index names, or
+/// a `model.safetensors` without an index. Throws several_models if there are several indexes.
 std::vector<std::string> model_files(const std::filesystem::path& folder);
 
 }  // namespace safemap::SAFEMAP_ABI::write
