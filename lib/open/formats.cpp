@@ -1,14 +1,15 @@
-// A table has one row for each kind of file, in the order of trying: safetensors, what torch writes, and what people
-// hand us by mistake. A row says how a file of the kind is told (by a function, or by bytes at a place), what it looks
-// like, and, where it is read, which format it is and who reads it.
+// Recognises the format of a file. A table has one row for each kind of file, in the order in which the rows are tried:
+// safetensors, files of torch, and files that are often passed by mistake. A row says how to recognise the kind (by a
+// function, or by bytes at an offset) and what such a file looks like. If safemap reads the kind, the row has its
+// format and its reader, too.
 //
-//   read_range, first_text      looking at bytes
-//   is_...                      how a kind is told, from the first bytes in most cases
+//   read_range, first_text      read bytes of the file
+//   is_...                      recognise a kind, from the first bytes in most cases
 //   Row, rows                   the table
-//   sniff(), recognise()        the first row that fits; a name in ".safetensors" goes over the content
-//   torch_takes_for()           what torch.load would see in a file of safetensors
+//   sniff(), recognise()        the first row that fits; for recognise(), ".safetensors" in a name has precedence
+//   torch_takes_for()           the format that torch.load would see in a file of safetensors
 //
-// A new format is a row here, with a value of Format. Tested by tests/open/formats_test.cpp.
+// To add a format, add a row here and a value of Format. Tested by tests/open/formats_test.cpp.
 #include "open/formats.hpp"
 
 #include "base/text.hpp"
@@ -44,7 +45,8 @@ std::string read_range(const Source& source, std::uint64_t offset, std::uint64_t
     return bytes;
 }
 
-/// The first byte at or behind `offset` that is no JSON whitespace. The reference pads headers with up to a page of it.
+/// Returns the first byte at or behind `offset` that is not JSON whitespace. The reference pads headers with up to a
+/// page of whitespace.
 std::optional<char> first_text(const Source& source, std::uint64_t offset) {
     constexpr std::uint64_t block = 4096;
     constexpr std::uint64_t most = 1 << 20;
@@ -63,7 +65,7 @@ std::uint64_t header_length(std::string_view head) {
     return length;
 }
 
-/// Case does not matter; `lower` is in lower case.
+/// Returns true if `text` starts with `lower`, which is in lower case. The case of `text` does not matter.
 bool starts_with_text(std::string_view text, std::string_view lower) {
     return text.size() >= lower.size() && std::equal(lower.begin(), lower.end(), text.begin(), [](char a, char b) {
                return a == (b >= 'A' && b <= 'Z' ? static_cast<char>(b - 'A' + 'a') : b);
@@ -75,7 +77,7 @@ std::string_view without_space(std::string_view text) {
     return begin == std::string_view::npos ? std::string_view() : text.substr(begin);
 }
 
-/// The name in the first local header.
+/// Returns the name in the first local header.
 std::string_view first_record(std::string_view head) {
     std::uint16_t size = 0;
     if (head.size() < 30) return {};
@@ -83,8 +85,8 @@ std::string_view first_record(std::string_view head) {
     return head.substr(30, size);
 }
 
-/// Whether the first 512 bytes have a tar header's checksum, which is all that torch.load asks for before it takes a
-/// file for a tar.
+/// Returns true if the first 512 bytes have the checksum of a tar header. torch.load checks nothing else before it
+/// takes a file for a tar.
 bool begins_tar(std::string_view head) {
     if (head.size() < 512) return false;
     std::string_view field = head.substr(148, 8);
@@ -101,7 +103,7 @@ bool begins_tar(std::string_view head) {
     return checksum == bytes || checksum == chars;
 }
 
-/// The name of the first member, in a tar.
+/// Returns the name of the first member if the file is a tar.
 std::optional<std::string_view> first_member(std::string_view head) {
     if (head.size() < 262 || head.substr(257, 5) != "ustar") return std::nullopt;
     return head.substr(0, std::min<std::size_t>(head.find('\0'), 100));
@@ -123,14 +125,15 @@ bool is_numpy_archive(const Source&, std::string_view head) {
 }
 
 bool is_zip(const Source&, std::string_view head) {
-    return head.starts_with("PK\x03\x04") || head.starts_with("PK\x05\x06");  // the second without records
+    return head.starts_with("PK\x03\x04") || head.starts_with("PK\x05\x06");  // the second: a zip without records
 }
 
 bool is_zip_at_end(const Source& source, std::string_view) { return ends_as_zip(source); }
 
 bool is_legacy(const Source&, std::string_view head) { return torch::is_legacy(head); }
 
-/// Protocols 2 to 5 begin with a byte 0x80 and their number. Older ones do not, but dictionaries can be told.
+/// Recognises protocols 2 to 5 by their first bytes, 0x80 and the protocol's number. Older protocols have no such
+/// bytes; of them, only dictionaries are recognised.
 bool is_pickle(const Source&, std::string_view head) {
     if (head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5) return true;
     return head.starts_with("(dp") || head.starts_with("}q\0"sv) || head.starts_with("ccollections\nOrderedDict\n");
@@ -147,7 +150,8 @@ bool is_tar_and_pickle(const Source& source, std::string_view head) {
     return (is_legacy(source, head) || is_pickle(source, head)) && begins_tar(head);
 }
 
-/// Protocol buffers without a signature: ir_version, a small number, and a field that may come next in a ModelProto.
+/// Recognises protocol buffers, which have no signature, by ir_version, a small number, and by a field that may come
+/// next in a ModelProto.
 bool is_onnx(const Source&, std::string_view head) {
     constexpr std::string_view next_fields = "\x12\x1a\x22\x3a\x42";  // names, domain, graph, opset_import
     return head.size() > 4 && head[0] == '\x08' && head[1] > 0 && head[1] < 32 &&
@@ -173,15 +177,15 @@ bool is_json(const Source&, std::string_view head) {
 using Fits = bool(const Source& source, std::string_view head);
 
 struct Row {
-    Fits* fits = nullptr;  ///< null: by `bytes`
+    Fits* fits = nullptr;  ///< null: recognised by `bytes`
     std::string_view bytes = {};
-    std::size_t at = 0;  ///< where they stand
+    std::size_t at = 0;  ///< offset of `bytes`
     std::string_view looks_like = {};
     std::string_view hint = {};
     Content content = Content::unknown;
-    // Of those that are read:
+    // Only for formats that safemap reads:
     Format format = {};
-    std::string_view name = {};  ///< of the format
+    std::string_view name = {};  ///< name of the format
     FileReader read = nullptr;
 };
 
@@ -271,7 +275,7 @@ std::string_view torch_takes_for(const Source& source) {
     const std::string head = read_range(source, 0, first_bytes);
     if (head.starts_with("PK\x03\x04")) return "a zip";
     if (begins_tar(head)) return "a tar archive";
-    // Headers are seldom a pickle for more than a few bytes.
+    // Headers seldom parse as a pickle for more than a few bytes.
     constexpr std::uint64_t most = 16 << 20;
     for (std::uint64_t window = 512; window <= most; window *= 32) {
         const std::string bytes = read_range(source, 0, window);

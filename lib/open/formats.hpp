@@ -1,4 +1,4 @@
-// Which format a file is: one table says how each is told, what it is called and who reads it.
+// Recognises the format of a file: one table has the tests, the names and the readers of all formats.
 #pragma once
 
 #include "open/readers.hpp"
@@ -9,41 +9,46 @@
 
 namespace safemap::SAFEMAP_ABI::open {
 
+/// The kind of a file's content.
 enum class Content : std::uint8_t {
     unknown,
     safetensors,
-    zip,     ///< of torch.save, or of TorchScript
-    legacy,  ///< of torch.save before 1.6
+    zip,     ///< written by torch.save, or TorchScript
+    legacy,  ///< written by torch.save before 1.6
     pickle,
-    tar,  ///< of torch 0.1
+    tar,  ///< written by torch 0.1
     json,
 };
 
 using FileReader = Contents (*)(const std::shared_ptr<const Source>& source, const OpenOptions& options,
                                 FaultSink& faults);
 
+/// The result of recognising a file.
 struct Sniffed {
     Content content = Content::unknown;
-    /// What it looks like, "a git-lfs pointer", and what can be done about it where we do not read it.
+    /// A description of the file, such as "a git-lfs pointer", and a hint on what to do if safemap does not read it.
     std::string looks_like = {};
     std::string_view hint = {};
     Format format = {};
-    FileReader read = nullptr;  ///< null: we do not
+    FileReader read = nullptr;  ///< null: safemap does not read it
 };
 
-/// Looks at the first bytes, and where they say nothing at the last, for a zip behind something else. A header length
-/// inside the file and a `{` behind it (after whitespace) are safetensors before anything else is tried.
+/// Recognises a file by its first bytes. If they match nothing, checks the last bytes for a zip behind something else.
+/// A header length inside the file, followed by a `{` (after whitespace), means safetensors before anything else is
+/// tried.
 Sniffed sniff(const Source& source);
-/// The same, except that a name in ".safetensors" says so, whatever the content.
+/// Does the same, except that a name that ends in ".safetensors" means safetensors, whatever the content.
 Sniffed recognise(const Source& source);
-/// An index by name, so that one that is damaged is told as such; else by content, whatever its name.
+/// Returns true if a file is an index: by name, so that a damaged index is reported as one, else by content, whatever
+/// the name.
 bool is_index(const Source& source);
 
-/// Returns what torch.load takes a file for whose content is safetensors: "a zip", "a tar archive" or "a pickle", which
-/// may run code. Empty where torch.load refuses it before anything is looked up. Reads 16 MiB at most.
+/// Returns the kind of file that torch.load sees in a file whose content is safetensors: "a zip", "a tar archive" or "a
+/// pickle", which may run code. Returns an empty string if torch.load refuses the file before it looks up any name.
+/// Reads 16 MiB at most.
 std::string_view torch_takes_for(const Source& source);
 
-/// As safemap::name(format).
+/// Returns safemap::name(format).
 std::string_view name_of(Format format) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::open

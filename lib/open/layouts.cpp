@@ -1,4 +1,5 @@
-// The text and the code for each shape that is not read. A reader that comes takes its row away.
+// The error code and the text for each layout that safemap does not read. When a layout gets a reader, its row is
+// removed.
 #include "open/layouts.hpp"
 
 #include "base/text.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 struct Layout {
     ShapeKind kind;
-    std::string_view name;  ///< as `layout.kind` of the command line, where it has one
+    std::string_view name;  ///< value of `layout.kind` in the command line's output, if there is one
     std::string_view what;
     std::string_view hint;
 };
@@ -70,7 +71,8 @@ FileNames inside(std::string_view folder, FileNames names) {
 }
 
 [[noreturn]] void refuse_several(const FolderShape& shape, std::string_view folder) {
-    // Files of the folder are named by themselves; what is to be typed for another folder or a set is a path.
+    // The folder's own files are listed by name. Sets, and files of an inner folder, are listed as paths that can be
+    // typed.
     const bool sets = shape.what == "sets of rank files";
     Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
                                           listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));

@@ -1,4 +1,4 @@
-// Layouts of files that safemap recognises and does not read yet, and what to say about each.
+// Layouts that safemap recognises and does not read yet, and the error for each.
 #pragma once
 
 #include "state/folder_shape.hpp"
@@ -7,14 +7,14 @@
 
 namespace safemap::SAFEMAP_ABI::open {
 
-/// Throws for every shape that is not read: unsupported_layout, several_models, not_a_checkpoint and the other codes of
-/// training folders. `folder` is what messages call the folder.
+/// Throws the error of a shape that is not read: unsupported_layout, several_models, not_a_checkpoint, or another code
+/// for training folders. `folder` is the folder's name in messages.
 [[noreturn]] void refuse(const state::FolderShape& shape, const state::FolderNames& names, std::string_view folder);
 
-/// Throws unsupported_layout if `file` is by its name a part of a layout that means nothing alone.
+/// Throws unsupported_layout if the name of `file` says that it is a part of a layout, useless without the other parts.
 void refuse_part(std::string_view file);
 
-/// "a, b and 3 more".
+/// Returns "a, b and 3 more".
 std::string listed(const state::FileNames& names);
 
 }  // namespace safemap::SAFEMAP_ABI::open

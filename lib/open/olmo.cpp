@@ -1,4 +1,5 @@
-// Tested by tests/open/olmo_test.cpp and, with names that Python wrote, by tests/interop/structure.py.
+// Recognises names that OLMo wrote and builds the tree that they spell. Tested by tests/open/olmo_test.cpp and, with
+// names that Python wrote, by tests/interop/structure.py.
 #include "open/olmo.hpp"
 
 #include "base/base64.hpp"
@@ -24,7 +25,7 @@ namespace {
 using NodeId = StateTree::NodeId;
 using Key = std::variant<std::int64_t, std::string>;
 
-/// What a pickle of protocols 2 to 5 begins with.
+/// The first characters of a pickle of protocols 2 to 5, in base64.
 constexpr std::string_view pickle_start = "gA";
 constexpr std::size_t longest_name = 8192;
 constexpr std::uint64_t longest_value = std::uint64_t{256} << 20;
@@ -65,7 +66,7 @@ std::optional<Name> parsed_name(std::string_view text) {
     }
 }
 
-/// Names of all tensors, or nothing where one is none of OLMo's.
+/// Returns the parsed names of all tensors, or nothing if one was not written by OLMo.
 std::optional<std::vector<Name>> parsed_names(const std::vector<LazyTensor>& tensors) {
     std::vector<Name> names;
     for (const LazyTensor& tensor : tensors) {
@@ -76,12 +77,13 @@ std::optional<std::vector<Name>> parsed_names(const std::vector<LazyTensor>& ten
     return names.empty() ? std::nullopt : std::optional(std::move(names));
 }
 
-/// The dictionaries that keys lead through.
+/// The tree of dictionaries that keys lead through.
 class Tree {
 public:
     Tree() { tree_.set_root(tree_.add(StateTree::Dict{})); }
 
-    /// Where the value of that name goes; nothing where another name leads there or through there.
+    /// Adds the path of a name and returns the node of its value. Returns nothing if another name ends at a node of the
+    /// path, or leads through its last node.
     std::optional<NodeId> place(const Name& name) {
         NodeId at = tree_.root();
         for (std::size_t i = 0; i < name.keys.size(); ++i) {
@@ -159,7 +161,7 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
             return;
         }
     }
-    // As a `.pt` of this tree has them.
+    // The names are now the ones of a `.pt` with this tree.
     state::set_tree(contents, tree.take());
     contents.notes.emplace_back("names are OLMo's, pickles in base64: they were read as the paths that they spell");
 }

@@ -1,4 +1,4 @@
-// Reads one file: the table of formats says how.
+// Reads one file with the reader that the table of formats gives.
 #include "base/faults.hpp"
 #include "open/formats.hpp"
 #include "open/layouts.hpp"

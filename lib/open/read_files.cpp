@@ -1,4 +1,4 @@
-// Reads files that are one checkpoint without an index.
+// Reads several files that are one checkpoint without an index.
 #include "base/name_index.hpp"
 #include "base/pool.hpp"
 #include "base/text.hpp"
@@ -11,16 +11,17 @@ namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
 
+/// The contents and faults of one file.
 struct OneOfThem {
     Contents contents = {};
     std::vector<Error> faults = {};
 };
 
-/// Every name is one file's.
+/// The file that owns each name. A name has one owner.
 class Names {
 public:
-    /// The file, by number, that has the name already; else it is `file`'s from now on. What a file has claimed has to
-    /// stay where it is.
+    /// Returns the number of the file that owns the name. If the name has no owner, `file` becomes the owner; the name
+    /// must then stay where it is in memory.
     std::uint32_t claim(std::string_view name, std::uint32_t file) {
         const auto next = static_cast<std::uint32_t>(owned_.size());
         const auto number = index_.add(name, next, NamesOf(owned_));
@@ -37,12 +38,12 @@ class Merge {
 public:
     Merge(std::span<const std::shared_ptr<const Source>> sources, std::size_t tensors, FaultSink& faults)
         : sources_(sources), faults_(faults) {
-        joined_.contents.tensors.reserve(tensors);  // their names stay where they are
+        joined_.contents.tensors.reserve(tensors);  // claimed names must not move
     }
 
     void add(OneOfThem& one, std::uint32_t file) {
         for (Error& fault : one.faults) faults_.fault(std::move(fault));
-        if (one.contents.sources.empty()) return;  // nothing of it could be read
+        if (one.contents.sources.empty()) return;  // nothing of the file could be read
         std::vector<LazyTensor>& tensors = joined_.contents.tensors;
         for (LazyTensor& tensor : one.contents.tensors) {
             tensors.push_back(std::move(tensor));

@@ -1,4 +1,4 @@
-// Reads the checkpoint of a folder: decides by names which it is, then hands it to its reader.
+// Reads the checkpoint of a folder: recognises it by the names of files, then calls its reader.
 #include "base/faults.hpp"
 #include "base/folder.hpp"
 #include "base/text.hpp"
@@ -30,7 +30,7 @@ Contents read_megatron(const Folder& folder, const FolderShape& shape, const Ope
     return read_ranks(folder, shape.files, options, faults);
 }
 
-/// A shape without a row is not read.
+/// The reader of a shape. A shape without a row is not read.
 struct Reader {
     ShapeKind kind;
     Contents (*read)(const Folder&, const FolderShape&, const OpenOptions&, FaultSink&);
@@ -42,7 +42,8 @@ constexpr Reader readers[] = {
     {ShapeKind::megatron_ranks, read_megatron},
 };
 
-/// A trainer that did not gather its tensors has written a model of empty ones, and its state beside it.
+/// Throws if all tensors of a model are empty and the state of a training is beside it. A trainer that did not gather
+/// its tensors writes such a model.
 void require_gathered(const Contents& contents, const FolderShape& shape, const FolderNames& names,
                       const Folder& folder) {
     const auto is_empty = [](const LazyTensor& tensor) { return tensor.nbytes() == 0; };
@@ -74,7 +75,8 @@ Contents read_shape(const Folder& folder, const FolderShape& shape, const Folder
     refuse(shape, names, folder.name());
 }
 
-/// Looks at the folder. Where another in it is to be read instead, `found` is of that one.
+/// Recognises the shape of the folder. Returns false if a folder in it is to be read instead; `found` then refers to
+/// that folder.
 bool is_here(Located& found, bool may_descend) {
     found.names = state::names_in(*found.folder);
     found.shape = state::shape_of(found.names);

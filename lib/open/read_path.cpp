@@ -1,4 +1,4 @@
-// Opens paths of the file system.
+// Opens files, indexes and folders of the file system.
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "io/folder.hpp"
@@ -15,10 +15,10 @@ namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
 
-/// A save has replaced what a folder holds while it was read.
+/// Thrown if a save has replaced the contents of a folder while they were read.
 struct Replaced {};
 
-/// Passes faults on, unless they are those of a folder that is being replaced.
+/// A sink that passes faults on. If the folder is being replaced, it throws Replaced instead.
 class SettledSink final : public FaultSink {
 public:
     SettledSink(FaultSink& next, const Folder& folder, const Located& found)
@@ -33,10 +33,10 @@ public:
 private:
     FaultSink& next_;
     const Folder& folder_;
-    const Located& found_;  ///< in it, as far as it has been found
+    const Located& found_;  ///< the folder inside `folder_` that is read, once it is found
 };
 
-/// Of a folder that is replaced meanwhile, what is read may be of two models, or gone: then it is read again.
+/// Reads a folder. If the folder is replaced meanwhile, reads it again: the contents may be of two models, or gone.
 Contents read_settled(const std::filesystem::path& path, Mapping mapping, const OpenOptions& options,
                       FaultSink& faults) {
     constexpr int most_attempts = 20;
@@ -57,7 +57,7 @@ Contents read_settled(const std::filesystem::path& path, Mapping mapping, const 
     }
 }
 
-/// A rank's file opens as the part that it is; the note says so.
+/// Adds a note if the file is the part of one rank.
 void note_rank(const std::filesystem::path& path, Contents& contents) {
     const auto one = state::rank_file(path.filename().native());
     if (!one) return;
@@ -103,7 +103,7 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
 bool has_optimizer(const std::filesystem::path& path) {
     std::error_code ignored;
     const std::filesystem::path inner = path / state::optimizer_folder;
-    // A link leads to somebody else's, and a save refuses to write to it.
+    // A link leads to a folder of some other checkpoint, and a save refuses to write to it.
     if (!std::filesystem::is_directory(std::filesystem::symlink_status(inner, ignored))) return false;
     try {
         return !state::safetensors_heads(open_folder(inner, Mapping::never)->list()).empty();

@@ -1,5 +1,5 @@
-// Reads the files of several ranks side by side: each tensor's name begins with the folder of its rank. Nothing is
-// merged, because the files do not say how.
+// Reads the files of several ranks side by side. Each tensor's name begins with the folder of its rank. Nothing is
+// merged, because the files do not say how to merge them.
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "open/readers.hpp"

@@ -1,4 +1,4 @@
-// Reads one file of safetensors.
+// Reads one safetensors file.
 #include <safemap/advanced/stored_tensor.hpp>
 
 #include "open/formats.hpp"
@@ -21,7 +21,8 @@ safetensors::Rules rules_of(Policy policy) {
     throw Error(Errc::invalid_argument, "a policy that does not exist");
 }
 
-/// A file that both formats can read shows its tensors here and runs its code in torch.load.
+/// Throws unknown_global if torch.load reads the file in another format. Such a file shows its tensors here and runs
+/// its code in torch.load.
 void refuse_second_format(const Source& source) {
     const std::string_view other = torch_takes_for(source);
     if (other.empty()) return;
@@ -30,7 +31,8 @@ void refuse_second_format(const Source& source) {
         .with_hint("do not load it with torch.load; a name that ends in .safetensors says that it is safetensors");
 }
 
-/// Says of a file that is no safetensors, whatever its name, what it is.
+/// A sink for a file that is named ".safetensors". If the header's length is at fault, it adds to the message what kind
+/// of file this is.
 class Recognise final : public FaultSink {
 public:
     Recognise(FaultSink& next, const Source& source) : next_(next), source_(source) {}

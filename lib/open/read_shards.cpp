@@ -1,4 +1,4 @@
-// Reads the shards that an index names, headers in parallel, and checks that index and shards agree.
+// Reads the shards that an index names, headers in parallel, and checks that the index and the shards agree.
 #include "base/folder.hpp"
 #include "base/name_index.hpp"
 #include "base/pool.hpp"
@@ -20,10 +20,10 @@ namespace {
 
 using safetensors::Index;
 
-/// A shard, the tensors that the index places in it (numbers in weight_map), and what was found.
+/// A shard: the tensors that the index places in it (numbers in weight_map), its contents and its faults.
 struct Shard {
     std::string name = {};
-    std::uint32_t number = 0;  // in the index
+    std::uint32_t number = 0;  // number in the index
     std::vector<std::uint32_t> wanted = {};
     Contents contents = {};
     std::vector<Error> faults = {};
@@ -33,7 +33,7 @@ struct Shard {
 
 std::string tensors_text(std::size_t count) { return std::to_string(count) + (count == 1 ? " tensor" : " tensors"); }
 
-/// Those that have a tensor, by file name.
+/// Returns the shards that have a tensor, by file name.
 std::vector<Shard> shards_of(const Index& index) {
     std::vector<Shard> shards(index.shards.size());
     for (std::uint32_t i = 0; i < shards.size(); ++i) {
@@ -41,7 +41,7 @@ std::vector<Shard> shards_of(const Index& index) {
         shards[i].number = i;
     }
     for (std::uint32_t i = 0; i < index.weight_map.size(); ++i) shards[index.weight_map[i].shard].wanted.push_back(i);
-    // A name that is repeated may have left one without.
+    // If a name is repeated, a shard may have no tensor left.
     std::erase_if(shards, [](const Shard& shard) { return shard.wanted.empty(); });
     std::sort(shards.begin(), shards.end(), [](const Shard& a, const Shard& b) { return a.name < b.name; });
     return shards;
@@ -58,7 +58,7 @@ void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) 
     shard.faults = faults.take();
 }
 
-/// Takes what the index names out of the shards, in order.
+/// Collects the tensors that the index names from the shards, in order.
 class Merge {
     auto name_of() const {
         return [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].tensor); };
@@ -81,16 +81,16 @@ public:
         const bool sound = shard.faults.empty();
         for (Error& fault : shard.faults) faults_.fault(std::move(fault));
         take_tensors(shard);
-        // What a faulty shard lacks is a consequence of its faults.
+        // Tensors missing from a faulty shard are a consequence of its faults, and are not reported.
         if (sound) require_wanted(shard);
         joined_.add(shard.contents, shard.name);
     }
 
-    /// What was added.
+    /// Returns everything that was added.
     Contents take() { return std::move(joined_.contents); }
 
 private:
-    /// Whether the index places that name in this shard.
+    /// Returns true if the index places that name in this shard. Marks the name as found.
     bool claim(const std::string& name, const Shard& shard) {
         const auto number = names_.find(name, name_of());
         if (!number || index_.weight_map[*number].shard != shard.number) return false;
@@ -150,7 +150,7 @@ private:
     Joined joined_;
 };
 
-/// The index's own strings, and of the shards' those with other keys.
+/// Merges the metadata: the strings of the index, and the strings of the shards with other keys.
 void merge_metadata(const Index& index, Contents& contents) {
     std::map<std::string, std::string> merged(index.metadata.begin(), index.metadata.end());
     merged.insert(contents.metadata.begin(), contents.metadata.end());
@@ -166,7 +166,7 @@ void compare_total_size(const Index& index, Contents& contents) {
                                  ", its tensors have " + bytes_text(total));
 }
 
-/// Python takes the last of them; only the strict policy refuses it.
+/// Reports names that the index has more than once. Python takes the last of them; only the strict policy refuses them.
 void judge_repeated(const Index& index, Policy policy, FaultSink& faults, Contents& contents) {
     for (const std::string& key : index.repeated_keys) {
         const std::string what = "the index has the key " + safemap::quoted(key) + " more than once";

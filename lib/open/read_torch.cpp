@@ -1,4 +1,4 @@
-// What torch reads of a file becomes names and tensors.
+// Turns the contents of a torch file into names and tensors.
 #include "open/read_torch.hpp"
 
 #include <utility>

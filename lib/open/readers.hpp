@@ -1,4 +1,4 @@
-// The readers. open() gives them a sink that throws, verify() one that collects.
+// The readers of files, folders and indexes. open() gives them a sink that throws, verify() one that collects.
 #pragma once
 
 #include "base/faults.hpp"
@@ -21,16 +21,18 @@ using state::FolderShape;
 using state::Joined;
 using state::ShapeKind;
 
-/// One file, told by its content, or by a name in ".safetensors".
+/// Reads one file. Recognises its format by its content, or by a name that ends in ".safetensors".
 Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
-/// The same of a file that is safetensors, for the table of formats.
+/// Reads one safetensors file, for the table of formats.
 Contents read_safetensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
-/// Files that are one checkpoint without an index, in this order. duplicate_name where two hold the same name.
+/// Reads files that are one checkpoint without an index, in this order. Reports duplicate_name if two files have the
+/// same name.
 Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
                     FaultSink& faults);
-/// Files of several ranks, in folders of `folder` that their names begin with. Nothing is merged.
+/// Reads the files of several ranks. `files` are paths in `folder` that begin with the folder of the rank. Merges
+/// nothing.
 Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults);
-/// The shards of an index, which lie in `folder`.
+/// Reads the shards of an index. The shards are in `folder`.
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
                      FaultSink& faults);
 /// A folder whose checkpoint has been found: the folder itself, or one in it.
@@ -41,16 +43,16 @@ struct Located {
     FileNames notes = {};
 };
 
-/// Finds the checkpoint of a folder by names. Throws what a damaged pointer deserves (bad_tag), and no fault of the
-/// checkpoint.
+/// Finds the checkpoint of a folder by the names of files. Throws not_a_checkpoint if a folder to descend into cannot
+/// be opened. Reports no faults of the checkpoint: read_located() throws bad_tag for a damaged pointer.
 Located locate(std::shared_ptr<const Folder> folder);
-/// Reads the checkpoint. Throws unsupported_layout and the like if there is no reader for its shape.
+/// Reads the checkpoint. If there is no reader for its shape, throws unsupported_layout or another code of refuse().
 Contents read_located(const Located& found, const OpenOptions& options, FaultSink& faults);
-/// How the files of a path are mapped.
+/// Returns how the files of a path are mapped.
 Mapping mapping_of(Access access);
-/// A file, an index or a folder of the file system.
+/// Reads a file, an index or a folder of the file system.
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
-/// Returns whether `path` is a folder with a checkpoint of its optimizer in it, as SaveOptions::folders has it.
+/// Returns true if `path` is a folder with a checkpoint of its optimizer in it, as SaveOptions::folders writes it.
 bool has_optimizer(const std::filesystem::path& path);
 
 }  // namespace safemap::SAFEMAP_ABI::open

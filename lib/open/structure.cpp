@@ -1,4 +1,4 @@
-// The structure document of a checkpoint is taken out of what was read.
+// Takes the structure document of a checkpoint out of its metadata and tensors.
 #include "open/structure.hpp"
 
 #include "base/faults.hpp"
@@ -21,7 +21,7 @@
 namespace safemap::SAFEMAP_ABI::open {
 namespace {
 
-/// As long as a header can be.
+/// The maximum size of a header.
 constexpr std::uint64_t longest_document = 100'000'000;
 
 auto find_structure_tensor(Contents& contents) {
@@ -29,7 +29,7 @@ auto find_structure_tensor(Contents& contents) {
                         [](const LazyTensor& tensor) { return tensor.name() == state::structure_tensor; });
 }
 
-/// Throws checksum_mismatch. `stored` is null for a digest that is missing, though it has to be there.
+/// Throws checksum_mismatch. If the digest is missing though it has to be there, `stored` is null.
 void require_digest(const std::string& document, const std::string* stored) {
     const std::string found = state::digest_of_structure(document);
     if (stored != nullptr && *stored == found) return;
@@ -49,7 +49,7 @@ std::string load_document(const LazyTensor& tensor, const std::string& says) {
     return document;
 }
 
-/// The document in its tensor, which is not among the tensors afterwards.
+/// Returns the document that is stored as a tensor, and removes that tensor from the tensors.
 std::string take_apart(Contents& contents, const std::string& says) {
     const auto found = find_structure_tensor(contents);
     if (found == contents.tensors.end() || found->dtype() != Dtype::u8)
@@ -60,7 +60,7 @@ std::string take_apart(Contents& contents, const std::string& says) {
     return about_tensor(state::structure_tensor, [&] { return load_document(tensor, says); });
 }
 
-/// Takes a key out of the metadata.
+/// Removes a key from the metadata and returns its value.
 std::optional<std::string> take(Contents& contents, std::string_view key) {
     const auto entry = std::find_if(contents.metadata.begin(), contents.metadata.end(),
                                     [=](const auto& pair) { return pair.first == key; });
@@ -80,14 +80,14 @@ void note_unnamed(Contents& contents, const std::vector<bool>& named) {
                              (unnamed == 1 ? "" : " first"));
 }
 
-/// Calls with each tensor of a tree.
+/// Calls `visit` with each tensor of a tree.
 template <class Visit> void for_each_tensor(const StateTree& tree, Visit&& visit) {
     for (StateTree::NodeId id = 0; id < tree.size(); ++id)
         if (const auto* node = std::get_if<StateTree::Tensor>(&tree[id])) visit(node->tensor);
 }
 
-/// Gives tensors the dtypes that the document names, which they have in the tree. `number_of` says which tensor of
-/// `contents` has a name.
+/// Gives tensors the dtypes that the document names, which they have in the tree. `number_of` returns the number of the
+/// tensor of `contents` with a given name.
 template <class NumberOf> void restore_dtypes(const StateTree& tree, Contents& contents, NumberOf&& number_of) {
     std::map<std::size_t, const LazyTensor*> restored;
     for_each_tensor(tree, [&](const LazyTensor& tensor) {

@@ -1,4 +1,4 @@
-// Tested by tests/open/twin_test.cpp.
+// Compares the fingerprints of a `.pt` and the safetensors file beside it. Tested by tests/open/twin_test.cpp.
 #include "open/twin.hpp"
 
 #include "base/text.hpp"
@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr std::array endings{".pt", ".pth", ".bin", ".ckpt"};
 
-/// The file that it was converted from may lie there under any of the endings.
+/// Compares with the file that this one was converted from, which may have any of the endings.
 void note_of_safetensors(const fs::path& path, Contents& contents) {
     const std::string* const stored = state::find_value(contents.metadata, state::source_key);
     if (stored == nullptr) return;
@@ -62,7 +62,7 @@ void note_twin(const fs::path& path, Contents& contents) {
     try {
         if (contents.format == Format::safetensors) note_of_safetensors(path, contents);
         else note_of_torch(path, contents);
-    } catch (const Error&) {  // of the other file, or of a file that somebody writes to
+    } catch (const Error&) {  // a fault of the other file, or of a file that is being written
     }
 }
 

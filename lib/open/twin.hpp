@@ -1,4 +1,5 @@
-// A `.pt` and the safetensors that it was converted to, side by side: which is stale is told, and neither preferred.
+// Notes on a `.pt` and the safetensors file that it was converted to, side by side: a note says if one is stale, and
+// neither is preferred.
 #pragma once
 
 #include "open/readers.hpp"
@@ -7,8 +8,8 @@
 
 namespace safemap::SAFEMAP_ABI::open {
 
-/// Notes where `path`, which has been read to `contents`, and the file beside it with the other ending are not, or no
-/// longer, the same by the fingerprint. What is wrong with the other file is nobody's concern here.
+/// Adds a note if `path`, which has been read to `contents`, and the file beside it with the other ending do not have
+/// the same fingerprint, or no longer have it. Ignores faults of the other file.
 void note_twin(const std::filesystem::path& path, Contents& contents);
 
 }  // namespace safemap::SAFEMAP_ABI::open

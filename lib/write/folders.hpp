@@ -15,8 +15,8 @@ namespace safemap::SAFEMAP_ABI::write {
 /// One of `SaveOptions::folders`, laid out.
 struct PlannedFolder {
     std::string name;
-    std::vector<LazyTensor>
-        tensors;    ///< if the document is a tensor: the checkpoint's tensors and the document; else empty
+    /// If the document is written as a tensor: the checkpoint's tensors and the document; else empty.
+    std::vector<LazyTensor> tensors;
     Input input;    ///< refers to `tensors`, or to the checkpoint
     Layout layout;  ///< its files are named "NAME/…"
 };

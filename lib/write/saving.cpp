@@ -1,4 +1,4 @@
-// The steps that all saves share: checks options, lays out, allocates and reports.
+// The steps that all saves share: check options, lay out, allocate and report.
 #include "write/saving.hpp"
 
 #include "base/faults.hpp"
