@@ -21,7 +21,7 @@
 namespace safemap::SAFEMAP_ABI::open {
 namespace {
 
-/// The maximum size of a header.
+/// The same maximum as for a header.
 constexpr std::uint64_t longest_document = 100'000'000;
 
 auto find_structure_tensor(Contents& contents) {
