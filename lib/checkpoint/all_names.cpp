@@ -1,4 +1,4 @@
-// Tensors and their aliases as one list.
+// Lists tensors and their aliases as one list of names.
 #include "checkpoint/all_names.hpp"
 
 #include <safemap/advanced/names.hpp>

@@ -1,4 +1,4 @@
-// The selected tensors, for callers that need no checkpoint of them.
+// Lists the selected tensors, for callers that do not need a checkpoint of them.
 #pragma once
 
 #include <safemap/advanced/names.hpp>
@@ -8,10 +8,10 @@
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
-/// Returns the tensors of checkpoint.select(selection) and copies nothing else.
+/// Returns the tensors of checkpoint.select(selection). Copies nothing else of the checkpoint.
 std::vector<LazyTensor> selected(const Checkpoint& checkpoint, const Selection& selection);
 
-/// Returns true if `names[i]` is the first name of its tensor in what all_names() gave.
+/// Returns true if `names[i]` is the first name of its tensor in the result of all_names().
 inline bool is_first_name(const std::vector<NamedTensor>& names, std::size_t i) {
     return i == 0 || names[i].tensor != names[i - 1].tensor;
 }

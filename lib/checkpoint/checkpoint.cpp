@@ -1,4 +1,4 @@
-// The public face of an opened checkpoint.
+// Implements Checkpoint: opens checkpoints and gives access to their contents.
 #include <safemap/checkpoint.hpp>
 
 #include "base/text.hpp"
@@ -26,7 +26,7 @@ Checkpoint::State::State(Contents from, std::shared_ptr<const State> origin_, st
       origin(std::move(origin_)),
       numbers(std::move(by_origin)) {
     index_tensors();
-    // What is derived knows its ties.
+    // A derived checkpoint has its ties from its origin.
     if (!origin && contents.format == Format::safetensors) alias_by_metadata();
     for (const AliasGroup& group : contents.aliases) add_aliases(group);
 }
@@ -131,7 +131,7 @@ const LazyTensor& Checkpoint::operator[](std::string_view name) const& {
     if (const LazyTensor* const tensor = find(name)) return *tensor;
 
     Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(name));
-    constexpr std::size_t most = 4096;  // a suggestion must not take longer than the rest
+    constexpr std::size_t most = 4096;  // bounds the time of a suggestion
     if (size() <= most) {
         checkpoint::NearNames near(name);
         for (const LazyTensor& tensor : *this) near.consider(tensor.name());

@@ -1,4 +1,4 @@
-// Checkpoints that are made from a checkpoint: some of its tensors, other names, a part of its tree.
+// Makes checkpoints from a checkpoint: some of its tensors, other names, a part of its tree.
 #include <safemap/advanced/names.hpp>
 #include <safemap/advanced/structure.hpp>
 
@@ -25,9 +25,9 @@ namespace {
 
 using Names = std::vector<NamedTensor>;
 
-constexpr std::size_t most_parts = 16;  // of a root that is a list of thousands, a hint is no help
+constexpr std::size_t most_parts = 16;  // a hint with the thousands of parts of a list does not help
 
-/// Not a single tensor that has parts: a sparse one, say.
+/// Returns true if a part is a state and not a single tensor with parts, such as a sparse tensor.
 bool is_state(const StateTree& tree, std::string_view part) {
     const auto node = tree.find(part);
     if (!node) return false;  // a key with a slash, in a module
@@ -42,11 +42,11 @@ void require_distinct(const Names& before, const std::vector<std::string>& after
     });
 }
 
-/// The metadata of a checkpoint whose names change. A pair that says a tie follows the two names. If the checkpoint has
-/// another value under the other name of a tensor, that value stays.
+/// The metadata of a checkpoint whose names change. A pair that records a tie follows the two names. If the checkpoint
+/// has another value under the other name of a tensor, that value stays.
 class RenamedMetadata {
 public:
-    /// Refers to `before`.
+    /// Keeps references to `before`.
     explicit RenamedMetadata(const Contents& before) {
         std::unordered_map<std::string_view, std::string_view> stored;
         for (const AliasGroup& group : before.aliases)
@@ -58,7 +58,7 @@ public:
         }
     }
 
-    /// The other name `before` of a tensor becomes `after`; the tensor itself is called `stored` now.
+    /// Renames the other name `before` of a tensor to `after`. The tensor itself is now called `stored`.
     void tie(std::string_view before, const std::string& after, const std::string& stored) {
         const bool taken = pairs_.contains(after);
         if (taken && before != after)
@@ -71,10 +71,10 @@ public:
 
 private:
     std::map<std::string, std::string> pairs_;
-    std::unordered_set<std::string_view> ties_;  // other names that the metadata has
+    std::unordered_set<std::string_view> ties_;  // other names that are in the metadata
 };
 
-/// The tree, with an object in the place of each tensor that is not selected.
+/// Returns the tree, with an object in the place of each tensor that is not selected.
 StateTree selected_tree(const Checkpoint& checkpoint) {
     StateTree tree = *checkpoint.tree();
     for (const auto& [id, name] : state::names_of_tensors(tree))
@@ -154,7 +154,7 @@ Checkpoint Checkpoint::below(std::string_view path) const {
         throw error.with_hint(candidates.empty() ? "it is a flat state dict, without parts" : candidates);
     }
     StateTree subtree = state_->origin ? selected_tree(*this).subtree(*node) : tree()->subtree(*node);
-    // Names of a file are those of the whole tree.
+    // In a file, tensors have the names of the whole tree. set_tree() gives them new ones.
     for (StateTree::NodeId id = 0; id < subtree.size(); ++id)
         if (auto* const tensor = std::get_if<StateTree::Tensor>(&subtree[id]))
             tensor->tensor = tensor->tensor.renamed({});

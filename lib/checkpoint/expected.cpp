@@ -1,4 +1,4 @@
-// Reads what a model expects: out of a checkpoint, or out of JSON.
+// Reads the tensors that a model expects, from a checkpoint or from JSON.
 #include "checkpoint/expected.hpp"
 
 #include "base/checked.hpp"

@@ -1,4 +1,4 @@
-// What a model expects: checked, and its ties as numbers.
+// Checks the tensors that a model expects and resolves their ties to numbers.
 #pragma once
 
 #include <safemap/plan.hpp>
@@ -9,8 +9,8 @@
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
-/// Of each tensor, the number of the one that it is an alias of; its own number, where it is none. Throws
-/// expectation_bad_field, shape_overflow and partial_byte for what no model can expect.
+/// Returns for each tensor the number of the tensor that it is an alias of, or its own number if it is not an alias.
+/// Throws expectation_bad_field, shape_overflow and partial_byte for an invalid expectation.
 std::vector<std::uint32_t> checked_roots(std::span<const ExpectedTensor> expected);
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -17,7 +17,8 @@ template <std::size_t N> bool ends_in_any(std::string_view name, const std::arra
     return std::any_of(endings.begin(), endings.end(), [name](auto ending) { return name.ends_with(ending); });
 }
 
-/// Only names that begin with "tokenizer", "LICENSE" or "NOTICE" can end so.
+/// Returns true if a file is weights or code by its ending. Among names that are otherwise taken as extras, only names
+/// that begin with "tokenizer", "LICENSE" or "NOTICE" can have such an ending.
 bool is_weights_or_code(std::string_view name) {
     static constexpr std::array<std::string_view, 31> endings = {
         ".safetensors", ".sft",     ".pt",   ".pth", ".ckpt", ".bin", ".gguf",   ".ggml",
@@ -52,7 +53,7 @@ Extras Checkpoint::extras() const {
     if (!contents.folder || contents.model_file.empty()) return extras;
     const Folder& folder = *contents.folder;
     const std::vector<std::string> names = folder.list();
-    // A folder that a save has replaced is empty by now, and its model is not the one that was opened.
+    // The folder is empty if a save has replaced it; then its model is not the model that was opened.
     if (!has(names, contents.model_file))
         throw changed(safemap::quoted(contents.model_file) + " has disappeared", folder);
     for (const std::string& name : names) {

@@ -1,4 +1,4 @@
-// A source that repeats a few bytes, under a tensor of any size.
+// Makes tensors of any size over a source that repeats a few bytes.
 #include "checkpoint/fill.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -16,7 +16,7 @@ namespace safemap::SAFEMAP_ABI::checkpoint {
 
 namespace {
 
-/// `width` bytes, over and over.
+/// A pattern of `width` bytes, repeated without end.
 struct Pattern {
     std::array<std::byte, 8> bytes;
     std::size_t width;
@@ -24,7 +24,7 @@ struct Pattern {
     void fill(std::uint64_t offset, std::span<std::byte> into) const {
         const std::size_t first = std::min(into.size(), width);
         for (std::size_t i = 0; i < first; ++i) into[i] = bytes[(offset + i) % width];
-        // Whatever stands there already is copied behind itself: it is always a multiple of `width`.
+        // Doubles the filled part by copying it behind itself: its size is always a multiple of `width`.
         for (std::size_t done = first; done < into.size();) {
             const std::size_t more = std::min(done, into.size() - done);
             std::memcpy(into.data() + done, into.data(), more);

@@ -1,4 +1,4 @@
-// Tensors of one value, made where they are read.
+// Makes tensors of one value. The values are generated when they are read.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -9,12 +9,13 @@
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
-/// The bits of a quiet NaN, as torch's casts give it; of a complex dtype, of one part. Nothing where there is no NaN.
+/// Returns the bits of a quiet NaN, as torch's casts give it; for a complex dtype, the bits of one part. Returns
+/// nothing if the dtype has no NaN.
 std::optional<std::uint64_t> nan_bits(Dtype dtype) noexcept;
 
-/// Takes no memory for its values. The shape has to have a size in bytes.
+/// Returns a tensor of zeros that takes no memory for its values. The size of the shape in bytes must be representable.
 LazyTensor zeros(std::string name, Dtype dtype, const Shape& shape);
-/// The dtype has to have a NaN.
+/// Returns a tensor of NaN, in the same way. The dtype must have a NaN.
 LazyTensor nans(std::string name, Dtype dtype, const Shape& shape);
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -1,4 +1,4 @@
-// Edit distance, cut off where it is too large to matter.
+// Finds near names by edit distance. The computation stops where the distance is too large to matter.
 #include "checkpoint/near_names.hpp"
 
 #include "base/text.hpp"
@@ -11,9 +11,9 @@ namespace safemap::SAFEMAP_ABI::checkpoint {
 namespace {
 
 constexpr std::size_t most_names = 3;
-constexpr std::size_t longest_name = 256;  // the distance takes the product of the lengths
+constexpr std::size_t longest_name = 256;  // the time for a distance is the product of the lengths
 
-/// A third of the name may differ, and something always may.
+/// Returns the largest distance that is near: a third of the name, and at least two edits.
 std::size_t near(std::string_view wanted) { return std::max<std::size_t>(2, wanted.size() / 3); }
 
 }  // namespace
@@ -42,7 +42,7 @@ std::string NearNames::question() const {
 }
 
 std::size_t NearNames::distance(std::string_view name) const {
-    std::vector<std::size_t> row(wanted_.size() + 1);  // of the prefix of `name` so far to every prefix of wanted_
+    std::vector<std::size_t> row(wanted_.size() + 1);  // from the prefix of `name` so far to every prefix of wanted_
     std::iota(row.begin(), row.end(), std::size_t{0});
     for (std::size_t i = 0; i < name.size(); ++i) {
         std::size_t diagonal = row[0];

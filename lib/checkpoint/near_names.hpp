@@ -1,4 +1,4 @@
-// Names that somebody may have meant.
+// Suggests names that a caller may have meant.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -10,15 +10,16 @@
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
-/// Collects the names nearest to a wanted one by edits (insert, delete, replace); only those that are near.
+/// A collection of the names nearest to a wanted one by edits (insert, delete, replace). Names that are not near are
+/// left out.
 class NearNames {
 public:
     explicit NearNames(std::string_view wanted) : wanted_(wanted) {}
 
     void consider(std::string_view name);
-    /// Nearest first, at most three.
+    /// Returns at most three names, the nearest first.
     const std::vector<std::string>& names() const noexcept { return names_; }
-    /// "did you mean 'a' or 'b'?"; empty where there are none.
+    /// Returns "did you mean 'a' or 'b'?", or an empty string if there are no near names.
     std::string question() const;
 
 private:
@@ -26,7 +27,7 @@ private:
 
     std::string_view wanted_;
     std::vector<std::string> names_;
-    std::vector<std::size_t> distances_;  // of names_
+    std::vector<std::size_t> distances_;  // distances of names_
 };
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

@@ -1,4 +1,4 @@
-// What a checkpoint was before select() and renamed(): its tree and its metadata have the names of that time.
+// Access to the checkpoint before select() and renamed(). Its tree and its metadata have the names of that time.
 #pragma once
 
 #include "state/contents.hpp"
@@ -12,18 +12,21 @@
 
 namespace safemap::SAFEMAP_ABI::checkpoint {
 
+/// The origin of a checkpoint, and the parts of its state that other layers need.
 struct Origin {
-    /// Returns where the storages of a `.pt` stand: what torch saves of tensors, those that no tensor refers to too. In
-    /// no order; of a plain pickle and in safetensors, none. Valid as long as a copy of the checkpoint.
+    /// Returns the places of the storages of a `.pt`: everything that torch saves of tensors, including storages that
+    /// no tensor refers to. The order is unspecified. Empty for a plain pickle and for safetensors. Valid as long as a
+    /// copy of the checkpoint.
     static const std::vector<StoragePlace>& storages(const Checkpoint& checkpoint) noexcept;
-    /// Returns what safemap::only_in_tree() does.
+    /// Returns the same as safemap::only_in_tree().
     static const std::vector<std::string>& only_in_tree(const Checkpoint& checkpoint) noexcept;
 
     /// Returns `checkpoint` as it was before every select() and renamed().
     static Checkpoint of(const Checkpoint& checkpoint);
-    /// Returns the tensor that has `name` in the origin, as `checkpoint` calls it now; null if it is not selected.
+    /// Returns the tensor that has `name` in the origin, under its name in `checkpoint`. Returns null if it is not
+    /// selected.
     static const LazyTensor* find(const Checkpoint& checkpoint, std::string_view name);
-    // Of tree(), without making it.
+    // Report on tree() without creating it.
     static bool has_tree(const Checkpoint& checkpoint) noexcept;
     static bool is_flat(const Checkpoint& checkpoint);
 };

@@ -1,4 +1,4 @@
-// Matches the names that a model expects with those of a checkpoint.
+// Matches the names that a model expects with the names of a checkpoint.
 #include <safemap/plan.hpp>
 
 #include "base/name_index.hpp"
@@ -24,13 +24,13 @@ constexpr std::size_t none = SIZE_MAX;
 
 // ---- names
 
-/// Every name of a checkpoint, and the number of its tensor.
+/// The names of a checkpoint, and the number of the tensor of each.
 class Held {
 public:
     explicit Held(const Checkpoint& checkpoint) : names_(all_names(checkpoint)) { index_.add_all(NamesOf(names_)); }
 
     const std::vector<NamedTensor>& names() const noexcept { return names_; }
-    /// none where no tensor has that name.
+    /// Returns `none` if no tensor has that name.
     std::size_t tensor(std::string_view name) const {
         const auto found = index_.find(name, NamesOf(names_));
         return found ? names_[*found].tensor : none;
@@ -49,7 +49,7 @@ LazyTensor named(const LazyTensor& tensor, std::string_view name) {
 
 using Items = std::vector<checkpoint::NamedShape>;
 
-/// What `make` gives for each.
+/// Returns the results of `make` for all elements.
 template <class List, class Make> auto made_of(const List& list, Make&& make) {
     std::vector<decltype(make(list.front()))> made;
     for (const auto& one : list) made.push_back(make(one));
@@ -104,7 +104,7 @@ std::string lines(std::string_view what, const std::vector<Foldable>& names) {
     return text;
 }
 
-/// "2 missing (h.{0..1}.bias: F32 [4] x 2)", with the first few names.
+/// Appends text such as "2 missing (h.{0..1}.bias: F32 [4] x 2)", with the first few names.
 void add_fault(std::string& fault, std::string_view what, const std::vector<Foldable>& names) {
     constexpr std::size_t most = 3;
     if (names.empty()) return;
@@ -147,7 +147,8 @@ public:
 private:
     bool selected(std::string_view name) const { return options_.selection.matches(name); }
 
-    /// A root without a tensor of its own gets that of its first alias, and an alias that of its root.
+    /// Chooses the tensor that each expected tensor gets. A root without a tensor of its own gets the tensor of its
+    /// first alias, and an alias without one gets the tensor of its root.
     void match() {
         own_.reserve(expected_.size());
         for (const ExpectedTensor& tensor : expected_) own_.push_back(held_.tensor(tensor.name));
@@ -182,7 +183,7 @@ private:
         return options_.fill == Fill::zeros;
     }
 
-    /// Tied tensors share one.
+    /// Returns a filling for a missing tensor. Tied tensors share one.
     LazyTensor filling(std::uint32_t i) {
         const auto& [name, dtype, shape, alias_of] = expected_[i];
         const auto known = fillings_.find(roots_[i]);
@@ -220,7 +221,7 @@ private:
         }
     }
 
-    /// What a `.pt` holds under a name that is missing, and could not be kept as a tensor.
+    /// Adds notes on objects of a `.pt` that have a missing name and could not be kept as a tensor.
     void note_skipped() {
         std::set<std::string_view> missing;
         for (const ExpectedTensor& tensor : plan_.missing) missing.insert(tensor.name);
@@ -247,11 +248,11 @@ private:
     const LoadOptions& options_;
     Held held_;
     std::vector<std::uint32_t> roots_;
-    // Numbers of tensors, by expected tensor: the one of its name, and the one that it gets.
+    // By expected tensor: the number of the tensor with its name, and of the tensor that it gets.
     std::vector<std::size_t> own_;
     std::vector<std::size_t> given_;
-    std::vector<bool> used_;                                  // by tensor
-    std::unordered_map<std::uint32_t, LazyTensor> fillings_;  // by root
+    std::vector<bool> used_;                                  // by tensor number
+    std::unordered_map<std::uint32_t, LazyTensor> fillings_;  // by number of the root
     LoadPlan plan_;
 };
 

@@ -1,4 +1,5 @@
-// Tested by tests/checkpoint/plan_test.cpp and tests/check/diff_tolerance_test.cpp.
+// Finds the prefix that explains how the names of two sides differ. Tested by tests/checkpoint/plan_test.cpp and
+// tests/check/diff_tolerance_test.cpp.
 #include "checkpoint/prefixes.hpp"
 
 #include "base/name_index.hpp"
@@ -14,7 +15,8 @@ namespace {
 
 using Names = std::vector<NamedShape>;
 
-/// What stands before a name of `bare` in names of `full`. Long names are the ones to ask: few others end in them.
+/// Returns the prefixes that names of `full` have before a name of `bare`. Looks only at the longest names of `bare`:
+/// few other names end in them.
 std::set<std::string_view> candidate_prefixes(const Names& bare, const Names& full) {
     constexpr std::size_t most = 16;
     std::array<NamedShape, 4> asked = {};
@@ -26,7 +28,7 @@ std::set<std::string_view> candidate_prefixes(const Names& bare, const Names& fu
             if (!other.name.ends_with(item->name)) continue;
             const auto prefix = other.name.substr(0, other.name.size() - item->name.size());
             if (prefix.ends_with('.') || prefix.ends_with('/')) prefixes.insert(prefix);
-            if (prefixes.size() > most) return {};  // nothing is certain of so many
+            if (prefixes.size() > most) return {};  // too many candidates for a certain answer
         }
     }
     return prefixes;

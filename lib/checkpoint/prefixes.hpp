@@ -1,4 +1,4 @@
-// A prefix such as "module.", which names of one side have before those of the other.
+// Finds a prefix such as "module." that the names of one side have and the names of the other side lack.
 #pragma once
 
 #include <safemap/shape.hpp>
@@ -14,8 +14,8 @@ struct NamedShape {
     const Shape* shape;
 };
 
-/// The one prefix with which all of `bare` are in `full`, or all of `full` come from `bare`; empty where there is none,
-/// or another.
+/// Returns the only prefix with which all names of `bare` are in `full`, or all names of `full` come from `bare`, with
+/// the same shapes. Returns an empty string if there is no such prefix, or more than one.
 std::string certain_prefix(const std::vector<NamedShape>& bare, const std::vector<NamedShape>& full);
 
 }  // namespace safemap::SAFEMAP_ABI::checkpoint

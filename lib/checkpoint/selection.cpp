@@ -1,4 +1,4 @@
-// Which names a selection means.
+// Matches names against the rules of a selection.
 #include <safemap/selection.hpp>
 
 #include <algorithm>
@@ -9,7 +9,8 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-/// Whether `c` is in the set whose text stands between the brackets: "a-z", "!a-z". A '-' at either end is itself.
+/// Returns true if `c` is in the set whose text is between the brackets: "a-z", "!a-z". A '-' at either end stands for
+/// itself.
 bool in_set(std::string_view set, char c) {
     const bool negated = !set.empty() && (set.front() == '!' || set.front() == '^');
     if (negated) set.remove_prefix(1);
@@ -26,15 +27,15 @@ bool in_set(std::string_view set, char c) {
     return found != negated;
 }
 
-/// Where the set that begins at pattern[at] == '[' ends; npos where it never does, and the bracket is itself. A ']'
-/// that comes first belongs to the set.
+/// Returns the end of the set that begins at pattern[at] == '['. Returns npos if the set has no end; then the bracket
+/// is an ordinary character. A ']' in first place belongs to the set.
 std::size_t set_end(std::string_view pattern, std::size_t at) {
     std::size_t first = at + 1;
     if (first < pattern.size() && (pattern[first] == '!' || pattern[first] == '^')) ++first;
     return pattern.find(']', first + 1);
 }
 
-/// Matches one character of `name` with the piece of `pattern` at `at`, which is then behind the piece.
+/// Matches one character of `name` with the piece of `pattern` at `at`, and moves `at` behind the piece.
 bool match_one(std::string_view pattern, std::size_t& at, char c) {
     if (pattern[at] == '?') return ++at, true;
     if (pattern[at] == '[') {
@@ -47,12 +48,13 @@ bool match_one(std::string_view pattern, std::size_t& at, char c) {
     return pattern[at++] == c;
 }
 
-/// Goes back to the last star only, which is enough: an earlier one has nothing to gain. So at most pattern × name.
+/// Returns true if the glob matches the whole name. Backtracks to the last star only, which suffices: going back to an
+/// earlier one cannot help. So it takes at most pattern × name steps.
 bool glob_matches(std::string_view pattern, std::string_view name) {
     std::size_t p = 0;
     std::size_t n = 0;
-    std::size_t star = std::string_view::npos;  // behind the last one
-    std::size_t star_name = 0;                  // where what it swallowed ends
+    std::size_t star = std::string_view::npos;  // position behind the last star
+    std::size_t star_name = 0;                  // end of the text that the last star matches
     while (n < name.size()) {
         if (p < pattern.size() && pattern[p] == '*') {
             star = ++p;

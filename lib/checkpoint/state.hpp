@@ -1,4 +1,4 @@
-// What a Checkpoint shares with its copies, and what it was made from.
+// The state that a Checkpoint shares with its copies, and the origin that it was derived from.
 #pragma once
 
 #include "base/name_index.hpp"
@@ -17,7 +17,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Immutable once it is made. Names are found by number: tensors first, then aliases.
+/// The shared state of a checkpoint. Immutable after construction. Names are found by number: tensors first, then
+/// aliases.
 struct Checkpoint::State {
 private:
     auto name_of() const {
@@ -30,27 +31,27 @@ private:
 public:
     static constexpr std::uint32_t not_selected = UINT32_MAX;
 
-    /// Of select() and renamed(), `numbers` has the number here of each tensor of `origin`, or not_selected.
+    /// For select() and renamed(), `numbers` has the number in this state of each tensor of `origin`, or not_selected.
     explicit State(state::Contents contents, std::shared_ptr<const State> origin = {},
                    std::vector<std::uint32_t> numbers = {});
 
-    /// Makes the state of a checkpoint with some of the names of `from`, or all of them: `after[i]` is the new name for
-    /// `names[i]`, which are in the order of all_names().
+    /// Returns the state of a checkpoint with some or all names of `from`: `after[i]` is the new name for `names[i]`.
+    /// `names` is in the order of all_names().
     static std::shared_ptr<const State> derive(const Checkpoint& from, const std::vector<NamedTensor>& names,
                                                std::vector<std::string> after);
 
     std::optional<std::uint32_t> number(std::string_view name) const { return names.find(name, name_of()); }
-    /// Returns null where there is no such name.
+    /// Returns null if there is no such name.
     const LazyTensor* find(std::string_view name) const noexcept;
-    /// Returns null where there is none. That of a flat state dict is made when it is first asked for.
+    /// Returns null if there is no tree. Creates the tree of a flat state dict on the first call.
     const StateTree* tree() const;
 
     state::Contents contents;
     std::uint64_t total_bytes;
-    std::vector<LazyTensor> aliases;  // under their other names
+    std::vector<LazyTensor> aliases;  // tensors under their other names
     NameIndex names;
-    std::shared_ptr<const State> origin;  // before every select() and renamed(): null where there was none
-    std::vector<std::uint32_t> numbers;   // by the number of a tensor in `origin`
+    std::shared_ptr<const State> origin;  // state before every select() and renamed(); null if there was none
+    std::vector<std::uint32_t> numbers;   // by tensor number in `origin`
 
 private:
     mutable std::once_flag asked_for_tree;

@@ -1,4 +1,4 @@
-// The structure document of a checkpoint is made anew.
+// Writes the structure document of a checkpoint anew.
 #include "checkpoint/structure.hpp"
 
 #include <safemap/advanced/names.hpp>
@@ -17,7 +17,7 @@ namespace {
 
 using checkpoint::Origin;
 
-/// What unflatten() would have to give for a file of tensors without a document.
+/// Returns the tree that unflatten() would give for a file of tensors without a document.
 StateTree flat_tree(const Checkpoint& checkpoint) {
     StateTree tree;
     StateTree::Dict dict;
