@@ -1,13 +1,13 @@
-// Compares what two checkpoints hold under each name. Tensors of the same dtype and shape are read side by side, block
-// by block, by several workers; each pair remembers the first element that differs, and blocks behind it are not read.
-// Where values are compared as numbers, every block is read, for the largest difference.
+// Compares the tensors that two checkpoints have under each name. Tensors of the same dtype and shape are read side by
+// side, block by block, by several workers. Each pair remembers the first element that differs, and blocks behind it
+// are not read. If values are compared as numbers, every block is read, to find the largest difference.
 //
-//   Pair                       two tensors that are compared, in one dtype
-//   index_of(), read_element() elements and their numbers
-//   Comparer                   the workers: the blocks of all pairs, the first and the largest difference of each
-//   Names, Shared, PairNumbers which names have a pair, and which pairs are the same
-//   report_on(), note_...()    what was found, in words
-//   diff()                     all of it
+//   Pair                        two tensors to compare, in one dtype
+//   index_of(), read_element()  elements and their numbers
+//   Comparer                    the workers: blocks of all pairs, and the first and the largest difference of each pair
+//   Names, Shared, PairNumbers  the names that both checkpoints have, and the pairs that several names share
+//   report_on(), note_...()     the results in words
+//   diff()                      runs all of it
 #include <safemap/diff.hpp>
 
 #include <safemap/advanced/dtypes.hpp>
@@ -45,7 +45,7 @@ using What = TensorDifference::What;
 
 constexpr std::uint64_t none = std::numeric_limits<std::uint64_t>::max();
 
-/// Two tensors of the same shape, and of the same dtype, or of dtypes that can be cast.
+/// Two tensors of the same shape, with the same dtype or with dtypes that can be cast.
 struct Pair {
     const LazyTensor* a;
     const LazyTensor* b;
@@ -53,7 +53,7 @@ struct Pair {
     bool same_dtype() const { return a->dtype() == b->dtype(); }
 };
 
-/// Calls `work(a, b)` with tensors of one dtype.
+/// Calls `work(a, b)` with both tensors in one dtype.
 template <class Work> auto as_one_dtype(const Pair& pair, Work&& work) {
     if (pair.same_dtype()) return work(*pair.a, *pair.b);
     return work(pair.a->cast(Dtype::f64), pair.b->cast(Dtype::f64));
@@ -76,8 +76,8 @@ std::uint64_t number_of(const Shape& index, const Shape& shape) {
     return number;
 }
 
-/// The number of the n-th element of a block. As a box is row-major like its tensor, the first element that differs in
-/// the box is the first in the tensor too.
+/// Returns the number of the n-th element of a block. A box is row-major like its tensor, so the first element that
+/// differs in the box is the first in the tensor, too.
 std::uint64_t number_of(const Blocks& blocks, std::uint64_t block, std::uint64_t n, const LazyTensor& tensor) {
     if (blocks.ranges()) return blocks.range(block).offset * 8 / bits(tensor.dtype()) + n;
     const Box box = blocks.box(block);
@@ -86,7 +86,7 @@ std::uint64_t number_of(const Blocks& blocks, std::uint64_t block, std::uint64_t
     return number_of(index, tensor.shape());
 }
 
-/// The first element that differs. Packed elements begin at the lowest bits of a byte.
+/// Returns the first element that differs. Packed elements begin at the lowest bits of a byte.
 std::optional<std::uint64_t> first_difference(Dtype dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
     if (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0) return std::nullopt;
     const auto byte = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin());
@@ -94,10 +94,10 @@ std::optional<std::uint64_t> first_difference(Dtype dtype, std::span<const std::
     return (std::uint64_t{byte} * 8 + static_cast<unsigned>(bit)) / bits(dtype);
 }
 
-/// The bytes of one element; of a packed one, a byte with its bits lowest.
+/// Returns the bytes of one element. For a packed element, returns one byte with the element in its lowest bits.
 std::vector<std::byte> read_element(const LazyTensor& tensor, std::uint64_t element) {
     const unsigned width = bits(tensor.dtype());
-    const unsigned group = std::lcm(width, 8U) / 8;  // the bytes that whole elements fill
+    const unsigned group = std::lcm(width, 8U) / 8;  // bytes that whole elements fill
     const unsigned in_group = group * 8 / width;
     std::vector<std::byte> bytes(group);
     tensor.read(element / in_group * group, bytes);
@@ -110,9 +110,10 @@ std::vector<std::byte> read_element(const LazyTensor& tensor, std::uint64_t elem
 
 // ---- comparing values
 
+/// The workers that compare the values of all pairs.
 class Comparer {
 public:
-    /// `pairs` and `watch` outlive it.
+    /// Keeps references to `pairs` and `watch`.
     Comparer(const std::vector<Pair>& pairs, std::optional<Tolerance> tolerance, unsigned threads, Watch& watch)
         : pairs_(pairs),
           tolerance_(tolerance),
@@ -131,18 +132,18 @@ public:
         watch_.tell();
     }
 
-    /// The first element of a pair that differs, or none.
+    /// Returns the first element of a pair that differs, or `none`.
     std::uint64_t first(std::size_t pair) const noexcept { return first_[pair]; }
     /// Returns true if values of a pair are compared as numbers.
     bool by_number(std::size_t pair) const {
         const Pair& tensors = pairs_[pair];
         return !tensors.same_dtype() || (tolerance_ && has_numbers(tensors.a->dtype()));
     }
-    /// The largest difference. Only of pairs that are compared as numbers.
+    /// Returns the largest difference. Only for pairs that are compared as numbers.
     double max_abs(std::size_t pair) const noexcept { return std::bit_cast<double>(max_abs_[pair].load()); }
 
 private:
-    /// As it suits the one that stands transposed, where one does.
+    /// Returns blocks that suit the transposed tensor, if one of the two is transposed.
     Blocks blocks_of(const LazyTensor& a, const LazyTensor& b) const {
         const Blocks blocks(a, workers_.buffer_size());
         return blocks.ranges() ? Blocks(b, workers_.buffer_size()) : blocks;
@@ -165,7 +166,7 @@ private:
         });
     }
 
-    /// The first element of a block that differs, or that is beyond the tolerance.
+    /// Returns the first element of a block that differs, or that is beyond the tolerance.
     std::optional<std::uint64_t> first_apart(std::size_t pair, Dtype dtype, std::span<const std::byte> a,
                                              std::span<const std::byte> b) {
         const auto first = first_difference(dtype, a, b);
@@ -176,7 +177,8 @@ private:
         return found.first_apart;
     }
 
-    /// The bits of doubles that are not negative are in the order of their values, with NaN above all.
+    /// Raises `most` to the bits of `value`. The bits of non-negative doubles are in the order of their values, with
+    /// NaN above all.
     static void raise(std::atomic<std::uint64_t>& most, double value) noexcept {
         const auto found = std::bit_cast<std::uint64_t>(std::copysign(value, 1.0));
         std::uint64_t before = most;
@@ -195,21 +197,22 @@ private:
     Workers workers_;
     Watch& watch_;
     BlockRow row_;
-    std::vector<std::atomic<std::uint64_t>> first_;    // by pair
-    std::vector<std::atomic<std::uint64_t>> max_abs_;  // by pair: the bits of a double
+    std::vector<std::atomic<std::uint64_t>> first_;    // by number of the pair
+    std::vector<std::atomic<std::uint64_t>> max_abs_;  // by number of the pair: the bits of a double
 };
 
 // ---- comparing names
 
 using Rename = std::function<std::string(std::string_view)>;
 
+/// The selected names of one checkpoint.
 struct Names {
     Names(const Checkpoint& checkpoint_, const Selection& selection)
         : checkpoint(checkpoint_), all(all_names(checkpoint, selection)) {
         by_name.reserve(all.size());
         for (const NamedTensor& named : all) by_name.emplace(named.name, named.tensor);
     }
-    /// Under the names that `rename` gives.
+    /// Lists the names that `rename` returns.
     Names(const Checkpoint& checkpoint_, const Selection& selection, const Rename& rename) : checkpoint(checkpoint_) {
         for (const NamedTensor& named : all_names(checkpoint)) {
             std::string name = rename(named.name);
@@ -244,15 +247,15 @@ Names names_of(const Checkpoint& checkpoint, const DiffOptions& options) {
     return {checkpoint, options.selection};
 }
 
-/// A name that both have.
+/// A name that both checkpoints have.
 struct Shared {
     std::string_view name;
     Pair tensors;
     std::optional<What> obstacle;
-    std::size_t pair;  // its number; means nothing where there is an obstacle
+    std::size_t pair;  // number of the pair; unused if there is an obstacle
 };
 
-/// Returns the reason why the values of a pair cannot be compared.
+/// Returns the reason why the values of a pair cannot be compared, or nothing if they can.
 std::optional<What> obstacle_of(const Pair& pair, bool cast) {
     const bool castable = cast && is_castable(pair.a->dtype()) && is_castable(pair.b->dtype());
     if (!pair.same_dtype() && !castable) return What::dtype;
@@ -260,7 +263,8 @@ std::optional<What> obstacle_of(const Pair& pair, bool cast) {
     return std::nullopt;
 }
 
-/// Finds each pair once, however many names it has; all names of one `a` come one after the other.
+/// A list of pairs. Each pair is in it once, however many names it has. All names of one `a` must come one after the
+/// other.
 class PairNumbers {
 public:
     std::size_t of(const Pair& pair) {
@@ -336,7 +340,7 @@ void note_prefix(const Names& a, const Names& b, DiffReport& report) {
     note(checkpoint::certain_prefix(only_in_a, only_in_b), "B", "A");
 }
 
-/// Notes names that only one side has, for a tensor that both have under another name.
+/// Adds notes on names that only one side has, for a tensor that both sides have under another name.
 void note_ties(const Names& has, const Names& lacks, const std::string& side, const std::string& other,
                DiffReport& report) {
     constexpr std::size_t most = 16;

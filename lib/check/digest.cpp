@@ -1,4 +1,4 @@
-// Hashes tensors while they are read: blocks of one tensor side by side, and fed in order.
+// Hashes tensors while they are read. Blocks of one tensor are read in parallel and hashed in order.
 #include <safemap/digest.hpp>
 
 #include "base/hex.hpp"
@@ -20,9 +20,10 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
+/// The workers that hash all tensors.
 template <class Hash> class Hasher {
 public:
-    /// `tensors` and `watch` outlive it.
+    /// Keeps references to `tensors` and `watch`.
     Hasher(std::span<const LazyTensor* const> tensors, unsigned threads, Watch& watch)
         : tensors_(tensors), workers_(threads), watch_(watch), digests_(tensors.size()) {
         for (const LazyTensor* tensor : tensors_) row_.add(blocks_of(*tensor).count());
@@ -61,7 +62,7 @@ private:
     OrderedHashes<Hash> digests_;
 };
 
-/// Tensors without repeats, and which of them each name is for.
+/// The tensors to hash, each of them once, and the number of the tensor of each name.
 struct Hashed {
     std::vector<const LazyTensor*> tensors;
     std::vector<std::size_t> of_name;

@@ -1,4 +1,4 @@
-// Reads lists of digests, and compares what they say of the whole.
+// Reads lists of digests, and compares them with the digest of the whole checkpoint.
 #include "check/stored_digests.hpp"
 
 #include "base/name_index.hpp"
@@ -13,14 +13,14 @@
 namespace safemap::SAFEMAP_ABI::check {
 namespace {
 
-/// Whoever read the header first told them.
+/// A sink that drops the faults of a header: they were reported when the header was read first.
 class ToldBefore final : public FaultSink {
 public:
     void fault(Error) override { any = true; }
     bool any = false;
 };
 
-/// Of the tensors of one file, those that the list names.
+/// The tensors of one file, and the digests that the file's list has for them.
 class ListReader {
 public:
     explicit ListReader(const safetensors::TensorList& header) {
@@ -30,7 +30,7 @@ public:
         listed_.resize(tensors_.size());
     }
 
-    /// Throws header_bad_metadata.
+    /// Reads the list. Throws header_bad_metadata.
     void read(const std::string& text) {
         if (text.size() > longest_list())
             throw bad("have " + bytes_text(text.size()) + ", more than the tensors of the file can take");
@@ -48,7 +48,7 @@ public:
         digests.of_all = std::find(listed_.begin(), listed_.end(), false) == listed_.end();
         std::size_t size = 0;
         for (std::size_t i = 0; i < tensors_.size(); ++i) size += listed_[i] ? tensors_[i].name.size() : 0;
-        // Not the header's text: with the list in it, it has every name three times.
+        // The names are copied. The header's text is not kept: with the list in it, it has every name three times.
         digests.names.reserve(size);
         for (std::size_t i = 0; i < tensors_.size(); ++i) {
             if (!listed_[i]) continue;
@@ -65,7 +65,8 @@ private:
                      "the digests in " + safemap::quoted(safetensors::digests_key) + ' ' + what);
     }
 
-    /// However it is written. JSON in memory takes several times its text.
+    /// Returns the largest size of a list that names all tensors, however it is spelled. Longer lists are refused,
+    /// because JSON in memory takes several times its text.
     std::uint64_t longest_list() const {
         constexpr std::uint64_t around = 128;
         constexpr std::uint64_t most_escaped = 6;  // \u0000
@@ -93,7 +94,7 @@ private:
     std::string repeated_;
 };
 
-/// Says what is not compared, though the checkpoint has digests.
+/// Adds notes on what is not compared although the checkpoint has digests.
 void note_unchecked(state::Contents& contents, std::span<const FileDigests> files, bool has_identity) {
     const auto count = [&](auto&& matches) { return std::count_if(files.begin(), files.end(), matches); };
     const auto listed = count([](const FileDigests& file) { return file.listed; });
@@ -108,7 +109,7 @@ void note_unchecked(state::Contents& contents, std::span<const FileDigests> file
         contents.notes.emplace_back("the structure document has no digest, and is not compared");
 }
 
-/// The fault of a digest whose document, or whose tensors' digests, are missing.
+/// Returns the fault of a digest whose document is missing, or whose tensors lack digests.
 std::optional<Error> orphan(const state::Contents& contents, std::span<const FileDigests> files, bool has_identity) {
     if (state::find_value(contents.metadata, safetensors::structure_digest_key) != nullptr)
         return Error(Errc::header_bad_metadata,
@@ -121,7 +122,8 @@ std::optional<Error> orphan(const state::Contents& contents, std::span<const Fil
     return std::move(error.with_path(lacks->source->name()));
 }
 
-/// The digest of all names that the checkpoint has. Nothing where its tensors cannot be told among those of the files.
+/// Returns the digest of all names that the checkpoint has. Returns nothing if its tensors cannot be identified among
+/// the tensors of the files.
 std::optional<Digest> found_identity(const state::Contents& contents, std::span<const FileDigests> files) {
     std::vector<const StoredDigest*> known;
     for (const FileDigests& file : files)
@@ -130,7 +132,7 @@ std::optional<Digest> found_identity(const state::Contents& contents, std::span<
     bool unique = true;
     const auto name_of_known = [&](std::uint32_t i) { return known[i]->name; };
     names.add_all(static_cast<std::uint32_t>(known.size()), name_of_known, [&](auto, auto) { unique = false; });
-    if (!unique) return std::nullopt;  // of an index that leaves tensors out, nobody says which of them it means
+    if (!unique) return std::nullopt;  // an index that leaves tensors out does not say which of two it means
 
     std::vector<safetensors::NamedDigest> all;
     all.reserve(contents.tensors.size());

@@ -1,4 +1,4 @@
-// What a file of safetensors says its tensors' digests are, for who reads them all.
+// The digests that a safetensors file stores for its tensors, for callers that read all of them.
 #pragma once
 
 #include "base/faults.hpp"
@@ -15,28 +15,31 @@
 
 namespace safemap::SAFEMAP_ABI::check {
 
+/// The digest that a file stores for one of its tensors.
 struct StoredDigest {
-    std::string_view name;  ///< lasts as long as its FileDigests
-    Extent extent = {};     ///< in the file
+    std::string_view name;  ///< valid as long as its FileDigests
+    Extent extent = {};     ///< extent in the file
     Digest digest = {};
 };
 
+/// The digests that one file stores.
 struct FileDigests {
     const Source* source = nullptr;
-    std::vector<StoredDigest> tensors = {};  ///< that have one, by offset
-    bool listed = false;                     ///< whether the file has a list
-    bool of_all = false;                     ///< whether the list has all of the file's tensors
+    std::vector<StoredDigest> tensors = {};  ///< tensors that have a digest, by offset
+    bool listed = false;                     ///< true if the file has a list
+    bool of_all = false;                     ///< true if the list has all of the file's tensors
     std::vector<char> names = {};
 };
 
-/// Reads the header once more. None where there is no list, where it is none (header_bad_metadata), and where the
-/// header has faults, which were told when it was read first. A list that names what the file does not hold, or a
-/// tensor twice, is header_bad_metadata too; what else it says counts.
+/// Reads the header again and returns the digests of its list. Returns no digests in three cases: there is no list; the
+/// list is invalid, which is reported as header_bad_metadata; or the header has faults, which were reported when it was
+/// read first. Reports header_bad_metadata, too, if the list names a tensor that the file does not hold, or names a
+/// tensor twice; the rest of the list is still used.
 FileDigests read_file_digests(const Source& source, const OpenOptions& options, FaultSink& faults);
 
-/// Compares the digest of the whole, where there is one. checksum_mismatch, with `path`. A digest whose tensors or
-/// whose document are not there is header_bad_metadata. A note says what is not compared, though the checkpoint has
-/// digests.
+/// Compares the digest of the checkpoint, if there is one. Reports checksum_mismatch, with `path`. Reports
+/// header_bad_metadata for a digest whose tensors or whose document are missing. Adds notes on what is not compared
+/// although the checkpoint has digests.
 void check_identity(state::Contents& contents, std::span<const FileDigests> files, const std::filesystem::path& path,
                     FaultSink& faults);
 

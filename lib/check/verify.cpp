@@ -1,4 +1,4 @@
-// Reads everything there is to read, and collects what is wrong with it.
+// Reads every byte of a checkpoint, compares all checksums, and collects the faults.
 #include <safemap/verify.hpp>
 
 #include "base/checked.hpp"
@@ -28,23 +28,25 @@ using state::Contents;
 
 using namespace literals;
 
-// Work is handed out in such blocks, smaller where the buffers of all workers would not stay within their bound.
+// Work is handed out in blocks of this size, or in smaller ones if the buffers of all workers would take more than
+// `all_buffers`.
 constexpr std::uint64_t largest_block = 8_MiB;
 constexpr std::uint64_t all_buffers = 32_MiB;
 
-/// Bytes that have one checksum, or none.
+/// A range of bytes with one checksum, or without a checksum.
 struct Stretch {
     const Source* source = nullptr;
     Extent extent = {};
     const StoredChecksum* record = nullptr;
     const StoredDigest* tensor = nullptr;
-    bool inflated = false;  ///< of a deflated record, whose source compares the checksum itself
+    bool inflated = false;  ///< true for a deflated record, whose source compares the checksum itself
 
-    /// Records are read from the first byte to the last by one worker, as a CRC-32 is made.
+    /// Returns true if one worker reads the bytes from the first to the last: for records, because a CRC-32 is computed
+    /// in order.
     bool in_order() const noexcept { return record != nullptr || inflated; }
 };
 
-/// The files, then the deflated records in them, whose streams are no part of a file's bytes.
+/// Returns the files, then the deflated records in them, whose streams are not part of a file's bytes.
 std::vector<const Source*> all_sources(const Contents& contents) {
     std::vector<const Source*> sources;
     std::unordered_set<const Source*> known;
@@ -57,7 +59,8 @@ std::vector<const Source*> all_sources(const Contents& contents) {
     return sources;
 }
 
-/// Every byte of every source once: records and tensors with checksums, and what is between them.
+/// Returns stretches that cover every byte of every source once: records and tensors with checksums, and the bytes
+/// between them.
 std::vector<Stretch> stretches_of(const Contents& contents, const std::vector<FileDigests>& files) {
     std::vector<Stretch> checked;
     for (const auto& record : contents.checksums) checked.push_back({record.source.get(), record.extent, &record});
@@ -92,7 +95,7 @@ std::vector<Stretch> stretches_of(const Contents& contents, const std::vector<Fi
     return stretches;
 }
 
-/// Works through the stretches; safe for several workers.
+/// The workers that read all stretches and compare their checksums.
 class Reader {
 public:
     Reader(const std::vector<Stretch>& stretches, unsigned threads, Watch& watch)
@@ -108,7 +111,7 @@ public:
     void run(VerifyReport& report) {
         row_.each(static_cast<unsigned>(workers_.size()), watch_,
                   [this](auto place, unsigned worker) { do_block(place, worker); });
-        // In the order of the file, whichever worker was first.
+        // Faults are reported in the order of the file, whichever worker found them first.
         std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
             return std::tie(a.place.item, a.place.block) < std::tie(b.place.item, b.place.block);
         });
@@ -197,7 +200,7 @@ private:
     std::uint64_t block_;
     Watch& watch_;
     BlockRow row_;
-    OrderedDigests digests_;  // of stretches
+    OrderedDigests digests_;  // by number of the stretch
     std::atomic<std::uint64_t> checked_records_ = 0;
     std::mutex finding_;
     std::vector<Found> found_;
@@ -207,7 +210,7 @@ template <class T> void append(std::vector<T>& to, std::vector<T> from) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
-/// What can be said of a checkpoint without reading its data. Adds to `files` and `report`.
+/// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `files` and `report`.
 Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, std::vector<FileDigests>& files,
                  VerifyReport& report) {
     CollectFaults faults;
@@ -220,18 +223,18 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     });
     std::vector<FileDigests> own;
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
-    // What is missing is a fault of its own.
+    // Missing tensors and files are faults of their own, so the digest is not compared.
     if (faults.faults().empty()) check_identity(contents, own, path, faults);
     append(files, std::move(own));
     append(report.faults, faults.take());
     append(report.notes, std::move(contents.notes));
     report.asks_for_code = report.asks_for_code || contents.asks_for_code;
     report.tensors += contents.tensors.size();
-    contents.metadata = {};  // lists of digests take as much as all names
+    contents.metadata = {};  // lists of digests take as much memory as all names
     return contents;
 }
 
-/// What of another checkpoint has to be read, too.
+/// Adds the files of another checkpoint to the files to be read.
 void add_files(Contents from, Contents& to) {
     append(to.sources, std::move(from.sources));
     append(to.checksums, std::move(from.checksums));
