@@ -1,4 +1,4 @@
-// The table of backends, and how a name finds its own.
+// The table of backends, and the lookup of a device by its name.
 
 #include "base/text.hpp"
 #include "device/host_device.hpp"
@@ -11,11 +11,12 @@
 namespace safemap::SAFEMAP_ABI {
 namespace {
 
+/// A kind of device.
 struct Backend {
     std::string_view name;
-    /// Opens what "name" or "name:ordinal" means; nothing where there is no such device.
+    /// Opens the device "name" or "name:ordinal". Returns null if there is no such device.
     std::shared_ptr<Device> (*open)(std::string_view ordinal);
-    /// What there is of it, for messages.
+    /// Returns the devices of this kind that exist, for messages.
     std::string (*list)();
 };
 

@@ -1,4 +1,4 @@
-// The digest of a tensor as it stands on a device.
+// Computes the digest of a tensor that is on a device.
 
 #include "base/checksum.hpp"
 

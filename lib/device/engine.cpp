@@ -1,13 +1,16 @@
-// Brings tensors to a device under a budget: who asks, who reads, who waits. The parts of the file:
-//   - Entries: one for each tensor that is known, from the first who asks to the last lease.
-//   - Acquiring: room for leases, then for what is absent; prefetch and evict are beside it.
-//   - Uploads: a tensor on its way is cut into blocks, which threads claim as steps, and is there when its copies are.
-//   - Threads: readers that take any step, and workers lent to those who acquire.
+// Brings tensors to a device under a budget. From top to bottom:
+//   - Held: a lease, and the tensors in it by name.
+//   - Upload, Step, Want: a tensor on its way, a piece of work for it, and an acquire that waits for it.
+//   - Entries: one for each tensor that is known, from the first request to the last lease.
+//   - Acquiring: gets room for leases, then for absent tensors; also prefetch and evict.
+//   - Uploads: a tensor on its way is cut into blocks, which threads claim as steps. It is resident when all copies are
+//     done.
+//   - Threads: readers that take any step, and workers that are lent to threads that acquire.
 //
-// An acquire first leases all it wants, which needs room for leases only: the bytes of everything leased stay within
-// the budget, so whatever is leased can be brought by waiting for nothing but what is already moving. Then it begins
-// what is absent as room comes free, reads blocks of its own tensors like any reader, and sleeps only when others
-// have the last of them in hand.
+// An acquire first leases all tensors that it wants, which needs room for leases only. The bytes of all leased tensors
+// stay within the budget, so a leased tensor can be brought by waiting only for what is already moving. Then the
+// acquire begins uploads of absent tensors as room comes free. It reads blocks of its own tensors like any reader, and
+// sleeps only if other threads have the last of these blocks in hand.
 
 #include "device/engine.hpp"
 
@@ -31,19 +34,20 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-// Where two threads that claim blocks reach the disk's limit, and what loaders for GPUs converge on (4 to 16 MiB).
+// With blocks of this size, two threads that claim blocks reach the disk's limit. Loaders for GPUs converge on such
+// sizes, too (4 to 16 MiB).
 constexpr std::uint64_t block_bytes = 8_MiB;
 // Tiles of transposed tensors pass through a buffer of each reader, so they are smaller.
 constexpr std::uint64_t tile_bytes = 2_MiB;
 constexpr std::uint64_t least_staging = 4_KiB;
 
-/// What has to be read for `bytes` of a value: more or less where it is cast.
+/// Returns the bytes that have to be read for `bytes` of a value: more or fewer if the tensor is cast.
 std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
     if (tensor.dtype() == tensor.stored()->dtype()) return bytes;
     return bytes / element_size(tensor.dtype()) * element_size(tensor.stored()->dtype());
 }
 
-/// Each thread gets an Error of its own, to add context to.
+/// Throws a copy of `fault`. Each thread gets an Error of its own, to add context to.
 [[noreturn]] void throw_copy(const std::exception_ptr& fault) {
     try {
         std::rethrow_exception(fault);
@@ -52,7 +56,8 @@ std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
     }
 }
 
-/// What `work` throws, with the tensor as long as there is memory to say so; null where it throws nothing.
+/// Returns what `work` throws, or null if it throws nothing. Adds the tensor's name to an Error if there is memory for
+/// it.
 template <class Work> std::exception_ptr fault_of(const LazyTensor& tensor, Work&& work) noexcept {
     try {
         work();
@@ -89,7 +94,7 @@ Held::Held(std::shared_ptr<Engine> engine, std::size_t count) : engine_(std::mov
 }
 
 Held::~Held() {
-    tensors_.clear();  // or evicting would not free it
+    tensors_.clear();  // otherwise evicting would not free the memory
     engine_->release(ids_);
 }
 
@@ -105,9 +110,9 @@ const DeviceTensor* Held::find(std::string_view name) const noexcept {
     return at != by_name_.end() && name_of(*at) == name ? &tensors_[*at] : nullptr;
 }
 
-// ---- What the engine works with
+// ---- Types of the engine
 
-/// One tensor on its way. All members are guarded by the engine's mutex, but those set by allocate(), which do not
+/// One tensor on its way. The engine's mutex guards all members except the members that allocate() sets, which do not
 /// change afterwards.
 struct Engine::Upload {
     enum class Phase : std::uint8_t { queued, allocating, reading, finished };
@@ -121,20 +126,20 @@ struct Engine::Upload {
     std::uint64_t block_count = 0;
 
     Phase phase = Phase::queued;
-    std::uint64_t next = 0;     // block
-    std::uint64_t running = 0;  // steps that threads are at
-    bool demanded = false;      // stands in demanded_
+    std::uint64_t next = 0;     // next block to read
+    std::uint64_t running = 0;  // steps in progress
+    bool demanded = false;      // true if it is in demanded_
     std::exception_ptr fault = {};
-    std::vector<std::shared_ptr<DeviceEvent>> copies = {};  // that may not be done
+    std::vector<std::shared_ptr<DeviceEvent>> copies = {};  // copies that may not be done
 
-    /// Whether there is nothing left to begin.
+    /// Returns true if there is nothing left to begin.
     bool exhausted() const noexcept {
         if (phase == Phase::reading) return next == block_count || fault;
         return phase == Phase::finished;
     }
 };
 
-/// What a thread does for an upload without holding the lock.
+/// A piece of work for an upload that a thread does without holding the lock.
 struct Engine::Step {
     std::shared_ptr<Upload> upload;
     bool allocate;
@@ -153,10 +158,10 @@ struct Engine::Step {
     }
 };
 
-/// A tensor that an acquire waits for, and the upload that it waits for since it saw one.
+/// A tensor that an acquire waits for, and its upload as soon as the acquire has seen one.
 struct Engine::Want {
     Id id;
-    bool alone;  ///< all that is wanted
+    bool alone;  ///< true if no other tensor is wanted
     std::shared_ptr<Upload> upload = {};
 };
 
@@ -236,7 +241,7 @@ void Engine::release(std::span<const Id> ids) noexcept {
     changed_.notify_all();
 }
 
-/// Frees and forgets what nobody holds and nobody will come back for.
+/// Frees and forgets a tensor that is not leased and need not be kept.
 void Engine::settle(Lock& lock, Id id) noexcept {
     const Entry& entry = entries_[id];
     if (!entry.tensor || residency_.leased(id) || (entry.keep && !stopping_)) return;
@@ -245,7 +250,7 @@ void Engine::settle(Lock& lock, Id id) noexcept {
     else if (state == Residency::State::absent) forget(id);
 }
 
-/// Frees resident tensors. The lock is given up meanwhile; until a tensor's memory is free it counts.
+/// Frees resident tensors. Releases the lock meanwhile. A tensor counts against the budget until its memory is free.
 void Engine::drop(Lock& lock, std::span<const Id> victims) noexcept {
     for (const Id id : victims) residency_.leave(id);
     for (const Id id : victims) {
@@ -263,7 +268,7 @@ void Engine::forget(Id id) noexcept {
     try {
         known_.erase(entries_[id].tensor.get());
     } catch (const std::bad_alloc&) {
-        // Hashing copies a view, which allocates for more than eight dimensions; erasing a place does not.
+        // Hashing copies a view, which allocates for more than eight dimensions. Erasing by position does not.
         std::erase_if(known_, [&](const auto& known) { return known.second == id; });
     }
     entries_[id] = {};
@@ -274,7 +279,7 @@ void Engine::forget(Id id) noexcept {
 
 std::shared_ptr<Held> Engine::acquire(std::span<const LazyTensor> tensors, Keep keep) {
     const auto started = std::chrono::steady_clock::now();
-    // Before the lock, so that an exception gives up the lock before what is held.
+    // Created before the lock, so that an exception releases the lock before the leases.
     const auto held = std::make_shared<Held>(shared_from_this(), tensors.size());
     Lock lock(mutex_);
     lease_all(lock, tensors, keep, *held);
@@ -323,7 +328,7 @@ void Engine::refuse(std::span<const LazyTensor> tensors, std::uint64_t leased) c
                                            " leased already, and the budget is " + bytes_text(residency_.budget()));
 }
 
-/// Returns when all of `ids`, which are leased, are resident: whether that took anything.
+/// Waits until all of `ids`, which are leased, are resident. Returns false if they already were.
 bool Engine::bring(Lock& lock, std::span<const Id> ids) {
     const auto resident = [&](Id id) { return residency_.state(id) == Residency::State::resident; };
     if (std::ranges::all_of(ids, resident)) return false;
@@ -332,8 +337,8 @@ bool Engine::bring(Lock& lock, std::span<const Id> ids) {
     wants.reserve(ids.size());
     for (const Id id : ids) wants.push_back({.id = id, .alone = ids.size() == 1});
 
-    // In order: those before `here` have arrived, those before `begun` have set off, and those before `spent`
-    // leave nothing to read.
+    // Positions in `wants`: tensors before `here` have arrived, tensors before `begun` are resident or arriving, and
+    // tensors before `spent` leave nothing to read.
     std::size_t here = 0;
     std::size_t begun = 0;
     std::size_t spent = 0;
@@ -351,7 +356,7 @@ bool Engine::bring(Lock& lock, std::span<const Id> ids) {
         while (begun < wants.size() && set_off(lock, wants[begun])) ++begun;
         if (here == wants.size()) break;
         auto step = own_step();
-        // While there is no room, whoever is in the way is helped.
+        // While there is no room, this thread helps with the uploads that are in the way.
         if (!step && begun < wants.size()) step = next_step();
         if (step) run(lock, *step, *worker);
         else if (here == begun || !arrived(wants[here])) changed_.wait(lock);
@@ -367,7 +372,7 @@ bool Engine::arrived(const Want& want) const {
     return false;
 }
 
-/// Sees to it that a tensor is resident or arriving; false where that has to wait for room. May give up the lock
+/// Makes sure that a tensor is resident or arriving. Returns false if that has to wait for room. May release the lock
 /// meanwhile, but not after it has found that there is no room.
 bool Engine::set_off(Lock& lock, Want& want) {
     using State = Residency::State;
@@ -394,7 +399,7 @@ bool Engine::set_off(Lock& lock, Want& want) {
         if (room.now) {
             want.upload = begin(want.id, demanded_);
             want.upload->demanded = true;
-            // One block is read sooner than others wake up.
+            // A single block is read sooner than another thread wakes up.
             if (!want.alone || bytes > block_bytes) wake_readers();
             return true;
         }
@@ -404,7 +409,8 @@ bool Engine::set_off(Lock& lock, Want& want) {
     }
 }
 
-/// Forgets prefetches that nobody has begun and nobody waits for, the latest first, until `bytes` get their room.
+/// Cancels prefetches that no thread has begun and no thread waits for, the latest first, until there is room for
+/// `bytes`.
 void Engine::take_back_queued(std::uint64_t bytes) {
     const auto needed = [&] {
         const auto room = residency_.room_for(bytes);
@@ -421,7 +427,7 @@ void Engine::take_back_queued(std::uint64_t bytes) {
 
 void Engine::prefetch(std::span<const LazyTensor> tensors) {
     Lock lock(mutex_);
-    // What this call asks for is not evicted for its own sake.
+    // Tensors of this call are not evicted to make room for other tensors of this call.
     const auto since = residency_.now();
     std::vector<Id> ids;
     ids.reserve(tensors.size());
@@ -497,7 +503,7 @@ void Engine::run(Lock& lock, const Step& step, Worker& worker) {
     if (upload.exhausted() && upload.running == 0) finish(lock, upload);
 }
 
-/// The last step is done: the tensor is there when its copies are.
+/// Finishes an upload after its last step. The tensor is resident when its copies are done.
 void Engine::finish(Lock& lock, Upload& upload) {
     lock.unlock();
     const auto attempt = [&upload](auto&& work) {
@@ -515,7 +521,8 @@ void Engine::finish(Lock& lock, Upload& upload) {
     upload.phase = Upload::Phase::finished;
     if (upload.fault) {
         residency_.give_up(upload.id);
-        // Who waits for it sees the upload's fault; where nobody does, the next to ask is told.
+        // Threads that wait for the tensor see the upload's fault. If no thread waits, the next acquire of the tensor
+        // throws it.
         if (!residency_.leased(upload.id)) entry.fault = upload.fault;
     } else {
         entry.memory = std::move(upload.memory);
@@ -543,7 +550,7 @@ void Engine::allocate(Upload& upload) {
     upload.block_count = upload.blocks->count();
 }
 
-/// Into memory that this process can write.
+/// Reads into memory that this process can write.
 void Engine::read_direct(Upload& upload, std::uint64_t block, Worker& worker) {
     const LazyTensor& tensor = upload.tensor;
     const auto to = upload.memory->host_bytes();
@@ -558,12 +565,12 @@ void Engine::read_direct(Upload& upload, std::uint64_t block, Worker& worker) {
     stats_.bytes_pread += stored_bytes(tensor, bytes.size());
 }
 
-/// Through a staging buffer. The copies may be under way still when this returns.
+/// Reads through a staging buffer. The copies may still be in progress when this returns.
 void Engine::read_staged(Upload& upload, std::uint64_t block, Worker& worker) {
     const LazyTensor& tensor = upload.tensor;
     StagingRing::Loan loan = staging_->take();
     const auto buffer = loan.buffer()->bytes();
-    // Copies of a device happen in order: the last stands for all of this block.
+    // A device copies in order, so the last event is enough for all copies of this block.
     std::shared_ptr<DeviceEvent> last;
     const auto copy = [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
         last = device_->copy_to_device(upload.memory, at, loan.buffer(), {from, size});
@@ -580,13 +587,14 @@ void Engine::read_staged(Upload& upload, std::uint64_t block, Worker& worker) {
     track(upload, std::move(last), stored_bytes(tensor, bytes));
 }
 
-/// Remembers a copy that finish() has to wait for, and lets go of those that are done. One that cannot tell is not.
+/// Remembers a copy that finish() has to wait for, and drops the copies that are done. A copy counts as not done if its
+/// event throws.
 void Engine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint64_t bytes_read) {
     const auto is_done = [](const std::shared_ptr<DeviceEvent>& earlier) {
         try {
             return earlier->done();
         } catch (...) {
-            return false;  // finish() hears why
+            return false;  // finish() reports the fault
         }
     };
     std::vector<std::shared_ptr<DeviceEvent>> done;
@@ -598,10 +606,10 @@ void Engine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint6
         done.assign(upload.copies.begin(), pending);
         upload.copies.erase(upload.copies.begin(), pending);
     } catch (...) {
-        if (copy) wait_until_done(*copy);  // there may have been no memory to remember it
+        if (copy) wait_until_done(*copy);  // there may be no memory to remember the copy
         throw;
     }
-    for (const auto& earlier : done) earlier->wait();  // which does not block, but tells of failure
+    for (const auto& earlier : done) earlier->wait();  // does not block, but throws if the copy has failed
 }
 
 // ---- Threads
@@ -617,7 +625,7 @@ void Engine::wake_readers() {
     try {
         while (threads_.size() < reader_count_) threads_.emplace_back([this] { read_until_stopped(); });
     } catch (const std::exception&) {
-        // No thread or no memory for one: whoever acquires reads alone.
+        // No thread, or no memory for one: a thread that acquires reads alone.
     }
     work_.notify_all();
 }
@@ -628,7 +636,7 @@ void Engine::read_until_stopped() {
     try {
         worker.emplace();
     } catch (const std::bad_alloc&) {
-        return;  // whoever acquires reads alone
+        return;  // a thread that acquires reads alone
     }
     Lock lock(mutex_);
     while (!stopping_) {

@@ -1,4 +1,4 @@
-// Brings tensors to a device under a budget: who asks, who reads, who waits. Knows tensors, not checkpoints.
+// The upload engine: brings tensors to a device under a budget. Knows tensors, not checkpoints.
 #pragma once
 
 #include "device/residency.hpp"
@@ -27,7 +27,7 @@ namespace safemap::SAFEMAP_ABI::device {
 
 class Engine;
 
-/// Tensors that are leased; the lease ends with it.
+/// Tensors that are leased. The destructor ends the lease.
 class Held {
 public:
     Held(std::shared_ptr<Engine> engine, std::size_t count);
@@ -43,32 +43,33 @@ private:
     void index_names();
 
     std::shared_ptr<Engine> engine_;
-    std::vector<Residency::Id> ids_;  // leased so far, one by one with tensors_ when acquired
+    std::vector<Residency::Id> ids_;  // leases so far; parallel to tensors_ once acquired
     std::vector<DeviceTensor> tensors_;
     std::vector<std::uint32_t> by_name_;
 };
 
-/// Whether a tensor stays on the device after its last lease, until its room is needed.
+/// The fate of a tensor after its last lease: freed at once (no), or kept on the device until its room is needed (yes).
 enum class Keep : std::uint8_t { no, yes };
 
-/// Tensors are told apart by what they are, not by name: tied tensors share memory. One mutex guards all bookkeeping
-/// and is never held while memory is allocated or freed, while anything is read, or while a copy is waited for.
+/// An engine that uploads tensors and leases them. It identifies tensors by what they are, not by name: tied tensors
+/// share memory. One mutex guards all bookkeeping. It is never held while memory is allocated or freed, while anything
+/// is read, or while a copy is waited for.
 class Engine : public std::enable_shared_from_this<Engine> {
 public:
-    /// Threads start with the first work there is for them.
+    /// Starts no thread. Threads start with the first work for them.
     Engine(std::shared_ptr<Device> device, const UploadOptions& options);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    /// As Uploader::acquire. The calling thread takes part in the reading.
+    /// Does the same as Uploader::acquire. The calling thread takes part in the reading.
     std::shared_ptr<Held> acquire(std::span<const LazyTensor> tensors, Keep keep);
     void prefetch(std::span<const LazyTensor> tensors);
     void evict(std::span<const LazyTensor> tensors);
     UploadStats stats() const;
 
-    /// Joins the readers, each after the block it is at, and frees what is not leased. Leases stay valid; what they
-    /// hold is freed when they end. Nothing may be asked for any more.
+    /// Joins the readers, each after its current block, and frees the tensors that are not leased. Leases stay valid,
+    /// and their tensors are freed when they end. Nothing may be requested after this call.
     void stop() noexcept;
 
 private:
@@ -80,13 +81,13 @@ private:
     struct Step;
     struct Want;
 
-    /// A tensor that is on the device, on its way, asked for, or of which a fault is still to be told.
+    /// A tensor that is on the device, on its way, or requested, or that has a fault still to be reported.
     struct Entry {
         std::unique_ptr<const LazyTensor> tensor = {};  // the key in known_
         bool keep = false;
-        std::shared_ptr<DeviceMemory> memory = {};  // while resident
-        std::shared_ptr<Upload> upload = {};        // while arriving
-        std::exception_ptr fault = {};              // of a prefetch, until somebody acquires
+        std::shared_ptr<DeviceMemory> memory = {};  // set while resident
+        std::shared_ptr<Upload> upload = {};        // set while arriving
+        std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire of the tensor
     };
 
     // Entries.
@@ -127,15 +128,15 @@ private:
 
     mutable std::mutex mutex_;
     std::condition_variable work_;     // for readers: there may be a step to take
-    std::condition_variable changed_;  // for who acquires: something arrived, failed or left
+    std::condition_variable changed_;  // for threads that acquire: something arrived, failed or left
     Residency residency_;
     std::vector<Entry> entries_;  // by Id
     TensorTable<Id> known_;
-    // What readers work on: first what somebody waits for. An upload may stand in both, and stays until a reader
-    // finds nothing left to do in it.
+    // Queues of uploads for the readers. Uploads that a thread waits for come first. An upload may be in both queues,
+    // and stays in a queue until a reader finds nothing left to do for it.
     std::deque<std::shared_ptr<Upload>> demanded_;
     std::deque<std::shared_ptr<Upload>> prefetched_;
-    std::vector<std::unique_ptr<Worker>> idle_;  // of threads that acquire
+    std::vector<std::unique_ptr<Worker>> idle_;  // workers for threads that acquire
     std::vector<std::thread> threads_;
     bool stopping_ = false;
     UploadStats stats_;

@@ -1,4 +1,4 @@
-// Main memory as a device: for servers without a GPU, and so that everything above can be tested anywhere.
+// Main memory as a device: for servers without a GPU, and for tests of all layers above on any machine.
 
 #include "device/host_device.hpp"
 
@@ -20,17 +20,17 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-// A cache line, and the widest vector register.
+// The size of a cache line, and of the widest vector register.
 constexpr std::size_t cache_line = 64;
-// From here on memory comes straight from the kernel, and goes straight back when a tensor is evicted: the
-// allocator would keep some of it.
+// Blocks of this size or more come straight from the kernel, and return to it when a tensor is evicted. The allocator
+// would keep some of their memory.
 constexpr std::uint64_t mapped_from = 1_MiB;
 
 [[noreturn]] void throw_out_of_memory(std::uint64_t size) {
     throw Error(Errc::out_of_memory, "the host has no memory for " + bytes_text(size));
 }
 
-/// Memory aligned to a cache line.
+/// A block of memory, aligned to a cache line.
 class Block {
 public:
     explicit Block(std::uint64_t size) : size_(size) {
@@ -55,7 +55,7 @@ private:
     static void* map(std::uint64_t size) noexcept {
         void* const at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) return nullptr;
-        // Memory is met for the first time while a tensor is read, and with small pages that takes longer than reading.
+        // Pages are first touched while a tensor is read. With small pages, that takes longer than the reading.
         ::madvise(at, size, MADV_HUGEPAGE);
         return at;
     }
@@ -84,7 +84,7 @@ private:
     Block block_;
 };
 
-/// Copies of the host are done when they return.
+/// The event of a copy on the host. The copy is done when it returns.
 class DoneEvent final : public DeviceEvent {
 public:
     bool done() const override { return true; }
@@ -97,7 +97,7 @@ void require_inside(Extent part, std::uint64_t size, const char* what) {
                                             " reaches outside " + what + " of " + bytes_text(size));
 }
 
-/// What the kernel thinks can be had without swapping; nothing where there is no /proc.
+/// Returns the kernel's estimate of the memory that is available without swapping, or nothing if there is no /proc.
 std::optional<std::uint64_t> available_memory() {
     constexpr std::string_view key = "MemAvailable:";
     std::ifstream meminfo("/proc/meminfo");

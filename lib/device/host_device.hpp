@@ -1,4 +1,4 @@
-// Main memory as a device: for servers without a GPU, and so that everything above can be tested anywhere.
+// Main memory as a device: for servers without a GPU, and for tests of all layers above on any machine.
 #pragma once
 
 #include <safemap/device.hpp>
@@ -8,7 +8,7 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// The host, for "host". Nothing where `ordinal` names another than the one there is ("host:1").
+/// Returns the device "host". Returns null if there is an `ordinal` ("host:1"): there is only one host.
 std::shared_ptr<Device> open_host(std::string_view ordinal);
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -1,4 +1,4 @@
-// Who is on the device, who is on the way, who may go: the arithmetic of the budget.
+// The arithmetic of the budget: which tensors are on the device, on their way, or free to go.
 
 #include "device/residency.hpp"
 
@@ -7,7 +7,7 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-// All sums are kept by one rule: taken out before a tensor changes, put in after.
+// Changes a tensor. All sums are kept by one rule: the tensor is subtracted before it changes, and added after.
 template <class Change> void Residency::change(Id id, Change&& apply) noexcept {
     Tensor& tensor = tensors_[id];
     const auto count = [&](auto&& add) {

@@ -1,5 +1,6 @@
-// Who is on the device, who is on the way, who may go: the arithmetic of the budget. No threads, no memory, no
-// reading; the engine calls it under its lock, and a test compares it with a slow twin.
+// The arithmetic of the budget: which tensors are on the device, on their way, or free to go. It has no threads,
+// allocates no device memory and reads nothing. The engine calls it under its lock, and a test compares it with a slow
+// implementation.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -10,20 +11,22 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
+/// The states and leases of tensors under a budget.
 class Residency {
 public:
     using Id = std::uint32_t;
-    /// A moment; later ones are larger.
+    /// A point in time. Later ones are larger.
     using Time = std::uint64_t;
 
-    /// `arriving` and `leaving` tensors take up the budget, because their memory is or may be allocated.
+    /// The state of a tensor. `arriving` and `leaving` tensors count against the budget, because their memory is or may
+    /// be allocated.
     enum class State : std::uint8_t { absent, arriving, resident, leaving };
 
     explicit Residency(std::uint64_t budget) noexcept : budget_(budget) {}
 
-    /// A tensor of `bytes`, absent and not leased.
+    /// Adds a tensor of `bytes`, absent and not leased.
     Id add(std::uint64_t bytes);
-    /// Forgets one that is absent and not leased; its number is given out again.
+    /// Forgets a tensor that is absent and not leased. Its number is used again.
     void remove(Id id);
 
     State state(Id id) const { return tensors_[id].state; }
@@ -31,33 +34,34 @@ public:
     bool leased(Id id) const { return tensors_[id].leases > 0; }
 
     std::uint64_t budget() const noexcept { return budget_; }
-    /// Of all tensors that are not absent; never above the budget.
+    /// Returns the bytes of all tensors that are not absent. Never above the budget.
     std::uint64_t occupied() const noexcept { return occupied_; }
     std::uint64_t peak() const noexcept { return peak_; }
     std::uint64_t resident() const noexcept { return resident_; }
-    /// Of all tensors with a lease, wherever they are. While this stays within the budget every one of them can be
-    /// brought without waiting for another lease.
+    /// Returns the bytes of all tensors with a lease, in any state. While this stays within the budget, every leased
+    /// tensor can be brought without waiting for another lease to end.
     std::uint64_t leased_bytes() const noexcept { return leased_; }
 
-    /// A lease holds a tensor wherever it is, also an absent one that is still to be brought.
+    /// Leases a tensor in any state, even an absent one that is still to be brought.
     void lease(Id id);
     void release(Id id) noexcept;
-    /// Counts as a use, for what is resident and not leased.
+    /// Counts as a use of a tensor that is resident and not leased.
     void touch(Id id) noexcept;
     Time now() const noexcept { return now_; }
 
-    /// How `bytes` may get their place.
+    /// The way to make room for `bytes`.
     struct Room {
-        bool now = false;         ///< they fit
-        std::vector<Id> victims;  ///< otherwise: they will, when these have left (and whoever is leaving has)
+        bool now = false;         ///< true if they fit
+        std::vector<Id> victims;  ///< else: they fit when these tensors, and the ones already leaving, have left
     };
-    /// For a tensor that is leased. Neither `now` nor victims: only waiting for arrivals or departures helps.
+    /// Returns the room for a leased tensor. If there are neither `now` nor victims, only waiting for arrivals or
+    /// departures helps.
     Room room_for(std::uint64_t bytes) const { return room_for(bytes, 0, now_); }
-    /// For a tensor that is not: leaves room for everything leased that is still to come, and takes none from what
-    /// was used after `since`.
+    /// Returns the room for a tensor that is not leased. Leaves room for all leased tensors that are still to come, and
+    /// evicts no tensor that was used after `since`.
     Room spare_room_for(std::uint64_t bytes, Time since) const { return room_for(bytes, wanted_, since); }
 
-    // How tensors move. Each wants the state it starts from.
+    // Transitions of a tensor. Each requires the state that it starts from.
     void begin(Id id);             ///< absent → arriving; the bytes must fit
     void arrive(Id id) noexcept;   ///< arriving → resident
     void give_up(Id id) noexcept;  ///< arriving → absent; its memory is freed
@@ -72,13 +76,13 @@ private:
         std::uint32_t leases = 0;
         State state = State::absent;
         Time used = 0;
-        // Neighbours among what is resident and not leased, by time of use.
+        // Neighbours among the tensors that are resident and not leased, by time of use.
         Id older = none;
         Id newer = none;
     };
 
     Room room_for(std::uint64_t bytes, std::uint64_t kept_free, Time since) const;
-    /// Leased, and neither here nor on its way.
+    /// Returns true if a tensor is leased, and neither resident nor on its way.
     static bool wanted(const Tensor& tensor) noexcept {
         return tensor.leases > 0 && (tensor.state == State::absent || tensor.state == State::leaving);
     }

@@ -1,4 +1,4 @@
-// The ring of buffers between readers and a device that cannot be read into.
+// The ring of buffers between readers and a device whose memory cannot be read into.
 
 #include "device/staging.hpp"
 
@@ -59,7 +59,7 @@ StagingRing::Slot StagingRing::take_slot() {
     } catch (...) {
         lock.lock();
         --allocated_;
-        // With fewer buffers than wished for, work goes on.
+        // Continues with fewer buffers than requested.
         if (allocated_ > 0) count_ = allocated_;
         given_back_.notify_all();
         if (allocated_ == 0) throw;

@@ -1,4 +1,4 @@
-// The ring of buffers between readers and a device that cannot be read into.
+// The ring of buffers between readers and a device whose memory cannot be read into.
 #pragma once
 
 #include <safemap/device.hpp>
@@ -13,25 +13,26 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Waits for a copy, also for one that fails: its buffer is free then, too. Whoever waits for the data asks the event
+/// Waits for a copy, even if it fails: its buffer is free then, too. A caller that needs the data waits for the event
 /// itself.
 void wait_until_done(const DeviceEvent& copy) noexcept;
 
-/// Fixed buffers, allocated when first needed, each fenced by the event of the last copy out of it: nobody gets a
-/// buffer that the device may still read. All members may be called from several threads at once.
+/// A ring of buffers of one size, allocated when first needed. Each buffer is fenced by the event of the last copy out
+/// of it, so no thread gets a buffer that the device may still read. All members may be called from several threads at
+/// once.
 class StagingRing {
 public:
     StagingRing(std::shared_ptr<Device> device, std::uint64_t buffer_bytes, std::size_t count);
-    /// Waits for the copies that are under way.
+    /// Waits for the copies in progress.
     ~StagingRing();
     StagingRing(const StagingRing&) = delete;
     StagingRing& operator=(const StagingRing&) = delete;
 
     std::uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
-    /// Bytes of all buffers; they are kept until the end.
+    /// Returns the bytes of all buffers. Buffers are kept until the ring is destroyed.
     std::uint64_t allocated() const;
 
-    /// One buffer, from when it was taken until it goes out of scope.
+    /// A buffer on loan, from take() until the loan goes out of scope.
     class Loan {
     public:
         Loan(Loan&& other) noexcept;
@@ -39,7 +40,7 @@ public:
         ~Loan();
 
         const std::shared_ptr<StagingBuffer>& buffer() const noexcept { return slot_.buffer; }
-        /// The buffer is free again when `copy` is done.
+        /// Keeps the buffer in use until `copy` is done.
         void fence(std::shared_ptr<DeviceEvent> copy) noexcept { slot_.copy = std::move(copy); }
 
     private:
@@ -54,7 +55,8 @@ public:
         Slot slot_;
     };
 
-    /// Waits until a buffer is there and the device is done with it. Throws out_of_memory where there is none.
+    /// Takes a buffer. Waits until there is one and the device is done with it. Throws out_of_memory if no buffer can
+    /// be allocated.
     Loan take();
 
 private:
@@ -66,7 +68,7 @@ private:
     const std::uint64_t buffer_bytes_;
     mutable std::mutex mutex_;
     std::condition_variable given_back_;
-    std::vector<Slot> free_;  // the longest free first: its copy is the likeliest to be done
+    std::vector<Slot> free_;  // longest free first: its copy is the most likely to be done
     std::size_t count_;
     std::size_t allocated_ = 0;
 };

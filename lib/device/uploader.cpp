@@ -1,4 +1,4 @@
-// Uploader and Lease: names of a checkpoint, brought by the engine.
+// Uploader and Lease: look up names of a checkpoint, and let the engine bring their tensors.
 
 #include "base/text.hpp"
 #include "checkpoint/all_names.hpp"
@@ -55,7 +55,7 @@ Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const 
 Uploader::~Uploader() = default;
 
 Lease Uploader::acquire(std::string_view name) {
-    // A tied tensor is one tensor under several names; the lease has it under the one asked for.
+    // A tied tensor is one tensor under several names. The lease has it under the name that was asked for.
     const LazyTensor tensor = engine_->checkpoint[name].renamed(std::string(name));
     return engine_->lease(std::span(&tensor, 1), device::Keep::yes);
 }
