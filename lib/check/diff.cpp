@@ -77,7 +77,7 @@ std::uint64_t number_of(const Shape& index, const Shape& shape) {
 }
 
 /// Returns the number of the n-th element of a block. A box is row-major like its tensor, so the first element that
-/// differs in the box is the first in the tensor, too.
+/// differs in the box is also the first in the tensor.
 std::uint64_t number_of(const Blocks& blocks, std::uint64_t block, std::uint64_t n, const LazyTensor& tensor) {
     if (blocks.ranges()) return blocks.range(block).offset * 8 / bits(tensor.dtype()) + n;
     const Box box = blocks.box(block);

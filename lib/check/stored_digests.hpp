@@ -33,7 +33,7 @@ struct FileDigests {
 
 /// Reads the header again and returns the digests of its list. Returns no digests in three cases: there is no list; the
 /// list is invalid, which is reported as header_bad_metadata; or the header has faults, which were reported when it was
-/// read first. Reports header_bad_metadata, too, if the list names a tensor that the file does not hold, or names a
+/// read first. Also reports header_bad_metadata if the list names a tensor that the file does not hold, or names a
 /// tensor twice; the rest of the list is still used.
 FileDigests read_file_digests(const Source& source, const OpenOptions& options, FaultSink& faults);
 

@@ -26,7 +26,7 @@ struct Origin {
     /// Returns the tensor that has `name` in the origin, under its name in `checkpoint`. Returns null if it is not
     /// selected.
     static const LazyTensor* find(const Checkpoint& checkpoint, std::string_view name);
-    // Report on tree() without creating it.
+    // These report on tree() without creating it.
     static bool has_tree(const Checkpoint& checkpoint) noexcept;
     static bool is_flat(const Checkpoint& checkpoint);
 };

@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
 
-/// Thrown if a save has replaced the contents of a folder while they were read.
+/// An exception for a save that has replaced the contents of a folder while they were read.
 struct Replaced {};
 
 /// A sink that passes faults on. If the folder is being replaced, it throws Replaced instead.

@@ -58,7 +58,7 @@ void read_shard(const Folder& folder, const OpenOptions& options, Shard& shard) 
     shard.faults = faults.take();
 }
 
-/// Collects the tensors that the index names from the shards, in order.
+/// A collector of the tensors that the index names. It takes them from the shards, in order.
 class Merge {
     auto name_of() const {
         return [this](std::uint32_t i) { return std::string_view(index_.weight_map[i].tensor); };

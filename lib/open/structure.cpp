@@ -86,8 +86,8 @@ template <class Visit> void for_each_tensor(const StateTree& tree, Visit&& visit
         if (const auto* node = std::get_if<StateTree::Tensor>(&tree[id])) visit(node->tensor);
 }
 
-/// Gives tensors the dtypes that the document names, which they have in the tree. `number_of` returns the number of the
-/// tensor of `contents` with a given name.
+/// Gives tensors the dtypes that the document names; the tensors of the tree already have them. `number_of(name)`
+/// returns the number of the tensor of `contents` with that name.
 template <class NumberOf> void restore_dtypes(const StateTree& tree, Contents& contents, NumberOf&& number_of) {
     std::map<std::size_t, const LazyTensor*> restored;
     for_each_tensor(tree, [&](const LazyTensor& tensor) {

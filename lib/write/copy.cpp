@@ -20,7 +20,7 @@ constexpr std::uint64_t stream_block = 1_MiB;
 constexpr std::uint64_t grain = 48;
 constexpr std::uint64_t page = io::direct_alignment;
 
-/// Writes the bytes of a region in consecutive stretches.
+/// A writer of a region's bytes in consecutive stretches.
 class Rows {
 public:
     explicit Rows(const Place& to) : to_(to) {}

@@ -27,8 +27,8 @@ Region byte_range(std::uint64_t offset, std::uint64_t size);
 /// Returns the region of a whole value of `shape` that begins at byte `offset` of the tensor.
 Region whole_value(const Shape& shape, Dtype dtype, std::uint64_t offset = 0);
 
-/// Returns the byte ranges of the tensor that a region covers. They are in rising order, which is the row-major order
-/// of the region, too. None is empty.
+/// Returns the byte ranges of the tensor that a region covers. They are in rising order, which is also the row-major
+/// order of the region. None is empty.
 std::vector<Extent> pieces_of(const Region& region);
 
 /// The place of a region in an output file.

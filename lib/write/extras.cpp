@@ -1,4 +1,4 @@
-// Copies extras with one thread, before the tensors. Extras are small.
+// Copies extras before the tensors. Extras are small, so one thread copies them.
 #include "write/extras.hpp"
 
 #include "base/faults.hpp"
@@ -59,7 +59,7 @@ bool same_bytes(const Source& a, const Source& b) {
     return same;
 }
 
-/// Returns true if both are the same file. Compares the bytes, too: files on two disks may have equal identities by
+/// Returns true if both are the same file. Also compares the bytes: files on two disks may have equal identities by
 /// chance.
 bool same_file(const Source& a, const Source& b) {
     return !a.identity().empty() && a.identity() == b.identity() && same_bytes(a, b);

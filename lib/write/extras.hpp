@@ -1,4 +1,4 @@
-// Copies small files into the same save as the tensors.
+// Copies small files beside the tensors, as a part of the same commit.
 #pragma once
 
 #include "io/replace.hpp"

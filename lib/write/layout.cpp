@@ -92,7 +92,7 @@ void put_sorted(Pairs& metadata, std::string_view key, std::string value) {
     metadata.insert(std::upper_bound(metadata.begin(), metadata.end(), entry), std::move(entry));
 }
 
-/// Lays out the tensors of one save.
+/// The planner of one save, which lays out its tensors.
 class Planner {
 public:
     Planner(const Input& input, const SaveOptions& options)
@@ -165,7 +165,7 @@ private:
         if (stored != dtype) note_cast(stored, dtype);
     }
 
-    /// Skips the other names of a skipped tensor, too, so that no pair of the metadata names a missing tensor.
+    /// Also skips the other names of each skipped tensor, so that no pair of the metadata names a missing tensor.
     void skip_other_names() {
         std::unordered_map<std::string_view, std::vector<std::string>, NameHash> others;
         for (const SkippedObject& skipped : layout_.skipped) others.try_emplace(skipped.name);

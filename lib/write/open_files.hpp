@@ -22,7 +22,7 @@ public:
     /// Takes the names of the files in the staging. If `around_cache`, files are written past the page cache.
     OpenFiles(const io::Staging& staging, std::vector<std::string> names, bool around_cache);
 
-    /// A file in use, which stays open meanwhile.
+    /// A file in use. It stays open until the object is destroyed.
     class Use {
     public:
         Use(OpenFiles& files, std::size_t number) : files_(files), number_(number) { files_.begin(number); }

@@ -115,7 +115,7 @@ Stored stored_of(const LazyTensor& tensor) {
     return {&stored.source(place.source), {place.offset, size}, &tensor};
 }
 
-/// A running sum over storages.
+/// The use of storages, summed up one storage at a time.
 class Use {
 public:
     /// Adds the entries of one storage, which has the bytes `whole`.

@@ -13,11 +13,11 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-/// Checks the options and lays the tensors out. Before that, checks that the target does not exist, unless the options
-/// ask only for a plan or for overwriting, or the target counts as new. Throws invalid_argument, unsupported_cast,
-/// already_exists, path_not_found, and what lay_out throws.
+/// Checks the options, then the target, and lays the tensors out. The target must not exist unless it counts as new, or
+/// the options ask only for a plan or for overwriting. Throws invalid_argument, unsupported_cast, already_exists,
+/// path_not_found, and what lay_out throws.
 Layout lay_out_at(const std::filesystem::path& out, const Input& input, const SaveOptions& options);
-/// Does the same for the one file of a sink. Throws invalid_argument for options that do not apply to a sink, too.
+/// Does the same for the one file of a sink. Also throws invalid_argument for options that do not apply to a sink.
 Layout lay_out_for(const Sink& sink, const Input& input, const SaveOptions& options);
 /// Creates a file of `layout` and reserves its space. Closes the file again, because there may be more files than
 /// descriptors. If the disk is full, the error says how much space all files take.

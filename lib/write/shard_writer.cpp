@@ -385,9 +385,9 @@ private:
         return seat->gatherer.take_counts();
     }
 
-    /// Returns true if `memory` can be written without copying it to a buffer. To be written past the page cache,
-    /// memory must have the same offset in a page as in the file; other memory is copied to where it has. Rows of a box
-    /// have arbitrary offsets in the file, so copying would gain nothing.
+    /// Returns true if `memory` can be written without a copy. To be written past the page cache, memory must have the
+    /// same offset in a page as in the file. Other memory is copied to a buffer with that offset. The rows of a box
+    /// have arbitrary offsets in the file, so a copy would gain nothing for them.
     bool may_be_straight(const write::Place& to, std::span<const std::byte> memory) const noexcept {
         if (!around_cache_ || to.pieces.size() > 1) return true;
         const std::uint64_t place = to.tensor + to.pieces.front().offset;

@@ -41,7 +41,7 @@ bool counts_as_new(const std::filesystem::path& out) {
     std::error_code ignored;
     if (!std::filesystem::is_directory(out, ignored)) return false;
     try {
-        // No name that a save would write may exist already, not even as something else than a file.
+        // No name that a save would write may exist already, not even as something other than a file.
         const state::FolderNames names = state::names_in(*open_folder(out, Mapping::never));
         for (const std::string& name : names.files)
             if (name.ends_with(".safetensors") || name.ends_with(".index.json")) return false;

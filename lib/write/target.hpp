@@ -30,7 +30,7 @@ private:
 
     std::filesystem::path out_;
     bool overwrite_;
-    std::vector<std::string> folders_;  ///< folders inside the target that are written, too
+    std::vector<std::string> folders_;  ///< folders inside the target that are also written
     io::Staging staging_;
 };
 
