@@ -1,13 +1,14 @@
 // The streaming writer. The layout is known from the start, so each write goes to its place, and bookkeeping makes sure
 // that every byte is written once. From top to bottom:
-// - declare(): turns declarations into tensors without bytes, to lay them out.
+// - declare(): turns declarations into tensors that are never read, to lay them out.
 // - Value, Shaped, lazy(), filled(): the value of a write, as memory or as a tensor, for every overload.
-// - Impl(): lays out, copies extras, allocates all files and writes heads without digests.
-// - whole(), range(), box(): the bytes of a tensor that a value is for, checked against the declaration.
-// - put(): claims the bytes, copies them, and settles the claim. A claim that is not settled ends the writer.
-// - find(): the number of a tensor, or an error that suggests similar names.
-// - copy(), may_be_straight(): write memory directly, or through the buffer of a seat.
+// - Impl(): lays out, copies extras, allocates all files and writes the heads that need no digests.
+// - range(), box(), whole(): the bytes of a tensor that a value is for, checked against the declaration.
+// - put(), Claim: claims the bytes, copies them, and settles the claim. A claim that is not settled ends the writer.
 // - commit(): waits for writes under way, reads files back for digests, and commits the target.
+// - find(): the number of a tensor, or an error that suggests similar names.
+// - begin_file(), add_digests(): write heads, at the start or in commit().
+// - copy(), may_be_straight(): write memory directly, or a value through the buffer of a seat.
 // - The methods of ShardWriter: each turns its arguments into a region and a value.
 #include <safemap/advanced/shard_writer.hpp>
 
@@ -285,7 +286,7 @@ private:
     std::uint32_t find(std::string_view wanted) const {
         if (const auto number = names_.find(wanted, [this](std::uint32_t i) { return name(i); })) return *number;
         Error error(Errc::tensor_not_found, "no tensor has the name " + safemap::quoted(wanted));
-        constexpr std::size_t most = 4096;  // limits the time for a suggestion
+        constexpr std::size_t most = 4096;  // a suggestion must not take longer than the rest
         if (declared_.size() <= most) {
             checkpoint::NearNames near(wanted);
             for (const LazyTensor& tensor : declared_) near.consider(tensor.name());
