@@ -1,4 +1,4 @@
-// One open for every format: names and lazy tensors.
+// Checkpoint: opens a file, a folder or an index of any supported format, and describes its tensors.
 #pragma once
 
 #include <safemap/error.hpp>
@@ -27,131 +27,170 @@ namespace checkpoint {
 struct Origin;
 }
 
+/// Returns "safetensors" or "torch".
 SAFEMAP_API std::string_view name(Format format) noexcept;
 
 /// A small file that is stored beside a model: a configuration, a tokenizer, a licence.
 struct ExtraFile {
-    std::string name;  ///< of the file, without a folder
+    std::string name;  ///< file name, without a folder
     std::shared_ptr<const Source> source;
 };
 
+/// The small files beside a model, as listed by Checkpoint::extras().
 struct Extras {
     std::vector<ExtraFile> files = {};    ///< sorted by name
-    std::vector<std::string> notes = {};  ///< human sentences: files that are too large to be extras
+    std::vector<std::string> notes = {};  ///< human sentences about files that are too large to be extras
 };
 
-/// A checkpoint that has been opened: every tensor described, none read. Cheap to copy; copies share. All members
+/// An open checkpoint: the description of every tensor in it. Opening reads headers, indexes and pickles, and no values
+/// of tensors.
+///
+/// A Checkpoint owns its descriptions and keeps its sources open. It is cheap to copy, and copies share. All members
 /// are const and may be called from several threads at once. Tensors and views taken from it may outlive it.
+///
+/// Example:
+///     auto model = safemap::Checkpoint::open(path);
+///     for (const auto& tensor : model) std::cout << tensor.name() << ' ' << tensor.shape() << '\n';
+///     safemap::TensorView first = model.tensor(0).load();
 class SAFEMAP_API Checkpoint {
 public:
-    /// Opens a file, a folder, or an index (`*.index.json`, or JSON with a weight_map). Formats are told by content,
-    /// but a name in ".safetensors" is always read as safetensors, and a path in ".index.json" as an index. In a folder
-    /// an index of safetensors goes over `model.safetensors`, that over `*.bin.index.json`, that over
-    /// `pytorch_model.bin`, and that over the only other file in .safetensors, .pt, .pth, .bin or .ckpt. A folder with
-    /// exactly one folder that holds a checkpoint is that folder. docs/format.md has the table. Reads headers only.
-    /// Throws the first fault found, one of the "data is wrong" codes, unsupported_layout for a layout of training that
-    /// has no reader; path_not_found, several_models, invalid_argument for what is neither a file nor a folder; and the
-    /// codes of a failing system.
+    /// Opens a file, a folder, or an index (`*.index.json`, or JSON with a weight_map). The content decides the format,
+    /// with two exceptions: a name that ends in ".safetensors" is always read as safetensors, and a name that ends in
+    /// ".index.json" as an index. In a folder, the order of preference is:
+    ///
+    /// 1. a safetensors index, `*.safetensors.index.json`
+    /// 2. `model.safetensors`
+    /// 3. `*.bin.index.json`
+    /// 4. `pytorch_model.bin`
+    /// 5. the only other file that ends in .safetensors, .pt, .pth, .bin or .ckpt
+    /// 6. the only inner folder that holds a checkpoint
+    ///
+    /// The table in docs/format.md is complete: it also has the layouts of training frameworks.
+    ///
+    /// Throws the first fault found:
+    /// - one of the "data is wrong" codes; unsupported_layout for a training layout that has no reader
+    /// - path_not_found; several_models; invalid_argument if `path` is neither a file nor a folder
+    /// - one of the "system failed" codes; cancelled
+    ///
+    /// Reads headers only: the cost grows with the number of tensors, not with their size.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
-    /// The shards of one checkpoint, without an index, in the order given. Throws duplicate_name where two of them hold
-    /// a tensor of the same name, invalid_argument for an empty list or a null source, and what a file throws.
+    /// Opens the shards of one checkpoint without an index, in the given order. Throws duplicate_name if two shards
+    /// hold a tensor of the same name, invalid_argument for an empty list or a null source, and whatever opening one
+    /// file throws.
     static Checkpoint open(std::span<const std::filesystem::path> files, const OpenOptions& options = {});
     static Checkpoint open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options = {});
-    /// The same over a source of any kind that holds one file, no index. Its name counts as a file's does.
+    /// Opens one file from a source of any kind; an index is not supported. The source's name decides the format like
+    /// the name of a file. Throws as opening a file does.
     static Checkpoint open(std::shared_ptr<const Source> source, const OpenOptions& options = {});
 
+    /// Returns the format that was found.
     Format format() const noexcept;
-    /// The files it consists of, as an index or the file system names them.
+    /// Returns the files of the checkpoint, as an index or the file system names them.
     const std::vector<std::string>& files() const& noexcept;
     const std::vector<std::string>& files() const&& = delete;
-    /// `__metadata__`: of a single file, its own; of a list of files, what all of them agree on; of an index, the
-    /// strings in the index's `metadata`, and what all shards agree on. Sorted by key.
+    /// Returns the pairs of `__metadata__`, sorted by key:
+    ///
+    /// - of a single file: its own pairs
+    /// - of a list of files: the pairs that all files agree on
+    /// - of an index: the strings in the index's `metadata`, and the pairs that all shards agree on
     const std::vector<std::pair<std::string, std::string>>& metadata() const& noexcept;
     const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;
-    /// Returns whether there is a `__metadata__`, be it empty: in the file, or in one of several; or a string in the
-    /// `metadata` of an index. A structure document counts, which is not in metadata(). False for `.pt`.
+    /// Returns true if the file, or one of several files, has a `__metadata__`, even an empty one, or if the `metadata`
+    /// of an index has a string. A structure document counts, although metadata() does not list it. Returns false for
+    /// `.pt`.
     bool has_metadata() const noexcept;
-    /// Human sentences about what was allowed, skipped or is opaque.
+    /// Returns human sentences about contents that were allowed, skipped, or are opaque.
     const std::vector<std::string>& notes() const& noexcept;
     const std::vector<std::string>& notes() const&& = delete;
-    /// Returns every class and function that a pickle of a `.pt` names, also where the value is dropped or stands in a
-    /// file inside the pickle: each once for each pickle, in their order, and the first 16,384 of a file. Empty for
-    /// safetensors.
+    /// Returns every class and function that a pickle of a `.pt` names, even if its value is dropped or is in a file
+    /// inside the pickle. Each is listed once for each pickle, in the pickle's order, up to 16,384 in one file. Empty
+    /// for safetensors.
     const std::vector<NamedGlobal>& globals() const& noexcept;
     const std::vector<NamedGlobal>& globals() const&& = delete;
-    /// What a `.pt` holds that is no tensor (storages, objects of unknown classes; numbers and texts are only counted,
-    /// in notes()), or a tensor that is not kept as one: meta, sparse, quantised; and of whole modules the tensors that
-    /// their state_dict() leaves out. A tensor whose dtype alone has no name in safetensors is one of the tensors, as
-    /// the numbers of a quantised tensor are; save() skips it, unless it writes a structure document.
+    /// Returns the contents of a `.pt` that are not listed as tensors:
+    ///
+    /// - storages, and objects of unknown classes
+    /// - meta, sparse and quantised tensors
+    /// - of a pickled module: the tensors that its state_dict() leaves out
+    ///
+    /// Numbers and texts are not listed; notes() counts them. The numbers of a quantised tensor are listed as a tensor,
+    /// and so is a tensor whose dtype has no name in safetensors; save() skips such tensors unless it writes a
+    /// structure document.
     const std::vector<SkippedObject>& skipped() const& noexcept;
     const std::vector<SkippedObject>& skipped() const&& = delete;
-    /// Tensors with several names: the stored name first. The other names can be looked up too. In safetensors they are
-    /// keys of the metadata; see docs/format.md.
+    /// Returns the groups of names of tied tensors. In each group the stored name comes first; the other names can be
+    /// looked up too. In safetensors the other names are keys of the metadata; see docs/format.md.
     const std::vector<AliasGroup>& aliases() const& noexcept;
     const std::vector<AliasGroup>& aliases() const&& = delete;
 
-    /// How many tensors there are, each stored tensor once.
+    /// Returns the number of stored tensors. A tied tensor counts once.
     std::size_t size() const noexcept;
     bool empty() const noexcept { return size() == 0; }
-    /// Bytes of all their values.
+    /// Returns the size of all tensor values in bytes. A tied tensor counts once.
     std::uint64_t total_bytes() const noexcept;
-    /// The i-th tensor in the order of the source: safetensors by offset, `.pt` in dictionary order, an index by
-    /// shard file name, then offset.
+    /// Returns the i-th tensor. The order is that of the source: by offset in a safetensors file, dictionary order in a
+    /// `.pt`, by shard file name and then offset for an index. `i` must be below size().
     const LazyTensor& tensor(std::size_t i) const& noexcept;
     const LazyTensor& tensor(std::size_t i) const&& = delete;
-    /// The tensor of that name or alias. Throws tensor_not_found; among up to 4096 tensors it names near ones.
+    /// Returns the tensor with this name or alias. Throws tensor_not_found; in a checkpoint of up to 4096 tensors, the
+    /// error suggests similar names.
     const LazyTensor& operator[](std::string_view name) const&;
     LazyTensor operator[](std::string_view name) const&& { return (*this)[name]; }
     const LazyTensor& operator[](const char* name) const& { return (*this)[std::string_view(name)]; }
     LazyTensor operator[](const char* name) const&& { return (*this)[std::string_view(name)]; }
-    /// The same for a name that may be absent: null then. Constant time, without an allocation.
+    /// Returns the tensor with this name or alias, or null if it is missing. Takes constant time and allocates nothing.
     const LazyTensor* find(std::string_view name) const& noexcept;
     const LazyTensor* find(std::string_view name) const&& = delete;
-    // The kernel's page cache, for the tensors that `selection` names, all of them at once; see LazyTensor.
+    // The kernel's page cache, for all tensors that `selection` names at once. See the members of LazyTensor.
     Residency residency(const Selection& selection = {}) const;
     void prefetch(const Selection& selection = {}, const Work& work = {}) const;
     void evict(const Selection& selection = {}) const;
 
-    /// In the order of tensor(i).
+    /// Returns iterators over all tensors, in the order of tensor(i).
     const LazyTensor* begin() const& noexcept;
     const LazyTensor* end() const& noexcept;
     const LazyTensor* begin() const&& = delete;
     const LazyTensor* end() const&& = delete;
 
-    /// The nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else. select()
-    /// and renamed() leave it as it is: it has all tensors, under the names that they were opened with. That of a flat
-    /// state dict is made when it is first asked for, in linear time.
+    /// Returns the nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else.
+    /// select() and renamed() do not change the tree: it has all tensors, under the names that they were opened with.
+    /// The tree of a flat state dict is built on the first call, in linear time.
     const StateTree* tree() const&;
     const StateTree* tree() const&& = delete;
-    // Checkpoints made from this one. They open no file and read no byte of a tensor. What is not said here stays as
-    // it is: metadata, notes, skipped objects, files. save() keeps their ties, metadata and structure.
+    // Checkpoints made from this one. These functions open no file and read no tensor. They change only the parts that
+    // their comments name; metadata, notes, skipped objects and files stay. save() keeps ties, metadata and structure.
 
-    /// Returns the tensors that `selection` names, in order, each once: under its own name, or else the first of its
-    /// other names that is selected. The other selected names stay in aliases(), and pairs of the metadata that say a
-    /// tie say it of the names that are left. Linear in all names.
+    /// Returns a checkpoint of the tensors that `selection` names, in order, each tensor once. A tied tensor keeps its
+    /// own name if that is selected, or else gets its first selected alias. The other selected names stay in aliases(),
+    /// and metadata pairs that declare a tie are adjusted to the remaining names. Takes time linear in all names.
     Checkpoint select(const Selection& selection) const;
-    /// Returns the same tensors under the names that `function` gives; it is called once for each name in all_names().
-    /// Pairs of the metadata that say a tie follow the names. Throws name_collision if two names become one, or if the
-    /// metadata has another pair under the new other name of a tied tensor; and what `function` throws. Linear.
+    /// Returns a checkpoint of the same tensors under the names that `function` returns; it is called once for each
+    /// name in all_names(). Metadata pairs that declare a tie follow the names. Throws name_collision if two names
+    /// become equal, or if the metadata has another pair under the new alias of a tied tensor. Exceptions of `function`
+    /// pass through. Takes linear time.
     Checkpoint renamed(const std::function<std::string(std::string_view)>& function) const;
-    /// Returns what lies at a path of the tree: names begin there, whatever renamed() made of them. A tensor that was
-    /// not selected is one of the skipped objects. Throws invalid_argument where nothing is there, or there is no tree;
-    /// the hint has the candidates. Linear in the tree.
+    /// Returns a checkpoint of the part of the tree at `path`. Its names begin there, whatever renamed() made of them.
+    /// A tensor that was not selected is one of the skipped objects. Throws invalid_argument if there is no tree or
+    /// `path` leads to nothing; the hint lists candidates. Takes time linear in the tree.
     Checkpoint below(std::string_view path) const;
-    /// The parts of the tree's root that hold tensors: "model", "optimizer". None of a flat state dict.
+    /// Returns the entries of the tree's root that hold tensors, such as "model" and "optimizer". Empty for a flat
+    /// state dict.
     std::vector<std::string> parts() const;
 
-    /// Of the one file that it was opened from: what tells later whether that has changed; docs/format.md,
-    /// "safemap.source", defines it. Nothing for several files. Reads up to 1.4 MiB, and throws what reading throws.
+    /// Returns a fingerprint of the one file that the checkpoint was opened from, which later shows if that file has
+    /// changed. docs/format.md, "safemap.source", defines it. Returns nothing for several files. Reads up to 1.4 MiB,
+    /// and throws whatever reading throws.
     std::optional<std::string> fingerprint() const;
 
-    /// Lists the small files that transformers reads besides the weights, for SaveOptions::extras. Empty unless the
-    /// checkpoint was opened from the folder of a finished model, one with an index of safetensors or of
-    /// `pytorch_model.bin`, `model.safetensors` or `pytorch_model.bin`. Extras are regular files of at most 64 MiB, or
-    /// symbolic links to such, named `*.json` (but not `*.index.json`), `tokenizer*`, `*.model`, `*.txt`, `*.jinja`,
-    /// `LICENSE*`, `NOTICE*` or `README.md`. Hidden files, weights and code are never extras, whatever their names.
-    /// Opens the files and reads none of them. Throws file_changed if the folder was replaced since the checkpoint was
-    /// opened, or a file disappeared while the folder was listed; and what opening a file throws.
+    /// Lists the small files that transformers reads besides the weights, for SaveOptions::extras. Opens the files and
+    /// reads none of them. Extras are regular files of at most 64 MiB, or symbolic links to such files, named `*.json`
+    /// (but not `*.index.json`), `tokenizer*`, `*.model`, `*.txt`, `*.jinja`, `LICENSE*`, `NOTICE*` or `README.md`.
+    /// Hidden files, weights and code are never extras, whatever their names.
+    ///
+    /// Returns an empty list unless the checkpoint was opened from the folder of a finished model: a folder with
+    /// `model.safetensors`, `pytorch_model.bin`, or an index of either. Throws file_changed if the folder was replaced
+    /// since the checkpoint was opened, or if a file disappeared while the folder was listed; and whatever opening a
+    /// file throws.
     Extras extras() const;
 
 private:

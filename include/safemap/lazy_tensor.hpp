@@ -1,5 +1,4 @@
-// A tensor is a list of pieces of sources, looked at through one strided view. Nothing is read until a value is
-// asked for, and then only the bytes of that value.
+// LazyTensor: the description of a tensor, whose bytes are read only when its value is requested.
 #pragma once
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -22,85 +21,103 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A named tensor of which nothing has been read. Cheap to copy; copies share the pieces and keep the sources
-/// open. Const members may be called from several threads at once.
+/// A named tensor that has not been read: a dtype, a shape, the pieces of sources that hold its elements, and a strided
+/// view of them. Nothing is read until the value is requested, and then only the bytes of that value.
+///
+/// A LazyTensor shares its pieces and keeps their sources open, so it may outlive its checkpoint. It is cheap to copy.
+/// Const members may be called from several threads at once.
+///
+/// Example:
+///     safemap::LazyTensor rows = checkpoint["wte.weight"].slice({{.start = 0, .stop = 4096}});
+///     safemap::TensorView values = rows.cast(safemap::Dtype::f32).load();
+///     float first = values.at<float>(0, 0);
 class SAFEMAP_API LazyTensor {
 public:
-    /// The whole of `stored`, row-major. `stored` must not be null, here and below.
+    /// Makes a tensor of all elements of `stored`, row-major. `stored` must not be null.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding = {});
-    /// `stored` through `view`, whose offset and strides count elements of the flattened base. Throws bad_tensor where
-    /// the view reaches outside the base or has not as many strides as dimensions, shape_overflow, and partial_byte for
-    /// a sub-byte dtype whose bytes the view cuts.
+    /// Makes a tensor of the elements of `stored` that `view` selects; its offset and strides count elements of the
+    /// flattened base. `stored` must not be null. Throws bad_tensor if the view reaches outside the base, or if the
+    /// numbers of strides and dimensions differ; shape_overflow; and partial_byte if the view cuts bytes of a sub-byte
+    /// dtype.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, StridedView view, Decoding decoding = {});
 
     const std::string& name() const& noexcept { return name_; }
     std::string name() && noexcept { return std::move(name_); }
-    /// Of the value: after a cast, the dtype cast to.
+    /// Returns the dtype of the value: after a cast, the dtype cast to.
     Dtype dtype() const noexcept { return dtype_; }
     const Shape& shape() const& noexcept;
     Shape shape() const&& noexcept { return shape(); }
     std::uint64_t element_count() const noexcept;
-    /// Bytes of the value.
+    /// Returns the size of the value in bytes.
     std::uint64_t nbytes() const noexcept;
 
-    /// The same tensor under another name.
+    /// Returns the same tensor under another name.
     LazyTensor renamed(std::string name) const;
-    /// The value cast to `dtype` when it is read: between F64, F32, F16, BF16 and the F8 dtypes (not F8_E8M0, which
-    /// holds scales), to the nearest, ties to even, as torch casts them; NaN stays NaN. "Casts" in docs/format.md says
-    /// what becomes of values beyond the range of each. Throws unsupported_cast for anything else but the dtype it has,
-    /// also for a second cast, and shape_overflow where the new size does not fit in 64 bits.
+    /// Returns a tensor whose value is cast to `dtype` when it is read. F64, F32, F16, BF16 and the F8 dtypes can be
+    /// cast to each other, except F8_E8M0, which holds scales. Casts round to nearest, ties to even, as torch does; NaN
+    /// stays NaN. "Casts" in docs/format.md specifies values beyond the range of each dtype. A cast to the tensor's own
+    /// dtype changes nothing. Throws unsupported_cast for any other cast, and for a second cast; and shape_overflow if
+    /// the new size does not fit in 64 bits.
     LazyTensor cast(Dtype dtype) const;
-    /// A part of it, with Python's meaning of every index. Reads nothing and copies nothing; reading the part
+    /// Returns a part of the tensor; every index has its meaning in Python. Reads and copies nothing. Reading the part
     /// reads only its bytes. Throws as safemap::slice does, and partial_byte_slice.
     LazyTensor slice(std::span<const Slice> slices) const;
     LazyTensor slice(std::initializer_list<Slice> slices) const {
         return slice(std::span<const Slice>(slices.begin(), slices.size()));
     }
 
-    /// The value without a copy. The view shares the mapping and may outlive this tensor and its checkpoint.
-    /// A program that truncates the file under a view turns the next touch into SIGBUS, and what it writes shows:
-    /// use load() where files are not your own. Files are read-only but with Access::private_copy. Throws no_view where
-    /// the value is cast, swapped, in several pieces, or in a source without addresses, as files on network file
-    /// systems are unless Access::mapped or private_copy is asked for; file_changed where the file has changed by the
-    /// time it is mapped, which is once, or read for a private copy; and what the system says where opening it again,
-    /// mapping it or reading it fails.
+    /// Returns the value without a copy. The view is read-only, except with Access::private_copy. It shares the mapping
+    /// and may outlive this tensor and its checkpoint.
+    ///
+    /// If another program writes to the file, the view shows it; if another program truncates the file, touching the
+    /// view raises SIGBUS. Use load() for files that others may change.
+    ///
+    /// Throws:
+    /// - no_view if the value is cast, byte-swapped or in several pieces, or if its source has no addresses. A file on
+    ///   a network file system has none, unless Access::mapped or Access::private_copy is set.
+    /// - file_changed if the file has changed by the time it is mapped, which happens once, or read for a private copy
+    /// - a "system failed" code if the file cannot be opened again, mapped or read
     TensorView view() const;
-    /// The value, contiguous, in memory of its own that is aligned to 64 bytes and may be written to. Throws as read()
-    /// does.
+    /// Returns a copy of the value: contiguous, writable, and in its own memory, which is aligned to 64 bytes. Throws
+    /// as read() does.
     TensorView load() const;
 
-    /// Fills `into` with the bytes [offset, offset + into.size()) of the row-major value. Throws
-    /// index_out_of_range for a range outside the value, file_changed where a file is no longer what was opened, and
-    /// what the sources throw. May throw invalid_argument for a range that cuts an element.
+    /// Fills `into` with the bytes [offset, offset + into.size()) of the row-major value. Throws index_out_of_range for
+    /// a range outside the value, file_changed if a file has changed since it was opened, and whatever the sources
+    /// throw. May throw invalid_argument for a range that cuts an element.
     void read(std::uint64_t offset, std::span<std::byte> into) const;
-    /// Fills `into` with the region `box` of the value, row-major; `into` has just its size. Throws index_out_of_range
-    /// for a box outside the value or of another number of dimensions, partial_byte_slice for one that cuts bytes of a
-    /// sub-byte dtype, invalid_argument for another size of `into`, and what the sources throw.
+    /// Fills `into` with the region `box` of the value, row-major. Throws index_out_of_range if the box reaches outside
+    /// the value or has another number of dimensions, partial_byte_slice if it cuts bytes of a sub-byte dtype,
+    /// invalid_argument unless the size of `into` is that of the region, file_changed, and whatever the sources throw.
     void read(const Box& box, std::span<std::byte> into) const;
 
-    /// How much of the bytes that the value is read from is in memory already. Throws file_changed where the file has
-    /// changed by the time it is mapped, and as opening does where it has to be opened again.
+    /// Returns how many of the bytes that the value is read from are in memory. Throws file_changed if the file has
+    /// changed by the time it is mapped. If the file has to be opened again, throws as opening does.
     Residency residency() const;
-    /// Reads those bytes into the kernel's page cache, by at most 256 threads in steps, and returns when they are
-    /// there: views are then touched, and values loaded, at the speed of memory, as long as the kernel keeps them. What
-    /// lies in no file, or is deflated, is left alone. Throws as residency() does, file_changed where the file has
+    /// Reads the value's bytes into the kernel's page cache, with at most 256 threads, and returns when they are there.
+    /// Views are then touched, and values loaded, at the speed of memory, as long as the kernel keeps the bytes. Bytes
+    /// that are in no file, or are deflated, are skipped. Throws as residency() does, file_changed if the file has
     /// become shorter, io_error, and cancelled.
     void prefetch(const Work& work = {}) const;
-    /// Lets the kernel forget those bytes, but for pages that others, or a private copy of our own, have mapped, and
-    /// edges that are not whole pages. Views stay as they are: touched again, they are read again. Throws as opening
-    /// does where a file has to be opened again, and file_changed where another stands there then.
+    /// Evicts the value's bytes from the kernel's page cache. Pages that another program or a private copy of this
+    /// process has mapped stay, and so do partial pages at the edges. Views stay valid: if they are touched again, the
+    /// bytes are read again. If a file has to be opened again, throws as opening does, and file_changed if another file
+    /// is there by then.
     void evict() const;
 
-    /// Where the value stands as it is: row-major, one run, no cast, no decoding. Nothing for one without elements.
+    /// The byte range of a source that is exactly the value.
     struct Placement {
         std::shared_ptr<const Source> source;
         Extent extent;
     };
+    /// Returns the placement of the value if it is stored row-major in one run, without a cast or decoding. Returns
+    /// nothing otherwise, and for a tensor without elements.
     std::optional<Placement> placement() const;
-    /// How many pieces the stored tensor under it is in; 0 without elements.
+    /// Returns the number of pieces of the stored tensor; 0 without elements.
     std::size_t piece_count() const noexcept;
 
-    /// For those who build on it: what is stored, and how it is looked at.
+    /// Return the stored tensor, and the view and decoding that make the value of it. For code that builds on
+    /// LazyTensor.
     const std::shared_ptr<const StoredTensor>& stored() const& noexcept { return stored_; }
     std::shared_ptr<const StoredTensor> stored() const&& noexcept { return stored_; }
     StridedView strided_view() const;

@@ -1,9 +1,10 @@
-"""The documents say what the program does: docs.py SAFEMAP ROOT COMPILER...
+"""Checks the documents against the program and the headers: docs.py SAFEMAP ROOT COMPILER...
 
-The README quotes examples/tour.cpp to the letter, and the tutorial a part of examples/server.cpp; docs/errors.md has
-every error code with the words of error.hpp, docs/cli.md has every option that --help has and no other,
-docs/advanced.md has every advanced header, and the C++ of the tutorial, of that page and of the README's table
-compiles.
+- README.md quotes examples/tour.cpp to the letter, and docs/tutorial.md quotes a class of examples/server.cpp.
+- docs/errors.md lists every error code of error.hpp, with the words of its comment.
+- docs/cli.md lists exactly the options that each --help lists.
+- docs/advanced.md lists every advanced header.
+- The C++ of docs/tutorial.md, of docs/advanced.md, of the README's table and of the header comments compiles.
 """
 import pathlib
 import re
@@ -28,7 +29,7 @@ def quoted_server(root):
 
 
 def codes(root):
-    """Enumerators with what their comments say, and the exit code of the group they stand in."""
+    """Yields each enumerator of Errc, its comment, and the exit code of its group."""
     header = (root / 'include/safemap/error.hpp').read_text(encoding='utf-8')
     body = re.search(r'enum class Errc.*?\{(.*?)\n\};', header, re.DOTALL).group(1)
     groups = {'The call is wrong.': 2, 'The data is wrong.': 1, 'The system failed while working.': 3}
@@ -72,7 +73,7 @@ def cli_page(safemap, root):
     return faults
 
 
-# What the documents leave to their reader.
+# Declarations that the examples of the documents leave to their reader.
 PROGRAM = """
 #include <safemap/safemap.hpp>
 #include <safemap/advanced/dlpack.hpp>
@@ -111,7 +112,7 @@ def blocks(root, page):
 
 
 def dozen(root, compiler):
-    """The README's table of the names that a server needs: one program, line after line."""
+    """Compiles the README's table of names that a server needs: its lines are one program."""
     readme = (root / 'README.md').read_text(encoding='utf-8')
     rows = re.findall(r'^\| `(\w+)` \| [^|]* \| `([^`]*)` \|$', readme, re.MULTILINE)
     faults = [] if len(rows) == 12 else [f'README.md: {len(rows)} names in the table, wanted a dozen']
@@ -129,10 +130,57 @@ def programs(root, compiler):
                                   for header in sorted(headers) if f'| {header} |' not in page]
 
 
+# The example in a header comment: lines that are indented by four more spaces, after a line that ends in "Example:".
+HEADER_EXAMPLE = re.compile(r'^ */// (?:.* )?Example:\n(?P<code>(?: *///     .*\n)*)', re.MULTILINE)
+# One function holds all header examples, each in its own block. The parameters are the variables that examples use.
+HEADER_PROGRAM = """
+#include <safemap/safemap.hpp>
+%s
+#include <iostream>
+#include <numeric>
+#include <thread>
+namespace {
+using namespace safemap;
+using namespace safemap::literals;
+void use(const auto&...);
+void fetch(std::uint64_t, std::span<std::byte>);
+void put(std::uint64_t, std::span<const std::byte>);
+[[maybe_unused]] void examples(
+              const std::filesystem::path& path, const std::filesystem::path& folder, const Checkpoint& checkpoint,
+              const Checkpoint& other, const LazyTensor& tensor, const std::vector<LazyTensor>& tensors,
+              const TensorView& view, Uploader& uploader, const std::shared_ptr<Device>& device,
+              const std::shared_ptr<const Source>& source, Sink& sink, const StateTree& tree,
+              std::vector<std::byte>& bytes, std::span<std::byte> buffer, std::uint64_t size, std::stop_token stop) {
+%s}
+}
+"""
+
+
+def header_examples(root, compiler):
+    """Compiles the examples of all public headers as one translation unit."""
+    faults, blocks_of_code = [], []
+    advanced = sorted((root / 'include/safemap/advanced').glob('*.hpp'))
+    for header in sorted((root / 'include/safemap').glob('*.hpp')) + advanced:
+        text, page = header.read_text(encoding='utf-8'), header.relative_to(root).as_posix()
+        for found in HEADER_EXAMPLE.finditer(text):
+            number = 1 + text.count('\n', 0, found.start('code'))
+            code = re.sub(r'^ *///     ', '', found['code'], flags=re.MULTILINE)
+            if not code:
+                faults.append(f'{page}:{number}: no code after "Example:"')
+            blocks_of_code.append(f'{{\n#line {number} "{page}"\n{code}}}\n')
+    includes = ''.join(f'#include <safemap/advanced/{header.name}>\n' for header in advanced)
+    program = HEADER_PROGRAM % (includes, ''.join(blocks_of_code))
+    done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
+                          input=program.encode(), stderr=subprocess.PIPE)
+    faults += [] if done.returncode == 0 else ['examples of the headers: ' + done.stderr.decode()]
+    return faults if blocks_of_code else [*faults, 'include/safemap: no header has an example']
+
+
 def main(safemap, root, *compiler):
     root = pathlib.Path(root)
     faults = quoted_example(root) + quoted_server(root) + errors_page(root)
     faults += cli_page(safemap, root) + dozen(root, compiler) + programs(root, compiler)
+    faults += header_examples(root, compiler)
     print('\n'.join(faults))
     return bool(faults)
 
