@@ -1,5 +1,4 @@
-// Where one file goes: the twin of Source. A Sink takes the bytes of a safetensors file, in memory, in a file, or
-// wherever a callback of the caller puts them.
+// Sink: the destination of one saved file: memory, a file, or a callback of the caller. The counterpart of Source.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -14,10 +13,21 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A file in the making. A save calls allocate() once, then write_at() for every byte of the file once, in any order,
-/// the header last, and from several threads at once, then commit(); or abandon(), once, if anything has failed from
-/// allocate() on, be it allocate() or commit() itself. All but write_at() and read_back() are called on the thread that
-/// saves, and while no write_at() runs. What these throw passes through the save. A sink is for one save at a time.
+/// A safetensors file that is being written. Derive from Sink to save to storage of your own, or use memory_sink() and
+/// callback_sink(). A save calls the members in this order:
+///
+/// 1. allocate(), once
+/// 2. write_at(), once for every byte of the file: in any order, but the header last, and from several threads at once
+/// 3. commit(), once, if everything was written
+///
+/// If anything fails from allocate() on, also in allocate() or commit() itself, the save calls abandon() once. All
+/// members but write_at() and read_back() are called on the thread that saves, while no write_at() runs. Exceptions of
+/// the members pass through the save. A sink serves one save at a time.
+///
+/// Example:
+///     std::vector<std::byte> file;
+///     safemap::save(*safemap::memory_sink("in memory", file), checkpoint);
+///     std::cout << file.size() << " bytes\n";
 class SAFEMAP_API Sink {
 public:
     virtual ~Sink() = default;
@@ -25,33 +35,35 @@ public:
     Sink(const Sink&) = delete;
     Sink& operator=(const Sink&) = delete;
 
-    /// Returns what an error message calls it, such as the path of a file.
+    /// Returns the name for error messages, such as the path of a file.
     virtual const std::string& name() const noexcept = 0;
-    /// Makes room for a file of `size` bytes. Throws where there is none, so that nothing is begun in vain.
+    /// Reserves space for a file of `size` bytes. Throws if there is too little, so that the save stops before it
+    /// copies anything.
     virtual void allocate(std::uint64_t size) = 0;
-    /// Takes `bytes` for the place `offset` of the file. They are valid during the call.
+    /// Writes `bytes` at `offset` of the file. `bytes` are valid during the call only.
     virtual void write_at(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
-    /// Fills `into` with what was written at `offset`, and returns true; false if that cannot be read. A save with
-    /// digests asks with an empty `into` first. Where it cannot read back, tensors that stand transposed are gathered
-    /// in the order of the file, which reads their source many times over. May be called while other places are
-    /// written. Default: returns false.
+    /// Fills `into` with the bytes that were written at `offset`, and returns true; returns false if the sink cannot
+    /// read back. A save with digests calls it with an empty `into` first. If the sink cannot read back, such a save
+    /// gathers transposed tensors in the order of the file, which reads their source many times over. May be called
+    /// while other parts of the file are written. The default returns false.
     virtual bool read_back(std::uint64_t offset, std::span<std::byte> into) const;
-    /// The file is whole: from now on it counts.
+    /// Makes the file visible. All of it has been written.
     virtual void commit() = 0;
-    /// The file will never be whole: what was written can go. Default: does nothing.
+    /// Discards the bytes that were written: the file will not be completed. The default does nothing.
     virtual void abandon() noexcept {}
 };
 
-/// Returns a sink whose commit() replaces what `into` holds by the file; until then, and after a failure, `into` stays
-/// as it is. `into` must live as long as the sink. Old and new are both in memory until then, and the new is zeroed
-/// first: a span is faster. Its allocate() throws out_of_memory.
+/// Returns a sink whose commit() replaces the contents of `into` by the file. Until then, and after a failure, `into`
+/// does not change. Old and new contents are both in memory until commit(), and the new memory is zeroed first: the
+/// overload for a span is faster. allocate() of the sink throws out_of_memory. `into` must outlive the sink.
 SAFEMAP_API std::shared_ptr<Sink> memory_sink(std::string name, std::vector<std::byte>& into);
-/// Returns a sink that writes to the front of `into`, memory that the caller has: shared memory, a page-locked buffer.
-/// Its allocate() throws no_space if the file is larger. After a failure the content of `into` is undefined.
+/// Returns a sink that writes to the front of `into`, the caller's memory: shared memory, a page-locked buffer.
+/// allocate() of the sink throws no_space if the file is larger. After a failure the contents of `into` are undefined.
+/// The memory must outlive the sink.
 SAFEMAP_API std::shared_ptr<Sink> memory_sink(std::string name, std::span<std::byte> into);
-/// Returns a sink that hands what it is given to `write(offset, bytes)`, which may be called from several threads at
-/// once, and may throw. It hears of no end: a save that returns has written everything. Throws invalid_argument if
-/// there is no function.
+/// Returns a sink that calls `write(offset, bytes)` for the bytes of the file. The function may be called from several
+/// threads at once, and may throw. It is not called at the end: when the save returns, everything was written. Throws
+/// invalid_argument for an empty function.
 SAFEMAP_API std::shared_ptr<Sink> callback_sink(
     std::string name, std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)> write);
 

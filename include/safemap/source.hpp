@@ -1,5 +1,4 @@
-// Where bytes come from: a Source is a range of bytes that can be read at any place, so that a checkpoint can lie in
-// files, in memory, or wherever a callback of the caller finds it.
+// Source: a sequence of bytes that a checkpoint is read from: a file, memory, or a callback of the caller.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -16,18 +15,18 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Bytes, and whatever keeps them alive. Copying shares.
+/// Bytes in memory, and the owner that keeps them alive. Copies share the bytes.
 struct SharedBytes {
     std::span<const std::byte> bytes = {};
     std::shared_ptr<const void> owner = {};
-    /// Whether whoever holds them may write to them: private memory, behind no file.
+    /// True if holders may write to the bytes. They are private memory then; writing changes no file.
     bool writable = false;
 };
 
-/// How much of some bytes is in memory already.
+/// The share of some bytes that is in memory.
 struct Residency {
-    std::uint64_t resident = 0;  ///< bytes that no disk is waited for, counted in whole pages
-    std::uint64_t total = 0;     ///< bytes of which that is known; 0: nothing is known
+    std::uint64_t resident = 0;  ///< bytes that can be read without waiting for a disk, counted in whole pages
+    std::uint64_t total = 0;     ///< bytes whose state is known; 0: unknown for all bytes
 
     Residency& operator+=(const Residency& other) noexcept {
         resident += other.resident;
@@ -36,7 +35,14 @@ struct Residency {
     }
 };
 
-/// A sequence of bytes of fixed size. All members may be called from several threads at once.
+/// A sequence of bytes of fixed size that can be read at any offset. Derive from Source to read checkpoints from
+/// storage of your own, or use memory_source() and callback_source(). A Source owns whatever it reads from, and is
+/// shared by the tensors that were read from it. All members may be called from several threads at once.
+///
+/// Example:
+///     std::shared_ptr<const safemap::Source> memory = safemap::memory_source("upload.safetensors", std::move(bytes));
+///     auto model = safemap::Checkpoint::open(memory);
+///     std::cout << model.size() << " tensors\n";
 class SAFEMAP_API Source {
 public:
     virtual ~Source() = default;
@@ -44,48 +50,53 @@ public:
     Source(const Source&) = delete;
     Source& operator=(const Source&) = delete;
 
-    /// What an error message calls it: the path of a file.
+    /// Returns the name for error messages, such as the path of a file.
     virtual const std::string& name() const noexcept = 0;
-    /// In bytes.
+    /// Returns the size in bytes.
     virtual std::uint64_t size() const noexcept = 0;
-    /// Fills `into` with the bytes from `offset` on, all of it or an Error: file_truncated where the range is
-    /// not inside size(), file_changed where the file shrank since or another stands in its place, io_error where
-    /// reading fails. A file that was closed for want of descriptors is opened again, which throws as opening does.
+    /// Fills all of `into` with the bytes from `offset` on, or throws:
+    /// - file_truncated if the range is not inside size()
+    /// - file_changed if the file has become shorter, or another file is in its place
+    /// - io_error if reading fails
+    /// - any error of opening: a file that was closed because descriptors ran out is opened again
     virtual void read_at(std::uint64_t offset, std::span<std::byte> into) const = 0;
-    /// The bytes of `extent` without copying them, or nothing where this kind of source has no addresses.
-    /// Throws as read_at does, and file_changed where a file has changed in any way by the time it is mapped, which is
-    /// once. What another process does to a mapped file shows in these bytes, and truncating it under them is a SIGBUS:
-    /// bulk work reads, it does not map.
+    /// Returns the bytes of `extent` without copying them, or nothing if this kind of source has no addresses. Throws
+    /// as read_at() does, and file_changed if a file has changed in any way by the time it is mapped, which happens
+    /// once. If another process writes to a mapped file, these bytes show it; if it truncates the file, touching them
+    /// raises SIGBUS. Bulk operations therefore call read_at(), not map().
     virtual std::optional<SharedBytes> map(Extent extent) const;
-    /// Whether it is a file of the file system, and its offsets are the file's.
+    /// Returns true if the source is a file of the file system, with the same offsets.
     virtual bool is_file() const noexcept { return false; }
 
-    /// Throws file_changed where what it reads is no longer what was opened (of a file: device, inode, size or time
-    /// of modification). Bulk work asks when it has read, so that what it read was there all along.
+    /// Throws file_changed if the bytes are no longer the ones that were opened (a file: if its device, inode, size or
+    /// time of modification differs). Bulk operations call this after reading, which shows that the bytes did not
+    /// change meanwhile.
     virtual void require_unchanged() const {}
 
-    /// Returns what tells its bytes from others, and from its own at another time. A file: inode, size and time of
-    /// modification, the same after a reboot. Empty: not known, and a save that reads it cannot be continued later.
+    /// Returns a text that identifies the bytes: other bytes, or the same source after a change, have another one. For
+    /// a file it consists of inode, size and time of modification, and stays the same after a reboot. Empty means
+    /// unknown: a save that reads such a source cannot be resumed.
     virtual std::string identity() const { return {}; }
 
-    // The kernel's page cache; a source that knows of none does nothing. Ranges are as for read_at.
-    /// How much of `extent` is in memory. Throws as map() does: a file may be mapped to find out.
+    // The kernel's page cache. A source without one does nothing. Ranges are as for read_at().
+    /// Returns how much of `extent` is in memory. May map a file to find out, and throws as map() does.
     virtual Residency residency(Extent extent) const;
-    /// Brings `extent` into memory, and returns when it is there. For ranges of a few megabytes, from several threads.
-    /// Throws as map() does.
+    /// Reads `extent` into memory and returns when it is there. Meant for ranges of a few megabytes, from several
+    /// threads. Throws as map() does.
     virtual void prefetch(Extent extent) const;
-    /// Lets go of the memory that `extent` is cached in, where nobody else has it mapped, nor a private copy of our
-    /// own. Views stay as they are: what is touched again is read again. Throws as read_at does, but reads nothing.
+    /// Evicts `extent` from the page cache, except pages that another program or a private copy of this process has
+    /// mapped. Views stay valid: if they are touched again, the bytes are read again. Throws as read_at() does, but
+    /// reads nothing.
     virtual void evict(Extent extent) const;
 };
 
-/// A source over memory that somebody owns; `owner` is kept as long as the source or a view lives.
+/// Returns a source over memory; `bytes.owner` lives as long as the source or a view of it.
 SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes);
-/// A source that owns a copy-free vector.
+/// Returns a source that owns `bytes`. The vector is moved, not copied.
 SAFEMAP_API std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::byte> bytes);
-/// A source that asks `read(offset, into)` for its bytes. The function must fill all of `into` or throw, and
-/// may be called from several threads at once; ranges are checked before it is called. What it throws passes through
-/// whatever was reading. Throws invalid_argument where there is no function.
+/// Returns a source of `size` bytes that calls `read(offset, into)` for them. The function must fill all of `into` or
+/// throw, and may be called from several threads at once. Ranges are checked before it is called. Its exceptions pass
+/// through the operation that reads. Throws invalid_argument for an empty function.
 SAFEMAP_API std::shared_ptr<const Source> callback_source(
     std::string name, std::uint64_t size, std::function<void(std::uint64_t, std::span<std::byte>)> read);
 
