@@ -151,9 +151,9 @@ public:
     Errc code() const noexcept { return code_; }
     /// Returns what was found and what was expected, without context.
     const std::string& message() const noexcept { return message_; }
-    /// Returns the path of the file concerned; empty if there is none.
+    /// Returns the path of the file concerned; empty if no file is concerned.
     const std::string& path() const noexcept { return path_; }
-    /// Returns the name of the tensor concerned; empty if there is none.
+    /// Returns the name of the tensor concerned; empty if no tensor is concerned.
     const std::string& tensor() const noexcept { return tensor_; }
     /// Returns one sentence that says what the user can try; may be empty.
     const std::string& hint() const noexcept { return hint_; }

@@ -1,4 +1,4 @@
-// Writes checkpoints: laid out first, written in parallel, visible all at once.
+// save(): writes a checkpoint to a file, a folder or a sink.
 #pragma once
 
 #include <safemap/checkpoint.hpp>
@@ -16,22 +16,24 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// How tensors are put into shards. All keep the order of the tensors, and give the same shards for the same tensors.
+/// How tensors are distributed over shards. All strategies keep the order of the tensors, and give the same shards for
+/// the same tensors.
 enum class ShardStrategy : std::uint8_t {
-    greedy,    ///< each is filled as far as it goes: huggingface_hub's rule
-    balanced,  ///< as many as greedy, of near equal sizes, the largest as small as it can be
-    by_prefix  ///< greedy, but a layer, which is all that has one name up to its first number, is never split
+    greedy,    ///< fills each shard as far as possible: huggingface_hub's rule
+    balanced,  ///< as many shards as greedy, of near equal sizes, the largest as small as possible
+    by_prefix  ///< greedy, but never splits a layer: the tensors whose names are equal up to the first number
 };
 
-/// Whose `model.safetensors.index.json` is written, byte for byte.
+/// The library whose `model.safetensors.index.json` is reproduced, byte for byte.
 enum class IndexStyle : std::uint8_t {
-    hub,          ///< huggingface_hub's
-    transformers  ///< sorted, with "total_parameters": the elements of all tensors written
+    hub,          ///< huggingface_hub
+    transformers  ///< sorted, with "total_parameters": the number of elements of all tensors written
 };
 
-/// When the structure document is written: what a nested state dict is besides its tensors. docs/format.md has it.
+/// When to write the structure document: everything in a nested state dict besides its tensors. docs/format.md
+/// specifies the document.
 enum class StructurePolicy : std::uint8_t {
-    /// For a nested tree, and for a file of safetensors whose document names dtypes that safetensors does not have. Any
+    /// For a nested tree, and for a safetensors file whose document names dtypes that safetensors does not have. Any
     /// other flat dict or OrderedDict of tensors becomes an ordinary file.
     automatic,
     keep,  ///< always
@@ -40,190 +42,225 @@ enum class StructurePolicy : std::uint8_t {
 
 struct SaveReport;
 
+/// Options of save(): the contents and layout of the files, and how they are written.
 struct SaveOptions {
-    // What is written.
-    /// Writes one file whatever the name of `out`: false leaves that to the name. A file is never put in the place of a
-    /// folder.
+    // Contents and layout.
+    /// Writes one file, whatever the name of `out`. If false, the name decides. A file never replaces a folder.
     bool one_file = false;
-    /// Casts every F64, F32, F16, BF16 and F8 tensor; others stay. Nothing: dtypes stay.
+    /// Dtype that every F64, F32, F16, BF16 and F8 tensor is cast to; other tensors keep theirs. Unset: no casts.
     std::optional<Dtype> dtype = std::nullopt;
-    /// Tensors that `dtype` leaves alone.
+    /// Tensors that `dtype` does not cast.
     std::optional<Selection> keep_dtype = std::nullopt;
-    /// Bytes of tensors in one shard at most; a larger tensor has a shard of its own. huggingface_hub's default.
+    /// Maximum bytes of tensors in one shard; a larger tensor gets its own shard. The default is huggingface_hub's.
     std::uint64_t max_shard_size = 5'000'000'000;
-    /// Written to `__metadata__` of a single file, with "format": "pt" where it gives no format; or to the index's
-    /// `metadata`, without the format: shards have "format": "pt", and nothing else, as huggingface_hub writes them.
+    /// Pairs for the metadata. A single file gets them in its `__metadata__`, with "format": "pt" unless they have a
+    /// format. Several shards get only "format": "pt", as huggingface_hub writes them, and the index gets the pairs
+    /// without the format in its `metadata`.
     std::map<std::string, std::string> metadata = {};
-    /// Writes `metadata` and nothing else: no format, nothing of a checkpoint's own, no other names of tied tensors, no
-    /// structure document; notes say what is lost by that. One file is then, byte for byte, what the reference's
-    /// save_file() writes; of several pairs, which it has in an order that is another each time, the order here is by
-    /// key. Several shards have no metadata, and the index has the pairs besides its totals. With `checksums`, or
-    /// StructurePolicy::keep, it is invalid_argument.
+    /// Writes `metadata` and nothing else: no format, no metadata of the checkpoint, no aliases of tied tensors, no
+    /// structure document. Notes say what is lost. A single file is then byte for byte what the reference's save_file()
+    /// writes, except for the order of several pairs: the reference's order varies, the order here is by key. Several
+    /// shards get no metadata; the index gets the pairs and its totals. Throws invalid_argument together with
+    /// `checksums` or StructurePolicy::keep.
     bool exact_metadata = false;
-    /// With `exact_metadata`, a file that gets no pairs has an empty `__metadata__`, as of save_file(…, metadata={}).
-    /// False: it has none. Checkpoint::has_metadata() tells which a file has.
+    /// With `exact_metadata`: gives a file without pairs an empty `__metadata__`, as save_file(…, metadata={}) does. If
+    /// false, such a file has no `__metadata__`. Checkpoint::has_metadata() shows which of the two a file has.
     bool empty_metadata = false;
-    /// The data of each file begins at a multiple of this: 8, 64, 256 or 4096.
+    /// Alignment of the data in each file, in bytes: 8, 64, 256 or 4096. The data begins at a multiple of it.
     std::uint32_t alignment = 8;
-    /// In each file, tensors whose sizes are multiples of `alignment` come first, so that each of them begins at a
-    /// multiple of it too. Both groups are in the reference's order, nothing stands between tensors, and every reader
-    /// reads the file; the reference would only have written it in another order.
+    /// Aligns tensors too: in each file, tensors whose sizes are multiples of `alignment` come first, so that each of
+    /// them begins at a multiple of it. Both groups are in the reference's order and there are no gaps, so every reader
+    /// accepts the file; only the order differs from the reference's.
     bool align_tensors = false;
     ShardStrategy strategy = ShardStrategy::greedy;
     IndexStyle index_style = IndexStyle::hub;
-    /// Of a checkpoint, where that is saved; a list of tensors has no structure.
+    /// When to write the structure document of a checkpoint. A list of tensors has no structure.
     StructurePolicy structure = StructurePolicy::automatic;
-    /// Writes a digest of each tensor as it is written, and of all of them, to the metadata, where other readers pass
-    /// them by and verify() finds them: `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. Those
-    /// that the metadata has already are never kept.
+    /// Writes a digest of each tensor, computed while it is written, and a digest of all tensors to the metadata:
+    /// `safemap.xxh3_128` and `safemap.checkpoint_xxh3_128`, see docs/format.md. verify() checks them; other readers
+    /// ignore them. Digests that the metadata already has are never kept.
     bool checksums = false;
-    /// Small files that are copied to the folder `out`, in the same commit as the tensors; `Checkpoint::extras()` lists
-    /// those of a model folder. The notes go to the report. A file that is the extra itself is left as it is. Another
-    /// file of the same name in `out` is replaced with `overwrite`; without it, one that differs stays, and a note says
-    /// so. What is not a regular file always stays, with a note. A save to a single file copies no extras.
+    /// Small files to copy to the folder `out` in the same commit as the tensors; Checkpoint::extras() lists the ones
+    /// of a model folder. Its notes go to the report. A save to a single file copies no extras.
+    ///
+    /// | in `out`, under the name of the extra | result |
+    /// | --- | --- |
+    /// | the extra itself | stays |
+    /// | another regular file, with `overwrite` | replaced |
+    /// | another regular file, without `overwrite` | stays; a note if it differs |
+    /// | anything that is not a regular file | stays, with a note |
     Extras extras = {};
-    /// Other checkpoints, by the names of the folders in `out` that they are saved to, in the same commit: all of them
-    /// appear, or none. "optimizer" is where the state of an optimizer belongs; verify() of `out` looks into that one,
-    /// too. Each folder gets the files that a save to it gives, with an index of its own; `max_shard_size`,
-    /// `alignment`, `align_tensors`, `strategy`, `index_style`, `structure` and `checksums` hold for them, and of the
-    /// other options none. With `overwrite` the model in a folder of that name is replaced, and every other file in it
-    /// stays; a folder that is not named here stays as it is. A name that is empty, begins with a dot, has a slash in
-    /// it, or is that of another file of the save, and folders where one file is written, are invalid_argument. Where
-    /// `out` is replaced file by file, whoever opens such a folder itself may see files of both for a moment. Reports
-    /// count all checkpoints together, and `casts` those of `out` alone. ShardWriter writes none: invalid_argument.
+    /// Other checkpoints to save in the same commit, by the names of their folders in `out`: all of them appear, or
+    /// none. The state of an optimizer belongs into "optimizer"; verify() of `out` checks that folder too.
+    ///
+    /// - Each folder gets the files of a save of its own, with its own index. Only `max_shard_size`, `alignment`,
+    ///   `align_tensors`, `strategy`, `index_style`, `structure` and `checksums` apply to it.
+    /// - With `overwrite`, the model in an existing folder is replaced, and every other file in it stays. A folder that
+    ///   is not named here does not change.
+    /// - If `out` is replaced file by file, a program that opens such a folder directly may briefly see files of both
+    ///   models.
+    /// - The report counts all checkpoints together, except that its `casts` are those of `out` alone.
+    /// - Throws invalid_argument if a name is empty, begins with a dot, has a slash, or is the name of another file of
+    ///   the save; if `out` is a single file; and in a ShardWriter.
     std::map<std::string, Checkpoint> folders = {};
 
-    // How.
-    /// What stands at the target is replaced, when the new checkpoint is complete. False: it is refused.
+    // How files are written.
+    /// Replaces an existing output once the new checkpoint is complete. If false, an existing output throws
+    /// already_exists.
     bool overwrite = false;
-    /// Goes on where a process that was killed while it saved the same sources to the same place, with the same
-    /// options, had come to: files that it had finished are not written again. Where there is none, or anything
-    /// differs, begins anew. A source is the same when it is a file of the same inode, size and time of
-    /// modification; what is read from memory is always written anew, and so is a single file.
+    /// Continues a save that was killed, if it saved the same sources to the same path with the same options: shards
+    /// that it had finished are not written again. If there is no such save, or anything differs, starts from the
+    /// beginning. A source is the same if it is a file with the same inode, size and time of modification. Data in
+    /// memory, and single files, are always written again.
     bool resume = false;
-    /// Brings everything to the disk before it counts. False saves that time, and leaves it to the kernel, which takes
-    /// half a minute or so. If the power fails or the system crashes until then, what stands at `out` may be the old,
-    /// the new, nothing, or files that are empty, short or have zeros in them, and what was replaced may be gone with
-    /// it; digests (`checksums`) tell the damage. The same holds where the disk, or a server, fails to take what it was
-    /// given: that is an error only where it is known when the file is closed. A process that is killed costs nothing:
-    /// the old or the new is whole, as ever. What it left is resumed until the next boot, by a save with the same
-    /// `durable`.
+    /// Flushes everything to the disk before it becomes visible. If false, the kernel flushes later, in about half a
+    /// minute, and the save returns earlier.
+    ///
+    /// If the power fails or the system crashes before that, `out` may hold the old checkpoint, the new one, nothing,
+    /// or files that are empty, short or contain zeros, and the replaced checkpoint may be lost. Digests (`checksums`)
+    /// show the damage. The same holds if the disk or a server fails to store the data, which is reported only if it is
+    /// known when the file is closed. If only the process is killed, the old or the new checkpoint is complete, as
+    /// always; a save with the same `durable` can resume it until the next boot.
     bool durable = true;
-    /// At most 8 threads; 0: one per processor, at most 2.
+    /// Progress, cancellation and threads: at most 8 threads; 0 means one per processor, at most 2.
     Work work = {};
-    bool plan_only = false;  ///< lays out and reports; touches no file
-    /// Is told what will be written, before the first byte is: a report without counts of values in `casts`. What it
-    /// throws passes through, and nothing is left.
+    bool plan_only = false;  ///< computes the layout and the report, and touches no file
+    /// Called with the plan before any byte is written: a report without the counts of values in `casts`. If it throws,
+    /// the exception passes through and nothing is left behind.
     std::function<void(const SaveReport& plan)> on_plan = {};
 };
 
-/// What a save has written, or would write.
+/// The result of a save, or of a plan.
 struct SaveReport {
     struct Count {
         std::uint64_t tensors = 0;
-        std::uint64_t bytes = 0;  ///< of the values as they are stored
+        std::uint64_t bytes = 0;  ///< bytes of the values as stored
     };
     struct File {
         std::uint64_t tensors = 0;
-        std::uint64_t bytes = 0;  ///< of the whole file
+        std::uint64_t bytes = 0;  ///< size of the whole file
     };
+    /// The casts from one dtype to another.
     struct Cast {
         Dtype from = {};
         Dtype to = {};
         std::uint64_t tensors = 0;
-        std::uint64_t values = 0;      ///< cast in all
-        std::uint64_t overflowed = 0;  ///< finite before, and beyond the range of the new dtype
-        std::uint64_t non_finite = 0;  ///< NaN or infinite before the cast
+        std::uint64_t values = 0;      ///< all values that were cast
+        std::uint64_t overflowed = 0;  ///< values that were finite, and are beyond the range of the new dtype
+        std::uint64_t non_finite = 0;  ///< values that were NaN or infinite before the cast
     };
     struct Unsupported {
         Dtype dtype = {};
         std::uint64_t tensors = 0;
     };
-    /// How tensors are read, and what they see of the storages that they stand in.
+    /// How the tensors are read, and how much of their storages they use.
     struct Reading {
-        Count copied = {};  ///< written as they stand: neither cast nor gathered
-        Count gathered =
-            {};  ///< strided, as transposed ones are, or in several pieces: their elements are put in order
-        /// That see only a part of their storage, or share it with others that see it otherwise.
+        Count copied = {};    ///< tensors written as stored: neither cast nor gathered
+        Count gathered = {};  ///< strided or transposed tensors, or in several pieces: put into row-major order
+        /// Tensors that are a part of their storage, or share it with tensors that see it differently.
         Count views = {};
-        /// Bytes of the storages that the tensors are in, and of all storages of a `.pt`, that no tensor which is
-        /// written refers to: what the save leaves behind. Never too many; where tensors that leave gaps share a
-        /// storage, and have more than 2^18 runs of bytes together, gaps may count as referred to.
+        /// Bytes that the save leaves behind: bytes of the storages of the tensors, and of all storages of a `.pt`,
+        /// that no written tensor refers to. Never too large. May be too small if tensors with gaps share a storage and
+        /// have more than 2^18 runs of bytes together: gaps may then count as referred to.
         std::uint64_t unreferenced_bytes = 0;
     };
     struct Layout {
-        std::vector<File> files = {};         ///< of each of `SaveReport::files`
-        std::uint64_t unaligned_tensors = 0;  ///< that do not begin at a multiple of `alignment` in their file
-        std::uint64_t buffer_bytes = 0;       ///< the most that the buffers of the save take
+        std::vector<File> files = {};         ///< one for each of `SaveReport::files`
+        std::uint64_t unaligned_tensors = 0;  ///< tensors that do not begin at a multiple of `alignment` in their file
+        std::uint64_t buffer_bytes = 0;       ///< maximum size of the save's buffers
     };
 
-    std::vector<std::string> files = {};    ///< as OUT names them; the index last
-    std::uint64_t tensors = 0;              ///< written
+    std::vector<std::string> files = {};    ///< file names, relative to the folder written to; the index is last
+    std::uint64_t tensors = 0;              ///< tensors written
     std::uint64_t bytes_read = 0;           ///< tensor bytes read from the sources
     std::uint64_t bytes_written = 0;        ///< bytes of all files
-    std::vector<std::string> notes = {};    ///< in sentences: large layers, lost order, what could not be cleared away
-    std::vector<std::string> resumed = {};  ///< of `files`, those that were finished before; casts do not count in them
+    std::vector<std::string> notes = {};    ///< human sentences: large layers, lost order, files that were not removed
+    std::vector<std::string> resumed = {};  ///< the `files` that an earlier save had finished; not in `casts`
     /// Names of the extras that are copied. They are not in `files`, and their bytes are not in `bytes_written`.
     std::vector<std::string> extras = {};
-    /// Tensors of dtypes that safetensors has no name for, if no structure document keeps them.
+    /// Tensors whose dtypes have no name in safetensors, if no structure document keeps them.
     std::vector<SkippedObject> skipped = {};
-    std::vector<Unsupported> unsupported = {};  ///< their dtypes
+    std::vector<Unsupported> unsupported = {};  ///< the dtypes of `skipped`
     std::vector<Cast> casts = {};
     Reading reading = {};
     Layout layout = {};
 };
 
-/// Writes `tensors` to `out`: one file where `out` ends in ".safetensors" or ".sft", or `one_file` is set, else a
-/// folder of shards named and split as huggingface_hub does, with `model.safetensors.index.json` (one shard:
-/// `model.safetensors`, no index). With a slash behind it, `out` is always a folder, and `one_file` is
-/// invalid_argument. The name of `out` has 242 bytes at most: the hidden folder is called after it. A folder that
-/// exists and has no checkpoint in it counts as new: the files in it stay. Tensors are split in the order given and
-/// ordered inside each file as the reference implementation sorts them (but see `align_tensors`), so the same input
-/// gives the same bytes.
+/// Writes `tensors` to `out`, and returns a report of the files and tensors written. All or nothing: the files appear
+/// together, or none appears.
 ///
-/// All or nothing: files are filled in a hidden folder beside it, fsynced (if `durable`), and appear by one rename.
-/// Space is allocated first. Memory is a few fixed buffers whatever the size of a tensor.
+/// Example:
+///     safemap::SaveReport report = safemap::save("out/", tensors, {.dtype = safemap::Dtype::bf16, .overwrite = true});
+///     for (const std::string& file : report.files) std::cout << file << '\n';
+///     std::cout << report.bytes_written << " bytes\n";
 ///
-/// With `overwrite` an old checkpoint stays whole until the new one takes its place, so there must be space for both;
-/// sources may lie in it, and views of it stay valid. A file is replaced by a rename, and the new one gets its
-/// permissions. In a folder the old model goes (its index and the shards that it names, or its `model.safetensors`);
-/// every other file stays. The folder is exchanged as a whole, so that others see the old model or the new at every
-/// moment; folders in it are built again with hard links to their files. Where that cannot be (docs/saving.md: folders
-/// of many entries or with mounts in them, the root of a mount, a file system without hard links or without
-/// exchange), its files are replaced one by one: safemap sees the old or the new at every moment, and so do others
-/// where the two models share no file name; else these may for a moment see files of both.
+/// Files:
+/// - `out` becomes one file if its name ends in ".safetensors" or ".sft", or if `one_file` is set. Otherwise it becomes
+///   a folder of shards that are named and split as huggingface_hub does, with a `model.safetensors.index.json`; a
+///   single shard is called `model.safetensors` and has no index.
+/// - With a slash at its end, `out` is always a folder, and `one_file` throws invalid_argument.
+/// - The name of `out` has at most 242 bytes, because the hidden folder's name contains it.
+/// - An existing folder without a checkpoint counts as new: its files stay.
+/// - Tensors are split in the given order, and sorted inside each file as the reference implementation sorts them (see
+///   also `align_tensors`). The same input gives the same bytes.
 ///
-/// Extras are read while they are copied: one that changed since it was opened is file_changed. An extra without a
-/// source, or whose name has a folder in it or is that of another file of the save, is invalid_argument.
+/// Steps: space is allocated first; files are filled in a hidden folder beside `out`, flushed (if `durable`), and
+/// moved into place by one rename. Memory is a few fixed buffers, whatever the size of a tensor.
 ///
-/// Throws already_exists (where `overwrite` is not set, or would put a file in the place of a folder, or a folder in
-/// that of a file; also where something that no save left has the hidden folder's name, `.NAME.safemap-tmp`),
-/// path_not_found (no folder to put it in), several_models (several indexes in the folder that is replaced),
-/// name_collision, bad_name (a NUL in it), invalid_argument (an alignment that is none, names or metadata that are not
-/// UTF-8, options that contradict each other), unsupported_cast, shape_overflow, header_too_large, no_space,
-/// permission_denied, busy (another process is saving to `out`), file_changed (somebody else has put something there
-/// meanwhile, which stays), commit_list_damaged (a save that was interrupted there cannot be finished), cancelled, and
-/// what reading throws. After any of these nothing is left of the new, and the old is as it was; but for an error in
-/// the midst of replacing files one by one, which says that the new counts.
+/// With `overwrite`, the old checkpoint stays complete until the new one replaces it, so the disk needs space for both.
+/// Sources may be in the old checkpoint, and views of it stay valid.
+/// - A file is replaced by a rename. The new file gets the permissions of the old one.
+/// - In a folder, the old model is removed: its index and the shards that the index names, or its `model.safetensors`.
+///   Every other file stays.
+/// - A folder is exchanged as a whole, so that other programs see the old or the new model at every moment. Inner
+///   folders are built again, with hard links to their files.
+/// - If a folder cannot be exchanged, its files are replaced one by one. This happens with inner folders that have many
+///   entries or contain mounts, at the root of a mount, and on a file system without hard links or without exchange;
+///   see docs/saving.md. safemap sees the old or the new model at every moment. So do other programs if the two models
+///   have no file name in common; otherwise they may briefly see files of both.
+///
+/// Extras are read while they are copied. An extra that changed since it was opened throws file_changed. An extra
+/// without a source, with a folder in its name, or with the name of another file of the save, throws invalid_argument.
+///
+/// Throws:
+/// - already_exists if `out` exists and `overwrite` is not set; if `overwrite` would replace a folder by a file or a
+///   file by a folder; or if the hidden folder's name, `.NAME.safemap-tmp`, is in use by something that no save made
+/// - path_not_found if the parent folder is missing
+/// - several_models if the folder to replace has several indexes
+/// - name_collision; bad_name for a name with a NUL
+/// - invalid_argument for an invalid alignment, for names or metadata that are not UTF-8, and for options that
+///   contradict each other
+/// - unsupported_cast, shape_overflow, header_too_large
+/// - no_space, permission_denied
+/// - busy if another process is saving to `out`
+/// - file_changed if another program has created something at `out` meanwhile, which stays
+/// - commit_list_damaged if an interrupted save to `out` cannot be finished
+/// - cancelled, and whatever reading throws
+///
+/// After an exception nothing of the new checkpoint is left, and the old one has not changed. The exception is a
+/// failure while files are replaced one by one: its message says that the new checkpoint counts.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
-/// Saves a checkpoint, also one that select(), renamed() or below() made: its tensors; its metadata, where
-/// `options.metadata` has no pair of the same key (but see `exact_metadata`); `__metadata__[other name] = stored name`
-/// for tied tensors; and the structure document as `structure` says, in `__metadata__["safemap.structure"]`, of shards
-/// in the index's metadata; one of more than 1 MiB in a U8 tensor `~structure`. Tensors that were not selected are
-/// opaque objects in it. With a document or `checksums` also what a single `.pt` that it was read from can be known by:
-/// `__metadata__["safemap.source"]`.
+/// Saves a checkpoint, which may come from open(), select(), renamed() or below(). Writes:
 ///
-/// Throws what the other save() throws, structure_too_large if the document is to be kept in any case, and
-/// name_collision if another name of a tied tensor is a key of the metadata that has a meaning: `format`, or one that
-/// begins with `safemap.`.
+/// - its tensors
+/// - its metadata, except the keys that `options.metadata` also has (see also `exact_metadata`)
+/// - for each alias of a tied tensor: `__metadata__[alias] = stored name`
+/// - if `structure` says so, the structure document in `__metadata__["safemap.structure"]`; with several shards, in the
+///   index's metadata; a document of more than 1 MiB in a U8 tensor `~structure`. Tensors that were not selected are
+///   opaque objects in it.
+/// - with a document or `checksums`, and if the checkpoint was read from a single `.pt`: the fingerprint of that file
+///   in `__metadata__["safemap.source"]`
+///
+/// Throws as save() of a list of tensors does; structure_too_large with StructurePolicy::keep; and name_collision if an
+/// alias of a tied tensor is a metadata key with a meaning: `format`, or a key that begins with `safemap.`.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, const Checkpoint& checkpoint,
                             const SaveOptions& options = {});
 
-/// Saves one file to a sink: in memory, or wherever the caller wants it. Layout, header and bytes are those of a save
-/// to a path with `one_file`. The sink decides what stands there before and after: options that say this of a path
-/// (`overwrite`, `resume`, `durable` = false, `extras`, `folders`) are invalid_argument. Throws what the sink throws,
-/// and what the saves above throw before they copy tensors and while they do.
+/// Saves one file to a sink: to memory, or to storage of the caller. Layout, header and bytes are those of a save to a
+/// path with `one_file`. The options `overwrite`, `resume`, `durable` = false, `extras` and `folders` concern paths and
+/// throw invalid_argument here. Exceptions of the sink pass through. Otherwise throws as a save to a path does before
+/// and while it copies tensors.
 SAFEMAP_API SaveReport save(Sink& sink, std::span<const LazyTensor> tensors, const SaveOptions& options = {});
 SAFEMAP_API SaveReport save(Sink& sink, const Checkpoint& checkpoint, const SaveOptions& options = {});
 
