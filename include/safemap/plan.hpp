@@ -1,4 +1,4 @@
-// What a model expects, held against what a checkpoint has, before anything is loaded.
+// plan_load(): compares a checkpoint with the tensors that a model expects, before anything is loaded.
 #pragma once
 
 #include <safemap/checkpoint.hpp>
@@ -15,100 +15,120 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A tensor that a model has, and wants values for.
+/// A tensor that a model expects: one that it needs a value for.
 struct ExpectedTensor {
     std::string name = {};
     Dtype dtype = {};
     Shape shape = {};
-    /// Of tensors that the model ties, all but one name that one here. It has to be among those expected, and no alias
+    /// For a tied tensor: the name of the expected tensor that it shares storage with, which must not be an alias
     /// itself.
     std::string alias_of = {};
 };
 
-/// What a model that has the tensors of `checkpoint` expects: every selected name in the order of all_names(), ties
-/// with them.
+/// Returns the expectations of a model that has the tensors of `checkpoint`: one entry for each selected name, in the
+/// order of all_names(). Tied tensors have `alias_of`.
 SAFEMAP_API std::vector<ExpectedTensor> expected_tensors(const Checkpoint& checkpoint, const Selection& selection = {});
-/// The same from JSON, `{"w": {"dtype": "BF16", "shape": [2, 3]}, ...}`, in its order. Dtypes are as parse_dtype()
-/// takes them; a tied tensor has "alias_of" too. Other members are passed by, and so is `__metadata__`: the header of a
-/// safetensors file will do. Throws expectation_not_json, expectation_bad_field, unknown_dtype, shape_overflow and
-/// partial_byte. Memory is some ten times `json`.
+/// Reads expectations from JSON, `{"w": {"dtype": "BF16", "shape": [2, 3]}, ...}`, and returns them in its order.
+/// Dtypes are as in parse_dtype(); a tied tensor also has "alias_of". Other members and `__metadata__` are ignored, so
+/// the header of a safetensors file is valid input. Throws expectation_not_json, expectation_bad_field, unknown_dtype,
+/// shape_overflow and partial_byte. Takes about ten times the memory of `json`.
 SAFEMAP_API std::vector<ExpectedTensor> parse_expected(std::string_view json);
-/// The same from a file of such JSON, up to 32 MiB, or from anything that Checkpoint::open takes; which of them is told
-/// by content, as there. Throws what either throws.
+/// Reads expectations from a file of such JSON, up to 32 MiB, or from anything that Checkpoint::open() takes. The
+/// content decides which of the two it is. Throws as parse_expected() and Checkpoint::open() do.
 SAFEMAP_API std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path,
                                                       const OpenOptions& options = {});
 
-/// What a model gets for a tensor that the checkpoint lacks.
+/// The values that a model gets for a tensor that the checkpoint lacks.
 enum class Fill : std::uint8_t {
-    error,  ///< nothing: the plan is not ok()
-    none,   ///< nothing: the tensor is left out, and the model keeps what it has
-    zeros,  ///< zeros of its dtype and shape
-    nan,    ///< quiet NaN, in both parts of complex numbers; a dtype that has none (integers, BOOL, F4, F6) is an error
+    error,  ///< no value: the plan is not ok()
+    none,   ///< no value: the tensor is left out, and the model keeps its own
+    zeros,  ///< zeros of the tensor's dtype and shape
+    nan,    ///< quiet NaN, in both parts of complex numbers; an error for dtypes without NaN (integers, BOOL, F4, F6)
 };
 
-/// By default as strict as PyTorch's load_state_dict. What that calls non-strict is
+/// Options of plan_load(). The default is as strict as PyTorch's load_state_dict(). `strict=False` of PyTorch is
 /// `{.fill = Fill::none, .ignore_unexpected = true}`.
 struct LoadOptions {
+    /// Values for missing tensors.
     Fill fill = Fill::error;
-    /// Whether tensors that the model does not expect are told, but no fault.
+    /// If true, unexpected tensors are reported and do not fail the plan.
     bool ignore_unexpected = false;
-    /// Only such names are planned, on either side.
+    /// Names to plan, of the checkpoint and of the model.
     Selection selection = {};
 };
 
-/// A tensor that is there, and is not what the model expects.
+/// A tensor of the checkpoint whose shape or dtype differs from the expected one.
 struct TensorMismatch {
     ExpectedTensor expected;
     LazyTensor found;  ///< under the name that the model expects
 };
 
-/// What loading a checkpoint into a model comes to. It may outlive the checkpoint; const members may be called from
-/// several threads at once. The lists have the order of the model, `unexpected` and `tied` that of the checkpoint.
+/// The result of plan_load(): the differences between a checkpoint and a model, and the tensors to load. The lists are
+/// in the order of the model; `unexpected` and `tied` are in the order of the checkpoint.
+///
+/// A plan keeps what its tensors need and may outlive the checkpoint. Const members may be called from several threads
+/// at once.
+///
+/// Example:
+///     safemap::LoadPlan plan = safemap::plan_load(checkpoint, "model.json", {.ignore_unexpected = true});
+///     std::cerr << plan.text();
+///     for (const safemap::LazyTensor& one : plan.tensors()) use(one.name(), one.load());
 struct SAFEMAP_API LoadPlan {
+    /// Expected tensors that the checkpoint lacks.
     std::vector<ExpectedTensor> missing = {};
-    /// Every name of a tensor none of whose names is expected.
+    /// Tensors of the checkpoint that the model does not expect under any of their names: one entry for each name.
     std::vector<LazyTensor> unexpected = {};
-    /// A tensor of another dtype and another shape is in both.
+    /// Tensors of the wrong shape. A tensor whose dtype is wrong too is in both lists.
     std::vector<TensorMismatch> shape = {};
+    /// Tensors of the wrong dtype.
     std::vector<TensorMismatch> dtype = {};
-    /// All names of each stored tensor that is used and has several, here or in the model: the stored name first.
+    /// All names of each used tensor that has several, in the checkpoint or in the model: the stored name first.
     std::vector<AliasGroup> tied = {};
-    /// What names of the checkpoint have before those of the model, "module.", where that is certain: with it, and with
-    /// no other, all that is missing would be found, or all that is unexpected be of use, each in the right shape.
+    /// The prefix, such as "module.", that names of the checkpoint have and names of the model lack. Set only if it is
+    /// certain: with this prefix and no other, every missing tensor would be found, or every unexpected one be used,
+    /// each in the right shape.
     std::string checkpoint_prefix = {};
-    /// The same of what names of the model have before those of the checkpoint.
+    /// The prefix that names of the model have and names of the checkpoint lack; set under the same conditions.
     std::string model_prefix = {};
-    /// Human sentences: such prefixes, and what else one would want to know.
+    /// Human sentences about such prefixes and other findings.
     std::vector<std::string> notes = {};
 
-    /// Whether there is no fault that LoadOptions does not allow.
+    /// Returns true if the plan has no fault, except for faults that LoadOptions allows.
     bool ok() const noexcept {
         return unfilled_.empty() && (ignore_unexpected_ || unexpected.empty()) && shape.empty() && dtype.empty();
     }
-    /// Throws model_mismatch, which says why, unless ok().
+    /// Throws model_mismatch with the reasons unless ok().
     void require() const;
-    /// What to load or upload, in the order of the model and under its names: the checkpoint's own tensors, of which
-    /// nothing is read or copied until view(), load() or an Uploader is asked for them. Of tied tensors all share one
-    /// stored tensor, which an Uploader brings once. Fillings take no memory: load() and read() make their values, and
-    /// view() of them throws no_view. Tensors that are left out are not among them. Throws as require() does.
+    /// Returns the tensors to load or upload, in the order of the model and under its names. They are the tensors of
+    /// the checkpoint: nothing is read or copied before view(), load() or an Uploader requests them. Tied tensors share
+    /// one stored tensor, which an Uploader uploads once. Filled tensors take no memory: load() and read() make their
+    /// values, and view() throws no_view. Tensors that are left out (Fill::none) are not returned. Throws as require()
+    /// does.
     std::vector<LazyTensor> tensors() const;
-    /// The lists as lines, in which names that differ in numbers only are one; empty where there is nothing to tell.
+    /// Returns the lists as lines of text, in which names that differ only in numbers share a line; empty if all lists
+    /// are empty.
     std::string text() const;
 
 private:
     friend class LoadPlanner;
     std::vector<LazyTensor> tensors_ = {};
-    std::vector<ExpectedTensor> unfilled_ = {};  // of those missing
+    std::vector<ExpectedTensor> unfilled_ = {};  // missing tensors without a value
     Fill fill_ = Fill::error;
     bool ignore_unexpected_ = false;
 };
 
-/// Finds every expected tensor by its name, by the other names of a tied tensor in the checkpoint, or else by the names
-/// of the tensors that the model ties it to. Reads nothing. Takes time and memory in proportion to the names on both
-/// sides. Throws expectation_bad_field, shape_overflow and partial_byte for what no model can expect.
+/// Finds each expected tensor in the checkpoint and returns the plan. The order of preference is:
+///
+/// 1. by its name
+/// 2. by the aliases of a tied tensor in the checkpoint
+/// 3. by the names of the tensors that the model ties it to
+///
+/// Throws expectation_bad_field, shape_overflow and partial_byte for an invalid expected tensor. Reads no tensor. Takes
+/// time and memory in proportion to the number of names on both sides.
 SAFEMAP_API LoadPlan plan_load(const Checkpoint& checkpoint, std::span<const ExpectedTensor> expected,
                                const LoadOptions& options = {});
-/// The same for what read_expected() reads from a file or folder. Throws what that throws, too.
+/// Plans a load of the tensors that read_expected() returns for the path `expected`. Also throws as read_expected()
+/// does.
 SAFEMAP_API LoadPlan plan_load(const Checkpoint& checkpoint, const std::filesystem::path& expected,
                                const LoadOptions& options = {});
 

@@ -1,4 +1,4 @@
-// Every fault of a checkpoint, not only the first.
+// verify(): checks a checkpoint and collects every fault, not only the first.
 #pragma once
 
 #include <safemap/checkpoint.hpp>
@@ -6,29 +6,42 @@
 
 namespace safemap::SAFEMAP_ABI {
 
+/// The result of verify().
+///
+/// Example:
+///     safemap::VerifyReport report = safemap::verify(path);
+///     for (const safemap::Error& fault : report.faults) std::cerr << fault.what() << '\n';
+///     if (report.ok()) std::cout << report.checked_bytes << " bytes match their checksums\n";
 struct VerifyReport {
     std::uint64_t tensors = 0;
-    std::uint64_t bytes = 0;          ///< of tensor values
-    std::uint64_t checked_bytes = 0;  ///< compared with a stored checksum: of tensors, or of whole zip records
-    std::vector<Error> faults;        ///< in the order found; empty when all is well
+    std::uint64_t bytes = 0;          ///< bytes of tensor values
+    std::uint64_t checked_bytes = 0;  ///< bytes compared with a stored checksum: of tensors, or of whole zip records
+    std::vector<Error> faults;        ///< in the order found; empty if the checkpoint is valid
     std::vector<std::string> notes;
-    /// True if unpickling would call functions that safemap does not know, or has names of functions that run code.
+    /// True if unpickling would call functions that safemap does not know, or if the pickle names functions that run
+    /// code.
     bool asks_for_code = false;
 
     bool ok() const noexcept { return faults.empty(); }
 };
 
+/// Options of verify().
 struct VerifyOptions {
     OpenOptions open = {};
-    Work work = {};  ///< at most 256 threads; for opening, too, whatever `open.work` is
+    Work work = {};  ///< at most 256 threads; also used for opening, in place of `open.work`
 };
 
-/// Checks everything there is to check: headers, indexes and directories as open() does, but collecting; that every
-/// byte of every file can be read, and that deflated records inflate; stored checksums: CRC-32 of zip records, deflated
-/// ones too, and of tensors what SaveOptions::checksums wrote, and of all of them together. The checkpoint in a folder
-/// `optimizer` of the folder `path` (see SaveOptions::folders) is checked with the other; counts are of both. A file of
-/// no known format, and a zip whose directory cannot be read, are not read further. Throws only for calls that are
-/// wrong, for faults of the system, and cancelled.
+/// Checks a checkpoint and returns all faults:
+///
+/// - headers, indexes and directories, as Checkpoint::open() checks them
+/// - that every byte of every file can be read, and that deflated records inflate
+/// - the CRC-32 of zip records, also of deflated ones
+/// - the digests that SaveOptions::checksums wrote: of each tensor, and of all tensors together
+///
+/// If the folder `path` has a checkpoint in its folder `optimizer` (see SaveOptions::folders), that is checked too, and
+/// counts are those of both. A file of unknown format, or a zip whose directory cannot be read, is not read further.
+/// Reads every byte once. Faults of the data are in the report; throws only "the call is wrong" codes, "the system
+/// failed" codes, and cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI
