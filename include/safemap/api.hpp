@@ -1,4 +1,4 @@
-// What every public header needs: the export macro, the version, and the platform the library is for.
+// Included by every public header: the export macro, the version, and a check of the platform.
 #pragma once
 
 #include <bit>
@@ -11,8 +11,8 @@
 #define SAFEMAP_VERSION_MINOR 1
 #define SAFEMAP_VERSION_PATCH 0
 
-// Everything is in an inline namespace, which has the ABI's name: two versions in one process do not call each other's
-// functions. Programs write `safemap::`.
+// Everything is in an inline namespace that is named after the ABI, so that two versions in one process do not call
+// each other's functions. Programs write `safemap::`.
 #define SAFEMAP_ABI inline v0_1
 
 static_assert(std::endian::native == std::endian::little && sizeof(void*) == 8 && CHAR_BIT == 8,

@@ -1,4 +1,4 @@
-// Sizes and places in bytes.
+// Extent, a range of bytes, and literals for sizes in bytes.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -12,15 +12,15 @@ struct Extent {
     std::uint64_t offset = 0;
     std::uint64_t size = 0;
 
-    /// Whether the range lies within [0, length). Cannot wrap.
+    /// Returns true if the range is within [0, length). Cannot overflow.
     constexpr bool inside(std::uint64_t length) const noexcept { return offset <= length && size <= length - offset; }
-    /// One past the last byte. Only for an extent that is inside something.
+    /// Returns the offset one past the last byte. Call it only if the extent is known to be inside a length.
     constexpr std::uint64_t end() const noexcept { return offset + size; }
 
     friend constexpr bool operator==(const Extent&, const Extent&) = default;
 };
 
-/// 5_GB is 5·10^9 bytes, 5_GiB is 5·2^30.
+/// Literals for sizes in bytes: 5_GB is 5·10^9 bytes, 5_GiB is 5·2^30 bytes.
 inline namespace literals {
 constexpr std::uint64_t operator""_KB(unsigned long long n) noexcept { return n * 1'000; }
 constexpr std::uint64_t operator""_MB(unsigned long long n) noexcept { return n * 1'000'000; }

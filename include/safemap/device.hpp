@@ -1,5 +1,5 @@
-// A device with memory of its own. `host` is main memory, for servers without a GPU and for tests; OpenCL and CUDA
-// come later behind the same interface. The Uploader (uploader.hpp) is what most callers want.
+// Device: the interface to a device with its own memory. "host" is main memory, for servers without a GPU and for
+// tests; OpenCL and CUDA will implement the same interface. Most callers use Uploader (uploader.hpp).
 #pragma once
 
 #include <safemap/api.hpp>
@@ -14,58 +14,67 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Memory on a device; freed with its last owner.
+/// Memory on a device. It is freed with its last owner.
 class SAFEMAP_API DeviceMemory {
 public:
     virtual ~DeviceMemory() = default;
+    /// Returns the size in bytes.
     virtual std::uint64_t size() const noexcept = 0;
-    /// What kernels and libraries take: an address for host and CUDA, a cl_mem for OpenCL.
+    /// Returns the handle that kernels and libraries take: an address for host and CUDA, a cl_mem for OpenCL.
     virtual void* handle() const noexcept = 0;
-    /// The same memory as this process can write it; empty where it cannot. Where it can, readers pread straight
-    /// into it and nothing is staged.
+    /// Returns the memory as this process can write to it, or an empty span if it cannot. If it is not empty, an
+    /// Uploader reads files directly into it, without staging.
     virtual std::span<std::byte> host_bytes() const noexcept { return {}; }
 };
 
-/// Host memory that a device copies from at full speed (page-locked, where the device can).
+/// Host memory that a device copies from at full speed; page-locked if the device supports that.
 class SAFEMAP_API StagingBuffer {
 public:
     virtual ~StagingBuffer() = default;
     virtual std::span<std::byte> bytes() const noexcept = 0;
 };
 
-/// A point in a device's queue of copies.
+/// A position in a device's queue of copies.
 class SAFEMAP_API DeviceEvent {
 public:
     virtual ~DeviceEvent() = default;
-    /// Whether everything before it is done. Never blocks.
+    /// Returns true if all copies before this position are done. Never blocks.
     virtual bool done() const = 0;
-    /// Blocks until it is. Throws io_error where the device failed.
+    /// Blocks until all copies before this position are done. Throws io_error if the device failed.
     virtual void wait() const = 0;
 };
 
-/// One device. Implementations are thread safe. Copies of one queue happen in order.
+/// One device. Derive from Device to upload to other kinds of memory. Implementations are thread-safe. Copies of one
+/// queue happen in order.
+///
+/// Example:
+///     std::shared_ptr<safemap::Device> host = safemap::Device::open("host");
+///     std::shared_ptr<safemap::DeviceMemory> memory = host->allocate(4_MiB);
+///     std::cout << host->name() << ": " << host->free_memory() << " bytes free\n";
 class SAFEMAP_API Device {
 public:
     virtual ~Device() = default;
-    /// "host"; later "opencl:N", "cuda:N". Throws no_such_device, with what there is.
+    /// Opens the device with this name: "host"; later "opencl:N" and "cuda:N". Throws no_such_device, which lists the
+    /// available devices.
     static std::shared_ptr<Device> open(std::string_view name);
 
     virtual const std::string& name() const noexcept = 0;
-    /// Bytes that could be allocated now.
+    /// Returns the number of bytes that could be allocated now.
     virtual std::uint64_t free_memory() const = 0;
-    /// What addresses of separate tensors should be multiples of.
+    /// Returns the alignment in bytes that addresses of separate tensors should have.
     virtual std::size_t alignment() const noexcept = 0;
 
-    /// Throws out_of_memory.
+    /// Allocates `size` bytes on the device. Throws out_of_memory.
     virtual std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) = 0;
-    /// Throws out_of_memory.
+    /// Allocates a staging buffer of `size` bytes. Throws out_of_memory.
     virtual std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) = 0;
 
-    /// Queues a copy of staging bytes `from` to `to` at `offset`; returns at once. The staging buffer must stay
-    /// untouched until the event is done.
+    /// Queues a copy of the bytes `part` of `from` to `to` at `offset`, and returns an event at once. The staging
+    /// buffer must not change until the event is done.
     virtual std::shared_ptr<DeviceEvent> copy_to_device(const std::shared_ptr<DeviceMemory>& to, std::uint64_t offset,
                                                         const std::shared_ptr<StagingBuffer>& from, Extent part) = 0;
-    /// Copies back, blocking: for verification.
+    /// Copies bytes of `from`, starting at `offset`, to the host, and blocks until they are there. Meant for
+    /// verification.
     virtual void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) = 0;
 };
 

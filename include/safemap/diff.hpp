@@ -21,7 +21,7 @@ struct TensorDifference {
         Dtype dtype = {};
         Shape shape = {};
         /// If values differ: the first differing value as text, "1.5", "-7", "true" or "nan". If both sides have the
-        /// same text, the bits are added: "nan (0x7fc00001)". Elements of opaque dtypes are bits.
+        /// same text, the bits are added: "nan (0x7fc00001)". Elements without a numeric or boolean value are bits.
         std::string value = {};
     };
 
@@ -100,8 +100,8 @@ struct DiffOptions {
 /// Throws invalid_argument for a tolerance that is negative or not finite, name_collision if `rename` returns the same
 /// name for two tensors of `a`, cancelled, and whatever `rename` or reading throws.
 ///
-/// Cost: after the first difference in a tensor, no further part of it is read, unless `tolerance` is set: then the
-/// tensor is read to the end for the largest difference. Memory does not grow with the size of a tensor.
+/// Cost: no block of a tensor is begun after the first difference in it. Tensors whose values are compared as numbers
+/// are always read to the end, for the largest difference. Memory does not grow with the size of a tensor.
 SAFEMAP_API DiffReport diff(const Checkpoint& a, const Checkpoint& b, const DiffOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

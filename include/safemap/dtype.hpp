@@ -1,4 +1,4 @@
-// Element types: the 22 of safetensors, and those of PyTorch that safetensors has no name for.
+// Dtype: the 22 element types of safetensors, and the element types of PyTorch that safetensors has no name for.
 // The table of names is lib/tensor/dtype.cpp.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// In the order of the reference implementation's enum (safetensors 0.8, tensor.rs): files are laid out in
-/// this order, descending.
+/// The element type of a tensor. The order is that of the reference implementation's enum (safetensors 0.8, tensor.rs):
+/// tensors in a file are sorted by it, descending.
 enum class Dtype : std::uint8_t {
     boolean,
     f4,
@@ -38,7 +38,7 @@ enum class Dtype : std::uint8_t {
     f64,
     i64,
     u64,
-    // PyTorch's, without a safetensors name: only a structure document keeps them.
+    // Dtypes of PyTorch without a safetensors name. Only a structure document keeps them.
     c32,
     c128,
     qint8,
@@ -54,21 +54,21 @@ enum class Dtype : std::uint8_t {
 };
 
 namespace detail {
-/// In the order of Dtype.
+/// Bits of one element, in the order of Dtype.
 inline constexpr std::uint8_t dtype_bits[] = {8,  4,  6,  6,  8,  8,  8,   8, 8, 8,  8, 16, 16, 16, 16, 32, 32,
                                               32, 64, 64, 64, 64, 32, 128, 8, 8, 32, 8, 8,  8,  16, 8,  8,  8};
 }  // namespace detail
 
-/// "BF16"; torch's lower-case name ("complex128") where safetensors has none.
+/// Returns the safetensors name, such as "BF16", or torch's lower-case name ("complex128") if safetensors has no name.
 SAFEMAP_API std::string_view name(Dtype dtype) noexcept;
-/// torch's name, "bfloat16"; the safetensors name where torch has none (F6_E2M3, F6_E3M2).
+/// Returns torch's name, such as "bfloat16", or the safetensors name if torch has no name (F6_E2M3, F6_E3M2).
 SAFEMAP_API std::string_view torch_name(Dtype dtype) noexcept;
-/// Bytes of one element; 0 for F4, F6_E2M3 and F6_E3M2.
+/// Returns the size of one element in bytes; 0 for F4, F6_E2M3 and F6_E3M2, whose elements share bytes.
 constexpr unsigned element_size(Dtype dtype) noexcept {
     const unsigned bits = detail::dtype_bits[static_cast<std::size_t>(dtype)];
     return bits % 8 == 0 ? bits / 8 : 0;
 }
-/// Bytes of `elements`, or nothing where that overflows or does not fill whole bytes.
+/// Returns the size of `elements` elements in bytes, or nothing if it overflows or is not a whole number of bytes.
 constexpr std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elements) noexcept {
     std::uint64_t bits = 0;
     if (__builtin_mul_overflow(elements, detail::dtype_bits[static_cast<std::size_t>(dtype)], &bits))
@@ -76,7 +76,7 @@ constexpr std::optional<std::uint64_t> byte_size(Dtype dtype, std::uint64_t elem
     return bits % 8 == 0 ? std::optional(bits / 8) : std::nullopt;
 }
 
-/// What a person may type: "bf16", "BF16" or "bfloat16".
+/// Returns the dtype with this name as a person may type it, "bf16", "BF16" or "bfloat16", or nothing if it is unknown.
 SAFEMAP_API std::optional<Dtype> parse_dtype(std::string_view name) noexcept;
 
 /// Writes name(dtype).

@@ -1,5 +1,5 @@
-// Elements read one at a time, whatever their alignment and strides, and where several share a byte: what
-// TensorView::unaligned<T>() gives.
+// Elements: the range that TensorView::unaligned<T>() returns. Reads one element at a time, for any alignment and
+// strides, and for types whose elements share bytes.
 #pragma once
 
 #include <safemap/advanced/small_floats.hpp>
@@ -23,13 +23,13 @@ namespace detail {
 
 template <class T> inline constexpr bool always_false = false;
 
-/// Whether elements of this type share bytes.
+/// True for types whose elements share bytes.
 template <class T>
 concept packed = requires {
     T::packed_bits;
 };
 
-/// The dtype whose elements are of this type.
+/// Returns the dtype whose elements have this type.
 template <class T> constexpr Dtype dtype_of() noexcept {
     using std::is_same_v;
     if constexpr (is_same_v<T, bool>) return Dtype::boolean;
@@ -59,8 +59,8 @@ template <class T> constexpr Dtype dtype_of() noexcept {
     else static_assert(always_false<T>, "no dtype has elements of this type");
 }
 
-/// Element `number`, counted from `base`; packed ones stand in little-endian bit order, as advanced/small_floats.hpp
-/// says.
+/// Returns element `number`, counted from `base`. Packed elements are in little-endian bit order, as
+/// advanced/small_floats.hpp specifies.
 template <class T> T read_element(const std::byte* base, std::int64_t number) noexcept {
     if constexpr (packed<T>) {
         constexpr int width = T::packed_bits;
@@ -81,8 +81,13 @@ template <class T> T read_element(const std::byte* base, std::int64_t number) no
 
 }  // namespace detail
 
-/// All elements of a tensor in row-major order, each read when it is asked for. Shares the bytes and keeps them alive;
-/// iterators last as long as the range.
+/// The elements of a tensor in row-major order. Each element is read when an iterator is dereferenced. The range shares
+/// the bytes and keeps them alive; iterators are valid while the range lives.
+///
+/// Example:
+///     float sum = 0;
+///     const safemap::Elements<float> values = view.unaligned<float>();
+///     for (const float value : values) sum += value;
 template <class T> class Elements {
 public:
     class iterator {
@@ -90,7 +95,7 @@ public:
         using value_type = T;
         using reference = T;
         using difference_type = std::ptrdiff_t;
-        using iterator_category = std::input_iterator_tag;  // *it is no reference
+        using iterator_category = std::input_iterator_tag;  // *it is a value, not a reference
         using iterator_concept = std::forward_iterator_tag;
 
         iterator() = default;
@@ -122,11 +127,11 @@ public:
 
         const Elements* all_ = nullptr;
         std::uint64_t number_ = 0;
-        std::int64_t at_ = 0;  // in elements, from the first of bytes_
+        std::int64_t at_ = 0;  // position in bytes_, in elements
         Shape index_;
     };
 
-    /// Every element of `view` lies inside `bytes`, and there are `count`.
+    /// Makes the range of the `count` elements of `view`, which must all be inside `bytes`.
     Elements(SharedBytes bytes, StridedView view, std::uint64_t count)
         : bytes_(std::move(bytes)), view_(std::move(view)), count_(count) {}
 

@@ -114,9 +114,15 @@ enum class Errc : std::uint8_t {
     cancelled,  ///< stopped by the caller's progress function or stop token
 };
 
-/// The remedy for an error: correct the call, reject the data, free memory or disk space, check the system, or try
-/// again.
-enum class Remedy : std::uint8_t { fix_call, reject_data, free_space, check_system, retry, none };
+/// The action that a caller can take after an error.
+enum class Remedy : std::uint8_t {
+    fix_call,      ///< correct the call
+    reject_data,   ///< reject the data
+    free_space,    ///< free disk space or memory
+    check_system,  ///< check permissions, limits and devices
+    retry,         ///< try again later
+    none           ///< nothing: the caller cancelled
+};
 
 /// Returns the name of the enumerator, as `--json` prints it: "header_too_large".
 SAFEMAP_API std::string_view name(Errc code) noexcept;

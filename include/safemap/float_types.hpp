@@ -1,5 +1,4 @@
-// The 16-bit floating-point types as value types: what TensorView gives for BF16 and F16. Smaller ones are in
-// advanced/small_floats.hpp.
+// bf16 and f16, the C++ types of BF16 and F16 elements. advanced/small_floats.hpp has the smaller types.
 // They hold bits and convert to float exactly; arithmetic is done in float.
 #pragma once
 
@@ -12,9 +11,11 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace detail {
 
-// Decodes sign, exponent and mantissa bits. Every format here embeds in float exactly, subnormals included.
-// `fnuz` formats have no infinities, no negative zero, and NaN at the sign bit alone; `no_inf` formats
-// (F8_E4M3, the OCP "fn" type) have NaN only where all bits below the sign are set; `finite` ones have neither.
+// Special values of a format. The decoder below turns sign, exponent and mantissa bits into a float; every format here
+// embeds in float exactly, subnormals included.
+// - `fnuz` formats have no infinities and no negative zero; the only NaN has the sign bit alone.
+// - `no_inf` formats (F8_E4M3, the OCP "fn" type) have no infinities; a NaN has all bits below the sign set.
+// - `finite` formats have neither infinities nor NaN.
 enum class Specials : std::uint8_t { ieee, no_inf, fnuz, finite };
 
 template <unsigned exponent_bits, unsigned mantissa_bits, int bias, Specials specials>
@@ -33,7 +34,7 @@ constexpr float decode(std::uint32_t raw) noexcept {
     if (specials == Specials::ieee && exponent == exponent_max)
         return from_bits(sign | 0x7F80'0000U | (mantissa << (23 - mantissa_bits)));
     if (exponent == 0) {
-        constexpr int smallest = 1 - bias - static_cast<int>(mantissa_bits);  // of one unit in the last place
+        constexpr int smallest = 1 - bias - static_cast<int>(mantissa_bits);  // exponent of one unit in the last place
         float unit = 1.0F;
         for (int i = 0; i < -smallest; ++i) unit *= 0.5F;
         const float magnitude = static_cast<float>(mantissa) * unit;
@@ -45,13 +46,18 @@ constexpr float decode(std::uint32_t raw) noexcept {
 
 }  // namespace detail
 
-/// The upper half of an F32.
+/// A BF16 element: the upper half of an F32.
+///
+/// Example:
+///     std::span<const safemap::bf16> values = view.as<safemap::bf16>();
+///     float sum = 0;
+///     for (const safemap::bf16 value : values) sum += value;
 struct bf16 {
     std::uint16_t bits = 0;
     constexpr operator float() const noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 };
 
-/// IEEE 754 binary16.
+/// An F16 element: IEEE 754 binary16.
 struct f16 {
     std::uint16_t bits = 0;
     constexpr operator float() const noexcept { return detail::decode<5, 10, 15, detail::Specials::ieee>(bits); }

@@ -1,4 +1,4 @@
-// Options of opening a checkpoint: how strict it is and how it gets at bytes. Also the formats that there are.
+// OpenOptions: how strictly checkpoints are checked, and how files are read. Also Format, the list of formats.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -8,43 +8,67 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// How strictly safetensors headers are read. `compatible` accepts and refuses exactly what the reference
-/// implementation (safetensors 0.8) does; what the written specification does not have is told in notes(). `strict`
-/// refuses that too: header_not_canonical, duplicate_name (also of an index that names a tensor twice), bad_name.
-/// `lenient` also takes bytes after the last tensor, and tells.
-enum class Policy : std::uint8_t { compatible, strict, lenient };
+/// How strictly safetensors headers are checked.
+enum class Policy : std::uint8_t {
+    /// Accepts and rejects exactly the files that the reference implementation (safetensors 0.8) accepts and rejects.
+    /// Forms that the written specification does not allow are listed in notes().
+    compatible,
+    /// Also rejects those forms: header_not_canonical, duplicate_name (also for an index that names a tensor twice),
+    /// bad_name.
+    strict,
+    /// As `compatible`, but also accepts bytes after the last tensor, and notes them.
+    lenient
+};
 
-/// How view() gets at bytes. `mapped` maps files, `automatic` those on local disks (a server that goes away would kill
-/// the process at the touch of a view). `copied` never maps. Where a file is not mapped view() throws no_view and
-/// load() reads. `private_copy` is for callers who change weights in place: views are writable(), and the file never
-/// changes. All views of one open (of all copies of the checkpoint) share the copy, and it is gone with the last of
-/// them; another open has another. load(), read(), save() and uploading give what the file holds, not what was written
-/// to views. Only files have one: a Source of the caller's gives what it gives.
+/// How LazyTensor::view() reaches the bytes of a file. If a file is not mapped, view() throws no_view (except with
+/// `private_copy`), and load() reads.
+enum class Access : std::uint8_t {
+    /// Maps files on local disks only: if a network server goes away, touching a mapped view would kill the process.
+    automatic,
+    /// Maps all files.
+    mapped,
+    /// Never maps.
+    copied,
+    /// Makes views writable(), for changing weights in place. The file never changes.
+    ///
+    /// - All views of one open, and of all copies of its checkpoint, share one private copy. It is freed with the last
+    ///   of them. Another open has its own copy.
+    /// - load(), read(), save() and uploads read the file, without the changes to views.
+    /// - Files that `automatic` maps are mapped here too; only pages that are written to become memory of this process.
+    /// - For any other file, the first view of a tensor reads its bytes into memory, one view at a time, and does not
+    ///   depend on the file afterwards. Tensors without a view take no memory.
+    /// - A Source of the caller has no private copy: its own map() decides.
+    private_copy
+};
+
+/// The formats that can be opened.
+enum class Format : std::uint8_t {
+    safetensors,  ///< a safetensors file, or shards
+    torch         ///< a file that PyTorch wrote, or shards: .pt, .pth, .bin, .ckpt
+};
+
+/// Options of Checkpoint::open().
 ///
-/// A private copy maps the files that `automatic` maps: pages become memory of this process as they are written to, no
-/// others. Of other files a view is read when it is first taken, as load() reads, one view after another: it costs its
-/// bytes in memory, and stays what it is whatever becomes of the file. The bytes of tensors that no view was taken of
-/// cost nothing.
-enum class Access : std::uint8_t { automatic, mapped, copied, private_copy };
-
-enum class Format : std::uint8_t { safetensors, torch };
-
+/// Example:
+///     safemap::OpenOptions options = {.policy = safemap::Policy::strict, .strict_globals = true};
+///     auto model = safemap::Checkpoint::open(path, options);
+///     for (const std::string& note : model.notes()) std::cerr << note << '\n';
 struct OpenOptions {
-    // What is allowed.
+    // Options that affect behaviour.
     Policy policy = Policy::compatible;
     Access access = Access::automatic;
-    /// A longer safetensors header is refused; the reference implementation stops here too.
+    /// Maximum length of a safetensors header, in bytes. The default is the limit of the reference implementation.
     std::uint64_t max_header_bytes = 100'000'000;
-    /// Refuses files of torch whose pickles name anything that safemap does not know, wherever it stands:
-    /// unknown_global. Unset, what it would make is an opaque object, in skipped(), and calls that would run code are
-    /// in notes().
+    /// If true, a torch file whose pickle names an unknown class or function anywhere throws unknown_global. If false,
+    /// the objects that it would make are opaque and listed in skipped(), and calls that would run code in notes().
     bool strict_globals = false;
-    /// Reads names that OLMo wrote, which are pickles in base64, as the paths that they spell; unset, as they stand.
+    /// If true, tensor names that OLMo wrote, which are pickles in base64, are decoded to the paths that they contain.
+    /// If false, the names are not changed.
     bool olmo_names = true;
 
-    // How fast.
-    /// For the headers of many files: at most 256 threads. A stop request cancels between two files; there is no
-    /// progress to tell, because no tensor is read.
+    // Options that affect performance.
+    /// Threads for the headers of many files, at most 256. A stop request cancels between two files. No progress is
+    /// reported, because no tensor is read.
     Work work = {};
 };
 

@@ -1,4 +1,4 @@
-// How long work says how far it is, and how it is stopped.
+// Progress, cancellation and threads of bulk operations.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -10,28 +10,33 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A moment of a bulk operation.
+/// The state of a bulk operation, as passed to Monitor::on_progress.
 struct Progress {
     /// "converting", "verifying", "hashing", "comparing" or "prefetching"; valid during the call.
     std::string_view stage;
-    std::uint64_t bytes_done = 0;   ///< bytes of tensors finished; when verifying, of all that is read
-    std::uint64_t bytes_total = 0;  ///< those in all
+    std::uint64_t bytes_done = 0;   ///< tensor bytes finished; for verify(), bytes of all data read
+    std::uint64_t bytes_total = 0;  ///< the value of `bytes_done` at the end
 };
 
-/// How a bulk operation is watched and stopped. Both parts may be left out.
+/// The progress function and stop token of a bulk operation. Both may be unset.
 struct Monitor {
     /// Called on the thread that called the operation, at most ten times a second, once at the end, and by most
-    /// operations once at the beginning too. Returning false cancels: the operation undoes what it began and throws
-    /// Errc::cancelled. What it throws itself passes through, and cancels likewise.
+    /// operations once at the beginning too. If it returns false, the operation undoes its work and throws
+    /// Errc::cancelled. If it throws, the operation undoes its work and the exception passes through.
     std::function<bool(const Progress&)> on_progress = {};
-    /// A stop request cancels likewise, within one block of work.
+    /// A stop request cancels too, within one block of work.
     std::stop_token stop = {};
 };
 
-/// How a bulk operation works: who watches it, and how many threads there are.
+/// The monitor and the number of threads of a bulk operation.
+///
+/// Example:
+///     safemap::Work work = {.threads = 4};
+///     work.monitor.on_progress = [](const safemap::Progress& p) { std::cerr << p.bytes_done << '\r'; return true; };
+///     checkpoint.prefetch(safemap::Selection::prefix("model.layers.0"), work);
 struct Work {
     Monitor monitor = {};
-    /// Threads that work, the calling one among them. 0: one per processor. The operation says where it takes fewer.
+    /// Number of threads, including the calling one. 0: one per processor. Each operation documents its maximum.
     unsigned threads = 0;
 };
 

@@ -1,4 +1,4 @@
-// What a program needs that opens, loads and saves checkpoints. What few need is in safemap/advanced/.
+// Includes everything that most programs need to open, load and save checkpoints. safemap/advanced/ has the rest.
 #pragma once
 
 #include <safemap/api.hpp>

@@ -1,4 +1,4 @@
-// Which tensors of a checkpoint are meant.
+// Selection: a set of tensor names, given by patterns, a prefix or a list.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -12,25 +12,34 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A set of names, by pattern. A name is selected when it matches one of the includes (all names, when there are
-/// none) and none of the excludes.
+/// A set of tensor names. A name is selected if it matches at least one include, or if no include exists, and if it
+/// matches no exclude. Owns its patterns. Const members may be called from several threads at once.
+///
+/// Example:
+///     auto attention = safemap::Selection::glob("model.layers.*.attn.*").exclude("*.bias");
+///     safemap::Checkpoint part = checkpoint.select(attention);
+///     bool has_bias = attention.matches("model.layers.0.attn.q.bias");  // false
 class SAFEMAP_API Selection {
 public:
-    /// Every tensor.
+    /// Selects every name.
     Selection() = default;
-    /// Names of shell patterns: `*` any characters, dots and slashes too, `?` any one byte, `[a-z]` one byte of a set,
-    /// `[!a-z]` one that is not in it.
+    /// Returns the selection of a shell pattern:
+    ///
+    /// - `*` matches any characters, including dots and slashes
+    /// - `?` matches any one byte
+    /// - `[a-z]` matches one byte of a set, `[!a-z]` one byte outside it
     static Selection glob(std::string pattern);
-    /// Names equal to `prefix`, or with it before a '.' or '/': "model.layers.1" is not "model.layers.10.w".
-    /// A prefix that ends in '.' or '/' selects what begins with it.
+    /// Returns the selection of `prefix` itself and of all names that continue it with '.' or '/': "model.layers.1"
+    /// does not select "model.layers.10.w". If `prefix` ends in '.' or '/', it selects all names that begin with it.
     static Selection prefix(std::string prefix);
-    /// Exactly these names.
+    /// Returns the selection of exactly these names. An empty list selects nothing.
     static Selection names(std::vector<std::string> names);
 
-    /// Adds a pattern to what is selected, or to what is not.
+    /// Add a pattern to the includes, or to the excludes. Return *this.
     Selection& include(std::string glob);
     Selection& exclude(std::string glob);
 
+    /// Returns true if `name` is selected.
     bool matches(std::string_view name) const;
 
 private:
@@ -40,7 +49,7 @@ private:
     };
     static bool matches(const Rule& rule, std::string_view name);
 
-    std::optional<std::set<std::string, std::less<>>> names_;  // an empty list means none, no list all
+    std::optional<std::set<std::string, std::less<>>> names_;  // empty list: no name; unset: all names
     std::vector<Rule> includes_;
     std::vector<Rule> excludes_;
 };

@@ -1,4 +1,4 @@
-// Shapes and slices.
+// Shape, Strides, Box and Slice.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -19,8 +19,8 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A short list of numbers, one for each dimension: up to eight in place, more on the heap. Throws invalid_argument
-/// for 2^32 dimensions.
+/// A short list of numbers, one for each dimension. Up to eight are stored in place, more on the heap. Throws
+/// invalid_argument for 2^32 or more dimensions.
 template <class T> class Dims {
 public:
     static constexpr std::size_t in_place = 8;
@@ -28,12 +28,12 @@ public:
     Dims() noexcept : in_place_{} {}
     Dims(std::initializer_list<T> values) : Dims(std::span<const T>(values.begin(), values.size())) {}
     explicit Dims(std::span<const T> values) : Dims() { assign(values); }
-    /// `count` times `value`.
+    /// Makes a list of `count` times `value`.
     Dims(std::size_t count, T value) : Dims() {
         resize(count);
         std::fill(begin(), end(), value);
     }
-    // Eight numbers are copied faster than one, two or three.
+    // Copying all eight numbers is faster than copying one, two or three.
     Dims(const Dims& other) : size_(other.size_) {
         if (size_ <= in_place) std::memcpy(in_place_, other.data(), sizeof in_place_);
         else {
@@ -117,22 +117,28 @@ private:
     std::uint32_t capacity_ = in_place;
 };
 
-/// Elements along each dimension; empty for a 0-d tensor.
+/// The number of elements along each dimension; empty for a 0-d tensor.
 using Shape = Dims<std::uint64_t>;
-/// Elements from one index to the next along each dimension; may be zero or negative.
+/// The distance in elements from one index to the next along each dimension; may be zero or negative.
 using Strides = Dims<std::int64_t>;
 
-/// The product of the dimensions, 1 for a 0-d shape; nothing where it overflows 64 bits. Multiplies from the
+/// Returns the product of the dimensions, 1 for a 0-d shape, or nothing if it overflows 64 bits. Multiplies from the
 /// first dimension on, as the reference does: [2^40, 2^40, 0] overflows, [0, 2^40, 2^40] is 0.
 SAFEMAP_API std::optional<std::uint64_t> element_count(const Shape& shape) noexcept;
-/// A region of a tensor: element `start`, and `extent` elements from there along each dimension.
+/// A rectangular region of a tensor: the index of its first element, and the number of elements along each dimension.
 struct Box {
     Shape start = {};
     Shape extent = {};
 };
 
-/// One index of a slice, with Python's meaning: `start:stop:step`, an integer that removes the dimension, or
-/// `...`. Negative numbers count from the end; a range is clipped to the dimension, an integer is not.
+/// One index of a slice, as in Python: a range `start:stop:step`, an integer, which removes the dimension, or `...`.
+/// Negative numbers count from the end. A range is clipped to the dimension; an integer outside it throws
+/// index_out_of_range.
+///
+/// Example:
+///     auto rows = tensor.slice({{.start = 0, .stop = 4096}});                    // Python's [0:4096]
+///     auto last = tensor.slice({safemap::Slice::at(-1)});                        // [-1]
+///     auto reversed = tensor.slice({safemap::Slice::ellipsis(), {.step = -1}});  // [..., ::-1]
 struct Slice {
     enum class Kind : std::uint8_t { range, index, ellipsis };
 
@@ -141,13 +147,13 @@ struct Slice {
     std::int64_t step = 1;  ///< not 0; negative walks backwards
     Kind kind = Kind::range;
 
-    /// The integer index i.
+    /// Returns the integer index `i`.
     static Slice at(std::int64_t i) noexcept { return {.start = i, .kind = Kind::index}; }
-    /// As many full ranges as are missing; at most once.
+    /// Returns an ellipsis: as many full ranges as there are dimensions without an index. At most one is allowed.
     static Slice ellipsis() noexcept { return {.kind = Kind::ellipsis}; }
 };
 
-/// "[2, 3]".
+/// Returns the shape as text: "[2, 3]".
 SAFEMAP_API std::string to_string(const Shape& shape);
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, const Shape& shape);
 

@@ -1,5 +1,5 @@
-// The nested state dict: what torch.save saved, as data. Leaves are tensors of which nothing has been read. Also
-// what a file of torch holds beside the tree: the globals that it names, and what is no tensor.
+// StateTree: the nested state dict that torch.save() wrote, as data; its tensors are lazy. Also the other contents of a
+// torch file: the globals that it names, and the objects that are not tensors.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -18,17 +18,25 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A tree (with sharing: two places may hold the same node, and cycles are possible) of Python's values.
-/// Nodes live in one array and refer to each other by number. Building is for one thread; reading for many.
+/// A tree of Python values. Several containers may share a node, and cycles are possible. The tree owns its nodes in
+/// one array; nodes refer to each other by number. Const members may be called from several threads at once; a tree
+/// that is being changed must not be used from another thread.
+///
+/// Example:
+///     if (const auto node = tree.find("optimizer/state/0/exp_avg"))
+///         if (const auto* leaf = std::get_if<safemap::StateTree::Tensor>(&tree[*node]))
+///             std::cout << leaf->tensor.shape() << '\n';
 class SAFEMAP_API StateTree {
 public:
     using NodeId = std::uint32_t;
     static constexpr NodeId no_node = 0xFFFF'FFFF;
 
     struct None {};
+    /// An integer beyond 64 bits.
     struct BigInt {
         std::string decimal;
-    };  ///< an integer beyond 64 bits
+    };
+    /// A bytes object, or a bytearray if `mutable_array` is set.
     struct Bytes {
         std::string bytes;
         bool mutable_array = false;
@@ -44,65 +52,75 @@ public:
     struct Dict {
         bool ordered = false;                               ///< collections.OrderedDict
         std::vector<std::pair<NodeId, NodeId>> items = {};  ///< in insertion order; keys are nodes
-        /// `_metadata` of a module's state dict; `__class__` of a Counter or defaultdict, a Constant.
+        /// Attributes of the object: `_metadata` of a module's state dict; `__class__`, a Constant, of a Counter or
+        /// defaultdict.
         std::vector<std::pair<std::string, NodeId>> attributes = {};
     };
     struct Constant {
         enum class Kind : std::uint8_t { dtype, device, layout, numpy_dtype, other } kind;
-        std::string text;  ///< "float32", "cuda:0"; NumPy's as in its array protocol: "<f4", "<M8[ns]"
+        std::string text;  ///< "float32", "cuda:0"; for a NumPy dtype its array protocol's name: "<f4", "<M8[ns]"
     };
     struct Tensor {
         LazyTensor tensor;
         bool parameter = false;
         bool requires_grad = false;
         bool numpy = false;  ///< a NumPy array
-        /// A dictionary of what was set on the object, or the last of all numbers: nothing. Tensors in there have no
-        /// names.
+        /// A dictionary of the attributes that were set on the object, or no_node. Tensors in it have no names.
         NodeId attributes = no_node;
     };
-    /// A number or text of NumPy's: its class, as numpy.dtype() takes it ("float32", "<M8[ns]"), and the Python value
-    /// (integer, float, bool, complex, string or bytes) that is equal to it; bytes where there is none.
+    /// A NumPy scalar: its class, as numpy.dtype() takes it ("float32", "<M8[ns]"), and the equal Python value
+    /// (integer, float, bool, complex, string or bytes). If no Python value is equal, the value is its bytes.
     struct NumpyScalar {
         std::string dtype;
         NodeId value;
     };
-    /// An object of a class that safemap does not know, or a tensor that is more than its elements. Never built,
-    /// never called.
+    /// An object of a class that safemap does not know, or a tensor that consists of more than its elements. safemap
+    /// never constructs such objects and never calls their classes.
     struct Opaque {
-        /// Of tensors: what their children are. quantized: "" (the numbers as they are stored; of quint4x2 and quint2x4
-        /// all bytes of the storage, and offset, size and stride in elements), scheme, and scale and zero_point or
-        /// scales, zero_points and axis. sparse: layout, indices or compressed_indices and
-        /// plain_indices, values, size. nested: buffer, sizes, strides, offsets.
+        /// The kind of object, which decides the names of its children.
+        ///
+        /// | form | children |
+        /// | --- | --- |
+        /// | object | one for each attribute or item |
+        /// | quantized | "", scheme, and scale and zero_point, or scales, zero_points and axis |
+        /// | sparse | layout, indices or compressed_indices and plain_indices, values, size |
+        /// | nested | buffer, sizes, strides, offsets |
+        ///
+        /// The child "" holds the numbers as stored. Of quint4x2 and quint2x4 it holds all bytes of the storage, and
+        /// there are offset, size and stride in elements.
         enum class Form : std::uint8_t { object, quantized, sparse, nested };
 
-        std::string type;                                           ///< "argparse.Namespace"
-        std::string why;                                            ///< a sentence for the report
-        std::vector<std::pair<std::string, NodeId>> children = {};  ///< what was found inside, by attribute or place
-        std::uint32_t arguments = 0;  ///< so many of the children, the first, are what the class would be called with
+        std::string type;                                           ///< class, "argparse.Namespace"
+        std::string why;                                            ///< a sentence for reports
+        std::vector<std::pair<std::string, NodeId>> children = {};  ///< contents, by attribute name or position
+        std::uint32_t arguments = 0;  ///< number of children, from the first, that are arguments of the class
         Form form = Form::object;
     };
     using Node = std::variant<None, bool, std::int64_t, BigInt, double, Complex, std::string, Bytes, Sequence, Dict,
                               Constant, NumpyScalar, Tensor, Opaque>;
 
+    /// Appends a node and returns its number. Throws pickle_too_large for more than 2^32 - 1 nodes.
     NodeId add(Node node);
-    /// Makes room for so many nodes.
+    /// Reserves memory for this many nodes.
     void reserve(std::size_t nodes) { nodes_.reserve(nodes); }
     const Node& operator[](NodeId id) const { return nodes_[id]; }
     Node& operator[](NodeId id) { return nodes_[id]; }
+    /// Returns the number of nodes.
     std::size_t size() const noexcept { return nodes_.size(); }
 
-    /// The node at a path, spelled as flatten() spells names: "optimizer/state/0/exp_avg", and in a module
-    /// "model/0.conv.weight"; "" is the root. Nothing where there is none. Linear in what the containers on the way
-    /// hold.
+    /// Returns the node at a path, or nothing if the path does not exist. Paths are spelled as flatten() spells names:
+    /// "optimizer/state/0/exp_avg", and in a module "model/0.conv.weight"; "" is the root. Takes time linear in the
+    /// sizes of the containers on the path.
     std::optional<NodeId> find(std::string_view path) const;
-    /// Puts a node where a path leads, in place of what is there, or as the last entry of a dictionary, the next item
-    /// of a list, tuple or torch.Size, or a part of an object that is no module. Other places that hold what was there
-    /// keep it. Throws invalid_argument where there is no such container, or where the last segment is no key or item
-    /// it can have.
+    /// Sets the node at a path. Replaces an existing node there; other containers that share the old node keep it. If
+    /// the path does not exist, appends the node to the container above: as the last entry of a dictionary, as the next
+    /// item of a list, tuple or torch.Size, or as a child of an object that is not a module. Throws invalid_argument if
+    /// that container does not exist, or cannot have the last segment as a key or item.
     void put(std::string_view path, NodeId node);
-    /// Takes out what a path leads to, and says whether there was anything. Items behind it move up. The root stays.
+    /// Removes the node at a path from its container, and returns true if it existed. Later items move up. The root
+    /// cannot be removed.
     bool erase(std::string_view path);
-    /// The nodes that `root` leads to, as a tree of their own.
+    /// Returns a new tree of the nodes that can be reached from `root`.
     StateTree subtree(NodeId root) const;
 
     NodeId root() const noexcept { return root_; }
@@ -113,29 +131,30 @@ private:
     NodeId root_ = 0;
 };
 
-/// For people: one line for each value, names folded (`layers.{0..79}`), below each other as they are in each other;
-/// tensors by dtype and shape, lists of plain values in one line. A container that was met before is told of by its
-/// path. No tensor is read. Names are cut at 200 bytes, values at 80, and levels below 64 are left out.
+/// Prints a tree for people, without reading any tensor. There is one line for each value, indented by its depth; names
+/// are folded (`layers.{0..79}`), tensors are printed as dtype and shape, and lists of plain values in one line. A
+/// container that was printed before is referred to by its path. Names are cut at 200 bytes and values at 80 bytes;
+/// levels below 64 are left out.
 SAFEMAP_API std::ostream& operator<<(std::ostream& out, const StateTree& tree);
 
-/// A tensor's other names: the stored name first.
+/// The names of one tied tensor: the stored name first, then its aliases.
 using AliasGroup = std::vector<std::string>;
 
-/// What is not kept as a tensor.
+/// An object of a checkpoint that is not listed as a tensor.
 struct SkippedObject {
-    std::string name;  ///< its path
-    std::string type;  ///< its class
-    std::string why;
-    bool quantized = false;  ///< a quantised tensor whose numbers are a tensor: a structure document keeps all of it
+    std::string name;        ///< path
+    std::string type;        ///< class
+    std::string why;         ///< the reason, as a sentence
+    bool quantized = false;  ///< a quantised tensor whose numbers are listed; a structure document keeps all of it
 };
 
-/// A class or function that a pickle names. Nothing of it is imported or called.
+/// A class or function that a pickle names. safemap never imports or calls it.
 struct NamedGlobal {
-    std::string module;   ///< as Python 3 calls it
+    std::string module;   ///< the module's name in Python 3
     std::string name;     ///< with dots for a nested class
-    std::string record;   ///< which pickle: "archive/data.pkl" of a zip, else a description
-    bool known = false;   ///< values made with it are read; what others make is opaque
-    bool called = false;  ///< unpickling would call it
+    std::string record;   ///< the pickle: "archive/data.pkl" of a zip, or a description
+    bool known = false;   ///< true if safemap reads the values made with it; other values are opaque
+    bool called = false;  ///< true if unpickling would call it
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,4 +1,4 @@
-// Brings tensors to a device on demand, under a memory budget.
+// Uploader: uploads tensors to a device on demand, under a memory budget.
 #pragma once
 
 #include <safemap/checkpoint.hpp>
@@ -14,41 +14,43 @@
 
 namespace safemap::SAFEMAP_ABI {
 
+/// Options of an Uploader.
 struct UploadOptions {
-    // What it may take.
-    /// Device memory for resident tensors and those on their way. 0: nine tenths of what is free when opened.
+    // Options that limit memory.
+    /// Device memory in bytes for tensors that are resident or being uploaded. 0: nine tenths of the memory that is
+    /// free when the Uploader is made.
     std::uint64_t device_budget = 0;
-    /// Host memory for staging, where the device needs it; at least 4 KiB.
+    /// Host memory in bytes for staging, if the device needs it; at least 4 KiB.
     std::uint64_t staging_bytes = 32ULL << 20;
 
-    // How fast.
-    unsigned readers = 0;  ///< threads that work beside those that acquire: at most 16; 0: one per processor, at most 4
+    // Options that affect performance.
+    unsigned readers = 0;  ///< threads beside the ones that call acquire(): at most 16; 0: one per processor, at most 4
 };
 
-/// What an Uploader has done so far.
+/// Counters of an Uploader since it was made.
 struct UploadStats {
-    std::uint64_t uploaded_bytes = 0;      ///< brought to the device, repeats counted
-    std::uint64_t resident_bytes = 0;      ///< on the device now
-    std::uint64_t peak_device_bytes = 0;   ///< the most there ever was; never above the budget
-    std::uint64_t peak_staging_bytes = 0;  ///< 0 where the device is read into directly
+    std::uint64_t uploaded_bytes = 0;      ///< bytes uploaded, repeated uploads included
+    std::uint64_t resident_bytes = 0;      ///< bytes on the device now
+    std::uint64_t peak_device_bytes = 0;   ///< maximum bytes on the device; never above the budget
+    std::uint64_t peak_staging_bytes = 0;  ///< maximum bytes of staging; 0 if files are read directly into the device
     std::uint64_t evictions = 0;
-    std::chrono::nanoseconds stalled{0};  ///< how long acquire() waited
-    std::uint64_t bytes_pread = 0;        ///< read through the page cache
-    std::uint64_t bytes_direct = 0;       ///< read past it
+    std::chrono::nanoseconds stalled{0};  ///< time that acquire() waited
+    std::uint64_t bytes_pread = 0;        ///< bytes read through the page cache
+    std::uint64_t bytes_direct = 0;       ///< bytes read without the page cache; 0 at present
 };
 
-/// A tensor on a device, row-major. Memory that a lease holds is neither moved nor evicted. A copy of this that
-/// outlives its lease keeps the memory, which the budget then no longer counts.
+/// A tensor on a device, row-major. Memory that a lease holds is neither moved nor evicted. A copy of a DeviceTensor
+/// that outlives its lease keeps the memory, but the budget no longer counts it.
 struct SAFEMAP_API DeviceTensor {
     std::string name;
     Dtype dtype = {};
     Shape shape = {};
-    std::uint64_t nbytes = 0;
-    std::shared_ptr<DeviceMemory> memory;  ///< exactly this tensor
+    std::uint64_t nbytes = 0;              ///< size of the value in bytes
+    std::shared_ptr<DeviceMemory> memory;  ///< exactly the bytes of this tensor
 };
 
-/// What acquire() gives: tensors that stay on the device until it is released or destroyed. Move-only. May outlive
-/// the Uploader. Not to be used from two threads at once.
+/// The result of Uploader::acquire(): tensors that stay on the device until the lease is released or destroyed. Leases
+/// can be moved, not copied. A lease may outlive its Uploader. It must not be used from two threads at once.
 class SAFEMAP_API Lease {
 public:
     Lease() noexcept;
@@ -56,13 +58,13 @@ public:
     Lease& operator=(Lease&&) noexcept;
     ~Lease();
 
-    /// In the order of the checkpoint.
+    /// Returns the tensors, in the order of the checkpoint. The span is valid until the lease ends.
     std::span<const DeviceTensor> tensors() const& noexcept;
     std::span<const DeviceTensor> tensors() const&& = delete;
-    /// Throws tensor_not_found.
+    /// Returns the tensor with this name. Throws tensor_not_found.
     const DeviceTensor& operator[](std::string_view name) const&;
     const DeviceTensor& operator[](std::string_view name) const&& = delete;
-    /// Ends it before its time; its tensors may be evicted when something else needs the room.
+    /// Ends the lease. Its tensors may be evicted when other tensors need the memory.
     void release() noexcept;
 
 private:
@@ -71,36 +73,47 @@ private:
     std::shared_ptr<Held> held_;
 };
 
-/// Keeps tensors of one checkpoint on one device. Members may be called from several threads at once. Its reader
-/// threads are joined by the destructor.
+/// Uploads tensors of one checkpoint to one device, and evicts them, least recently used first, to stay within a memory
+/// budget. Owns its reader threads, which the destructor joins, and shares the device and the checkpoint. Members may
+/// be called from several threads at once.
+///
+/// Example:
+///     safemap::Uploader weights(safemap::Device::open("host"), checkpoint, {.device_budget = 8_GiB});
+///     safemap::Lease layer = weights.acquire(safemap::Selection::prefix("model.layers.1"));
+///     for (const safemap::DeviceTensor& one : layer.tensors()) use(one.memory->handle(), one.nbytes);
 class SAFEMAP_API Uploader {
 public:
+    /// Throws invalid_argument if `staging_bytes` is below 4 KiB.
     Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options = {});
     ~Uploader();
     Uploader(const Uploader&) = delete;
     Uploader& operator=(const Uploader&) = delete;
 
-    /// Brings what is not there, evicting what was used longest ago and is not leased, and waits until all of it
-    /// is. Throws tensor_not_found, budget_exceeded (never waits for memory that a lease holds; the message says how
-    /// much was needed and how much is leased), and what reading throws; then nothing new stays leased. A tensor with
-    /// several names has in the lease the one that was asked for; a selection means what Checkpoint::select() gives.
+    /// Uploads the tensors that are not on the device, waits until all of them are, and returns a lease on them. Evicts
+    /// tensors without a lease if their memory is needed, least recently used first. A tied tensor has in the lease the
+    /// name that was requested; a selection stands for the tensors of Checkpoint::select().
+    ///
+    /// Throws tensor_not_found, budget_exceeded, and whatever reading throws; then no tensor stays leased by this call.
+    /// Never waits for memory that a lease holds: that is budget_exceeded, whose message has the bytes needed and
+    /// leased.
     Lease acquire(std::string_view name);
     Lease acquire(const char* name) { return acquire(std::string_view(name)); }
     Lease acquire(const Selection& selection);
-    /// A tensor that need not be in the checkpoint: a slice, a cast. What is not in the checkpoint is freed with the
-    /// last lease of it.
+    /// Uploads a tensor that need not be in the checkpoint, such as a slice or a cast. The memory of such a tensor is
+    /// freed with its last lease. Throws as above.
     Lease acquire(const LazyTensor& tensor);
 
-    /// Starts to bring what fits without evicting anything leased or being brought; returns at once. Faults show
-    /// when the tensor is acquired.
+    /// Starts to upload the tensors that fit without evicting tensors that are leased or being uploaded, and returns at
+    /// once. Errors are thrown when the tensor is acquired.
     void prefetch(const Selection& selection);
-    /// The same for tensors at hand: the next few of a list, a rank's slices. They stay until something else needs the
-    /// room.
+    /// Starts to upload the given tensors likewise: the next few of a list, or slices for a rank. They stay on the
+    /// device until other tensors need the memory.
     void prefetch(std::span<const LazyTensor> tensors);
 
-    /// Drops what is resident and not leased.
+    /// Evicts the tensors that are resident and not leased.
     void evict(const Selection& selection);
 
+    /// Returns the counters so far.
     UploadStats stats() const;
 
 private:
@@ -108,8 +121,9 @@ private:
     std::shared_ptr<Engine> engine_;
 };
 
-/// XXH3-128 (32 hex digits, canonical byte order) of the tensor as it stands on the device, read back in blocks.
-/// Little-endian row-major bytes: the same value has the same digest on every device and in every container.
+/// Returns the XXH3-128 digest (32 hex digits, canonical byte order) of a tensor on a device, which is read back in
+/// blocks. The digest is that of the little-endian row-major bytes, so equal values have equal digests on every device
+/// and in every format.
 SAFEMAP_API std::string digest(Device& device, const DeviceTensor& tensor);
 
 }  // namespace safemap::SAFEMAP_ABI
