@@ -8,6 +8,11 @@
 namespace safemap::SAFEMAP_ABI {
 
 /// A range of bytes: [offset, offset + size).
+///
+/// Example:
+///     constexpr safemap::Extent header{.offset = 8, .size = 1000};
+///     static_assert(header.inside(2_KiB) && !header.inside(1000));
+///     static_assert(header.end() == 1008);
 struct Extent {
     std::uint64_t offset = 0;
     std::uint64_t size = 0;

@@ -37,6 +37,11 @@ struct ExtraFile {
 };
 
 /// The small files beside a model, as listed by Checkpoint::extras().
+///
+/// Example:
+///     safemap::SaveOptions options;
+///     options.extras = checkpoint.extras();
+///     safemap::save("out/", checkpoint, options);
 struct Extras {
     std::vector<ExtraFile> files = {};    ///< sorted by name
     std::vector<std::string> notes = {};  ///< human sentences about files that are too large to be extras
@@ -46,10 +51,11 @@ struct Extras {
 /// of tensors.
 ///
 /// A Checkpoint owns its descriptions and keeps its sources open. It is cheap to copy, and copies share. All members
-/// are const and may be called from several threads at once. Tensors and views taken from it may outlive it.
+/// are const and may be called from several threads at once. Tensors and views taken from it may outlive it; references
+/// and pointers that its members return are valid while it or a copy of it lives.
 ///
 /// Example:
-///     auto model = safemap::Checkpoint::open(path);
+///     auto model = safemap::Checkpoint::open("model/");
 ///     for (const auto& tensor : model) std::cout << tensor.name() << ' ' << tensor.shape() << '\n';
 ///     safemap::TensorView first = model.tensor(0).load();
 class SAFEMAP_API Checkpoint {
@@ -79,8 +85,8 @@ public:
     /// file throws.
     static Checkpoint open(std::span<const std::filesystem::path> files, const OpenOptions& options = {});
     static Checkpoint open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options = {});
-    /// Opens one file from a source of any kind; an index is not supported. The source's name decides the format like
-    /// the name of a file. Throws as opening a file does.
+    /// Opens one file from a source of any kind; an index is not supported. The source's name counts like the name of a
+    /// file: if it ends in ".safetensors", the bytes are read as safetensors. Throws as opening a file does.
     static Checkpoint open(std::shared_ptr<const Source> source, const OpenOptions& options = {});
 
     /// Returns the format that was found.

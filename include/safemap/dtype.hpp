@@ -15,6 +15,11 @@ namespace safemap::SAFEMAP_ABI {
 
 /// The element type of a tensor. The order is that of the reference implementation's enum (safetensors 0.8, tensor.rs):
 /// tensors in a file are sorted by it, descending.
+///
+/// Example:
+///     std::optional<safemap::Dtype> dtype = safemap::parse_dtype("bfloat16");
+///     if (dtype) std::cout << *dtype << ": " << safemap::element_size(*dtype) << " bytes\n";  // BF16: 2 bytes
+///     static_assert(safemap::byte_size(safemap::Dtype::f4, 3) == std::nullopt);                // 12 bits
 enum class Dtype : std::uint8_t {
     boolean,
     f4,

@@ -66,8 +66,8 @@ public:
         return slice(std::span<const Slice>(slices.begin(), slices.size()));
     }
 
-    /// Returns the value without a copy. The view is read-only, except with Access::private_copy. It shares the mapping
-    /// and may outlive this tensor and its checkpoint.
+    /// Returns the value without a copy. The view of a file is read-only, except with Access::private_copy. It shares
+    /// the mapping and may outlive this tensor and its checkpoint.
     ///
     /// If another program writes to the file, the view shows it; if another program truncates the file, touching the
     /// view raises SIGBUS. Use load() for files that others may change.
@@ -79,7 +79,7 @@ public:
     /// - a "system failed" code if the file cannot be opened again, mapped or read
     TensorView view() const;
     /// Returns a copy of the value: contiguous, writable, and in its own memory, which is aligned to 64 bytes. Throws
-    /// as read() does.
+    /// as read() does, and std::bad_alloc.
     TensorView load() const;
 
     /// Fills `into` with the bytes [offset, offset + into.size()) of the row-major value. Throws index_out_of_range for
@@ -99,10 +99,10 @@ public:
     /// that are in no file, or are deflated, are skipped. Throws as residency() does, file_changed if the file has
     /// become shorter, io_error, and cancelled.
     void prefetch(const Work& work = {}) const;
-    /// Evicts the value's bytes from the kernel's page cache. Pages that another program or a private copy of this
-    /// process has mapped stay, and so do partial pages at the edges. Views stay valid: if they are touched again, the
-    /// bytes are read again. If a file has to be opened again, throws as opening does, and file_changed if another file
-    /// is there by then.
+    /// Evicts the value's bytes from the kernel's page cache. Pages that another program, another open of the file or a
+    /// private copy has mapped stay, and so do partial pages at the edges. Views stay valid: if they are touched again,
+    /// the bytes are read again. If a file has to be opened again, throws as opening does, and file_changed if another
+    /// file is there by then.
     void evict() const;
 
     /// The byte range of a source that is exactly the value.

@@ -21,7 +21,7 @@ namespace safemap::SAFEMAP_ABI {
 enum class ShardStrategy : std::uint8_t {
     greedy,    ///< fills each shard as far as possible: huggingface_hub's rule
     balanced,  ///< as many shards as greedy, of near equal sizes, the largest as small as possible
-    by_prefix  ///< greedy, but never splits a layer: the tensors whose names are equal up to the first number
+    by_prefix  ///< greedy, but never splits a layer: all tensors with one name up to and including the first number
 };
 
 /// The library whose `model.safetensors.index.json` is reproduced, byte for byte.

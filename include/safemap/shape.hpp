@@ -19,8 +19,13 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A short list of numbers, one for each dimension. Up to eight are stored in place, more on the heap. Throws
-/// invalid_argument for 2^32 or more dimensions.
+/// A short list of numbers, one for each dimension. Owns its numbers: up to eight are stored in place, more on the
+/// heap. Throws invalid_argument for 2^32 or more dimensions.
+///
+/// Example:
+///     safemap::Shape shape = {2, 3};
+///     shape.push_back(4);
+///     std::cout << shape << ' ' << *safemap::element_count(shape) << '\n';  // [2, 3, 4] 24
 template <class T> class Dims {
 public:
     static constexpr std::size_t in_place = 8;

@@ -24,6 +24,11 @@ struct SharedBytes {
 };
 
 /// The share of some bytes that is in memory.
+///
+/// Example:
+///     safemap::Residency cached = checkpoint.residency(safemap::Selection::prefix("model.layers.0"));
+///     if (cached.resident < cached.total) checkpoint.prefetch(safemap::Selection::prefix("model.layers.0"));
+///     std::cout << cached.resident << " of " << cached.total << " bytes in memory\n";
 struct Residency {
     std::uint64_t resident = 0;  ///< bytes that can be read without waiting for a disk, counted in whole pages
     std::uint64_t total = 0;     ///< bytes whose state is known; 0: unknown for all bytes
@@ -84,9 +89,9 @@ public:
     /// Reads `extent` into memory and returns when it is there. Meant for ranges of a few megabytes, from several
     /// threads. Throws as map() does.
     virtual void prefetch(Extent extent) const;
-    /// Evicts `extent` from the page cache, except pages that another program or a private copy of this process has
-    /// mapped. Views stay valid: if they are touched again, the bytes are read again. Throws as read_at() does, but
-    /// reads nothing.
+    /// Evicts `extent` from the page cache, except pages that another program, another open of the file or a private
+    /// copy has mapped. Views stay valid: if they are touched again, the bytes are read again. Throws as read_at()
+    /// does, but reads nothing.
     virtual void evict(Extent extent) const;
 };
 

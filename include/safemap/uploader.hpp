@@ -51,6 +51,11 @@ struct SAFEMAP_API DeviceTensor {
 
 /// The result of Uploader::acquire(): tensors that stay on the device until the lease is released or destroyed. Leases
 /// can be moved, not copied. A lease may outlive its Uploader. It must not be used from two threads at once.
+///
+/// Example:
+///     safemap::Lease lease = uploader.acquire("wte.weight");
+///     const safemap::DeviceTensor& weight = lease["wte.weight"];
+///     use(weight.memory->handle(), weight.nbytes);
 class SAFEMAP_API Lease {
 public:
     Lease() noexcept;
@@ -83,7 +88,8 @@ private:
 ///     for (const safemap::DeviceTensor& one : layer.tensors()) use(one.memory->handle(), one.nbytes);
 class SAFEMAP_API Uploader {
 public:
-    /// Throws invalid_argument if `staging_bytes` is below 4 KiB.
+    /// Makes an uploader, and starts no thread before the first upload. Throws invalid_argument if `staging_bytes` is
+    /// below 4 KiB.
     Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options = {});
     ~Uploader();
     Uploader(const Uploader&) = delete;

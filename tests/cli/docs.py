@@ -136,6 +136,8 @@ HEADER_EXAMPLE = re.compile(r'^ */// (?:.* )?Example:\n(?P<code>(?: *///     .*\
 HEADER_PROGRAM = """
 #include <safemap/safemap.hpp>
 %s
+#include <algorithm>
+#include <cstdio>
 #include <iostream>
 #include <numeric>
 #include <thread>
