@@ -1,7 +1,7 @@
-// DLPack: tensors handed to other libraries (NumPy, PyTorch, JAX, CuPy) and taken from them, without a copy.
+// DLPack: exchanges tensors with other libraries (NumPy, PyTorch, JAX, CuPy) without a copy.
 //
-// The structs are those of dlpack.h 1.1, under names of our own, so that a program may include both; their layout is
-// the ABI. Where a function wants a DLManagedTensorVersioned*, give it ours by reinterpret_cast.
+// The structs have the layout of those in dlpack.h 1.1, which is an ABI, and names of their own, so that a program can
+// include both headers. To call a function that takes a DLManagedTensorVersioned*, reinterpret_cast the pointer.
 #pragma once
 
 #include <safemap/tensor_view.hpp>
@@ -10,21 +10,23 @@
 
 namespace safemap::SAFEMAP_ABI::dlpack {
 
-/// What is exported says this version. Imported is whatever has the same major version.
+/// A version of DLPack. Exported tensors have the default, 1.1. Imported tensors may have any minor version of the same
+/// major version.
 struct Version {
     std::uint32_t major = 1;
     std::uint32_t minor = 1;
 };
 
-/// Memory that the host can read; numbers as in DLDeviceType. There are others.
+/// Kinds of memory that the host can read; the numbers are those of DLDeviceType, which has more.
 enum class DeviceType : std::int32_t { cpu = 1, cuda_host = 3, rocm_host = 11 };
 
+/// The device whose memory holds a tensor; same layout as DLDevice.
 struct Device {
     DeviceType type = DeviceType::cpu;
     std::int32_t id = 0;
 };
 
-/// DLDataTypeCode.
+/// The kind of an element; the numbers are those of DLDataTypeCode.
 enum class TypeCode : std::uint8_t {
     signed_integer = 0,
     unsigned_integer = 1,
@@ -42,6 +44,7 @@ enum class TypeCode : std::uint8_t {
     float4_e2m1fn = 17,
 };
 
+/// The type of an element: its kind, its size in bits, and its number of vector lanes; same layout as DLDataType.
 struct DataType {
     TypeCode code = TypeCode::floating;
     std::uint8_t bits = 32;
@@ -50,7 +53,8 @@ struct DataType {
     friend bool operator==(const DataType&, const DataType&) = default;
 };
 
-/// DLTensor. Strides count elements; null means row-major.
+/// A pointer to memory, a dtype and a strided shape; same layout as DLTensor. Owns nothing. Strides count elements; a
+/// null `strides` means row-major. `byte_offset` is added to `data`.
 struct Tensor {
     void* data = nullptr;
     Device device = {};
@@ -61,12 +65,14 @@ struct Tensor {
     std::uint64_t byte_offset = 0;
 };
 
-/// Bits of ManagedTensorVersioned::flags.
+/// Bits of ManagedTensorVersioned::flags: consumers must not write to the bytes; the producer made a copy for this
+/// export.
 inline constexpr std::uint64_t flag_read_only = 1;
 inline constexpr std::uint64_t flag_copied = 2;
-inline constexpr std::uint64_t flag_padded = 4;  ///< sub-byte elements have a byte each
+inline constexpr std::uint64_t flag_padded = 4;  ///< each sub-byte element has a byte of its own
 
-/// DLManagedTensorVersioned, which a Python capsule named "dltensor_versioned" holds.
+/// A tensor with an owner; same layout as DLManagedTensorVersioned. A Python capsule named "dltensor_versioned" holds
+/// one. The consumer calls `deleter` once, if it is not null; that releases the memory and this struct.
 struct ManagedTensorVersioned {
     Version version = {};
     void* manager_ctx = nullptr;
@@ -75,41 +81,64 @@ struct ManagedTensorVersioned {
     Tensor dl_tensor = {};
 };
 
-/// DLManagedTensor, which a Python capsule named "dltensor" holds.
+/// A tensor with an owner, as before DLPack 1.0; same layout as DLManagedTensor. A Python capsule named "dltensor"
+/// holds one.
 struct ManagedTensor {
     Tensor dl_tensor = {};
     void* manager_ctx = nullptr;
     void (*deleter)(ManagedTensor* self) = nullptr;
 };
 
-/// The DLPack type of a dtype. Throws no_dlpack for those that have none: torch's quantised dtypes and bits.
+/// Returns the DLPack type of a dtype. Throws no_dlpack for torch's quantised dtypes and its bits dtypes, which DLPack
+/// does not have.
 SAFEMAP_API DataType data_type(Dtype dtype);
 
-/// How F4 is exported: as DLPack has it, packed elements of one lane; or in pairs of two lanes, which count bytes along
-/// the last dimension and are the only ones that PyTorch (2.13) takes.
+/// How F4 tensors are exported. `elements`: as DLPack defines them, packed elements of one lane. `pairs`: elements of
+/// two lanes, so that a pair is one byte and the last dimension counts bytes. PyTorch (2.13) takes pairs only.
 enum class Float4 : std::uint8_t { elements, pairs };
 
-/// Hands a view over without a copy: the tensor keeps the view's bytes alive until its deleter is called, once, by
-/// whoever takes it, on any thread. The read-only flag is set where the view is not writable(). Strides are those of
-/// the view; NumPy takes negative ones, PyTorch (2.13) ends the process on meeting them, and where it copies complex128
-/// that does not begin at a multiple of 16 bytes, as files of safetensors have it: load() such views for it.
-/// Throws no_dlpack, also for pairs along a last dimension that is odd or strided.
+/// Exports a view without a copy. Returns a tensor with the strides of the view, and with the read-only flag if the
+/// view is not writable(). Throws no_dlpack if DLPack does not have the dtype, and for pairs if the last dimension is
+/// odd or strided.
+///
+/// The tensor keeps the view's bytes alive until its deleter is called. The consumer calls the deleter once, on any
+/// thread.
+///
+/// NumPy takes negative strides. PyTorch (2.13) aborts the process on negative strides; it also does so when it copies
+/// complex128 elements whose address is not a multiple of 16 bytes, which views of safetensors files may have. Give
+/// PyTorch the result of LazyTensor::load() in both cases.
+///
+/// Example:
+///     auto checkpoint = safemap::Checkpoint::open("model.safetensors");
+///     auto* exported = safemap::dlpack::export_versioned(checkpoint["weight"].view());
+///     exported->deleter(exported);
 SAFEMAP_API ManagedTensorVersioned* export_versioned(const TensorView& view, Float4 float4 = Float4::elements);
-/// The same for consumers from before DLPack 1.0, and for JAX (0.10), which takes no other, and copies what is not
-/// aligned to 64 bytes, as load() is. This form cannot say that bytes are read-only: a consumer that writes
-/// to those of a mapped file dies of SIGSEGV.
+/// Exports a view as export_versioned() does, for consumers from before DLPack 1.0, and for JAX (0.10), which takes no
+/// other form. JAX copies data that is not aligned to 64 bytes; load() aligns to 64 bytes.
+///
+/// This form has no read-only flag: a consumer that writes to the bytes of a mapped file gets a SIGSEGV.
 SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view, Float4 float4 = Float4::elements);
 
-/// Takes a tensor over without a copy. Its deleter is called once, on the thread that lets go of the last copy of the
-/// view; a deleter may be null. Where this throws, nothing was taken, and the tensor is still the caller's to delete.
-/// Strides may be any, negative ones too. A pair of float4 becomes two elements along the last dimension, along which
-/// pairs must follow each other. The view is writable() where the tensor is versioned and not flagged as read-only: the
-/// other form does not say.
+/// Imports a tensor without a copy. Returns a view that owns the tensor: the last copy of the view calls the deleter
+/// once, on the thread that releases it. A null deleter is allowed. The view is writable() if the tensor is versioned
+/// and is not flagged as read-only; an unversioned tensor does not say, so its view is read-only.
 ///
-/// Throws no_dlpack for another major version, for memory that the host cannot read, for types that no Dtype has, for
-/// pairs that are strided along the last dimension, and for sub-byte elements flagged as padded; invalid_argument for
-/// what contradicts itself (no tensor, no data, negative dimensions); shape_overflow; partial_byte for sub-byte
-/// elements that do not stand in whole bytes. What the tensor says of its memory is believed.
+/// Strides may be negative. A pair of float4 becomes two elements of the last dimension, along which pairs must be
+/// contiguous.
+///
+/// Throws, and leaves the tensor to the caller, who still has to delete it:
+/// - no_dlpack for another major version, memory that the host cannot read, a type that no Dtype has, pairs that are
+///   strided along the last dimension, and sub-byte elements that are flagged as padded;
+/// - invalid_argument for a tensor that contradicts itself: no tensor, no data, negative dimensions;
+/// - shape_overflow if the size does not fit in 64 bits;
+/// - partial_byte if sub-byte elements do not fill whole bytes.
+///
+/// Trusts what the tensor says about its memory: DLPack does not give the size of the allocation.
+///
+/// Example:
+///     auto checkpoint = safemap::Checkpoint::open("model.safetensors");
+///     auto* exported = safemap::dlpack::export_versioned(checkpoint["weight"].view());
+///     safemap::TensorView view = safemap::dlpack::import_tensor(exported);  // now owns `exported`
 SAFEMAP_API TensorView import_tensor(ManagedTensorVersioned* tensor);
 SAFEMAP_API TensorView import_tensor(ManagedTensor* tensor);
 

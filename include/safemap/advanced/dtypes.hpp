@@ -1,4 +1,4 @@
-// What else there is to know of a dtype: its kind, its bits, and the names that safetensors and PyTorch have for it.
+// More about dtypes: their kinds, their sizes in bits, and their names in safetensors and PyTorch.
 #pragma once
 
 #include <safemap/dtype.hpp>
@@ -10,25 +10,34 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// How many of the enumerators safetensors has a name for; they come first.
+/// The number of dtypes that safetensors has a name for. They are the first enumerators of Dtype.
 inline constexpr int safetensors_dtypes = 22;
 
-/// What the bits of an element mean.
+/// How the bits of an element are interpreted. `opaque` dtypes are bytes to safemap: they are copied, not converted.
 enum class DtypeKind : std::uint8_t { boolean, integer, real, complex, opaque };
 
-/// Whether safetensors has a name for it.
+/// Returns true if safetensors has a name for `dtype`.
 constexpr bool in_safetensors(Dtype dtype) noexcept { return static_cast<int>(dtype) < safetensors_dtypes; }
-/// Bits of one element: 4, 6, 8, 16, 32, 64 or 128. F4 and F6 are packed; the packed dtypes of torch
-/// (quint4x2, bits1x8, …) count one stored byte as one element.
+/// Returns the size of one element in bits: 4, 6, 8, 16, 32, 64 or 128. F4 and F6 elements are packed. For the packed
+/// dtypes of torch (quint4x2, bits1x8, …) one stored byte counts as one element.
 constexpr unsigned bits(Dtype dtype) noexcept { return detail::dtype_bits[static_cast<std::size_t>(dtype)]; }
+/// Returns the kind of `dtype`.
 SAFEMAP_API DtypeKind kind(Dtype dtype) noexcept;
-/// Whether elements are whole bytes.
+/// Returns true if each element fills whole bytes.
 constexpr bool whole_bytes(Dtype dtype) noexcept { return bits(dtype) % 8 == 0; }
-/// Bytes of what is swapped between byte orders: an element, or half of a complex one. 1 for sub-byte dtypes.
+/// Returns the size, in bytes, of the unit that is reversed to change the byte order: an element, or half of a complex
+/// element. Returns 1 for sub-byte dtypes.
 SAFEMAP_API unsigned swap_size(Dtype dtype) noexcept;
-/// Exactly the names of safetensors headers: "F32". Nothing for anything else.
+/// Returns the dtype with this name in safetensors headers, such as "F32". Case matters. Returns nothing for any other
+/// text.
 SAFEMAP_API std::optional<Dtype> dtype_from_safetensors(std::string_view name) noexcept;
-/// torch's names, with or without "torch.": "bfloat16".
+/// Returns the dtype with this name in PyTorch, with or without "torch.": "bfloat16". Returns nothing for any other
+/// text.
+///
+/// Example:
+///     std::optional<safemap::Dtype> dtype = safemap::dtype_from_torch("torch.bfloat16");
+///     unsigned bits = safemap::bits(*dtype);                        // 16
+///     bool real = safemap::kind(*dtype) == safemap::DtypeKind::real;  // true
 SAFEMAP_API std::optional<Dtype> dtype_from_torch(std::string_view name) noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI

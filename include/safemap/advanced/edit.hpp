@@ -1,4 +1,4 @@
-// Changes what a safetensors file says of its tensors, and mends files that others wrote wrongly.
+// Changes the metadata and the tensor names of a safetensors file, and rewrites non-conforming files.
 #pragma once
 
 #include <safemap/checkpoint.hpp>
@@ -13,43 +13,74 @@
 
 namespace safemap::SAFEMAP_ABI {
 
+/// The changes that edit() makes, and how it reads and writes.
 struct EditOptions {
-    std::map<std::string, std::string> set = {};     ///< metadata that is added, or replaces what has the same key
-    std::vector<std::string> unset = {};             ///< keys that go
-    std::map<std::string, std::string> rename = {};  ///< tensors' names, also those of tied ones: from, to
+    std::map<std::string, std::string> set = {};     ///< metadata to add or to replace
+    std::vector<std::string> unset = {};             ///< metadata keys to remove
+    std::map<std::string, std::string> rename = {};  ///< tensor names, including names of tied tensors: from, to
     OpenOptions open = {};
-    Work work = {};  ///< as SaveOptions has it
+    Work work = {};  ///< as in SaveOptions
 };
 
+/// The result of edit().
 struct EditReport {
-    bool changed = false;  ///< false: the file was as it should be, and was not written
-    std::uint64_t renamed = 0;
-    std::vector<std::pair<std::string, std::string>> metadata = {};  ///< as the file has it now, sorted
-    std::vector<std::string> notes = {};  ///< in sentences: what could not be cleared away, or read again
+    bool changed = false;       ///< false: the file was already as requested, and was not written
+    std::uint64_t renamed = 0;  ///< number of names that changed
+    std::vector<std::pair<std::string, std::string>> metadata = {};  ///< the metadata after the edit, sorted by key
+    std::vector<std::string> notes =
+        {};  ///< sentences: leftover files that could not be removed, or a file that could not be reopened
 };
 
-/// Changes metadata and names of a safetensors file, whose name ends in ".safetensors" or ".sft". The file is written
-/// anew beside itself and takes its own place by a rename, as save() does with `overwrite`: a crash leaves the old or
-/// the new, the permissions stay, and whoever has it mapped keeps the old. Values are copied, not read into memory; the
-/// data begins at a multiple of what it began at before (at most 4096). "format": "pt" is added where metadata has no
-/// format; names of tied tensors in metadata follow the tensors. A file with digests is checked first, and has digests
-/// afterwards.
+/// Changes the metadata and tensor names of a safetensors file whose name ends in ".safetensors" or ".sft". Returns
+/// what changed; if nothing differs, the file is not written. Linear in the size of the file; tensor bytes are copied
+/// from file to file, not kept in memory.
 ///
-/// Throws path_not_found, invalid_argument (no safetensors file, a key to unset that is not there, a name to change
-/// that is not there), name_collision, checksum_mismatch, and what open() and save() throw. Linear.
+/// The new file is written beside the old one and replaces it by a rename, as save() does with `overwrite`. After a
+/// crash the path has the old file or the new one, each complete. Permissions are kept. Processes that have the old
+/// file mapped continue to see the old bytes.
+///
+/// - Alignment: the data keeps the alignment that it had, up to 4096 bytes.
+/// - "format": "pt" is added if the metadata has no "format".
+/// - Metadata that names tied tensors follows the new names.
+/// - Digests: if the file has digests, they are verified first, and new digests are written. Neither digests nor the
+///   structure document can be set or unset.
+///
+/// Throws path_not_found; invalid_argument if the file is not a safetensors file, or if a key to unset or a name to
+/// change does not exist; name_collision; checksum_mismatch; and the codes of open() and save().
+///
+/// Example:
+///     safemap::EditOptions options{.set = {{"license", "apache-2.0"}}, .rename = {{"w", "weight"}}};
+///     safemap::EditReport report = safemap::edit("model.safetensors", options);
+///     bool written = report.changed;
 SAFEMAP_API EditReport edit(const std::filesystem::path& file, const EditOptions& options);
 
+/// The result of repair().
 struct RepairReport {
-    std::vector<std::string> repairs;  ///< what was mended, in sentences; empty where nothing was wrong
+    std::vector<std::string> repairs;  ///< sentences, one per fault repaired; empty if the input was conforming
     SaveReport saved;
 };
 
-/// Reads a checkpoint of safetensors files that the format, or the reference implementation, refuses or would not have
-/// written, and writes it to `out` as the reference writes. What is mended: gaps between tensors, tensors that share
-/// bytes, bytes behind the last tensor, tensors in another order, data that begins at no multiple of eight, headers in
-/// forms that the specification lacks, names and keys that are there twice (the last one counts), an index that has a
-/// wrong total or lacks tensors of its shards. What cannot be mended without guessing is thrown as open() throws it:
-/// bytes that are missing, headers that cannot be read. Options are as for save().
+/// Rewrites a non-conforming safetensors checkpoint: reads `in` and writes a conforming copy to `out`, laid out as the
+/// reference implementation does. Use it for files that the specification forbids, that the reference implementation
+/// refuses, or that it would not have written. Returns the faults repaired and the report of the save. Options are
+/// those of save().
+///
+/// Repairs:
+/// - gaps between tensors, tensors that share bytes, and bytes after the last tensor;
+/// - tensors in another order, and data whose offset is not a multiple of eight;
+/// - headers in a form that the specification does not have;
+/// - duplicate names and keys: the last one counts;
+/// - an index with a wrong total, or without some tensors of its shards.
+///
+/// Digests in the metadata are not compared; they are left out, with an entry in the report.
+///
+/// Does not guess: missing bytes and unreadable headers throw the same errors as open(). Also throws the codes of
+/// save().
+///
+/// Example:
+///     safemap::RepairReport report = safemap::repair("broken.safetensors", "repaired.safetensors");
+///     for (const std::string& fault : report.repairs) std::puts(fault.c_str());
+///     std::uint64_t tensors = report.saved.tensors;
 SAFEMAP_API RepairReport repair(const std::filesystem::path& in, const std::filesystem::path& out,
                                 const SaveOptions& options = {}, const OpenOptions& open = {});
 

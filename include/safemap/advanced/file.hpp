@@ -1,4 +1,4 @@
-// Files of the file system as sources and sinks.
+// Files and file descriptors as sources, and files as sinks.
 #pragma once
 
 #include <safemap/sink.hpp>
@@ -11,44 +11,63 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Says how a file may be mapped, if at all: read-only, or as a private copy that can be written to. `automatic` maps
-/// files on local disks. On network and FUSE file systems a server that goes away, or truncates the file, would stop or
-/// kill the process at the touch of a view, so files are read there. A private copy is mapped where `automatic` maps: a
-/// page is the file's until somebody writes to it; then it is memory of its own, which no file and no other mapping
-/// sees. Elsewhere map() reads what it is asked for, each byte once, into memory of its own, and throws what reading
-/// throws; Access::private_copy says what that costs.
-enum class Mapping : std::uint8_t { automatic, allowed, never, private_copy };
+/// How the bytes of a file are made addressable. Mappings are read-only, except those of `private_copy`.
+enum class Mapping : std::uint8_t {
+    /// Maps files on local disks. Reads files on network and FUSE file systems: if the server goes away or the file is
+    /// truncated there, a touch of a view would block or kill the process.
+    automatic,
+    allowed,  ///< maps files on every file system
+    never,    ///< reads every file
+    /// Maps where `automatic` maps, copy on write: a page that is written to becomes private memory, which no file and
+    /// no other mapping sees. Elsewhere, map() reads the requested bytes into private memory, each byte once, and
+    /// throws what reading throws. Access::private_copy describes the cost.
+    private_copy
+};
 
-/// Opens a regular file for reading (symbolic links are followed, O_CLOEXEC). Its size and identity are taken now;
-/// a file that is found shorter later gives Errc::file_changed. The mapping or the copy, where one is asked for, is
-/// made once, shared by all who ask, and freed by its last owner; read_at() reads the file, whatever was written to a
-/// private copy of it. Throws path_not_found, invalid_argument for what is no regular file (a folder, a pipe, a
-/// device), permission_denied, too_many_open_files, out_of_memory, io_error.
+/// Opens a regular file for reading. Follows symbolic links, and sets O_CLOEXEC. Returns a source with the size and the
+/// identity that the file has now; if the file is shorter when it is read, the read throws file_changed. Throws
+/// path_not_found; invalid_argument for a folder, a pipe or a device; permission_denied; too_many_open_files;
+/// out_of_memory; io_error.
 ///
-/// Open files take at most half of the descriptors that the process may have (RLIMIT_NOFILE, the soft one). Beyond
-/// that the file unused for longest is closed, and opened again when it is read; it gives file_changed if another file
-/// stands there by then. While it is open, a file that was deleted or replaced can still be read. Files of
-/// open_descriptor() stay open and are not counted.
+/// The mapping or private copy is made once, at the first map(), is shared by all its users, and is freed by the last.
+/// read_at() always reads the file, and does not see what was written to a private copy.
+///
+/// Open files use at most half of the process's descriptors (the soft RLIMIT_NOFILE). Beyond that, the least recently
+/// used file is closed, and reopened when it is read; if another file has its path by then, the read throws
+/// file_changed. A file that is still open can be read even after it was deleted or replaced. Files of
+/// open_descriptor() are not counted and stay open.
+///
+/// Example:
+///     std::shared_ptr<const safemap::Source> source = safemap::open_file("model.safetensors");
+///     std::vector<std::byte> bytes(8);
+///     source->read_at(0, bytes);
 SAFEMAP_API std::shared_ptr<const Source> open_file(const std::filesystem::path& path,
                                                     Mapping mapping = Mapping::automatic);
-/// The same of a file that the caller has open for reading, such as one of memfd_create, or one that another process
-/// handed over. The descriptor is duplicated: the caller's stays the caller's, and its file offset is not touched.
-/// `name` is what messages call it. Throws invalid_argument where it is no regular file or not open for reading,
-/// too_many_open_files, out_of_memory, io_error.
+/// Returns a source for a file that the caller has open for reading, such as one from memfd_create() or from another
+/// process. Duplicates the descriptor: the caller keeps and closes its own, and the file offset is not changed. `name`
+/// is used in messages. Throws invalid_argument if the descriptor is not a regular file or not open for reading;
+/// too_many_open_files; out_of_memory; io_error.
 SAFEMAP_API std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name,
                                                           Mapping mapping = Mapping::automatic);
 
-/// How file_sink() puts a file in its place; SaveOptions has the words on both.
+/// How file_sink() puts a file in its place. SaveOptions documents both fields.
 struct FileSinkOptions {
     bool overwrite = false;
     bool durable = true;
 };
 
-/// Returns a sink that is the file `path`, as a save to that path makes it: filled in a hidden sibling, on the disk
-/// when commit() returns, and there in one step or not at all. Its allocate() throws already_exists, path_not_found,
-/// busy, no_space, permission_denied and io_error; its commit() what a save throws when all is copied. What a save to
-/// the path notes of its commit (what could not be cleared away) is not in the report. Throws invalid_argument if
-/// `path` ends in a slash.
+/// Returns a sink that writes the file `path` as a save to that path does: it fills a hidden file beside `path`, and
+/// commit() flushes it to disk (unless `durable` is false) and renames it, so that the file appears complete or not at
+/// all. Throws invalid_argument if `path` ends in a slash.
+///
+/// allocate() of the sink throws already_exists, path_not_found, busy, no_space, permission_denied and io_error; its
+/// commit() throws what a save throws after it has copied the tensors. The report of a save to this sink lacks the
+/// notes about the commit (leftover files that could not be removed).
+///
+/// Example:
+///     auto checkpoint = safemap::Checkpoint::open("model.pt");
+///     auto sink = safemap::file_sink("model.safetensors", {.overwrite = true});
+///     safemap::SaveReport report = safemap::save(*sink, checkpoint);
 SAFEMAP_API std::shared_ptr<Sink> file_sink(const std::filesystem::path& path, const FileSinkOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI

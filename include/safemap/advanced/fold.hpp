@@ -1,4 +1,4 @@
-// Folds names that differ in numbers only, so that eighty layers read as one: model.layers.{0..79}.mlp.weight.
+// Folds names that differ only in numbers, so that eighty layers print as one: model.layers.{0..79}.mlp.weight.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -10,40 +10,49 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A name cut at its dots and slashes, into 64 parts at most; each keeps the separator before it: "a", ".b", "/c".
+/// A name split at its dots and slashes into at most 64 parts. Each part keeps the separator before it: "a", ".b",
+/// "/c".
 using NameParts = std::vector<std::string>;
+/// Returns the parts of `name`.
 SAFEMAP_API NameParts name_parts(std::string_view name);
 
-/// What is folded: a name, and what has to be equal for two names to be folded.
+/// A name to fold. Only names of one kind are folded together; bytes are added up, files are collected.
 struct Foldable {
     std::string name;
-    std::string kind = {};
-    std::uint64_t bytes = 0;
-    std::uint64_t file = 0;  ///< the number of the file it is in, from 1; 0 for none
+    std::string kind = {};    ///< any text, such as dtype and shape
+    std::uint64_t bytes = 0;  ///< size of the tensor
+    std::uint64_t file = 0;   ///< number of the file that holds it, from 1; 0: no file
 };
 
-/// Names that differ only in the numbers in braces.
+/// A group of names that differ only in the numbers in braces.
 struct SAFEMAP_API Folded {
     NameParts parts;  ///< "model", ".layers", ".{0..79}"
     std::string kind;
-    std::uint64_t count = 0;
-    std::uint64_t bytes = 0;
-    std::vector<std::uint64_t> files = {};  ///< rising
+    std::uint64_t count = 0;                ///< number of names
+    std::uint64_t bytes = 0;                ///< sum over all names
+    std::vector<std::uint64_t> files = {};  ///< in ascending order
 
+    /// Returns the parts joined: "model.layers.{0..79}".
     std::string name() const;
-    /// "x 80"; nothing for a name alone.
+    /// Returns "x 80" for a group of 80 names, and an empty text for a single name.
     std::string times() const;
 };
 
-/// In the order of the first name of each. The braces say exactly which names there are: what is folded together
-/// has every combination of the numbers. Takes time and memory in proportion to the names.
+/// Folds names into groups. Returns the groups in the order of their first names. The braces are exact: every
+/// combination of the numbers in them is one of the names. Time and memory are linear in the names.
+///
+/// Example:
+///     auto groups = safemap::fold({{.name = "layers.0.weight"}, {.name = "layers.1.weight"}});
+///     std::string name = groups[0].name();    // "layers.{0..1}.weight"
+///     std::string times = groups[0].times();  // "x 2"
 SAFEMAP_API std::vector<Folded> fold(const std::vector<Foldable>& names);
 
-/// What a person calls the part of the model that a name belongs to: the name up to its first number, or else without
-/// its last part. "model.layers" of "model.layers.0.mlp.weight", "model.norm" of "model.norm.weight", "" of "0.bias".
+/// Returns the name of the model part that a tensor belongs to: the name up to its first number, or, without a number,
+/// the name without its last part. "model.layers" for "model.layers.0.mlp.weight", "model.norm" for
+/// "model.norm.weight", "" for "0.bias".
 SAFEMAP_API std::string prefix_of(std::string_view name);
 
-/// "{0..79}", "{0..3,7}"; "5" for a single number. `numbers` rises.
+/// Returns numbers as ranges: "{0..79}", "{0..3,7}", and "5" for a single number. `numbers` must be ascending.
 SAFEMAP_API std::string number_ranges(const std::vector<std::uint64_t>& numbers);
 
 }  // namespace safemap::SAFEMAP_ABI

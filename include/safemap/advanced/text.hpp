@@ -1,4 +1,4 @@
-// Text of any origin, as a terminal, a log or JSON may show it.
+// Escapes untrusted text for a terminal, a log or JSON.
 #pragma once
 
 #include <safemap/api.hpp>
@@ -9,12 +9,17 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// Returns `text` as a terminal or a log may show it: control characters (C0, DEL, C1), characters that cannot be seen
-/// or that turn the direction of the text behind them, and bytes that are not UTF-8 become `\x1b` and the like. A
-/// result that would be longer than `limit` bytes ends there, with "…". Linear.
+/// Returns `text` with everything escaped that could mislead a reader or control a terminal: control characters (C0,
+/// DEL, C1), invisible characters, characters that change the direction of text, and bytes that are not UTF-8 become
+/// escapes such as `\x1b`. A result longer than `limit` bytes is cut at the next character and ends in "…". Linear.
+///
+/// Example:
+///     std::string name = safemap::printable("layer\x1b[2J");  // layer\x1b[2J, harmless
+///     std::string json = safemap::json_quoted("layer\x1b");   // "layer\u001b", with the quotes
 SAFEMAP_API std::string printable(std::string_view text, std::size_t limit = static_cast<std::size_t>(-1));
-/// Returns `text` as a string of JSON, in quotes. The characters that printable() escapes are `\u001b` and the like,
-/// bytes that are not UTF-8 U+FFFD. Linear.
+/// Returns `text` as a JSON string, including the quotes. The characters that printable() escapes become escapes such
+/// as
+/// `\u001b`; bytes that are not UTF-8 become U+FFFD. Linear.
 SAFEMAP_API std::string json_quoted(std::string_view text);
 
 }  // namespace safemap::SAFEMAP_ABI
