@@ -1,12 +1,12 @@
-// A server that embeds safemap. Four threads answer requests for slices of named tensors, and change to another
-// checkpoint while the others go on. Requests are lines on stdin:
+// A server that embeds safemap. Four threads answer requests for slices of named tensors; one of them can switch to
+// another checkpoint while the others continue. Requests are lines on stdin:
 //
-//     rows NAME FIRST LAST    the sum of rows [FIRST, LAST) of a tensor
-//     hold NAME               keeps a view of a tensor, whatever is served later
-//     held NAME               the sum of all of that view
-//     open PATH               serves this checkpoint from now on, or says why not
+//     rows NAME FIRST LAST    prints the sum of rows [FIRST, LAST) of a tensor
+//     hold NAME               keeps a view of a tensor, even after a switch
+//     held NAME               prints the sum of all elements of that view
+//     open PATH               switches to this checkpoint, or prints why not
 //
-// `server PATH EXPECTED` serves only checkpoints that are what EXPECTED says, JSON or another checkpoint.
+// `server PATH EXPECTED` serves only checkpoints that match EXPECTED, which is a JSON file or another checkpoint.
 //
 // Answers are lines on stdout that begin with the number of their request: "7 sum 1.5", "8 error shard_missing: ...".
 #include <safemap/safemap.hpp>
@@ -25,21 +25,21 @@
 
 namespace {
 
-/// The checkpoint that is served now.
+/// The checkpoint that is currently served.
 class Served {
 public:
-    /// Where anything is expected, only what fits it is served.
+    /// Opens `path`. If `expected` is not empty, throws model_mismatch for a checkpoint that does not match it.
     Served(const std::string& path, std::string expected) : expected_(std::move(expected)), model_(opened(path)) {}
 
-    /// A copy is cheap, shares, and keeps what it needs: a change does not disturb who has one.
+    /// Returns a copy of the handle. Copies are cheap and keep their files open, so a switch does not affect them.
     safemap::Checkpoint now() const {
         const std::lock_guard lock(mutex_);
         return model_;
     }
 
-    /// Throws what is wrong with the new one, and then nothing has changed.
+    /// Switches to another checkpoint. If that one is invalid, throws and changes nothing.
     void change_to(const std::string& path) {
-        safemap::Checkpoint next = opened(path);  // without the lock: others go on meanwhile
+        safemap::Checkpoint next = opened(path);  // without the lock, so that other threads continue
         const std::lock_guard lock(mutex_);
         std::swap(model_, next);
     }
@@ -62,7 +62,7 @@ public:
         for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
     }
 
-    /// Answers what it has taken, and ends.
+    /// Answers all accepted requests, then joins the threads.
     ~Server() {
         {
             const std::lock_guard lock(mutex_);
@@ -100,7 +100,7 @@ private:
         }
     }
 
-    /// A request that fails is answered too: nothing a client sends, and nothing a file holds, ends the server.
+    /// Returns the answer to a request. Errors are answers too: no request and no file can stop the server.
     std::string answer(const std::string& request) {
         std::istringstream words(request);
         std::string command;
@@ -119,7 +119,7 @@ private:
         }
     }
 
-    /// Reads these rows and no others, whatever the container, the strides and the floating-point type.
+    /// Reads only the bytes of these rows, for any file format, strides and floating-point dtype.
     std::string rows(const std::string& name, std::istream& words) const {
         std::int64_t first = 0;
         std::int64_t last = 0;
@@ -130,8 +130,8 @@ private:
         return sum_text(std::accumulate(floats.begin(), floats.end(), 0.0));
     }
 
-    /// Copies nothing: the view is the file, and keeps it mapped. So files are replaced by renaming another one over
-    /// them, as safemap::save does, and never written to where they are.
+    /// Keeps a view of a tensor. Copies nothing: the view points into the mapped file. Files must therefore be replaced
+    /// by a rename, as safemap::save does, and never be written in place.
     std::string hold(const std::string& name) {
         safemap::TensorView view = served_.now()[name].view();
         const std::lock_guard lock(held_mutex_);
@@ -164,7 +164,7 @@ private:
     mutable std::mutex held_mutex_;
     std::map<std::string, safemap::TensorView> held_;
 
-    std::mutex mutex_;  // guards what follows, and stdout
+    std::mutex mutex_;  // guards the members below, and stdout
     std::condition_variable wake_;
     std::deque<Request> requests_;
     bool closed_ = false;
