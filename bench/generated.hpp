@@ -1,4 +1,4 @@
-// Models that benchmarks make up: F32 tensors of [1024, 1024] with names as a language model has.
+// Generated models for benchmarks: F32 tensors of [1024, 1024], with the names of a language model.
 #pragma once
 
 #include "safetensors/header.hpp"
@@ -19,7 +19,7 @@ inline std::string name_of(std::size_t tensor) {
     return "model.layers." + std::to_string(tensor / 9) + ".mlp.proj_" + std::to_string(tensor % 9) + ".weight";
 }
 
-/// The bytes before the data of a file with the tensors [first, first + count).
+/// Returns the bytes before the data in a file with the tensors [first, first + count).
 inline std::string header_of(std::size_t first, std::size_t count) {
     std::vector<std::string> names;
     for (std::size_t i = first; i < first + count; ++i) names.push_back(name_of(i));

@@ -1,10 +1,11 @@
-// What this machine can do: the yardsticks that other numbers are divided by. One line of JSON.
+// Measures the limits of this machine, which other numbers are divided by. Prints one line of JSON.
 //
 //     bench_limits FILE SCRATCH        FILE: an existing large file; SCRATCH: a path to write the same size to
 //
-// Writing: allocate first, blocks of 1 MiB from a warm file, two writers, fsync at the end, once through the page cache
-// and once past it (O_DIRECT): "write" is the better of the two, the fastest durable way known. Reading: pread in
-// blocks of 8 MiB by one thread and by two. memcpy: from one buffer larger than the caches to another.
+// Writing: allocates first, then two writers copy blocks of 1 MiB from a warm file, with an fsync at the end; once
+// through
+// the page cache and once bypassing it (O_DIRECT). "write" is the faster of the two, the fastest durable way known.
+// Reading: pread in blocks of 8 MiB, with one thread and with two. memcpy: between two buffers larger than the caches.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -53,7 +54,7 @@ private:
     int fd_;
 };
 
-/// All of a range by pread or pwrite.
+/// Transfers a whole range by pread or pwrite.
 template <class Call> void transfer(Call&& call, char* bytes, std::uint64_t size, std::uint64_t offset) {
     while (size > 0) {
         const ssize_t done = call(bytes, size, static_cast<off_t>(offset));
@@ -71,7 +72,7 @@ template <class Work> double seconds(Work&& work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Threads that claim blocks until there are none left: work(buffer, size, offset).
+/// Runs threads that claim blocks until all are claimed, and call work(buffer, size, offset) for each.
 template <class Work> void claim_blocks(std::uint64_t total, std::uint64_t block, unsigned count, Work&& work) {
     std::atomic<std::uint64_t> next{0};
     std::exception_ptr fault;
@@ -94,7 +95,7 @@ template <class Work> void claim_blocks(std::uint64_t total, std::uint64_t block
     if (fault) std::rethrow_exception(fault);
 }
 
-/// Bytes a second; `flags` may be O_DIRECT. The file's last part of a page is left out.
+/// Returns bytes per second. `flags` may be O_DIRECT. The file's last partial page is left out.
 double write_limit(const File& from, const std::string& scratch, int flags) {
     const std::uint64_t size = from.size() / page * page;
     const File to(scratch, O_RDWR | O_CREAT | O_EXCL | flags);

@@ -1,10 +1,15 @@
-// Makes a large .pt without Python: what torch.save would write for a llama of fp32 weights. For demonstrations and
-// benchmarks; takes the same little memory whatever the size.
+// Makes a large .pt without Python: the file that torch.save would write for a llama of fp32 weights. For
+// demonstrations
+// and benchmarks. Memory use is small and does not depend on the size.
 //
 //     make_pt OUT SIZE [--transposed]        make_pt big.pt 4GB
 //
-// The zip is PyTorch's: records stored, payloads at multiples of 64, sizes and CRC-32 in data descriptors behind the
-// payloads, zip64 from 4 GiB on. With --transposed each matrix is a transposed view of its storage.
+// The zip has PyTorch's layout: stored records, payloads at multiples of 64, sizes and CRC-32 in data descriptors after
+// the
+// payloads, zip64 from 4 GiB on. With --transposed, each matrix is a transposed view of its storage.
+//
+// From top to bottom: llama() chooses names and shapes for the size; pickle() writes data.pkl; the class Zip writes
+// records and the central directory; Weights generates the floats, block by block; main() connects them.
 
 #include <zlib.h>
 
@@ -29,7 +34,7 @@ constexpr std::uint64_t payload_alignment = 64;
 constexpr std::uint64_t zip64_from = 0xFFFF'FFFF;
 constexpr std::size_t block_bytes = 4U << 20;
 
-// ---- What is in the model
+// ---- The tensors of the model
 
 struct Tensor {
     std::string name;
@@ -54,7 +59,7 @@ std::vector<Tensor> embedding(std::uint64_t hidden) {
 
 std::vector<Tensor> layer(std::uint64_t number, std::uint64_t hidden) {
     const std::string prefix = "model.layers." + std::to_string(number) + ".";
-    const std::uint64_t inner = hidden * 11 / 4;  // llama's, rounded to what hardware likes
+    const std::uint64_t inner = hidden * 11 / 4;  // as in llama, rounded to a multiple that hardware prefers
     return {
         {prefix + "self_attn.q_proj.weight", {hidden, hidden}}, {prefix + "self_attn.k_proj.weight", {hidden, hidden}},
         {prefix + "self_attn.v_proj.weight", {hidden, hidden}}, {prefix + "self_attn.o_proj.weight", {hidden, hidden}},
@@ -64,7 +69,8 @@ std::vector<Tensor> layer(std::uint64_t number, std::uint64_t hidden) {
     };
 }
 
-/// As wide as leaves room for four layers, and as deep as comes nearest to `size`.
+/// Returns the tensors of a llama: as wide as possible with at least four layers, and with the depth that comes nearest
+/// to `size`.
 std::vector<Tensor> llama(std::uint64_t size) {
     std::uint64_t hidden = 4096;
     while (hidden > 16 && bytes_of(embedding(hidden)) + 4 * bytes_of(layer(0, hidden)) > size) hidden /= 2;
@@ -144,17 +150,17 @@ class Zip {
 public:
     explicit Zip(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "wbx")) {
         if (file_ == nullptr) fail();
-        std::setvbuf(file_, nullptr, _IONBF, 0);  // large blocks are written as they come
+        std::setvbuf(file_, nullptr, _IONBF, 0);  // unbuffered: the blocks are large
     }
     ~Zip() {
         if (file_ == nullptr) return;
         std::fclose(file_);
-        std::remove(path_.c_str());  // half a file helps nobody
+        std::remove(path_.c_str());  // an incomplete file is of no use
     }
     Zip(const Zip&) = delete;
     Zip& operator=(const Zip&) = delete;
 
-    /// A record of `size` bytes, which `fill` puts into one block after the other.
+    /// Adds a record of `size` bytes, which `fill` produces block by block.
     template <class Fill> void add(std::string name, std::uint64_t size, Fill&& fill) {
         Record record{std::move(name), 0, size, at_};
         begin(record);
@@ -197,7 +203,7 @@ private:
     };
     static constexpr std::uint64_t has_descriptor_and_utf8 = 0x0808;
 
-    /// The local header, padded by an extra field so that the payload is aligned.
+    /// Writes the local header, padded by an extra field so that the payload is aligned.
     void begin(const Record& record) {
         std::string extra = zip64_extra(record);
         const std::uint64_t unpadded = record.offset + 30 + record.name.size() + extra.size() + 4;
@@ -209,7 +215,7 @@ private:
         std::string out = "PK\x03\x04";
         put_little(out, record.zip64() ? 45 : 0, 2);
         put_little(out, has_descriptor_and_utf8, 2);
-        put_little(out, 0, 2 + 4 + 4 + 4 + 4);  // stored, no time; CRC and sizes come behind the payload
+        put_little(out, 0, 2 + 4 + 4 + 4 + 4);  // stored, no time; CRC and sizes follow the payload
         put_little(out, record.name.size(), 2);
         put_little(out, extra.size(), 2);
         out += record.name + extra;
@@ -242,7 +248,7 @@ private:
     static void put_directory_entry(std::string& out, const Record& record) {
         const std::string extra = zip64_extra(record);
         out += "PK\x01\x02";
-        put_little(out, record.zip64() ? 45 : 0, 2);  // made by, needed
+        put_little(out, record.zip64() ? 45 : 0, 2);  // version made by, version needed
         put_little(out, record.zip64() ? 45 : 0, 2);
         put_little(out, has_descriptor_and_utf8, 2);
         put_little(out, 0, 2 + 4);  // stored, no time
@@ -261,7 +267,7 @@ private:
         const std::uint64_t end = directory + directory_size;
         if (directory >= zip64_from || count >= 0xFFFF) {
             out += "PK\x06\x06";
-            put_little(out, 44, 8);  // what follows
+            put_little(out, 44, 8);  // size of the rest of this record
             put_little(out, 45, 2);
             put_little(out, 45, 2);
             put_little(out, 0, 4 + 4);  // disks
@@ -296,7 +302,7 @@ private:
     std::vector<Record> records_;
 };
 
-/// Floats between 2^-7 and 2 of either sign, the same in every run: splitmix64, two from each step.
+/// Generates floats between 2^-7 and 2 of either sign, the same in every run: splitmix64, two floats per step.
 class Weights {
 public:
     explicit Weights(std::uint64_t seed) : state_(seed * 0xD6E8'FEB8'6659'FD93) {}

@@ -1,6 +1,6 @@
-// Zips as a whole, from the end record to the values of tensors: any bytes give records that lie apart inside the file,
-// and a tree or an Error, in time and memory that the input pays for. Opening refuses exactly what a walk past the
-// first fault finds something wrong with.
+// Fuzzes whole zips, from the end record to tensor values. Property: any bytes give an Error, or a tree and records
+// that do not overlap and lie inside the file, in time and memory proportional to the input. open() throws if and only
+// if the reader that collects all faults finds one.
 #include "open/formats.hpp"
 #include "pickle/zip.hpp"
 #include "torch/archive.hpp"

@@ -1,5 +1,5 @@
-// What a model expects: what is accepted can be had whole from a checkpoint that has nothing, and is the same when it
-// is written and read again.
+// Fuzzes expectations of a model. Property: an accepted expectation can be filled completely from an empty checkpoint,
+// and is the same after it is written and read again.
 #include "base/json.hpp"
 
 #include <safemap/plan.hpp>

@@ -1,5 +1,5 @@
-// Headers: what is read lies inside the file, what is written from it is read as the same again, and a header that is
-// read without a JSON parser means what that parser reads.
+// Fuzzes headers. Properties: extents are inside the file; a header that is written and read again is the same; the
+// fast path without a JSON parser gives the same header as the JSON parser.
 #include "safetensors/header.hpp"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ bool accepted(const std::vector<std::byte>& file, Rules rules) {
     return faults.faults().empty();
 }
 
-/// The file of `header` with data of zeros.
+/// Returns a file with `header`, and zeros as data.
 std::vector<std::byte> written(const safetensors::Header& header) {
     std::vector<safetensors::TensorSpec> specs;
     std::deque<Shape> shapes;
@@ -59,7 +59,7 @@ void require_same(const safetensors::Header& a, const safetensors::Header& b) {
     }
 }
 
-/// The file with a blank behind the `{` of its header, which then needs a JSON parser; nothing if there is none.
+/// Returns the file with a space after the `{` of its header, which forces the JSON parser; nothing if there is no `{`.
 std::optional<std::vector<std::byte>> spaced(std::vector<std::byte> file) {
     std::uint64_t size = 0;
     if (file.size() <= sizeof size || file[sizeof size] != std::byte{'{'}) return std::nullopt;
@@ -86,7 +86,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     const auto input = std::as_bytes(std::span(bytes, size));
     const std::vector<std::byte> file(input.begin(), input.end());
 
-    // A validator that collects keeps only what is sound.
+    // A validator that collects faults keeps only valid tensors.
     CollectFaults collected;
     const auto loose = read(file, collected);
     for (const auto& tensor : loose.tensors) require(tensor.data.inside(size));
@@ -98,7 +98,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
         require(collected.faults().empty());
         require_same(header, loose);
         require_same(header, read(written(header), throwing));
-        // The strict rules refuse just what the compatible ones tell; the lenient ones take at least as much.
+        // The strict rules refuse exactly the headers for which the compatible rules report a tolerated form; the
+        // lenient rules accept at least as many.
         require(accepted(file, Rules::strict) == header.tolerated.empty());
         require(accepted(file, Rules::lenient));
     } catch (const Error& error) {

@@ -1,4 +1,5 @@
-// Indexes: no shard is outside the folder, every tensor is there once, and what is written from it is read as the same.
+// Fuzzes indexes. Properties: no shard is outside the folder, tensor names are unique, and writing then reading gives
+// the same.
 #include "safetensors/index.hpp"
 
 #include <cstdint>
@@ -29,7 +30,7 @@ Map map_of(const safetensors::Index& index) {
     return map;
 }
 
-/// In a way of its own: no absolute path, no "..", no backslash, no drive, no NUL.
+/// Checks a shard name independently of the library: no absolute path, "..", backslash, drive or NUL.
 bool stays_in_folder(const std::string& shard) {
     if (shard.empty() || shard.front() == '/' || shard.find_first_of(std::string_view("\\\0", 2)) != shard.npos)
         return false;
@@ -57,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     try {
         const auto index = read(text, throwing);
         require(collected.faults().empty() && map_of(index) == map_of(loose));
-        // The writer says the total itself.
+        // The writer adds the total itself.
         auto metadata = index.metadata;
         std::erase_if(metadata, [](const auto& pair) { return pair.first == "total_size"; });
         const std::string written = safetensors::write_index(7, metadata, map_of(index));

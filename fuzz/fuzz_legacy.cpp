@@ -1,5 +1,5 @@
-// Files from before torch 1.6, plain pickles and tars of torch 0.1, each as its content says: any bytes give a tree or
-// an Error, in time and memory that the input pays for.
+// Fuzzes files from before torch 1.6, plain pickles, and tars of torch 0.1, as format detection sorts them. Property:
+// any bytes give a tree or an Error, in time and memory proportional to the input.
 #include "torch/legacy.hpp"
 #include "torch/plain.hpp"
 #include "torch/tar.hpp"

@@ -1,5 +1,5 @@
-// The pickle machine and what is made of its graph: any bytes give a tree or an Error, in time and memory that the
-// input pays for.
+// Fuzzes the pickle machine and the conversion of its graph. Property: any bytes give a tree or an Error, in time and
+// memory proportional to the input.
 #include "pickle/pickle.hpp"
 #include "torch/rebuild.hpp"
 

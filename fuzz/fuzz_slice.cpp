@@ -1,4 +1,5 @@
-// Slices of slices of any shape: of small ones what the slow twin gives, of all others nothing outside the base.
+// Fuzzes slices of slices. Properties: small tensors give the same as the slow reference; all others stay inside the
+// base.
 #include "reference/slow_slice.hpp"
 #include "tensor/reach.hpp"
 
@@ -18,13 +19,13 @@ namespace {
 
 using namespace safemap;
 
-constexpr std::uint64_t small = 4096;  // elements that the twin walks
+constexpr std::uint64_t small = 4096;  // up to this many elements the slow reference is compared
 
 void require(bool holds) {
     if (!holds) std::abort();
 }
 
-/// Numbers out of the input; zeros when it has ended.
+/// Reads numbers from the input; zeros after its end.
 class Input {
 public:
     explicit Input(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
@@ -35,7 +36,7 @@ public:
         bytes_ = bytes_.subspan(1);
         return value;
     }
-    /// Mostly a small number of either sign, now and then any.
+    /// Returns mostly a small number of either sign, sometimes any number.
     std::int64_t number() {
         const unsigned first = byte();
         if (first < 240) return static_cast<std::int64_t>(first % 16) - 8;
@@ -80,7 +81,8 @@ std::vector<Slice> slices_of(Input& input) {
 void require_call_is_wrong(const Error& error) { require(exit_code(error.code()) == 2); }
 
 void slice_small(Input& input, const Shape& shape, Dtype dtype, std::uint64_t nbytes) {
-    const std::vector<std::byte> bytes(nbytes);  // exactly so many: a sanitizer sees one too far
+    const std::vector<std::byte> bytes(
+        nbytes);  // of exactly this size, so that a sanitizer sees an access past the end
     TensorView view(dtype, {bytes}, {shape, row_major(shape), 0});
     StridedView strided{shape, row_major(shape), 0};
     std::optional<reference::Cut> cut = reference::whole(shape);
@@ -94,7 +96,7 @@ void slice_small(Input& input, const Shape& shape, Dtype dtype, std::uint64_t nb
             strided = slice(strided, slices);
             require(allowed && reference::walked(strided) == *cut);
             require(view.shape() == cut->shape && view.strides() == strided.strides);
-            static_cast<void>(to_string(view));  // touches all there is
+            static_cast<void>(to_string(view));  // reads every element that is printed
         } catch (const Error& error) {
             require(!allowed);
             require((error.code() == Errc::partial_byte_slice) == cut.has_value());

@@ -1,4 +1,4 @@
-// Structure documents: what is accepted is a tree whose own document is read as the same tree again.
+// Fuzzes structure documents. Property: an accepted document gives a tree whose own document reads as the same tree.
 #include "state/structure.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace safemap;
 
-/// A tensor of every name; those whose names are of even length are tied.
+/// Has a tensor for every name; those with names of even length are tied.
 class Tensors {
 public:
     const LazyTensor* find(const std::string& name) {

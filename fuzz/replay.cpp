@@ -1,4 +1,5 @@
-// Stands in for the fuzzing engine: gives a target every file of its corpus, and every beginning of the small ones.
+// Replaces the fuzzing engine in ordinary builds: runs a target on each file of its corpus and on all prefixes of small
+// files.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// Beginnings of larger files would take longer than they teach.
+/// Prefixes of larger files take too long for what they find.
 constexpr std::size_t small = 512;
 
 Bytes read(const std::filesystem::path& file) {
@@ -24,7 +25,7 @@ Bytes read(const std::filesystem::path& file) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// In memory of exactly its size, so that a sanitizer sees one byte too far.
+/// Copies the input to memory of exactly its size, so that a sanitizer sees an access past the end.
 void replay(const Bytes& input, std::size_t size) {
     const Bytes exact(input.begin(), input.begin() + static_cast<std::ptrdiff_t>(size));
     LLVMFuzzerTestOneInput(exact.data(), exact.size());
@@ -50,7 +51,7 @@ int main(int argc, char** argv) {
         const auto files = files_of(argv[1]);
         if (files.empty()) throw std::runtime_error("an empty corpus tests nothing");
         for (const auto& file : files) {
-            // Says which file it was if the target dies.
+            // If the target crashes, the last line names the input.
             std::printf("%s\n", file.filename().c_str());
             std::fflush(stdout);
             const Bytes input = read(file);

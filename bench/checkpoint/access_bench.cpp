@@ -1,4 +1,4 @@
-// Getting at tensors of an open checkpoint, by name and as views. The aims: 50 ns and 20 ns, without an allocation.
+// Times access to tensors of an open checkpoint, by name and as views. Goals: 50 ns and 20 ns, without an allocation.
 
 #include "generated.hpp"
 
@@ -25,7 +25,7 @@ namespace {
 
 std::atomic<std::uint64_t> allocations = 0;
 
-/// That many tensors in one file of holes.
+/// A sparse file with the given number of tensors.
 class Model {
 public:
     explicit Model(std::size_t tensors) {
@@ -44,7 +44,7 @@ public:
     Model& operator=(const Model&) = delete;
 
     std::filesystem::path path() const { return std::filesystem::path(folder_) / "model.safetensors"; }
-    /// In no order.
+    /// Returns the names in shuffled order.
     const std::vector<std::string>& names() const { return names_; }
 
 private:
@@ -52,9 +52,9 @@ private:
     std::vector<std::string> names_;
 };
 
-/// Calls access(i) for the numbers of the names, again and again. Fails if that allocates.
+/// Calls access(i) with all indices of names, again and again. Fails if that allocates.
 template <class Access> void repeat(benchmark::State& state, std::size_t names, Access&& access) {
-    access(0);  // what is done once, is done
+    access(0);  // work that is done only once
     const std::uint64_t before = allocations;
     for (std::size_t i = 0; i < names; ++i) access(i);
     if (allocations != before) return state.SkipWithError("it allocates");
@@ -72,7 +72,7 @@ void find(benchmark::State& state) {
            [&](std::size_t i) { benchmark::DoNotOptimize(checkpoint.find(model.names()[i])); });
 }
 
-/// The same by the standard library, for comparison.
+/// The same lookup with the standard library, for comparison.
 void find_in_map(benchmark::State& state) {
     const Model model(static_cast<std::size_t>(state.range(0)));
     std::unordered_map<std::string, std::size_t> numbers;
@@ -90,7 +90,7 @@ void view(benchmark::State& state) {
 
 }  // namespace
 
-// Not inlined: GCC would take the free for that of another's memory.
+// Not inlined: GCC would report a mismatched free.
 [[gnu::noinline]] void* operator new(std::size_t size) {
     allocations.fetch_add(1, std::memory_order_relaxed);
     if (void* const memory = std::malloc(size)) return memory;

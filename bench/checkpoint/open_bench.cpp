@@ -1,4 +1,4 @@
-// Opening: only headers are read, whatever the tensors weigh.
+// Times opening. Checks that only headers are read, whatever the size of the tensors.
 
 #include "counting_source.hpp"
 #include "generated.hpp"
@@ -20,7 +20,7 @@ using generated::tensor_bytes;
 
 namespace {
 
-/// 1,000 tensors in 30 files of the file system, 4 GB in holes.
+/// 1,000 tensors in 30 sparse files, 4 GB in total.
 class ShardedModel {
 public:
     static constexpr std::size_t tensors = 1000;
@@ -61,7 +61,7 @@ private:
     std::uint64_t header_bytes_ = 0;
 };
 
-/// Bytes that this process has asked the kernel for.
+/// Returns the number of bytes that this process has requested from the kernel.
 std::uint64_t bytes_read_so_far() {
     std::ifstream io("/proc/self/io");
     std::string key;
@@ -80,7 +80,7 @@ void open_shards(benchmark::State& state) {
         read = bytes_read_so_far() - before;
         if (checkpoint.size() != ShardedModel::tensors) return state.SkipWithError("tensors are missing");
     }
-    // The index, and what /proc itself gives, come on top of the headers.
+    // The allowance is for the index and for /proc itself.
     if (read > model.header_bytes() + 256_KiB) return state.SkipWithError("more than headers was read");
     state.counters["bytes_read"] = static_cast<double>(read);
     state.counters["header_bytes"] = static_cast<double>(model.header_bytes());
@@ -97,7 +97,7 @@ void open_file(benchmark::State& state) {
         const Checkpoint checkpoint = Checkpoint::open(source);
         if (checkpoint.size() != count) return state.SkipWithError("tensors are missing");
     }
-    // Telling the format may look at the end of a file, where a zip has its directory.
+    // Format detection may read the end of a file, where a zip has its directory.
     if (*read > header.size() + 256_KiB) return state.SkipWithError("more than the header was read");
     state.counters["bytes_read"] = static_cast<double>(*read);
     state.counters["header_bytes"] = static_cast<double>(header.size());

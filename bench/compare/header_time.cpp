@@ -1,4 +1,4 @@
-// Times reading headers, each in a fresh parser: for each line of the input, which names a file, prints nanoseconds.
+// Times header parsing, each file with a fresh parser: reads a path per line of input, prints nanoseconds for each.
 #include "safetensors/header.hpp"
 
 #include <safemap/advanced/file.hpp>

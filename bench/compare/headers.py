@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Times reading headers beside the safetensors package, in turn in one run: headers.py BUILD [ROUNDS].
+"""Times header parsing against the safetensors package, alternating in one run: headers.py BUILD [ROUNDS].
 
-Files are sparse: a header of F32 tensors of [1024, 1024] and data that nobody reads. Of the package safe_open is timed,
-which parses and validates in Rust and makes no Python object of a tensor. Prints a table for docs/performance.md.
+Files are sparse: a header of F32 tensors of [1024, 1024], and data that is never read. The package is timed by
+safe_open, which parses and validates in Rust and creates no Python object per tensor. Prints a table for
+docs/performance.md.
 """
 import json
 import pathlib
@@ -36,7 +37,7 @@ def theirs(path):
 
 
 class Ours:
-    """A process that stays, as this one does: what a first run costs is in neither figure."""
+    """A process that stays alive, as this one does, so that neither figure contains the cost of a first run."""
 
     def __init__(self, program):
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

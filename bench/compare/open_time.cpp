@@ -1,5 +1,6 @@
-// How long opening takes: for opening.py. Opens a first file, which is not counted, then another, and prints the
-// seconds of that, by the clock and of the processor.
+// Times opening, for opening.py. Opens a first file, which is not timed, then a second one, and prints the wall-clock
+// and
+// processor seconds of the second.
 //
 //     open_time FIRST FILE
 #include <safemap/safemap.hpp>

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Opening .pt files of many tensors against torch.load(mmap=True): prints Markdown for docs/performance.md.
+"""Compares opening .pt files of many tensors with torch.load(mmap=True): prints Markdown for docs/performance.md.
 
-    bench/compare/opening.py BUILD [--rounds 7] [--work DIR] [--python PYTHON] [--tensors 300 3000 30000 300000]
+bench/compare/opening.py BUILD [--rounds 7] [--work DIR] [--python PYTHON] [--tensors 300 3000 30000 300000]
 
-BUILD is a build folder with bench/open_time in it, PYTHON has torch. Every time is of a process of its own that has
-opened a small file before, without imports and without what it takes to free the result, by the clock and of the
-processor: that is what counts where others use the machine too, since both sides work in one thread and the files are
-warm. Memory is the most that the process ever had of its own. Each round opens every file once in every way, and ratios
-are medians of the rounds' ratios. With --tensors the files are flat state dicts of so many tensors, and torch.load
-reads them without mmap, too.
+BUILD is a build folder with bench/open_time in it; PYTHON has torch. Each time is measured in a process of its own that
+has already opened a small file, without imports and without the time to free the result. Both wall-clock and processor
+time are reported. Processor time is what counts on a machine with other users, since both sides work in one thread and
+the files are warm. Memory is the peak anonymous memory of the process. Each round opens every file once in every way,
+and ratios are medians of the rounds' ratios. With --tensors, the files are flat state dicts with so many tensors, and
+torch.load also reads them without mmap.
 """
 
 import argparse
@@ -59,7 +59,7 @@ busy = time.process_time() - busy_before
 print(json.dumps({'seconds': time.perf_counter() - start, 'busy': busy}))
 """
 
-# Parameters; with their optimizer states four tensors each.
+# Numbers of parameters; with optimizer state there are four tensors for each.
 FILES = {
     "a state dict": ("weights", 10_000),
     "model and AdamW": ("training", 2_500),
@@ -74,7 +74,7 @@ def milliseconds(times):
 
 
 def ratio(peer, own):
-    """How many times as long the peer took, round by round."""
+    """Returns the ratios of the peer's times to ours, one per round."""
     ratios = [a / b for a, b in zip(peer, own)]
     return f"{statistics.median(ratios):.0f} ({min(ratios):.0f} to {max(ratios):.0f})"
 
@@ -98,7 +98,7 @@ class Opening:
 
     def round(self, number):
         for name, file in self.files.items():
-            # The other way round each time, so that none always meets what another leaves behind.
+            # The order alternates, so that no way always runs after the same other way.
             for way in self.ways if number % 2 == 0 else reversed(self.ways):
                 done = run.Run(self.command(way, file), keep_output=True)
                 out = json.loads(done.output)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Whole commands against what the machine can do, in alternating pairs: prints Markdown for docs/performance.md.
+"""Compares whole commands with the limits of the machine, in alternating pairs: prints Markdown for
+docs/performance.md.
 
-    bench/compare/run.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
+bench/compare/run.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
 
 BUILD is a build folder with the command line, bench/make_pt and bench/bench_limits in it. Absolute times drift
-several-fold within the hour on shared machines, so each round runs every command once, and the ratio of a pair is the
+several-fold within an hour on shared machines, so each round runs every command once, and the ratio of a pair is the
 median of the rounds' ratios. All input is warm: each round begins by reading it.
 """
 
@@ -24,7 +25,7 @@ import time
 
 SAMPLE_SECONDS = 0.005
 
-# What a user of PyTorch runs today; timed without the imports, and durable as safemap's is.
+# The conversion that a user of PyTorch runs today; timed without imports, and durable as safemap's is.
 TORCH = """
 import json, os, sys, time
 import torch
@@ -38,7 +39,7 @@ print(json.dumps({'seconds': time.perf_counter() - start}))
 
 
 def anonymous_bytes(pid):
-    """RssAnon of a process; 0 when it is gone."""
+    """Returns RssAnon of a process, or 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/status") as status:
             for line in status:
@@ -50,7 +51,7 @@ def anonymous_bytes(pid):
 
 
 class Run:
-    """One command: how long it took and the most anonymous memory it had; what it printed only where that is kept."""
+    """A command: its duration and its peak anonymous memory. Its output is kept only on request."""
 
     def __init__(self, command, keep_output=False):
         self.peak_anon = 0
@@ -134,7 +135,7 @@ class Compare:
         ]
         if self.python:
             jobs.insert(1, ("torch", [self.python, "-c", TORCH, big, copy], copy))
-        # The other way round each time, so that neither always meets what the other leaves behind.
+        # The order alternates, so that no command always runs after the same other command.
         for name, command, leaves in jobs if number % 2 == 0 else reversed(jobs):
             self.time(name, command, leaves)
         probe = subprocess.run([self.limits, big, self.work / "scratch"], check=True, capture_output=True, text=True)
@@ -147,7 +148,8 @@ class Compare:
         return statistics.median(x / y for x, y in zip(self.times[a], self.times[b]))
 
     def of_limit(self, name, limit, written=1.0):
-        """How much of what the machine can do was reached, round by round; `written` of the input's bytes count."""
+        """Returns the fraction of a machine limit that was reached, per round; `written` is the fraction of the input's
+        bytes that count."""
         return statistics.median(self.bytes * written / seconds / probe[limit]
                                  for seconds, probe in zip(self.times[name], self.probes))
 
@@ -188,7 +190,7 @@ class Compare:
 
 
 def arguments(description):
-    """What every comparison is told."""
+    """The arguments that every comparison takes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--size", default="4GB", help="of the input, as make_pt takes it")

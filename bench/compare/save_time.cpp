@@ -1,5 +1,5 @@
-// How long saving from memory takes: for saving.py. Copies the tensors of a checkpoint into memory, saves them, and
-// prints the seconds of the saving.
+// Times saving from memory, for saving.py. Copies the tensors of a checkpoint into memory, saves them, and prints the
+// seconds that the save took.
 //
 //     save_time IN OUT
 #include <safemap/safemap.hpp>

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Saving against cp, the probe of the disk, and the packages people use: prints Markdown for docs/performance.md.
+"""Compares saving with cp, the disk probe, and common packages: prints Markdown for docs/performance.md.
 
-    bench/compare/saving.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
+bench/compare/saving.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
 
-BUILD is a build folder with the command line, bench/make_pt, bench/bench_limits and bench/save_time in it. PYTHON,
-where given, has torch, safetensors and huggingface_hub; their imports are not counted, and nothing they write is
-brought to the disk. As in run.py every round runs every command once, on warm input, and ratios are medians of the
-rounds' ratios.
+BUILD is a build folder with the command line, bench/make_pt, bench/bench_limits and bench/save_time in it. PYTHON, if
+given, has torch, safetensors and huggingface_hub; their imports are not counted, and their files are not flushed to
+disk. As in run.py, every round runs every command once on warm input, and ratios are medians of the rounds' ratios.
 """
 
 import datetime
@@ -53,7 +52,7 @@ class Saving:
         self.times, self.anon, self.probes = {}, {}, []
 
     def time(self, name, command, leaves):
-        """The seconds that the command prints of itself, or else those of the whole command."""
+        """Returns the seconds that the command itself prints, or else the duration of the whole command."""
         leaves.mkdir() if name == "hub" else run.remove(leaves)
         done = run.Run(command, keep_output=True)
         run.remove(leaves)
@@ -75,7 +74,7 @@ class Saving:
             jobs += [("hub", [self.python, "-c", RESHARD, self.model, out], out),
                      ("save_file", [self.python, "-c", SAVE, self.model, file], file)]
         for name, command, leaves in jobs if number % 2 == 0 else reversed(jobs):
-            # Warm, and nothing of the job before still on its way to the disk.
+            # The input is warm, and the writes of the previous job are flushed.
             subprocess.run(["sync"], check=True)
             subprocess.run(["cat", self.model], check=True, stdout=subprocess.DEVNULL)
             self.time(name, command, leaves)

@@ -1,4 +1,4 @@
-// Acquiring: what a resident tensor costs, and what bringing one takes beyond reading it.
+// Times Uploader::acquire(): the cost of a resident tensor, and of uploading one, compared with reading it.
 
 #include "device/engine.hpp"
 
@@ -42,7 +42,7 @@ void acquire_resident(benchmark::State& state) {
     state.SetItemsProcessed(state.iterations());
 }
 
-/// One after the other through a budget of four: every acquire evicts.
+/// Acquires one tensor after the other with a budget of four tensors, so that every acquire evicts.
 void bring(benchmark::State& state) {
     const auto size = static_cast<std::uint64_t>(state.range(0));
     const auto tensors = tensors_of(8, size);
@@ -55,7 +55,7 @@ void bring(benchmark::State& state) {
     state.SetBytesProcessed(state.iterations() * state.range(0));
 }
 
-/// The yardstick: fresh memory, filled by memcpy.
+/// The baseline: allocates fresh memory and fills it by memcpy.
 void allocate_and_copy(benchmark::State& state) {
     const auto size = static_cast<std::uint64_t>(state.range(0));
     const std::vector<std::byte> from(size);

@@ -1,5 +1,5 @@
-// Bringing cold tensors into memory: prefetch() against the best way that a probe of its own finds, in the same rounds.
-// `of_best` is the median time of the probe's best way through that of prefetch(); the aim is 0.9.
+// Times reading cold tensors into the page cache: prefetch() against the best of several hand-written ways, in the same
+// rounds. `of_best` is the median time of the best way divided by that of prefetch(); the goal is 0.9.
 
 #include "safetensors/header.hpp"
 
@@ -37,7 +37,7 @@ void write_all(int descriptor, const void* bytes, std::uint64_t size, std::uint6
     if (::pwrite(descriptor, bytes, size, static_cast<off_t>(offset)) != static_cast<ssize_t>(size)) fail("pwrite");
 }
 
-/// A file of tensors on the disk that temporary files are on.
+/// A file of tensors on the disk that holds temporary files.
 class Model {
 public:
     Model() {
@@ -87,7 +87,7 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-/// One way of reading a whole file: threads that claim blocks.
+/// One way to read a whole file: a number of threads that claim blocks.
 struct Way {
     enum class Kind { pread, populate, touch } kind;
     const char* name;
@@ -119,14 +119,14 @@ private:
                 break;
             case Kind::populate: benchmark::DoNotOptimize(::madvise(mapped, size, populate_read)); break;
             case Kind::touch:
-                // volatile: it is read for the sake of it.
+                // volatile, so that the read is not optimised away
                 for (std::uint64_t i = 0; i < size; i += 4_KiB)
                     static_cast<void>(*static_cast<volatile char*>(mapped + i));
         }
     }
 };
 
-/// Whether nearly all of it has left memory.
+/// Returns true if nearly all of the file has been evicted from memory.
 bool cool(const Model& model, const Checkpoint& checkpoint) {
     checkpoint.evict();
     ::posix_fadvise(model.descriptor(), 0, 0, POSIX_FADV_DONTNEED);
@@ -147,7 +147,7 @@ void cold(benchmark::State& state) {
 
     std::vector<double> times;
     for (auto _ : state) {
-        // Each way comes after each other once.
+        // Rotating by 5 makes each way follow each other way once.
         std::rotate(ways.begin(), ways.begin() + 5, ways.end());
         for (Way& way : ways) {
             if (!cool(model, checkpoint)) return state.SkipWithError("what was read does not leave memory: a tmpfs?");

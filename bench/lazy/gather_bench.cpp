@@ -1,4 +1,4 @@
-// Gathering from memory: how near to memcpy of the same bytes each way of standing comes.
+// Times gathering from memory, relative to memcpy of the same bytes, for each storage layout.
 
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint64_t side = 4096;
 constexpr std::uint64_t bytes_in_all = side * side * 4;
 
-/// Ordinary floats; made once.
+/// Returns ordinary floats, generated once.
 const std::vector<std::byte>& stored_bytes() {
     static const std::vector<std::byte> bytes = [] {
         std::vector<std::byte> made(bytes_in_all);
@@ -46,7 +46,7 @@ LazyTensor columns() { return matrix().slice({Slice{}, {.start = 1000, .stop = 3
 LazyTensor transposed() { return {"w", matrix().stored(), StridedView{{side, side}, {1, side}, 0}}; }
 LazyTensor cast() { return matrix().cast(Dtype::bf16); }
 
-/// As the engines do: blocks into one buffer.
+/// Gathers block by block into one buffer, as save() and the Uploader do.
 void gather(benchmark::State& state, LazyTensor (*make)()) {
     const LazyTensor tensor = make();
     const Blocks blocks(tensor, 8_MiB);
@@ -69,7 +69,7 @@ void gather(benchmark::State& state, LazyTensor (*make)()) {
     state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(tensor.nbytes()));
 }
 
-/// The yardstick: the same bytes of the value, copied.
+/// The baseline: copies the same number of bytes.
 void copy(benchmark::State& state, LazyTensor (*make)()) {
     const std::uint64_t size = make().nbytes();
     const std::byte* const from = stored_bytes().data();
@@ -85,7 +85,7 @@ void copy(benchmark::State& state, LazyTensor (*make)()) {
 
 }  // namespace
 
-// Pairs stand together, so that both meet the same machine.
+// The two of a pair run one after the other, so that both meet the same machine load.
 #define GATHER(kind)                                                                             \
     BENCHMARK_CAPTURE(gather, kind, kind)->Name("gather/" #kind)->Unit(benchmark::kMillisecond); \
     BENCHMARK_CAPTURE(copy, kind, kind)->Name("memcpy/" #kind)->Unit(benchmark::kMillisecond)

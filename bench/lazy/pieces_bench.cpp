@@ -1,5 +1,5 @@
-// Tensors in pieces: how long it takes to say where the pieces of a large run's files are, and to read the same bytes
-// when each file has some columns, some rows and columns, or some rows.
+// Times tensors in pieces: describing where the pieces of a large training run are, and reading the same bytes when
+// each file holds some columns, some rows and columns, or some rows.
 
 #include "lazy/blocks.hpp"
 #include "lazy/gatherer.hpp"
@@ -25,7 +25,7 @@ using namespace safemap;
 
 namespace {
 
-/// Elements of the 1,137 parameters of Llama 3.1 405B.
+/// Returns the element counts of the 1,137 parameters of Llama 3.1 405B.
 std::vector<std::uint64_t> parameters() {
     constexpr std::uint64_t hidden = 16'384;
     constexpr std::uint64_t ffn = 53'248;
@@ -38,7 +38,7 @@ std::vector<std::uint64_t> parameters() {
     return sizes;
 }
 
-/// As ZeRO-3 stores them: each parameter is cut into as many parts as there are ranks.
+/// The layout of ZeRO-3: each parameter is cut into one part per rank.
 void describe(benchmark::State& state) {
     const auto ranks = static_cast<std::uint32_t>(state.range(0));
     std::vector<std::shared_ptr<const Source>> sources;
@@ -67,7 +67,7 @@ void describe(benchmark::State& state) {
 constexpr std::uint64_t side = 8'192;
 constexpr std::uint64_t total = side * side * 4;
 
-/// A folder of files, one for each of the ranks, that hold as many bytes.
+/// A folder with one file per rank, each with the same number of bytes.
 class Ranks {
 public:
     explicit Ranks(std::uint64_t count) {
@@ -93,7 +93,7 @@ private:
         std::filesystem::temp_directory_path() / ("safemap-pieces-bench-" + std::to_string(::getpid()));
 };
 
-/// Reads all of it, as a save does: ranges of 1 MiB, or whole rows of up to 8 MiB.
+/// Reads the whole tensor as a save does: ranges of 1 MiB, or whole rows of up to 8 MiB.
 void read_all(benchmark::State& state, const LazyTensor& tensor) {
     const Blocks blocks = Blocks::for_disk(tensor, Blocks::wants_rows(tensor) ? 8_MiB : 1_MiB);
     std::vector<std::byte> buffer(8_MiB);
@@ -107,7 +107,7 @@ void read_all(benchmark::State& state, const LazyTensor& tensor) {
     state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(total));
 }
 
-/// Each rank has some whole rows.
+/// Each rank holds some whole rows.
 void runs(benchmark::State& state) {
     const Ranks ranks(static_cast<std::uint64_t>(state.range(0)));
     const std::uint64_t each = side * side / ranks.files.size();
@@ -116,7 +116,7 @@ void runs(benchmark::State& state) {
     read_all(state, {"w", stored_runs(Dtype::f32, {side, side}, pieces)});
 }
 
-/// The ranks are a grid.
+/// The ranks form a grid.
 void boxes(benchmark::State& state) {
     const auto rows = static_cast<std::uint64_t>(state.range(0));
     const auto columns = static_cast<std::uint64_t>(state.range(1));
@@ -131,8 +131,8 @@ void boxes(benchmark::State& state) {
     read_all(state, {"w", stored_boxes(Dtype::f32, {side, side}, pieces)});
 }
 
-/// The same files and blocks by the loop that one would write: a read for each file that a block meets, and a copy for
-/// each row of it. What `boxes` takes beside it is the work of the library, not of the machine.
+/// The loop that one would write by hand, on the same files and blocks: a read for each file that a block touches, and
+/// a copy for each row of it. The difference from `boxes` is the overhead of the library, not of the machine.
 void bare(benchmark::State& state) {
     const auto rows = static_cast<std::uint64_t>(state.range(0));
     const auto columns = static_cast<std::uint64_t>(state.range(1));
@@ -155,7 +155,7 @@ void bare(benchmark::State& state) {
 
 BENCHMARK(describe)->ArgName("ranks")->Arg(192)->Arg(1'024)->Arg(4'096)->Unit(benchmark::kMillisecond);
 BENCHMARK(runs)->ArgName("ranks")->Arg(8)->Arg(64)->Arg(1'024)->UseRealTime()->Unit(benchmark::kMillisecond);
-/// Rows and columns of the grids that `boxes` and `bare` read.
+/// The numbers of rows and columns in the grids that `boxes` and `bare` read.
 void grids(benchmark::internal::Benchmark* bench) {
     bench->ArgNames({"rows", "columns"})->Args({2, 4})->Args({8, 8})->Args({32, 32})->Args({1, 64})->Args({1, 1'024});
     bench->UseRealTime()->Unit(benchmark::kMillisecond);

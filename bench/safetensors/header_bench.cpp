@@ -1,4 +1,5 @@
-// Parsing and validating headers, in a fresh parser each time; and what a hostile one takes of memory.
+// Times parsing and validating headers with a fresh parser each time, and measures the memory that a hostile header
+// takes.
 #include "counting_source.hpp"
 #include "generated.hpp"
 

@@ -1,4 +1,4 @@
-// Casts from memory to memory: how near to memcpy of the same bytes each comes.
+// Times casts from memory to memory, relative to memcpy of the same number of bytes.
 
 #include "tensor/convert.hpp"
 
@@ -16,12 +16,12 @@ using namespace safemap;
 
 namespace {
 
-constexpr std::size_t elements = 32 << 20;  // more than caches hold, also of one byte each
+constexpr std::size_t elements = 32 << 20;  // larger than caches, even at one byte each
 
 constexpr Dtype castables[] = {Dtype::f64,     Dtype::f32,     Dtype::f16,         Dtype::bf16,
                                Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::f8_e4m3fnuz, Dtype::f8_e5m2fnuz};
 
-/// Ordinary weights, some of them subnormal in the narrow formats.
+/// Returns ordinary weights, some of them subnormal in the narrow formats.
 std::vector<std::byte> weights(Dtype dtype) {
     std::vector<float> values(elements);
     for (std::size_t i = 0; i < elements; ++i) values[i] = static_cast<float>(i * 2654435761U % 1000) / 1000.0F - 0.5F;
@@ -41,7 +41,7 @@ void cast(benchmark::State& state, Dtype from, Dtype to) {
     state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(in.size() + out.size()));
 }
 
-/// The yardstick: as many bytes read and written, half of each.
+/// The baseline: the same number of bytes in total, half of them read and half written.
 void copy(benchmark::State& state, Dtype from, Dtype to) {
     const std::vector<std::byte> in(elements * (element_size(from) + element_size(to)) / 2, std::byte{1});
     std::vector<std::byte> out(in.size());
@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
     for (const Dtype from : castables)
         for (const Dtype to : castables) {
             if (from == to) continue;
-            // Pairs stand together, so that both meet the same machine.
+            // The two of a pair run one after the other, so that both meet the same machine load.
             const std::string pair = std::string(name(from)) + "/" + std::string(name(to));
             benchmark::RegisterBenchmark(("cast/" + pair).c_str(), cast, from, to)->Unit(benchmark::kMillisecond);
             benchmark::RegisterBenchmark(("memcpy/" + pair).c_str(), copy, from, to)->Unit(benchmark::kMillisecond);

@@ -1,4 +1,4 @@
-// A hundred thousand small tensors: what is spent on names, headers and the index, and not on bytes.
+// Times saving a hundred thousand small tensors: the cost is in names, headers and the index, not in bytes.
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/save.hpp>
 #include <safemap/source.hpp>
@@ -25,7 +25,7 @@ std::vector<LazyTensor> small_tensors(std::size_t count) {
     return tensors;
 }
 
-/// In one file, or in a hundred shards and an index; to a folder in memory where there is one.
+/// Saves to one file, or to a hundred shards and an index; in /dev/shm if there is one.
 void save_many(benchmark::State& state) {
     const auto count = static_cast<std::size_t>(state.range(0));
     const std::vector<LazyTensor> tensors = small_tensors(count);

@@ -1,5 +1,7 @@
-"""Writes the seeds of fuzz_archive: make_archive_seeds.py FOLDER. Small files of tests/data/pt, and the same without
-checksums: a change of the pickle would be refused for its checksum, and nothing behind that ever be reached.
+"""Writes the seeds of fuzz_archive: make_archive_seeds.py FOLDER.
+
+The seeds are small files of tests/data/pt, each also without checksums: a mutated pickle would fail its checksum, and
+the code after that check would never be reached.
 """
 import pathlib
 import struct
@@ -11,7 +13,7 @@ NO_CHECKSUMS = ('aligned_1', 'big_endian', 'conj_neg', 'nested', 'stored_by_pyth
 
 def without_checksums(file):
     file = bytearray(file)
-    # The central directory: 46 bytes of numbers, then name, extra field and comment.
+    # An entry of the central directory: 46 bytes of numbers, then name, extra field and comment.
     count, _, at = struct.unpack_from('<HII', file, file.rindex(b'PK\x05\x06') + 10)
     for _ in range(count):
         file[at + 16:at + 20] = bytes(4)

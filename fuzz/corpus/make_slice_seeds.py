@@ -1,10 +1,10 @@
-"""Writes the seeds of fuzz_slice: make_slice_seeds.py FOLDER. The bytes are what fuzz_slice.cpp reads of its input."""
+"""Writes the seeds of fuzz_slice: make_slice_seeds.py FOLDER. fuzz_slice.cpp defines how it reads its input."""
 import pathlib
 import sys
 
 
 def number(n):
-    """A small one as it is, any other behind a byte that says so."""
+    """Returns a small number as one byte, and any other as a marker byte and eight bytes."""
     return bytes([n + 8]) if -8 <= n < 8 else b'\xff' + n.to_bytes(8, 'big', signed=True)
 
 
@@ -20,7 +20,7 @@ def part(start=None, stop=None, step=None):
 REST = b'\x01'
 U8, F4, F6 = range(3)
 
-# Name: dtype, shape, and the slices of each cut.
+# Name: dtype, shape, and the slices of each step.
 SEEDS = {
     'whole': (U8, [2, 3], []),
     'index_ellipsis': (U8, [2, 3, 4], [at(-1), REST], [part(1)], [part(step=-1)]),
