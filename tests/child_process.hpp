@@ -1,4 +1,4 @@
-// Work that needs a process of its own: it gives up rights, descriptors or memory, or ends in a signal.
+// Runs work in a child process: work that gives up privileges, descriptors or memory, or ends in a signal.
 #pragma once
 
 #include <sys/wait.h>
@@ -6,7 +6,8 @@
 
 #include <exception>
 
-/// Whether `work`, run in a child, gives true. The child runs none of the tests that follow, whatever it throws.
+/// Runs `work` in a child, and returns true if `work` returned true. Exceptions do not leave the child, so that it does
+/// not run the remaining tests.
 template <class Work> bool true_in_child(Work&& work) {
     const pid_t child = ::fork();
     if (child < 0) return false;

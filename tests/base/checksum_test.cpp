@@ -1,4 +1,4 @@
-// Checksums against published values.
+// Tests checksums against published values.
 #include "base/checksum.hpp"
 #include "doctest_safemap.hpp"
 
@@ -18,7 +18,7 @@ TEST_CASE("XXH3-128 gives the values of the reference implementation") {
     CHECK(hash.hex() == "06b05ab6733a618578af5f94892f3950");
 }
 
-TEST_CASE("a digest is read from its digits, and from no others") {
+TEST_CASE("a digest is parsed from its 32 digits, and nothing else is") {
     const Digest digest = xxh3(bytes_of("abc"));
     CHECK(hex(digest) == "06b05ab6733a618578af5f94892f3950");
     CHECK(digest_of_hex("06b05ab6733a618578af5f94892f3950") == digest);
@@ -27,7 +27,7 @@ TEST_CASE("a digest is read from its digits, and from no others") {
         CHECK_FALSE(digest_of_hex(text));
 }
 
-TEST_CASE("a digest does not depend on how the bytes are cut") {
+TEST_CASE("a digest does not depend on how the bytes are split into calls") {
     std::vector<std::byte> data(100'000);
     for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 31 >> 3);
     Xxh3 whole;

@@ -1,4 +1,4 @@
-// The fault table and the context that errors gather.
+// Tests the fault table and the context that errors collect.
 #include "doctest_safemap.hpp"
 
 #include <set>
@@ -29,7 +29,7 @@ TEST_CASE("exit codes follow the remedy") {
     CHECK(remedy(Errc::file_changed) == Remedy::retry);
 }
 
-TEST_CASE("context is added from the inside out, and the innermost file and tensor stay") {
+TEST_CASE("context is added from the inside out, and the innermost file and tensor are kept") {
     Error error(Errc::size_mismatch, "24 bytes, but shape [2, 2] of F32 wants 16");
     error.with_tensor("wte").with_path("model-00002-of-00005.safetensors").during("save out/");
     CHECK(std::string(error.what()) ==
@@ -42,7 +42,7 @@ TEST_CASE("context is added from the inside out, and the innermost file and tens
     CHECK(error.with_hint("look").hint() == "look");
 }
 
-TEST_CASE("a path that the operation names is not said twice") {
+TEST_CASE("a path that the operation already names is not repeated") {
     const auto text = [](const char* operation, const char* path) {
         Error error(Errc::already_exists, "exists already");
         error.with_path(path).during(operation);

@@ -1,4 +1,4 @@
-// Which names are folded, and that the braces claim no name that is not there.
+// Tests which names are folded, and that the braces cover no name that does not exist.
 #include <safemap/advanced/fold.hpp>
 
 #include "doctest_safemap.hpp"
@@ -29,25 +29,25 @@ TEST_CASE("experts fold within layers, and layers with different experts stay ap
           "l.{0..1}.e.{0..1}.w x4\nl.2.e.0.w x1\n");
 }
 
-TEST_CASE("numbers that are missing are not claimed") {
+TEST_CASE("missing numbers are not in the braces") {
     CHECK(folded({"s.3", "s.0", "s.1", "s.9", "s.8"}) == "s.{0..1,3,8..9} x5\n");
     CHECK(number_ranges({4}) == "4");
     CHECK(number_ranges({4, 6}) == "{4,6}");
 }
 
-TEST_CASE("a number that would be written differently is no number") {
+TEST_CASE("a number that would be printed differently is not folded") {
     CHECK(folded({"a.01", "a.02", "a.99999999999999999999", "a.-1", "a.2x"}) ==
           "a.01 x1\na.02 x1\na.99999999999999999999 x1\na.-1 x1\na.2x x1\n");
 }
 
-TEST_CASE("dots and slashes are different places") {
+TEST_CASE("a dot and a slash are different separators") {
     CHECK(folded({"a.0", "a/1", "0", "1"}) == "a.0 x1\na/1 x1\n{0..1} x2\n");
     CHECK(name_parts("a/b.c") == NameParts{"a", "/b", ".c"});
     CHECK(name_parts("..a.") == NameParts{".", ".a", "."});
     CHECK(name_parts("").empty());
 }
 
-TEST_CASE("what has another dtype or shape is another line") {
+TEST_CASE("tensors of another dtype or shape are another line") {
     const auto lines = fold({{"a.0", "F32 [2]", 8}, {"a.1", "BF16 [2]", 4}, {"a.2", "F32 [2]", 8}});
     REQUIRE(lines.size() == 2);
     CHECK(lines[0].name() == "a.{0,2}");
@@ -55,7 +55,7 @@ TEST_CASE("what has another dtype or shape is another line") {
     CHECK(lines[1].name() == "a.1");
 }
 
-TEST_CASE("what is folded is in all files that its tensors are in") {
+TEST_CASE("a folded line lists every file of its tensors") {
     const auto lines = fold({{"a.0", "F32 [2]", 8, 3},
                              {"a.1", "F32 [2]", 8, 1},
                              {"b", "F32 [2]", 8, 0},
@@ -79,7 +79,7 @@ TEST_CASE("a prefix ends before the first number, or before the last part") {
     CHECK(prefix_of("").empty());
 }
 
-TEST_CASE("a name of a hundred thousand dots costs no more than its length") {
+TEST_CASE("a name of a hundred thousand dots is split in linear time") {
     const std::string dots(100'000, '.');
     CHECK(name_parts(dots).size() == 64);
     CHECK(folded({dots.c_str()}) == dots + " x1\n");

@@ -1,4 +1,4 @@
-// Deflated sources: any order of reads, damaged streams, promises not kept.
+// Tests deflated sources: reads in any order, damaged streams, and wrong sizes or checksums.
 #include "base/inflate.hpp"
 #include "base/checksum.hpp"
 #include "deflate.hpp"
@@ -24,7 +24,7 @@ TEST_CASE("an inflated source reads any range in any order") {
     const auto data = compressible(300'000, 1);
     auto packed = forge::deflated(data);
     const std::uint64_t size = packed.size();
-    packed.insert(packed.begin(), 100, std::byte{0xAA});  // the stream stands in the middle of a file
+    packed.insert(packed.begin(), 100, std::byte{0xAA});  // the stream is in the middle of the file
     packed.insert(packed.end(), 100, std::byte{0xBB});
     const auto source = inflated_source("a/data/0", memory_source("zip", packed), {100, size}, data.size());
     std::mt19937 random(2);
@@ -37,7 +37,7 @@ TEST_CASE("an inflated source reads any range in any order") {
     CHECK_FALSE(source->map({0, 1}));
 }
 
-TEST_CASE("a stream that is cut, damaged or shorter than promised is a fault") {
+TEST_CASE("a stream that is truncated, damaged or shorter than stated is a fault") {
     const auto data = compressible(50'000, 3);
     const auto packed = forge::deflated(data);
     std::vector<std::byte> out(data.size());
@@ -60,7 +60,7 @@ TEST_CASE("a stream that is cut, damaged or shorter than promised is a fault") {
         Errc::inflate_failed);
 }
 
-TEST_CASE("a stream whose data has another checksum is a fault when its last byte is read, whatever was read before") {
+TEST_CASE("a stream with a wrong checksum is a fault when its last byte is read, whatever was read before") {
     const auto data = compressible(200'000, 4);
     const auto packed = forge::deflated(data);
     const std::uint32_t right = crc32(0, data);

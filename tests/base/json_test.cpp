@@ -1,4 +1,4 @@
-// JSON both ways.
+// Tests reading and writing JSON.
 #include "base/json.hpp"
 
 #include "doctest_safemap.hpp"
@@ -19,7 +19,7 @@ std::string nested(unsigned depth) { return std::string(depth, '[') + std::strin
 
 }  // namespace
 
-TEST_CASE("a document becomes a tree in its own order") {
+TEST_CASE("a document becomes a tree in the order of the text") {
     const json::Value root = parse(R"( {"b": [1, -2, 2.5, true, null, "x\u00e9"], "a": {"": {}}, "b2": []} )");
     REQUIRE(root.object() != nullptr);
     CHECK(root.object()->at(0).key == "b");
@@ -41,7 +41,7 @@ TEST_CASE("a document becomes a tree in its own order") {
     CHECK(items[0].find("c") == nullptr);
 }
 
-TEST_CASE("integers are exact to the last of 64 bits") {
+TEST_CASE("integers are exact up to 64 bits") {
     CHECK(parse("18446744073709551615").unsigned_integer() == UINT64_MAX);
     CHECK_FALSE(parse("18446744073709551615").integer().has_value());
     CHECK(parse("9007199254740993").unsigned_integer() == 9007199254740993U);
@@ -50,13 +50,13 @@ TEST_CASE("integers are exact to the last of 64 bits") {
     CHECK(parse("4e0").number() == 4.0);
 }
 
-TEST_CASE("of a repeated key the last counts") {
+TEST_CASE("the last of several equal keys counts") {
     const json::Value root = parse(R"({"a": 1, "b": 2, "\u0061": 3})");
     CHECK(root.find("a")->unsigned_integer() == 3U);
     CHECK(root.object()->size() == 3);
 }
 
-TEST_CASE("what is not JSON is refused wherever it stands") {
+TEST_CASE("invalid JSON is refused at every position") {
     for (const char* text : {"",
                              " ",
                              "{",
@@ -99,7 +99,7 @@ TEST_CASE("127 levels are read and 128 are not") {
     CHECK_FAULT(parse(nested(100'000)), Errc::index_not_json);
 }
 
-TEST_CASE("the error has the code that was asked for") {
+TEST_CASE("the error has the code that the caller passed") {
     CHECK_FAULT(json::parse("{", Errc::header_not_json), Errc::header_not_json);
 }
 
@@ -117,13 +117,13 @@ TEST_CASE("strings are escaped as Python's json.dump does") {
     CHECK(written("\U0001f600\U0010ffff", json::Charset::ascii) == R"("\ud83d\ude00\udbff\udfff")");
 }
 
-TEST_CASE("bytes that are no UTF-8 become replacement characters, never a crash") {
+TEST_CASE("bytes that are not UTF-8 become replacement characters") {
     CHECK(written("a\xff", json::Charset::ascii) == R"("a\ufffd")");
     CHECK(written("\xf0\x9f\x98", json::Charset::ascii) == R"("\ufffd\ufffd\ufffd")");
     CHECK(written("\xc0\x80", json::Charset::ascii) == R"("\ufffd\ufffd")");
 }
 
-TEST_CASE("whatever is written is read back") {
+TEST_CASE("written JSON is read back the same") {
     std::string all;
     for (char c = 1; c < 127; ++c) all += c;
     all += "\x7f\u0080\u07ff\u0800\uffff\U00010000\U0010ffff";
@@ -131,7 +131,7 @@ TEST_CASE("whatever is written is read back") {
         CHECK(*parse(written(all, charset)).string() == all);
 }
 
-TEST_CASE("the members of a large object are handed out, not kept") {
+TEST_CASE("the members of a large object are streamed, not stored") {
     using Members = std::vector<std::pair<std::string, std::optional<std::string>>>;
     Members members;
     const auto on_member = [&](std::string_view key, std::optional<std::string_view> text) {

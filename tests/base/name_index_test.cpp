@@ -1,4 +1,4 @@
-// Names to numbers.
+// Tests the map from names to numbers.
 #include "base/name_index.hpp"
 
 #include "doctest_safemap.hpp"
@@ -20,7 +20,7 @@ TEST_CASE("every name has the number it was added with") {
     CHECK_FALSE(index.find("", name_of).has_value());
 }
 
-TEST_CASE("a name that is there keeps its number") {
+TEST_CASE("adding a name a second time keeps its number") {
     const std::vector<std::string> names = {"", "a", "", "a"};
     const auto name_of = [&](std::uint32_t i) { return std::string_view(names[i]); };
     NameIndex index;
@@ -34,7 +34,7 @@ TEST_CASE("an empty index finds nothing") {
     CHECK_FALSE(NameIndex().find("a", [](std::uint32_t) { return std::string_view(); }).has_value());
 }
 
-TEST_CASE("hashes tell names apart that differ in one bit or in length") {
+TEST_CASE("hashes differ for names that differ in one bit or in length") {
     CHECK(safemap::name_hash("a") != safemap::name_hash("b"));
     CHECK(safemap::name_hash("12345678") != safemap::name_hash("12345679"));
     CHECK(safemap::name_hash(std::string_view("a\0", 2)) != safemap::name_hash("a"));

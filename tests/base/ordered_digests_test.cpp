@@ -1,4 +1,4 @@
-// Pieces from several workers, hashed in order.
+// Tests digests of items whose pieces come from several workers and are hashed in order.
 #include "base/ordered_digests.hpp"
 
 #include "base/pool.hpp"
@@ -27,7 +27,7 @@ struct Piece {
 
 }  // namespace
 
-TEST_CASE("whatever the pieces and the workers, digests are those of the items") {
+TEST_CASE("digests are those of the items, for any pieces and any workers") {
     std::random_device device;
     for (int round = 0; round < 30; ++round) {
         const unsigned seed = device();
@@ -54,7 +54,7 @@ TEST_CASE("whatever the pieces and the workers, digests are those of the items")
     }
 }
 
-TEST_CASE("whoever waits for an item that is abandoned hears of it, and others go on") {
+TEST_CASE("a worker that waits for an abandoned item is told, and the others continue") {
     const std::vector<std::byte> bytes(10);
     for (const bool all : {false, true}) {
         OrderedDigests digests(2);
@@ -69,7 +69,7 @@ TEST_CASE("whoever waits for an item that is abandoned hears of it, and others g
     }
 }
 
-TEST_CASE("whoever waits on the caller's thread tells how far it is, and can be stopped") {
+TEST_CASE("a wait on the caller's thread reports progress and can be stopped") {
     const std::vector<std::byte> bytes(10);
     OrderedDigests digests(1);
     int told = 0;

@@ -1,4 +1,4 @@
-// Parallel loops.
+// Tests parallel loops.
 #include "base/pool.hpp"
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
@@ -14,7 +14,7 @@
 
 using namespace safemap;
 
-TEST_CASE("every index is worked on once, and no worker number twice at a time") {
+TEST_CASE("every index is processed once, and no worker number is used twice at a time") {
     for (const unsigned threads : {1U, 2U, 3U, 8U})
         for (const std::size_t count : {0U, 1U, 2U, 1000U}) {
             std::vector<std::atomic<int>> done(count);
@@ -49,7 +49,7 @@ TEST_CASE("the first exception reaches the caller and stops the rest") {
     CHECK(begun < 1'000'000);
 }
 
-TEST_CASE("ticks happen on the calling thread, also while it waits, and their exceptions stop the loop") {
+TEST_CASE("ticks run on the calling thread, also while it waits, and their exceptions stop the loop") {
     const auto caller = std::this_thread::get_id();
     int ticks = 0;
     std::atomic<bool> elsewhere{false};

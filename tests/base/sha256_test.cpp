@@ -1,4 +1,4 @@
-// SHA-256 beside a slow twin, whatever the pieces; and what a build without it says.
+// Tests SHA-256 against a slow reference, for any pieces, and the error of a build without SHA-256.
 #include "base/sha256.hpp"
 
 #include "base/hex.hpp"
@@ -15,7 +15,7 @@ using namespace safemap;
 
 namespace {
 
-/// Nothing where the build has none.
+/// Returns a hash, or nothing if this build has no SHA-256.
 std::optional<Sha256> hash() {
     try {
         return Sha256();
@@ -34,10 +34,10 @@ TEST_CASE("SHA-256 of known texts is what FIPS 180-4 says") {
     CHECK(hex(sha->digest()) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     sha->update(std::as_bytes(std::span(std::string_view("abc"))));
     CHECK(hex(sha->digest()) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    CHECK(hex(sha->digest()) == hex(sha->digest()));  // asking changes nothing
+    CHECK(hex(sha->digest()) == hex(sha->digest()));  // digest() does not change the state
 }
 
-TEST_CASE("SHA-256 in any pieces is that of a slow twin") {
+TEST_CASE("SHA-256 does not depend on the pieces, and agrees with a slow reference") {
     if (!hash()) return;
     std::random_device device;
     const unsigned seed = device();

@@ -1,4 +1,4 @@
-// Sources over memory and over a function.
+// Tests sources over memory and over a callback.
 #include "doctest_safemap.hpp"
 
 #include <safemap/source.hpp>
@@ -30,7 +30,7 @@ TEST_CASE("a memory source reads and maps its bytes, and its views outlive it") 
     CHECK(mapped->bytes[1] == std::byte{9});
 }
 
-TEST_CASE("ranges outside a source are refused, whatever they add up to") {
+TEST_CASE("ranges outside a source are refused, even if their end overflows") {
     const auto called = std::make_shared<int>(0);
     for (const auto& source :
          {memory_source("m", counting(10)), callback_source("c", 10, [called](auto, auto) { ++*called; })}) {
@@ -45,7 +45,7 @@ TEST_CASE("ranges outside a source are refused, whatever they add up to") {
     CHECK_FAULT(memory_source("m", counting(10))->map({10, 1}), Errc::file_truncated);
 }
 
-TEST_CASE("a callback source asks its function and has no addresses") {
+TEST_CASE("a callback source calls its function and cannot be mapped") {
     const auto source =
         callback_source("numbers", 1'000'000'000'000, [](std::uint64_t offset, std::span<std::byte> into) {
             for (std::size_t i = 0; i < into.size(); ++i) into[i] = static_cast<std::byte>((offset + i) % 251);

@@ -1,4 +1,4 @@
-// UTF-8 and printable names.
+// Tests UTF-8 validation and printable names.
 #include <safemap/advanced/text.hpp>
 
 #include "base/text.hpp"
@@ -10,7 +10,7 @@ using namespace safemap;
 
 namespace {
 
-// By decoding, as RFC 3629 describes it: slow and obvious.
+// Checks by decoding, as RFC 3629 describes it: slow and obvious.
 bool is_utf8_twin(std::string_view text) {
     std::size_t i = 0;
     while (i < text.size()) {
@@ -37,7 +37,7 @@ bool is_utf8_twin(std::string_view text) {
 
 }  // namespace
 
-TEST_CASE("is_utf8 finds a wrong byte wherever it stands in a text") {
+TEST_CASE("is_utf8 finds a wrong byte at every position in a text") {
     for (std::size_t size = 1; size <= 40; ++size) {
         CHECK(is_utf8(std::string(size, 'a')));
         for (std::size_t at = 0; at < size; ++at) {
@@ -51,7 +51,7 @@ TEST_CASE("is_utf8 finds a wrong byte wherever it stands in a text") {
     }
 }
 
-TEST_CASE("is_utf8 agrees with decoding on all one, two and three byte texts, and on the edges of four") {
+TEST_CASE("is_utf8 agrees with decoding for all texts of one, two and three bytes, and for the limits of four") {
     for (unsigned v = 0; v < 0x1000000; v += v < 0x10000 ? 1 : 7) {
         const char bytes[] = {static_cast<char>(v), static_cast<char>(v >> 8), static_cast<char>(v >> 16)};
         for (std::size_t n = v < 0x100 ? 1 : v < 0x10000 ? 2 : 3; n <= 3; ++n)
@@ -67,7 +67,7 @@ TEST_CASE("is_utf8 agrees with decoding on all one, two and three byte texts, an
                 }
 }
 
-TEST_CASE("a path that climbs or is absolute does not stay below") {
+TEST_CASE("a path with .. or an absolute path does not stay below its folder") {
     for (const char* path : {"..", "../x", "a/..", "a/../b", "a/b/..", "./..", "/", "/x", "//x", "..//x"}) {
         CAPTURE(path);
         CHECK_FALSE(stays_below(path));
@@ -78,7 +78,7 @@ TEST_CASE("a path that climbs or is absolute does not stay below") {
     }
 }
 
-TEST_CASE("names in messages are printable and bounded") {
+TEST_CASE("names in messages are printable and limited in length") {
     CHECK(quoted("model.weight") == "'model.weight'");
     CHECK(quoted("grün") == "'grün'");
     CHECK(safemap::quoted(std::string("a\0b\n\x7F\xFF", 6)) == "'a\\x00b\\x0a\\x7f\\xff'");
@@ -90,7 +90,7 @@ TEST_CASE("names in messages are printable and bounded") {
     CHECK(bytes_text(24) == "24 bytes");
 }
 
-TEST_CASE("what an error says can be printed, wherever its words come from") {
+TEST_CASE("error messages are printable, wherever their words come from") {
     const std::string evil = "a\x1b[2J\xC2\x9B\xE2\x80\xAE\xD8\x9C";
     const std::string shown = "a\\x1b[2J\\xc2\\x9b\\xe2\\x80\\xae\\xd8\\x9c";
     const Error error =
@@ -114,7 +114,7 @@ TEST_CASE(
         if (control) CHECK(said.find(text) == std::string::npos);
         const std::string json = json_quoted(text);
         if (control) CHECK(json.find(text) == std::string::npos);
-        const bool spelled = text == "\"" || text == "\\";  // of JSON alone
+        const bool spelled = text == "\"" || text == "\\";  // JSON escapes these too
         if (!spelled) CHECK((said == text) == (json == '"' + text + '"'));
     }
     CHECK(json_quoted("a\xC2\x9B\b\xFF\xF0\x9F\xA6\x99") == "\"a\\u009b\\b\xEF\xBF\xBD\xF0\x9F\xA6\x99\"");

@@ -1,4 +1,4 @@
-// Deflated records: a bit that is wrong in them is found by everything that reads a whole tensor.
+// Tests that every operation that reads a whole tensor finds a flipped bit in a deflated record.
 #include <safemap/diff.hpp>
 #include <safemap/digest.hpp>
 #include <safemap/verify.hpp>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t rows = 3000;
 
-/// Bytes that deflate well enough to have every kind of block.
+/// Returns bytes that deflate into every kind of block.
 std::string weights(std::size_t size, unsigned seed) {
     std::mt19937 random(seed);
     std::string out(size, '\0');
@@ -35,7 +35,7 @@ std::string tensor(std::string_view key) {
     return forge::tensor(forge::storage("FloatStorage", key, rows), 0, {forge::integer(rows)}, {forge::integer(1)});
 }
 
-/// A file of torch.save that somebody packed again.
+/// Returns a file of torch.save that was repacked with deflate.
 forge::Zip repacked() {
     forge::Zip zip;
     zip.add_deflated("a/data.pkl",
@@ -47,7 +47,7 @@ forge::Zip repacked() {
     return zip;
 }
 
-/// Returns the bytes of an inflated record, or nothing where it is damaged.
+/// Returns the bytes of an inflated record, or nothing if the record is damaged.
 std::optional<std::string> inflated(const Source& source, const ZipRecord& record) {
     std::string out(record.size, '\0');
     try {
@@ -66,7 +66,7 @@ std::vector<std::byte> loaded(const Checkpoint& checkpoint, std::string_view nam
 
 }  // namespace
 
-TEST_CASE("verify reads deflated records too, and compares each with its checksum") {
+TEST_CASE("verify also reads deflated records, and compares each with its checksum") {
     const TempDir dir;
     const auto zip = repacked();
     std::uint64_t all = 0;
@@ -80,7 +80,7 @@ TEST_CASE("verify reads deflated records too, and compares each with its checksu
     }
 }
 
-TEST_CASE("a wrong checksum of a deflated record is told once, with the file and the record") {
+TEST_CASE("a wrong checksum of a deflated record is reported once, with the file and the record") {
     const TempDir dir;
     for (std::size_t i = 0; i < repacked().records.size(); ++i) {
         auto zip = repacked();
@@ -95,7 +95,7 @@ TEST_CASE("a wrong checksum of a deflated record is told once, with the file and
     }
 }
 
-TEST_CASE("a deflated record without a checksum is inflated all the same") {
+TEST_CASE("a deflated record without a checksum is still inflated") {
     const TempDir dir;
     auto zip = repacked();
     zip.records[2].crc32 = 0;
@@ -107,7 +107,7 @@ TEST_CASE("a deflated record without a checksum is inflated all the same") {
     CHECK(report.faults[0].code() == Errc::inflate_failed);
 }
 
-TEST_CASE("no flipped bit of a deflated record passes for the values that were saved") {
+TEST_CASE("no flipped bit of a deflated record gives the saved values without a fault") {
     const TempDir dir;
     const std::string sound = repacked().join();
     const auto sound_file = dir.write("sound.pt", sound);
@@ -122,7 +122,7 @@ TEST_CASE("no flipped bit of a deflated record passes for the values that were s
     CAPTURE(seed);
     std::mt19937 random(seed);
     for (int i = 0; i < 60; ++i) {
-        // Most of them in the weights.
+        // Most of the flips are in the weights.
         const std::size_t number = i < 50 ? 2 + random() % 2 : random() % zip.records().size();
         const ZipRecord& record = zip.records()[number];
         const std::uint64_t at = record.packed.offset + random() % record.packed.size;

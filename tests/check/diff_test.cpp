@@ -1,4 +1,4 @@
-// Every kind of difference, and where values first differ, against a slow twin.
+// Tests every kind of difference, and the first element that differs, against a slow reference.
 #include <safemap/diff.hpp>
 
 #include <safemap/advanced/small_floats.hpp>
@@ -27,14 +27,14 @@ Checkpoint file_of(const std::vector<Sample>& samples, std::string_view more = {
     return open(containers::safetensors(samples, more));
 }
 
-/// The only difference between two files of one tensor.
+/// Returns the only difference between two files of one tensor each.
 TensorDifference difference_of(const Sample& a, const Sample& b) {
     const auto report = diff(file_of({a}), file_of({b}));
     REQUIRE(report.different.size() == 1);
     return report.different.front();
 }
 
-/// The first element that differs, bit by bit.
+/// Returns the first element that differs, compared bit by bit.
 std::optional<std::uint64_t> slow_first(const Sample& a, const Sample& b) {
     const auto bit = [](const std::string& bytes, std::size_t i) {
         return static_cast<unsigned char>(bytes[i / 8]) >> i % 8 & 1;
@@ -53,7 +53,7 @@ std::uint64_t number(const Shape& index, const Shape& shape) {
     return number;
 }
 
-/// Flips a few random bits of a few random tensors.
+/// Flips a few random bits in a few random tensors.
 void spoil(std::mt19937& random, std::vector<Sample>& samples) {
     for (Sample& sample : samples) {
         if (sample.bytes.empty() || random() % 2 == 0) continue;
@@ -64,7 +64,7 @@ void spoil(std::mt19937& random, std::vector<Sample>& samples) {
     }
 }
 
-/// What diff says of values is what the slow twin says.
+/// Checks that diff reports the values that the slow reference reports.
 void check_values(const Checkpoint& a, const std::vector<Sample>& of_a, const Checkpoint& b,
                   const std::vector<Sample>& of_b) {
     for (const unsigned threads : {1U, 8U}) {
@@ -94,7 +94,7 @@ void check_values(const Checkpoint& a, const std::vector<Sample>& of_a, const Ch
 
 }  // namespace
 
-TEST_CASE("what only one of them has is named in its order") {
+TEST_CASE("tensors of only one checkpoint are listed in its order") {
     const Sample w{"w", Dtype::u8, {1}, "1"};
     const auto named = [&](std::string name) { return Sample{std::move(name), Dtype::u8, {1}, "1"}; };
     const auto report = diff(file_of({named("z"), w, named("a")}), file_of({named("y"), named("b"), w}));
@@ -108,7 +108,7 @@ TEST_CASE("what only one of them has is named in its order") {
     CHECK(diff(file_of({}), file_of({})).equal());
 }
 
-TEST_CASE("dtypes go over shapes, and shapes over values") {
+TEST_CASE("a dtype difference is reported before a shape difference, and a shape before values") {
     const Sample a{"w", Dtype::f32, {2, 1}, floats({1, 2})};
     const auto dtype = difference_of(a, {"w", Dtype::i32, {2}, floats({1, 3})});
     CHECK(dtype.what == What::dtype);
@@ -140,7 +140,7 @@ TEST_CASE("a NaN equals the same NaN and no other, and zeros have signs") {
     CHECK(zero.b.value == "-0");
 }
 
-TEST_CASE("0-d tensors differ at the empty index, empty ones never") {
+TEST_CASE("0-d tensors differ at the empty index, and empty tensors never differ") {
     const auto value = difference_of({"w", Dtype::i64, {}, forge::little_endian(std::int64_t{-5})},
                                      {"w", Dtype::i64, {}, forge::little_endian(std::int64_t{5})});
     CHECK(value.index.empty());
@@ -150,12 +150,12 @@ TEST_CASE("0-d tensors differ at the empty index, empty ones never") {
     CHECK(difference_of(none, {"w", Dtype::f32, {7, 0}, ""}).what == What::shape);
 }
 
-TEST_CASE("elements smaller than a byte are told apart") {
+TEST_CASE("sub-byte elements are compared one by one") {
     const auto nibble = difference_of({"w", Dtype::f4, {2, 2}, "\x21\x43"}, {"w", Dtype::f4, {2, 2}, "\x21\x53"});
     CHECK(nibble.index == Shape{1, 1});
     CHECK(nibble.a.value == "2");
     CHECK(nibble.b.value == "3");
-    // Four of six bits: 0b000001, 0b000010, 0b000011, 0b000100, the first lowest.
+    // Four elements of six bits: 0b000001, 0b000010, 0b000011, 0b000100, the first in the lowest bits.
     const std::string six = forge::little_endian(std::uint32_t{1 | 2 << 6 | 3 << 12 | 4 << 18}).substr(0, 3);
     const std::string other = forge::little_endian(std::uint32_t{1 | 2 << 6 | 63 << 12 | 4 << 18}).substr(0, 3);
     const auto packed = difference_of({"w", Dtype::f6_e3m2, {4}, six}, {"w", Dtype::f6_e3m2, {4}, other});
@@ -164,7 +164,7 @@ TEST_CASE("elements smaller than a byte are told apart") {
     CHECK(packed.b.value == "-28");
 }
 
-TEST_CASE("random differences are found in every container, each at its first element") {
+TEST_CASE("random differences are found in every container, each at its first differing element") {
     std::random_device device;
     for (int round = 0; round < 20; ++round) {
         const unsigned seed = device();
@@ -186,7 +186,7 @@ TEST_CASE("random differences are found in every container, each at its first el
     }
 }
 
-TEST_CASE("large tensors are compared in blocks: side by side, against a transpose, transposes with each other") {
+TEST_CASE("large tensors are compared in blocks: contiguous, against a transpose, and two transposes") {
     std::mt19937 random(13);
     const std::vector<Sample> a = {{"w", Dtype::f32, {1300, 900}, random_bytes(random, 4'680'000)},
                                    {"x", Dtype::f32, {1300, 900}, random_bytes(random, 4'680'000)}};
@@ -200,7 +200,7 @@ TEST_CASE("large tensors are compared in blocks: side by side, against a transpo
     check_values(open(pt(a)), a, file_of(a), a);
 }
 
-TEST_CASE("ties are expanded: who stores a tensor once equals who stores it twice") {
+TEST_CASE("ties are expanded: a tensor stored once equals the same tensor stored twice") {
     const Sample w{"w", Dtype::f32, {2}, floats({1, 2})};
     const Sample head{"head", Dtype::f32, {2}, floats({1, 2})};
     const auto by_metadata = file_of({w}, R"("__metadata__":{"head":"w"},)");
@@ -219,7 +219,7 @@ TEST_CASE("ties are expanded: who stores a tensor once equals who stores it twic
     CHECK(diff(file_of({w}), tied).only_in_b == std::vector<std::string>{"head"});
 }
 
-TEST_CASE("only what is selected is compared") {
+TEST_CASE("only selected tensors are compared") {
     const Sample w{"w", Dtype::u8, {1}, "1"};
     DiffOptions options;
     options.selection = Selection::glob("w*");
@@ -227,7 +227,7 @@ TEST_CASE("only what is selected is compared") {
     CHECK_FALSE(diff(file_of({w}), file_of({{"w", Dtype::u8, {1}, "2"}}), options).equal());
 }
 
-TEST_CASE("nothing is read behind the first difference") {
+TEST_CASE("nothing is read after the first difference") {
     const std::size_t size = 40'000'000;
     const auto file =
         std::make_shared<std::string>(containers::safetensors({{"w", Dtype::u8, {size}, std::string(size, 'x')}}));
@@ -249,7 +249,7 @@ TEST_CASE("nothing is read behind the first difference") {
     CHECK(read < 5'000'000);
 }
 
-TEST_CASE("it tells how far it is, can be stopped, and says which tensor cannot be read") {
+TEST_CASE("diff reports progress, can be stopped, and names the tensor that cannot be read") {
     const std::size_t size = 20'000'000;
     const auto file = file_of({{"w", Dtype::u8, {size}, std::string(size, 'x')}});
     std::vector<std::uint64_t> seen;

@@ -1,4 +1,4 @@
-// diff() with a tolerance, with casts and with other names.
+// Tests diff() with a tolerance, with casts and with renamed tensors.
 #include <safemap/diff.hpp>
 
 #include "containers.hpp"
@@ -24,7 +24,7 @@ Sample floats(std::string name, const std::vector<float>& values) {
     return {std::move(name), Dtype::f32, {values.size()}, bytes_of(values)};
 }
 
-/// Upper halves of the floats, cut off: exact for the values of these tests.
+/// Returns the upper halves of the floats, without rounding: exact for the values of these tests.
 Sample bfloats(std::string name, const std::vector<float>& values) {
     std::string bytes;
     for (const float value : values) {
@@ -52,7 +52,7 @@ DiffOptions casting() {
 
 }  // namespace
 
-TEST_CASE("values within the tolerance are equal, and the largest difference is told for each tensor") {
+TEST_CASE("values within the tolerance are equal, and each tensor reports its largest difference") {
     const auto a = file_of({floats("same", {1, 2}), floats("close", {1, 2, 3}), floats("apart", {1, 2, 3, 4})});
     const auto b = file_of({floats("same", {1, 2}), floats("close", {1, 2.25, 3.125}), floats("apart", {1, 3, 3, 9})});
     const DiffReport report = diff(a, b, within(0.25));
@@ -72,14 +72,14 @@ TEST_CASE("values within the tolerance are equal, and the largest difference is 
     CHECK(diff(a, b, within(5)).equal());
     CHECK(diff(a, b, within(0, 0.6)).equal());
     CHECK(diff(a, b, within(5)).close.size() == 2);
-    // Without a tolerance, as ever.
+    // Without a tolerance, the comparison is exact.
     const DiffReport exact = diff(a, b);
     CHECK(exact.close.empty());
     REQUIRE(exact.different.size() == 2);
     CHECK_FALSE(exact.different[0].max_abs);
 }
 
-TEST_CASE("with a tolerance of nothing, numbers are compared and not bytes") {
+TEST_CASE("with a tolerance of zero, numbers are compared, not bytes") {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     const auto a = file_of({floats("w", {0, nan})});
     const auto b = file_of({floats("w", {-0.0F, -nan})});
@@ -92,7 +92,7 @@ TEST_CASE("with a tolerance of nothing, numbers are compared and not bytes") {
     CHECK(std::isnan(other.different[0].max_abs.value()));
 }
 
-TEST_CASE("booleans have no tolerance") {
+TEST_CASE("booleans are compared exactly, with any tolerance") {
     const auto a = file_of({{"w", Dtype::boolean, {2}, std::string("\1\0", 2)}});
     const auto b = file_of({{"w", Dtype::boolean, {2}, std::string("\1\1", 2)}});
     const DiffReport report = diff(a, b, within(10));
@@ -100,7 +100,7 @@ TEST_CASE("booleans have no tolerance") {
     CHECK_FALSE(report.different[0].max_abs);
 }
 
-TEST_CASE("floating-point dtypes are compared with each other where that is asked for") {
+TEST_CASE("floating-point dtypes are compared with each other on request") {
     const auto a = file_of({floats("exact", {1, -2.5}), floats("rounded", {1, 1.001F}), floats("ids", {1})});
     const auto b = file_of({bfloats("exact", {1, -2.5}),
                             bfloats("rounded", {1, 1}),
@@ -124,7 +124,7 @@ TEST_CASE("floating-point dtypes are compared with each other where that is aske
     DiffOptions both = casting();
     both.tolerance = Tolerance{.rtol = 0.01};
     CHECK(diff(a, b, both).close.size() == 2);
-    // Other shapes stay a difference.
+    // Different shapes are still a difference.
     CHECK(diff(file_of({floats("w", {1, 2})}), file_of({bfloats("w", {1})}), both).different[0].what == What::shape);
 }
 
@@ -141,7 +141,7 @@ TEST_CASE("large tensors are read to the end, in every container") {
     const Sample doubles = {"w", Dtype::f64, shape, bytes_of(std::vector<double>(other.begin(), other.end()))};
     DiffOptions options = within(1.5);
     options.cast = true;
-    options.work.threads = 8;  // with buffers of 2 MiB
+    options.work.threads = 8;  // buffers of 2 MiB
     for (const Checkpoint& a : {file_of({of_a}), open(pt({of_a}))}) {
         for (const Checkpoint& b : {file_of({of_b}), open(pt({of_b})), file_of({doubles}), open(pt({doubles}))}) {
             const DiffReport report = diff(a, b, options);
@@ -155,7 +155,7 @@ TEST_CASE("large tensors are read to the end, in every container") {
     CHECK(diff(file_of({of_a}), file_of({doubles}), options).equal());
 }
 
-TEST_CASE("a tolerance that makes no sense is refused") {
+TEST_CASE("an invalid tolerance is refused") {
     const auto a = file_of({floats("w", {1})});
     for (const double bound : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
         CHECK_FAULT(diff(a, a, within(bound)), Errc::invalid_argument);
@@ -163,7 +163,7 @@ TEST_CASE("a tolerance that makes no sense is refused") {
     }
 }
 
-TEST_CASE("names of A are compared as rename gives them, and selected so") {
+TEST_CASE("names of A are renamed before they are compared and selected") {
     const auto a = file_of({floats("module.w", {1}), floats("module.b", {2}), floats("x", {3})});
     const auto b = file_of({floats("w", {1}), floats("b", {3})});
     DiffOptions options;
@@ -195,7 +195,7 @@ TEST_CASE("names that differ only by a prefix are noted") {
     CHECK(diff(plain, file_of({floats("other", {1})})).notes.empty());
 }
 
-TEST_CASE("a tie that one side lacks is noted") {
+TEST_CASE("a tie that only one side has is noted") {
     const auto tied = file_of({floats("w", {1})}, R"("__metadata__":{"head":"w"},)");
     const auto plain = file_of({floats("w", {1})});
     const DiffReport report = diff(tied, plain);
@@ -204,7 +204,7 @@ TEST_CASE("a tie that one side lacks is noted") {
     CHECK(report.notes[0] == "'head' is tied to 'w' in A, and B has no such tie");
     REQUIRE(diff(plain, tied).notes.size() == 1);
     CHECK(diff(plain, tied).notes[0] == "'head' is tied to 'w' in B, and A has no such tie");
-    // A copy of its own is no tie that is missing.
+    // A separate copy is not a missing tie.
     CHECK(diff(tied, file_of({floats("w", {1}), floats("head", {1})})).notes.empty());
 
     std::string many = R"("__metadata__":{)";

@@ -1,4 +1,4 @@
-// Digests: the same in every container, whatever the threads, and just what the definition says.
+// Tests digests: the same in every container and with any number of threads, and as the definition says.
 #include <safemap/digest.hpp>
 
 #include <safemap/advanced/small_floats.hpp>
@@ -28,7 +28,7 @@ std::string xxh3(std::string_view bytes) {
     return hash.hex();
 }
 
-/// The definition, word for word: lines, sorted, in one string.
+/// Computes the digest by the definition: lines, sorted, in one string.
 std::string slow_digest(const std::vector<Sample>& samples) {
     std::vector<std::string> lines;
     for (const Sample& sample : samples)
@@ -61,7 +61,7 @@ void check(const Checkpoint& checkpoint, const std::vector<Sample>& samples) {
     }
 }
 
-/// Bytes of a source that counts and may fail.
+/// Returns a source that calls `before` at each read, to count reads or to fail.
 std::shared_ptr<const Source> slow_source(std::string bytes, std::function<void(std::uint64_t)> before) {
     const auto shared = std::make_shared<const std::string>(std::move(bytes));
     return callback_source("slow", shared->size(), [=](std::uint64_t offset, std::span<std::byte> into) {
@@ -87,13 +87,13 @@ TEST_CASE("the same tensors have the same digests in one file, in shards and in 
     }
 }
 
-TEST_CASE("elements smaller than a byte are hashed as they are packed") {
+TEST_CASE("sub-byte elements are hashed in their packed form") {
     std::mt19937 random(7);
     const auto samples = random_samples(random, {Dtype::f4, Dtype::f6_e2m3, Dtype::f6_e3m2, Dtype::f8_e8m0});
     check(open(containers::safetensors(samples)), samples);
 }
 
-TEST_CASE("no tensors, and tensors without elements or dimensions, have digests too") {
+TEST_CASE("a checkpoint without tensors, empty tensors and 0-d tensors have digests too") {
     check(open(containers::safetensors({})), {});
     CHECK(digests(open(containers::safetensors({}))).checkpoint == of_nothing);
     const std::vector<Sample> samples = {{"none", Dtype::f32, {3, 0}, ""}, {"one", Dtype::u8, {}, "x"}};
@@ -101,7 +101,7 @@ TEST_CASE("no tensors, and tensors without elements or dimensions, have digests 
     CHECK(digests(open(containers::safetensors(samples))).tensors.front().digest == of_nothing);
 }
 
-TEST_CASE("metadata and the order of tensors do not count, names, dtypes and shapes do") {
+TEST_CASE("the digest covers names, dtypes and shapes, not metadata or the order of tensors") {
     const std::vector<Sample> samples = {{"a", Dtype::u8, {4}, "1234"}, {"b", Dtype::u8, {4}, "5678"}};
     const auto digest = [](const std::vector<Sample>& of, std::string_view more = {}) {
         return digests(open(containers::safetensors(of, more))).checkpoint;
@@ -115,7 +115,7 @@ TEST_CASE("metadata and the order of tensors do not count, names, dtypes and sha
     CHECK(digest({samples[0]}) != whole);
 }
 
-TEST_CASE("a name with a NUL does not disturb the order of the lines") {
+TEST_CASE("a name with a NUL does not change the order of the lines") {
     std::vector<Sample> samples = {{"a", Dtype::u8, {1}, "1"},
                                    {"a\\u0000Z", Dtype::u8, {1}, "2"},
                                    {"a\\u0001", Dtype::u8, {1}, "3"},
@@ -128,24 +128,24 @@ TEST_CASE("a name with a NUL does not disturb the order of the lines") {
     CHECK(report.checkpoint == slow_digest(samples));
 }
 
-TEST_CASE("other names of a tied tensor are tensors, hashed once") {
+TEST_CASE("each name of a tied tensor counts as a tensor, and is hashed once") {
     const std::vector<Sample> samples = {{"w", Dtype::f32, {2}, "12345678"}, {"x", Dtype::f32, {1}, "1234"}};
     auto expanded = samples;
     expanded.push_back({"head", Dtype::f32, {2}, "12345678"});
-    SUBCASE("of a .pt") {
+    SUBCASE("in a .pt") {
         const auto model = open(pt(samples, {{"head", "w"}}));
         REQUIRE(model.size() == 2);
         check(model, expanded);
         CHECK(digests(model).bytes == 12);
     }
-    SUBCASE("of metadata") {
+    SUBCASE("in metadata") {
         const auto model = open(containers::safetensors(samples, R"("__metadata__":{"head":"w"},)"));
         check(model, expanded);
         CHECK(digests(model).bytes == 12);
     }
 }
 
-TEST_CASE("only what is selected is hashed") {
+TEST_CASE("only selected tensors are hashed") {
     const std::vector<Sample> samples = {{"a", Dtype::u8, {4}, "1234"}, {"b", Dtype::u8, {4}, "5678"}};
     DigestOptions options;
     options.selection = Selection::glob("b");
@@ -155,9 +155,9 @@ TEST_CASE("only what is selected is hashed") {
     CHECK(report.bytes == 4);
 }
 
-TEST_CASE("large tensors are read side by side and hashed in order") {
+TEST_CASE("large tensors are read in parallel and hashed in order") {
     std::mt19937 random(3);
-    const Shape shape{1400, 1700};  // 9.5 MB: some blocks of any number of workers
+    const Shape shape{1400, 1700};  // 9.5 MB: several blocks for any number of workers
     const std::vector<Sample> samples = {
         {"a", Dtype::f32, shape, random_bytes(random, 9'520'000)},
         {"small", Dtype::f32, {}, "1234"},
@@ -195,7 +195,7 @@ TEST_CASE("slices and casts have the digest of what they load") {
         CHECK(digest(tensor) == loaded(tensor));
 }
 
-TEST_CASE("a read that fails ends it with its error, whoever waits for that block") {
+TEST_CASE("a failed read ends the digest with its error, even if another thread waits for that block") {
     const std::string file = containers::safetensors({{"w", Dtype::u8, {20'000'000}, std::string(20'000'000, 'x')}});
     std::atomic<bool> open_already = false;
     const auto source = slow_source(file, [&](std::uint64_t offset) {
@@ -216,9 +216,9 @@ TEST_CASE("a read that fails ends it with its error, whoever waits for that bloc
     }
 }
 
-TEST_CASE("a stop while others wait for their turn stops them too") {
+TEST_CASE("a stop request also stops threads that wait for their turn") {
     const std::string file = containers::safetensors({{"w", Dtype::u8, {20'000'000}, std::string(20'000'000, 'x')}});
-    for (int round = 0; round < 16; ++round) {  // a block, at most 4 MiB, begins behind the last of these offsets
+    for (int round = 0; round < 16; ++round) {  // a block, at most 4 MiB, begins after the last of these offsets
         std::stop_source stop;
         bool opened = false;
         const auto model = Checkpoint::open(slow_source(file, [&](std::uint64_t offset) {
@@ -232,7 +232,7 @@ TEST_CASE("a stop while others wait for their turn stops them too") {
     }
 }
 
-TEST_CASE("it tells how far it is, and can be stopped") {
+TEST_CASE("digests report progress and can be stopped") {
     const std::string file = containers::safetensors({{"w", Dtype::u8, {20'000'000}, std::string(20'000'000, 'x')}});
     const auto model = Checkpoint::open(
         slow_source(file, [](std::uint64_t) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }));

@@ -1,4 +1,4 @@
-// Digests by SHA-256: the same in every container, and what XXH3-128 cannot tell apart they can.
+// Tests digests by SHA-256: the same in every container, and different for tensors with equal XXH3-128.
 #include <safemap/digest.hpp>
 
 #include "base/checksum.hpp"
@@ -16,7 +16,7 @@ using namespace containers;
 
 namespace {
 
-/// Sets it off where the build has no SHA-256: then every digest is refused, and nothing else is to be seen.
+/// Returns true if the build has SHA-256. If not, checks that every digest is refused; the test is then over.
 bool has_sha256() {
     try {
         static_cast<void>(digests(open(containers::safetensors({})), {.algorithm = DigestAlgorithm::sha256}));
@@ -29,7 +29,7 @@ bool has_sha256() {
 
 std::string sha256_of(std::string_view bytes) { return sha256(std::as_bytes(std::span(bytes.data(), bytes.size()))); }
 
-/// The definition, word for word.
+/// Computes the digest by the definition.
 std::string slow_digest(const std::vector<Sample>& samples) {
     std::vector<std::string> lines;
     for (const Sample& sample : samples)
@@ -41,8 +41,8 @@ std::string slow_digest(const std::vector<Sample>& samples) {
     return sha256_of(all);
 }
 
-/// Bytes in which XXH3 does not see `high`: where the lower half of a lane is that of the default secret, its product
-/// is nothing, and what is left is a sum in which the two upper halves cancel out.
+/// Returns bytes whose XXH3 does not depend on `high`: where the lower half of a lane equals that of the default
+/// secret, its product is zero, and the rest is a sum in which the two upper halves cancel out.
 std::string colliding(std::uint32_t high) {
     std::string bytes(512, 'x');
     const auto put = [&](std::size_t at, std::string_view secret, std::uint32_t upper) {
@@ -83,7 +83,7 @@ TEST_CASE("SHA-256 is the same in every container, by any number of threads, and
     CHECK(digests(open(containers::safetensors({}))).algorithm == DigestAlgorithm::xxh3_128);
 }
 
-TEST_CASE("two tensors can be made to have one XXH3-128, and have two of SHA-256") {
+TEST_CASE("two tensors can have the same XXH3-128, and then have different SHA-256") {
     const auto report = [](std::uint32_t high, DigestAlgorithm algorithm) {
         return digests(open(containers::safetensors({{"w", Dtype::u8, {512}, colliding(high)}})),
                        {.algorithm = algorithm});

@@ -1,4 +1,4 @@
-// Every fault, not the first; and every byte read.
+// Tests that verify() reports every fault, not only the first, and reads every byte.
 #include <safemap/verify.hpp>
 
 #include "base/checksum.hpp"
@@ -25,7 +25,7 @@ namespace {
 
 std::string xxh3_of(std::string_view bytes) { return hex(xxh3(std::as_bytes(std::span(bytes.data(), bytes.size())))); }
 
-/// A file of the bytes "aaaa" for "a" and "bbb" for "b", with this text as its list of digests.
+/// Returns a file with the bytes "aaaa" for "a" and "bbb" for "b", and this text as its list of digests.
 std::string with_list(std::string_view list) {
     std::string escaped;
     for (const char c : list) escaped += c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
@@ -41,7 +41,7 @@ std::string entry(std::string_view name, std::string_view bytes) {
 
 }  // namespace
 
-TEST_CASE("a sound file has no faults and all of it is read") {
+TEST_CASE("a valid file has no faults and is read completely") {
     const TempDir dir;
     const std::string content = forge::u8_file({{"a", 20'000'000}, {"b", 7}});
     const auto file = dir.write("m.safetensors", content);
@@ -82,7 +82,7 @@ TEST_CASE("every fault of every shard is reported with its path") {
     CHECK(report.tensors == 1);
 }
 
-TEST_CASE("what is no checkpoint is a fault, what is no path is an error") {
+TEST_CASE("a file that is not a checkpoint is a fault, and a path that does not exist is an error") {
     const TempDir dir;
     const auto report = verify(dir.write("x.bin", "nothing in particular"));
     REQUIRE(report.faults.size() == 1);
@@ -94,7 +94,7 @@ TEST_CASE("what is no checkpoint is a fault, what is no path is an error") {
     CHECK_FAULT(verify(two.path()), Errc::several_models);
 }
 
-TEST_CASE("sizes that together do not fit in 64 bits are refused, and a fault") {
+TEST_CASE("sizes that overflow 64 bits in total are a fault, and are refused by open") {
     const TempDir dir;
     const std::string storage = forge::storage("ByteStorage", "0", 16);
     std::string dict = "}(";
@@ -110,7 +110,7 @@ TEST_CASE("sizes that together do not fit in 64 bits are refused, and a fault") 
     CHECK_FAULT(Checkpoint::open(file), Errc::shape_overflow);
 }
 
-TEST_CASE("however many threads there are, their buffers take 32 MiB at most") {
+TEST_CASE("the buffers of all threads together take at most 32 MiB") {
     static const io::Calls system = io::calls;
     static std::atomic<std::size_t> largest = 0;
     const TempDir dir;
@@ -127,7 +127,7 @@ TEST_CASE("however many threads there are, their buffers take 32 MiB at most") {
     CHECK(largest == (32 << 20) / 64);
 }
 
-TEST_CASE("a file that is written to while it is verified is no report, but an error of the system") {
+TEST_CASE("a file that is written to during verify is a system error, not a report") {
     static const io::Calls system = io::calls;
     static std::filesystem::path file;
     const TempDir dir;
@@ -157,11 +157,11 @@ TEST_CASE("the caller can cancel") {
     CHECK_FAULT(verify(file, stopped), Errc::cancelled);
 }
 
-TEST_CASE("checksums of records are compared, and one that was left out is noted") {
+TEST_CASE("checksums of records are compared, and a missing checksum is noted") {
     const TempDir dir;
     const std::vector<forge::PtTensor> tensors = {{"w", {4}, {1, 2, 3, 4}}, {"b", {1}, {5}}};
     auto records = forge::pt_records(tensors);
-    SUBCASE("all right") {
+    SUBCASE("all correct") {
         const auto report = verify(dir.write("m.pt", forge::zip(records)));
         CHECK(report.ok());
         CHECK(report.tensors == 2);
@@ -175,7 +175,7 @@ TEST_CASE("checksums of records are compared, and one that was left out is noted
         CHECK(report.faults[0].message().find("archive/data/0") != std::string::npos);
         CHECK(report.faults[0].path() == (dir / "m.pt").native());
     }
-    SUBCASE("a wrong one of the pickle, which open refuses too") {
+    SUBCASE("a wrong one of the pickle, which open also refuses") {
         records[0].wrong_crc = true;
         const auto path = dir.write("m.pt", forge::zip(records));
         CHECK_FAULT(Checkpoint::open(path), Errc::checksum_mismatch);
@@ -184,7 +184,7 @@ TEST_CASE("checksums of records are compared, and one that was left out is noted
         CHECK(report.faults[0].code() == Errc::checksum_mismatch);
         CHECK(report.faults[0].message().find("archive/data.pkl") != std::string::npos);
     }
-    SUBCASE("one left out") {
+    SUBCASE("a missing one") {
         records[3].zero_crc = true;
         const auto report = verify(dir.write("m.pt", forge::zip(records)));
         CHECK(report.ok());
@@ -193,7 +193,7 @@ TEST_CASE("checksums of records are compared, and one that was left out is noted
     }
 }
 
-TEST_CASE("tensors are compared with the digests that their file has of them, and others are not") {
+TEST_CASE("tensors are compared with the digests in the file, if there are any") {
     const TempDir dir;
     const auto check = [&](const std::string& list, std::uint64_t checked, std::vector<std::string> wrong) {
         CAPTURE(list);
@@ -215,7 +215,7 @@ TEST_CASE("tensors are compared with the digests that their file has of them, an
     check(R"({"\u0061":")" + xxh3_of("aaaa") + "\"}", 4, {});
 }
 
-TEST_CASE("a list of digests that is none is a fault, and what it says of tensors still counts") {
+TEST_CASE("an invalid list of digests is a fault, and its valid entries are still compared") {
     const TempDir dir;
     const auto check = [&](const std::string& list, std::uint64_t checked, std::string_view says) {
         CAPTURE(list);
@@ -236,7 +236,7 @@ TEST_CASE("a list of digests that is none is a fault, and what it says of tensor
     CHECK_OK(Checkpoint::open(dir / "m.safetensors"));
 }
 
-TEST_CASE("what an index leaves out of a shard is compared as the shard says") {
+TEST_CASE("a tensor that the index omits is compared with the digest in its shard") {
     const TempDir dir;
     const std::string sound = with_list('{' + entry("a", "aaaa") + ',' + entry("b", "bbb") + '}');
     dir.write("1", sound);
@@ -250,7 +250,7 @@ TEST_CASE("what an index leaves out of a shard is compared as the shard says") {
     CHECK(report.faults[0].tensor() == "b");
 }
 
-TEST_CASE("of a header with faults the digests are not asked") {
+TEST_CASE("digests are not compared if the header has faults") {
     const TempDir dir;
     std::string file = with_list('{' + entry("a", "aaaa") + '}');
     const auto report = verify(dir.write("m.safetensors", file.substr(0, file.size() - 1)));
@@ -259,7 +259,7 @@ TEST_CASE("of a header with faults the digests are not asked") {
     CHECK(report.checked_bytes == 0);
 }
 
-TEST_CASE("a large tensor with a digest is read side by side, once, and hashed in order") {
+TEST_CASE("a large tensor with a digest is read once, in parallel, and hashed in order") {
     static const io::Calls system = io::calls;
     static std::mutex mutex;
     static std::set<std::thread::id> readers;

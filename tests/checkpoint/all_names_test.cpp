@@ -1,4 +1,4 @@
-// Every name of a checkpoint, in order.
+// Tests the list of all names of a checkpoint, in order.
 #include <safemap/checkpoint.hpp>
 
 #include <safemap/advanced/names.hpp>
@@ -14,7 +14,7 @@ namespace {
 
 Checkpoint open(std::string_view content) { return Checkpoint::open(forge::source(content)); }
 
-/// "0:wte 0:head".
+/// Returns index and name of each entry: "0:wte 0:head".
 std::string listed(const std::vector<NamedTensor>& names) {
     std::string text;
     for (const NamedTensor& named : names)
@@ -24,7 +24,7 @@ std::string listed(const std::vector<NamedTensor>& names) {
 
 }  // namespace
 
-TEST_CASE("other names follow the tensor's own") {
+TEST_CASE("the other names of a tied tensor follow its own") {
     const auto model = open(forge::safetensors(
         R"({"__metadata__":{"head2":"wte","head":"wte","c":"b","format":"pt"},)"
         R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"wte":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},)"

@@ -1,4 +1,4 @@
-// What a caller sees of an opened checkpoint.
+// Tests the public behaviour of an opened checkpoint.
 #include <safemap/checkpoint.hpp>
 #include <safemap/diff.hpp>
 #include <safemap/digest.hpp>
@@ -36,10 +36,10 @@ std::string bytes_of(const LazyTensor& tensor) {
     return bytes;
 }
 
-/// Later than the file was opened, however coarse the clock of its file system is.
+/// Sets a modification time later than the open, even on a file system with a coarse clock.
 void touch(const fs::path& file) { fs::last_write_time(file, fs::last_write_time(file) + std::chrono::seconds(1)); }
 
-/// One tensor "tI" of four bytes in each of `count` files, and their index.
+/// Writes one tensor "tI" of four bytes to each of `count` files, and their index.
 void write_shards(const TempDir& dir, int count) {
     std::string weight_map;
     for (int i = 0; i < count; ++i) {
@@ -74,7 +74,7 @@ TEST_CASE("tensors are listed by offset and found by name") {
     CHECK(model.tree() == nullptr);
 }
 
-TEST_CASE("the tree of a flat state dict is one, whoever asks for it, and when") {
+TEST_CASE("the tree of a flat state dict is built once, for all threads") {
     const auto opened = open(forge::pt({{"b", {2}, {1, 2}}, {"a", {1}, {3}}, {"c", {1}, {4}}}));
     const Checkpoint part =
         opened.select(Selection::names({"a", "c"})).renamed([](auto name) { return "x." + std::string(name); });
@@ -101,7 +101,7 @@ TEST_CASE("the tree of a flat state dict is one, whoever asks for it, and when")
     CHECK(bytes_of(below.tensor(0)) == bytes_of(opened["a"]));
 }
 
-TEST_CASE("a name that is not there gives near ones") {
+TEST_CASE("a missing name suggests similar names") {
     const auto model = open(forge::u8_file({{"layer.weight", 1}, {"layer.bias", 1}}));
     const auto error = error_of([&] { static_cast<void>(model["layer.wieght"]); });
     REQUIRE(error.has_value());
@@ -135,7 +135,7 @@ TEST_CASE("a selection keeps the order") {
     CHECK(model.select(Selection::prefix("l.1")).size() == 1);
 }
 
-TEST_CASE("a selection has a tied tensor once, under the first of its names that is selected") {
+TEST_CASE("a selection has a tied tensor once, under its first selected name") {
     const auto model = open(tied);
     const auto names = [&](const Selection& selection) {
         std::vector<std::string> found;
@@ -161,7 +161,7 @@ TEST_CASE("tensors outlive the checkpoint they came from") {
     CHECK(bytes_of(*tensor) == std::string("\0\1\2\3", 4));
 }
 
-TEST_CASE("options are obeyed") {
+TEST_CASE("open options take effect") {
     const auto source = forge::source(forge::u8_file({{"a", 1}}));
     const auto longer = forge::source(forge::u8_file({{"a", 1}}) + "more");
     CHECK_OK(Checkpoint::open(source, {.policy = Policy::strict}));
@@ -195,7 +195,7 @@ TEST_CASE("files, folders and indexes of the file system are opened") {
     CHECK_FAULT(Checkpoint::open(dir.write("x.index.json", "{")), Errc::index_not_json);
 }
 
-TEST_CASE("a list of files is one checkpoint, in the order given") {
+TEST_CASE("a list of files is one checkpoint, in the given order") {
     const TempDir dir;
     const std::vector<fs::path> files = {
         dir.write("z.safetensors", forge::safetensors(R"({"__metadata__":{"format":"pt","by":"z"},)"
@@ -218,7 +218,7 @@ TEST_CASE("a list of files is one checkpoint, in the order given") {
     CHECK_FAULT(Checkpoint::open(std::span<const fs::path>()), Errc::invalid_argument);
 }
 
-TEST_CASE("a list of sources is one checkpoint, and no name is in two of them") {
+TEST_CASE("a list of sources is one checkpoint, and duplicate names are refused") {
     const auto named = [](const char* name, const std::string& bytes) {
         const auto all = std::as_bytes(std::span(bytes));
         return memory_source(name, std::vector<std::byte>(all.begin(), all.end()));
@@ -241,7 +241,7 @@ TEST_CASE("a list of sources is one checkpoint, and no name is in two of them") 
     CHECK_FAULT(Checkpoint::open(sources), Errc::invalid_argument);
 }
 
-TEST_CASE("a shard that is no file is named as what it is, and nobody waits for it") {
+TEST_CASE("a shard that is not a regular file is refused with its kind, without blocking") {
     const TempDir dir;
     REQUIRE(::mkfifo((dir / "1").c_str(), 0600) == 0);
     std::filesystem::create_directory(dir / "2");
@@ -267,7 +267,7 @@ TEST_CASE("copied access never maps") {
     CHECK(model["a"].load().nbytes() == 3);
 }
 
-TEST_CASE("a private copy is changed through its views, and the file stays as it is") {
+TEST_CASE("views of a private copy can be written to, and the file does not change") {
     const TempDir dir;
     const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 3}, {"b", 2}}));
     const std::string before = TempDir::read(file);
@@ -279,8 +279,8 @@ TEST_CASE("a private copy is changed through its views, and the file stays as it
     view.mutable_bytes()[1] = changed;
 
     const TensorView again = (*model)["a"].slice({Slice::at(1)}).view();
-    CHECK(again.bytes()[0] == changed);  // one copy for each open
-    CHECK((*model)["a"].load().at<std::uint8_t>(1) != std::to_integer<std::uint8_t>(changed));  // reads the file
+    CHECK(again.bytes()[0] == changed);  // views of one open share its private copy
+    CHECK((*model)["a"].load().at<std::uint8_t>(1) != std::to_integer<std::uint8_t>(changed));  // load() reads the file
     const TensorView theirs = other["a"].view();
     CHECK(theirs.bytes()[1] != changed);
     model.reset();
@@ -305,7 +305,7 @@ TEST_CASE("a fault names the file and the tensor") {
     CHECK(error->tensor() == "a");
 }
 
-TEST_CASE("the page cache is asked for what a selection names") {
+TEST_CASE("page cache calls cover only selected tensors") {
     const TempDir dir;
     const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 3'000'000}, {"b", 20'000'000}}));
     const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
@@ -349,7 +349,7 @@ TEST_CASE("files on network file systems are read, and mapped only on request") 
     CHECK_FAULT(Checkpoint::open(file, {.access = static_cast<Access>(77)}), Errc::invalid_argument);
 }
 
-TEST_CASE("a private copy on a network file system is changed through its views, and shared by them") {
+TEST_CASE("a private copy on a network file system can be written to, and its views share it") {
     const TempDir dir;
     const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 6}, {"b", 2}}));
     const EverythingOn nfs(0x6969);
@@ -358,15 +358,15 @@ TEST_CASE("a private copy on a network file system is changed through its views,
     CHECK(view.writable());
     view.mutable_bytes()[1] = std::byte{77};
     CHECK((*model)["a"].slice({Slice::at(1)}).view().at<std::uint8_t>() == 77);
-    CHECK((*model)["a"].load().at<std::uint8_t>(1) == 1);  // reads the file
-    fs::resize_file(file, 9);                              // which kills whoever touches a mapping of it
+    CHECK((*model)["a"].load().at<std::uint8_t>(1) == 1);  // load() reads the file
+    fs::resize_file(file, 9);                              // touching a mapping of the file would now be a SIGBUS
     CHECK_FAULT((*model)["b"].view(), Errc::file_changed);
     CHECK((*model)["a"].view().at<std::uint8_t>(1) == 77);
     model.reset();
     CHECK(view.bytes()[5] == std::byte{5});
 }
 
-TEST_CASE("what is loaded was in the file that was opened") {
+TEST_CASE("load() reads the file that was opened, or refuses it if it has changed") {
     const TempDir dir;
     const std::string content = forge::u8_file({{"a", 9'000}, {"b", 100'000}});
     const auto path = [&](const char* name) { return dir / (std::string(name) + ".safetensors"); };
@@ -407,7 +407,7 @@ TEST_CASE("what is loaded was in the file that was opened") {
     CHECK(error->tensor() == "b");
 }
 
-TEST_CASE("a stop request cancels opening many files, and verifying them while they are opened") {
+TEST_CASE("a stop request cancels open() of many files, and verify() while it opens them") {
     const TempDir dir;
     write_shards(dir, 5);
     std::stop_source stop;
@@ -418,10 +418,10 @@ TEST_CASE("a stop request cancels opening many files, and verifying them while t
     const std::vector<std::filesystem::path> files = {dir / "s0.safetensors"};
     CHECK_FAULT(Checkpoint::open(files, stopped), Errc::cancelled);
     CHECK_FAULT(verify(dir.path(), {.work = stopped.work}), Errc::cancelled);
-    CHECK_OK(verify(dir.path(), {.open = stopped}));  // its own `work` counts
+    CHECK_OK(verify(dir.path(), {.open = stopped}));  // verify() uses its own `work`
 }
 
-TEST_CASE("a checkpoint of more shards than the process may open is opened, loaded, cached and verified") {
+TEST_CASE("a checkpoint with more shards than descriptors is opened, loaded, cached and verified") {
     const TempDir dir;
     constexpr int shards = 100;
     write_shards(dir, shards);
@@ -439,12 +439,12 @@ TEST_CASE("a checkpoint of more shards than the process may open is opened, load
     }));
 }
 
-TEST_CASE("a checkpoint that may only be read, in a folder that may only be read, is") {
+TEST_CASE("a read-only checkpoint in a read-only folder can be opened") {
     const TempDir dir;
     write_shards(dir, 3);
     for (const auto& entry : fs::directory_iterator(dir.path())) fs::permissions(entry.path(), fs::perms(0444));
     fs::permissions(dir.path(), fs::perms(0555));
-    const bool root = ::geteuid() == 0;  // to whom everything is allowed
+    const bool root = ::geteuid() == 0;  // root may do everything
     CHECK(true_in_child([&] {
         constexpr uid_t nobody = 65534;
         if (root && (::setresgid(nobody, nobody, nobody) != 0 || ::setresuid(nobody, nobody, nobody) != 0))
@@ -458,7 +458,7 @@ TEST_CASE("a checkpoint that may only be read, in a folder that may only be read
     fs::permissions(dir.path(), fs::perms(0755));
 }
 
-TEST_CASE("tensors beyond four gigabytes are read, viewed and cached") {
+TEST_CASE("tensors beyond four gigabytes can be read, viewed and cached") {
     const TempDir dir;
     constexpr std::uint64_t first = (std::uint64_t{9} << 29) + 3;  // 4.5 GiB
     const auto file = dir.write("m.safetensors", forge::safetensors(forge::u8_header({{"hole", first}, {"far", 8}})));
@@ -476,7 +476,7 @@ TEST_CASE("tensors beyond four gigabytes are read, viewed and cached") {
     for (const TensorView& value : {tail.view(), tail.load()}) CHECK(value.bytes()[1'999'999] == std::byte{0});
 }
 
-TEST_CASE("several threads read, view, prefetch and evict one checkpoint") {
+TEST_CASE("several threads can read, view, prefetch and evict one checkpoint") {
     const TempDir dir;
     constexpr int shards = 12;
     write_shards(dir, shards);

@@ -1,4 +1,4 @@
-// select() and renamed() against a list that is filtered by hand, below() after them, and what they refuse.
+// Tests select() and renamed() against lists filtered by hand, below() combined with them, and what they refuse.
 #include <safemap/checkpoint.hpp>
 
 #include "checkpoint/origin.hpp"
@@ -35,7 +35,7 @@ std::string bytes_of(const LazyTensor& tensor) {
 
 using Rename = std::function<std::string(std::string_view)>;
 
-/// A checkpoint as lists: slow and plain.
+/// A slow reference: a checkpoint as plain lists.
 struct Twin {
     struct Name {
         std::string name;
@@ -110,7 +110,7 @@ void check(const Checkpoint& derived, const Twin& twin) {
     CHECK(all == twin.names());
 }
 
-/// Tensors t0, t1, ... in a file, some under several names, and metadata of its own.
+/// Returns a file of tensors t0, t1, ..., some of them with several names, and with metadata.
 Checkpoint random_model(std::mt19937& random) {
     const unsigned long count = random() % 9;
     std::string header = R"({"__metadata__":{"format":"pt","who":"me","path":"t")";
@@ -125,7 +125,7 @@ Checkpoint random_model(std::mt19937& random) {
     return open(forge::safetensors(header + '}', data));
 }
 
-/// Some names, and globs.
+/// Returns a random selection of names and globs.
 Selection random_selection(std::mt19937& random, const Twin& twin) {
     if (random() % 4 == 0) return Selection().exclude(random() % 2 == 0 ? "o*" : "*1*");
     std::vector<std::string> names;
@@ -134,7 +134,7 @@ Selection random_selection(std::mt19937& random, const Twin& twin) {
     return Selection::names(std::move(names));
 }
 
-/// Swaps names among each other, and makes new ones.
+/// Returns a random renaming that swaps names and adds new ones.
 Rename random_rename(std::mt19937& random, const Twin& twin) {
     std::vector<std::string> before = twin.names();
     std::vector<std::string> after = before;
@@ -158,7 +158,7 @@ std::vector<std::string> names_of(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-TEST_CASE("chains of select and renamed are the lists that are filtered by hand") {
+TEST_CASE("chains of select and renamed give the same as lists filtered by hand") {
     std::random_device device;
     const unsigned seed = device();
     CAPTURE(seed);
@@ -184,7 +184,7 @@ TEST_CASE("chains of select and renamed are the lists that are filtered by hand"
         for (unsigned i = 0; i < 5; ++i) run(Checkpoint::open(pt / file));
 }
 
-TEST_CASE("all of a checkpoint, under the names that it has, is the checkpoint") {
+TEST_CASE("selecting all tensors and keeping all names gives an equal checkpoint") {
     for (const char* const file : {"tied.pt", "train_gpt.pt", "flat.pt"}) {
         const Checkpoint opened = Checkpoint::open(pt / file);
         const Checkpoint same = opened.select({}).renamed([](std::string_view name) { return std::string(name); });
@@ -208,7 +208,7 @@ TEST_CASE("all of a checkpoint, under the names that it has, is the checkpoint")
     CHECK(same.metadata() == opened.metadata());
 }
 
-TEST_CASE("a selection may leave a tied tensor any of its names, or nothing") {
+TEST_CASE("a selection may keep any of a tied tensor's names, or none") {
     const Checkpoint model = open(tied);
     using Pairs = std::vector<std::pair<std::string, std::string>>;
     const Checkpoint both = model.select(Selection::glob("head*"));
@@ -227,7 +227,7 @@ TEST_CASE("a selection may leave a tied tensor any of its names, or nothing") {
     CHECK(none.select({}).empty());
 }
 
-TEST_CASE("two names that become one are refused with both and the result") {
+TEST_CASE("renaming two tensors to one name is refused with both names and the result") {
     const Checkpoint model = open(tied);
     const auto renamed_to = [](std::map<std::string, std::string> table) {
         return [table = std::move(table)](std::string_view name) {
@@ -243,13 +243,13 @@ TEST_CASE("two names that become one are refused with both and the result") {
     REQUIRE(error);
     CHECK(error->code() == Errc::name_collision);
     CHECK(error->message() == "'b' and 'head' would both become 'x'");
-    // Another name of a tensor is a key of the metadata, where other pairs are too.
+    // The other name of a tied tensor is a metadata key, and can collide with other keys.
     const auto taken = error_of([&] { model.renamed(renamed_to({{"head", "note"}})); });
     REQUIRE(taken);
     CHECK(taken->code() == Errc::name_collision);
     CHECK(taken->message() == "'head' would become 'note', which the metadata has already");
     CHECK_OK(model.renamed(renamed_to({{"b", "note"}})));
-    // Places may be taken by those that leave them.
+    // Names can be swapped in a cycle.
     CHECK_OK(model.renamed(renamed_to({{"b", "wte"}, {"wte", "head"}, {"head", "b"}})));
     CHECK_OK(model.select(Selection().exclude("wte")).renamed(renamed_to({{"b", "wte"}})));
     CHECK_FAULT(model.renamed([](std::string_view) -> std::string { throw Error(Errc::cancelled, "no"); }),
@@ -282,7 +282,7 @@ TEST_CASE("select, renamed and below read nothing") {
     CHECK(reads == before + 2);
 }
 
-TEST_CASE("a part of the tree has what was selected, under the names of the tree") {
+TEST_CASE("below() of a selection has the selected tensors, with the names of the tree") {
     const Checkpoint whole = Checkpoint::open(pt / "train_gpt.pt");
     const auto mark = [](std::string_view name) { return "x" + std::string(name); };
     const Checkpoint model = whole.select(Selection::glob("model/*").exclude("*positions")).renamed(mark);
@@ -296,7 +296,7 @@ TEST_CASE("a part of the tree has what was selected, under the names of the tree
     }));
     CHECK(whole.below("model").size() == part.size() + 1);
     CHECK(model.below("optimizer").empty());
-    // The other way round.
+    // The same in the other order.
     const Checkpoint again = whole.below("model").select(Selection().exclude("positions")).renamed(mark);
     CHECK(again.size() == part.size());
     CHECK(again["xhead.weight"].stored() == part["head.weight"].stored());
@@ -305,7 +305,7 @@ TEST_CASE("a part of the tree has what was selected, under the names of the tree
     CHECK(error->hint() == "there are 'model'");
 }
 
-TEST_CASE("the document of a selection refers to the new names, and has objects for what was not selected") {
+TEST_CASE("the structure document of a selection has the new names, and objects for unselected tensors") {
     const std::string header =
         R"({"__metadata__":{"safemap.structure":)"
         R"("{\"v\":1,\"root\":{\"a\":[\"T\"],\"b\":[\"@T\",\"a\"],\"c\":[\"T\"]}}"},)"
@@ -315,7 +315,7 @@ TEST_CASE("the document of a selection refers to the new names, and has objects 
         opened.select(Selection::names({"a"})).renamed([](std::string_view) { return std::string("n"); });
     CHECK(structure_of(derived) == R"({"v":1,"root":{"a":["T",{"n":"n"}],"b":["@T","a"],)"
                                    R"("c":["o","torch.Tensor",["t"],{},"a tensor that was not stored"]}})");
-    // Without a tree: a dictionary of the names that there were.
+    // Without a tree, the document is a dictionary of the original names.
     CHECK(structure_of(open(tied).select(Selection::names({"head"}))) ==
           R"({"v":1,"root":{"b":["o","torch.Tensor",["t"],{},"a tensor that was not stored"],)"
           R"("wte":["T",{"n":"head"}],"head":["@T","wte"],"head2":["@T","wte"]}})");

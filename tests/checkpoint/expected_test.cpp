@@ -1,4 +1,4 @@
-// What a model expects, out of JSON that is right, wrong or hostile, and out of checkpoints.
+// Tests reading a model's expectations from JSON, valid, invalid and hostile, and from checkpoints.
 #include "containers.hpp"
 
 #include <safemap/advanced/small_floats.hpp>
@@ -9,7 +9,7 @@ using namespace containers;
 
 namespace {
 
-/// The error for a tensor "w" of this description.
+/// Returns the error code for a tensor "w" with this description.
 Errc fault_of(const std::string& tensor) {
     const auto error = error_of([&] { parse_expected(R"({"v":{"dtype":"F32","shape":[]},"w":)" + tensor + "}"); });
     REQUIRE(error);
@@ -25,7 +25,7 @@ std::string repeated(std::string_view text, std::size_t times) {
 
 }  // namespace
 
-TEST_CASE("JSON is read in its order, with every spelling of a dtype") {
+TEST_CASE("JSON is read in order, with every spelling of a dtype") {
     const auto expected = parse_expected(R"(
         {"w": {"dtype": "BF16", "shape": [2, 3]}, "b": {"shape": [], "dtype": "bfloat16"},
          "h": {"dtype": "torch.float32", "shape": [0, 18446744073709551615], "nbytes": 0, "more": [{}]},
@@ -52,7 +52,7 @@ TEST_CASE("the header of a safetensors file is an expectation") {
     CHECK(expected[0].name == "w");
 }
 
-TEST_CASE("what is no object of tensors is refused") {
+TEST_CASE("JSON that is not an object of tensors is refused") {
     for (const char* text : {"", " ", "{", "[]", "null", "7", R"("w")", R"({"w":})", R"({"w":{}},)", "{'w':1}", "\xff",
                              R"({"w":{"dtype":"F32","shape":[18446744073709551616]}})", "{\"\x01\":1}"}) {
         CAPTURE(text);
@@ -62,7 +62,7 @@ TEST_CASE("what is no object of tensors is refused") {
     CHECK_FAULT(parse_expected(R"({"w":)" + repeated("[", 100'000)), Errc::expectation_not_json);
 }
 
-TEST_CASE("what no tensor can be is refused, with its name") {
+TEST_CASE("an invalid tensor description is refused with its name") {
     using enum Errc;
     for (const char* tensor :
          {"null", "7", "[]", R"("F32")", "{}", R"({"dtype":"F32"})", R"({"shape":[1]})", R"({"dtype":7,"shape":[1]})",
@@ -83,12 +83,12 @@ TEST_CASE("what no tensor can be is refused, with its name") {
           expectation_bad_field);
 }
 
-TEST_CASE("a shape of a hundred thousand ones is a shape") {
+TEST_CASE("a shape of a hundred thousand ones is valid") {
     const auto expected = parse_expected(R"({"w":{"dtype":"U8","shape":[1)" + repeated(",1", 99'999) + "]}}");
     CHECK(expected[0].shape.size() == 100'000);
 }
 
-TEST_CASE("what a program expects is checked as JSON is") {
+TEST_CASE("expectations passed by a program are checked like JSON") {
     const auto plan = [](std::vector<ExpectedTensor> expected) {
         return plan_load(open(containers::safetensors({})), expected);
     };
@@ -98,7 +98,7 @@ TEST_CASE("what a program expects is checked as JSON is") {
     CHECK_FAULT(plan({{"w", Dtype::f6_e2m3, {1}}}), Errc::partial_byte);
 }
 
-TEST_CASE("a checkpoint expects all its names, ties with them") {
+TEST_CASE("a checkpoint as an expectation has all its names, including ties") {
     const auto checkpoint =
         open(pt({{"wte", Dtype::f32, {1}, "1234"}, {"b", Dtype::u8, {2}, "ab"}}, {{"head", "wte"}}));
     const auto expected = expected_tensors(checkpoint);
@@ -116,7 +116,7 @@ TEST_CASE("a checkpoint expects all its names, ties with them") {
     CHECK(selected[0].alias_of.empty());
 }
 
-TEST_CASE("a path is JSON of tensors, or anything that opens") {
+TEST_CASE("a path can be JSON of tensors, or any checkpoint") {
     const TempDir dir;
     const std::vector<Sample> samples = {{"w", Dtype::u8, {2}, "ab"}};
     const std::string json = R"({"w":{"dtype":"U8","shape":[2]}})";
@@ -143,7 +143,7 @@ TEST_CASE("a path is JSON of tensors, or anything that opens") {
     CHECK_FAULT(read_expected(dir.write("list.json", "[1]")), Errc::expectation_not_json);
     CHECK_FAULT(read_expected(dir.write("text", "w F32")), Errc::unknown_format);
     CHECK_FAULT(read_expected(dir.path() / "nowhere"), Errc::path_not_found);
-    // Damaged, and told as what its name says it is.
+    // A damaged file is reported as the format that its name states.
     CHECK_FAULT(read_expected(dir.write("w.index.json", json)), Errc::index_bad_field);
     CHECK_FAULT(read_expected(dir.write("x.safetensors", json)), Errc::header_too_large);
     const auto large = dir.write("large.json", json);

@@ -1,4 +1,4 @@
-// Which small files belong to a model folder.
+// Tests which small files belong to a model folder.
 #include "containers.hpp"
 
 #include <sys/stat.h>
@@ -24,7 +24,7 @@ Names extras_in(const TempDir& dir) { return names_of(Checkpoint::open(dir.path(
 
 }  // namespace
 
-TEST_CASE("the small files beside a model are its extras, and weights, code and hidden files are not") {
+TEST_CASE("the small files beside a model are extras; weights, code and hidden files are not") {
     const TempDir dir;
     dir.write("model.safetensors", model());
     const Names wanted = {
@@ -50,7 +50,7 @@ TEST_CASE("the small files beside a model are its extras, and weights, code and 
     }
 }
 
-TEST_CASE("links of a hub cache are followed") {
+TEST_CASE("the symbolic links of a hub cache are followed") {
     const TempDir dir;
     fs::create_directories(dir / "blobs");
     dir.write("blobs/1", model());
@@ -90,7 +90,7 @@ TEST_CASE("only the folder of a finished model has extras") {
     dir.write("config.json", "{}");
     const fs::path index = write_shards(dir, {{"w", Dtype::u8, {1}, "1"}});
     CHECK(extras_in(dir) == Names{"config.json"});
-    // A path of a file is a file, whatever lies beside it.
+    // A path to a file is not a model folder, whatever is beside it.
     CHECK(Checkpoint::open(index).extras().files.empty());
     const std::vector<fs::path> files = {dir / "shard0.safetensors"};
     CHECK(Checkpoint::open(files).extras().files.empty());
@@ -106,7 +106,7 @@ TEST_CASE("a shard that an index names is not an extra") {
     CHECK(extras_in(dir) == Names{"merges.txt"});
 }
 
-TEST_CASE("a folder that was replaced since it was opened has no extras to trust") {
+TEST_CASE("extras() of a folder that was replaced since open is refused") {
     const TempDir dir;
     dir.write("model.safetensors", model());
     dir.write("config.json", "{}");

@@ -1,4 +1,4 @@
-// Names that somebody may have meant.
+// Tests the suggestions for a misspelled name.
 #include "checkpoint/near_names.hpp"
 
 #include "doctest_safemap.hpp"
@@ -22,7 +22,7 @@ TEST_CASE("the nearest name comes first") {
     CHECK(near("a", {}) == std::vector<std::string>{});
 }
 
-TEST_CASE("what is far is not suggested") {
+TEST_CASE("a name that is too different is not suggested") {
     CHECK(near("model.embed.weight", {"x", "optimizer", std::string(10'000, 'm')}).empty());
     CHECK(near("", {"abc"}).empty());
     CHECK(near("", {"a"}) == std::vector<std::string>{"a"});

@@ -1,5 +1,5 @@
-// What a model expects against what a checkpoint holds: every kind of mismatch, ties, fillings to the bit, expectations
-// of any kind, and a slow twin.
+// Tests plan_load(): every kind of mismatch, ties, fill values to the bit, every form of expectation, and random models
+// against a slow reference.
 #include <safemap/plan.hpp>
 
 #include "containers.hpp"
@@ -27,7 +27,7 @@ Checkpoint file_of(const std::vector<Sample>& samples, std::string_view more = {
     return open(containers::safetensors(samples, more));
 }
 
-/// A tensor of zero bytes.
+/// Returns a tensor of zeros.
 Sample sample(std::string name, Dtype dtype, Shape shape) {
     const std::uint64_t size = *byte_size(dtype, *element_count(shape));
     return {std::move(name), dtype, shape, std::string(size, '\0')};
@@ -52,7 +52,7 @@ const LoadOptions not_strict = {.fill = Fill::none, .ignore_unexpected = true};
 
 }  // namespace
 
-TEST_CASE("what fits is given in the order of the model, and nothing is read") {
+TEST_CASE("matching tensors are listed in the order of the model, and nothing is read") {
     const std::string content = containers::safetensors({floats("a", {2}), floats("b", {3}), floats("c", {})});
     bool opened = false;
     const auto checkpoint =
@@ -70,7 +70,7 @@ TEST_CASE("what fits is given in the order of the model, and nothing is read") {
     for (const LazyTensor& tensor : tensors) CHECK(tensor.stored() == checkpoint[tensor.name()].stored());
 }
 
-TEST_CASE("tensors are views of the file, and outlive plan and checkpoint") {
+TEST_CASE("tensors are views of the file, and outlive the plan and the checkpoint") {
     const TempDir dir;
     Sample w = floats("w", {2});
     w.bytes = forge::little_endian(1.5F) + forge::little_endian(-2.0F);
@@ -82,7 +82,7 @@ TEST_CASE("tensors are views of the file, and outlive plan and checkpoint") {
     CHECK(view.unaligned<float>(1) == -2.0F);
 }
 
-TEST_CASE("every kind of mismatch is told, shapes and dtypes apart from each other") {
+TEST_CASE("every kind of mismatch is reported, shapes and dtypes separately") {
     const auto checkpoint = file_of({floats("same", {2}), floats("shape", {2, 3}), floats("dtype", {2}),
                                      floats("both", {4}), floats("extra.1", {1}), floats("extra.0", {1})});
     const std::vector<ExpectedTensor> expected = {{"gone", f32, {7}},          {"both", Dtype::bf16, {1, 4}},
@@ -110,7 +110,7 @@ TEST_CASE("every kind of mismatch is told, shapes and dtypes apart from each oth
     CHECK_FAULT(plan.tensors(), Errc::model_mismatch);
 }
 
-TEST_CASE("what is not strict passes missing and unexpected tensors, never shapes and dtypes") {
+TEST_CASE("a plan that is not strict accepts missing and unexpected tensors, but no other shape or dtype") {
     const auto checkpoint = file_of({floats("a", {2}), floats("extra", {1})});
     const std::vector<ExpectedTensor> expected = {{"a", f32, {2}}, {"gone", f32, {7}}};
     CHECK_FALSE(plan_load(checkpoint, expected).ok());
@@ -125,7 +125,7 @@ TEST_CASE("what is not strict passes missing and unexpected tensors, never shape
     CHECK_FALSE(plan_load(checkpoint, std::vector<ExpectedTensor>{{"a", Dtype::f16, {2}}}, not_strict).ok());
 }
 
-TEST_CASE("the error says what is wrong, folded, and no more than a few names of each kind") {
+TEST_CASE("the error message is folded and lists a few names of each kind") {
     std::vector<Sample> samples;
     std::vector<ExpectedTensor> expected;
     for (int i = 0; i < 80; ++i) {
@@ -145,7 +145,7 @@ TEST_CASE("the error says what is wrong, folded, and no more than a few names of
 
 // ---- ties
 
-TEST_CASE("the other names of a tied tensor are found, and no name of a tensor that is used is unexpected") {
+TEST_CASE("a tied tensor is found under its other names, and no name of a used tensor is unexpected") {
     const auto checkpoint = open(pt({floats("wte", {2, 3}), floats("b", {2})}, {{"head", "wte"}}));
     const ExpectedTensor b = {"b", f32, {2}};
     for (const char* name : {"wte", "head"}) {
@@ -166,7 +166,7 @@ TEST_CASE("the other names of a tied tensor are found, and no name of a tensor t
     CHECK(none.tied.empty());
 }
 
-TEST_CASE("of tensors that the model ties, one that is stored serves all") {
+TEST_CASE("one stored tensor is enough for all tensors that the model ties") {
     const std::vector<ExpectedTensor> expected = {
         {"head", f32, {2, 3}, "wte"}, {"wte", f32, {2, 3}}, {"out", f32, {2, 3}, "wte"}};
     for (const char* stored : {"wte", "head", "out"}) {
@@ -185,7 +185,7 @@ TEST_CASE("of tensors that the model ties, one that is stored serves all") {
     CHECK(none.tied.empty());
 }
 
-TEST_CASE("what the model ties and the checkpoint holds apart is given as it is, with a note") {
+TEST_CASE("tensors that the model ties and the checkpoint stores separately are kept, with a note") {
     const std::vector<ExpectedTensor> expected = {{"head", f32, {2}, "wte"}, {"wte", f32, {2}}};
     const auto checkpoint = file_of({floats("wte", {2}), floats("head", {2})});
     const LoadPlan plan = plan_load(checkpoint, expected);
@@ -195,7 +195,7 @@ TEST_CASE("what the model ties and the checkpoint holds apart is given as it is,
     CHECK(plan.notes == Names{"'head' is tied to 'wte' in the model, but stored apart: each gets its own"});
 }
 
-TEST_CASE("an uploader brings a tied tensor once") {
+TEST_CASE("an uploader uploads a tied tensor once") {
     const auto checkpoint = file_of({floats("wte", {100}), floats("b", {10})}, R"("__metadata__":{"head":"wte"},)");
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 1 << 20});
     std::vector<Lease> leases;
@@ -211,7 +211,7 @@ TEST_CASE("an uploader brings a tied tensor once") {
 
 // ---- prefixes
 
-TEST_CASE("a prefix is told where one explains everything missing, or everything unexpected") {
+TEST_CASE("a prefix is suggested if it explains everything missing, or everything unexpected") {
     const auto with = file_of({floats("module.h.0.w", {2}), floats("module.h.1.w", {3}), floats("module.w", {4})});
     const auto without = file_of({floats("h.0.w", {2}), floats("h.1.w", {3}), floats("w", {4})});
     const LoadPlan stripped = plan_load(with, expected_tensors(without));
@@ -230,16 +230,16 @@ TEST_CASE("a prefix is told where one explains everything missing, or everything
     CHECK(plan_load(with, more).checkpoint_prefix == "module.");
 }
 
-TEST_CASE("a prefix that is not certain is not told") {
+TEST_CASE("an uncertain prefix is not suggested") {
     const auto expects = [](std::vector<ExpectedTensor> expected, const std::vector<Sample>& samples) {
         const LoadPlan plan = plan_load(file_of(samples), expected);
         CHECK(plan.checkpoint_prefix.empty());
         CHECK(plan.model_prefix.empty());
         CHECK(plan.notes.empty());
     };
-    expects({{"w", f32, {2}}}, {floats("a.w", {2}), floats("b.w", {2})});  // which of them?
+    expects({{"w", f32, {2}}}, {floats("a.w", {2}), floats("b.w", {2})});  // ambiguous
     expects({{"w", f32, {2}}}, {floats("module.w", {3})});                 // another shape
-    expects({{"w", f32, {2}}}, {floats("module_w", {2})});                 // no part of its own
+    expects({{"w", f32, {2}}}, {floats("module_w", {2})});                 // not separated by a dot
     expects({{"w", f32, {2}}, {"v", f32, {2}}}, {floats("module.w", {2}), floats("model.v", {2})});
     expects({{"w", f32, {2}}}, {});
     expects({}, {floats("module.w", {2})});
@@ -247,7 +247,7 @@ TEST_CASE("a prefix that is not certain is not told") {
 
 // ---- fillings
 
-TEST_CASE("missing tensors are filled with zeros of every dtype") {
+TEST_CASE("missing tensors of every dtype can be filled with zeros") {
     for (int i = 0; i <= static_cast<int>(Dtype::bits4x2); ++i) {
         const auto dtype = static_cast<Dtype>(i);
         CAPTURE(dtype);
@@ -264,7 +264,7 @@ TEST_CASE("missing tensors are filled with zeros of every dtype") {
     }
 }
 
-TEST_CASE("NaN of every dtype that has one is NaN, to the bit that a cast gives") {
+TEST_CASE("NaN fill has the bits that a cast of NaN gives, for every dtype with a NaN") {
     const auto bytes_of = [](const LazyTensor& tensor) {
         std::vector<std::byte> bytes(tensor.nbytes());
         tensor.read(0, bytes);
@@ -306,7 +306,7 @@ TEST_CASE("NaN of every dtype that has one is NaN, to the bit that a cast gives"
     CHECK(std::vector(bytes.begin(), bytes.end()) == forge::to_bytes({"\0\x7e\0\x7e\0\x7e\0\x7e", 8}));
 }
 
-TEST_CASE("what has no NaN is not filled with it, and the plan says so") {
+TEST_CASE("a dtype without NaN is not filled with NaN, and the plan notes it") {
     const std::vector<ExpectedTensor> expected = {{"ids", Dtype::i64, {2}}, {"w", f32, {2}}};
     const LoadPlan plan = plan_load(file_of({}), expected, {.fill = Fill::nan});
     CHECK_FALSE(plan.ok());
@@ -317,7 +317,7 @@ TEST_CASE("what has no NaN is not filled with it, and the plan says so") {
           "the checkpoint is not what the model expects: 1 missing, of dtypes without NaN (ids: I64 [2])");
 }
 
-TEST_CASE("any part of a filling is what it is of the whole, and a terabyte of it takes no memory") {
+TEST_CASE("slices of a fill value are correct, and a terabyte of fill takes no memory") {
     const std::uint64_t elements = std::uint64_t{1} << 40;
     const LoadPlan plan =
         plan_load(file_of({}), std::vector<ExpectedTensor>{{"w", Dtype::f64, {elements}}, {"none", f32, {0, 5}}},
@@ -340,7 +340,7 @@ TEST_CASE("any part of a filling is what it is of the whole, and a terabyte of i
     CHECK(tensors[1].load().nbytes() == 0);
 }
 
-TEST_CASE("fillings of tied tensors are one") {
+TEST_CASE("tied tensors share one fill value") {
     const std::vector<ExpectedTensor> expected = {{"head", f32, {2}, "wte"}, {"wte", f32, {2}}, {"other", f32, {2}}};
     const auto tensors = plan_load(file_of({}), expected, {.fill = Fill::zeros}).tensors();
     CHECK(names(tensors) == Names{"head", "wte", "other"});
@@ -350,7 +350,7 @@ TEST_CASE("fillings of tied tensors are one") {
 
 // ---- selections
 
-TEST_CASE("only selected names are planned, on either side") {
+TEST_CASE("only selected names are planned, on both sides") {
     const auto checkpoint =
         open(pt({floats("h.wte", {2}), floats("x.extra", {1}), floats("h.extra", {1})}, {{"x.head", "h.wte"}}));
     const std::vector<ExpectedTensor> expected = {{"h.wte", f32, {2}}, {"x.gone", f32, {2}}, {"h.gone", f32, {2}}};
@@ -360,7 +360,7 @@ TEST_CASE("only selected names are planned, on either side") {
     CHECK(plan.tied == std::vector<AliasGroup>{{"h.wte", "x.head"}});
 }
 
-// ---- a slow twin
+// ---- the slow reference
 
 namespace {
 
@@ -369,7 +369,7 @@ struct Slow {
     std::set<std::set<std::string>> tied;
 };
 
-/// The names that a tensor of the checkpoint has.
+/// Returns all names of a tensor of the checkpoint.
 std::set<std::string> names_of(const Checkpoint& checkpoint, const LazyTensor& tensor) {
     std::set<std::string> names = {tensor.name()};
     for (const AliasGroup& group : checkpoint.aliases())
@@ -377,8 +377,8 @@ std::set<std::string> names_of(const Checkpoint& checkpoint, const LazyTensor& t
     return names;
 }
 
-/// The tensors of the checkpoint in which an expected one is looked for, the best first: its own name, the name that it
-/// is an alias of, then all others that are aliases of the same.
+/// Returns the checkpoint's tensor for an expected one, searched in order of preference: its own name, the name that it
+/// is an alias of, then all other aliases of the same tensor.
 std::optional<std::size_t> slow_find(const Checkpoint& checkpoint, const std::vector<ExpectedTensor>& expected,
                                      const ExpectedTensor& wanted) {
     const std::string root = wanted.alias_of.empty() ? wanted.name : wanted.alias_of;
@@ -453,7 +453,7 @@ Checkpoint random_checkpoint(std::mt19937& random) {
 
 }  // namespace
 
-TEST_CASE("random models and checkpoints are matched as the slow twin matches them") {
+TEST_CASE("random models and checkpoints are matched as by the slow reference") {
     std::random_device device;
     for (int round = 0; round < soak::rounds(2000); ++round) {
         const unsigned seed = device();
@@ -487,7 +487,7 @@ TEST_CASE("random models and checkpoints are matched as the slow twin matches th
     }
 }
 
-TEST_CASE("a checkpoint is always what itself expects, in any container") {
+TEST_CASE("a checkpoint meets its own expectations, in any container") {
     std::random_device device;
     for (int round = 0; round < 20; ++round) {
         const unsigned seed = device();
@@ -505,7 +505,7 @@ TEST_CASE("a checkpoint is always what itself expects, in any container") {
     }
 }
 
-TEST_CASE("a hundred thousand names, all of them ties of one that is not there, take no time") {
+TEST_CASE("a hundred thousand names tied to one missing tensor are planned quickly") {
     std::vector<ExpectedTensor> expected = {{"root", f32, {1}}};
     for (int i = 0; i < 100'000; ++i) expected.push_back({"w." + std::to_string(i), f32, {1}, "root"});
     CHECK(plan_load(file_of({floats("x", {1})}), expected).missing.size() == 100'001);

@@ -1,4 +1,4 @@
-// Which names a selection means.
+// Tests which names a selection matches.
 #include <safemap/selection.hpp>
 
 #include "doctest_safemap.hpp"
@@ -7,12 +7,12 @@
 
 using safemap::Selection;
 
-TEST_CASE("an empty selection is every name") {
+TEST_CASE("an empty selection matches every name") {
     CHECK(Selection().matches(""));
     CHECK(Selection().matches("a.b"));
 }
 
-TEST_CASE("a glob matches the whole name, dots and slashes too") {
+TEST_CASE("a glob matches the whole name, including dots and slashes") {
     struct Row {
         const char* pattern;
         const char* name;
@@ -67,7 +67,7 @@ TEST_CASE("a glob matches the whole name, dots and slashes too") {
     }
 }
 
-TEST_CASE("a hostile glob takes no exponential time") {
+TEST_CASE("a hostile glob does not take exponential time") {
     std::string pattern;
     for (int i = 0; i < 50; ++i) pattern += "*a";
     const std::string name(20'000, 'a');
@@ -76,7 +76,7 @@ TEST_CASE("a hostile glob takes no exponential time") {
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(2));
 }
 
-TEST_CASE("a prefix ends at a dot, a slash or the end") {
+TEST_CASE("a prefix ends at a dot, a slash or the end of the name") {
     const auto layer = Selection::prefix("layers.1");
     CHECK(layer.matches("layers.1"));
     CHECK(layer.matches("layers.1.w"));
@@ -88,7 +88,7 @@ TEST_CASE("a prefix ends at a dot, a slash or the end") {
     CHECK(Selection::prefix("").matches("anything"));
 }
 
-TEST_CASE("names are exact, and a list without names selects nothing") {
+TEST_CASE("names match exactly, and an empty list of names selects nothing") {
     const auto names = Selection::names({"a", "b*"});
     CHECK(names.matches("a"));
     CHECK(names.matches("b*"));

@@ -1,4 +1,4 @@
-// What convert does with --exclude and --rename, by the library: derive IN OUT GLOB PREFIX.
+// Does with the library what convert does with --exclude and --rename: derive IN OUT GLOB PREFIX.
 #include <safemap/safemap.hpp>
 
 #include <string>

@@ -1,4 +1,4 @@
-// The parts of the command line that need no file: sizes, ranks, names, JSON, tables, the progress line.
+// Tests the parts of the command line that need no file: sizes, ranks, names, JSON, tables, the progress line.
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/advanced/text.hpp>
 
@@ -19,7 +19,7 @@ using namespace safemap;
 using namespace safemap::cli;
 
 TEST_SUITE("parse") {
-    TEST_CASE("sizes count in powers of ten, of two with an i, or in bytes") {
+    TEST_CASE("sizes have decimal units, binary units with an i, or no unit") {
         CHECK(parse_size("5GB") == 5'000'000'000);
         CHECK(parse_size("5G") == 5'000'000'000);
         CHECK(parse_size("7k") == 7000);
@@ -35,7 +35,7 @@ TEST_SUITE("parse") {
         CHECK(parse_size("18446744073709551615") == std::numeric_limits<std::uint64_t>::max());
     }
 
-    TEST_CASE("what is no size is refused") {
+    TEST_CASE("an invalid size is refused") {
         for (const char* text : {"", "GB", "-1", "+1", "0", "0GB", "1.5GB", "5XB", "5 GB ", " 5GB", "5  GB", "0x10",
                                  "18446744073709551616", "18446744073709552KB", "5GBs", "5Gi", "G"}) {
             CAPTURE(text);
@@ -68,7 +68,7 @@ TEST_SUITE("parse") {
         CHECK_FAULT(parse_access("automatic"), Errc::invalid_argument);
     }
 
-    TEST_CASE("a strategy is greedy, balanced or by_prefix, and an index that of hub or transformers") {
+    TEST_CASE("a strategy is greedy, balanced or by_prefix, and an index style is hub or transformers") {
         CHECK(parse_strategy("greedy") == ShardStrategy::greedy);
         CHECK(parse_strategy("balanced") == ShardStrategy::balanced);
         CHECK(parse_strategy("by_prefix") == ShardStrategy::by_prefix);
@@ -89,7 +89,7 @@ TEST_SUITE("parse") {
         }
     }
 
-    TEST_CASE("rows are cut as torch.chunk cuts them") {
+    TEST_CASE("rows are split as by torch.chunk") {
         const auto check = [](std::uint64_t rank, std::uint64_t of, std::uint64_t rows, std::uint64_t first,
                               std::uint64_t last) {
             CAPTURE(rank);
@@ -102,7 +102,7 @@ TEST_SUITE("parse") {
         check(0, 4, 10, 0, 3);
         check(2, 4, 10, 6, 9);
         check(3, 4, 10, 9, 10);
-        // torch.arange(5).chunk(4): 2, 2, 1, and no fourth
+        // torch.arange(5).chunk(4): 2, 2, 1, and no fourth chunk
         check(2, 4, 5, 4, 5);
         check(3, 4, 5, 5, 5);
         check(7, 8, 2, 2, 2);
@@ -116,18 +116,18 @@ TEST_SUITE("parse") {
 TEST_SUITE("rename") {
     std::string renamed(std::string_view rule, const std::string& name) { return RenameRule(rule).apply(name); }
 
-    TEST_CASE("the first match is replaced, or with g each") {
+    TEST_CASE("the first match is replaced, or every match with g") {
         CHECK(renamed("s/layers/h/", "model.layers.0.layers") == "model.h.0.layers");
         CHECK(renamed("s/layers/h/g", "model.layers.0.layers") == "model.h.0.h");
         CHECK(renamed("s/^model\\.//", "model.w") == "w");
         CHECK(renamed("s/x/y/", "none") == "none");
-        CHECK(renamed("s/a*/-/g", "baac") == "-b--c-");  // as ECMAScript: an empty match counts
+        CHECK(renamed("s/a*/-/g", "baac") == "-b--c-");  // as in ECMAScript: an empty match counts
         CHECK(renamed("s/$/.weight/", "lm_head") == "lm_head.weight");
         CHECK(renamed("s/.*//", "w").empty());
         CHECK(renamed("s/./x/", "") == "");
     }
 
-    TEST_CASE("groups are $1 or \\1, the whole match is $&, a dollar $$") {
+    TEST_CASE("groups are $1 or \\1, the whole match is $&, and a dollar is $$") {
         CHECK(renamed("s/(\\w+)\\.(\\d+)/$2.$1/", "layers.12.w") == "12.layers.w");
         CHECK(renamed("s/(\\w+)\\.(\\d+)/\\2.\\1/", "layers.12.w") == "12.layers.w");
         CHECK(renamed("s/[0-9]+/<$&>/g", "a.1.b.23") == "a.<1>.b.<23>");
@@ -139,7 +139,7 @@ TEST_SUITE("rename") {
         CHECK(renamed("s/(a)|(b)/[$1$2]/g", "ab") == "[a][b]");
     }
 
-    TEST_CASE("any punctuation may stand for the slash, which a backslash makes plain") {
+    TEST_CASE("any punctuation can replace the slash, and a backslash escapes it") {
         CHECK(renamed("s|a/b|c/d|", "a/b") == "c/d");
         CHECK(renamed("s/a\\/b/c\\/d/", "a/b") == "c/d");
         CHECK(renamed("s,a,x\\,y,", "a") == "x,y");
@@ -148,7 +148,7 @@ TEST_SUITE("rename") {
         CHECK(renamed("s|a\\|b|x|", "a|b") == "x");
     }
 
-    TEST_CASE("what is no rule is refused") {
+    TEST_CASE("an invalid rule is refused") {
         for (const char* rule :
              {"",       "s",        "s/",        "s/a",     "s/a/",       "s/a/b",    "a/b/",   "/a/b/",
               "sxaxbx", "s a b ",   "s\\a\\b\\", "s/a/b/i", "s/a/b/gg",   "s/a/b/ g", "s//b/",  "s/(/b/",
@@ -159,17 +159,17 @@ TEST_SUITE("rename") {
         CHECK_FAULT(RenameRule("s/" + std::string(10'000, '(') + "/b/"), Errc::invalid_argument);
     }
 
-    TEST_CASE("a name that the machine has no stack for is refused, whatever the rule") {
+    TEST_CASE("a name too long for the regex engine's stack is refused, with any rule") {
         const std::string longest(1024, 'a');
         for (const char* rule : {"s/((a)|(b))*/x/", "s/.*/x/", "s/((((a|b)+)|c)?)*/x/"})
             CHECK(renamed(rule, longest) == "x");
         CHECK_FAULT(renamed("s/b/x/", longest + 'a'), Errc::invalid_argument);
         CHECK_FAULT(renamed("s/b/x/", std::string(10'000'000, 'a')), Errc::invalid_argument);
-        // A prefix needs no machine.
+        // Replacing a prefix does not use the regex engine.
         CHECK(Renaming({"a"}, {}).apply(longest + 'b').size() == 1024);
     }
 
-    TEST_CASE("prefixes go first, then rules in order, each on what the one before left") {
+    TEST_CASE("prefixes are replaced first, then rules are applied in order, each to the result of the one before") {
         Renaming renaming({"module.", "model."}, {"s/^a/b/", "s/^b/c/", "s/^model/d/"});
         CHECK(renaming.apply("module.model.a") == "c");
         CHECK(renaming.apply("model.module.x") == "module.x");
@@ -178,7 +178,7 @@ TEST_SUITE("rename") {
         CHECK(renaming.apply("").empty());
     }
 
-    TEST_CASE("what changes no name is noted") {
+    TEST_CASE("a rule that changes no name is noted") {
         Renaming renaming({"x."}, {"s/a/a/", "s/a/b/"});
         CHECK(renaming.notes().size() == 3);
         renaming.apply("a");
@@ -189,7 +189,7 @@ TEST_SUITE("rename") {
 }
 
 TEST_SUITE("json") {
-    TEST_CASE("commas, colons and brackets stand where they belong") {
+    TEST_CASE("commas, colons and brackets are in the right places") {
         JsonWriter json;
         json.begin_object();
         json.member("a", 1).member("b", std::vector<std::string>{"x", "y"}).key("c").begin_array();
@@ -199,7 +199,7 @@ TEST_SUITE("json") {
         CHECK(json.text() == R"({"a": 1, "b": ["x", "y"], "c": [{}, {"d": true}], "e": [], "f": [[1], [], [2, 3]]})");
     }
 
-    TEST_CASE("integers are exact, and other numbers read back as they were") {
+    TEST_CASE("integers are exact, and other numbers round-trip") {
         JsonWriter json;
         json.begin_array();
         json.value(std::numeric_limits<std::uint64_t>::max()).value(-7).value(0.1).value(1e300);
@@ -208,7 +208,7 @@ TEST_SUITE("json") {
         CHECK(json.text() == "[18446744073709551615, -7, 0.1, 1e+300, null, null]");
     }
 
-    TEST_CASE("any bytes become a string that is UTF-8") {
+    TEST_CASE("any bytes become a valid UTF-8 string") {
         const auto text = [](std::string_view bytes) {
             JsonWriter json;
             json.value(bytes);
@@ -217,7 +217,7 @@ TEST_SUITE("json") {
         CHECK(text("a\"b\\c\n\t\x01\x7f") == R"("a\"b\\c\n\t\u0001\u007f")");
         CHECK(text(std::string_view("a\0b", 3)) == R"("a\u0000b")");
         CHECK(text("gr\xC3\xB6\xC3\x9F\x65 \xF0\x9F\xA6\x99") == "\"gr\xC3\xB6\xC3\x9F\x65 \xF0\x9F\xA6\x99\"");
-        // A stray byte, a cut character, an overlong slash, a surrogate, a number beyond the last.
+        // A stray byte, a truncated character, an overlong slash, a surrogate, a code point beyond the last.
         CHECK(text("\xFFx") == "\"\xEF\xBF\xBDx\"");
         CHECK(text("x\xC3") == "\"x\xEF\xBF\xBD\"");
         CHECK(text("\xC0\xAF") == "\"\xEF\xBF\xBD\xEF\xBF\xBD\"");
@@ -225,7 +225,7 @@ TEST_SUITE("json") {
         CHECK(text("\xF4\x90\x80\x80") == "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\"");
     }
 
-    TEST_CASE("an error has the members that apply") {
+    TEST_CASE("an error has only the members that apply") {
         const auto text = [](const Error& error) {
             JsonWriter json;
             json.begin_object();
@@ -240,7 +240,7 @@ TEST_SUITE("json") {
 }
 
 TEST_SUITE("text") {
-    TEST_CASE("sizes are readable and never a thousand of a unit") {
+    TEST_CASE("sizes are readable, and below a thousand of their unit") {
         CHECK(bytes_text(0) == "0 B");
         CHECK(bytes_text(999) == "999 B");
         CHECK(bytes_text(1000) == "1.0 kB");
@@ -250,7 +250,7 @@ TEST_SUITE("text") {
         CHECK(bytes_text(std::numeric_limits<std::uint64_t>::max()) == "18.4 EB");
     }
 
-    TEST_CASE("durations are as exact as they need to be") {
+    TEST_CASE("durations have as many digits as they need") {
         CHECK(duration_text(0.254) == "0.25 s");
         CHECK(duration_text(9.999) == "10 s");
         CHECK(duration_text(59.6) == "1 min 0 s");
@@ -258,15 +258,15 @@ TEST_SUITE("text") {
         CHECK(duration_text(7500) == "2 h 5 min");
     }
 
-    TEST_CASE("what would move a terminal's cursor is shown and not sent") {
+    TEST_CASE("characters that move a terminal's cursor are escaped") {
         CHECK(printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\x0a");
         CHECK(printable("\xC2\x9B"
                         "31m") == "\\xc2\\x9b31m");
         CHECK(printable("mod\xC3\xA8le \xFF") == "mod\xC3\xA8le \\xff");
     }
 
-    TEST_CASE("what cannot be seen or turns the direction of text is shown too") {
-        // The first and the last of each range are escaped, their neighbours are not.
+    TEST_CASE("invisible characters and characters that change the direction of text are escaped") {
+        // The first and the last of each range are escaped, and their neighbours are not.
         const auto escaped = [](const char* text) { return printable(text) != text; };
         for (const char* text : {"\xC2\x80", "\xC2\x9F", "\xE2\x80\x8B", "\xE2\x80\x8F", "\xE2\x80\xA8", "\xE2\x80\xAA",
                                  "\xE2\x80\xAE", "\xE2\x81\xA6", "\xE2\x81\xA9", "\xEF\xBB\xBF"}) {
@@ -281,7 +281,7 @@ TEST_SUITE("text") {
         CHECK(printable("w\xE2\x80\xAEx") == "w\\xe2\\x80\\xaex");
     }
 
-    TEST_CASE("columns line up, by characters and not by bytes") {
+    TEST_CASE("columns are aligned by characters, not by bytes") {
         Table table({Table::Align::left, Table::Align::right});
         table.row({"mod\xC3\xA8le", "5"});
         table.row({"w", "1234"});
@@ -289,7 +289,7 @@ TEST_SUITE("text") {
         CHECK(table.text() == "  mod\xC3\xA8le     5\n  w       1234\n  only\n");
     }
 
-    TEST_CASE("a cell that is too long sticks out and makes no other row longer") {
+    TEST_CASE("a cell that is too long does not widen other rows") {
         const std::string most(80, 'm');
         const std::string more(81, 'n');
         Table table({Table::Align::left, Table::Align::right, Table::Align::right});
@@ -303,26 +303,26 @@ TEST_SUITE("text") {
 }
 
 TEST_SUITE("progress") {
-    TEST_CASE("the line says bytes, rate and time left") {
+    TEST_CASE("the line shows bytes, rate and remaining time") {
         const Progress half{.stage = "converting", .bytes_done = 500'000'000, .bytes_total = 1'000'000'000};
         CHECK(progress_line(half, 2, 200) ==
               "converting  50%  500.0 MB of 1.0 GB  250.0 MB/s  2.00 s left  [############            ]");
     }
 
-    TEST_CASE("a narrow terminal gets what fits") {
+    TEST_CASE("a narrow terminal gets a shorter line") {
         const Progress half{.stage = "converting", .bytes_done = 500'000'000, .bytes_total = 1'000'000'000};
         CHECK(progress_line(half, 2, 40) == "converting  50%  500.0 MB of 1.0 GB");
         CHECK(progress_line(half, 2, 4) == "conv");
         CHECK(progress_line(half, 2, 0).empty());
     }
 
-    TEST_CASE("nothing to do is done, and no time has no rate") {
+    TEST_CASE("zero bytes are complete, and zero seconds give no rate") {
         CHECK(progress_line({.stage = "loading"}, 0, 60) ==
               "loading 100%  0 B of 0 B  0 B/s  [########################]");
     }
 }
 
-TEST_CASE("memory that was taken and given back still counts in the peak") {
+TEST_CASE("the memory peak includes memory that was freed") {
     MemoryPeak peak;
     const std::uint64_t before = anonymous_bytes();
     CHECK(before > 0);
@@ -337,7 +337,7 @@ TEST_CASE("memory that was taken and given back still counts in the peak") {
 }
 
 TEST_SUITE("nearest") {
-    TEST_CASE("a letter more, less, other or swapped is what was meant") {
+    TEST_CASE("an added, missing, changed or swapped letter is corrected") {
         const std::vector<std::string> names = {"inspect", "convert", "verify", "diff", "hash", "plan", "load"};
         CHECK(nearest("inspect", names) == "inspect");
         CHECK(nearest("convret", names) == "convert");

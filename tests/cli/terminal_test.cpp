@@ -1,4 +1,5 @@
-// What a terminal shows: the bar that makes place for results, tables and texts that fit, names of wide characters.
+// Tests terminal output: the progress bar makes room for results, tables and texts fit the width, wide characters
+// count.
 #include "terminal.hpp"
 #include "output.hpp"
 #include "progress.hpp"
@@ -19,7 +20,7 @@ using namespace safemap::cli;
 
 namespace {
 
-/// stdout and stderr are a terminal of that many columns, until it is destroyed.
+/// Makes stdout and stderr a terminal with so many columns, for its lifetime.
 class Terminal {
 public:
     explicit Terminal(unsigned short columns) {
@@ -44,12 +45,12 @@ public:
     Terminal(const Terminal&) = delete;
     Terminal& operator=(const Terminal&) = delete;
 
-    /// Whether there is one: a container may have none.
+    /// True if there is a terminal: a container may have none.
     explicit operator bool() const noexcept { return there_; }
 
-    /// The lines that are seen in the end: what a carriage return makes the cursor write over is gone.
+    /// Returns the lines that stay visible: text that was overwritten after a carriage return is removed.
     std::vector<std::string> lines() {
-        restore();  // what is written last may arrive late, but before the end
+        restore();  // the last output may arrive late, but before the end
         std::string text;
         char block[512];
         for (ssize_t size = 0; (size = ::read(ours_, block, sizeof block)) > 0;)
@@ -95,7 +96,7 @@ constexpr Progress half{.stage = "converting", .bytes_done = 500, .bytes_total =
 }  // namespace
 
 TEST_SUITE("terminal") {
-    TEST_CASE("the bar is gone before a result is printed, though it lives on") {
+    TEST_CASE("the bar is cleared before a result is printed, and can continue") {
         Console console(false);
         Terminal terminal(80);
         if (!terminal) return;
@@ -106,7 +107,7 @@ TEST_SUITE("terminal") {
         CHECK(terminal.lines() == Lines{"plan", "out: wrote 1 tensor", ""});
     }
 
-    TEST_CASE("the bar is gone before an error is printed") {
+    TEST_CASE("the bar is cleared before an error is printed") {
         Console console(false);
         Terminal terminal(80);
         if (!terminal) return;
@@ -118,7 +119,7 @@ TEST_SUITE("terminal") {
         CHECK(terminal.lines() == Lines{"safemap: error: full", ""});
     }
 
-    TEST_CASE("the bar is seen while nothing else is printed") {
+    TEST_CASE("the bar is visible while nothing else is printed") {
         Console console(false);
         Terminal terminal(40);
         if (!terminal) return;
@@ -130,7 +131,7 @@ TEST_SUITE("terminal") {
         CHECK(lines[0].size() < 40);
     }
 
-    TEST_CASE("COLUMNS goes over the size of the terminal, and counts nowhere else") {
+    TEST_CASE("COLUMNS overrides the width of a terminal, and has no effect elsewhere") {
         Terminal terminal(40);
         if (!terminal) return;
         CHECK(columns_of_terminal(STDOUT_FILENO) == 40);
@@ -151,28 +152,28 @@ TEST_SUITE("terminal") {
 }
 
 TEST_SUITE("width") {
-    TEST_CASE("characters have the columns that terminals give them") {
+    TEST_CASE("characters have the width that terminals give them") {
         CHECK(display_width("") == 0);
         CHECK(display_width("layers.0") == 8);
         CHECK(display_width("mod\xC3\xA8le") == 6);
-        CHECK(display_width("e\xCC\x80") == 1);                                // a combining grave
+        CHECK(display_width("e\xCC\x80") == 1);                                // combining grave accent
         CHECK(display_width("\xE5\xB1\x82.0.\xE6\x9D\x83\xE9\x87\x8D") == 9);  // Chinese
         CHECK(display_width("\xEC\xB8\xB5") == 2);                             // Korean
         CHECK(display_width("\xE3\x83\xAC") == 2);                             // Japanese
-        CHECK(display_width("\xEF\xBD\xB1") == 1);                             // the halfwidth form of such a letter
+        CHECK(display_width("\xEF\xBD\xB1") == 1);                             // the halfwidth form of a kana
         CHECK(display_width("\xEF\xBC\xA1") == 2);                             // the fullwidth form of A
         CHECK(display_width("\xF0\x9F\xA6\x99") == 2);                         // a llama
-        CHECK(display_width("\xF0\xA0\x80\x80") == 2);                         // beyond the first plane
-        CHECK(display_width("\xFF\xFE") == 2);                                 // no UTF-8
+        CHECK(display_width("\xF0\xA0\x80\x80") == 2);                         // outside the basic multilingual plane
+        CHECK(display_width("\xFF\xFE") == 2);                                 // invalid UTF-8
     }
 
-    TEST_CASE("what is too wide loses its middle") {
+    TEST_CASE("a text that is too wide is shortened in the middle") {
         CHECK(shortened("layers.{0..79}.w", 16) == "layers.{0..79}.w");
         CHECK(shortened("layers.{0..79}.w", 15) == "layers....79}.w");
         CHECK(shortened("abcdefgh", 7) == "ab...gh");
         CHECK(shortened("abcdefgh", 3) == "abc");
         CHECK(shortened("abcdefgh", 0).empty());
-        // A wide character is not cut in halves.
+        // A wide character is not split.
         const std::string wide = "\xE5\xB1\x82\xE5\xB1\x82\xE5\xB1\x82\xE5\xB1\x82";
         CHECK(shortened(wide, 8) == wide);
         CHECK(shortened(wide, 7) == "\xE5\xB1\x82...\xE5\xB1\x82");
@@ -181,7 +182,7 @@ TEST_SUITE("width") {
             CHECK(display_width(shortened(wide + "abc", columns)) <= columns);
     }
 
-    TEST_CASE("words are put into lines") {
+    TEST_CASE("words are wrapped into lines") {
         CHECK(wrapped("one two three", 7, 0) == "one two\nthree");
         CHECK(wrapped("one two three", 9, 2) == "one two\n  three");
         CHECK(wrapped("incomprehensible words", 5, 1) == "incomprehensible\n words");
@@ -189,14 +190,14 @@ TEST_SUITE("width") {
         CHECK(wrapped("", 10, 2).empty());
     }
 
-    TEST_CASE("columns line up behind names of wide characters") {
+    TEST_CASE("columns are aligned after names with wide characters") {
         Table table({Table::Align::left, Table::Align::left});
         table.row({"\xE5\xB1\x82.w", "F32"});
         table.row({"layer.w", "F16"});
         CHECK(table.text(unlimited_columns) == "  \xE5\xB1\x82.w     F32\n  layer.w  F16\n");
     }
 
-    TEST_CASE("a row fits the terminal, the widest text loses most, and numbers nothing") {
+    TEST_CASE("a row is fitted to the terminal: the widest text is shortened most, numbers never") {
         Table table({Table::Align::left, Table::Align::left, Table::Align::right});
         const std::string name = "model.layers.{0,3,7,12,15,19,22,28,31,35,39,41,47}.self_attn.q_proj.weight";
         table.row({name, "F32 [1024, 1024]", "12345.6 MB"});
@@ -213,6 +214,6 @@ TEST_SUITE("width") {
         }
         CHECK(table.text(unlimited_columns).find(name) != std::string::npos);
         CHECK(table.text(200) == table.text(unlimited_columns));
-        CHECK(table.text(10).find("12345.6 MB") != std::string::npos);  // nothing more can be taken off
+        CHECK(table.text(10).find("12345.6 MB") != std::string::npos);  // cannot be shortened further
     }
 }
