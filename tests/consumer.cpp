@@ -1,4 +1,4 @@
-// Links the shared library through its public headers alone, as a user does: what they promise is exported.
+// Links the shared library through its public headers only, as a user does, to check that it exports what they declare.
 #include <safemap/safemap.hpp>
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -23,7 +23,7 @@ using namespace safemap;
 #define QUOTED(text) #text
 #define TWO_NUMBERS(separator) TEXT_OF(SAFEMAP_VERSION_MAJOR) separator TEXT_OF(SAFEMAP_VERSION_MINOR)
 
-// The version has one value, which meson.build states too; the ABI goes by its first two numbers.
+// meson.build states the version too, and the two must agree; the ABI name has the first two numbers.
 static_assert(std::string_view(SAFEMAP_VERSION) == PROJECT_VERSION);
 static_assert(std::string_view(SAFEMAP_VERSION) == TWO_NUMBERS(".") "." TEXT_OF(SAFEMAP_VERSION_PATCH));
 static_assert(std::string_view(TEXT_OF(SAFEMAP_ABI)) == "inline v" TWO_NUMBERS("_"));
@@ -35,7 +35,7 @@ std::shared_ptr<const Source> four_floats() {
     return memory_source("four floats", std::move(bytes));
 }
 
-/// The road from a tensor to a file, and from the file to a device.
+/// Takes a tensor to a file, and from the file to a device.
 bool there_and_back(const std::filesystem::path& file) {
     const LazyTensor tensor("w", stored_run(Dtype::f32, {2, 2}, four_floats(), 0));
     save(file, std::span<const LazyTensor>(&tensor, 1));
@@ -51,7 +51,7 @@ bool there_and_back(const std::filesystem::path& file) {
     return lease["w"].nbytes == 16;
 }
 
-/// Errors cross the boundary of the library as what they are.
+/// Checks that exceptions keep their type across the boundary of the shared library.
 bool errors_arrive() {
     try {
         Checkpoint::open("/nowhere/at/all");

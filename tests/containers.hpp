@@ -1,4 +1,4 @@
-// The same tensors in every kind of container: one safetensors file, shards with an index, a .pt under strides.
+// The same tensors in every kind of container: one safetensors file, shards with an index, a .pt of transposed views.
 #pragma once
 
 #include "doctest_safemap.hpp"
@@ -21,7 +21,7 @@ namespace containers {
 
 using namespace safemap;
 
-/// A tensor as a test describes it: its row-major bytes.
+/// A tensor as a test describes it, with its row-major bytes.
 struct Sample {
     std::string name;
     Dtype dtype;
@@ -41,7 +41,7 @@ inline std::string shape_text(const Shape& shape) {
     return text;
 }
 
-/// One file, with `more` members of the header in front: R"("__metadata__":{},)".
+/// Returns a file of these tensors; `more` is put in front of the header's members: R"("__metadata__":{},)".
 inline std::string safetensors(const std::vector<Sample>& samples, std::string_view more = {}) {
     std::string header = "{" + std::string(more);
     std::string data;
@@ -55,7 +55,7 @@ inline std::string safetensors(const std::vector<Sample>& samples, std::string_v
     return forge::safetensors(header + '}', data);
 }
 
-/// Three shards that get a tensor each in turn. Gives the index.
+/// Writes three shards, to which the tensors go in turn. Returns the path of the index.
 inline std::filesystem::path write_shards(const TempDir& dir, const std::vector<Sample>& samples) {
     std::map<std::string, std::vector<Sample>> shards;
     std::string weight_map;
@@ -68,14 +68,14 @@ inline std::filesystem::path write_shards(const TempDir& dir, const std::vector<
     return dir.write("model.safetensors.index.json", R"({"weight_map":{)" + weight_map + "}}");
 }
 
-/// Elements in the order of a reversed shape: what a transposed tensor's storage holds.
+/// Returns the elements in the order of the reversed shape: the storage of a transposed tensor.
 inline std::string transposed(const Sample& sample) {
     const std::size_t size = element_size(sample.dtype);
     std::string out(sample.bytes.size(), '\0');
     for (std::size_t i = 0; i * size < sample.bytes.size(); ++i) {
         std::size_t rest = i;
         std::size_t to = 0;
-        std::size_t stride = out.size() / size;  // of the last dimension, which stands first in the storage
+        std::size_t stride = out.size() / size;  // stride of the last dimension, which is the first in the storage
         for (std::size_t d = sample.shape.size(); d-- > 0;) {
             stride /= sample.shape[d];
             to += rest % sample.shape[d] * stride;
@@ -86,7 +86,7 @@ inline std::string transposed(const Sample& sample) {
     return out;
 }
 
-/// A file of torch.save in which every tensor stands transposed; `ties` are other names and what they are names of.
+/// Returns a file of torch.save in which every tensor is transposed; `ties` maps other names to stored names.
 inline std::string pt(const std::vector<Sample>& samples, const std::map<std::string, std::string>& ties = {}) {
     static const std::map<Dtype, std::string> types = {{Dtype::f32, "FloatStorage"},  {Dtype::bf16, "BFloat16Storage"},
                                                        {Dtype::f64, "DoubleStorage"}, {Dtype::i64, "LongStorage"},
@@ -121,7 +121,7 @@ inline Checkpoint open(const std::string& content, std::string name = "forged") 
     return Checkpoint::open(forge::source(content, std::move(name)));
 }
 
-/// Tensors of those dtypes, with names that are prefixes of each other; 0-d and empty ones among them.
+/// Returns tensors of these dtypes, with names that are prefixes of each other; some are 0-d or empty.
 inline std::vector<Sample> random_samples(std::mt19937& random, const std::vector<Dtype>& dtypes) {
     std::vector<Sample> samples;
     for (std::size_t i = 0; i < 20; ++i) {

@@ -1,4 +1,4 @@
-// Deflates for tests, as zip stores it: raw, without the header and the checksum of zlib.
+// Deflates bytes for tests in the form that zip stores: raw, without zlib's header and checksum.
 #pragma once
 
 #include <zlib.h>

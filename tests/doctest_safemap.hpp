@@ -1,4 +1,4 @@
-// doctest, taught our types, and the two macros of our own.
+// doctest with printers for safemap's types, and two macros of our own.
 #pragma once
 
 #include <safemap/dtype.hpp>
@@ -24,7 +24,7 @@ template <> struct StringMaker<safemap::Shape> {
 };
 }  // namespace doctest
 
-/// The error that `run` throws, or nothing.
+/// Returns the error that `run` throws, or nothing.
 template <class Run> std::optional<safemap::Error> error_of(Run&& run) {
     try {
         run();
@@ -34,7 +34,7 @@ template <class Run> std::optional<safemap::Error> error_of(Run&& run) {
     return std::nullopt;
 }
 
-/// The expression throws a safemap::Error with this code.
+/// Checks that the expression throws a safemap::Error with this code.
 #define CHECK_FAULT(expression, errc)                                                \
     do {                                                                             \
         const auto safemap_error = error_of([&] { static_cast<void>(expression); }); \
@@ -45,7 +45,7 @@ template <class Run> std::optional<safemap::Error> error_of(Run&& run) {
         }                                                                            \
     } while (false)
 
-/// The expression throws nothing; a failure shows the error's text.
+/// Checks that the expression does not throw; a failure prints the error.
 #define CHECK_OK(expression)                                                                                        \
     do {                                                                                                            \
         const auto safemap_error = error_of([&] { static_cast<void>(expression); });                                \

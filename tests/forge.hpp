@@ -1,5 +1,5 @@
-// Writes right and wrong files from given parts: safetensors, zips, .pt archives; and folders that exist in memory
-// only. Nothing is checked here: whoever wants a wrong file gets it.
+// Builds valid and invalid files from parts: safetensors, zips, .pt archives; also folders in memory. Checks nothing,
+// so that tests can build invalid files.
 #pragma once
 
 #include "base/checksum.hpp"
@@ -21,7 +21,7 @@
 
 namespace forge {
 
-/// A number as little-endian bytes.
+/// Returns a number as little-endian bytes.
 template <class T> std::string little_endian(T number) {
     std::string bytes(sizeof number, '\0');
     std::memcpy(bytes.data(), &number, sizeof number);
@@ -33,22 +33,23 @@ inline std::vector<std::byte> to_bytes(std::string_view text) {
     return {bytes.begin(), bytes.end()};
 }
 
-/// Exactly these bytes as a source, in memory of just their size, so that a sanitizer sees one read too far.
+/// Returns a source of exactly these bytes, in memory of exactly their size, so that a sanitizer sees a read past the
+/// end.
 inline std::shared_ptr<const safemap::Source> source(std::string_view content, std::string name = "forged") {
     return safemap::memory_source(std::move(name), to_bytes(content));
 }
 
-/// A safetensors file: `header` as it is, with its true length, and `data`.
+/// Returns a safetensors file: `header` unchanged, with its true length, and `data`.
 inline std::string safetensors(std::string_view header, std::string_view data = {}) {
     return little_endian(std::uint64_t{header.size()}) + std::string(header) + std::string(data);
 }
 
-/// The same with a length that is claimed.
+/// Returns the same with `length` instead of the true length.
 inline std::string safetensors_claiming(std::uint64_t length, std::string_view header, std::string_view data = {}) {
     return little_endian(length) + std::string(header) + std::string(data);
 }
 
-/// A header of U8 tensors one behind the other: {{"a", 4}, {"b", 2}}.
+/// Returns a header of contiguous U8 tensors: {{"a", 4}, {"b", 2}}.
 inline std::string u8_header(std::span<const std::pair<std::string, std::uint64_t>> tensors) {
     std::string header = "{";
     std::uint64_t begin = 0;
@@ -64,7 +65,7 @@ inline std::string u8_header(std::initializer_list<std::pair<std::string, std::u
     return u8_header(std::span(tensors.begin(), tensors.size()));
 }
 
-/// A whole file of such tensors; byte i of the data is i modulo 251.
+/// Returns a complete file of such tensors; byte i of the data is i modulo 251.
 inline std::string u8_file(std::initializer_list<std::pair<std::string, std::uint64_t>> tensors) {
     std::uint64_t size = 0;
     for (const auto& tensor : tensors) size += tensor.second;
@@ -73,7 +74,7 @@ inline std::string u8_file(std::initializer_list<std::pair<std::string, std::uin
     return safetensors(u8_header(tensors), data);
 }
 
-/// A record of a zip, stored. What is given wrong stays wrong.
+/// A stored record of a zip. Invalid values are written as they are.
 struct ZipRecord {
     std::string name = {};
     std::string bytes = {};
@@ -81,7 +82,8 @@ struct ZipRecord {
     bool zero_crc = false;
 };
 
-/// A zip without compression; records begin at multiples of `alignment`, by an extra field as PyTorch writes it.
+/// Returns a zip without compression. Payloads begin at multiples of `alignment`, padded by an extra field as in
+/// PyTorch.
 inline std::string zip(std::span<const ZipRecord> records, std::size_t alignment = 64) {
     std::string file;
     std::string directory;
@@ -112,7 +114,7 @@ inline std::string zip(std::span<const ZipRecord> records, std::size_t alignment
            little_endian(std::uint16_t{0});
 }
 
-/// A float32 tensor of a state dict, contiguous, with a storage of its own.
+/// A contiguous float32 tensor of a state dict, with a storage of its own.
 struct PtTensor {
     std::string name = {};
     std::vector<std::uint32_t> shape = {};
@@ -131,7 +133,7 @@ inline std::string pickle_tuple(std::span<const std::uint32_t> numbers) {
 }
 }  // namespace detail
 
-/// data.pkl of a plain dict of tensors, as torch.save pickles it; storage i is "i".
+/// Returns data.pkl of a plain dict of tensors, as torch.save pickles it; storage i has the key "i".
 inline std::string state_dict_pickle(std::span<const PtTensor> tensors) {
     std::string pickle = "\x80\x02}(";
     std::size_t key = 0;
@@ -149,7 +151,7 @@ inline std::string state_dict_pickle(std::span<const PtTensor> tensors) {
     return pickle + "u.";
 }
 
-/// The records of a file of torch.save.
+/// Returns the records of a file of torch.save.
 inline std::vector<ZipRecord> pt_records(std::span<const PtTensor> tensors) {
     std::vector<ZipRecord> records;
     records.push_back({"archive/data.pkl", state_dict_pickle(tensors)});
@@ -167,7 +169,7 @@ inline std::string pt(std::initializer_list<PtTensor> tensors) {
     return zip(pt_records(std::span(tensors.begin(), tensors.size())));
 }
 
-/// Files of a folder: each is its path; text behind a '=' is what it holds.
+/// Returns the files of a folder from their paths; text after a '=' is the content.
 inline std::map<std::string, std::string> files_of(const std::vector<std::string>& names) {
     std::map<std::string, std::string> files;
     for (const std::string& name : names) {

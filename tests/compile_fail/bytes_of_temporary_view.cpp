@@ -1,4 +1,4 @@
-// The bytes of a view that is gone would dangle.
+// Must not compile: bytes() of a temporary view would dangle.
 #include <safemap/lazy_tensor.hpp>
 
 std::byte first(const safemap::LazyTensor& tensor) {

@@ -1,4 +1,4 @@
-// What a checkpoint that is gone knew would dangle: files().
+// Must not compile: files() of a temporary checkpoint would dangle.
 #include <safemap/checkpoint.hpp>
 
 std::size_t count() {

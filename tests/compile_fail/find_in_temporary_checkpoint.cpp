@@ -1,4 +1,4 @@
-// A tensor found in a checkpoint that is gone would dangle: find().
+// Must not compile: find() in a temporary checkpoint would dangle.
 #include <safemap/checkpoint.hpp>
 
 bool has() {

@@ -1,4 +1,4 @@
-// Names that a checkpoint that is gone knew would dangle: globals().
+// Must not compile: globals() of a temporary checkpoint would dangle.
 #include <safemap/checkpoint.hpp>
 
 std::size_t count() {

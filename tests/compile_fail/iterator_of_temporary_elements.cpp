@@ -1,4 +1,4 @@
-// An iterator points into its range: the range is kept, or this does not compile.
+// Must not compile: an iterator points into its range, which must not be a temporary.
 #include <safemap/lazy_tensor.hpp>
 
 float first(const safemap::LazyTensor& tensor) {

@@ -1,4 +1,4 @@
-// A loop keeps the tensors of its checkpoint, not the checkpoint of a call inside it.
+// Must not compile: a range-for keeps the tensors alive, but not a temporary checkpoint that they are taken from.
 #include <safemap/checkpoint.hpp>
 
 std::uint64_t bytes() {

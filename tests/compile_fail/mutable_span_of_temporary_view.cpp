@@ -1,4 +1,4 @@
-// A span to write through needs its view as much as one to read through.
+// Must not compile: mutable_as() of a temporary view would dangle.
 #include <safemap/lazy_tensor.hpp>
 
 void clear(const safemap::LazyTensor& tensor) {

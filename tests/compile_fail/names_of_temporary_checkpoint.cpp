@@ -1,4 +1,4 @@
-// What a checkpoint that is gone knew would dangle: all_names().
+// Must not compile: all_names() of a temporary checkpoint would dangle.
 #include <safemap/checkpoint.hpp>
 
 #include <safemap/advanced/names.hpp>

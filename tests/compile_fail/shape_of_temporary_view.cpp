@@ -1,4 +1,4 @@
-// The shape of a view that is gone would dangle.
+// Must not compile: shape() of a temporary view would dangle.
 #include <safemap/lazy_tensor.hpp>
 
 const safemap::Shape& use(const safemap::Shape& shape);

@@ -1,4 +1,4 @@
-// A span of a view that is gone would dangle: the view is kept, or this does not compile.
+// Must not compile: as() of a temporary view would dangle.
 #include <safemap/lazy_tensor.hpp>
 
 float first(const safemap::LazyTensor& tensor) {

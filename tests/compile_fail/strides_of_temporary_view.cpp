@@ -1,4 +1,4 @@
-// The strides of a view that is gone would dangle.
+// Must not compile: strides() of a temporary view would dangle.
 #include <safemap/lazy_tensor.hpp>
 
 const safemap::Strides& use(const safemap::Strides& strides);

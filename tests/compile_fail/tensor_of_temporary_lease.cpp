@@ -1,4 +1,4 @@
-// A tensor of a lease that is gone may be evicted at any time.
+// Must not compile: a tensor of a temporary lease may be evicted at any time.
 #include <safemap/uploader.hpp>
 
 std::uint64_t size(safemap::Uploader& uploader) {

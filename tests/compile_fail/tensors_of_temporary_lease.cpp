@@ -1,4 +1,4 @@
-// A lease that is gone leases nothing.
+// Must not compile: the tensors of a temporary lease are no longer leased.
 #include <safemap/uploader.hpp>
 
 std::size_t count(safemap::Uploader& uploader) {

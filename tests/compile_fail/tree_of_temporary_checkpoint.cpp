@@ -1,4 +1,4 @@
-// The tree of a checkpoint that is gone would dangle: tree().
+// Must not compile: tree() of a temporary checkpoint would dangle.
 #include <safemap/checkpoint.hpp>
 
 std::size_t count() {

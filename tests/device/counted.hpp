@@ -1,4 +1,4 @@
-// Tensors over a source that counts what is read of it, and fails when told to.
+// Tensors over a source that counts reads, and fails on demand.
 #pragma once
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-/// What stands at a place of the source with that seed.
+/// Returns the byte at this offset of the source with this seed.
 inline std::byte pattern(std::uint64_t seed, std::uint64_t at) {
     std::uint64_t x = (at + 1) * 0x9E37'79B9'7F4A'7C15 ^ seed * 0xD6E8'FEB8'6659'FD93;
     x ^= x >> 31;
@@ -41,7 +41,7 @@ public:
     const std::shared_ptr<const safemap::Source>& source() const { return source_; }
     std::uint64_t bytes() const { return state_->bytes; }
     std::uint64_t reads() const { return state_->reads; }
-    /// This many more reads succeed, then one fails.
+    /// Makes one read fail after so many more successful reads.
     void fail_after(std::int64_t reads) const { state_->fail = reads; }
     void slow(int microseconds) const { state_->microseconds = microseconds; }
 
@@ -60,7 +60,7 @@ private:
     std::shared_ptr<const safemap::Source> source_;
 };
 
-/// A tensor of `size` bytes of its own source.
+/// A tensor of `size` bytes with a source of its own.
 struct Bytes {
     Counted counted;
     safemap::LazyTensor tensor;

@@ -22,13 +22,13 @@ TEST_CASE("the host opens, and nothing else does") {
     }
 }
 
-TEST_CASE("an unknown device is named, and so is what there is") {
+TEST_CASE("an unknown device is refused, and the error lists the known devices") {
     const auto error = error_of([] { Device::open("cuda:7\n"); });
     REQUIRE(error);
     CHECK(error->message() == "no device 'cuda:7\\x0a'; there is: host");
 }
 
-TEST_CASE("host memory is aligned, writable and as large as asked for") {
+TEST_CASE("host memory is aligned, writable and of the requested size") {
     const auto host = Device::open("host");
     CHECK(host->alignment() == 64);
     CHECK(host->free_memory() > 1_MiB);
@@ -46,7 +46,7 @@ TEST_CASE("host memory is aligned, writable and as large as asked for") {
     }
 }
 
-TEST_CASE("more than there can be is out_of_memory") {
+TEST_CASE("an allocation that is too large is out_of_memory") {
     const auto host = Device::open("host");
     for (const std::uint64_t size : {std::uint64_t{1} << 62, UINT64_MAX}) {
         CHECK_FAULT(host->allocate(size), Errc::out_of_memory);
@@ -73,7 +73,7 @@ TEST_CASE("copies to the host and back stay inside their memory") {
     CHECK_FAULT(host->copy_to_host(std::as_writable_bytes(std::span(back)), *memory, 7), Errc::invalid_argument);
 }
 
-TEST_CASE("a digest is that of the bytes, across blocks") {
+TEST_CASE("a digest is that of the bytes, across block boundaries") {
     const auto host = Device::open("host");
     for (const std::uint64_t size : {0_MB, 3_KB, 8_MiB, 8_MiB + 7, 17_MiB}) {
         CAPTURE(size);
@@ -85,6 +85,6 @@ TEST_CASE("a digest is that of the bytes, across blocks") {
         whole.update(tensor.memory->host_bytes());
         CHECK(safemap::digest(*host, tensor) == whole.hex());
     }
-    // XXH3-128 of nothing, as the reference implementation prints it.
+    // XXH3-128 of the empty input, as the reference implementation prints it.
     CHECK(safemap::Xxh3().hex() == "99aa06d3014798d86001c324468d497f");
 }

@@ -47,7 +47,7 @@ std::vector<std::byte> value_of(const LazyTensor& tensor) {
     return bytes;
 }
 
-/// Waits until something is so: for what other threads do in their own time.
+/// Waits until `condition` is true, for effects of other threads.
 template <class Condition> bool soon(Condition&& condition) {
     for (int i = 0; i < 5000; ++i) {
         if (condition()) return true;
@@ -56,7 +56,7 @@ template <class Condition> bool soon(Condition&& condition) {
     return false;
 }
 
-/// Every kind of value that blocks are cut from differently.
+/// Returns one tensor of each kind that is cut into blocks in a different way.
 std::vector<LazyTensor> all_kinds() {
     const Counted large(1, 20_MiB + 12);
     const Counted square(2, 900 * 1100 * 4);
@@ -82,7 +82,7 @@ std::vector<LazyTensor> all_kinds() {
 
 }  // namespace
 
-TEST_CASE("every kind of tensor has its value on the host") {
+TEST_CASE("tensors of every kind arrive on the host") {
     const auto host = Device::open("host");
     const auto engine = engine_on(host, 200_MiB);
     const auto tensors = all_kinds();
@@ -107,11 +107,11 @@ TEST_CASE("every kind of tensor has its value on the host") {
     CHECK(stats.peak_staging_bytes == 0);
     CHECK(stats.bytes_direct == 0);
     CHECK(stats.stalled.count() > 0);
-    // A cast reads what is stored: 20 MiB for the 10 of bf16.
+    // A cast reads the stored elements: 20 MiB for 10 MiB of bf16.
     CHECK(stats.bytes_pread == total + tensors[1].nbytes() + tensors[3].nbytes());
 }
 
-TEST_CASE("every kind of tensor has its value on a device that cannot be read into") {
+TEST_CASE("tensors of every kind arrive on a device without direct access") {
     const auto fake = std::make_shared<FakeDevice>();
     fake->copy_microseconds = 5;
     const auto tensors = all_kinds();
@@ -119,7 +119,7 @@ TEST_CASE("every kind of tensor has its value on a device that cannot be read in
         CAPTURE(staging);
         const auto engine = std::make_shared<Engine>(
             fake, UploadOptions{.device_budget = 200_MiB, .staging_bytes = staging, .readers = 3});
-        // Small buffers mean many copies: only what is small then.
+        // Small buffers mean many copies, so only small tensors are used then.
         for (int i = soak::step(2) - 1; i < static_cast<int>(tensors.size()); i += soak::step(3)) {
             const LazyTensor& tensor = tensors[static_cast<std::size_t>(i)];
             if (staging == 4_KiB && tensor.nbytes() > 1_MB) continue;
@@ -160,7 +160,7 @@ TEST_CASE("tied tensors share memory, each under its name") {
     CHECK(engine->stats().peak_device_bytes == 100);
 }
 
-TEST_CASE("another view, dtype or decoding of the same bytes is another tensor") {
+TEST_CASE("a different view, dtype or decoding of the same bytes is a different tensor") {
     const auto engine = engine_on(Device::open("host"), 1000);
     const Counted counted(1, 64);
     const auto whole = counted.tensor("t", Dtype::f32, {4, 4});
@@ -178,7 +178,7 @@ TEST_CASE("another view, dtype or decoding of the same bytes is another tensor")
         for (std::size_t j = 0; j < i; ++j) CHECK(held->tensors()[i].memory != held->tensors()[j].memory);
 }
 
-TEST_CASE("room is made of what was used longest ago and is not leased") {
+TEST_CASE("the least recently used tensors that are not leased are evicted") {
     const auto engine = engine_on(Device::open("host"), 30);
     const Bytes a("a", 10);
     const Bytes b("b", 10);
@@ -200,7 +200,7 @@ TEST_CASE("room is made of what was used longest ago and is not leased") {
     CHECK(engine->stats().peak_device_bytes == 30);
 }
 
-TEST_CASE("the budget can be filled to the last byte, and what needs none has room") {
+TEST_CASE("the budget can be filled to the last byte, and empty tensors always fit") {
     const auto engine = engine_on(Device::open("host"), 100);
     const Bytes exact("exact", 100);
     const Bytes empty("empty", 0);
@@ -211,7 +211,7 @@ TEST_CASE("the budget can be filled to the last byte, and what needs none has ro
     CHECK_FAULT(acquire(engine, one.tensor), Errc::budget_exceeded);
 }
 
-TEST_CASE("acquire does not wait for what a lease holds, and says how much that is") {
+TEST_CASE("acquire does not wait for leased memory, and the error states how much is leased") {
     const auto engine = engine_on(Device::open("host"), 100);
     const Bytes a("a", 60);
     const Bytes b("b", 50);
@@ -226,7 +226,7 @@ TEST_CASE("acquire does not wait for what a lease holds, and says how much that 
     CHECK(engine->stats().resident_bytes == 50);
 }
 
-TEST_CASE("a tensor larger than the budget is refused by name, a selection by its sum") {
+TEST_CASE("a tensor larger than the budget is refused with its name, and a selection with its total size") {
     const auto engine = engine_on(Device::open("host"), 100);
     const Bytes large("large", 101);
     const auto error = error_of([&] { acquire(engine, large.tensor); });
@@ -239,11 +239,11 @@ TEST_CASE("a tensor larger than the budget is refused by name, a selection by it
     const std::vector<LazyTensor> both = {a.tensor, b.tensor};
     CHECK_FAULT(engine->acquire(both, Keep::yes), Errc::budget_exceeded);
     CHECK(a.counted.reads() == 0);
-    CHECK_OK(acquire(engine, a.tensor));  // nothing stayed leased
+    CHECK_OK(acquire(engine, a.tensor));  // nothing is still leased
     CHECK_OK(acquire(engine, b.tensor));
 }
 
-TEST_CASE("sizes beyond 64 bits in all are refused") {
+TEST_CASE("a total size beyond 64 bits is refused") {
     const auto engine = engine_on(Device::open("host"), UINT64_MAX);
     const Counted counted(1, 1);
     std::vector<LazyTensor> tensors;
@@ -268,7 +268,7 @@ TEST_CASE("two threads that acquire the same tensor read it once") {
     CHECK(large.counted.bytes() == 20_MiB);
 }
 
-TEST_CASE("a read that fails shows at acquire, returns its memory, and can be tried again") {
+TEST_CASE("a failed read is thrown by acquire, frees its memory, and can be repeated") {
     for (const bool staged : {false, true}) {
         CAPTURE(staged);
         const auto fake = std::make_shared<FakeDevice>();
@@ -290,7 +290,7 @@ TEST_CASE("a read that fails shows at acquire, returns its memory, and can be tr
     }
 }
 
-TEST_CASE("an exception that is not ours reaches the caller as it is") {
+TEST_CASE("an exception of another type reaches the caller unchanged") {
     const auto engine = engine_on(Device::open("host"), 100);
     const auto source = callback_source("odd", 4, [](std::uint64_t, std::span<std::byte>) { throw 42; });
     const LazyTensor tensor("t", stored_run(Dtype::u8, {4}, source, 0));
@@ -298,7 +298,7 @@ TEST_CASE("an exception that is not ours reaches the caller as it is") {
     CHECK(engine->stats().resident_bytes == 0);
 }
 
-TEST_CASE("one tensor's fault leaves the others of a selection where they are") {
+TEST_CASE("a fault of one tensor does not affect the others of a selection") {
     const auto engine = engine_on(Device::open("host"), 100, 1);
     const Bytes good("good", 10);
     const Bytes bad("bad", 10);
@@ -310,7 +310,7 @@ TEST_CASE("one tensor's fault leaves the others of a selection where they are") 
     CHECK_OK(engine->acquire(both, Keep::yes));
 }
 
-TEST_CASE("a device that is full, or whose copies fail, fails that tensor only") {
+TEST_CASE("a full device or a failed copy affects only the tensor concerned") {
     const auto fake = std::make_shared<FakeDevice>();
     const auto engine = engine_on(fake, 100_MiB);
     const Bytes tensor("t", 20_MiB);
@@ -330,7 +330,7 @@ TEST_CASE("a device that is full, or whose copies fail, fails that tensor only")
     CHECK(engine->stats().uploaded_bytes == 20_MiB);
 }
 
-TEST_CASE("no memory is freed under a copy, though another cannot tell whether it is done") {
+TEST_CASE("memory is not freed while a copy is running, even if the state of another copy is unknown") {
     const auto fake = std::make_shared<FakeDevice>();
     const Bytes tensor("t", 16_MiB);
     fake->copy_microseconds = 20'000;
@@ -341,7 +341,7 @@ TEST_CASE("no memory is freed under a copy, though another cannot tell whether i
         fake->pause(true);
         fake->copies = 0;
         *fake->fail_done = nth;
-        engine->prefetch(std::span(&tensor.tensor, 1));  // by one reader, one block after the other
+        engine->prefetch(std::span(&tensor.tensor, 1));  // one reader uploads one block after the other
         for (int i = 0; i < 300 && fake->copies < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         fake->pause(false);
@@ -350,12 +350,12 @@ TEST_CASE("no memory is freed under a copy, though another cannot tell whether i
         if (held) CHECK(read_back(*fake, held->tensors()[0]) == value_of(tensor.tensor));
         held.reset();
         engine->evict(std::span(&tensor.tensor, 1));
-        CHECK(fake->allocated == 0);  // which would not be so under a copy
+        CHECK(fake->allocated == 0);  // would not be 0 if a copy were still running
         if (error) CHECK(error->message() == "nobody knows");
     }
 }
 
-TEST_CASE("no more than sixteen readers are started") {
+TEST_CASE("at most sixteen readers are started") {
     const auto threads = [] {
         const std::filesystem::directory_iterator tasks("/proc/self/task");
         return std::distance(begin(tasks), end(tasks));
@@ -368,7 +368,7 @@ TEST_CASE("no more than sixteen readers are started") {
     CHECK(threads() <= before + 16);
 }
 
-TEST_CASE("prefetch brings what fits while nobody waits") {
+TEST_CASE("prefetch uploads what fits, while nobody waits for it") {
     const auto engine = engine_on(Device::open("host"), 100);
     const Bytes a("a", 60);
     const Bytes b("b", 50);
@@ -384,16 +384,16 @@ TEST_CASE("prefetch brings what fits while nobody waits") {
     CHECK(engine->stats().stalled.count() == 0);
     CHECK(engine->stats().evictions == 0);
 
-    // Asked for again, what is there stays there.
+    // A repeated prefetch keeps what is resident.
     engine->prefetch(all);
     CHECK(engine->stats().evictions == 0);
-    // Something else takes its place.
+    // Another prefetch replaces it.
     engine->prefetch(std::span(&b.tensor, 1));
     CHECK(soon([&] { return b.counted.bytes() == 50; }));
     CHECK(engine->stats().evictions == 1);
 }
 
-TEST_CASE("prefetch takes nothing from leases") {
+TEST_CASE("prefetch does not evict leased tensors") {
     const auto engine = engine_on(Device::open("host"), 100);
     const Bytes a("a", 60);
     const Bytes b("b", 50);
@@ -404,7 +404,7 @@ TEST_CASE("prefetch takes nothing from leases") {
     CHECK(engine->stats().resident_bytes == 60);
 }
 
-TEST_CASE("a prefetch's fault shows at the next acquire, once") {
+TEST_CASE("a fault of a prefetch is thrown by the next acquire, once") {
     const auto engine = engine_on(Device::open("host"), 100);
     const Bytes bad("bad", 10);
     const Bytes good("good", 10);
@@ -424,7 +424,7 @@ TEST_CASE("a prefetch's fault shows at the next acquire, once") {
     CHECK(bad.counted.reads() == 2);
 }
 
-TEST_CASE("an acquire goes before prefetches, and takes back those in its way") {
+TEST_CASE("acquire has priority over prefetches, and cancels those that need its room") {
     const auto engine = engine_on(Device::open("host"), 1000, 1);
     std::vector<Bytes> layers;
     std::vector<LazyTensor> all;
@@ -438,11 +438,11 @@ TEST_CASE("an acquire goes before prefetches, and takes back those in its way") 
     acquire(engine, urgent.tensor);
     CHECK(layers[9].counted.reads() == 0);
     CHECK(engine->stats().peak_device_bytes <= 1000);
-    // What was taken back can be asked for again.
+    // Cancelled prefetches can be repeated.
     for (const Bytes& layer : layers) CHECK_OK(acquire(engine, layer.tensor));
 }
 
-TEST_CASE("evict drops what is resident and not leased") {
+TEST_CASE("evict drops resident tensors that are not leased") {
     const auto fake = std::make_shared<FakeDevice>();
     const auto engine = engine_on(fake, 100);
     const Bytes a("a", 10);
@@ -459,7 +459,7 @@ TEST_CASE("evict drops what is resident and not leased") {
     CHECK(b.counted.bytes() == 40);
 }
 
-TEST_CASE("a tensor that is not to be kept goes with its last lease") {
+TEST_CASE("a tensor that is not kept is evicted when its last lease ends") {
     const auto fake = std::make_shared<FakeDevice>();
     const auto engine = engine_on(fake, 100);
     const Bytes whole("whole", 100);
@@ -477,7 +477,7 @@ TEST_CASE("a tensor that is not to be kept goes with its last lease") {
     CHECK_OK(acquire(engine, whole.tensor));
 }
 
-TEST_CASE("an engine stops in the midst of its work and leaves nothing on the device") {
+TEST_CASE("an engine can stop during uploads, and leaves nothing on the device") {
     for (const bool staged : {false, true}) {
         CAPTURE(staged);
         const auto fake = std::make_shared<FakeDevice>();
@@ -499,7 +499,7 @@ TEST_CASE("an engine stops in the midst of its work and leaves nothing on the de
     }
 }
 
-TEST_CASE("a lease outlives the engine's end") {
+TEST_CASE("a lease outlives the engine") {
     const auto fake = std::make_shared<FakeDevice>();
     auto engine = engine_on(fake, 100);
     const Bytes a("a", 10);
@@ -514,7 +514,7 @@ TEST_CASE("a lease outlives the engine's end") {
     CHECK(fake->allocated == 0);
 }
 
-TEST_CASE("without a budget of its own an engine takes nine tenths of what is free") {
+TEST_CASE("without a budget, an engine takes nine tenths of the free memory") {
     const auto fake = std::make_shared<FakeDevice>();
     const auto engine = engine_on(fake, 0);
     const Bytes fits("fits", 900'000);
@@ -523,6 +523,6 @@ TEST_CASE("without a budget of its own an engine takes nine tenths of what is fr
     CHECK_FAULT(acquire(engine, too_large.tensor), Errc::budget_exceeded);
 }
 
-TEST_CASE("too little staging is refused") {
+TEST_CASE("too little staging memory is refused") {
     CHECK_FAULT(Engine(Device::open("host"), UploadOptions{.staging_bytes = 4095}), Errc::invalid_argument);
 }

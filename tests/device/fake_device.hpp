@@ -1,5 +1,5 @@
-// A device as unlike the host as can be: no addresses, copies that take their time on a thread of their own, and
-// an eye on everybody who writes to a staging buffer too soon.
+// A device that is as different from the host as possible: its memory has no addresses, its copies take time on another
+// thread, and it detects writes to a staging buffer whose copy is not done.
 #pragma once
 
 #include <safemap/device.hpp>
@@ -31,15 +31,15 @@ public:
         thread_.join();
     }
 
-    // How it behaves.
+    // Behaviour, set by tests.
     std::atomic<int> copy_microseconds = 0;
-    std::atomic<std::int64_t> fail_allocation = -1;  ///< this many more succeed, then one fails
+    std::atomic<std::int64_t> fail_allocation = -1;  ///< fails after so many successful ones; -1: never
     std::atomic<std::int64_t> fail_copy = -1;
     std::atomic<std::int64_t> fail_staging = -1;
-    /// So many more times an event knows whether it is done, then one does not.
+    /// One event fails to report its state after so many more successful reports; -1: none.
     const std::shared_ptr<std::atomic<std::int64_t>> fail_done = std::make_shared<std::atomic<std::int64_t>>(-1);
 
-    /// No copy begins while it is paused.
+    /// Holds back copies while paused.
     void pause(bool paused) {
         {
             const std::lock_guard lock(mutex_);
@@ -48,8 +48,8 @@ public:
         changed_.notify_all();
     }
 
-    // What it saw.
-    std::atomic<bool> staging_was_touched = false;  ///< a buffer was written before its copy was done
+    // Observations.
+    std::atomic<bool> staging_was_touched = false;  ///< true if a buffer was written before its copy was done
     std::atomic<std::uint64_t> allocated = 0;
     std::atomic<std::uint64_t> peak = 0;
     std::atomic<std::uint64_t> staging = 0;
@@ -147,7 +147,7 @@ private:
             queue_.pop_front();
             lock.unlock();
             perform(copy);
-            copy = {};  // memory is freed before anybody is told
+            copy = {};  // releases the memory before the copy is reported as done
             lock.lock();
         }
     }

@@ -1,4 +1,4 @@
-// Uploads on a thread that gets no memory: operator new is this program's own.
+// Tests uploads on a thread whose allocations fail: this program replaces operator new.
 #include "device/engine.hpp"
 
 #include "device/counted.hpp"
@@ -19,7 +19,7 @@ using namespace safemap;
 
 namespace {
 
-/// Of the thread: so many more allocations fail.
+/// The number of allocations of this thread that will fail.
 thread_local int failing = 0;
 
 void* allocate_or_null(std::size_t size) noexcept {
@@ -30,7 +30,7 @@ void* allocate_or_null(std::size_t size) noexcept {
     return std::malloc(size == 0 ? 1 : size);
 }
 
-/// The host, whose memory is used up: to say so is the last that the thread can do.
+/// The host with full memory. After the error it throws, the next allocation of the thread fails.
 class FullDevice final : public Device {
 public:
     const std::string& name() const noexcept override { return host_->name(); }
@@ -63,16 +63,16 @@ void* operator new(std::size_t size) {
     throw std::bad_alloc();
 }
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return allocate_or_null(size); }
-// Not inlined, or GCC takes free() for the wrong end of what its own operator new gave.
+// Not inlined: GCC would report a mismatch of free() with this operator new.
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
-TEST_CASE("a reader's fault is told to whoever acquires, even where there is no memory to name the tensor") {
+TEST_CASE("a reader's fault reaches acquire, even if there is no memory for the tensor's name") {
     const auto engine = std::make_shared<device::Engine>(std::make_shared<FullDevice>(),
                                                          UploadOptions{.device_budget = 100, .readers = 1});
     const Bytes bytes("a name that is too long to stand within a string", 100);
     engine->prefetch(std::span(&bytes.tensor, 1));
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for the reader to be the first
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // lets the reader fail first
     const auto error = error_of([&] { engine->acquire(std::span(&bytes.tensor, 1), device::Keep::yes); });
     failing = 0;
     REQUIRE(error);

@@ -11,7 +11,7 @@ using State = Residency::State;
 
 namespace {
 
-/// The slow twin: keeps what happened and adds everything up when asked.
+/// A slow reference: keeps every event, and adds everything up at each query.
 struct Model {
     struct Tensor {
         std::uint64_t bytes = 0;
@@ -37,7 +37,7 @@ struct Model {
             [](const Tensor& t) { return t.leases > 0 && (t.state == State::absent || t.state == State::leaving); });
     }
 
-    /// By trying every number of oldest ones.
+    /// Tries every number of least recently used tensors.
     Residency::Room room_for(std::uint64_t bytes, std::uint64_t kept, std::uint64_t since, std::uint64_t budget) const {
         if (occupied() + kept + bytes <= budget) return {true, {}};
         const auto leaving = sum([](const Tensor& t) { return t.state == State::leaving; });
@@ -57,7 +57,7 @@ struct Model {
 
 }  // namespace
 
-TEST_CASE("random schedules keep the budget and agree with the slow twin") {
+TEST_CASE("random schedules keep the budget and agree with the slow reference") {
     for (unsigned seed = 0; seed < 200; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);
@@ -79,7 +79,7 @@ TEST_CASE("random schedules keep the budget and agree with the slow twin") {
             const bool was_evictable = Model::evictable(tensor);
             const auto since = model.clock - std::min<std::uint64_t>(model.clock, random() % 6);
 
-            // What both say of room, before something changes.
+            // Compares the room before something changes.
             const auto room = residency.room_for(tensor.bytes);
             const auto expected = model.room_for(tensor.bytes, 0, model.clock, budget);
             CHECK(room.now == expected.now);
@@ -145,7 +145,7 @@ TEST_CASE("random schedules keep the budget and agree with the slow twin") {
     }
 }
 
-TEST_CASE("numbers of removed tensors are given out again") {
+TEST_CASE("numbers of removed tensors are reused") {
     Residency residency(10);
     const auto first = residency.add(3);
     const auto second = residency.add(4);
@@ -156,7 +156,7 @@ TEST_CASE("numbers of removed tensors are given out again") {
     CHECK(residency.state(first) == State::absent);
 }
 
-TEST_CASE("what was used longest ago goes first") {
+TEST_CASE("the least recently used tensor is evicted first") {
     Residency residency(3);
     std::vector<Residency::Id> ids;
     for (int i = 0; i < 4; ++i) ids.push_back(residency.add(1));

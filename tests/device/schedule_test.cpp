@@ -1,4 +1,4 @@
-// Random schedules of several threads on one engine: whatever happens, values are right and the budget holds.
+// Random schedules of several threads on one engine: values are always right, and the budget is never exceeded.
 
 #include "device/counted.hpp"
 #include "device/engine.hpp"
@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint64_t budget = 40'000;
 
-/// What threads found, to be checked when they are done.
+/// Findings of the threads, checked after they end.
 struct Findings {
     std::atomic<int> wrong_values = 0;
     std::atomic<int> over_budget = 0;
@@ -36,7 +36,7 @@ struct Findings {
 
 struct World {
     std::shared_ptr<Device> device;
-    std::shared_ptr<FakeDevice> fake;  // the same, where it is one
+    std::shared_ptr<FakeDevice> fake;  // the same device, if it is a fake
     std::shared_ptr<Engine> engine;
     std::vector<Bytes> stored;
     std::vector<LazyTensor> tensors;
@@ -50,7 +50,7 @@ struct World {
             stored.emplace_back("t" + std::to_string(stored.size()), size);
             tensors.push_back(stored.back().tensor);
         }
-        // A tie, and a view in tiles.
+        // A tied tensor, and a view that is read in tiles.
         tensors.push_back(tensors[4].renamed("tied"));
         const auto& square = tensors[9];
         tensors.push_back({"transposed", square.stored(), StridedView{{200, 200}, {1, 200}, 0}});
@@ -63,7 +63,7 @@ void check_values(const World& world, const Held& held, Findings& findings) {
         std::vector<std::byte> expected(tensor.nbytes);
         std::vector<std::byte> found(tensor.nbytes);
         world.device->copy_to_host(found, *tensor.memory, 0);
-        // Not through the source: reads of it are counted.
+        // Not read through the source, because its reads are counted.
         const std::uint64_t seed = std::hash<std::string>()(tensor.name == "tied"         ? "t4"
                                                             : tensor.name == "transposed" ? "t9"
                                                                                           : tensor.name);
@@ -110,7 +110,7 @@ void act_randomly(World& world, unsigned seed, int steps, bool with_faults, Find
                 if (!leases.empty())
                     leases.erase(leases.begin() + static_cast<std::ptrdiff_t>(random() % leases.size()));
         }
-        // A held lease still has its values, whatever the others did.
+        // A lease still has its values, whatever other threads did.
         if (!leases.empty()) check_values(world, *leases[random() % leases.size()], findings);
         const auto stats = world.engine->stats();
         if (stats.peak_device_bytes > budget || stats.resident_bytes > budget) ++findings.over_budget;
@@ -132,11 +132,11 @@ void run_schedule(unsigned seed, bool staged, bool with_faults) {
     CHECK(findings.strange_errors == 0);
     CHECK(findings.acquired > 0);
 
-    // No lease is left: everything fits again, one after the other.
+    // No lease is left, so that each tensor fits again.
     for (const Bytes& bytes : world.stored) bytes.counted.fail_after(-1);
     for (const LazyTensor& tensor : world.tensors) {
         if (tensor.nbytes() > budget) continue;
-        // A fault of a prefetch may still wait to be told, once.
+        // A fault of a prefetch may still be pending; it is thrown once.
         const auto once = [&] { return world.engine->acquire(std::span(&tensor, 1), Keep::yes); };
         if (const auto fault = error_of(once)) CHECK(fault->code() == Errc::io_error);
         CHECK_OK(once());
@@ -144,7 +144,7 @@ void run_schedule(unsigned seed, bool staged, bool with_faults) {
     const auto stats = world.engine->stats();
     CHECK(stats.peak_device_bytes <= budget);
     if (!with_faults) {
-        // Every byte read has arrived.
+        // Every byte that was read has been uploaded.
         std::uint64_t read = 0;
         for (const Bytes& bytes : world.stored) read += bytes.counted.bytes();
         CHECK(stats.bytes_pread == stats.uploaded_bytes);
@@ -180,7 +180,7 @@ TEST_CASE("random schedules with reads that fail") {
     }
 }
 
-TEST_CASE("tensors that are kept are read again only when they were evicted") {
+TEST_CASE("kept tensors are read again only after they were evicted") {
     for (unsigned seed = 0; seed < 8; ++seed) {
         CAPTURE(seed);
         const auto engine =

@@ -9,7 +9,7 @@
 using safemap::Errc;
 using safemap::device::StagingRing;
 
-TEST_CASE("the fake device sees a staging buffer that is written too soon") {
+TEST_CASE("the fake device detects a write to a staging buffer whose copy is not done") {
     const auto device = std::make_shared<FakeDevice>();
     device->pause(true);
     const auto memory = device->allocate(4);
@@ -22,7 +22,7 @@ TEST_CASE("the fake device sees a staging buffer that is written too soon") {
     CHECK(device->staging_was_touched);
 }
 
-TEST_CASE("a buffer comes back only when its copy is done") {
+TEST_CASE("a buffer is reused only after its copy is done") {
     const auto device = std::make_shared<FakeDevice>();
     device->copy_microseconds = 500;
     const auto memory = device->allocate(100);
@@ -37,7 +37,7 @@ TEST_CASE("a buffer comes back only when its copy is done") {
     CHECK(device->staging == ring.allocated());
 }
 
-TEST_CASE("a copy that failed gives its buffer back all the same") {
+TEST_CASE("a failed copy returns its buffer too") {
     const auto device = std::make_shared<FakeDevice>();
     const auto memory = device->allocate(4);
     StagingRing ring(device, 4, 1);
@@ -50,7 +50,7 @@ TEST_CASE("a copy that failed gives its buffer back all the same") {
     CHECK_OK(ring.take());
 }
 
-TEST_CASE("with fewer buffers than wished for, work goes on") {
+TEST_CASE("uploads continue with fewer buffers than requested") {
     const auto device = std::make_shared<FakeDevice>();
     StagingRing ring(device, 10, 3);
     device->fail_staging = 1;
@@ -62,7 +62,7 @@ TEST_CASE("with fewer buffers than wished for, work goes on") {
     CHECK(ring.allocated() == 10);
 }
 
-TEST_CASE("without any buffer taking one fails, and works when there is memory again") {
+TEST_CASE("without any buffer, taking one fails, and succeeds when there is memory again") {
     const auto device = std::make_shared<FakeDevice>();
     StagingRing ring(device, 10, 2);
     device->fail_staging = 0;

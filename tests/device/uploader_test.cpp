@@ -18,7 +18,7 @@ using namespace safemap;
 
 namespace {
 
-/// A safetensors file of U8 tensors, in memory.
+/// Returns a checkpoint of U8 tensors, in memory.
 Checkpoint checkpoint_of(const std::vector<std::pair<std::string, std::string>>& tensors) {
     std::string header = "{";
     std::string data;
@@ -71,7 +71,7 @@ TEST_CASE("tensors are acquired by name, by selection and as slices") {
     CHECK_FAULT(uploader.acquire(again["layers.2.w"].renamed("x")), Errc::budget_exceeded);
 }
 
-TEST_CASE("a tensor of the checkpoint is kept however it was acquired, others are not") {
+TEST_CASE("a tensor of the checkpoint is kept, however it was acquired; other tensors are not") {
     const Checkpoint checkpoint = three();
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 20});
     uploader.acquire(checkpoint["layers.1.w"]);
@@ -98,7 +98,7 @@ TEST_CASE("a lease ends by release, by assignment, and by its destructor") {
     CHECK_OK(uploader.acquire("layers.1.w"));
 }
 
-TEST_CASE("a prefetched tensor is there or on its way when it is acquired, and is read once") {
+TEST_CASE("a prefetched tensor is resident or on its way when it is acquired, and is read once") {
     Uploader uploader(Device::open("host"), three(), {.device_budget = 13});
     uploader.prefetch(Selection());
     const Lease all = uploader.acquire(Selection());
@@ -107,7 +107,7 @@ TEST_CASE("a prefetched tensor is there or on its way when it is acquired, and i
     CHECK(uploader.stats().bytes_pread == 13);
 }
 
-TEST_CASE("prefetched slices are read once, and evicted like everything else") {
+TEST_CASE("prefetched slices are read once, and evicted like other tensors") {
     const Checkpoint checkpoint = three();
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 6});
     const LazyTensor part = checkpoint["layers.2.w"].slice({{.start = 0, .stop = 3}});
@@ -117,7 +117,7 @@ TEST_CASE("prefetched slices are read once, and evicted like everything else") {
         CHECK(text_of(lease.tensors()[0]) == "sec");
     }
     CHECK(uploader.stats().uploaded_bytes == 3);
-    const Lease other = uploader.acquire("layers.2.w");  // needs the room
+    const Lease other = uploader.acquire("layers.2.w");  // needs the memory
     CHECK(uploader.stats().evictions == 1);
     CHECK(uploader.stats().peak_device_bytes <= 6);
 }
@@ -141,7 +141,7 @@ TEST_CASE("the digest of a device tensor is that of its bytes") {
     CHECK(digest(*host, lease["layers.2.w"]) == expected.hex());
 }
 
-TEST_CASE("a tensor whose file was written to since it was opened does not arrive") {
+TEST_CASE("a tensor whose file was written to since open is not uploaded") {
     const TempDir dir;
     const auto file = dir.write("m.safetensors", forge::u8_file({{"a", 1'000}, {"b", 20'000'000}}));
     const auto model = Checkpoint::open(file);

@@ -1,4 +1,5 @@
-// The library's DLPack as plain functions, for ctypes. tests/interop/dlpack.py makes capsules of what they give.
+// The library's DLPack functions as plain C functions, for ctypes. tests/interop/dlpack.py makes capsules of the
+// results.
 #include <safemap/advanced/dlpack.hpp>
 #include <safemap/safemap.hpp>
 
@@ -9,14 +10,14 @@ namespace {
 
 using namespace safemap;
 
-thread_local std::string text;  // what was returned last
+thread_local std::string text;  // keeps the last returned text alive
 
 const char* say(std::string what) {
     text = std::move(what);
     return text.c_str();
 }
 
-/// Null, and what went wrong is left for last_error().
+/// Returns null if `run` throws, and keeps the message for last_error().
 template <class Run> auto guarded(Run&& run) -> decltype(run()) {
     try {
         text.clear();
@@ -33,7 +34,7 @@ extern "C" {
 
 SAFEMAP_API const char* last_error() { return text.c_str(); }
 
-/// The tensor `name` of a checkpoint; flipped along its first dimension where that is asked for.
+/// Returns the tensor `name` of a checkpoint, reversed along its first dimension if `flipped`.
 SAFEMAP_API void* open_view(const char* path, const char* name, bool private_copy, bool flipped) {
     return guarded([&]() -> void* {
         const auto model = Checkpoint::open(path, {.access = private_copy ? Access::private_copy : Access::automatic});
@@ -67,7 +68,7 @@ SAFEMAP_API void* import_unversioned(void* tensor) {
         [&]() -> void* { return new TensorView(dlpack::import_tensor(static_cast<dlpack::ManagedTensor*>(tensor))); });
 }
 
-/// As JSON: dtype, shape, where it is, whether it may be written to, and its bytes, row-major, in hexadecimal.
+/// Returns JSON: dtype, shape, address, whether it is writable, and its bytes in row-major order, in hexadecimal.
 SAFEMAP_API const char* describe(const void* pointer) {
     const auto& view = *static_cast<const TensorView*>(pointer);
     std::string bytes;

@@ -1,5 +1,5 @@
-// Reads safetensors files from stdin, each behind its length (64 bits), and prints what the library says of each as a
-// line of JSON. tests/interop/headers.py holds the other end and compares with the safetensors package.
+// Reads safetensors files from stdin, each after its length (64 bits), and prints the library's verdict on each as a
+// line of JSON. tests/interop/headers.py writes the files and compares with the safetensors package.
 #include "base/json.hpp"
 #include "safetensors/header.hpp"
 

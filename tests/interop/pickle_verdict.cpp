@@ -1,6 +1,6 @@
-// Reads pickles from stdin, each behind its length (64 bits), and prints what the library says of each as a line of
-// JSON: the classes and functions that it names, whether --strict-globals refuses it, and why. tests/interop/pickles.py
-// holds the other end and compares with Python's unpicklers.
+// Reads pickles from stdin, each after its length (64 bits), and prints the library's verdict on each as a line of
+// JSON: the classes and functions it names, whether --strict-globals refuses it, and why. tests/interop/pickles.py
+// writes the pickles and compares with Python's unpicklers.
 #include "base/json.hpp"
 #include "pickle/pickle.hpp"
 #include "torch/named_globals.hpp"
@@ -24,7 +24,7 @@ std::string quoted(std::string_view text) {
     return out;
 }
 
-/// The code of the error that `work` throws, or null.
+/// Returns the code of the error that `work` throws, or null.
 std::string code_of(const std::function<void()>& work) {
     try {
         work();

@@ -1,5 +1,5 @@
-// Reads cases from stdin, a line each, and prints what the library makes of them as a line of JSON.
-// tests/interop/like_numpy.py holds the other end and compares with NumPy.
+// Reads cases from stdin, one per line, and prints the library's result for each as a line of JSON.
+// tests/interop/like_numpy.py writes the cases and compares with NumPy.
 //
 //   slice SHAPE ; SLICES ; SLICES ...   the shape and the element numbers of arange(...).reshape(SHAPE)[SLICES][SLICES]
 //   print DTYPE SHAPE ; NUMBERS         to_string() of those numbers, a word of 64 bits each

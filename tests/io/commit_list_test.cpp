@@ -1,4 +1,4 @@
-// Tests of commit_list.hpp: what readers see between the commit of a save and its end, and damaged lists.
+// Tests of commit_list.hpp: the view of readers between the commit of a save and its end, and damaged lists.
 #include "io/commit_list.hpp"
 #include "base/folder.hpp"
 #include "doctest_safemap.hpp"
@@ -37,7 +37,7 @@ std::string text_of(const Folder& folder, const char* name) {
     return text;
 }
 
-/// A folder with an old a and b, and a new b and c that are to come; a goes.
+/// Prepares a folder with old files a and b, and a commit that replaces b, adds c and removes a.
 void prepare(const TempDir& dir) {
     dir.write("a", "old a");
     dir.write("b", "old b");
@@ -51,7 +51,7 @@ void prepare(const TempDir& dir) {
 
 }  // namespace
 
-TEST_CASE("a folder shows what a commit makes of it, from the list to the last step") {
+TEST_CASE("a folder shows the result of a commit, from the list to the last step") {
     const TempDir dir;
     prepare(dir);
     const auto check = [&] {
@@ -75,7 +75,7 @@ TEST_CASE("a folder shows what a commit makes of it, from the list to the last s
     CHECK(!fs::exists(dir / ".safemap-tmp/commit"));
 }
 
-TEST_CASE("a commit is carried out, once or again") {
+TEST_CASE("a commit can be finished, and finished again") {
     const TempDir dir;
     prepare(dir);
     const auto folder = opened(dir.path());
@@ -87,7 +87,7 @@ TEST_CASE("a commit is carried out, once or again") {
     CHECK(TempDir::read(dir / "b") == "new b");
 }
 
-TEST_CASE("a list that is damaged, or leads out of the folder, is refused by readers and writers") {
+TEST_CASE("a list that is damaged, or names paths outside the folder, is refused by readers and writers") {
     const TempDir dir;
     fs::create_directories(dir / ".safemap-tmp");
     using namespace std::string_literals;
@@ -125,8 +125,8 @@ TEST_CASE("a list that is damaged, or leads out of the folder, is refused by rea
     CHECK_FAULT(open_folder(dir.path()), Errc::commit_list_damaged);
 }
 
-TEST_CASE("what was written to the folder since a save was interrupted is not replaced by it, nor hidden") {
-    for (const char* name : {"a", "b"}) {  // one would go, the other would be replaced
+TEST_CASE("a file that was written after a save was interrupted is neither replaced nor hidden by that save") {
+    for (const char* name : {"a", "b"}) {  // one would be removed, the other replaced
         CAPTURE(name);
         const TempDir dir;
         prepare(dir);
@@ -146,7 +146,7 @@ TEST_CASE("what was written to the folder since a save was interrupted is not re
 
 namespace {
 
-/// The stamps of a list, edited.
+/// Rewrites the list with `change` applied to its entries.
 void change_list(const TempDir& dir, const std::function<std::string(std::vector<std::string>)>& change) {
     std::vector<std::string> lines;
     std::string line;
@@ -154,7 +154,7 @@ void change_list(const TempDir& dir, const std::function<std::string(std::vector
         if (c != '\0') line += c;
         else lines.push_back(std::exchange(line, {}));
     }
-    // In place, because the inode of a list is written in it.
+    // In place, because the list records its own inode.
     std::ofstream(dir / ".safemap-tmp/commit", std::ios::binary) << change(std::move(lines));
 }
 
@@ -166,7 +166,7 @@ std::string joined(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-TEST_CASE("no list holds the number of the device, which a reboot changes") {
+TEST_CASE("no list has a device number, which a reboot changes") {
     const TempDir dir;
     prepare(dir);
     struct stat status = {};
@@ -182,7 +182,7 @@ TEST_CASE("no list holds the number of the device, which a reboot changes") {
     CHECK_OK(io::finish_commit(opened(dir.path()).number()));
 }
 
-TEST_CASE("a list of before, with the number of a device that has changed since, is carried out") {
+TEST_CASE("an old list with a device number that has changed since is carried out") {
     const TempDir dir;
     prepare(dir);
     change_list(dir, [&](std::vector<std::string> lines) {
@@ -198,10 +198,10 @@ TEST_CASE("a list of before, with the number of a device that has changed since,
     CHECK(!fs::exists(dir / "a"));
 }
 
-TEST_CASE("a list is carried out where all files have other inodes, and still notices what was written to") {
+TEST_CASE("a list is carried out if all files have new inodes, and still detects changed files") {
     const TempDir dir;
     prepare(dir);
-    // As a copy, or a file system that numbers files anew: also the list has another inode than it says.
+    // Simulates a copy, or a file system that renumbers files: the list's own inode differs too.
     change_list(dir, [&](std::vector<std::string> lines) {
         for (std::string& line : lines)
             if (line.find(' ') != line.npos && line != lines[0]) line = "1" + line;
@@ -217,7 +217,7 @@ TEST_CASE("a list is carried out where all files have other inodes, and still no
     CHECK(!fs::exists(dir / "a"));
 }
 
-TEST_CASE("no hint says to delete what may be the only copy") {
+TEST_CASE("no hint advises to delete what may be the only copy") {
     const TempDir dir;
     prepare(dir);
     dir.write("b", "newer, and longer");
@@ -227,8 +227,8 @@ TEST_CASE("no hint says to delete what may be the only copy") {
     CHECK(error->hint().find("remove") == std::string::npos);
 }
 
-TEST_CASE("what comes up in the folder while a commit is carried out is not replaced, nor removed") {
-    for (const char* name : {"a", "b", "c"}) {  // goes, is replaced, is new
+TEST_CASE("a file that appears in the folder during a commit is neither replaced nor removed") {
+    for (const char* name : {"a", "b", "c"}) {  // removed, replaced, added
         CAPTURE(name);
         const TempDir dir;
         prepare(dir);
@@ -237,7 +237,7 @@ TEST_CASE("what comes up in the folder while a commit is carried out is not repl
         place = &dir;
         written = name;
         const auto before = io::calls;
-        // After the list was read and before anything is moved.
+        // After the list was read, and before anything is moved.
         io::calls.openat = [](int folder, const char* opened, int flags, mode_t mode) {
             if (std::string(opened) == io::staged_content) {
                 fs::remove(*place / written);
@@ -252,7 +252,7 @@ TEST_CASE("what comes up in the folder while a commit is carried out is not repl
     }
 }
 
-TEST_CASE("nothing is removed for files that are gone") {
+TEST_CASE("nothing is removed if the new files are gone") {
     const TempDir dir;
     prepare(dir);
     fs::remove_all(dir / ".safemap-tmp/content");
@@ -260,7 +260,7 @@ TEST_CASE("nothing is removed for files that are gone") {
     CHECK(TempDir::read(dir / "a") == "old a");
 }
 
-TEST_CASE("a folder tells when what it holds was replaced") {
+TEST_CASE("a folder reports that its content was replaced") {
     const TempDir dir;
     fs::create_directory(dir / "f");
     dir.write("f/a", "old");

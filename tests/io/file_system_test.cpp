@@ -7,7 +7,7 @@
 
 using namespace safemap::io;
 
-TEST_CASE("network and FUSE file systems are known by the kernel's numbers, local ones are not among them") {
+TEST_CASE("network and FUSE file systems are recognised by the kernel's numbers, and local ones are not among them") {
     struct Row {
         unsigned magic;
         std::string_view name;
@@ -16,7 +16,7 @@ TEST_CASE("network and FUSE file systems are known by the kernel's numbers, loca
                           Row{SMB2_SUPER_MAGIC, "SMB"}, Row{FUSE_SUPER_MAGIC, "FUSE"}, Row{V9FS_MAGIC, "9p"},
                           Row{CEPH_SUPER_MAGIC, "Ceph"}, Row{AFS_SUPER_MAGIC, "AFS"}, Row{AFS_FS_MAGIC, "AFS"},
                           Row{CODA_SUPER_MAGIC, "Coda"}, Row{NCP_SUPER_MAGIC, "NCP"}, Row{OCFS2_SUPER_MAGIC, "OCFS2"},
-                          // Not in the kernel's header.
+                          // Missing in the kernel's header.
                           Row{0x0bd00bd0, "Lustre"}, Row{0x47504653, "GPFS"}, Row{0x19830326, "BeeGFS"}})
         CHECK(remote_file_system(row.magic) == row.name);
     for (const unsigned local :

@@ -53,7 +53,7 @@ bool all_close_on_exec() {
     return true;
 }
 
-/// Later than the file was opened, however coarse the clock of its file system is.
+/// Sets a modification time later than the open, even on a file system with a coarse clock.
 void touch(const fs::path& file) { fs::last_write_time(file, fs::last_write_time(file) + std::chrono::seconds(1)); }
 
 std::size_t mappings_of(const fs::path& file) {
@@ -66,7 +66,7 @@ std::size_t mappings_of(const fs::path& file) {
 
 }  // namespace
 
-TEST_CASE("a file is read at any place, and not beyond its end") {
+TEST_CASE("a file can be read at any offset, but not beyond its end") {
     const TempDir dir;
     const auto source = open_file(dir.write("a", "0123456789"));
     CHECK(source->size() == 10);
@@ -92,7 +92,7 @@ TEST_CASE("a file's descriptor is closed with it, and is not inherited") {
     CHECK(open_descriptors() == before);
 }
 
-TEST_CASE("what cannot be opened says why") {
+TEST_CASE("a file that cannot be opened gives the reason") {
     const TempDir dir;
     dir.write("a", "abc");
     CHECK_FAULT(open_file(dir / "none"), Errc::path_not_found);
@@ -120,7 +120,7 @@ TEST_CASE("a file without read permission is refused as such") {
     CHECK_FAULT(open_file(dir / "secret"), Errc::permission_denied);
 }
 
-TEST_CASE("folders, pipes and devices are not files, and asking does not wait") {
+TEST_CASE("folders, pipes and devices are refused without blocking") {
     const TempDir dir;
     CHECK_FAULT(open_file(dir.path()), Errc::invalid_argument);
     CHECK_FAULT(open_file("/dev/null"), Errc::invalid_argument);
@@ -131,7 +131,7 @@ TEST_CASE("folders, pipes and devices are not files, and asking does not wait") 
     CHECK(error->message() == "a pipe, wanted a regular file");
 }
 
-TEST_CASE("a file is mapped once, whole, and unmapped by the last who holds it") {
+TEST_CASE("a file is mapped once, as a whole, and unmapped by its last user") {
     const TempDir dir;
     const auto path = dir.write("a", "0123456789");
     auto source = open_file(path);
@@ -189,7 +189,7 @@ TEST_CASE("files on network file systems are mapped only on request") {
     CHECK(text_of(asked->map({0, 3}).value()) == "abc");
 }
 
-TEST_CASE("a file that must not be mapped is only read") {
+TEST_CASE("a file with Mapping::never is only read") {
     const TempDir dir;
     const auto source = open_file(dir.write("a", "abc"), Mapping::never);
     CHECK(!source->map({0, 3}));
@@ -198,7 +198,7 @@ TEST_CASE("a file that must not be mapped is only read") {
     CHECK(!in_folder->map({0, 3}));
 }
 
-TEST_CASE("a descriptor of the caller's is a file too, and stays the caller's") {
+TEST_CASE("a descriptor of the caller can be a source, and stays the caller's") {
     const TempDir dir;
     const auto path = dir.write("weights", "0123456789");
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -221,7 +221,7 @@ TEST_CASE("a descriptor of the caller's is a file too, and stays the caller's") 
     CHECK_FAULT(open_descriptor(descriptor, "closed"), Errc::invalid_argument);
 }
 
-TEST_CASE("memory with a descriptor is read and mapped, and seen to shrink") {
+TEST_CASE("memory with a descriptor is read and mapped, and truncation is detected") {
     const int descriptor = ::memfd_create("weights", MFD_CLOEXEC);
     REQUIRE(descriptor >= 0);
     REQUIRE(::write(descriptor, "weights", 7) == 7);
@@ -233,7 +233,7 @@ TEST_CASE("memory with a descriptor is read and mapped, and seen to shrink") {
     ::close(descriptor);
 }
 
-TEST_CASE("descriptors that cannot be read as files are refused") {
+TEST_CASE("descriptors that are not readable regular files are refused") {
     const TempDir dir;
     const auto path = dir.write("weights", "0123456789");
     for (const int flags : {O_WRONLY, O_PATH, O_RDONLY | O_DIRECTORY}) {
@@ -246,24 +246,24 @@ TEST_CASE("descriptors that cannot be read as files are refused") {
     CHECK_FAULT(open_descriptor(-1, "none"), Errc::invalid_argument);
 }
 
-TEST_CASE("a private copy can be written to, and nobody else sees it") {
+TEST_CASE("a private copy can be written to, and the change is visible nowhere else") {
     const TempDir dir;
     const auto path = dir.write("a", "0123456789");
-    fs::permissions(path, fs::perms::owner_read);  // changing a copy takes no right to change the file
+    fs::permissions(path, fs::perms::owner_read);  // writing to a private copy needs no write permission for the file
     auto source = open_file(path, Mapping::private_copy);
     const auto other = open_file(path, Mapping::private_copy);
     auto bytes = source->map({2, 3});
     REQUIRE(bytes);
     CHECK(bytes->writable);
     const_cast<std::byte&>(bytes->bytes[0]) = std::byte{'x'};
-    CHECK(text_of(*source->map({0, 10})) == "01x3456789");  // one copy for all who ask this source
+    CHECK(text_of(*source->map({0, 10})) == "01x3456789");  // one copy for all users of this source
     CHECK(text_of(*other->map({0, 10})) == "0123456789");
     CHECK(text_of(*source, {0, 10}) == "0123456789");  // reading reads the file
     source.reset();
     CHECK(text_of(*bytes) == "x34");
     bytes.reset();
     CHECK(TempDir::read(path) == "0123456789");
-    CHECK(mappings_of(path) == 1);  // the other one's
+    CHECK(mappings_of(path) == 1);  // the mapping of `other`
 
     const auto in_folder = open_folder(dir.path(), Mapping::private_copy)->open("a");
     CHECK(in_folder->map({0, 1})->writable);
@@ -271,7 +271,7 @@ TEST_CASE("a private copy can be written to, and nobody else sees it") {
     CHECK(open_file(dir.write("empty", ""), Mapping::private_copy)->map({0, 0})->bytes.empty());
 }
 
-TEST_CASE("a private copy of a file on a network file system is memory of its own, which was read") {
+TEST_CASE("a private copy of a file on a network file system is memory that was read once") {
     const TempDir dir;
     const auto path = dir.write("a", "0123456789");
     fs::permissions(path, fs::perms::owner_read);
@@ -283,7 +283,7 @@ TEST_CASE("a private copy of a file on a network file system is memory of its ow
     REQUIRE(bytes);
     CHECK(bytes->writable);
     const_cast<std::byte&>(bytes->bytes[0]) = std::byte{'x'};
-    CHECK(text_of(*source->map({0, 10})) == "01x3456789");  // one copy for all who ask this source
+    CHECK(text_of(*source->map({0, 10})) == "01x3456789");  // one copy for all users of this source
     CHECK(text_of(*other->map({0, 10})) == "0123456789");
     CHECK(text_of(*source, {0, 10}) == "0123456789");  // reading reads the file
     source->prefetch({0, 10});
@@ -291,7 +291,7 @@ TEST_CASE("a private copy of a file on a network file system is memory of its ow
     CHECK(text_of(*source->map({1, 3})) == "1x3");
     CHECK(mappings_of(path) == 0);
 
-    // Whatever becomes of the file, what was read stays, and nothing else is taken for it.
+    // Bytes that were read stay, whatever happens to the file, and no other bytes are used in their place.
     fs::permissions(path, fs::perms::owner_all);
     fs::resize_file(path, 1);
     CHECK(text_of(*source->map({0, 10})) == "01x3456789");
@@ -303,7 +303,7 @@ TEST_CASE("a private copy of a file on a network file system is memory of its ow
     CHECK(open_file(dir.write("empty", ""), Mapping::private_copy)->map({0, 0})->bytes.empty());
 }
 
-TEST_CASE("a private copy that is not mapped reads what it is asked for, once") {
+TEST_CASE("a private copy that is not mapped reads each requested byte once") {
     const TempDir dir;
     std::string content(5'000, '\0');
     for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7 + i / 256);
@@ -340,7 +340,7 @@ TEST_CASE("a private copy that is not mapped reads what it is asked for, once") 
     CHECK_FAULT(open_file(path, Mapping::private_copy)->map({1, content.size()}), Errc::file_truncated);
 }
 
-TEST_CASE("what a private copy could not read, it reads the next time; of the rest nothing is lost") {
+TEST_CASE("a private copy repeats a failed read at the next request, and loses none of its changes") {
     const TempDir dir;
     const auto path = dir.write("a", "0123456789");
     const EverythingOn nfs(0x6969);
@@ -373,7 +373,7 @@ TEST_CASE("threads share a private copy that is not mapped") {
                 for (std::uint64_t i = 0; i < 200; ++i) {
                     const std::uint64_t begin = (i * 7'919 + t * 131) % 190'000;
                     const auto part = source->map({begin, 10'000});
-                    // Each writes to places of its own, and reads only these.
+                    // Each thread writes to bytes of its own, and reads only those.
                     const std::uint64_t mine = (begin / 4 + 1) * 4 + t;
                     std::byte& byte = const_cast<std::byte&>(part->bytes[mine - begin]);
                     if (byte != std::byte{'w'} && byte != std::byte{'x'}) ++wrong;
@@ -385,7 +385,7 @@ TEST_CASE("threads share a private copy that is not mapped") {
     CHECK(text_of(*source, {0, content.size()}) == content);
 }
 
-TEST_CASE("a private copy of a huge file that is not mapped costs what is asked for") {
+TEST_CASE("a private copy of a huge file that is not mapped takes memory only for requested bytes") {
     const TempDir dir;
     const auto path = dir.write("huge", "");
     fs::resize_file(path, std::uintmax_t{1} << 38);
@@ -397,7 +397,7 @@ TEST_CASE("a private copy of a huge file that is not mapped costs what is asked 
     const_cast<std::byte&>(end->bytes[0]) = std::byte{1};
 }
 
-// SAFEMAP_FUSE=FOLDER names one on a FUSE mount, where there is one.
+// SAFEMAP_FUSE=FOLDER names a folder on a FUSE mount, if there is one.
 TEST_CASE("a private copy on a FUSE mount is not mapped") {
     const char* const folder = std::getenv("SAFEMAP_FUSE");
     if (folder == nullptr) return;
@@ -415,7 +415,7 @@ TEST_CASE("a private copy on a FUSE mount is not mapped") {
     fs::remove(path);
 }
 
-TEST_CASE("a private copy of a file of 256 GiB costs nothing until it is written to") {
+TEST_CASE("a private copy of a file of 256 GiB takes no memory until it is written to") {
     const TempDir dir;
     const auto path = dir.write("huge", "");
     fs::resize_file(path, std::uintmax_t{1} << 38);
@@ -426,7 +426,7 @@ TEST_CASE("a private copy of a file of 256 GiB costs nothing until it is written
     CHECK(text_of(*source, {(std::uint64_t{1} << 38) - 1, 1}) == std::string(1, '\0'));
 }
 
-TEST_CASE("a file that shrinks after it was opened is an error that says by how much") {
+TEST_CASE("a file that shrinks after open is an error that states both sizes") {
     const TempDir dir;
     const auto path = dir.write("a", std::string(10'000, 'x'));
     const auto source = open_file(path);
@@ -443,7 +443,7 @@ TEST_CASE("a file that shrinks after it was opened is an error that says by how 
     CHECK_FAULT(source->map({0, 1}), Errc::file_changed);
 }
 
-TEST_CASE("interrupted and short reads are carried on with") {
+TEST_CASE("interrupted and short reads are continued") {
     const TempDir dir;
     std::string content(1'000, '\0');
     for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7);
@@ -453,7 +453,7 @@ TEST_CASE("interrupted and short reads are carried on with") {
     CHECK(text_of(*source, {1, 999}) == content.substr(1));
 }
 
-TEST_CASE("error numbers become codes a caller can act upon") {
+TEST_CASE("error numbers become codes that a caller can act on") {
     const TempDir dir;
     dir.write("a", "abc");
     struct Row {
@@ -472,7 +472,7 @@ TEST_CASE("error numbers become codes a caller can act upon") {
     }
 }
 
-TEST_CASE("a file that is written to in place has changed, one that is replaced has not") {
+TEST_CASE("a file that is written in place has changed; a file that is replaced has not") {
     const TempDir dir;
     const auto path = dir.write("a", "first");
     const auto source = open_file(path);
@@ -531,22 +531,22 @@ TEST_CASE("every system call of opening, reading and caching may fail") {
             if (!survived) forgiven.push_back(calls.which());
         }
         CHECK(open_descriptors() == before);
-        // Advice that is not taken does no harm: not known, read instead, stays where it is.
+        // Failed advice does no harm: residency is unknown, prefetch reads instead, evict does nothing.
         const auto& which = calls.which();
         const bool advice = which == "madvise" || which == "mincore" || which == "cachestat" || which == "fadvise" ||
                             which == "faccessat";
         if (!survived && !advice && !error) {
-            // The one call besides that is asked for advice: whose file it is.
+            // The only other failing call is fstat, which determines the owner of the file.
             CHECK(which == "fstat");
         }
         if (advice) CHECK_FALSE(error);
     }
-    CHECK(std::count(forgiven.begin(), forgiven.end(), "madvise") == 2);  // to prefetch and to evict
+    CHECK(std::count(forgiven.begin(), forgiven.end(), "madvise") == 2);  // for prefetch and for evict
     CHECK(std::count(forgiven.begin(), forgiven.end(), "fadvise") == 1);
     CHECK(std::count(forgiven.begin(), forgiven.end(), "fstat") == 1);
 }
 
-TEST_CASE("a folder lists its files, sorted, links to files among them") {
+TEST_CASE("a folder lists its files in order, including links to files") {
     const TempDir dir;
     for (const auto* name : {"b", "a", ".hidden", "c.safetensors"}) dir.write(name, name);
     fs::create_directory(dir / "sub");
@@ -560,7 +560,7 @@ TEST_CASE("a folder lists its files, sorted, links to files among them") {
     CHECK(folder->folders() == std::vector<std::string>{"link to folder", "sub"});
 }
 
-TEST_CASE("a folder opens the folders directly in it and no others") {
+TEST_CASE("a folder opens its direct subfolders, and no others") {
     const TempDir dir;
     fs::create_directories(dir / "a/b");
     dir.write("a/b/file", "inner");
@@ -584,7 +584,7 @@ TEST_CASE("a folder opens the folders directly in it and no others") {
     CHECK(a->changed());
 }
 
-TEST_CASE("a folder opens what lies below it and nothing else") {
+TEST_CASE("a folder opens paths below it, and no others") {
     const TempDir dir;
     dir.write("a", "outer");
     fs::create_directories(dir / "models/sub");

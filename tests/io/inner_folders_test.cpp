@@ -1,4 +1,4 @@
-// Folders in a folder that is replaced: built again of hard links, or the folder is not exchanged.
+// Tests saves over folders with subfolders: the subfolders are rebuilt from hard links, or the folder is not exchanged.
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
 #include "io/replace.hpp"
@@ -51,7 +51,7 @@ bool is_exchanged(const fs::path& target) {
     return inode_of(target) != before;
 }
 
-/// Everything that can be said of each entry below a folder; of files the inode, too.
+/// Returns all attributes of each entry below a folder; for files including the inode.
 std::map<std::string, std::string> tree_of(const fs::path& folder) {
     std::map<std::string, std::string> tree;
     for (const auto& entry : fs::recursive_directory_iterator(folder)) {
@@ -72,7 +72,7 @@ void set_time(const fs::path& path, time_t seconds) {
     REQUIRE(::utimensat(AT_FDCWD, path.c_str(), times, AT_SYMLINK_NOFOLLOW) == 0);
 }
 
-/// `folders` folders, each in the one before.
+/// Returns a path of `folders` nested folders, which it creates.
 fs::path nested(fs::path path, int folders) {
     for (int i = 0; i < folders; ++i) path /= "d";
     fs::create_directories(path);
@@ -81,7 +81,7 @@ fs::path nested(fs::path path, int folders) {
 
 }  // namespace
 
-TEST_CASE("folders in a folder that is exchanged are what they were, with the same files in them") {
+TEST_CASE("subfolders of an exchanged folder keep their attributes and the same files") {
     const TempDir dir;
     const fs::path out = dir / "out";
     fs::create_directories(out / ".cache/huggingface/download/onnx");
@@ -113,7 +113,7 @@ TEST_CASE("folders in a folder that is exchanged are what they were, with the sa
     CHECK(TempDir::read(out / ".cache/link") == "config");
     CHECK(is_exchanged(out));
     CHECK(tree_of(out) == before);
-    // In place, nothing is touched at all.
+    // A save in place does not touch subfolders.
     const ino_t rebuilt = inode_of(out / ".cache");
     const NoExchange none;
     CHECK_FALSE(is_exchanged(out));
@@ -121,7 +121,7 @@ TEST_CASE("folders in a folder that is exchanged are what they were, with the sa
     CHECK(inode_of(out / ".cache") == rebuilt);
 }
 
-TEST_CASE("a umask that denies the owner does not hinder that folders are built again") {
+TEST_CASE("a umask that denies the owner does not prevent rebuilding subfolders") {
     const TempDir dir;
     fs::create_directories(dir / "out/logs/today");
     dir.write("out/logs/today/a", "mine");
@@ -133,7 +133,7 @@ TEST_CASE("a umask that denies the owner does not hinder that folders are built 
     CHECK(tree_of(dir / "out") == before);
 }
 
-TEST_CASE("folders with more than ten thousand entries, or nested deeper than 32, are left as they are") {
+TEST_CASE("a folder with more than ten thousand entries below it, or nesting deeper than 32, is not exchanged") {
     const TempDir dir = TempDir::in_memory();
     const fs::path out = dir / "out";
     SUBCASE("many") {
@@ -184,7 +184,7 @@ TEST_CASE("a folder with a mount in it is not exchanged") {
     }
 }
 
-TEST_CASE("whoever stands in one of the folders is still in it afterwards") {
+TEST_CASE("a process whose working directory is a subfolder is still in it afterwards") {
     const TempDir dir;
     fs::create_directories(dir / "out/logs/today");
     CHECK(true_in_child([&] {
@@ -195,7 +195,7 @@ TEST_CASE("whoever stands in one of the folders is still in it afterwards") {
     }));
 }
 
-TEST_CASE("a folder that this user could not empty or give to its owner is left as it is") {
+TEST_CASE("a folder that this user could not empty or give to its owner is not exchanged") {
     if (::geteuid() != 0) {
         MESSAGE("skipped: only root can make such a folder");
         return;
@@ -233,7 +233,7 @@ TEST_CASE("a folder that this user could not empty or give to its owner is left 
     }
 }
 
-TEST_CASE("a folder with another save's hidden folder in it, however deep, is left as it is") {
+TEST_CASE("a folder that contains another save's hidden folder, at any depth, is not exchanged") {
     for (const char* const name : {"sub/.safemap-tmp", ".sub.safemap-tmp", "a/b/.x.safemap-tmp"}) {
         CAPTURE(name);
         const TempDir dir;
@@ -245,7 +245,7 @@ TEST_CASE("a folder with another save's hidden folder in it, however deep, is le
     }
 }
 
-TEST_CASE("a folder with an access list, its own or one that it would inherit, is left as it is") {
+TEST_CASE("a folder with an access list, its own or inherited, is not exchanged") {
     // Version 2: the owner rwx, user 1234 rwx, the group none, the mask rwx, others none.
     constexpr unsigned char list[] = {2, 0,    0,    0,    1,    0,    7,    0, 0xff, 0xff, 0xff, 0xff, 2,    0,    7,
                                       0, 0xd2, 4,    0,    0,    4,    0,    0, 0,    0xff, 0xff, 0xff, 0xff, 0x10, 0,
@@ -256,7 +256,7 @@ TEST_CASE("a folder with an access list, its own or one that it would inherit, i
     {
         const TempDir dir;
         fs::create_directories(dir / "out/private");
-        if (!give(dir / "out/private", "system.posix_acl_access")) return;  // the file system has none
+        if (!give(dir / "out/private", "system.posix_acl_access")) return;  // not supported by the file system
         CHECK_FALSE(is_exchanged(dir / "out"));
     }
     const TempDir dir;
@@ -268,7 +268,7 @@ TEST_CASE("a folder with an access list, its own or one that it would inherit, i
     CHECK(tree_of(dir / "out").at("private") == before.at("private"));
 }
 
-TEST_CASE("folders with longer paths than one call takes are left as they are") {
+TEST_CASE("a folder whose subfolders have paths too long for one call is not exchanged") {
     const TempDir dir;
     fs::create_directories(dir / "out");
     const int began = ::open((dir / "out").c_str(), O_RDONLY | O_DIRECTORY);

@@ -1,4 +1,4 @@
-// Tests of journal.hpp: which files of a dead save can be kept.
+// Tests of journal.hpp: which files of a killed save can be kept.
 #include "io/journal.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
@@ -23,7 +23,7 @@ const std::string other_job(32, 'b');
 
 io::Descriptor opened(const fs::path& folder) { return io::open_at(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY); }
 
-/// The files that a process that comes later may keep; nothing where it has to begin anew.
+/// Returns the files that a later process may keep, or nothing if it has to start over.
 std::optional<Names> kept(const TempDir& dir, const std::string& id = job) {
     Names finished;
     const Journal journal =
@@ -32,7 +32,7 @@ std::optional<Names> kept(const TempDir& dir, const std::string& id = job) {
     return finished;
 }
 
-/// Two files, one of them with a name that a careless reader of lines would stumble over.
+/// A name that breaks a parser which splits at any line feed.
 constexpr const char* awkward = "b and\na line feed";
 void write_two(const TempDir& dir) {
     fs::create_directory(dir / "content");
@@ -46,7 +46,7 @@ void write_two(const TempDir& dir) {
 
 }  // namespace
 
-TEST_CASE("finished files are kept by the same job, and by no other") {
+TEST_CASE("finished files are kept for the same job, and for no other") {
     const TempDir dir;
     write_two(dir);
     CHECK(kept(dir) == Names{"a", awkward});
@@ -58,14 +58,14 @@ TEST_CASE("a file that was touched, replaced or removed is not kept") {
     const TempDir dir;
     write_two(dir);
     const auto touched = fs::last_write_time(dir / "content/a");
-    dir.write("content/a", "FIRST");  // of the same size
+    dir.write("content/a", "FIRST");  // same size
     fs::last_write_time(dir / "content/a", touched);
     CHECK(kept(dir) == Names{awkward});
     fs::remove(dir / "content" / awkward);
     CHECK(kept(dir) == Names{});
 }
 
-TEST_CASE("a journal goes on where it was, behind whatever line was torn") {
+TEST_CASE("a journal continues after its last complete line") {
     const TempDir dir;
     write_two(dir);
     const std::string whole = TempDir::read(dir / "journal");
@@ -91,7 +91,7 @@ TEST_CASE("a journal goes on where it was, behind whatever line was torn") {
     }
 }
 
-TEST_CASE("a journal that is none is taken for none") {
+TEST_CASE("an invalid journal counts as no journal") {
     const TempDir dir;
     fs::create_directory(dir / "content");
     CHECK(kept(dir) == std::nullopt);

@@ -1,4 +1,4 @@
-// Tests of kept.hpp: what is open at a time, and what becomes of files that had to be closed.
+// Tests of kept.hpp: how many files are open at a time, and how closed files are reopened.
 #include "io/kept.hpp"
 
 #include "child_process.hpp"
@@ -41,7 +41,7 @@ std::string text_of(const Source& source) {
     return text;
 }
 
-/// Files that contain their names.
+/// Opens new files that contain their names.
 Sources open_files(const TempDir& dir, std::size_t count, Mapping mapping = Mapping::automatic) {
     const auto folder = open_folder(dir.path(), mapping);
     Sources sources;
@@ -52,7 +52,7 @@ Sources open_files(const TempDir& dir, std::size_t count, Mapping mapping = Mapp
     return sources;
 }
 
-/// Runs in a process of its own, which may have `limit` descriptors and cannot ask for more.
+/// Runs in a child process with at most `limit` descriptors, which it cannot raise.
 template <class Run> bool well_in_child(rlim_t limit, Run&& run) {
     return true_in_child([&] {
         const rlimit both = {limit, limit};
@@ -62,7 +62,7 @@ template <class Run> bool well_in_child(rlim_t limit, Run&& run) {
 
 }  // namespace
 
-TEST_CASE("half of the descriptors are kept, and the last ones used") {
+TEST_CASE("at most half of the descriptors are kept, those used most recently") {
     const TempDir dir;
     const FewDescriptors few(20);
     const std::size_t before = open_descriptors();
@@ -72,7 +72,7 @@ TEST_CASE("half of the descriptors are kept, and the last ones used") {
     for (std::size_t i = sources.size(); i-- > 0;) CHECK(text_of(*sources[i]) == name_of(i));
     CHECK(open_descriptors() == before + 11);
 
-    // 9 is now the one unused for longest, were it not read again; 10 has been closed.
+    // File 10 has been closed, and 9 would be the next one if it were not read here.
     CHECK(text_of(*sources[9]) == name_of(9));
     CHECK(text_of(*sources[10]) == name_of(10));
     ScriptedCalls calls;
@@ -83,7 +83,7 @@ TEST_CASE("half of the descriptors are kept, and the last ones used") {
     CHECK_FAULT(text_of(*sources[8]), Errc::io_error);
 }
 
-TEST_CASE("what is gone takes its descriptor with it, kept or not") {
+TEST_CASE("a destroyed source closes its descriptor, whether that is kept or not") {
     const TempDir dir;
     const FewDescriptors few(8);
     const std::size_t before = open_descriptors();
@@ -95,7 +95,7 @@ TEST_CASE("what is gone takes its descriptor with it, kept or not") {
     }
 }
 
-TEST_CASE("a descriptor in use stays open when it is let go") {
+TEST_CASE("a descriptor in use stays open after it is dropped from the list") {
     const TempDir dir;
     dir.write("a", "abc");
     io::Kept kept;
@@ -111,7 +111,9 @@ TEST_CASE("a descriptor in use stays open when it is let go") {
     CHECK(::fcntl(number, F_GETFD) == -1);
 }
 
-TEST_CASE("closed files are found again wherever folder and process have moved, and are changed where they are not") {
+TEST_CASE(
+    "closed files are found again after the folder or the working directory moved; otherwise they are reported as "
+    "changed") {
     const TempDir dir;
     fs::create_directory(dir / "in");
     const FewDescriptors none(0);
@@ -141,7 +143,7 @@ TEST_CASE("closed files are found again wherever folder and process have moved, 
     fs::rename(dir / "in/replaced", dir / "in/same");
     fs::rename(dir / "in", dir / "moved");
     CHECK(text_of(*in_folder) == "text");
-    CHECK_FAULT(text_of(*same), Errc::file_changed);  // opened by its path, where nothing is any more
+    CHECK_FAULT(text_of(*same), Errc::file_changed);  // reopened by its path, where nothing is any more
 }
 
 TEST_CASE("mappings and views need no descriptor") {
@@ -157,7 +159,7 @@ TEST_CASE("mappings and views need no descriptor") {
     CHECK_FAULT(text_of(*sources[0]), Errc::too_many_open_files);
 }
 
-TEST_CASE("more files than a process may open are opened and read") {
+TEST_CASE("more files than descriptors are opened and read") {
     const TempDir dir;
     CHECK(well_in_child(32, [&] {
         const Sources sources = open_files(dir, 100);
@@ -168,7 +170,7 @@ TEST_CASE("more files than a process may open are opened and read") {
     }));
 }
 
-TEST_CASE("a program that takes all descriptors leaves those that files have") {
+TEST_CASE("a program that uses up all descriptors leaves open files readable") {
     const TempDir dir;
     CHECK(well_in_child(32, [&] {
         const Sources sources = open_files(dir, 100);

@@ -1,4 +1,4 @@
-// What a power failure leaves of a hidden folder, and what only looks like that.
+// Tests which hidden folders are taken for leftovers of a power failure, and which are not.
 #include "doctest_safemap.hpp"
 #include "io/calls.hpp"
 #include "io/replace.hpp"
@@ -34,7 +34,7 @@ std::size_t entries_in(const fs::path& folder) {
 
 }  // namespace
 
-TEST_CASE("what a power failure left without its lock is cleared away; anything else of that name stays") {
+TEST_CASE("a leftover of a power failure without a lock is removed, and anything else with that name stays") {
     const std::string name = ".out.safemap-tmp";
     struct Row {
         const char* what;
@@ -114,7 +114,7 @@ TEST_CASE("what a power failure left without its lock is cleared away; anything 
     }
 }
 
-TEST_CASE("what a save left beside a folder is cleared away, too, once that cannot be exchanged") {
+TEST_CASE("a leftover beside a folder is removed, also when that folder can no longer be exchanged") {
     const TempDir dir;
     const fs::path left = dir / ".out.safemap-tmp";
     fs::create_directories(dir / "out");
@@ -128,7 +128,7 @@ TEST_CASE("what a save left beside a folder is cleared away, too, once that cann
     CHECK(fs::exists(dir / "out/.safemap-tmp"));
 }
 
-TEST_CASE("what stands beside a folder that cannot be exchanged, and is no save's, hinders none") {
+TEST_CASE("a foreign entry with the hidden folder's name does not block a save in place") {
     const TempDir dir;
     fs::create_directories(dir / "out");
     fs::create_directories(dir / ".out.safemap-tmp");
@@ -138,13 +138,13 @@ TEST_CASE("what stands beside a folder that cannot be exchanged, and is no save'
     CHECK(TempDir::read(dir / ".out.safemap-tmp/mine") == "mine");
 }
 
-TEST_CASE("the lock is on the disk before anything else is in the hidden folder") {
+TEST_CASE("the lock is flushed to disk before anything else is created in the hidden folder") {
     const TempDir dir;
     static fs::path place;
     static bool synced;
     place = dir / ".out.safemap-tmp";
     synced = false;
-    const ScriptedCalls calls;  // puts the table back
+    const ScriptedCalls calls;  // restores the table at the end
     io::calls.fsync = [](int descriptor) {
         struct stat folder = {};
         struct stat open = {};
@@ -156,7 +156,7 @@ TEST_CASE("the lock is on the disk before anything else is in the hidden folder"
     CHECK(synced);
 }
 
-TEST_CASE("a file that is larger than the process may write is told as such") {
+TEST_CASE("a file larger than the process may write is reported as such") {
     const TempDir dir;
     ScriptedCalls calls;
     calls.fail_all("fallocate", EFBIG);

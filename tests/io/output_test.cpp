@@ -1,4 +1,4 @@
-// Files that are written in any order, through the page cache and past it.
+// Tests files that are written in any order, through the page cache and bypassing it.
 #include "io/output.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t file_size = 300'000;
 
-// Random bytes that begin at a page, so that any part of them can lie in its page as its offset does.
+// Random bytes at a page boundary, so that the offset of each part in its page is the same in memory and in the file.
 struct Content {
     Content() : bytes(static_cast<char*>(::operator new (file_size, std::align_val_t{io::direct_alignment}))) {
         std::mt19937 random(7);
@@ -33,7 +33,7 @@ struct Content {
     char* bytes;
 };
 
-// Writes `content` in parts cut at random places, in random order.
+// Writes `content` in random parts, in random order.
 void write_in_parts(const std::filesystem::path& folder, const char* name, const Content& content, bool around,
                     unsigned seed) {
     const int parent = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
@@ -49,7 +49,8 @@ void write_in_parts(const std::filesystem::path& folder, const char* name, const
     std::vector<std::size_t> order(cuts.size() - 1);
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), random);
-    const std::vector<char> elsewhere(content.bytes, content.bytes + file_size);  // out of step with the pages
+    const std::vector<char> elsewhere(content.bytes,
+                                      content.bytes + file_size);  // not page-aligned
     for (const std::size_t i : order) {
         const auto out_of_step = std::as_bytes(std::span(elsewhere)).subspan(cuts[i], cuts[i + 1] - cuts[i]);
         file.write_at(cuts[i], random() % 4 == 0 ? out_of_step : content.part(cuts[i], cuts[i + 1]));
@@ -59,7 +60,7 @@ void write_in_parts(const std::filesystem::path& folder, const char* name, const
 
 }  // namespace
 
-TEST_CASE("parts written in any order make the same file, through the page cache and past it") {
+TEST_CASE("parts written in any order give the same file, through the page cache and bypassing it") {
     const TempDir dir;
     const Content content;
     const std::string wanted(content.bytes, file_size);
@@ -71,7 +72,7 @@ TEST_CASE("parts written in any order make the same file, through the page cache
     }
 }
 
-TEST_CASE("a file system without writes past the cache gets them through it") {
+TEST_CASE("a file system without direct I/O gets writes through the cache") {
     if (!std::filesystem::is_directory("/dev/shm")) return;
     const auto folder = std::filesystem::path("/dev/shm") / ("safemap-test-" + std::to_string(::getpid()));
     std::filesystem::create_directory(folder);
@@ -81,7 +82,7 @@ TEST_CASE("a file system without writes past the cache gets them through it") {
     std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("a write past the cache that is refused goes through it, and a disk that is broken says so") {
+TEST_CASE("a short direct write is continued through the cache, and a disk error is reported") {
     const TempDir dir;
     const Content content;
     {
@@ -95,7 +96,7 @@ TEST_CASE("a write past the cache that is refused goes through it, and a disk th
     CHECK_FAULT(write_in_parts(dir.path(), "broken", content, true, 3), Errc::io_error);
 }
 
-TEST_CASE("a size that no file can have finds no space") {
+TEST_CASE("a size that no file can have is no_space") {
     const TempDir dir;
     const io::Descriptor parent(::open(dir.path().c_str(), O_RDONLY | O_DIRECTORY));
     const io::OutputFile file = io::OutputFile::create(parent.number(), "file");
@@ -104,7 +105,7 @@ TEST_CASE("a size that no file can have finds no space") {
     CHECK(TempDir::read(dir / "file").empty());
 }
 
-TEST_CASE("files are large when they are more than 512 MiB, or than a sixteenth of the memory") {
+TEST_CASE("a file is large if it has more than 512 MiB, or more than a sixteenth of the memory") {
     CHECK_FALSE(io::better_around_cache(0));
     CHECK(io::better_around_cache(io::calls.physical_memory() / 16 + 1));
     CHECK(io::better_around_cache((std::uint64_t{512} << 20) + 1));

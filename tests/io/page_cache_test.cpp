@@ -1,4 +1,4 @@
-// Tests of page_cache.hpp, and of files that use it: what is in memory, and how it comes and goes.
+// Tests of page_cache.hpp and of files that use it: residency, prefetch and evict.
 #include "io/page_cache.hpp"
 
 #include "child_process.hpp"
@@ -33,7 +33,7 @@ std::string pattern(std::size_t size) {
     return text;
 }
 
-/// Written to the disk: what is not stays in memory.
+/// Writes a file and flushes it: dirty pages cannot be evicted.
 fs::path write_through(const TempDir& dir, std::string_view name, std::string_view content) {
     const auto path = dir.write(name, content);
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -52,7 +52,7 @@ std::string text_of(const SharedBytes& bytes) {
     return {reinterpret_cast<const char*>(bytes.bytes.data()), bytes.bytes.size()};
 }
 
-/// Whether files in temporary folders can leave memory at all.
+/// Returns true if files in temporary folders can be evicted from memory.
 bool on_a_disk(const TempDir& dir) {
     struct statfs status = {};
     REQUIRE(::statfs(dir.path().c_str(), &status) == 0);
@@ -61,7 +61,7 @@ bool on_a_disk(const TempDir& dir) {
     return false;
 }
 
-/// Pages that the kernel is just working on stay; it is asked until they are gone.
+/// Evicts repeatedly, because the kernel keeps pages that it is working on.
 void evict_all(const Source& source) {
     for (int i = 0; i < 100; ++i) {
         source.evict({0, source.size()});
@@ -72,7 +72,7 @@ void evict_all(const Source& source) {
 
 }  // namespace
 
-TEST_CASE("what is in memory is known, can be dropped, and comes back; views do not mind") {
+TEST_CASE("residency is reported, pages can be dropped and read again, and views stay valid") {
     const TempDir dir;
     if (!on_a_disk(dir)) return;
     const std::string content = pattern(6 << 20 | 1234);
@@ -106,7 +106,7 @@ TEST_CASE("what is in memory is known, can be dropped, and comes back; views do 
     }
 }
 
-TEST_CASE("parts of a view are evicted while it is read") {
+TEST_CASE("parts of a view can be evicted while it is read") {
     const TempDir dir;
     const std::string content = pattern(1 << 20);
     const auto source = open_file(write_through(dir, "a", content));
@@ -123,7 +123,7 @@ TEST_CASE("parts of a view are evicted while it is read") {
     for (int i = 0; i < 20; ++i) CHECK(sum() == expected);
 }
 
-TEST_CASE("what was written to a private copy is not evicted") {
+TEST_CASE("modified pages of a private copy are not evicted") {
     const TempDir dir;
     const auto source = open_file(write_through(dir, "a", pattern(100'000)), Mapping::private_copy);
     const auto view = source->map({0, 100'000});
@@ -134,7 +134,7 @@ TEST_CASE("what was written to a private copy is not evicted") {
     CHECK(text_of(*view).substr(0, 50'000) == pattern(50'000));
 }
 
-TEST_CASE("a kernel that cannot populate has it read instead") {
+TEST_CASE("without MADV_POPULATE_READ, prefetch reads the bytes") {
     const TempDir dir;
     const std::string content = pattern(3 << 20);
     const auto path = write_through(dir, "a", content);
@@ -154,7 +154,7 @@ TEST_CASE("a kernel that cannot populate has it read instead") {
     CHECK(counted.bytes() == 0);
 }
 
-TEST_CASE("what the kernel does not tell is not known") {
+TEST_CASE("residency is unknown if the kernel does not report it") {
     const TempDir dir;
     const auto path = write_through(dir, "a", pattern(100'000));
     const Extent whole{0, 100'000};
@@ -168,15 +168,15 @@ TEST_CASE("what the kernel does not tell is not known") {
         CHECK(residency.resident == residency.total);
         CHECK(source->residency({7, 0}).total == 0);
     }
-    // An overlay's files have no pages of their own, so cachestat finds none.
+    // An overlay's files have no pages of their own, so that cachestat finds none.
     const EverythingOn overlay(OVERLAYFS_SUPER_MAGIC);
     CHECK(open_file(path, Mapping::never)->residency(whole).total == 0);
     CHECK(open_file(path)->residency(whole).resident == whole.size);
 }
 
-TEST_CASE("residency counts whole pages, and all only where none is missing") {
+TEST_CASE("residency counts whole pages, also across chunks") {
     const TempDir dir;
-    // Longer than the flags that are asked for at once.
+    // Larger than one request for page flags.
     const auto path = dir.write("a", "");
     fs::resize_file(path, 9'000 * page);
     const auto source = open_file(path, Mapping::allowed);
@@ -210,7 +210,7 @@ TEST_CASE("residency counts whole pages, and all only where none is missing") {
     ::close(descriptor);
 }
 
-TEST_CASE("the kernel claims to hold all of other people's files, and is not believed") {
+TEST_CASE("residency of other users' files is not trusted, because the kernel claims all of it") {
     if (::geteuid() != 0) {
         MESSAGE("skipped: only root can become somebody else");
         return;
@@ -231,7 +231,7 @@ TEST_CASE("the kernel claims to hold all of other people's files, and is not bel
     }));
 }
 
-TEST_CASE("a file cut short under its mapping is a fault of prefetch, not the end of the process") {
+TEST_CASE("a file truncated under its mapping makes prefetch throw, and does not end the process") {
     const TempDir dir;
     const auto path = dir.write("a", pattern(1 << 20));
     const auto source = open_file(path, Mapping::allowed);
@@ -247,7 +247,7 @@ TEST_CASE("a file cut short under its mapping is a fault of prefetch, not the en
     CHECK_FAULT(source->residency({(1 << 20) - 1, 2}), Errc::file_truncated);
 }
 
-TEST_CASE("files of more than four gigabytes are read, mapped and cached at their end too") {
+TEST_CASE("files of more than four gigabytes can be read, mapped and cached at their end") {
     const TempDir dir;
     const auto path = dir.write("a", "");
     const std::uint64_t offset = (std::uint64_t{9} << 29) + 77;  // 4.5 GiB
@@ -268,7 +268,7 @@ TEST_CASE("files of more than four gigabytes are read, mapped and cached at thei
     CHECK(source->residency({0, source->size()}).resident < std::uint64_t{64} << 20);
 }
 
-TEST_CASE("a folder and a disk that nobody may write to are enough") {
+TEST_CASE("a read-only folder on a read-only disk is enough") {
     const TempDir dir;
     const auto path = dir.write("a", pattern(50'000));
     fs::permissions(path, fs::perms::owner_read);
@@ -284,7 +284,7 @@ TEST_CASE("a folder and a disk that nobody may write to are enough") {
     fs::permissions(dir.path(), fs::perms::owner_all);
 }
 
-TEST_CASE("interrupted advice is given again") {
+TEST_CASE("interrupted advice is repeated") {
     const TempDir dir;
     const auto source = open_file(dir.write("a", pattern(50'000)));
     ScriptedCalls calls;

@@ -1,4 +1,4 @@
-// Tests of replace.hpp and output.hpp: files and folders that appear whole or not at all.
+// Tests of replace.hpp and output.hpp: files and folders that appear complete or not at all.
 #include "io/replace.hpp"
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
@@ -59,7 +59,7 @@ void save(const fs::path& target, Staging::Kind kind) {
     else save_folder(target);
 }
 
-/// What a writer to `out` left when it died before it could rename.
+/// Creates what a writer to `out` leaves if it dies before the rename.
 void leave_litter(const TempDir& dir, Staging::Kind kind) {
     const fs::path left = dir / ".out.safemap-tmp";
     fs::create_directory(left);
@@ -88,7 +88,7 @@ struct Umask {
 template <class Work> int status_of_child(Work&& work) {
     const pid_t child = ::fork();
     if (child == 0) {
-        // Nothing may get out of here: the child would run the other tests.
+        // No exception may leave the child: it would run the remaining tests.
         const auto error = error_of(work);
         ::_exit(error ? 99 : 0);
     }
@@ -99,7 +99,7 @@ template <class Work> int status_of_child(Work&& work) {
 
 }  // namespace
 
-TEST_CASE("nothing but the target is there after a commit") {
+TEST_CASE("after a commit, only the target exists") {
     const TempDir dir;
     save_file(dir / "one", "content");
     CHECK(names_in(dir.path()) == std::vector<std::string>{"one"});
@@ -110,7 +110,7 @@ TEST_CASE("nothing but the target is there after a commit") {
     CHECK(TempDir::read(dir / "many/b") == "second");
 }
 
-TEST_CASE("a file is filled after it was closed") {
+TEST_CASE("a file can be filled after it was closed") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         Staging staging(dir / "out", kind);
@@ -124,7 +124,7 @@ TEST_CASE("a file is filled after it was closed") {
     }
 }
 
-TEST_CASE("nothing is there before a commit, nor without one") {
+TEST_CASE("nothing exists before a commit, nor without one") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         {
@@ -136,7 +136,7 @@ TEST_CASE("nothing is there before a commit, nor without one") {
     }
 }
 
-TEST_CASE("relative targets and trailing slashes mean what they say") {
+TEST_CASE("relative targets and trailing slashes are resolved as usual") {
     const TempDir dir;
     const fs::path before = fs::current_path();
     fs::current_path(dir.path());
@@ -147,7 +147,7 @@ TEST_CASE("relative targets and trailing slashes mean what they say") {
     CHECK(names_in(dir.path()) == std::vector<std::string>{"file", "other", "out"});
 }
 
-TEST_CASE("whatever stands at the target is left as it is") {
+TEST_CASE("an existing target is not changed") {
     const TempDir dir;
     dir.write("file", "old");
     fs::create_directory(dir / "folder");
@@ -165,7 +165,7 @@ TEST_CASE("whatever stands at the target is left as it is") {
     CHECK(TempDir::read(dir / "file") == "old");
 }
 
-TEST_CASE("what comes up at the target meanwhile is left as it is") {
+TEST_CASE("a target that appears during the save is not changed") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         Staging staging(dir / "out", kind);
@@ -176,7 +176,7 @@ TEST_CASE("what comes up at the target meanwhile is left as it is") {
         fs::remove(dir / "out");
     }
     {
-        // rename(2) without flags would take an empty folder for free.
+        // rename(2) without flags would replace an empty folder.
         Staging staging(dir / "out", Staging::Kind::folder);
         fs::create_directory(dir / "out");
         CHECK_FAULT(staging.commit(), Errc::already_exists);
@@ -184,7 +184,7 @@ TEST_CASE("what comes up at the target meanwhile is left as it is") {
     CHECK(names_in(dir.path()) == std::vector<std::string>{"out"});
 }
 
-TEST_CASE("a target that cannot be is refused with the reason") {
+TEST_CASE("an impossible target is refused with the reason") {
     const TempDir dir;
     const auto error = error_of([&] { Staging(dir / "no/such/out", Staging::Kind::folder); });
     REQUIRE(error);
@@ -199,7 +199,7 @@ TEST_CASE("a target that cannot be is refused with the reason") {
     CHECK_OK(save_file(dir / std::string(242, 'x'), "x"));
 }
 
-TEST_CASE("the umask says who may read") {
+TEST_CASE("the umask decides who may read") {
     const TempDir dir;
     for (const mode_t mask : {0022U, 0077U, 0002U}) {
         CAPTURE(mask);
@@ -214,7 +214,7 @@ TEST_CASE("the umask says who may read") {
     }
 }
 
-TEST_CASE("a umask that denies the owner is obeyed in the end, and hinders no save") {
+TEST_CASE("a umask that denies the owner is applied at the end, and does not prevent the save") {
     const TempDir dir;
     fs::permissions(dir.path(), fs::perms::all);
     for (const mode_t mask : {0277U, 0377U, 0777U}) {
@@ -222,7 +222,7 @@ TEST_CASE("a umask that denies the owner is obeyed in the end, and hinders no sa
             CAPTURE(mask);
             const fs::path out = dir / "out";
             const int status = status_of_child([&] {
-                // Nothing hinders root.
+                // Root is exempt from permissions.
                 if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
                 if (::access(dir.path().c_str(), W_OK | X_OK) != 0) ::_exit(3);
                 ::umask(mask);
@@ -269,7 +269,7 @@ TEST_CASE("a umask that denies the owner is obeyed in the end, and hinders no sa
     }
 }
 
-TEST_CASE("a second writer is told that the place is busy, and spoils nothing") {
+TEST_CASE("a second writer is told that the target is busy, and damages nothing") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         Staging staging(dir / "out", kind);
@@ -286,7 +286,7 @@ TEST_CASE("a second writer is told that the place is busy, and spoils nothing") 
     CHECK(names_in(dir.path()).empty());
 }
 
-TEST_CASE("what a killed writer left is removed by the next") {
+TEST_CASE("leftovers of a killed writer are removed by the next one") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         const int status = status_of_child([&] {
@@ -303,7 +303,7 @@ TEST_CASE("what a killed writer left is removed by the next") {
     }
 }
 
-TEST_CASE("a writer that dies at any system call leaves what the next one removes, or a whole target") {
+TEST_CASE("a writer that dies at any system call leaves a leftover that the next one removes, or a complete target") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         for (const bool after_litter : {false, true}) {
@@ -335,7 +335,7 @@ TEST_CASE("a writer that dies at any system call leaves what the next one remove
     }
 }
 
-TEST_CASE("litter of the other kind is removed too") {
+TEST_CASE("a leftover of the other kind is removed too") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         for (const auto left : {Staging::Kind::file, Staging::Kind::folder}) {
@@ -351,7 +351,7 @@ TEST_CASE("litter of the other kind is removed too") {
     }
 }
 
-TEST_CASE("what only has the name of our folder is somebody else's, and stays") {
+TEST_CASE("an entry that only has the hidden folder's name belongs to somebody else, and stays") {
     const TempDir dir;
     const fs::path place = dir / ".out.safemap-tmp";
     dir.write("precious", "mine");
@@ -401,7 +401,7 @@ TEST_CASE("what only has the name of our folder is somebody else's, and stays") 
     CHECK(TempDir::read(dir / "precious") == "mine");
 }
 
-TEST_CASE("of many writers at one place one wins, and nothing is mixed") {
+TEST_CASE("one of many writers to one target wins, and files are never mixed") {
     const TempDir dir;
     constexpr int writers = 8;
     for (int round = 0; round < 10; ++round) {
@@ -427,7 +427,7 @@ TEST_CASE("of many writers at one place one wins, and nothing is mixed") {
             CHECK(WEXITSTATUS(status) != 2);
             won += WEXITSTATUS(status) == 0 ? 1 : 0;
         }
-        // All may find the place busy at the same moment; two must not win.
+        // All may find the target busy at the same moment, but two must not win.
         CHECK(won <= 1);
         if (won == 1) {
             const std::string content = TempDir::read(dir / "out");
@@ -461,7 +461,7 @@ TEST_CASE("every system call of a save may fail: an error, and nothing left") {
                 if (error) {
                     CHECK(exit_code(error->code()) == 3);
                     CHECK(!fs::exists(fs::symlink_status(dir / "out")));
-                    // Litter that could not be removed stays; what this save made is gone.
+                    // A leftover that could not be removed stays; the files of this save are gone.
                     for (const auto& entry : fs::recursive_directory_iterator(dir.path()))
                         CHECK((entry.is_directory() || entry.path().filename() == "safemap.lock" ||
                                TempDir::read(entry.path()) == "dead"));
@@ -479,7 +479,7 @@ TEST_CASE("every system call of a save may fail: an error, and nothing left") {
     }
 }
 
-TEST_CASE("when every later call fails too, there is an error and nothing at the target") {
+TEST_CASE("if every later call fails too, there is an error and nothing at the target") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         bool survived = false;
@@ -493,7 +493,7 @@ TEST_CASE("when every later call fails too, there is an error and nothing at the
                 const auto error = error_of([&] { save(dir / "out", kind); });
                 survived = !calls.failed();
                 CHECK(error.has_value() != survived);
-                // The rename is done; neither what follows nor its undoing works: nobody could do better.
+                // The rename has happened, and both the next step and the undo fail: no program could do better.
                 const std::string& which = calls.which();
                 undone_in_vain = fs::exists(dir / "out") && (which == "fsync" || which == "unlinkat");
             }
@@ -504,9 +504,9 @@ TEST_CASE("when every later call fails too, there is an error and nothing at the
     }
 }
 
-TEST_CASE("a file system without rename flags is served by links, or by a second look") {
+TEST_CASE("without rename flags, a file system is served by hard links, or by a second check") {
     const TempDir dir;
-    // Fails only where there are flags, as NFS does.
+    // Fails only if there are flags, as on NFS.
     static int (*plain)(int, const char*, int, const char*, unsigned) = nullptr;
     for (const bool links : {true, false}) {
         CAPTURE(links);
@@ -535,7 +535,7 @@ TEST_CASE("a file system without rename flags is served by links, or by a second
     }
 }
 
-TEST_CASE("a file system without locks still saves, but cannot tell dead litter") {
+TEST_CASE("a file system without locks still saves, but cannot recognise stale leftovers") {
     const TempDir dir;
     ScriptedCalls calls;
     calls.fail_all("flock", ENOLCK);
@@ -549,7 +549,7 @@ TEST_CASE("a file system without locks still saves, but cannot tell dead litter"
     CHECK(TempDir::read(dir / ".out.safemap-tmp/content") == "dead");
 }
 
-TEST_CASE("a file system that cannot allocate gets its size set instead") {
+TEST_CASE("a file system without fallocate gets the file size set instead") {
     const TempDir dir;
     for (const int number : {EOPNOTSUPP, ENOSYS, EINVAL}) {
         ScriptedCalls calls;
@@ -565,7 +565,7 @@ TEST_CASE("a file system that cannot allocate gets its size set instead") {
     }
 }
 
-TEST_CASE("a disk without directory fsync is taken as it is") {
+TEST_CASE("a file system without fsync of folders is accepted") {
     const TempDir dir;
     static int (*plain)(int) = nullptr;
     ScriptedCalls calls;
@@ -581,7 +581,7 @@ TEST_CASE("a disk without directory fsync is taken as it is") {
     CHECK_OK(save_folder(dir / "out"));
 }
 
-TEST_CASE("interrupted and short writes are carried on with") {
+TEST_CASE("interrupted and short writes are continued") {
     const TempDir dir;
     std::string content(5'000, '\0');
     for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 13);

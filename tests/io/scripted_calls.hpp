@@ -1,4 +1,4 @@
-// System calls that fail, are interrupted or do half of what was asked, when a test says so.
+// System calls that fail, are interrupted, or do half of the work, as a test demands.
 #pragma once
 
 #include "io/calls.hpp"
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-/// Counts the system calls of io and lets chosen ones fail. One at a time.
+/// Counts the system calls of io and lets chosen ones fail. Only one instance at a time.
 class ScriptedCalls {
 public:
     ScriptedCalls() : system_(safemap::io::calls) {
@@ -28,14 +28,14 @@ public:
     ScriptedCalls(const ScriptedCalls&) = delete;
     ScriptedCalls& operator=(const ScriptedCalls&) = delete;
 
-    /// The nth call from now on fails with `error`, and with `and_later` all after it.
+    /// Makes the nth call from now on fail with `error`; with `and_later`, all calls after it too.
     void fail_nth(int nth, int error, bool and_later = false) {
         count_ = 0;
         nth_ = nth;
         error_ = error;
         and_later_ = and_later;
     }
-    /// The process dies at the nth call from now on.
+    /// Ends the process at the nth call from now on.
     void die_at(int nth) {
         count_ = 0;
         dies_at_ = nth;
@@ -46,21 +46,21 @@ public:
         acts_at_ = nth;
         act_ = std::move(what);
     }
-    /// Every call of that name fails.
+    /// Makes every call of that name fail.
     void fail_all(std::string name, int error) {
         named_ = std::move(name);
         named_error_ = error;
     }
-    /// Reads and writes are interrupted every second time, and move at most `bytes`.
+    /// Interrupts every second read and write, and limits each to `bytes`.
     void stutter(std::size_t bytes) { most_ = bytes; }
 
-    /// Remembers the names of all calls from now on, in one thread.
+    /// Records the names of all calls from now on. Single-threaded.
     void remember() { remembers_ = true; }
     const std::vector<std::string>& names() const { return names_; }
 
-    /// Calls since fail_nth.
+    /// Returns the number of calls since fail_nth().
     int count() const { return count_; }
-    /// Whether the nth call came, and which it was.
+    /// failed(): true if the nth call was reached. which(): its name.
     bool failed() const { return !failed_.empty(); }
     const std::string& which() const { return failed_; }
 
@@ -196,7 +196,7 @@ private:
     int named_error_ = 0;
 };
 
-/// A process that may have no more than `limit` descriptors, as far as safemap knows.
+/// A process with a limit of `limit` descriptors, as far as safemap knows.
 class FewDescriptors {
 public:
     explicit FewDescriptors(std::uint64_t limit) {
@@ -212,7 +212,7 @@ private:
     std::uint64_t (*real_)() = safemap::io::calls.descriptor_limit;
 };
 
-/// A machine all of whose files lie on a file system with that magic number.
+/// A machine where all files are on a file system with this magic number.
 class EverythingOn {
 public:
     explicit EverythingOn(std::uint32_t magic) {
@@ -232,10 +232,10 @@ private:
     int (*real_)(int, struct statfs*) = safemap::io::calls.fstatfs;
 };
 
-/// A machine on which every folder is the root of a mount, so that none is exchanged with another.
+/// A machine where every folder is the root of a mount, so that no folder can be exchanged.
 class NoExchange {
 public:
-    /// Nothing changes unless it is `wanted`.
+    /// Changes nothing unless `wanted`.
     explicit NoExchange(bool wanted = true) {
         if (wanted) safemap::io::calls.is_mount_root = [](int) { return true; };
     }
@@ -247,7 +247,7 @@ private:
     decltype(safemap::io::calls.is_mount_root) real_ = safemap::io::calls.is_mount_root;
 };
 
-/// Counts the bytes read, in one thread.
+/// Counts the bytes read. Single-threaded.
 class CountedReads {
 public:
     CountedReads() {
@@ -269,7 +269,7 @@ private:
     decltype(safemap::io::calls.pread) real_ = safemap::io::calls.pread;
 };
 
-/// A machine of so little memory that every file is written past the page cache.
+/// A machine with so little memory that every file bypasses the page cache.
 class ShrunkMemory {
 public:
     ShrunkMemory() {
