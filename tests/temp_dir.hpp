@@ -1,4 +1,4 @@
-// A folder that is gone when the test is over.
+// A temporary folder that is removed at the end of its scope.
 #pragma once
 
 #include <unistd.h>
@@ -15,7 +15,7 @@
 class TempDir {
 public:
     TempDir() : TempDir(std::filesystem::temp_directory_path()) {}
-    /// In memory where there is such a place: for tests that save thousands of times, and would wait for the disk.
+    /// Returns a folder in memory if possible, for tests that save thousands of times and would wait for the disk.
     static TempDir in_memory() {
         const std::filesystem::path memory = "/dev/shm";
         return ::access(memory.c_str(), W_OK | X_OK) == 0 ? TempDir(memory) : TempDir();
@@ -30,7 +30,7 @@ public:
     const std::filesystem::path& path() const noexcept { return path_; }
     std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
 
-    /// Writes a file in it and returns its path.
+    /// Writes a file in the folder and returns its path.
     std::filesystem::path write(std::string_view name, std::string_view content) const {
         const auto file = path_ / name;
         std::ofstream(file, std::ios::binary) << content;
@@ -38,7 +38,7 @@ public:
     }
     static std::string read(const std::filesystem::path& file) {
         std::ifstream in(file, std::ios::binary);
-        std::ostringstream content;  // files of /proc do not know their size
+        std::ostringstream content;  // not by size: files of /proc report 0
         content << in.rdbuf();
         return std::move(content).str();
     }

@@ -1,4 +1,4 @@
-// When a tensor is cut into tiles, and how.
+// Tests when and how a tensor is cut into tiles.
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
 
@@ -16,7 +16,7 @@ LazyTensor floats(Shape shape, StridedView view) {
     return LazyTensor("t", stored_run(Dtype::f32, std::move(shape), nothing, 0), std::move(view));
 }
 
-/// A matrix of which each source has some columns.
+/// Returns a matrix where each source holds some columns.
 LazyTensor columns(std::uint64_t rows, std::uint64_t count, std::uint64_t sources) {
     const std::uint64_t each = count / sources;
     const auto nothing = callback_source("zeros", UINT64_MAX / 2, [](auto, auto) {});
@@ -27,7 +27,7 @@ LazyTensor columns(std::uint64_t rows, std::uint64_t count, std::uint64_t source
 }
 }  // namespace
 
-TEST_CASE("contiguous tensors and slices of rows are cut into ranges") {
+TEST_CASE("contiguous tensors and slices of rows are cut into byte ranges") {
     const Blocks blocks(floats({1000, 1000}, {{500, 1000}, {1000, 1}, 0}), 1'000'000);
     CHECK(blocks.ranges());
     CHECK(blocks.count() == 3);
@@ -42,7 +42,7 @@ TEST_CASE("a large transpose is cut into square tiles") {
     CHECK(blocks.count() == 256);
 }
 
-TEST_CASE("what is gathered block by block and scattered is the value, as ranges and as tiles") {
+TEST_CASE("gathering and scattering all blocks gives the value, for ranges and for tiles") {
     const std::uint64_t rows = 37;
     const std::uint64_t columns = 23;
     std::vector<std::uint16_t> stored(rows * columns);
@@ -74,7 +74,7 @@ TEST_CASE("what is gathered block by block and scattered is the value, as ranges
     }
 }
 
-TEST_CASE("channels-last images are cut along both near dimensions") {
+TEST_CASE("channels-last images are cut along the two innermost dimensions") {
     const Blocks blocks(floats({8, 224, 224, 64}, {{8, 64, 224, 224}, {224 * 224 * 64, 1, 224 * 64, 64}, 0}), 1U << 20);
     CHECK_FALSE(blocks.ranges());
     const Box box = blocks.box(0);
@@ -82,13 +82,13 @@ TEST_CASE("channels-last images are cut along both near dimensions") {
     CHECK(box.extent[3] == 224);
 }
 
-TEST_CASE("tensors without elements have no blocks, small ones have one") {
+TEST_CASE("tensors without elements have no blocks, and small tensors have one") {
     CHECK(Blocks(floats({0, 7}, {{0, 7}, {7, 1}, 0}), 64).count() == 0);
     CHECK(Blocks(floats({2, 3}, {{3, 2}, {1, 3}, 0}), 64).ranges());
     CHECK(Blocks(floats({2, 3}, {{3, 2}, {1, 3}, 0}), 64).count() == 1);
 }
 
-TEST_CASE("who needs the bytes in order gets ranges of a transpose too") {
+TEST_CASE("a caller that needs the bytes in order gets ranges, even for a transpose") {
     const auto blocks = Blocks::in_order(floats({16384, 16380}, {{16384, 16380}, {1, 16384}, 0}), 4U << 20);
     CHECK(blocks.ranges());
     CHECK(blocks.range(0).size % (16380 * 4) == 0);
@@ -102,19 +102,19 @@ TEST_CASE("who needs the bytes in order gets ranges of a transpose too") {
     CHECK(Blocks::in_order(floats({4, 16384}, {{4, 16384}, {1, 4}, 0}), 4800).range(0).size == 4800);
 }
 
-TEST_CASE("what goes to disk is cut into rows where these are read well, else into tiles") {
+TEST_CASE("blocks for disk are rows if rows are read efficiently, and tiles otherwise") {
     const auto wide = Blocks::for_disk(floats({16384, 16384}, {{16384, 16384}, {1, 16384}, 0}), 4U << 20);
     CHECK(wide.ranges());
     CHECK(wide.range(0).size == 64 * 16384 * 4);
     CHECK_FALSE(Blocks::for_disk(floats({16384, 32768}, {{16384, 32768}, {1, 16384}, 0}), 4U << 20).ranges());
-    // Of images, one is as long in the source.
+    // One image is a contiguous range in the source too.
     const auto images = Blocks::for_disk(
         floats({8, 64, 224, 224}, {{8, 64, 224, 224}, {224 * 224 * 64, 1, 224 * 64, 64}, 0}), 16U << 20);
     CHECK(images.ranges());
     CHECK(images.range(0).size == 64 * 224 * 224 * 4);
 }
 
-TEST_CASE("what is in boxes of short rows goes to disk in whole rows") {
+TEST_CASE("a tensor in boxes with short rows goes to disk in whole rows") {
     constexpr std::uint64_t row = 8'190 * 4;
     const LazyTensor tensor = columns(8'192, 8'190, 30);
     CHECK(Blocks::wants_rows(tensor));
@@ -126,7 +126,7 @@ TEST_CASE("what is in boxes of short rows goes to disk in whole rows") {
     // The shorter the rows of a box, the more of them are read together.
     CHECK(Blocks::for_disk(columns(8'192, 8'192, 512), 8U << 20).range(0).size == 256 * 8'192 * 4);
     CHECK(Blocks::for_disk(columns(8'192, 8'192, 2'048), 8U << 20).range(0).size == 8U << 20);
-    // One row is too long, or each row of a box is long enough, or nothing is there.
+    // One row is too long; or each row of a box is long enough; or there are no elements.
     CHECK(Blocks::for_disk(tensor, row - 1).range(0).size == (row - 1) / 48 * 48);
     CHECK_FALSE(Blocks::wants_rows(columns(64, 8'192, 2)));
     CHECK_FALSE(Blocks::wants_rows(columns(0, 8'192, 2)));

@@ -1,4 +1,4 @@
-// Memory of workers, and rows of blocks.
+// Tests the buffers of worker threads, and rows of blocks.
 #include "lazy/bulk.hpp"
 #include "doctest_safemap.hpp"
 
@@ -7,7 +7,7 @@
 
 using namespace safemap;
 
-TEST_CASE("however many threads are asked for, all buffers and gatherers take 32 MiB at most") {
+TEST_CASE("all buffers and gatherers together take at most 32 MiB, for any number of threads") {
     for (const unsigned threads : {0U, 1U, 2U, 3U, 7U, 8U, 9U, 64U, 1024U}) {
         for (const unsigned buffers : {1U, 2U}) {
             CAPTURE(threads);
@@ -25,7 +25,7 @@ TEST_CASE("however many threads are asked for, all buffers and gatherers take 32
     }
 }
 
-TEST_CASE("a row has every block of every item, in order") {
+TEST_CASE("a row of blocks has every block of every item, in order") {
     std::mt19937 random(5);
     BlockRow row;
     std::vector<std::pair<std::size_t, std::uint64_t>> slow;

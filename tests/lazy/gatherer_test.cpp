@@ -1,4 +1,4 @@
-// Random tensors of every make against the slow twin, and how much is read.
+// Tests random tensors of every kind against the slow reference, and how much is read.
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
@@ -43,7 +43,7 @@ Shape random_shape(Random& random, std::size_t most_dimensions, std::uint64_t mo
     return shape;
 }
 
-// The base cut into runs at random places, in random order, in several sources.
+// Cuts the base into runs at random offsets, in random order, in several sources.
 void cut_into_runs(Random& random, Described& t) {
     const std::uint64_t count = *element_count(t.shape);
     const unsigned size = element_size(t.dtype);
@@ -56,7 +56,7 @@ void cut_into_runs(Random& random, Described& t) {
     std::shuffle(t.runs.begin(), t.runs.end(), random);
 }
 
-// The base cut into boxes, each stored in an order of dimensions of its own, some backwards or with gaps.
+// Cuts the base into boxes, each stored with its own order of dimensions, some reversed or with gaps.
 void cut_into_boxes(Random& random, Described& t) {
     const std::size_t rank = t.shape.size();
     for (Box& place : reference::random_places(random, t.shape)) {
@@ -94,10 +94,10 @@ Slice random_slice(Random& random, std::uint64_t n) {
     return {.start = bound(), .stop = bound(), .step = steps[below(random, 8)]};
 }
 
-// A view: dimensions permuted, then sliced; now and then any strides at all.
+// Returns a random view: dimensions permuted, then sliced; sometimes with arbitrary strides.
 StridedView random_view(Random& random, const Shape& shape) {
     StridedView view{shape, row_major(shape), 0};
-    if (element_count(shape) != 0U && below(random, 8) == 0) {  // expanded, stepped, overlapping
+    if (element_count(shape) != 0U && below(random, 8) == 0) {  // expanded, stepped or overlapping
         const auto count = static_cast<std::int64_t>(*element_count(shape));
         view = {};
         std::int64_t room = count - 1;
@@ -153,7 +153,7 @@ LazyTensor lazy(const Described& t) {
 
 }  // namespace
 
-TEST_CASE("random tensors of runs and boxes, viewed, decoded and cast, have the values of the slow twin") {
+TEST_CASE("random tensors of runs and boxes, viewed, decoded and cast, have the values of the slow reference") {
     const unsigned seed = soak::seed(20261121);
     CAPTURE(seed);
     Random random(seed);
@@ -170,7 +170,7 @@ TEST_CASE("random tensors of runs and boxes, viewed, decoded and cast, have the 
     }
 }
 
-TEST_CASE("any region and any range of bytes is the same part of the value") {
+TEST_CASE("any region and any byte range gives the corresponding part of the value") {
     Random random(77);
     Gatherer gatherer;
     for (int round = 0; round < 1500; ++round) {
@@ -204,7 +204,7 @@ TEST_CASE("any region and any range of bytes is the same part of the value") {
     }
 }
 
-TEST_CASE("large transposes, steps and casts go through the windows in several turns") {
+TEST_CASE("large transposes, steps and casts are gathered in several windows") {
     Random random(5);
     const std::array tried = {Dtype::u8, Dtype::f32, Dtype::bf16, Dtype::f64, Dtype::c128};
     for (int i = soak::step(2) - 1; i < 5; i += soak::step(4)) {
@@ -233,7 +233,7 @@ TEST_CASE("sub-byte tensors are gathered in whole bytes") {
     std::vector<std::byte> bytes(64);
     source->read_at(0, bytes);
     for (const Dtype dtype : {Dtype::f4, Dtype::f6_e2m3}) {
-        const std::uint64_t row_bytes = bits(dtype);  // of eight elements
+        const std::uint64_t row_bytes = bits(dtype);  // bytes of eight elements
         const LazyTensor tensor("t", stored_run(dtype, {6, 8}, source, 5));
         const LazyTensor part = tensor.slice({{.start = 5, .stop = 0, .step = -2}});
         std::vector<std::byte> got(part.nbytes());
@@ -244,12 +244,12 @@ TEST_CASE("sub-byte tensors are gathered in whole bytes") {
         CHECK_FAULT(tensor.slice({Slice{}, {.start = 1}}), Errc::partial_byte_slice);
         CHECK_FAULT(part.read(Box{{0, 1}, {1, 8 - 1}}, std::span(got).first(1)), Errc::partial_byte_slice);
         std::vector<std::byte> odd(1);
-        tensor.read(1, odd);  // a byte of a contiguous value may stand anywhere
+        tensor.read(1, odd);  // a contiguous value can be read from any byte
         CHECK(odd[0] == bytes[6]);
     }
 }
 
-TEST_CASE("a slice of a sub-byte tensor is read in any ranges of whole bytes") {
+TEST_CASE("a slice of a sub-byte tensor can be read in any ranges of whole bytes") {
     Random random(16);
     for (const Dtype dtype : {Dtype::f4, Dtype::f6_e3m2}) {
         const LazyTensor whole("t", stored_run(dtype, {50, 4, 4, 2}, random_source(random, 50 * 32), 0));
@@ -268,7 +268,7 @@ TEST_CASE("a slice of a sub-byte tensor is read in any ranges of whole bytes") {
     }
 }
 
-TEST_CASE("a rank's rows are read as one range, and nothing else is") {
+TEST_CASE("the rows of a rank are read as one range, and nothing else is read") {
     const auto log = std::make_shared<std::vector<Extent>>();
     const auto source = callback_source("log", 4'000'100, [log](std::uint64_t offset, std::span<std::byte> into) {
         log->push_back({offset, into.size()});
@@ -286,16 +286,16 @@ TEST_CASE("a rank's rows are read as one range, and nothing else is") {
     column.read(0, std::span(out).first(column.nbytes()));
     std::uint64_t read = 0;
     for (const Extent& extent : *log) read += extent.size;
-    CHECK(log->size() <= 4);  // a megabyte at a time, since the rows are near each other
+    CHECK(log->size() <= 4);  // one megabyte per read, because the rows are close to each other
     CHECK(read <= 4'000'000);
 
     log->clear();
     const LazyTensor far("f", stored_run(Dtype::u8, {4'000'100}, source, 0), StridedView{{100}, {40'000}, 0});
     far.read(0, std::span(out).first(100));
-    CHECK(log->size() == 100);  // one byte each, since what lies between would be thrown away
+    CHECK(log->size() == 100);  // one byte per read, because the bytes between would be discarded
 }
 
-TEST_CASE("a slice reads as few ranges as its bytes are in, and no other bytes") {
+TEST_CASE("a slice is read with one read per contiguous range, and no other bytes") {
     const auto log = std::make_shared<std::vector<Extent>>();
     const auto source = callback_source("log", 64 << 20, [log](std::uint64_t offset, std::span<std::byte> into) {
         log->push_back({offset, into.size()});
@@ -339,7 +339,7 @@ TEST_CASE("boxes are read by intersections, not by rows") {
         std::memset(into.data(), 0, into.size());
     });
     constexpr std::uint64_t side = 1024;
-    // The columns of each rank stand together, far from those of the next one.
+    // The columns of each rank are contiguous, and far from those of the next rank.
     const auto columns = [&](std::uint64_t ranks) {
         std::vector<BoxPiece> boxes;
         const std::uint64_t each = side / ranks;
@@ -351,7 +351,7 @@ TEST_CASE("boxes are read by intersections, not by rows") {
         const LazyTensor tensor = columns(ranks);
         log->clear();
         static_cast<void>(tensor.load());
-        CHECK(log->size() == 16);  // 256 KiB at a time
+        CHECK(log->size() == 16);  // 256 KiB per read
         log->clear();
         static_cast<void>(tensor.slice({{.start = 512, .stop = 576}}).load());  // 64 rows
         CHECK(log->size() == (ranks == 4 ? 4 : 64));
@@ -361,7 +361,7 @@ TEST_CASE("boxes are read by intersections, not by rows") {
     }
 }
 
-TEST_CASE("random slices of slices have the values of the slow twin") {
+TEST_CASE("random slices of slices have the values of the slow reference") {
     std::mt19937_64 random(21);
     for (int round = 0; round < 3000; ++round) {
         CAPTURE(round);
@@ -388,7 +388,7 @@ TEST_CASE("random slices of slices have the values of the slow twin") {
     }
 }
 
-TEST_CASE("blocks cover every element once, within their size, whatever the tensor") {
+TEST_CASE("blocks cover every element once and keep their size limit, for any tensor") {
     Random random(8);
     int tiled = 0;
     for (int round = 0; round < 1500; ++round) {

@@ -1,4 +1,4 @@
-// Boxes that meet boxes, against comparing every pair.
+// Tests the search for overlapping boxes against a comparison of every pair.
 #include "lazy/grid.hpp"
 
 #include "doctest_safemap.hpp"
@@ -26,7 +26,7 @@ Shape random_shape(Random& random, std::uint64_t most) {
     return shape;
 }
 
-/// Those that have elements, as a grid wants them.
+/// Returns the boxes that have elements, in the order that a grid needs.
 Places sorted(Places boxes) {
     std::erase_if(boxes, [](const Box& box) { return *element_count(box.extent) == 0; });
     std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) {
@@ -66,7 +66,7 @@ std::shared_ptr<const StoredTensor> stored(const Shape& shape, const Places& box
     return stored_boxes(Dtype::u8, shape, pieces);
 }
 
-/// Boxes of one column each, but the first is in two parts where they are to be no grid.
+/// Returns boxes of one column each; if not `grid`, the first is cut in two, so that they form no grid.
 Places columns(std::uint64_t count, bool grid) {
     Places boxes;
     for (std::uint64_t i = grid ? 0 : 1; i < count; ++i) boxes.push_back({{0, i}, {2, 1}});
@@ -78,7 +78,7 @@ Places columns(std::uint64_t count, bool grid) {
 
 }  // namespace
 
-TEST_CASE("boxes that meet a region are those that every pair says") {
+TEST_CASE("the boxes that meet a region are those found by comparing every pair") {
     Random random(1402);
     for (int round = 0; round < 1500; ++round) {
         CAPTURE(round);
@@ -103,7 +103,7 @@ TEST_CASE("boxes that meet a region are those that every pair says") {
     }
 }
 
-TEST_CASE("the first overlap is found and named, and a gap is not taken for a grid") {
+TEST_CASE("the first overlap is found and named, and boxes with a gap do not count as a grid") {
     Random random(1403);
     int overlaps = 0;
     for (int round = 0; round < 3000; ++round) {
@@ -143,7 +143,7 @@ TEST_CASE("the first overlap is found and named, and a gap is not taken for a gr
     CHECK(overlaps > 500);
 }
 
-TEST_CASE("tensors without dimensions have one box") {
+TEST_CASE("a tensor without dimensions has one box") {
     CHECK_OK(stored({}, {{}}));
     CHECK_FAULT(stored({}, {}), Errc::bad_tensor);
     CHECK_FAULT(stored({}, Places(100)), Errc::bad_tensor);
@@ -151,7 +151,7 @@ TEST_CASE("tensors without dimensions have one box") {
     CHECK_OK(stored({3, 0}, {}));
 }
 
-TEST_CASE("tens of thousands of boxes are checked at once, however they stand") {
+TEST_CASE("tens of thousands of boxes are checked quickly, in any arrangement") {
     constexpr std::uint64_t count = 40'000;
     CHECK_OK(stored({2, count}, columns(count, true)));
     CHECK_OK(stored({2, count}, columns(count, false)));
@@ -163,8 +163,8 @@ TEST_CASE("tens of thousands of boxes are checked at once, however they stand") 
     CHECK_FAULT(stored({2, count}, Places(count, {{0, 0}, {2, 1}})), Errc::bad_tensor);
 }
 
-TEST_CASE("boxes that are all open at once along some dimension are checked at once") {
-    // Cell i of a square is cut in two at i: whichever dimension is swept, half of the boxes overlap there.
+TEST_CASE("boxes that all overlap along some dimension are checked quickly") {
+    // Cell i of a square is cut in two at i: whichever dimension is swept, half of the boxes overlap in it.
     constexpr std::uint64_t side = 150;
     Places boxes;
     for (std::uint64_t i = 0; i < side * side; ++i) {

@@ -1,4 +1,4 @@
-// Names, views, casts and slices of tensors of which nothing is read.
+// Tests names, views, casts and slices of tensors that have not been read.
 #include "doctest_safemap.hpp"
 
 #include <safemap/advanced/small_floats.hpp>
@@ -24,7 +24,7 @@ LazyTensor matrix() { return LazyTensor("w", stored_run(Dtype::f32, {2, 3}, floa
 
 }  // namespace
 
-TEST_CASE("view, load, slice and read show the same values") {
+TEST_CASE("view, load, slice and read give the same values") {
     const LazyTensor w = matrix();
     const TensorView view = w.view();
     CHECK(view.as<float>()[4] == 4);
@@ -49,7 +49,7 @@ TEST_CASE("views and loaded values outlive the tensor and its source") {
     CHECK(loaded.as<float>()[5] == 5);
 }
 
-TEST_CASE("a value that is cast, decoded, scattered or without addresses has no view, and can be loaded") {
+TEST_CASE("a value that is cast, decoded, in pieces or without addresses has no view, but can be loaded") {
     CHECK_FAULT(matrix().cast(Dtype::bf16).view(), Errc::no_view);
     const auto source = floats({1, 2, 3, 4});
     const LazyTensor swapped("t", stored_run(Dtype::f32, {4}, source, 0), {.byte_swap = true});
@@ -66,7 +66,7 @@ TEST_CASE("a value that is cast, decoded, scattered or without addresses has no 
     CHECK(scattered.load().unaligned<float>(3) == 4);
 }
 
-TEST_CASE("casts go between float dtypes once, and keep shape and name") {
+TEST_CASE("casts convert between float dtypes, only once, and keep shape and name") {
     const LazyTensor half = matrix().cast(Dtype::f16);
     CHECK(half.dtype() == Dtype::f16);
     CHECK(half.nbytes() == 12);
@@ -88,7 +88,7 @@ TEST_CASE("errors name the tensor") {
     CHECK(error->code() == Errc::index_out_of_range);
 }
 
-TEST_CASE("a view outside its storage is no tensor") {
+TEST_CASE("a view outside its storage is refused") {
     const auto stored = stored_run(Dtype::f32, {6}, floats({0, 1, 2, 3, 4, 5}), 0);
     const auto make = [&](Shape shape, Strides strides, std::int64_t offset) {
         return LazyTensor("t", stored, StridedView{std::move(shape), std::move(strides), offset});
@@ -103,7 +103,7 @@ TEST_CASE("a view outside its storage is no tensor") {
     CHECK_FAULT(make({1ULL << 40, 1ULL << 40}, {0, 0}, 0), Errc::shape_overflow);
 }
 
-TEST_CASE("placement tells where a value stands as it is") {
+TEST_CASE("placement gives the location of a value that is stored as it is") {
     const LazyTensor w("w", stored_run(Dtype::f32, {2, 3}, floats({9, 0, 1, 2, 3, 4, 5}), 4));
     REQUIRE(w.placement());
     CHECK(w.placement()->extent == Extent{4, 24});
@@ -112,7 +112,7 @@ TEST_CASE("placement tells where a value stands as it is") {
     CHECK_FALSE(w.cast(Dtype::f16).placement());
 }
 
-TEST_CASE("reads outside the value, of parts of elements, or into wrong buffers are refused") {
+TEST_CASE("reads outside the value, reads of partial elements and buffers of the wrong size are refused") {
     std::vector<std::byte> out(100);
     CHECK_FAULT(matrix().read(24, std::span(out).first(1)), Errc::index_out_of_range);
     CHECK_FAULT(matrix().read(UINT64_MAX, std::span(out).first(1)), Errc::index_out_of_range);
@@ -123,7 +123,7 @@ TEST_CASE("reads outside the value, of parts of elements, or into wrong buffers 
     CHECK_OK(matrix().read(24, {}));
 }
 
-TEST_CASE("a scalar and an empty tensor are tensors") {
+TEST_CASE("scalars and empty tensors work like others") {
     const LazyTensor scalar("s", stored_run(Dtype::f32, {}, floats({7}), 0));
     CHECK(scalar.element_count() == 1);
     CHECK(scalar.load().unaligned<float>(0) == 7);

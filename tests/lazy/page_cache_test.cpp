@@ -1,4 +1,4 @@
-// Tests of page_cache.hpp: which bytes of which sources are asked for.
+// Tests of page_cache.hpp: which bytes of which sources are prefetched or evicted.
 #include "lazy/page_cache.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint64_t page = 4096;
 
-/// Zeros of any size, and a record of what was asked of it.
+/// A source of zeros that records the requests to it.
 class Recorder final : public Source {
 public:
     explicit Recorder(std::uint64_t size) : size_(size) {}
@@ -73,10 +73,10 @@ LazyTensor tensor_of(const std::shared_ptr<Recorder>& source, Dtype dtype, const
 
 std::vector<SourceRange> ranges_of(const LazyTensor& tensor) { return safemap::ranges_of(std::span(&tensor, 1)); }
 
-/// The slow way: every element is read by itself, and the sources say where.
+/// Finds ranges the slow way: reads every element separately, and lets the sources record where.
 std::vector<SourceRange> places_of_elements(const LazyTensor& tensor, const Recorders& sources) {
     const unsigned width = bits(tensor.dtype());
-    const unsigned together = width % 8 == 0 ? 1 : 8;  // elements that fill whole bytes
+    const unsigned together = width % 8 == 0 ? 1 : 8;  // elements that fill whole bytes together
     std::vector<std::byte> element(width * together / 8);
     for (const auto& source : sources) source->read.clear();
     for (std::uint64_t i = 0; i < tensor.element_count(); i += together)
@@ -100,7 +100,7 @@ void check_apart(const std::vector<SourceRange>& ranges) {
             CHECK(ranges[i].extent.offset > ranges[i - 1].extent.end() + page);
 }
 
-/// Nothing but what elements need, and less than a page between two of them.
+/// Checks that ranges hold only needed bytes, and gaps of less than a page between two elements.
 void check_no_more(const std::vector<SourceRange>& ranges, std::vector<SourceRange> places) {
     std::sort(places.begin(), places.end(),
               [](const auto& a, const auto& b) { return a.extent.offset < b.extent.offset; });
@@ -127,7 +127,7 @@ Slice random_slice(Random& random, std::uint64_t size) {
     return {.start = stop - 1, .stop = start == 0 ? std::optional<std::int64_t>() : start - 1, .step = -step};
 }
 
-/// The base cut into runs, each in a source of its own or one that others have.
+/// Returns a tensor cut into runs, each in a new source or in a shared one.
 LazyTensor in_runs(Random& random, const Shape& shape, Recorders& sources) {
     const std::uint64_t count = *element_count(shape);
     std::vector<RunPiece> runs;
@@ -140,7 +140,7 @@ LazyTensor in_runs(Random& random, const Shape& shape, Recorders& sources) {
     return {"w", stored_runs(Dtype::f32, shape, runs)};
 }
 
-/// One run, of a dtype whose last dimension may have to stay whole.
+/// Returns a tensor of one run, whose dtype may require that the last dimension stays whole.
 LazyTensor in_one_run(Random& random, Shape shape, Recorders& sources) {
     constexpr Dtype dtypes[] = {Dtype::u8, Dtype::bf16, Dtype::f32, Dtype::f64, Dtype::f4};
     const Dtype dtype = dtypes[below(random, std::size(dtypes))];
@@ -149,7 +149,7 @@ LazyTensor in_one_run(Random& random, Shape shape, Recorders& sources) {
     return tensor_of(sources.back(), dtype, shape, below(random, 10'000));
 }
 
-/// The left half as it is, the right half transposed, in two sources.
+/// Returns a tensor whose left half is stored row-major and whose right half is transposed, in two sources.
 LazyTensor in_boxes(std::uint64_t rows, std::uint64_t columns, Recorders& sources) {
     const std::uint64_t left = columns / 2;
     for (int i = 0; i < 2; ++i) sources.push_back(std::make_shared<Recorder>(rows * columns * 4));
@@ -160,7 +160,7 @@ LazyTensor in_boxes(std::uint64_t rows, std::uint64_t columns, Recorders& source
     return {"w", stored_boxes(Dtype::f32, {rows, columns}, boxes)};
 }
 
-/// Boxes of every make, each row-major or transposed, in a source of its own or one that others have.
+/// Returns a tensor of random boxes, each row-major or transposed, in a new source or in a shared one.
 LazyTensor in_random_boxes(Random& random, const Shape& shape, Recorders& sources) {
     std::mt19937 places(static_cast<std::mt19937::result_type>(random()));
     std::vector<BoxPiece> boxes;
@@ -176,7 +176,7 @@ LazyTensor in_random_boxes(Random& random, const Shape& shape, Recorders& source
 
 }  // namespace
 
-TEST_CASE("a tensor stands in one range, and neighbours are one") {
+TEST_CASE("a contiguous tensor is in one range, and adjacent ranges are joined") {
     const auto source = std::make_shared<Recorder>(1 << 20);
     const LazyTensor a = tensor_of(source, Dtype::f32, {100, 100}, 8);
     const LazyTensor b = tensor_of(source, Dtype::f32, {50}, 40'008);
@@ -194,7 +194,7 @@ TEST_CASE("a tensor stands in one range, and neighbours are one") {
     CHECK(ranges_of(repeated) == std::vector<SourceRange>{{source.get(), {40'036, 4}}});
 }
 
-TEST_CASE("a row of a matrix is one range, a column as many as it has rows") {
+TEST_CASE("a row of a matrix is one range, and a column is one range per row") {
     const auto source = std::make_shared<Recorder>(std::uint64_t{1} << 40);
     const LazyTensor matrix = tensor_of(source, Dtype::f16, {1 << 10, 1 << 16}, 0);
     CHECK(ranges_of(matrix.slice({{.start = 3, .stop = 5}})) ==
@@ -204,7 +204,7 @@ TEST_CASE("a row of a matrix is one range, a column as many as it has rows") {
     CHECK(column[5] == SourceRange{source.get(), {(5 << 17) + 18, 2}});
 }
 
-TEST_CASE("ranges hold what the elements need and no more") {
+TEST_CASE("ranges hold the bytes that the elements need, and no others") {
     const char* const text = std::getenv("SAFEMAP_SEED");
     const std::uint64_t seed = text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
     CAPTURE(seed);
@@ -226,7 +226,7 @@ TEST_CASE("ranges hold what the elements need and no more") {
     }
 }
 
-TEST_CASE("every piece that elements stand in is in a range") {
+TEST_CASE("every piece with elements of the tensor is in a range") {
     const char* const text = std::getenv("SAFEMAP_SEED");
     const std::uint64_t seed = text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
     CAPTURE(seed);
@@ -244,7 +244,7 @@ TEST_CASE("every piece that elements stand in is in a range") {
     }
 }
 
-TEST_CASE("boxes of every make, viewed in every way, are in ranges that hold no more than they need") {
+TEST_CASE("random boxes with random views are in ranges without unneeded bytes") {
     const char* const text = std::getenv("SAFEMAP_SEED");
     const std::uint64_t seed = text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
     CAPTURE(seed);
@@ -256,7 +256,7 @@ TEST_CASE("boxes of every make, viewed in every way, are in ranges that hold no 
         const LazyTensor whole = in_random_boxes(random, shape, sources);
         LazyTensor tensor = whole.slice({random_slice(random, shape[0]), random_slice(random, shape[1])});
         const bool is_region = round % 4 != 0;
-        if (!is_region) {  // as one dimension: what lies between its elements may be in other boxes
+        if (!is_region) {  // as one dimension, because the bytes between its elements may belong to other boxes
             const auto count = static_cast<std::int64_t>(*element_count(shape));
             const std::int64_t step = 1 + static_cast<std::int64_t>(below(random, 9));
             tensor = {"w", whole.stored(),
@@ -279,7 +279,7 @@ TEST_CASE("boxes of every make, viewed in every way, are in ranges that hold no 
     }
 }
 
-TEST_CASE("ranges of boxes are as many as there are boxes, however many rows they have") {
+TEST_CASE("boxes give one range each, however many rows they have") {
     constexpr std::uint64_t rows = std::uint64_t{1} << 30;
     const auto source = std::make_shared<Recorder>(rows * 64);
     std::vector<BoxPiece> boxes;
@@ -290,7 +290,7 @@ TEST_CASE("ranges of boxes are as many as there are boxes, however many rows the
     CHECK(ranges[3] == SourceRange{source.get(), {3 * rows * 8, rows * 4}});
 }
 
-TEST_CASE("prefetching goes in steps that begin where those of the file do, and says how far it is") {
+TEST_CASE("prefetch works in steps aligned to the file, and reports progress") {
     const auto source = std::make_shared<Recorder>(std::uint64_t{1} << 30);
     const LazyTensor tensor = tensor_of(source, Dtype::u8, {5 << 19}, (1 << 20) - 10);
     Progress last;
@@ -314,7 +314,7 @@ TEST_CASE("prefetching goes in steps that begin where those of the file do, and 
     CHECK(tensor.residency().total == 5 << 19);
 }
 
-TEST_CASE("prefetching can be cancelled, and its faults are seen") {
+TEST_CASE("prefetch can be cancelled, and its faults are thrown") {
     const auto source = std::make_shared<Recorder>(std::uint64_t{1} << 30);
     const LazyTensor tensor = tensor_of(source, Dtype::u8, {1 << 29}, 0);
     std::stop_source stop;
@@ -326,7 +326,7 @@ TEST_CASE("prefetching can be cancelled, and its faults are seen") {
     CHECK_FAULT(tensor.prefetch(), Errc::io_error);
 }
 
-TEST_CASE("of sources without a page cache nothing is known, and nothing is done") {
+TEST_CASE("sources without a page cache have unknown residency, and are left alone") {
     const auto source =
         callback_source("c", 8, [](auto, std::span<std::byte> into) { std::memset(into.data(), 7, into.size()); });
     const LazyTensor tensor("w", stored_run(Dtype::u8, {8}, source, 0));
@@ -337,7 +337,7 @@ TEST_CASE("of sources without a page cache nothing is known, and nothing is done
     CHECK(in_memory.residency().resident == 8);
 }
 
-TEST_CASE("a source that has changed is a fault of what was read from it, with the tensor's name") {
+TEST_CASE("a source that changed makes a read throw, with the tensor's name") {
     const auto sound = std::make_shared<Recorder>(100);
     const auto changed = std::make_shared<Recorder>(100);
     changed->changed = true;
@@ -356,7 +356,7 @@ TEST_CASE("a source that has changed is a fault of what was read from it, with t
     CHECK(changed->read.size() == 3);
 }
 
-TEST_CASE("of a table that tensors share, only sources that a tensor stands in are asked") {
+TEST_CASE("in a shared table of sources, only those with bytes of the tensor are asked") {
     const auto here = std::make_shared<Recorder>(100);
     const auto elsewhere = std::make_shared<Recorder>(100);
     elsewhere->changed = true;

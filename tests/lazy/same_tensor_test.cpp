@@ -1,4 +1,4 @@
-// What makes two tensors one.
+// Tests when two tensors count as the same.
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
 
@@ -9,11 +9,11 @@
 
 using namespace safemap;
 
-TEST_CASE("tensors are the same by store, view, decoding and dtype, and not by name") {
+TEST_CASE("tensors are the same if store, view, decoding and dtype are equal, whatever their names") {
     const auto nothing = callback_source("zeros", 1U << 20, [](auto, auto) {});
     const auto store = stored_run(Dtype::f32, {4, 4}, nothing, 0);
     const LazyTensor whole("a", store);
-    const LazyTensor spelled("b", store, StridedView{{4, 4}, {4, 1}, 0});  // the same view, said in full
+    const LazyTensor spelled("b", store, StridedView{{4, 4}, {4, 1}, 0});  // the same view, with explicit strides
     CHECK(SameTensor{}(&whole, &spelled));
     CHECK(TensorHash{}(&whole) == TensorHash{}(&spelled));
     TensorTable<int> table;

@@ -1,4 +1,4 @@
-// Pieces that do not make a tensor.
+// Tests the refusal of pieces that do not form a tensor.
 #include "doctest_safemap.hpp"
 
 #include "lazy/stored_tensor.hpp"
@@ -30,7 +30,7 @@ std::shared_ptr<const StoredTensor> boxes(Shape shape, std::vector<BoxPiece> pie
 
 }  // namespace
 
-TEST_CASE("runs hold every element once") {
+TEST_CASE("runs must hold every element once") {
     const auto s = bytes(64);
     CHECK_OK(runs({4}, {{s, 0, 2, 2}, {s, 8, 0, 2}}));
     CHECK_OK(runs({0}, {}));
@@ -45,7 +45,7 @@ TEST_CASE("runs hold every element once") {
     CHECK_FAULT(runs({0}, {{s, 0, 0, 1}}), Errc::bad_tensor);
 }
 
-TEST_CASE("runs stay inside their source") {
+TEST_CASE("runs must be inside their source") {
     CHECK_OK(runs({4}, {{bytes(16), 0, 0, 4}}));
     CHECK_FAULT(runs({4}, {{bytes(15), 0, 0, 4}}), Errc::storage_too_short);
     CHECK_FAULT(runs({4}, {{bytes(16), 1, 0, 4}}), Errc::storage_too_short);
@@ -54,7 +54,7 @@ TEST_CASE("runs stay inside their source") {
     CHECK_FAULT(stored_run(Dtype::u8, {4}, nullptr, 0), Errc::invalid_argument);
 }
 
-TEST_CASE("sizes that overflow or cut bytes are no tensors") {
+TEST_CASE("sizes that overflow or cut bytes are refused") {
     CHECK_FAULT(runs({1ULL << 62, 4}, {}), Errc::shape_overflow);
     CHECK_FAULT(runs({1ULL << 62}, {}), Errc::shape_overflow);
     CHECK_FAULT(stored_run(Dtype::f4, {3}, bytes(2), 0), Errc::partial_byte);
@@ -62,7 +62,7 @@ TEST_CASE("sizes that overflow or cut bytes are no tensors") {
     CHECK_FAULT(stored_runs(Dtype::f4, {8}, halves), Errc::partial_byte);
 }
 
-TEST_CASE("boxes hold every element once and stay inside their source") {
+TEST_CASE("boxes must hold every element once and be inside their source") {
     CHECK_OK(boxes({2, 4}, {box({0, 0}, {2, 3}, {3, 1}), box({0, 3}, {2, 1}, {1, 1})}));
     CHECK_OK(boxes({2, 2}, {box({0, 0}, {2, 2}, {-2, -1}, 12)}));
     CHECK_OK(boxes({}, {box({}, {}, {})}));
@@ -76,7 +76,7 @@ TEST_CASE("boxes hold every element once and stay inside their source") {
     CHECK_FAULT(stored_boxes(Dtype::f4, {2}, {}), Errc::bad_tensor);
 }
 
-TEST_CASE("a table has sources, and pieces have numbers of it") {
+TEST_CASE("pieces refer to the sources of a table by number") {
     const auto table = std::make_shared<const SourceTable>(std::vector{bytes(8), bytes(64)});
     const auto indexed = [&](std::vector<IndexedRun> pieces) { return stored_runs(Dtype::f32, {4}, table, pieces); };
     CHECK_OK(indexed({{0, 0, 2, 0}, {40, 2, 2, 1}}));
@@ -87,7 +87,7 @@ TEST_CASE("a table has sources, and pieces have numbers of it") {
     CHECK_FAULT(SourceTable({bytes(8), nullptr}), Errc::invalid_argument);
 }
 
-TEST_CASE("runs in any order, by number or with their source, are found where they were put") {
+TEST_CASE("runs are found at their place, in any order, by number or with their source") {
     std::mt19937 random(14);
     for (int round = 0; round < 300; ++round) {
         const std::uint64_t count = 1 + random() % 60;
@@ -97,7 +97,7 @@ TEST_CASE("runs in any order, by number or with their source, are found where th
         std::vector<IndexedRun> indexed;
         for (std::uint64_t first = 0; first < count;) {
             const std::uint64_t n = std::min<std::uint64_t>(count - first, random() % 9);
-            const auto source = static_cast<std::uint32_t>(random() % 4);  // nothing is in the last one
+            const auto source = static_cast<std::uint32_t>(random() % 4);  // the last source is not used
             indexed.push_back({random() % 900, first, n, source});
             pieces.push_back({sources[source], indexed.back().offset, first, n});
             first += n;
@@ -126,7 +126,7 @@ TEST_CASE("runs in any order, by number or with their source, are found where th
     }
 }
 
-TEST_CASE("a hundred thousand runs in as many sources are described at once") {
+TEST_CASE("a hundred thousand runs in as many sources are described quickly") {
     constexpr std::uint64_t count = 100'000;
     std::vector<RunPiece> pieces;
     for (std::uint64_t i = 0; i < count; ++i) pieces.push_back({bytes(4), 0, count - 1 - i, 1});

@@ -1,4 +1,4 @@
-// Formats by content, and words for what is no checkpoint.
+// Tests format detection by content, and the messages for files that are not checkpoints.
 #include "open/formats.hpp"
 
 #include <safemap/checkpoint.hpp>
@@ -26,7 +26,7 @@ std::string tar(std::string_view first) {
 
 }  // namespace
 
-TEST_CASE("a header length inside the file and a brace behind it are safetensors, whatever else they look like") {
+TEST_CASE("a header length inside the file and a following brace mean safetensors, whatever else the file looks like") {
     CHECK(sniff(*forge::source(forge::safetensors("{}"))).content == Content::safetensors);
     CHECK(sniff(*forge::source(forge::safetensors(std::string(9000, ' ') + "\n\t\r{}"))).content ==
           Content::safetensors);
@@ -46,7 +46,7 @@ TEST_CASE("a zip is an archive of torch.save unless it says otherwise") {
     CHECK_FAULT(Checkpoint::open(forge::source("PK\x05\x06" + std::string(18, '\0'))), Errc::zip_missing_record);
 }
 
-TEST_CASE("a zip behind something else is one where nothing else says what it is") {
+TEST_CASE("a zip after other bytes counts as a zip only if nothing else identifies the file") {
     const std::string zip = forge::pt({{"w", {1}, {1.0F}}});
     for (const std::string& prefix : {"#!/bin/sh\nexit 1\n"s, std::string(100'000, 'x')}) {
         const auto model = Checkpoint::open(forge::source(prefix + zip));
@@ -59,13 +59,13 @@ TEST_CASE("a zip behind something else is one where nothing else says what it is
           Content::unknown);
 }
 
-TEST_CASE("legacy files are told by their magic number, other pickles by their protocol") {
+TEST_CASE("legacy files are recognised by their magic number, other pickles by their protocol") {
     const auto magic = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03."s;
     const auto frame = "\x95\x0d"s + std::string(7, '\0');
     for (const std::string& head : {"\x80\x02"s, "\x80\x03"s, "\x80\x04" + frame, "\x80\x05" + frame})
         CHECK(sniff(*forge::source(head + magic)).content == Content::legacy);
     CHECK(sniff(*forge::source("L119547037146038801333356L\n.I1001\n.")).content == Content::legacy);
-    // A pickle of 512 bytes that has a tar header's checksum where a tar has it: torch would read a tar.
+    // A pickle of 512 bytes with a valid tar header checksum at the usual place: torch would read a tar.
     const auto tar_too = [](std::string both) {
         both.resize(512, 'x');
         unsigned sum = 0;
@@ -87,7 +87,7 @@ TEST_CASE("legacy files are told by their magic number, other pickles by their p
     CHECK_FAULT(Checkpoint::open(forge::source("\x80\x04\x95 a pickle")), Errc::file_truncated);
 }
 
-TEST_CASE("what people hand us by mistake is named, with a hint where there is one") {
+TEST_CASE("common wrong files are named, with a hint if there is one") {
     struct Row {
         std::string content;
         const char* words;
@@ -135,7 +135,7 @@ TEST_CASE("what people hand us by mistake is named, with a hint where there is o
     }
 }
 
-TEST_CASE("a name in .safetensors is read as safetensors whatever it holds") {
+TEST_CASE("a file named .safetensors is read as safetensors, whatever its content") {
     const auto refused = [](std::string_view content, Errc code, std::string_view words, bool hint) {
         CAPTURE(words);
         const auto error =
@@ -154,9 +154,9 @@ TEST_CASE("a name in .safetensors is read as safetensors whatever it holds") {
     refused("nothing in particular", Errc::header_too_large, "the limit is", false);
 }
 
-TEST_CASE("safetensors that torch.load takes for something else are refused where globals are strict") {
-    // The length of the header begins with X, a text of 25 bytes, which ends inside a string of the metadata. There, U
-    // after U is a short text; the last one ends in the data.
+TEST_CASE("safetensors that torch.load would take for another format are refused under strict globals") {
+    // The header length begins with X, a text of 25 bytes, which ends inside a string of the metadata. There, U after U
+    // is a short text; the last one ends in the data.
     std::string header = R"({"__metadata__":{"a":")";
     for (int i = 0; i < 50; ++i) header += "U~" + std::string(126, 'x');
     const std::string data = "xcos\nsystem\n.";
@@ -176,7 +176,7 @@ TEST_CASE("safetensors that torch.load takes for something else are refused wher
     CHECK(Checkpoint::open(forge::source(honest, "a.pt"), strict).size() == 1);
 }
 
-TEST_CASE("no header length alone makes safetensors a pickle that names something") {
+TEST_CASE("a header length alone never makes a file a pickle that names something") {
     for (std::size_t length = 56; length < 4096; ++length) {
         CAPTURE(length);
         std::string header = R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
@@ -185,7 +185,7 @@ TEST_CASE("no header length alone makes safetensors a pickle that names somethin
     }
 }
 
-TEST_CASE("no prefix of any of these files is more than refused") {
+TEST_CASE("every prefix of these files is at most refused") {
     for (const std::string& whole : {forge::pt({{"w", {2}, {1, 2}}}), tar("pickle"), forge::u8_file({{"a", 3}})}) {
         for (std::size_t n = 0; n < std::min<std::size_t>(whole.size(), 700); ++n) {
             CAPTURE(n);

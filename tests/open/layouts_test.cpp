@@ -1,4 +1,4 @@
-// Folders whose layout has no reader are refused, and training state beside a model is told of.
+// Tests that folders in an unsupported layout are refused, and that training state beside a model is noted.
 #include "open/layouts.hpp"
 
 #include "base/folder.hpp"
@@ -26,7 +26,7 @@ const std::string optim = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
 
 }  // namespace
 
-TEST_CASE("a layout without a reader is refused by its name, with a hint") {
+TEST_CASE("an unsupported layout is refused by name, with a hint") {
     const std::vector<std::pair<FileNames, std::string>> rows = {
         {{".metadata", "common.pt"}, "'dcp'"},
         {{"scheduler.bin", "model_0/.metadata"}, "'dcp'"},
@@ -58,14 +58,14 @@ TEST_CASE("a layout without a reader is refused by its name, with a hint") {
     CHECK(several.message().find("folder/a, folder/b") != std::string::npos);
 }
 
-TEST_CASE("parts of DCP mean nothing alone") {
+TEST_CASE("a single file of a DCP checkpoint is refused") {
     for (const char* name : {"x/.metadata", "x/__3.metadata", "x/__0_0.distcp", "model.nemo"}) {
         ThrowFirst faults;
         CHECK_FAULT(open::read_file(forge::source(one, name), {}, faults), Errc::unsupported_layout);
     }
 }
 
-TEST_CASE("a model of empty tensors beside training state was not gathered") {
+TEST_CASE("a model of empty tensors beside training state is refused as not gathered") {
     CHECK(refused({{"model.safetensors", empty}, {"latest", "g"}, {"g/" + optim, "x"}}).code() ==
           Errc::unsupported_layout);
     ThrowFirst faults;
@@ -79,7 +79,7 @@ TEST_CASE("a model of empty tensors beside training state was not gathered") {
     CHECK(contents.notes.at(0) == "read model.safetensors; not read: g");
 }
 
-TEST_CASE("a model in the only folder is read with a note, and is the folder of its small files") {
+TEST_CASE("a model in the only subfolder is read with a note, and that subfolder is where its extras are") {
     ThrowFirst faults;
     const auto folder = std::make_shared<forge::Folder>(std::map<std::string, std::string>{
         {"run/model.safetensors", one}, {"run/config.json", "{}"}, {"log.txt", "x"}});
@@ -91,7 +91,7 @@ TEST_CASE("a model in the only folder is read with a note, and is the folder of 
     CHECK(contents.folder->name() == "folder/run");
 }
 
-TEST_CASE("ranks that nothing merges stand side by side under the names of their folders") {
+TEST_CASE("ranks that cannot be merged are listed side by side under the names of their folders") {
     ThrowFirst faults;
     const auto folder = std::make_shared<forge::Folder>(
         std::map<std::string, std::string>{{"latest_checkpointed_iteration.txt", "7\n"},

@@ -1,4 +1,4 @@
-// Safetensors with OLMo's names: the tree that they spell, and names that only look like them.
+// Tests safetensors with OLMo's names: the tree that they encode, and names that only look like them.
 #include <safemap/checkpoint.hpp>
 
 #include <safemap/advanced/structure.hpp>
@@ -15,7 +15,7 @@ using namespace std::string_literals;
 
 namespace {
 
-/// urlsafe_b64encode(pickle.dumps((keys, pickled), protocol=4)).
+/// Returns urlsafe_b64encode(pickle.dumps((keys, pickled), protocol=4)).
 std::string olmo(std::initializer_list<std::string> keys, bool pickled = false) {
     const std::string pickle = "\x80\x04" + forge::tuple(keys) + (pickled ? "\x88" : "\x89") + "\x86.";
     std::string text = to_base64(pickle);
@@ -43,7 +43,7 @@ std::string bytes_of(const LazyTensor& tensor) {
 
 }  // namespace
 
-TEST_CASE("names are the paths that the keys spell, and pickled values are part of the tree") {
+TEST_CASE("names become the paths of their keys, and pickled values become part of the tree") {
     const std::string groups = forge::pickle("]" + forge::dict({text("lr"), "G\x3f\xe0\0\0\0\0\0\0"s}) + "a");
     const auto checkpoint = open({u8(olmo({text("state"), forge::integer(0), text("exp_avg")}), "ab"),
                                   u8(olmo({text("state"), forge::integer(0), text("a/b?")}), "cd"),
@@ -64,7 +64,7 @@ TEST_CASE("a flat state dict keeps its keys") {
     CHECK(names(checkpoint) == std::vector<std::string>{"a/b", "c"});
 }
 
-TEST_CASE("what is not all OLMo's stays as it is") {
+TEST_CASE("a file in which not every name is OLMo's is left as it is") {
     const auto kept = [](const std::vector<Sample>& samples) {
         const auto checkpoint = open(samples);
         CHECK(checkpoint.tree() == nullptr);
@@ -85,7 +85,7 @@ TEST_CASE("what is not all OLMo's stays as it is") {
     kept({u8(olmo({text(std::string(9000, 'a'))}), "x")});
 }
 
-TEST_CASE("where a value cannot be unpickled, names stay as they are") {
+TEST_CASE("names stay encoded if a value cannot be unpickled") {
     const std::string name = olmo({text("a")}, true);
     for (const Sample& sample : {u8(name, "\x80\x02X"), u8(name, ""), Sample{name, Dtype::i16, {1}, "N."}}) {
         const auto checkpoint = open({sample});
@@ -97,7 +97,7 @@ TEST_CASE("where a value cannot be unpickled, names stay as they are") {
     const auto as_they_stand = containers::safetensors({u8(olmo({text("b")}), "x")});
     const auto kept = Checkpoint::open(forge::source(as_they_stand), {.olmo_names = false});
     CHECK(names(kept) == std::vector<std::string>{olmo({text("b")})});
-    // Nothing of it is called.
+    // Nothing in the pickle is called.
     const auto attack = open({u8(name, forge::pickle(forge::call("os", "system", {text("true")})))});
     const auto bytes = containers::safetensors({u8(name, forge::pickle(forge::call("os", "system", {text("true")})))});
     CHECK_FAULT(Checkpoint::open(forge::source(bytes), {.strict_globals = true}), Errc::unknown_global);

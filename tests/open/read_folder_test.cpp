@@ -1,4 +1,4 @@
-// Which files of a folder are the checkpoint.
+// Tests which files of a folder are the checkpoint.
 #include "open/readers.hpp"
 
 #include "base/folder.hpp"
@@ -23,7 +23,7 @@ std::string first_name(const Contents& contents) { return contents.tensors.at(0)
 
 }  // namespace
 
-TEST_CASE("an index goes over model.safetensors, and what is not read is noted") {
+TEST_CASE("an index is preferred to model.safetensors, and unread files are noted") {
     const Contents contents = read({{"model.safetensors", one},
                                     {"model.safetensors.index.json", index_of_two},
                                     {"two.safetensors", two},
@@ -35,7 +35,7 @@ TEST_CASE("an index goes over model.safetensors, and what is not read is noted")
     CHECK(contents.notes[0] == "read model.safetensors.index.json; not read: model.safetensors, pytorch_model.bin");
 }
 
-TEST_CASE("model.safetensors goes over what PyTorch wrote") {
+TEST_CASE("model.safetensors is preferred to PyTorch's files") {
     const Contents contents = read({{"model.safetensors", one},
                                     {"pytorch_model.bin", "x"},
                                     {"pytorch_model.bin.index.json", R"({"weight_map":{}})"}});
@@ -44,15 +44,15 @@ TEST_CASE("model.safetensors goes over what PyTorch wrote") {
     CHECK(contents.notes.at(0).find("pytorch_model.bin, pytorch_model.bin.index.json") != std::string::npos);
 }
 
-TEST_CASE("an index of PyTorch goes over pytorch_model.bin") {
-    // What stands in a .bin is told by its content, so safetensors will do.
+TEST_CASE("a PyTorch index is preferred to pytorch_model.bin") {
+    // A .bin is identified by its content, so safetensors will do.
     const Contents contents = read(
         {{"pytorch_model.bin", one}, {"pytorch_model.bin.index.json", R"({"weight_map":{"two":"b"}})"}, {"b", two}});
     CHECK(first_name(contents) == "two");
     CHECK(first_name(read({{"pytorch_model.bin", one}, {"other.bin", two}})) == "one");
 }
 
-TEST_CASE("the only file of weights is the checkpoint, whatever its name") {
+TEST_CASE("a single file of weights is the checkpoint, whatever its name") {
     for (const char* name : {"adapter.safetensors", "a.pt", "a.pth", "a.bin"}) {
         const Contents contents = read({{name, one}, {"README.md", "x"}, {"config.json", "{}"}});
         CHECK(contents.files == std::vector<std::string>{name});
@@ -60,7 +60,7 @@ TEST_CASE("the only file of weights is the checkpoint, whatever its name") {
     }
 }
 
-TEST_CASE("what a trainer leaves beside a model is no model, but noted") {
+TEST_CASE("files that a trainer leaves beside a model are not the model, but are noted") {
     const std::map<std::string, std::string> left = {
         {"training_args.bin", "x"}, {"optimizer.pt", "x"},     {"optimizer_1.bin", "x"}, {"scheduler.pt", "x"},
         {"rng_state.pth", "x"},     {"rng_state_12.pth", "x"}, {"scaler.pt", "x"}};
@@ -80,12 +80,12 @@ TEST_CASE("what a trainer leaves beside a model is no model, but noted") {
     REQUIRE(rivals.has_value());
     CHECK(rivals->code() == Errc::several_models);
     CHECK(rivals->message().find("training_args") == std::string::npos);
-    // Where there is nothing else, they are what is meant.
+    // If there is nothing else, they are the checkpoint.
     CHECK(first_name(read({{"optimizer.pt", one}, {"config.json", "{}"}})) == "one");
     CHECK_FAULT(read({{"optimizer.pt", one}, {"scheduler.pt", two}}), Errc::not_a_checkpoint);
 }
 
-TEST_CASE("a hidden file is no model") {
+TEST_CASE("a hidden file is not a model") {
     CHECK(first_name(read({{"a.ckpt", one}, {"._a.ckpt", "x"}, {".b.safetensors", two}})) == "one");
 }
 
@@ -104,7 +104,7 @@ TEST_CASE("two models are an error that lists them") {
     listed({{"a.bin.index.json", "{}"}, {"b.bin.index.json", "{}"}});
 }
 
-TEST_CASE("a folder without weights is no checkpoint") {
+TEST_CASE("a folder without weights is refused") {
     CHECK_FAULT(read({}), Errc::not_a_checkpoint);
     CHECK_FAULT(read({{"config.json", "{}"}, {".bin", "x"}}), Errc::not_a_checkpoint);
 }

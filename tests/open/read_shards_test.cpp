@@ -1,4 +1,4 @@
-// An index and its shards have to agree.
+// Tests that an index and its shards agree.
 #include "open/readers.hpp"
 
 #include "base/folder.hpp"
@@ -32,7 +32,7 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("tensors come by shard file name, then offset, whatever the index says") {
+TEST_CASE("tensors are ordered by shard file name, then by offset, whatever the index says") {
     const Contents contents =
         read({{"index", R"({"metadata":{"total_size":6},"weight_map":{"c":"2","a":"1","d":"2","b":"1"}})"},
               {"1", forge::u8_file({{"b", 1}, {"a", 2}})},
@@ -43,7 +43,7 @@ TEST_CASE("tensors come by shard file name, then offset, whatever the index says
     CHECK(contents.sources.size() == 2);
 }
 
-TEST_CASE("a shard is one file however its name is spelled") {
+TEST_CASE("different spellings of a shard's name mean one file") {
     const Contents contents = read({{"index", R"({"weight_map":{"a":"./s/1","b":"s//1","c":"s/./1"}})"},
                                     {"s/1", forge::u8_file({{"a", 1}, {"b", 1}, {"c", 1}})}});
     CHECK(contents.files == Names{"s/1"});
@@ -51,14 +51,14 @@ TEST_CASE("a shard is one file however its name is spelled") {
     CHECK(contents.notes.empty());
 }
 
-TEST_CASE("a shard that is not there is named") {
+TEST_CASE("a missing shard is named") {
     const auto error = error_of([] { static_cast<void>(read({{"index", R"({"weight_map":{"a":"1"}})"}})); });
     REQUIRE(error.has_value());
     CHECK(error->code() == Errc::shard_missing);
     CHECK(error->path() == "folder/1");
 }
 
-TEST_CASE("a tensor that its shard lacks is named with the shard") {
+TEST_CASE("a tensor that its shard lacks is reported with the shard") {
     const auto error = error_of([] {
         static_cast<void>(read({{"index", R"({"weight_map":{"a":"1","b":"2"}})"},
                                 {"1", forge::u8_file({{"a", 1}, {"b", 1}})},
@@ -70,7 +70,7 @@ TEST_CASE("a tensor that its shard lacks is named with the shard") {
     CHECK(error->tensor() == "b");
 }
 
-TEST_CASE("tensors that the index does not name are noted, not listed") {
+TEST_CASE("tensors that the index omits are noted, not listed") {
     const Contents contents =
         read({{"index", R"({"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"x", 1}, {"a", 1}, {"y", 1}})}});
     CHECK(names(contents) == Names{"a"});
@@ -78,14 +78,14 @@ TEST_CASE("tensors that the index does not name are noted, not listed") {
     CHECK(contents.notes[0] == "1 holds 2 tensors that the index does not name, 'x' first");
 }
 
-TEST_CASE("a total_size that is not the sum is noted") {
+TEST_CASE("a wrong total_size is noted") {
     const Contents contents =
         read({{"index", R"({"metadata":{"total_size":5},"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"a", 3}})}});
     REQUIRE(contents.notes.size() == 1);
     CHECK(contents.notes[0] == "the index says total_size 5, its tensors have 3 bytes");
 }
 
-TEST_CASE("a tensor that the index places twice is where it is placed last, with a note") {
+TEST_CASE("the last entry of a tensor in the index counts, with a note") {
     const Files files = {{"index", R"({"weight_map":{"a":"1","b":"2","a":"2"}})"},
                          {"1", forge::u8_file({{"a", 1}})},
                          {"2", forge::u8_file({{"a", 3}, {"b", 1}})}};
@@ -107,7 +107,7 @@ TEST_CASE("a tensor that the index places twice is where it is placed last, with
     CHECK(error->tensor() == "a");
 }
 
-TEST_CASE("of two weight_maps the last one counts, with a note, and the strict policy refuses them") {
+TEST_CASE("the last of two weight_maps counts, with a note; the strict policy refuses both") {
     const Files files = {{"index", R"({"weight_map":{"a":"1","c":"1"},"weight_map":{"a":"2","b":"2"}})"},
                          {"1", forge::u8_file({{"a", 1}})},
                          {"2", forge::u8_file({{"a", 3}, {"b", 1}})}};
@@ -123,7 +123,7 @@ TEST_CASE("of two weight_maps the last one counts, with a note, and the strict p
                 Errc::duplicate_name);
 }
 
-TEST_CASE("metadata is the index's strings and what all shards agree on") {
+TEST_CASE("metadata is the strings of the index, and the pairs that all shards share") {
     const auto shard = [](std::string_view name, std::string_view metadata) {
         return forge::safetensors(R"({"__metadata__":)" + std::string(metadata) + R"(,")" + std::string(name) +
                                       R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
@@ -137,7 +137,7 @@ TEST_CASE("metadata is the index's strings and what all shards agree on") {
     CHECK(contents.metadata == std::vector<std::pair<std::string, std::string>>{{"format", "pt"}, {"k", "index"}});
 }
 
-TEST_CASE("a collecting reader finds the faults of all shards, in order of the shards, and what is sound") {
+TEST_CASE("a collecting reader reports the faults of all shards in order, and keeps the valid tensors") {
     for (const unsigned threads : {1U, 4U}) {
         CollectFaults faults;
         const Contents contents =
@@ -154,14 +154,14 @@ TEST_CASE("a collecting reader finds the faults of all shards, in order of the s
     }
 }
 
-TEST_CASE("an index that is none is a fault of the index") {
+TEST_CASE("an invalid index is a fault of the index file") {
     const auto error = error_of([] { static_cast<void>(read({{"index", "{"}})); });
     REQUIRE(error.has_value());
     CHECK(error->code() == Errc::index_not_json);
     CHECK(error->path() == "folder/index");
 }
 
-TEST_CASE("an index of many shards is read by many threads") {
+TEST_CASE("an index of many shards is read with many threads") {
     Files files;
     std::string map;
     for (int i = 0; i < 200; ++i) {

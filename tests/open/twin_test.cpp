@@ -1,4 +1,4 @@
-// A .pt and safetensors that were made of it, side by side.
+// Tests the detection of stale copies: a .pt beside the safetensors that were converted from it.
 #include "state/fingerprint.hpp"
 
 #include "containers.hpp"
@@ -37,7 +37,7 @@ std::string nested(const std::string& data) {
 
 }  // namespace
 
-TEST_CASE("a fingerprint is that of the size and, of small files, of every byte") {
+TEST_CASE("a fingerprint covers the size and, in small files, every byte") {
     std::set<std::string> seen;
     for (const char* content : {"", "a", "b", "aa", "aaa"}) seen.insert(fingerprint_of(content));
     CHECK(seen.size() == 5);
@@ -51,7 +51,7 @@ TEST_CASE("a fingerprint is that of the size and, of small files, of every byte"
     }
 }
 
-TEST_CASE("of large files the edges and blocks between them count") {
+TEST_CASE("in large files, a fingerprint covers both ends and blocks between them") {
     std::mt19937 random(3);
     std::string content = containers::random_bytes(random, 5'000'000);
     const std::string before = fingerprint_of(content);
@@ -70,7 +70,7 @@ TEST_CASE("of large files the edges and blocks between them count") {
     CHECK(fingerprint_of(content) != before);
 }
 
-TEST_CASE("which of two files side by side is stale is told, whichever is asked for") {
+TEST_CASE("a stale copy is noted, whichever of the two files is opened") {
     TempDir dir;
     const auto pt = dir.path() / "x.pt", out = dir.path() / "x.safetensors";
     dir.write("x.pt", nested("abcd"));
@@ -90,11 +90,12 @@ TEST_CASE("which of two files side by side is stale is told, whichever is asked 
     CHECK(stale(out) == 0);
     dir.write("x.ckpt", nested("abcd"));
     CHECK(stale(out) == 1);
-    dir.write("x.pth", nested("efgh"));  // of several the one that it was made of counts
+    dir.write("x.pth",
+              nested("efgh"));  // if there are several candidates, the one with the recorded fingerprint counts
     CHECK(stale(out) == 0);
 }
 
-TEST_CASE("files that say nothing of where they come from are nobody's twins") {
+TEST_CASE("files without a recorded source are not compared") {
     TempDir dir;
     dir.write("x.pt", nested("abcd"));
     for (const std::string& content : {containers::safetensors({}), std::string("no safetensors"), std::string()}) {

@@ -1,4 +1,4 @@
-// Every opcode: what it makes, and how it is refused.
+// Tests every opcode: its result, and its refusal.
 #include "pickle/pickle.hpp"
 
 #include "doctest_safemap.hpp"
@@ -24,7 +24,7 @@ struct Read {
     PickleGraph graph;
 };
 
-/// As Python would print it; shared and cyclic objects cut at a depth.
+/// Returns the value as Python prints it; shared and cyclic objects are cut at a depth.
 std::string shown(const PickleGraph& graph, PickleGraph::Id id, int depth = 6) {
     if (depth == 0) return "...";
     const auto list = [&](std::span<const PickleGraph::Id> items) {
@@ -68,7 +68,7 @@ using namespace std::string_literals;
 
 }  // namespace
 
-TEST_CASE("every opcode makes what Python makes of it") {
+TEST_CASE("every opcode gives the value that Python gives") {
     const std::pair<std::string, std::string> cases[]{
         {"N.", "None"},
         {"\x88.", "True"},
@@ -161,7 +161,7 @@ TEST_CASE("every opcode makes what Python makes of it") {
         {"K\x07\x94K\x08\x94"
          "00h\x01.",
          "8"},
-        // Entries far above the pickle's length, and how MEMOIZE counts them.
+        // Memo entries far above the pickle's length, and how MEMOIZE counts them.
         {"K\x07r\xff\xff\xff\x01"
          "0j\xff\xff\xff\x01.",
          "7"},
@@ -202,7 +202,7 @@ TEST_CASE("every opcode makes what Python makes of it") {
         {"cbuiltins\ngetattr\ncm\nC\nX\x08\x00\x00\x00__init__\x86R."s, "builtins.getattr(m.C, '__init__')"},
     };
     for (const auto& row : cases) {
-        const auto& pickle = row.first;  // no binding: Clang 14 captures none
+        const auto& pickle = row.first;  // not a structured binding: Clang 14 cannot capture those
         const auto& wanted = row.second;
         CAPTURE(wanted);
         std::string found;
@@ -211,21 +211,21 @@ TEST_CASE("every opcode makes what Python makes of it") {
     }
 }
 
-TEST_CASE("every opcode is refused without its operands") {
+TEST_CASE("every opcode is refused if its operands are missing") {
     // Opcodes that need n values on the stack.
     const std::pair<std::string, int> needs[]{
         {"0", 1},    {"2", 1}, {"\x85", 1}, {"\x86", 2}, {"\x87", 3},  {"a", 2},    {"s", 3},    {"R", 2}, {"\x81", 2},
         {"\x92", 3}, {"b", 2}, {"Q", 1},    {"\x93", 2}, {"q\x01", 1}, {"p1\n", 1}, {"\x94", 1}, {".", 1},
     };
     for (const auto& row : needs) {
-        const auto& opcode = row.first;  // no binding: Clang 14 captures none
+        const auto& opcode = row.first;  // not a structured binding: Clang 14 cannot capture those
         const auto& count = row.second;
         for (int have = 0; have < count; ++have) {
             CAPTURE(opcode);
             CAPTURE(have);
             const std::string stack(static_cast<std::size_t>(have), 'N');
             CHECK_FAULT(Read(stack + opcode + "N."), Errc::pickle_bad_stack);
-            // What is below a mark is out of reach. A POP takes the mark itself.
+            // Values below a mark cannot be reached. A POP removes the mark itself.
             if (opcode == "0" && have == 0) continue;
             CHECK_FAULT(Read("NNNN(" + stack + opcode + "N."), Errc::pickle_bad_stack);
         }
@@ -311,17 +311,17 @@ TEST_CASE("lengths, texts and numbers are checked") {
         {"\x98.", Errc::pickle_unsupported},
     };
     for (const auto& row : cases) {
-        const auto& pickle = row.first;  // no binding: Clang 14 captures none
+        const auto& pickle = row.first;  // not a structured binding: Clang 14 cannot capture those
         const auto& code = row.second;
         CAPTURE(pickle);
         CHECK_FAULT(Read(pickle), code);
     }
 }
 
-TEST_CASE("frames are read where picklers write them") {
+TEST_CASE("frames are accepted where picklers write them") {
     const auto frame = [](const std::string& inside) { return "\x95" + forge::little(inside.size(), 8) + inside; };
     const std::string bytes = "B" + forge::little(4, 4) + "data";
-    // A frame after the protocol, values of 64 KiB and more between frames, and frames too small to be written.
+    // A frame after the protocol, values of 64 KiB and more between frames, and parts too small to be framed.
     CHECK_OK(Read("\x80\x04" + frame("N.")));
     CHECK_OK(Read("\x80\x04" + frame("]\x94(") + bytes +
                   frame("\x94K\x01"
@@ -331,7 +331,7 @@ TEST_CASE("frames are read where picklers write them") {
     CHECK_OK(Read(frame("N.") + "what follows"));
 }
 
-TEST_CASE("frames that Python's readers do not read alike are refused") {
+TEST_CASE("frames that Python's readers interpret differently are refused") {
     const auto frame = [](std::uint64_t size) { return "\x95" + forge::little(size, 8); };
     const std::string bytes =
         "C\x04"
@@ -351,14 +351,14 @@ TEST_CASE("frames that Python's readers do not read alike are refused") {
     }
     CHECK_OK(Read(frame(pickle.size()) + pickle));
     CHECK_FAULT(Read(frame(pickle.size() + 1) + pickle), Errc::pickle_bad_count);
-    // STOP before the end of the frame: what follows would be another pickle to each reader.
+    // STOP before the end of the frame: readers disagree on where the next pickle begins.
     CHECK_FAULT(Read(frame(pickle.size() + 1) + pickle + "N."), Errc::pickle_bad_count);
     // A frame inside a frame, also at its end.
     CHECK_FAULT(Read(frame(12) + "N" + frame(1) + "0N."), Errc::pickle_bad_count);
     CHECK_FAULT(Read(frame(10) + "N" + frame(1) + "."), Errc::pickle_bad_count);
 }
 
-TEST_CASE("every byte is an opcode that is known or refused") {
+TEST_CASE("every byte is a known opcode or refused") {
     const std::string known = "(.0123]NIJKMLFGSTUVXBC)tldaesu}pqrghjcRbioPQ"s +
                               "\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f"s +
                               "\x90\x91\x92\x93\x94\x95\x96\x97\x98"s;
@@ -373,7 +373,7 @@ TEST_CASE("every byte is an opcode that is known or refused") {
     }
 }
 
-TEST_CASE("nesting, marks and sharing cost what they take in the pickle") {
+TEST_CASE("nesting, marks and sharing cost no more than their bytes in the pickle") {
     CHECK_OK(Read(std::string(100'000, ']') + std::string(99'999, 'a') + "."));
     CHECK_OK(Read(")" + std::string(1'000'000, '\x85') + "."));
     CHECK_OK(Read("N" + std::string(100'000, '(') + "N."));
@@ -381,7 +381,7 @@ TEST_CASE("nesting, marks and sharing cost what they take in the pickle") {
     std::string doubling = "]q\x00"s;
     for (int i = 1; i < 200; ++i) doubling += "22\x87q"s + static_cast<char>(i);
     CHECK_OK(Read(doubling + "."));
-    // A chain of getattr: names that would take the square of its length stay calls.
+    // A chain of getattr: names whose length would grow quadratically stay calls.
     std::string chain = "cm\nC\n";
     std::string folds;
     for (int i = 0; i < 5000; ++i)
@@ -393,10 +393,10 @@ TEST_CASE("nesting, marks and sharing cost what they take in the pickle") {
     CHECK_OK(Read(gets + chain + folds + "."));
 }
 
-TEST_CASE("entries just above the pickle's length are found when lower ones come later") {
+TEST_CASE("memo entries just above the pickle's length are found when lower ones come later") {
     std::string filler;
     for (int i = 0; i < 35; ++i) filler += "N0";
-    // Puts 7 at 150, 8 at 75, 9 at 80.
+    // Stores 7 at 150, 8 at 75, 9 at 80.
     const std::string puts = filler + "K\x07r\x96"s + "\0\0\0"s + "0K\x08q\x4b" + "0K\x09q\x50" + "0";
     const auto read = [&](const std::string& rest) {
         const Read made(puts + rest);
@@ -405,11 +405,11 @@ TEST_CASE("entries just above the pickle's length are found when lower ones come
     CHECK(read("j\x96"s + "\0\0\0."s) == "7");
     CHECK(read("h\x4b.") == "8");
     CHECK(read("h\x50.") == "9");
-    // 150 once more: MEMOIZE counts three entries, and puts the next at 3.
+    // Stores at 150 again: MEMOIZE counts three entries, and stores the next at 3.
     CHECK(read("K\x05r\x96"s + "\0\0\0"s + "0K\x06\x94" + "0h\x03.") == "6");
 }
 
-TEST_CASE("limits hold") {
+TEST_CASE("limits are enforced") {
     CHECK_FAULT(Read("NNN.", {.max_bytes = 3}), Errc::pickle_too_large);
     CHECK_OK(Read("c" + std::string(1000, 'm') + "\n" + std::string(24, 'n') + "\n."));
     CHECK_FAULT(Read("c" + std::string(1000, 'm') + "\n" + std::string(25, 'n') + "\n."), Errc::pickle_too_large);
@@ -434,7 +434,7 @@ TEST_CASE("memory is charged for values, slots, marks and memo entries") {
                 Errc::pickle_too_large);
 }
 
-TEST_CASE("what a pickle may take follows from its bytes in the file") {
+TEST_CASE("the memory limit of a pickle depends on its size in the file") {
     CHECK(PickleLimits::of_packed(0).max_bytes == PickleLimits::least_bytes);
     CHECK(PickleLimits::of_packed(0).max_memory == PickleLimits::least_memory);
     CHECK(PickleLimits::of_packed(4 << 20).max_bytes == 128 << 20);
@@ -443,7 +443,7 @@ TEST_CASE("what a pickle may take follows from its bytes in the file") {
     CHECK(PickleLimits::of_packed(~std::uint64_t{0}).max_memory == PickleLimits::most_bytes * 64);
 }
 
-TEST_CASE("what Python has once is one node") {
+TEST_CASE("values that are single objects in Python are single nodes") {
     const Read read("(NN\x88\x88\x89\x89))K\x07J" + forge::little(7, 4) + "K\x08t.");
     const auto items = read.graph.items(read.graph.root());
     CHECK(shown(read.graph, read.graph.root()) == "(None, None, True, True, False, False, (), (), 7, 7, 8)");
@@ -452,12 +452,12 @@ TEST_CASE("what Python has once is one node") {
     CHECK(items[9] != items[10]);
 }
 
-TEST_CASE("what follows STOP is left") {
+TEST_CASE("bytes after STOP are not consumed") {
     const Read read("N.junk");
     CHECK(read.graph.consumed() == 2);
 }
 
-TEST_CASE("random opcodes are read or refused, and never more") {
+TEST_CASE("random opcodes are read or refused, and nothing worse") {
     const unsigned seed = soak::seed(7);
     CAPTURE(seed);
     std::mt19937 random(seed);

@@ -1,4 +1,4 @@
-// Names of Python 2, and the protocols that have them.
+// Tests the mapping of Python 2 names, and the protocols that use it.
 #include "pickle/python2_names.hpp"
 
 #include "doctest_safemap.hpp"
@@ -17,12 +17,12 @@ std::string renamed(std::string_view module, std::string_view name, unsigned pro
 
 }  // namespace
 
-TEST_CASE("names of Python 2 are what Python 3 imports for them") {
+TEST_CASE("names of Python 2 map to the names that Python 3 imports for them") {
     CHECK(renamed("cPickle", "loads", 2) == "pickle loads");
     CHECK(renamed("commands", "getoutput", 0) == "subprocess getoutput");
     CHECK(renamed("copy_reg", "_reconstructor", 2) == "copyreg _reconstructor");
     CHECK(renamed("StringIO", "StringIO", 2) == "io StringIO");
-    // A name of its own goes before its module.
+    // The mapping of a full name is preferred to the mapping of its module.
     CHECK(renamed("__builtin__", "long", 2) == "builtins int");
     CHECK(renamed("__builtin__", "basestring", 2) == "builtins str");
     CHECK(renamed("__builtin__", "eval", 2) == "builtins eval");
@@ -35,7 +35,7 @@ TEST_CASE("names of Python 2 are what Python 3 imports for them") {
     CHECK(renamed("", "", 2) == " ");
 }
 
-TEST_CASE("from protocol 3 on, Python takes names as they are") {
+TEST_CASE("from protocol 3 on, names are not mapped") {
     for (const unsigned protocol : {3U, 4U, 5U}) {
         CHECK(renamed("cPickle", "loads", protocol) == "cPickle loads");
         CHECK(renamed("__builtin__", "long", protocol) == "__builtin__ long");

@@ -1,4 +1,4 @@
-// End records: bytes behind a zip, and files that two programs would read as two zips.
+// Tests end records: bytes after a zip, and files that different programs would read as different zips.
 #include "doctest_safemap.hpp"
 #include "pickle/zip.hpp"
 #include "torch/fixtures.hpp"
@@ -33,7 +33,7 @@ forge::Zip one_record(std::string data, bool zip64 = false) {
     return zip;
 }
 
-/// The zip behind `prefix`, its offsets counted from the beginning of the file.
+/// Returns the zip after `prefix`, with offsets counted from the beginning of the file.
 std::string behind(const std::string& prefix, const forge::Zip& zip, std::uint64_t directory_at) {
     std::string bytes = zip.join();
     bytes.replace(bytes.size() - 6, 4, forge::little(directory_at, 4));
@@ -49,7 +49,7 @@ void check_ambiguous(const std::string& bytes) {
 
 }  // namespace
 
-TEST_CASE("bytes behind the zip are told and ignored, with and without zip64, a comment, and bytes before it") {
+TEST_CASE("bytes after the zip are ignored with a note, with and without zip64, a comment, and bytes before it") {
     for (const bool zip64 : {false, true}) {
         for (const std::size_t trailing : {0U, 1U, 21U, 22U, 60'000U}) {
             for (const std::string prefix : {"", "xyz"}) {
@@ -67,13 +67,13 @@ TEST_CASE("bytes behind the zip are told and ignored, with and without zip64, a 
     CHECK_FAULT(read(one_record("far").join() + std::string(70'000, 'x')), Errc::zip_bad_directory);
 }
 
-TEST_CASE("a file of torch.save with bytes behind it is read, with a note") {
+TEST_CASE("a file of torch.save with trailing bytes is read, with a note") {
     const auto archive = fixtures::open(forge::archive(forge::dict({})) + "PK\5\6 and more, of no directory");
     REQUIRE(archive.notes.size() == 1);
     CHECK(archive.notes[0].find("bytes after the zip are ignored") != std::string::npos);
 }
 
-TEST_CASE("a zip whose end is cut off, in its comment too, is refused") {
+TEST_CASE("a zip with a truncated end record or comment is refused") {
     auto zip = one_record("right");
     zip.comment = "0123456789";
     const std::string bytes = zip.join();
@@ -81,7 +81,7 @@ TEST_CASE("a zip whose end is cut off, in its comment too, is refused") {
         CHECK_FAULT(read(bytes.substr(0, bytes.size() - cut)), Errc::zip_bad_directory);
 }
 
-TEST_CASE("one zip behind another is read without bytes behind both, and else refused") {
+TEST_CASE("two concatenated zips are read as the second; with trailing bytes they are refused") {
     const std::string other = one_record("wrong").join();
     auto zip = one_record("right, and longer");
     zip.prefix = other;
@@ -89,7 +89,7 @@ TEST_CASE("one zip behind another is read without bytes behind both, and else re
     check_ambiguous(zip.join() + "x");
 }
 
-TEST_CASE("a zip that is stored in another has an end record of its own, which does not count") {
+TEST_CASE("the end record of a zip stored inside another zip is ignored") {
     for (const bool zip64 : {false, true}) {
         forge::Zip zip = one_record("right", zip64);
         zip.add("a/other.zip", one_record("wrong", zip64).join());
@@ -101,15 +101,15 @@ TEST_CASE("a zip with zip64 records in the comment of another is refused") {
     auto other = one_record("wrong", true);
     auto zip = one_record("right");
     zip.comment = other.join();
-    // Its own end record says nothing that is read: the zip64 record does.
+    // Its own end record is not used: the zip64 record is.
     const std::size_t end = zip.comment.size() - 22;
     zip.comment.replace(end + 8, 12, std::string(12, '\xff'));
     zip.comment[zip.comment.size() - 2] = 7;
     check_ambiguous(zip.join());
 }
 
-TEST_CASE("offsets that hold both from the beginning of the file and from the beginning of the zip are refused") {
-    // miniz, which torch uses, would read the directory of the first.
+TEST_CASE("offsets that are valid both from the beginning of the file and from the beginning of the zip are refused") {
+    // miniz, which torch uses, would read the directory of the first zip.
     const forge::Zip first = one_record("wrong");
     const std::string bytes = first.join();
     const std::size_t directory_at = bytes.find("PK\1\2");
@@ -123,7 +123,7 @@ TEST_CASE("an end record and a zip64 end record that differ are refused") {
     const std::string bytes = zip.join();
     CHECK_OK(read(bytes));
     const std::size_t end = bytes.size() - 22;
-    for (const std::size_t field : {8U, 12U, 16U}) {  // count, size and offset; the count of this disk is not asked
+    for (const std::size_t field : {8U, 12U, 16U}) {  // count, size and offset; the count on this disk is not compared
         auto changed = bytes;
         changed[end + field + (field == 8 ? 2 : 0)] ^= 1;
         check_ambiguous(changed);
@@ -133,11 +133,11 @@ TEST_CASE("an end record and a zip64 end record that differ are refused") {
     CHECK_OK(read(saturated));
 }
 
-TEST_CASE("two zip64 end records are refused, as programs look for them in two places") {
+TEST_CASE("two zip64 end records are refused, because programs look for them in two places") {
     auto zip = one_record("right", true);
     std::string bytes = zip.join();
     const std::size_t record = bytes.find("PK\6\6");
-    // A second record before the first one, where the locator says.
+    // A second record before the first, where the locator points.
     bytes.insert(record, bytes.substr(record, 56));
     check_ambiguous(bytes);
 }

@@ -1,4 +1,4 @@
-// Zip directories, right and wrong, small and beyond 4 GiB.
+// Tests zip directories, valid and invalid, small and beyond 4 GiB.
 #include "pickle/zip.hpp"
 
 #include "doctest_safemap.hpp"
@@ -58,14 +58,14 @@ TEST_CASE("records are found with and without zip64 end records, comments, and b
     }
 }
 
-TEST_CASE("a comment may look like an end record") {
+TEST_CASE("a comment that looks like an end record is ignored") {
     auto zip = two_records();
     zip.comment = "PK\5\6 this is none";
     const auto directory = read(zip.join());
     CHECK(directory.records().size() == 2);
 }
 
-TEST_CASE("records are found where entries before them are none") {
+TEST_CASE("records after folder entries are found") {
     forge::Zip zip;
     zip.add("a/", "");
     zip.add("a/data/0", "zero");
@@ -80,18 +80,18 @@ TEST_CASE("records are found where entries before them are none") {
     CHECK(directory.records()[1].size == 3);
 }
 
-TEST_CASE("a zip in the comment of another, which programs would choose between, is refused") {
+TEST_CASE("a zip in the comment of another is refused, because programs would disagree on it") {
     auto other = two_records();
     other.zip64_end = false;
     auto zip = two_records();
     zip.zip64_end = false;
     zip.comment = other.join();
-    // What torch takes: its comment has another length than the file has left.
+    // torch would take this one, because the length of its comment is not the number of remaining bytes.
     zip.comment[zip.comment.size() - 2] = 7;
     CHECK_FAULT(read(zip.join()), Errc::zip_bad_directory);
 }
 
-TEST_CASE("names that differ in capital letters only are refused, as torch takes them for the same") {
+TEST_CASE("names that differ only in case are refused, because torch takes them for the same") {
     for (const char* name : {"a/DATA.pkl", "A/data.pkl"}) {
         auto zip = two_records();
         zip.add(name, "x");
@@ -103,7 +103,7 @@ TEST_CASE("names that differ in capital letters only are refused, as torch takes
     CHECK(directory.records().size() == 3);
 }
 
-TEST_CASE("names that lead out of their folder are refused") {
+TEST_CASE("names that leave their folder are refused") {
     for (const char* name : {"/a", "../a", "a/../b", "a/..", "..", "a\\b", ""}) {
         CAPTURE(name);
         auto zip = two_records();
@@ -120,15 +120,15 @@ TEST_CASE("names that lead out of their folder are refused") {
 
 TEST_CASE("entries that contradict themselves or the file are refused") {
     auto broken = two_records();
-    SUBCASE("another name") {
+    SUBCASE("a different name") {
         broken.records[1].local_name = "a/data/1";
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
     }
-    SUBCASE("another length of the name") {
+    SUBCASE("a different length of the name") {
         broken.records[1].local_name = "a/data/00";
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
     }
-    SUBCASE("two sizes") {
+    SUBCASE("two different sizes") {
         broken.records[1].size = 11;
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
     }
@@ -136,33 +136,33 @@ TEST_CASE("entries that contradict themselves or the file are refused") {
         broken.records[1].flags |= 1;
         CHECK_FAULT(read(broken.join()), Errc::zip_unsupported);
     }
-    SUBCASE("another method") {
+    SUBCASE("an unknown method") {
         broken.records[1].method = 12;
         CHECK_FAULT(read(broken.join()), Errc::zip_unsupported);
     }
-    SUBCASE("deflate that promises too much") {
+    SUBCASE("a deflated size that is too large") {
         broken.records[1].method = 8;
         broken.records[1].size = 0x7FFF'FFFF;
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
     }
-    SUBCASE("a size that runs into the directory") {
+    SUBCASE("a size that reaches into the directory") {
         broken.records[1].packed = broken.records[1].size = 10 + 16 + 1;
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
     }
-    SUBCASE("a size that runs into the next record") {
+    SUBCASE("a size that reaches into the next record") {
         broken.records[0].packed = broken.records[0].size = 6 + 16 + 1;
         CHECK_FAULT(read(broken.join()), Errc::zip_overlap);
     }
-    SUBCASE("a zip64 field that is missing") {
+    SUBCASE("a missing zip64 field") {
         broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
     }
-    SUBCASE("a zip64 field that is too short") {
+    SUBCASE("a short zip64 field") {
         broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
         broken.records[1].extra = forge::little(1, 2) + forge::little(8, 2) + forge::little(10, 8);
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_record);
     }
-    SUBCASE("a zip64 field behind others") {
+    SUBCASE("a zip64 field after others") {
         broken.records[1].packed = broken.records[1].size = 0xFFFF'FFFF;
         broken.records[1].extra = forge::little(0x5455, 2) + forge::little(3, 2) + "abc" + forge::little(1, 2) +
                                   forge::little(16, 2) + forge::little(10, 8) + forge::little(10, 8);
@@ -172,17 +172,17 @@ TEST_CASE("entries that contradict themselves or the file are refused") {
         broken.add("a/data/0", "x");
         CHECK_FAULT(read(broken.join()), Errc::zip_duplicate);
     }
-    SUBCASE("more entries than there are") {
+    SUBCASE("a count that is too large") {
         broken.count_error = 1;
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_directory);
     }
-    SUBCASE("fewer entries than there are") {
+    SUBCASE("a count that is too small") {
         broken.count_error = -1;
         CHECK_FAULT(read(broken.join()), Errc::zip_bad_directory);
     }
 }
 
-TEST_CASE("faults are collected, and the records without faults stay") {
+TEST_CASE("faults are collected, and the valid records are kept") {
     auto zip = two_records();
     zip.add("../out", "x");
     zip.add("a/data/0", "again");
@@ -195,7 +195,7 @@ TEST_CASE("faults are collected, and the records without faults stay") {
     CHECK(directory.records()[1].name == "a/data/1");
 }
 
-TEST_CASE("folders are no records") {
+TEST_CASE("folder entries are not records") {
     auto zip = two_records();
     zip.add("a/", "");
     const auto directory = read(zip.join());
@@ -203,7 +203,7 @@ TEST_CASE("folders are no records") {
 }
 
 TEST_CASE("records beyond 4 GiB are found by their zip64 fields") {
-    // A sparse file: bytes stand only where headers are, zeros elsewhere.
+    // A sparse file: bytes are written only for headers, and the rest are zeros.
     constexpr std::uint64_t big = 5'000'000'000;
     std::map<std::uint64_t, std::string> parts;
     const auto header = [](const std::string& name) {
@@ -264,7 +264,7 @@ TEST_CASE("ten thousand records are read in one pass") {
 
 namespace {
 
-/// The places that reading the directory of a zip asks for, after its end records and the central directory.
+/// Returns the ranges read for the local headers, after the end records and the central directory.
 std::vector<Extent> header_reads(const std::string& zip, std::size_t records) {
     std::vector<Extent> reads;
     const auto source = callback_source("a.pt", zip.size(), [&](std::uint64_t offset, std::span<std::byte> into) {
@@ -280,7 +280,7 @@ std::vector<Extent> header_reads(const std::string& zip, std::size_t records) {
 
 }  // namespace
 
-TEST_CASE("headers that lie close together are read at once, and no large payload with them") {
+TEST_CASE("headers that are close together are read at once, without large payloads between them") {
     forge::Zip zip;
     for (int i = 0; i < 200; ++i) zip.add("a/data/" + std::to_string(i), std::string(64, 'x'));
     zip.add("a/data/large", std::string(100'000, 'x'));
@@ -291,7 +291,7 @@ TEST_CASE("headers that lie close together are read at once, and no large payloa
     CHECK(reads[1].offset > reads[0].offset + reads[0].size + 99'000);
 }
 
-TEST_CASE("many close headers are read in steps") {
+TEST_CASE("many headers that are close together are read in steps") {
     forge::Zip zip;
     for (int i = 0; i < 1000; ++i) zip.add("a/data/" + std::to_string(i), std::string(1000, 'x'));
     const auto reads = header_reads(zip.join(), 1000);
@@ -300,7 +300,7 @@ TEST_CASE("many close headers are read in steps") {
     for (const Extent read : reads) CHECK(read.size <= 65'536);
 }
 
-TEST_CASE("headers are found in whatever order the directory lists them") {
+TEST_CASE("headers are found in any order of the directory") {
     forge::Zip zip;
     for (int i = 0; i < 50; ++i) zip.add("a/data/" + std::to_string(i), std::to_string(i));
     zip.zip64_end = false;

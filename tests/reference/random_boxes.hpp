@@ -1,4 +1,4 @@
-// Disjoint boxes that fill a shape, of every make: grids, interleaved shards, and cuts within cuts, which are no grid.
+// Disjoint boxes that fill a shape, of every kind: grids, interleaved shards, and recursive cuts, which form no grid.
 #pragma once
 
 #include <safemap/lazy_tensor.hpp>
@@ -13,7 +13,7 @@ namespace reference {
 
 using Places = std::vector<safemap::Box>;
 
-/// Every dimension cut at random places, now and then twice at the same: then boxes have no elements.
+/// Cuts every dimension at random places, sometimes twice at the same place: then boxes are empty.
 inline Places random_grid(std::mt19937& random, const safemap::Shape& shape) {
     Places cells = {{safemap::Shape(shape.size(), 0), shape}};
     for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -32,7 +32,7 @@ inline Places random_grid(std::mt19937& random, const safemap::Shape& shape) {
     return cells;
 }
 
-/// Boxes cut in two, again and again, each along a dimension and at a place of its own.
+/// Cuts boxes in two repeatedly, each along a random dimension and at a random place.
 inline Places random_cuts(std::mt19937& random, const safemap::Shape& shape) {
     Places boxes = {{safemap::Shape(shape.size(), 0), shape}};
     if (shape.empty()) return boxes;

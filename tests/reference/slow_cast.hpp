@@ -1,4 +1,4 @@
-// Casts' slow twin: the nearest of all values of a format, found by search. Nothing of it is shared with the kernels.
+// The slow reference for casts: searches the nearest of all values of a format. Shares no code with the kernels.
 #pragma once
 
 #include <safemap/advanced/small_floats.hpp>
@@ -13,14 +13,14 @@
 
 namespace reference {
 
-/// What became of a value.
+/// The result of casting one value.
 struct Cast {
     std::uint64_t bits = 0;
     bool overflowed = false;
     bool non_finite = false;
 };
 
-/// One of the formats of 8 and 16 bits, as the list of all its values.
+/// A format of 8 or 16 bits, as the list of all its values.
 class SlowFormat {
 public:
     static const SlowFormat& of(safemap::Dtype dtype) {
@@ -36,10 +36,10 @@ public:
         return *std::find_if(std::begin(formats), std::end(formats), [&](const auto& f) { return f.dtype_ == dtype; });
     }
 
-    /// The finite values that are not negative, in order, which is that of their bits.
+    /// Returns the finite non-negative values in ascending order, which is the order of their bits.
     const std::vector<double>& values() const { return values_; }
 
-    /// As the bits of an F32.
+    /// Returns the value as the bits of an F32.
     std::uint32_t to_f32(std::uint32_t raw) const {
         const float value = decode_(raw);
         if (!std::isnan(value)) return std::bit_cast<std::uint32_t>(value);
@@ -87,7 +87,8 @@ private:
         return sign | 0x7F;
     }
 
-    // The place of the nearest value, of the even one of two; one after the last where one more would be nearest.
+    // Returns the index of the nearest value, the even one of two; one past the last if an additional value would be
+    // nearest.
     std::uint32_t search(double magnitude) const {
         const auto above = std::lower_bound(values_.begin(), values_.end(), magnitude);
         const auto place = static_cast<std::uint32_t>(above - values_.begin());
@@ -99,12 +100,12 @@ private:
     }
 
     safemap::Dtype dtype_;
-    std::uint32_t beyond_;  // what stands for magnitudes beyond the range
+    std::uint32_t beyond_;  // the result for magnitudes beyond the range
     Decode decode_;
     std::vector<double> values_;
 };
 
-/// The bits of one element, cast. F64 goes through F32, as in torch.
+/// Casts the bits of one element. F64 goes through F32, as in torch.
 inline Cast slow_cast(safemap::Dtype from, std::uint64_t raw, safemap::Dtype to) {
     using safemap::Dtype;
     Cast first{raw};

@@ -1,5 +1,5 @@
-// The slow twin of flatten: recursive, every path a copy, every tie found by comparing with all tensors before.
-// For small trees only.
+// The slow reference for flatten: recursive, copies every path, finds ties by comparing with all earlier tensors. For
+// small trees only.
 #pragma once
 
 #include <safemap/state_tree.hpp>
@@ -18,7 +18,7 @@ public:
         const safemap::LazyTensor* tensor;
         safemap::StateTree::NodeId node;
     };
-    std::vector<std::vector<Found>> groups;  ///< of ties; the first of each is the stored one
+    std::vector<std::vector<Found>> groups;  ///< groups of ties; the first of each is stored
     std::vector<std::string> skipped;
     bool verbatim = false;
 

@@ -1,4 +1,4 @@
-// Slicing's slow twin: Python's rules walked one by one over lists of element numbers, without strides.
+// The slow reference for slicing: applies Python's rules to lists of element numbers, without strides.
 #pragma once
 
 #include <safemap/advanced/strides.hpp>
@@ -12,13 +12,13 @@
 
 namespace reference {
 
-/// Python's range(*slice.indices(n)), from the language reference.
+/// Returns Python's range(*slice.indices(n)), as in the language reference.
 inline std::vector<std::int64_t> python_indices(const safemap::Slice& s, std::int64_t n) {
     const auto clamp = [&](std::int64_t i, std::int64_t low, std::int64_t high) {
         if (i < 0) i += n;
         return i < low ? low : i > high ? high : i;
     };
-    const std::int64_t step = std::clamp(s.step, -n - 1, n + 1);  // Python's numbers do not overflow
+    const std::int64_t step = std::clamp(s.step, -n - 1, n + 1);  // Python's integers do not overflow
     std::vector<std::int64_t> out;
     if (step > 0) {
         const std::int64_t stop = s.stop ? clamp(*s.stop, 0, n) : n;
@@ -30,7 +30,7 @@ inline std::vector<std::int64_t> python_indices(const safemap::Slice& s, std::in
     return out;
 }
 
-/// A shape, and which element of the base stands in each place of it, row-major.
+/// A shape, and the number of the base element at each of its places, row-major.
 struct Cut {
     safemap::Shape shape = {};
     std::vector<std::int64_t> elements = {};
@@ -45,7 +45,7 @@ inline Cut whole(const safemap::Shape& shape) {
     return out;
 }
 
-/// Which elements a strided view shows.
+/// Returns the elements that a strided view shows.
 inline Cut walked(const safemap::StridedView& view) {
     Cut out{view.shape, {}};
     const auto walk = [&](const auto& self, std::size_t axis, std::int64_t at) -> void {
@@ -57,7 +57,7 @@ inline Cut walked(const safemap::StridedView& view) {
     return out;
 }
 
-/// base[slices]; nothing where Python raises IndexError or ValueError.
+/// Returns base[slices], or nothing if Python raises IndexError or ValueError.
 inline std::optional<Cut> sliced(const Cut& base, const std::vector<safemap::Slice>& slices) {
     using safemap::Slice;
     const std::size_t rank = base.shape.size();
@@ -67,7 +67,7 @@ inline std::optional<Cut> sliced(const Cut& base, const std::vector<safemap::Sli
     const auto ellipses = static_cast<std::size_t>(std::count_if(slices.begin(), slices.end(), is_ellipsis));
     if (ellipses > 1 || slices.size() - ellipses > rank) return std::nullopt;
 
-    std::vector<Slice> full;  // one for each dimension
+    std::vector<Slice> full;  // one per dimension
     for (const Slice& s : slices) {
         if (!is_ellipsis(s)) full.push_back(s);
         else full.insert(full.end(), rank - (slices.size() - 1), Slice{});
@@ -96,7 +96,7 @@ inline std::optional<Cut> sliced(const Cut& base, const std::vector<safemap::Sli
     return out;
 }
 
-/// Whether elements that are packed `grain` to whole bytes come in whole bytes.
+/// Returns true if the cut takes whole groups of `grain` elements, each of which fills whole bytes.
 inline bool in_whole_bytes(const Cut& cut, std::int64_t grain) {
     if (cut.elements.size() % static_cast<std::size_t>(grain) != 0) return false;
     for (std::size_t i = 0; i < cut.elements.size(); ++i) {
@@ -107,7 +107,7 @@ inline bool in_whole_bytes(const Cut& cut, std::int64_t grain) {
     return true;
 }
 
-/// Slices for a tensor of `rank` dimensions, mostly such as it has.
+/// Returns slices for a tensor of `rank` dimensions, mostly valid ones.
 inline std::vector<safemap::Slice> random_slices(std::mt19937_64& random, std::size_t rank) {
     using safemap::Slice;
     const auto number = [&](std::int64_t most) {

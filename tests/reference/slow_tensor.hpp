@@ -1,4 +1,4 @@
-// The gatherer's slow twin: walks a value element by element, asks each piece in turn, reads one element at a time.
+// The slow reference for the gatherer: visits a value element by element, and searches each piece for it.
 #pragma once
 
 #include <safemap/advanced/dtypes.hpp>
@@ -15,7 +15,7 @@
 
 namespace reference {
 
-/// A tensor as the test described it, before the library saw it.
+/// A tensor as the test described it, independent of the library.
 struct Described {
     safemap::Dtype dtype = {};
     safemap::Shape shape = {};
@@ -26,7 +26,7 @@ struct Described {
     safemap::Dtype wanted = {};
 };
 
-/// The bytes of base element `index` (of a dtype of whole bytes).
+/// Returns the bytes of base element `index` (dtypes of whole bytes).
 inline std::vector<std::byte> stored_element(const Described& t, std::uint64_t index) {
     const unsigned size = safemap::element_size(t.dtype);
     std::vector<std::byte> out(size);
@@ -56,7 +56,7 @@ inline std::vector<std::byte> stored_element(const Described& t, std::uint64_t i
     return out;
 }
 
-/// The value, row-major.
+/// Returns the value, row-major.
 inline std::vector<std::byte> value_of(const Described& t) {
     std::vector<std::byte> out;
     const std::uint64_t count = *safemap::element_count(t.view.shape);

@@ -1,4 +1,4 @@
-// Lists of digests as text, and the places that are kept for them.
+// Tests lists of digests as text, and the space reserved for them in headers.
 #include "safetensors/digests.hpp"
 
 #include "doctest_safemap.hpp"
@@ -27,7 +27,7 @@ std::map<std::string, std::string> read(std::string_view text) {
 
 }  // namespace
 
-TEST_CASE("what is written is read, whatever the names") {
+TEST_CASE("a written list is read back, for any names") {
     CHECK(write_digests({}) == "{}");
     CHECK(read("{}").empty());
     const std::vector<std::pair<std::string_view, Digest>> list = {
@@ -40,11 +40,11 @@ TEST_CASE("what is written is read, whatever the names") {
     for (const auto& [name, digest] : list) CHECK(found.at(std::string(name)) == hex(digest));
 }
 
-TEST_CASE("JSON that others wrote is read too") {
+TEST_CASE("JSON from other programs is read too") {
     CHECK(read("{ \"\\u00e9\" : \"00000000000000000000000000000000\" }\n").count("\xc3\xa9") == 1);
 }
 
-TEST_CASE("what is no list of digests is refused") {
+TEST_CASE("an invalid list of digests is refused") {
     for (const auto* text :
          {"", "{", "[]", "null", "\"x\"", R"({"w":null})", R"({"w":1})", R"({"w":""})", R"({"w":{}})",
           R"({"w":"0000000000000000000000000000000"})", R"({"w":"000000000000000000000000000000000"})",
@@ -55,7 +55,7 @@ TEST_CASE("what is no list of digests is refused") {
     }
 }
 
-TEST_CASE("values go into their places in a header and in an index, whatever stands around them") {
+TEST_CASE("digests are patched into their places in a header and in an index, whatever is around them") {
     const std::string key(checkpoint_digest_key);
     const Shape shape{1};
     const std::vector<TensorSpec> tensors = {{key, Dtype::u8, &shape}, {"w", Dtype::u8, &shape}};

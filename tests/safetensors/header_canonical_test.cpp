@@ -1,4 +1,4 @@
-// Headers as the reference writes them: they are read without a JSON parser, and as that parser would read them.
+// Tests that headers in the reference's form are read without a JSON parser, with the same result as with it.
 #include "safetensors/header_canonical.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -31,7 +31,7 @@ bool canonical(const std::string& header) {
     return CanonicalHeader(std::string_view(padded).substr(0, header.size()), rows, metadata).read();
 }
 
-/// A message without the place that it names.
+/// Returns a message without the offset that it names.
 std::string placeless(const Error& error) {
     const std::string message = error.what();
     return std::string(name(error.code())) + ' ' + message.substr(0, message.find("; near byte")) + '\n';
@@ -47,7 +47,7 @@ std::string told(const Header& header) {
     return text;
 }
 
-/// All that reading this header says, under these rules.
+/// Returns everything that reading this header reports, under these rules.
 std::string told(const std::string& header, std::size_t data_bytes, Rules rules) {
     const auto source = forge::source(forge::safetensors(header, std::string(data_bytes, 'd')));
     CollectFaults collected;
@@ -58,7 +58,7 @@ std::string told(const std::string& header, std::size_t data_bytes, Rules rules)
     return text + (thrown ? "thrown " + placeless(*thrown) : "");
 }
 
-/// Reads a header as it is, and with a blank behind its `{`, which needs a JSON parser and means the same.
+/// Reads a header unchanged, and with a space after its `{`, which requires the JSON parser and has the same meaning.
 void check_both_ways(const std::string& header, std::size_t data_bytes) {
     CAPTURE(header);
     REQUIRE(header.starts_with('{'));
@@ -83,7 +83,7 @@ struct Made {
     std::size_t data_bytes = 0;
 };
 
-/// A header of up to `most` tensors as our writer makes it, which is how the reference does.
+/// Returns a header of up to `most` tensors as our writer makes it, which is the reference's form.
 Made random_header(Random& random, unsigned most) {
     std::vector<safetensors::TensorSpec> specs;
     std::deque<std::string> names;
@@ -108,7 +108,7 @@ Made random_header(Random& random, unsigned most) {
     return made;
 }
 
-/// Text between two places where a member, a number or a word may begin or end.
+/// Returns the text between two offsets where a member, a number or a word may begin or end.
 std::string random_part(Random& random, const std::string& header) {
     const std::size_t begin = std::min(header.find_first_of("\",{[", random() % header.size()), header.size() - 1);
     const std::size_t end = std::min(header.find_first_of("\",}]", begin + 1 + random() % 80), header.size() - 1);
@@ -146,12 +146,12 @@ void mutate(Random& random, std::string& header) {
     }
 }
 
-/// A header of one tensor 'a' of a byte between what stands before and behind it.
+/// Returns a header of one tensor 'a' of one byte, between `before` and `behind`.
 std::string around(const std::string& before, const std::string& behind) {
     return before + R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})" + behind;
 }
 
-/// The same with this value.
+/// Returns the header of a tensor 'a' with this value.
 std::string one(const std::string& value) { return R"({"a":)" + value + '}'; }
 
 }  // namespace
@@ -169,7 +169,7 @@ TEST_CASE("headers of the reference's files need no JSON parser") {
     }
 }
 
-TEST_CASE("any header that is written needs no JSON parser, and both ways of reading agree") {
+TEST_CASE("headers that our writer makes need no JSON parser, and both ways of reading agree") {
     const unsigned seed = soak::seed(15);
     CAPTURE(seed);
     Random random(seed);
@@ -194,11 +194,11 @@ TEST_CASE("both ways of reading a mutated header agree") {
         check_both_ways(header, data_bytes);
         ++(canonical(header) ? plain : refused);
     }
-    CHECK(plain > rounds / 50);  // else the mutations test one of the ways only
+    CHECK(plain > rounds / 50);  // otherwise the mutations would test only one of the two ways
     CHECK(refused > rounds / 4);
 }
 
-TEST_CASE("both ways agree on names and keys that are there twice, out of order, or not in place") {
+TEST_CASE("both ways agree on names and keys that are duplicate, out of order, or misplaced") {
     const std::string a = R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
     const std::string b = R"("b":{"dtype":"I8","shape":[1],"data_offsets":[1,2]})";
     for (const std::string& header :
@@ -214,12 +214,12 @@ TEST_CASE("both ways agree on names and keys that are there twice, out of order,
     }
 }
 
-TEST_CASE("any other layout is handed to the JSON parser, and both ways agree") {
+TEST_CASE("any other form goes to the JSON parser, and both ways agree") {
     for (const std::string& header : {
              std::string("{}"),
              std::string("{"),
              std::string("{}  "),
-             // what stands around the tensors
+             // around the tensors
              around("{", "}\n"),
              around("{", "} {"),
              around("{", "}x"),
@@ -285,20 +285,20 @@ TEST_CASE("any other layout is handed to the JSON parser, and both ways agree") 
     }
 }
 
-TEST_CASE("of a header that is right but for its end nothing is taken twice") {
+TEST_CASE("tensors and metadata of a header whose end needs the JSON parser are not added twice") {
     const std::string header = around(R"({"__metadata__":{"k":"v"},)", "}\n");
     CHECK(told(header, 1, Rules::lenient) ==
           "metadata\nk=v\na U8 [1] 0 1\ntolerated header_not_canonical the header is padded with other bytes than "
           "spaces\n");
 }
 
-TEST_CASE("every truncation of a header is read both ways as the same") {
+TEST_CASE("both ways agree on every truncation of a header") {
     Random random(17);  // NOLINT: the same header every time
     const Made made = random_header(random, 6);
     for (std::size_t size = 1; size < made.header.size(); ++size) check_both_ways(made.header.substr(0, size), 20);
 }
 
-TEST_CASE("a string ends at the same byte wherever it begins in a word, and whatever it holds") {
+TEST_CASE("the end of a string is found at any alignment and for any content") {
     for (std::size_t length = 0; length < 40; ++length)
         for (int byte = 0; byte < 256; ++byte) {
             std::string name(length, 'n');

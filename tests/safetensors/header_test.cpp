@@ -1,4 +1,4 @@
-// Reading headers: what is accepted, and every way to be refused.
+// Tests reading headers: what is accepted, and every kind of refusal.
 #include "safetensors/header.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -34,13 +34,13 @@ std::vector<Error> all_faults(std::string_view file) {
     return faults.take();
 }
 
-/// A header of one tensor 'a' with these fields.
+/// Returns a header of one tensor 'a' with these fields.
 std::string one(std::string_view dtype, std::string_view shape, std::string_view offsets) {
     return R"({"a":{"dtype":")" + std::string(dtype) + R"(","shape":)" + std::string(shape) + R"(,"data_offsets":)" +
            std::string(offsets) + "}}";
 }
 
-/// ~hh is one byte.
+/// Decodes ~hh to one byte.
 std::string unescaped(std::string_view text) {
     std::string bytes;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -80,7 +80,7 @@ std::vector<Case> reference_cases() {
     return cases;
 }
 
-/// The reference's error variants and what they are here.
+/// The reference's error variants, each with safemap's codes for it.
 const std::map<std::string, std::set<Errc>> families = {
     {"InvalidHeader", {Errc::header_not_utf8}},
     {"InvalidHeaderDeserialization",
@@ -117,7 +117,7 @@ TEST_CASE("all labelled cases get the verdict of the reference") {
     }
 }
 
-TEST_CASE("a header says what is where") {
+TEST_CASE("a header gives dtype, shape and place of every tensor") {
     const std::string json =
         R"({"__metadata__":{"z":"1","a":"2"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[2,26]},)"
         R"("b":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}})";
@@ -139,7 +139,7 @@ TEST_CASE("every dtype is known by its name") {
     for (int i = 0; i < safetensors_dtypes; ++i) {
         const auto dtype = static_cast<Dtype>(i);
         CAPTURE(dtype);
-        const unsigned bytes = bits(dtype);  // eight elements
+        const unsigned bytes = bits(dtype);  // bytes of eight elements
         const Header header =
             read(one(name(dtype), "[8]", "[0," + std::to_string(bytes) + "]"), std::string(bytes, 'd'));
         CHECK(header.tensors[0].dtype == dtype);
@@ -155,7 +155,7 @@ TEST_CASE("the last of two tensors of one name counts") {
     CHECK(header.tensors[0].dtype == Dtype::f32);
 }
 
-TEST_CASE("a fault in a tensor that a later one replaces is a fault") {
+TEST_CASE("a fault in a tensor that is later replaced is still a fault") {
     CHECK_FAULT(read(R"({"a":null,"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "dddd"),
                 Errc::header_bad_field);
 }
@@ -174,7 +174,7 @@ TEST_CASE("metadata may be absent, null or empty, and its last value counts") {
     CHECK(read(R"({"\u005f_metadata__":{"a":"b"}})", "").has_metadata);
 }
 
-TEST_CASE("metadata is what it spells, whatever is escaped") {
+TEST_CASE("metadata is unescaped") {
     const Header header =
         read(R"({"__metadata__":{"a\"":"b\"","":"","\u00e9\n\u00e9":"\\","z":"a\\","c":"\u0041\u00e9\n"},)"
              R"("t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
@@ -183,15 +183,15 @@ TEST_CASE("metadata is what it spells, whatever is escaped") {
     CHECK(header.metadata ==
           Pairs{{"", ""}, {"a\"", "b\""}, {"c", "A\u00e9\n"}, {"z", "a\\"}, {"\u00e9\n\u00e9", "\\"}});
     CHECK(header.tensors[0].name == "t");
-    // Of a key that is there several times, however it is spelled, the last value counts.
+    // For a duplicate key, however it is escaped, the last value counts.
     CHECK(read(R"({"__metadata__":{"a":"1","\u0061":"2","b":"3","a":"4"}})", "").metadata ==
           Pairs{{"a", "4"}, {"b", "3"}});
-    // Unescaping in place leaves torn characters behind; what follows is still no UTF-8 fault.
+    // Unescaping in place leaves partial characters behind; the following bytes are still not a UTF-8 fault.
     CHECK_FAULT(read("{\"__metadata__\":{\"\\n\u00e9\u00e9\":\"\\n\u00e9\u00e9\"},\"a\":{\"x\":nul}}", ""),
                 Errc::header_not_json);
 }
 
-TEST_CASE("what is wrong with the JSON is told with its place") {
+TEST_CASE("a JSON fault is reported with its position") {
     const auto message = [](std::string_view json) {
         const auto error = error_of([&] { static_cast<void>(read(json, "")); });
         return error ? error->message() : "";
@@ -204,7 +204,7 @@ TEST_CASE("what is wrong with the JSON is told with its place") {
     CHECK(message(R"({"__metadata__":[]})") == "__metadata__ is not an object");
 }
 
-TEST_CASE("a shape of very many dimensions does not make a message of that size") {
+TEST_CASE("a shape of very many dimensions does not give a long message") {
     std::string shape = "[2";
     for (int i = 0; i < 10'000; ++i) shape += ",2";
     const auto error = error_of([&] { static_cast<void>(read(one("F32", shape + "]", "[0,4]"), "dddd")); });
@@ -213,7 +213,7 @@ TEST_CASE("a shape of very many dimensions does not make a message of that size"
     CHECK(error->message().size() < 200);
 }
 
-TEST_CASE("each rule has its code") {
+TEST_CASE("each rule has its own code") {
     CHECK_FAULT(read(""), Errc::header_too_short);
     CHECK_FAULT(read("1234567"), Errc::header_too_short);
     CHECK_FAULT(read(forge::safetensors_claiming(100'000'001, "{}")), Errc::header_too_large);
@@ -240,13 +240,13 @@ TEST_CASE("each rule has its code") {
                 Errc::offsets_overlap);
 }
 
-TEST_CASE("a header of just the limit is read and one more is not") {
+TEST_CASE("a header of exactly the limit is read, and a longer one is not") {
     const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
     CHECK_OK(read(forge::safetensors(header, "d"), header.size()));
     CHECK_FAULT(read(forge::safetensors(header, "d"), header.size() - 1), Errc::header_too_large);
 }
 
-TEST_CASE("what the specification does not have is told under the compatible policy and refused under the strict one") {
+TEST_CASE("forms outside the specification are reported under the compatible policy and refused under the strict one") {
     struct Allowed {
         std::string header;
         Errc code;
@@ -292,7 +292,7 @@ TEST_CASE("what the specification does not have is told under the compatible pol
     CHECK_FAULT(read(forge::safetensors("{" + a + "," + b + "}", "d"), limit, Rules::strict), Errc::offsets_overlap);
 }
 
-TEST_CASE("bytes after the last tensor are told under the lenient policy and refused under the others") {
+TEST_CASE("bytes after the last tensor are reported under the lenient policy and refused under the others") {
     const std::string file =
         forge::safetensors(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "d and more");
     for (const auto rules : {Rules::compatible, Rules::strict})
@@ -304,7 +304,7 @@ TEST_CASE("bytes after the last tensor are told under the lenient policy and ref
     CHECK(header.tolerated.front().code() == Errc::trailing_bytes);
 }
 
-TEST_CASE("of very many allowances the first hundred are told, and how many more there are") {
+TEST_CASE("of many tolerated faults the first hundred are listed, and the rest are counted") {
     std::string json = "{";
     for (int i = 0; i < 150; ++i)
         json += (i > 0 ? "," : "") + ("\"" + std::to_string(i)) +
@@ -320,7 +320,7 @@ TEST_CASE("of very many allowances the first hundred are told, and how many more
     CHECK(longer.tolerated[101].code() == longer.tolerated[0].code());
 }
 
-TEST_CASE("names and shapes with escapes and blanks are what they spell") {
+TEST_CASE("names and shapes are read with escapes and spaces") {
     const Header header =
         read(R"({"\u0061\"\u00e9\ud83d\ude00":{"d\u0074ype":"U\u0038","shape":[ 2 , 3 ],"data_offsets":[0,6]},)"
              R"("plain":{"dtype":"U8","shape":[18446744073709551615,0],"data_offsets":[6,6]}})",
@@ -331,14 +331,14 @@ TEST_CASE("names and shapes with escapes and blanks are what they spell") {
     CHECK(header.tensors[1].shape == Shape{UINT64_MAX, 0});
 }
 
-TEST_CASE("faults say which tensor they are about") {
+TEST_CASE("faults name their tensor") {
     const auto error = error_of([] { static_cast<void>(read(one("F32", "[2]", "[0,4]"), "dddd")); });
     REQUIRE(error.has_value());
     CHECK(error->tensor() == "a");
     CHECK(error->message() == "4 bytes, but shape [2] of F32 wants 8");
 }
 
-TEST_CASE("what stands in unknown fields is validated too") {
+TEST_CASE("the content of unknown fields is validated too") {
     for (const char* good :
          {"null", "-1.5e-3", "1e-999", "[1,{\"b\":2}]", "\"\\ud83d\\ude00\"", "123456789012345678901234567890",
           "1e-999123456789012345678901234567890", "1e000000000000000000000000000005", "-0e99999999999999999999999",
@@ -352,7 +352,7 @@ TEST_CASE("what stands in unknown fields is validated too") {
     }
 }
 
-TEST_CASE("what follows a value is validated too") {
+TEST_CASE("text after a value is validated too") {
     for (const char* bad : {R"({"a":{"dtype":"U8":null,"shape":[1],"data_offsets":[0,1]}})",
                             R"({"a":{"dtype":"U8","shape":[1]:2,"data_offsets":[0,1]}})",
                             R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]:"x"}})",
@@ -365,7 +365,7 @@ TEST_CASE("what follows a value is validated too") {
     CHECK_FAULT(read(one("", "[1]", "[0,1]"), "d"), Errc::unknown_dtype);
 }
 
-TEST_CASE("125 arrays in an unknown field are read and 126 are not") {
+TEST_CASE("125 nested arrays in an unknown field are read and 126 are not") {
     CHECK_OK(read(with_depth(125), "d"));
     CHECK_FAULT(read(with_depth(126), "d"), Errc::header_not_json);
     CHECK_FAULT(read(with_depth(1'000'000), "d"), Errc::header_not_json);
@@ -384,7 +384,7 @@ TEST_CASE("every truncation of a valid file is refused") {
     }
 }
 
-TEST_CASE("a validator that collects finds every fault of a file") {
+TEST_CASE("a collecting validator finds every fault of a file") {
     const auto faults = all_faults(forge::safetensors(
         R"({"__metadata__":[],"a":{"dtype":"U8","shape":[5],"data_offsets":[0,4]},"b":null,)"
         R"("c":{"dtype":"Q","shape":[1],"data_offsets":[4,5]},"d":{"dtype":"U8","shape":[2],"data_offsets":[3,5]},)"
@@ -396,7 +396,7 @@ TEST_CASE("a validator that collects finds every fault of a file") {
                                      Errc::size_mismatch, Errc::offsets_overlap, Errc::file_truncated});
 }
 
-TEST_CASE("a validator that collects keeps what is sound") {
+TEST_CASE("a collecting validator keeps the valid tensors") {
     CollectFaults faults;
     const auto file = forge::safetensors(R"({"a":{"dtype":"U8","shape":[5],"data_offsets":[0,4]},)"
                                          R"("b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})",
@@ -407,7 +407,7 @@ TEST_CASE("a validator that collects keeps what is sound") {
     CHECK(header.tensors[0].name == "b");
 }
 
-TEST_CASE("empty tensors share a place and stand in the order of the reference's sort") {
+TEST_CASE("empty tensors share an offset, and are in the order of the reference's sort") {
     const Header header = read(R"({"b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
                                R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
                                R"("c":{"dtype":"I64","shape":[0],"data_offsets":[0,0]}})",
@@ -418,14 +418,14 @@ TEST_CASE("empty tensors share a place and stand in the order of the reference's
     CHECK(header.tensors[2].name == "b");
 }
 
-TEST_CASE("a source that fails is not mistaken for a wrong header") {
+TEST_CASE("a read error is not reported as an invalid header") {
     const auto source = callback_source(
         "broken", 100, [](std::uint64_t, std::span<std::byte>) { throw Error(Errc::io_error, "broken"); });
     CollectFaults faults;
     CHECK_FAULT(safetensors::read_header(*source, Rules::compatible, limit, faults), Errc::io_error);
 }
 
-TEST_CASE("a hundred thousand tensors in reverse order are sorted, and found once each") {
+TEST_CASE("a hundred thousand tensors in reverse order are sorted, and each is found once") {
     std::string json = "{";
     const unsigned count = 100'000;
     for (unsigned i = count; i-- > 0;) {
@@ -438,7 +438,7 @@ TEST_CASE("a hundred thousand tensors in reverse order are sorted, and found onc
     for (unsigned i = 0; i < count; ++i) REQUIRE(header.tensors[i].name == "layer." + std::to_string(i));
 }
 
-TEST_CASE("a mutated header is read or refused, and what is read lies inside the file") {
+TEST_CASE("a mutated header is read or refused, and accepted tensors are inside the file") {
     const unsigned seed = soak::seed(7);
     CAPTURE(seed);
     std::mt19937 random(seed);
@@ -465,11 +465,11 @@ TEST_CASE("a mutated header is read or refused, and what is read lies inside the
         });
         if (error) CHECK(exit_code(error->code()) == 1);
     }
-    CHECK(accepted > 100);  // else the mutations test nothing but the first bytes
+    CHECK(accepted > 100);  // otherwise the mutations would test only the first bytes
 }
 
-TEST_CASE("a tensor as the reference writes it is read as one with blanks is") {
-    // The first is read character by character where it can be, the second never is.
+TEST_CASE("a tensor in the reference's form is read like one with spaces") {
+    // The first is read by the fast path if possible, the second never.
     const auto told = [](const std::string& tensor) {
         std::string text;
         const auto error = error_of([&] {
@@ -508,7 +508,7 @@ TEST_CASE("a tensor as the reference writes it is read as one with blanks is") {
     }
 }
 
-TEST_CASE("with any one byte of it changed a small file is read or refused, and what is read lies inside it") {
+TEST_CASE("a small file with any one byte changed is read or refused, and accepted tensors are inside it") {
     const std::string valid = forge::safetensors(
         R"({"__metadata__":{"k":"v"},"a":{"dtype":"F16","shape":[1,3],"data_offsets":[0,6]}})", "values");
     unsigned accepted = 0;

@@ -1,4 +1,4 @@
-// Writing headers: byte for byte as the reference does, and read back as they were meant.
+// Tests writing headers: byte for byte as the reference does, and readable with the same content.
 #include "safetensors/header.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -28,7 +28,7 @@ std::vector<TensorSpec> specs_of(const std::vector<Named>& tensors) {
     return specs;
 }
 
-/// In the order of the reference.
+/// Returns the tensors in the reference's order.
 std::vector<TensorSpec> in_file_order(const std::vector<Named>& tensors) {
     const auto specs = specs_of(tensors);
     std::vector<TensorSpec> sorted;
@@ -43,7 +43,7 @@ std::string write(const std::vector<Named>& tensors, std::uint32_t alignment = 8
                                      alignment);
 }
 
-/// The header of a file of the safetensors package: everything before the data.
+/// Returns everything before the data in a file of the safetensors package.
 std::string header_of(const std::string& file) {
     const std::string bytes = TempDir::read(std::string(SAFEMAP_TEST_DATA "/safetensors/") + file);
     REQUIRE(bytes.size() >= 8);
@@ -94,17 +94,17 @@ TEST_CASE("headers are byte for byte those of the safetensors package") {
         const Metadata metadata = {{"k\"\n", "v\\\u00e9\U0001f600\x02"}};
         CHECK(write(tensors, 8, &metadata) == header_of("names.safetensors"));
     }
-    SUBCASE("nothing at all") { CHECK(write({}) == header_of("empty.safetensors")); }
+    SUBCASE("no tensors") { CHECK(write({}) == header_of("empty.safetensors")); }
     SUBCASE("no metadata") { CHECK(write({{"w", Dtype::f32, {2, 2}}}) == header_of("no_metadata.safetensors")); }
 }
 
-TEST_CASE("the tensors of the package's own tests of writing give its bytes") {
+TEST_CASE("the tensors of the package's own writing tests give its bytes") {
     // safetensors 0.8: test_serialization, test_serialization_forced_alignement, test_fp4, test_empty (both) of the
     // Rust core; test_serialization, test_serialization_metadata and test_serialization_order of the Python package.
     struct Row {
         std::vector<Named> tensors;
         bool with_metadata;
-        unsigned char size;  // of the header
+        unsigned char size;  // size of the header
         const char* header;
     };
     const std::vector<Row> rows = {
@@ -164,14 +164,14 @@ TEST_CASE("the data begins at a multiple of the alignment") {
         CHECK_FAULT(write({}, alignment), Errc::invalid_argument);
 }
 
-TEST_CASE("empty metadata is written as such, and readable even without tensors") {
+TEST_CASE("empty metadata is written, and can be read even without tensors") {
     const Metadata none;
     const auto header = read(write({}, 8, &none));
     CHECK(header.has_metadata);
     CHECK(header.metadata.empty());
 }
 
-TEST_CASE("what cannot be written is refused") {
+TEST_CASE("invalid tensors and metadata are refused") {
     CHECK_FAULT(write({{"a", Dtype::u8, {1}}, {"a", Dtype::f32, {1}}}), Errc::name_collision);
     CHECK_FAULT(write({{"__metadata__", Dtype::u8, {1}}}), Errc::name_collision);
     CHECK_FAULT(write({{"a", Dtype::c128, {1}}}), Errc::unnamed_dtype);
@@ -191,7 +191,7 @@ TEST_CASE("file order is dtype descending, then name") {
     CHECK(safetensors::file_order(specs_of(tensors)) == std::vector<std::uint32_t>{3, 2, 1, 0});
 }
 
-TEST_CASE("whatever is written is read back the same") {
+TEST_CASE("written headers are read back the same") {
     std::mt19937 random(11);  // NOLINT: the same tensors every time
     for (int round = 0; round < 300; ++round) {
         std::vector<Named> tensors(random() % 12);
@@ -200,7 +200,7 @@ TEST_CASE("whatever is written is read back the same") {
             for (auto length = random() % 6; length > 0; --length) name += static_cast<char>(random() % 128);
             Shape shape;
             for (auto rank = random() % 12; rank > 0; --rank) shape.push_back(random() % 4);
-            shape.push_back(8);  // whole bytes for every dtype
+            shape.push_back(8);  // makes every dtype fill whole bytes
             tensors[i] = {name, static_cast<Dtype>(random() % safetensors_dtypes), shape};
         }
         const Metadata metadata = {{"a", "\n\u00e9"}, {std::string(random() % 50, 'k') + "z", ""}};

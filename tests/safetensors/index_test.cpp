@@ -1,4 +1,4 @@
-// The index of a sharded checkpoint, both ways.
+// Tests reading and writing the index of a sharded checkpoint.
 #include "safetensors/index.hpp"
 
 #include "doctest_safemap.hpp"
@@ -28,7 +28,7 @@ std::string mapping_to(std::string_view shard) { return R"({"weight_map":{"w":")
 
 }  // namespace
 
-TEST_CASE("an index is read in its own order") {
+TEST_CASE("an index is read in the order of the file") {
     const Index index =
         read(R"({"metadata":{"total_size":12,"b":"x","a":"y","n":1,"a":"z"},"weight_map":{"w":"2.st","b":"1.st"}})");
     CHECK(index.total_size == 12U);
@@ -36,14 +36,14 @@ TEST_CASE("an index is read in its own order") {
     CHECK(map_of(index) == Map{{"w", "2.st"}, {"b", "1.st"}});
 }
 
-TEST_CASE("of a repeated tensor the last shard counts, in the first place") {
+TEST_CASE("the last shard of a duplicate tensor counts, at the first position") {
     const Index index = read(R"({"weight_map":{"w":"1","b":"2","w":"3","b":"2","w":"4"}})");
     CHECK(map_of(index) == Map{{"w", "4"}, {"b", "2"}});
     CHECK(index.repeated == std::vector<std::uint32_t>{0, 1, 0});
     CHECK(read(R"({"weight_map":{"w":"1","b":"1"}})").repeated.empty());
 }
 
-TEST_CASE("keys that an index has more than once are listed, and the last of each counts") {
+TEST_CASE("duplicate keys of an index are listed, and the last of each counts") {
     const Index index = read(R"({"weight_map":{"w":"1"},"metadata":{"total_size":1,"total_size":2},"weight_map":)"
                              R"({"b":"2"},"weight_map":{"b":"3"}})");
     CHECK(map_of(index) == Map{{"b", "3"}});
@@ -53,7 +53,7 @@ TEST_CASE("keys that an index has more than once are listed, and the last of eac
     CHECK(read(R"({"metadata":{"metadata":"x"},"weight_map":{"metadata":"1"}})").repeated_keys.empty());
 }
 
-TEST_CASE("an index is told by its weight_map") {
+TEST_CASE("an index is recognised by its weight_map") {
     const auto told = [](std::string_view text) { return safetensors::is_index(*forge::source(text)); };
     CHECK(told(R"({"weight_map":{}})"));
     CHECK(told(R"( {"metadata":{}, "weight_map":7})"));
@@ -62,7 +62,7 @@ TEST_CASE("an index is told by its weight_map") {
         CHECK_FALSE(told(text));
 }
 
-TEST_CASE("total_size may be missing, written as a float, or nonsense") {
+TEST_CASE("total_size may be missing, a float, or invalid") {
     CHECK_FALSE(read(R"({"weight_map":{}})").total_size.has_value());
     CHECK_FALSE(read(R"({"metadata":null,"weight_map":{}})").total_size.has_value());
     CHECK(read(R"({"metadata":{"total_size":13476835328.0},"weight_map":{}})").total_size == 13476835328U);
@@ -71,7 +71,7 @@ TEST_CASE("total_size may be missing, written as a float, or nonsense") {
                         .total_size.has_value());
 }
 
-TEST_CASE("what is no index is refused") {
+TEST_CASE("an invalid index is refused") {
     for (const char* text : {"", "{", "nothing", R"({"weight_map":{"a":"b"}} x)"})
         CHECK_FAULT(read(text), Errc::index_not_json);
     for (const char* text :
@@ -79,7 +79,7 @@ TEST_CASE("what is no index is refused") {
         CHECK_FAULT(read(text), Errc::index_bad_field);
 }
 
-TEST_CASE("a shard outside the folder is refused, however it is written") {
+TEST_CASE("a shard outside the folder is refused, in every spelling") {
     for (const char* shard : {"../x", "..", "a/../../x", "a/..", "/etc/passwd", "/", "C:x", "c:/x", "./C:x", "a/../C:x",
                               "a\\\\b", "..\\\\x", "\\\\\\\\host\\\\x", "", "\\u002e./x", "a\\u0000b"}) {
         CAPTURE(shard);
@@ -91,7 +91,7 @@ TEST_CASE("a shard outside the folder is refused, however it is written") {
     }
 }
 
-TEST_CASE("a validator that collects names each wrong entry and keeps the others") {
+TEST_CASE("a collecting validator names each invalid entry and keeps the others") {
     CollectFaults faults;
     const Index index =
         safetensors::read_index(*forge::source(R"({"weight_map":{"a":"../x","b":"y","c":5,"d":"/z"}})"), faults);
@@ -122,7 +122,7 @@ TEST_CASE("an index is byte for byte that of huggingface_hub") {
                   40, {}, Views{{"w.1", a}, {"\u00e9", a}, {"\U0001f600\x7f", b}, {"q\"\\", b}, {"w.2", c}}) ==
               TempDir::read(SAFEMAP_TEST_DATA "/safetensors/hub_plain.index.json"));
     }
-    SUBCASE("of nothing") {
+    SUBCASE("without tensors") {
         CHECK(safetensors::write_index(0, {}, {}) ==
               "{\n  \"metadata\": {\n    \"total_size\": 0\n  },\n  \"weight_map\": {}\n}");
     }
@@ -132,7 +132,7 @@ TEST_CASE("an index is byte for byte that of transformers") {
     const std::string first = "model-00001-of-00002.safetensors";
     const std::string second = "model-00002-of-00002.safetensors";
     constexpr std::uint64_t size = (1ULL << 53) + 1;
-    // U+FFEE sorts before U+1F600, as bytes and as code points but not as UTF-16.
+    // U+FFEE sorts before U+1F600 by bytes and by code points, but not as UTF-16.
     const Views weight_map = {{"w.1", first},    {"\u00e9", first}, {"\U0001f600\x7f", first},
                               {"\uffee", first}, {"q\"\\", second}, {"w.10", second},
                               {"W", second}};
@@ -150,7 +150,7 @@ TEST_CASE("an index is byte for byte that of transformers") {
     CHECK_FAULT(safetensors::write_transformers_index(0, 0, Map{{"k", "\xff"}}, {}), Errc::invalid_argument);
 }
 
-TEST_CASE("an index that was written is read back") {
+TEST_CASE("a written index is read back the same") {
     const Map metadata = {{"a", "\n\"\\"}, {"b", "\U0001f600"}};
     const Index index = read(safetensors::write_index(7, metadata, Views{{"w\x7f", "s"}, {"", "t"}}));
     CHECK(index.total_size == 7U);

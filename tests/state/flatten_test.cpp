@@ -1,4 +1,4 @@
-// Names: examples of the grammar, random trees against the slow twin, and trees that are made to be expensive.
+// Tests names: examples of the grammar, random trees against the slow reference, and trees designed to be expensive.
 #include <safemap/state_tree.hpp>
 
 #include <safemap/advanced/flatten.hpp>
@@ -35,7 +35,7 @@ std::vector<std::string> names(const FlatState& flat) {
     return out;
 }
 
-/// The name of a tensor under one key of a dictionary that is not flat.
+/// Returns the name of a tensor under one key of a dictionary that is not flat.
 std::string name_of_key(StateTree::Node key) {
     StateTree tree;
     StateTree::Dict dict;
@@ -49,7 +49,7 @@ std::string name_of_key(StateTree::Node key) {
 
 }  // namespace
 
-TEST_CASE("keys become segments by the grammar") {
+TEST_CASE("keys are escaped to path segments by the grammar") {
     using namespace std::string_literals;
     const std::pair<std::string, std::string> strings[]{
         {"weight", "0/weight"},
@@ -70,7 +70,7 @@ TEST_CASE("keys become segments by the grammar") {
         {"\xc3\xa9", "0/\xc3\xa9"},
     };
     for (const auto& row : strings) {
-        const auto& key = row.first;  // no binding: Clang 14 captures none
+        const auto& key = row.first;  // not a structured binding: Clang 14 cannot capture those
         const auto& wanted = row.second;
         CAPTURE(wanted);
         CHECK(name_of_key(key) == wanted);
@@ -108,7 +108,7 @@ TEST_CASE("a flat dictionary keeps its keys, and ties are aliases") {
     }
 }
 
-TEST_CASE("a dictionary with anything else in it is named by paths") {
+TEST_CASE("a dictionary with other values than tensors is named by paths") {
     for (int odd = 0; odd < 5; ++odd) {
         CAPTURE(odd);
         StateTree tree;
@@ -136,7 +136,7 @@ TEST_CASE("an empty tree, an empty dictionary and a tensor alone") {
     CHECK(names(flatten(alone)) == std::vector<std::string>{"~root"});
 }
 
-TEST_CASE("tensors without elements are tied only to themselves") {
+TEST_CASE("tensors without elements are tied only if they are one object") {
     StateTree tree;
     const auto stored = store();
     const NodeId nothing = tensor(tree, stored, 0, 0);
@@ -161,7 +161,7 @@ TEST_CASE("plain values are counted in one note") {
     CHECK(flat.only_in_tree[0].find("lr") != std::string::npos);
 }
 
-TEST_CASE("opaque objects that no name leads to are noted") {
+TEST_CASE("opaque objects without a name are noted") {
     StateTree tree;
     StateTree::Dict dict;
     dict.items.emplace_back(text(tree, "w"), tensor(tree));
@@ -177,7 +177,7 @@ TEST_CASE("opaque objects that no name leads to are noted") {
     CHECK(flatten(tree).notes.empty());
 }
 
-TEST_CASE("random trees have the names of the slow twin, and no name twice") {
+TEST_CASE("random trees have the names of the slow reference, and names are unique") {
     std::mt19937 random(42);
     using namespace std::string_literals;
     const std::vector<std::string> keys{
@@ -187,7 +187,7 @@ TEST_CASE("random trees have the names of the slow twin, and no name twice") {
         StateTree tree;
         const auto stored = store(16);
         const std::size_t size = 1 + random() % 25;
-        // Children are any nodes at all, so containers are shared and rings are common.
+        // Children are arbitrary nodes, so containers are shared and cycles are common.
         const auto any = [&] { return static_cast<NodeId>(random() % size); };
         for (std::size_t i = 0; i < size; ++i) {
             switch (random() % 9) {
@@ -240,7 +240,7 @@ TEST_CASE("random trees have the names of the slow twin, and no name twice") {
     }
 }
 
-TEST_CASE("a container that occurs again is noted and not walked again") {
+TEST_CASE("a container that occurs again is noted and not visited again") {
     StateTree tree;
     const NodeId inner = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {tensor(tree)}});
     tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::list, .items = {inner, inner}}));
@@ -251,8 +251,8 @@ TEST_CASE("a container that occurs again is noted and not walked again") {
     CHECK(flat.only_in_tree[0].find("again at 1") != std::string::npos);
 }
 
-TEST_CASE("depth, doubling and long keys do not cost more than the tree is large") {
-    SUBCASE("lists in one another") {
+TEST_CASE("deep, shared and long-named trees cost no more than their size") {
+    SUBCASE("nested lists") {
         StateTree tree;
         NodeId id = tensor(tree);
         for (int i = 0; i < 300'000; ++i) id = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {id}});
@@ -261,7 +261,7 @@ TEST_CASE("depth, doubling and long keys do not cost more than the tree is large
         REQUIRE(flat.tensors.size() == 1);
         CHECK(flat.tensors[0].name().size() == 2 * 300'000 - 1);
     }
-    SUBCASE("tuples that hold the one before twice") {
+    SUBCASE("tuples that hold the previous one twice") {
         StateTree tree;
         NodeId id = tensor(tree);
         for (int i = 0; i < 200; ++i) id = tree.add(StateTree::Sequence{.kind = Kind::tuple, .items = {id, id}});
@@ -281,7 +281,7 @@ TEST_CASE("depth, doubling and long keys do not cost more than the tree is large
         CHECK(flat.tensors.size() > 5'000);
         REQUIRE(flat.notes.size() == 1);
         CHECK(flat.notes[0].find("no name") != std::string::npos);
-        REQUIRE_FALSE(flat.skipped.empty());  // never lost without a word
+        REQUIRE_FALSE(flat.skipped.empty());  // a loss is always reported
         CHECK(flat.skipped[0].name.starts_with("1/1/1/1"));
         CHECK(flat.skipped.size() <= 1000);
     }

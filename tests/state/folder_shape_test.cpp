@@ -1,4 +1,4 @@
-// Which kind of checkpoint a folder holds, by lists of names. Folders that trainers wrote are in
+// Tests which kind of checkpoint a folder holds, from lists of names. Folders that trainers wrote are in
 // tests/interop/training_folders.py.
 #include "state/folder_shape.hpp"
 
@@ -36,7 +36,7 @@ const std::string optim = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
 
 }  // namespace
 
-TEST_CASE("a finished model goes over everything beside it") {
+TEST_CASE("a finished model is preferred to everything beside it") {
     check({
         {{"model.safetensors", ".metadata", "__0_0.distcp"}, Kind::file, {"model.safetensors"}},
         {{"model.safetensors", "scheduler.bin", "optimizer.bin", "data.pt"}, Kind::file, {"model.safetensors"}},
@@ -54,7 +54,7 @@ TEST_CASE("a finished model goes over everything beside it") {
     CHECK(shape({"model.safetensors", "latest=a b", "a b/" + optim}).others == FileNames{"a b"});
 }
 
-TEST_CASE("shards with DCP information and DCP are told by names") {
+TEST_CASE("shards with DCP information, and DCP itself, are recognised by names") {
     const std::string shard = "shard-00001-model-00001-of-00001.safetensors";
     check({
         {{shard, "config.json"}, Kind::hf_shards, {shard}},
@@ -75,7 +75,7 @@ TEST_CASE("shards with DCP information and DCP are told by names") {
     });
 }
 
-TEST_CASE("DeepSpeed is told by its tags, and latest names one of them") {
+TEST_CASE("DeepSpeed is recognised by its tags, and `latest` names one of them") {
     const std::string model = "mp_rank_00_model_states.pt";
     check({
         {{"latest= global_step1\n", "global_step1/" + optim, "data.pt"}, Kind::deepspeed, {"global_step1"}},
@@ -90,7 +90,7 @@ TEST_CASE("DeepSpeed is told by its tags, and latest names one of them") {
         {{"layer_00-model_states.pt"}, Kind::deepspeed, {"layer_00-model_states.pt"}},
         {{"zero_pp_rank_0_mp_rank_00optim_states.pt"}, Kind::deepspeed, {"zero_pp_rank_0_mp_rank_00optim_states.pt"}},
         {{"zero/a.weight/fp32.pt"}, Kind::universal, {"zero"}},
-        // Names that only look so.
+        // Names that only look similar.
         {{"my_model_states.pt"}, Kind::file, {"my_model_states.pt"}},
         {{"latest=run", "model.pt", "run/log.txt"}, Kind::file, {"model.pt"}},
         {{"zero/notes.txt", "model.pt"}, Kind::file, {"model.pt"}},
@@ -106,7 +106,7 @@ TEST_CASE("DeepSpeed is told by its tags, and latest names one of them") {
     CHECK(shape({"g/" + optim, "h/" + optim}).what.find("g, h") != std::string::npos);
 }
 
-TEST_CASE("Megatron's pointer names a folder, and its older format has a folder for each rank") {
+TEST_CASE("Megatron's pointer file names a folder, and its older format has a folder per rank") {
     const std::string pointer = "latest_checkpointed_iteration.txt=";
     check({
         {{pointer + "50\n", "iter_0000050/.metadata", "iter_0000025/.metadata"}, Kind::folder, {"iter_0000050"}},
@@ -125,7 +125,7 @@ TEST_CASE("Megatron's pointer names a folder, and its older format has a folder 
         check({{{pointer + text, "iter_0000050/.metadata"}, Kind::bad_tag, {"latest_checkpointed_iteration.txt"}}});
 }
 
-TEST_CASE("files of ranks are one set, and two sets are ambiguous") {
+TEST_CASE("rank files form one set, and two sets are ambiguous") {
     check({
         {{"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt", "fsdp_config.json"},
          Kind::rank_files,
@@ -147,7 +147,7 @@ TEST_CASE("files of ranks are one set, and two sets are ambiguous") {
         {{"rank0.pt", "rank1.pt"}, Kind::rank_files, {"rank0.pt", "rank1.pt"}},
         {{"rank_0.pt", "rank_1.pt"}, Kind::rank_files, {"rank_0.pt", "rank_1.pt"}},
         {{"checkpoint_0.pt", "checkpoint_1.pt"}, Kind::rank_files, {"checkpoint_0.pt", "checkpoint_1.pt"}},
-        // Names that only look so.
+        // Names that only look similar.
         {{"lora_rank8.pt"}, Kind::file, {"lora_rank8.pt"}},
         {{"lora_rank4.pt", "lora_rank8.pt"}, Kind::several, {"lora_rank4.pt", "lora_rank8.pt"}},
         {{"checkpoint_5.pt"}, Kind::file, {"checkpoint_5.pt"}},
@@ -166,7 +166,7 @@ TEST_CASE("files of ranks are one set, and two sets are ambiguous") {
     CHECK(shape({"model_world_size_999999999_rank_5.pt"}).files.size() == 8);
 }
 
-TEST_CASE("files that trainers write beside a model are looked at last") {
+TEST_CASE("files that trainers write beside a model have the lowest preference") {
     check({
         {{"adapter.pt", "data.pt", "common.pt", "meta.pt", "sampler_1.bin"}, Kind::file, {"adapter.pt"}},
         {{"data.pt"}, Kind::file, {"data.pt"}},
@@ -179,7 +179,7 @@ TEST_CASE("files that trainers write beside a model are looked at last") {
     });
 }
 
-TEST_CASE("a folder of one checkpoint is that checkpoint") {
+TEST_CASE("a folder with one checkpoint is that checkpoint") {
     check({
         {{"final/model.safetensors", "logs/x", ".cache/model.safetensors"}, Kind::folder, {"final"}},
         {{"step-7/.metadata", "step-8.tmp/__0_0.distcp", "step-9.lock/.metadata", "config.json"},
@@ -189,7 +189,7 @@ TEST_CASE("a folder of one checkpoint is that checkpoint") {
         {{"model_and_optim/.metadata", "train/rank0.pt"}, Kind::folder, {"model_and_optim"}},
         {{"train/rank0.pt"}, Kind::folder, {"train"}},
         {{"a/model.safetensors", "b/.metadata"}, Kind::several, {"a", "b"}},
-        {{"a/adapter.pt"}, Kind::nothing, {}},  // no name of a model: it has to be asked for
+        {{"a/adapter.pt"}, Kind::nothing, {}},  // not a model's name: it must be named explicitly
         {{"a/b/model.safetensors"}, Kind::nothing, {}},
         {{"step-1/__0_0.distcp", "step-2/.metadata.tmp"}, Kind::unfinished, {"step-1", "step-2"}},
         {{"notes.txt"}, Kind::nothing, {}},
@@ -198,18 +198,18 @@ TEST_CASE("a folder of one checkpoint is that checkpoint") {
     CHECK(shape({"step-1/.metadata", "step-2/__0_0.distcp"}).others == FileNames{"step-2"});
 }
 
-TEST_CASE("what a save replaces is the safetensors model of the folder itself") {
+TEST_CASE("a save replaces only the safetensors model of the folder itself") {
     using state::safetensors_heads;
     CHECK(safetensors_heads({"model.safetensors", "pytorch_model.bin"}) == FileNames{"model.safetensors"});
     CHECK(safetensors_heads({"a.safetensors.index.json", "model.safetensors"}) ==
           FileNames{"a.safetensors.index.json"});
     CHECK(safetensors_heads({"flax_model.msgpack.index.json", "pytorch_model.bin", "a.safetensors"}).empty());
-    // A model in a folder of it is not in the way.
+    // A model in a subfolder does not conflict.
     const auto own = state::shape_of_folder(state::names_in(forge::Folder(forge::files_of({"a/model.safetensors"}))));
     CHECK(own.kind == Kind::nothing);
 }
 
-TEST_CASE("a rank and its set are told by the name of a file") {
+TEST_CASE("a rank and its set are recognised by the file name") {
     const auto named = state::rank_file("model_world_size_4_rank_3.pt");
     REQUIRE(named.has_value());
     CHECK(named->set == "model_world_size_4_rank_*.pt");

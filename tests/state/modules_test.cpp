@@ -1,4 +1,4 @@
-// Whole modules of torch.nn in a tree: names and order of state_dict(), what is left out, and shapes no module has.
+// Tests whole torch.nn modules in a tree: names and order of state_dict(), omissions, and objects that are not modules.
 #include "state/modules.hpp"
 
 #include "doctest_safemap.hpp"
@@ -27,13 +27,13 @@ namespace {
 
 using Entries = std::vector<std::pair<std::string, NodeId>>;
 
-/// What a module's __dict__ holds.
+/// The content of a module's __dict__.
 struct Parts {
     Entries parameters = {};
     Entries buffers = {};
     Entries modules = {};
     std::vector<std::string> not_persistent = {};
-    Entries before = {};  ///< attributes, before the dictionaries
+    Entries before = {};  ///< attributes before the dictionaries
     Entries after = {};
     bool names_persistent = true;
 };
@@ -92,8 +92,8 @@ StateTree read(const std::string& document, const FlatState& flat) {
         return found == tensors.end() ? nullptr : &found->second;
     });
 }
-/// Modules and other containers within each other, some in several places, some in themselves.
-/// In torch, no two of a module's parameters, buffers and modules have one key.
+/// Returns modules and other containers within each other, some in several places, some in themselves. In torch, a
+/// module's parameters, buffers and modules never share a key; `disjoint` ensures that.
 Tree random_tree(std::mt19937& random, const std::vector<std::string>& keys, bool disjoint) {
     Tree tree;
     std::vector<NodeId> nodes{tree.tensor(), tree.add(std::int64_t{1})};
@@ -126,7 +126,7 @@ Tree random_tree(std::mt19937& random, const std::vector<std::string>& keys, boo
     return tree;
 }
 
-/// As Checkpoint::below() has it.
+/// Returns the tree without tensor names, as Checkpoint::below() has it.
 StateTree without_names(StateTree tree) {
     for (NodeId id = 0; id < tree.size(); ++id)
         if (auto* const tensor = std::get_if<StateTree::Tensor>(&tree[id])) tensor->tensor = tensor->tensor.renamed({});
@@ -150,7 +150,7 @@ TEST_CASE("a module at the root has the names and the order of its state dict") 
     CHECK_FALSE(flat.verbatim);
 }
 
-TEST_CASE("a module anywhere else has its path before them") {
+TEST_CASE("the names of a module elsewhere begin with its path") {
     Tree tree;
     const NodeId net = tree.module({.modules = {{"0", tree.linear()}}});
     tree.set_root(tree.dict({{"step", tree.add(std::int64_t{3})},
@@ -164,7 +164,7 @@ TEST_CASE("a module anywhere else has its path before them") {
                                                   {"model~10/0.bias", "list/1/~s7/0.bias"}});
 }
 
-TEST_CASE("an object without one of the dictionaries is no module") {
+TEST_CASE("an object that lacks one of the dictionaries is not a module") {
     for (const std::string missing : {"_parameters", "_buffers", "_modules"}) {
         CAPTURE(missing);
         Tree tree;
@@ -180,7 +180,7 @@ TEST_CASE("an object without one of the dictionaries is no module") {
     }
 }
 
-TEST_CASE("what the state dict is without is skipped, unless it has a name elsewhere") {
+TEST_CASE("tensors that the state dict omits are skipped, unless they have a name elsewhere") {
     Tree tree;
     const NodeId weight = tree.tensor();
     const NodeId elsewhere = tree.tensor();
@@ -199,7 +199,7 @@ TEST_CASE("what the state dict is without is skipped, unless it has a name elsew
     CHECK(flat.skipped[2].why.find("attribute") != std::string::npos);
     CHECK(flat.notes.empty());
 
-    // The document has them at their places, and names what is stored.
+    // The document has them at their paths, and names the stored tensors.
     const std::string document = document_of(tree);
     CHECK(document.find(R"("early":["l",["T",{"n":"net/a.weight"}],)") != std::string::npos);
     CHECK(document.find(R"("mask":["o","torch.Tensor",)") != std::string::npos);
@@ -215,7 +215,7 @@ TEST_CASE("before torch 1.6 all buffers are persistent") {
     CHECK(names(flatten(tree)) == std::vector<std::string>{"mask"});
 }
 
-TEST_CASE("a module that occurs twice has both names, and one in itself ends") {
+TEST_CASE("a module that occurs twice has both names, and a cycle ends") {
     Tree tree;
     const NodeId shared = tree.linear();
     const NodeId ring = tree.module({.modules = {{"a", shared}, {"b", shared}}});
@@ -234,7 +234,7 @@ TEST_CASE("a module that occurs twice has both names, and one in itself ends") {
     CHECK(flatten(without_names(found)).aliases == flat.aliases);
 }
 
-TEST_CASE("no two names are the same, whatever the keys") {
+TEST_CASE("names are unique for any keys") {
     Tree tree;
     const NodeId parts = tree.object({{"indices", tree.tensor()}});
     const NodeId dotted = tree.module({.parameters = {{"b", tree.tensor()}}});
@@ -249,8 +249,8 @@ TEST_CASE("no two names are the same, whatever the keys") {
     CHECK(names(flatten(without_names(read(document_of(tree), flat)))) == names(flat));
 }
 
-TEST_CASE("modules within each other take no more than the tree is worth") {
-    SUBCASE("each twice in the next: 2^60 names") {
+TEST_CASE("nested modules cost no more than their number") {
+    SUBCASE("each twice in the next one: 2^60 names") {
         Tree tree;
         NodeId module = tree.linear();
         for (int i = 0; i < 60; ++i) module = tree.module({.modules = {{"a", module}, {"b", module}}});
@@ -261,7 +261,7 @@ TEST_CASE("modules within each other take no more than the tree is worth") {
         REQUIRE_FALSE(flat.only_in_tree.empty());
         CHECK(flat.only_in_tree.back().find("more than once") != std::string::npos);
     }
-    SUBCASE("and without a tensor") {
+    SUBCASE("the same without a tensor") {
         Tree tree;
         NodeId module = tree.module({});
         for (int i = 0; i < 60; ++i) module = tree.module({.modules = {{"a", module}, {"b", module}}});
@@ -278,7 +278,7 @@ TEST_CASE("modules within each other take no more than the tree is worth") {
     }
 }
 
-TEST_CASE("of random trees, names are unique, lead to their tensors, and come back from the document") {
+TEST_CASE("in random trees, names are unique, lead to their tensors, and survive the document") {
     const std::vector<std::string> plain{"a", "b", "0", "1", "w"};
     const std::vector<std::string> hard{"a", "b", "a.b", "a/b", "", "~1", "__metadata__", "0"};
     const unsigned seed = std::random_device()();
@@ -294,7 +294,7 @@ TEST_CASE("of random trees, names are unique, lead to their tensors, and come ba
         std::sort(all.begin(), all.end());
         REQUIRE(std::adjacent_find(all.begin(), all.end()) == all.end());
         for (const LazyTensor& tensor : flat.tensors) {
-            if (i % 2 == 1 || flat.verbatim) break;  // keys with dots may lead elsewhere; keys as they are are no paths
+            if (i % 2 == 1 || flat.verbatim) break;  // keys with dots may lead elsewhere; verbatim names are not paths
             CAPTURE(tensor.name());
             const auto found = tree.find(tensor.name() == "~root" ? "" : tensor.name());
             REQUIRE(found);

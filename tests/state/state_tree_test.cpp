@@ -1,4 +1,4 @@
-// Finding nodes by path, and taking a part of a tree.
+// Tests finding nodes by path, and subtrees.
 #include <safemap/state_tree.hpp>
 
 #include <safemap/advanced/stored_tensor.hpp>
@@ -33,13 +33,13 @@ struct Training {
             {text("state"), tree.add(std::move(inner))},
             {text("args"), tree.add(StateTree::Opaque{.type = "x.Y", .why = "unknown", .children = {{"lr", step}}})}};
         tree.set_root(tree.add(std::move(root)));
-        std::get<StateTree::Sequence>(tree[shared]).items.push_back(tree.root());  // a ring
+        std::get<StateTree::Sequence>(tree[shared]).items.push_back(tree.root());  // a cycle
     }
 };
 
 }  // namespace
 
-TEST_CASE("a node is found by the path that a tensor there would be named") {
+TEST_CASE("a node is found by the path that names a tensor there") {
     const Training training;
     const StateTree& tree = training.tree;
     CHECK(tree.find("") == tree.root());
@@ -56,7 +56,7 @@ TEST_CASE("a node is found by the path that a tensor there would be named") {
     CHECK_FALSE(StateTree().find(""));
 }
 
-TEST_CASE("a part of a tree is what its root leads to, with what is shared and rings") {
+TEST_CASE("a subtree is everything below its root, with sharing and cycles") {
     const Training training;
     const StateTree part = training.tree.subtree(*training.tree.find("state/~s0"));
     CHECK(part.size() == 2);
@@ -67,7 +67,7 @@ TEST_CASE("a part of a tree is what its root leads to, with what is shared and r
     CHECK(ring.find("2/state/a~1b") == ring.root());
 }
 
-TEST_CASE("nodes are put where a path leads, and taken out") {
+TEST_CASE("nodes are put and erased by path") {
     Training training;
     StateTree& tree = training.tree;
     const NodeId nine = tree.add(std::int64_t{9});
@@ -102,7 +102,7 @@ TEST_CASE("nodes are put where a path leads, and taken out") {
     CHECK(tree.root() == nine);
 }
 
-TEST_CASE("arguments behind one that goes move up") {
+TEST_CASE("the arguments after an erased one move up") {
     StateTree tree;
     const NodeId one = tree.add(std::int64_t{1});
     const NodeId two = tree.add(std::int64_t{2});
@@ -114,7 +114,7 @@ TEST_CASE("arguments behind one that goes move up") {
     CHECK(tree.find("x") == one);
 }
 
-TEST_CASE("what an object would be made of is counted when some of it goes") {
+TEST_CASE("the number of arguments is updated when one is erased") {
     StateTree tree;
     const NodeId one = tree.add(std::int64_t{1});
     tree.set_root(tree.add(
@@ -125,7 +125,7 @@ TEST_CASE("what an object would be made of is counted when some of it goes") {
     CHECK(std::get<StateTree::Opaque>(tree[tree.root()]).arguments == 1);
 }
 
-TEST_CASE("a tree prints folded, and ends where it turns back") {
+TEST_CASE("a tree is printed folded, and stops at a cycle") {
     const auto printed = [](const StateTree& tree) {
         std::ostringstream out;
         out << tree;
@@ -157,7 +157,7 @@ TEST_CASE("a tree prints folded, and ends where it turns back") {
     CHECK(line.ends_with(", ... 1000 in all)\n"));
     CHECK(line.size() < 120);
 
-    // Keys that no segment spells are shown below their place.
+    // Keys that no path segment can express are printed below their place.
     StateTree::Dict pairs;
     const NodeId pair = tree.add(
         StateTree::Sequence{.kind = Kind::tuple, .items = {tree.add(std::int64_t{1}), tree.add(std::int64_t{2})}});
@@ -166,7 +166,7 @@ TEST_CASE("a tree prints folded, and ends where it turns back") {
     tree.set_root(tree.add(std::move(pairs)));
     CHECK(printed(tree) == "~k0  3\n  ~key  (1, 2)\n~k1\n  0  (1, 2)\n  ~key  2.5\n");
 
-    // Long keys around one another, and lines below them without end.
+    // Long keys nested in each other, with endless lines below them.
     StateTree::Sequence many{.kind = Kind::list};
     const NodeId empty = tree.add(StateTree::Dict{.items = {{tree.add(std::string("x")), tree.add(std::int64_t{1})}}});
     for (int i = 0; i < 100'000; ++i) many.items.push_back(i % 2 == 0 ? empty : tree.add(StateTree::Dict{}));

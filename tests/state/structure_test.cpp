@@ -1,4 +1,4 @@
-// The structure document: examples of the format, random trees there and back, and documents that are not ours.
+// Tests the structure document: examples of the format, random trees there and back, and invalid documents.
 #include "state/structure.hpp"
 
 #include <safemap/advanced/flatten.hpp>
@@ -34,7 +34,7 @@ NodeId tensor(StateTree& tree, const std::shared_ptr<const StoredTensor>& stored
         StateTree::Tensor{.tensor = LazyTensor({}, stored, {.shape = {2}, .strides = {1}, .offset = offset})});
 }
 
-/// What a file of the flattened tree would hold.
+/// Returns the tensors that a file of the flattened tree would hold.
 Tensors stored_tensors(const StateTree& tree) {
     Tensors tensors;
     for (const LazyTensor& each : flatten(tree).tensors) tensors.emplace(each.name(), each);
@@ -54,7 +54,7 @@ StateTree read(std::string_view document, const Tensors& tensors = {}) {
     });
 }
 
-/// Equal in every value, type, order and bit, and with the same things in several places. Slow and plain.
+/// Compares every value, type, order and bit, and sharing. Slow and simple.
 class Same {
 public:
     Same(const StateTree& a, const StateTree& b) : a_(a), b_(b) {}
@@ -132,7 +132,7 @@ private:
         return node(i, j);
     }
 
-    /// Python tells other values apart only by what they are.
+    /// Returns true for values whose identity matters; Python compares other values by content only.
     static bool is_shared(const StateTree::Node& node) {
         if (const auto* bytes = std::get_if<StateTree::Bytes>(&node)) return bytes->mutable_array;
         const auto* sequence = std::get_if<StateTree::Sequence>(&node);
@@ -166,7 +166,7 @@ std::string spelled(StateTree::Node node) {
 
 }  // namespace
 
-TEST_CASE("values are spelled as the specification says, and read back bit for bit") {
+TEST_CASE("values have the form in the specification, and are read back bit for bit") {
     using namespace std::string_literals;
     CHECK(spelled(StateTree::None{}) == "null");
     CHECK(spelled(true) == "true");
@@ -201,7 +201,7 @@ TEST_CASE("values are spelled as the specification says, and read back bit for b
     CHECK(spelled(StateTree::Opaque{.type = "a.B", .why = "unknown"}) == R"(["o","a.B",["t"],{},"unknown"])");
 }
 
-TEST_CASE("an optimizer's state is readable, and says which tensors are which") {
+TEST_CASE("an optimizer's state is readable, and identifies its tensors") {
     StateTree tree;
     const auto text = [&](const char* value) { return tree.add(std::string(value)); };
     const NodeId shared = tensor(tree);
@@ -224,7 +224,7 @@ TEST_CASE("an optimizer's state is readable, and says which tensors are which") 
     CHECK(Same(tree, read(document, stored_tensors(tree)))());
 }
 
-TEST_CASE("what is more than a tensor or a number of Python's says what it is") {
+TEST_CASE("a value that is more than a plain tensor or Python number records its kind") {
     using Form = StateTree::Opaque::Form;
     StateTree tree;
     const auto text = [&](const char* value) { return tree.add(std::string(value)); };
@@ -274,7 +274,7 @@ TEST_CASE("what is more than a tensor or a number of Python's says what it is") 
     CHECK(Same(tree, read(document, tensors))());
 }
 
-TEST_CASE("a dtype that safetensors has no name for is told, in a document of version 2") {
+TEST_CASE("a dtype that safetensors does not have is recorded, in a document of version 2") {
     const auto made = [](Dtype dtype, Shape shape) {
         return LazyTensor("x",
                           stored_run(dtype, std::move(shape), memory_source("memory", std::vector<std::byte>(96)), 0));
@@ -290,13 +290,13 @@ TEST_CASE("a dtype that safetensors has no name for is told, in a document of ve
     CHECK(found.dtype() == Dtype::c128);
     CHECK(found.shape() == Shape{2, 3});
     CHECK(structure_of(again, [](const std::string& name) { return name; }) == document);
-    // Without such a dtype it is one of version 1.
+    // Without such a dtype the document has version 1.
     StateTree plain;
     plain.set_root(plain.add(StateTree::Tensor{.tensor = stored}));
     CHECK(structure_of(plain, [](const std::string& name) { return name; }) == R"({"v":1,"root":["T",{"n":"x"}]})");
 }
 
-TEST_CASE("which tensors are Parameters is told of where a document would keep it") {
+TEST_CASE("which tensors are Parameters is reported as known only to the tree") {
     StateTree tree;
     const NodeId plain = tensor(tree);
     const NodeId parameter = tensor(tree);
@@ -309,7 +309,7 @@ TEST_CASE("which tensors are Parameters is told of where a document would keep i
     CHECK(flatten(tree).only_in_tree[0].find("for example 1") != std::string::npos);
 }
 
-TEST_CASE("tensors in a tensor's attributes are told of, and not stored") {
+TEST_CASE("tensors in a tensor's attributes are reported, and not stored") {
     StateTree tree;
     const NodeId around = tensor(tree);
     StateTree::Dict own;
@@ -328,7 +328,7 @@ TEST_CASE("tensors in a tensor's attributes are told of, and not stored") {
     CHECK(attributes.items[1].second == first);
 }
 
-TEST_CASE("what is met in attributes first keeps its tensors where names lead") {
+TEST_CASE("a value that is first met in attributes keeps its tensors at their named place") {
     for (const bool holds_tensor : {true, false}) {
         CAPTURE(holds_tensor);
         StateTree tree;
@@ -346,7 +346,7 @@ TEST_CASE("what is met in attributes first keeps its tensors where names lead") 
     }
 }
 
-TEST_CASE("a tensor under another name says so, and one that is not stored becomes an object") {
+TEST_CASE("a renamed tensor records its name, and an unsaved one becomes an object") {
     StateTree tree;
     StateTree::Dict dict;
     dict.items = {{tree.add(std::string("w")), tensor(tree)}, {tree.add(std::string("x")), tensor(tree)}};
@@ -362,7 +362,7 @@ TEST_CASE("a tensor under another name says so, and one that is not stored becom
     CHECK(std::get<StateTree::Tensor>(again[items[0].second]).tensor.name() == "model.w");
 }
 
-TEST_CASE("random trees come back as they were, with rings, ties and whatever stands in several places") {
+TEST_CASE("random trees are read back the same, with cycles, ties and shared values") {
     std::mt19937 random(7);
     using namespace std::string_literals;
     const std::vector<std::string> keys{
@@ -438,7 +438,7 @@ TEST_CASE("random trees come back as they were, with rings, ties and whatever st
         }
         for (std::size_t n = 0; n < 3; ++n) tree.add(keys[1 + n]);
         tree.add(StateTree::Dict{.items = {{static_cast<NodeId>(size), static_cast<NodeId>(size + 1)}}});
-        // As in Python no key is there twice.
+        // As in Python, keys are unique.
         for (const NodeId id : pairs) {
             std::set<std::string> seen;
             std::erase_if(std::get<StateTree::Dict>(tree[id]).items, [&](const auto& item) {
@@ -452,8 +452,8 @@ TEST_CASE("random trees come back as they were, with rings, ties and whatever st
     }
 }
 
-TEST_CASE("what is too deep or too long for a document is refused, and quickly") {
-    SUBCASE("lists in one another") {
+TEST_CASE("a tree that is too deep or too large for a document is refused quickly") {
+    SUBCASE("nested lists") {
         StateTree tree;
         NodeId id = tree.add(StateTree::None{});
         for (int i = 0; i < 300'000; ++i) id = tree.add(StateTree::Sequence{.kind = Kind::list, .items = {id}});
@@ -468,7 +468,7 @@ TEST_CASE("what is too deep or too long for a document is refused, and quickly")
         tree.set_root(tree.add(std::move(list)));
         CHECK_FAULT(document_of(tree), Errc::structure_too_large);
     }
-    SUBCASE("whatever stands at the depth that is left") {
+    SUBCASE("every kind of value near the deepest level") {
         for (unsigned depth = deepest_structure - 8; depth <= deepest_structure; ++depth) {
             for (int kind = 0; kind < 5; ++kind) {
                 CAPTURE(depth);
@@ -495,14 +495,14 @@ TEST_CASE("what is too deep or too long for a document is refused, and quickly")
             }
         }
     }
-    SUBCASE("one name of many tensors") {
+    SUBCASE("one long name for many tensors") {
         const std::string name(1'000'000, 'w');
         std::string document = R"({"v":1,"root":["l")";
         for (int i = 0; i < 3000; ++i) document += R"(,["T",{"n":"w"}])";
         const LazyTensor found(name, store());
         CHECK_FAULT(unflatten(document + "]}", [&](const std::string&) { return &found; }), Errc::bad_structure);
     }
-    SUBCASE("as deep as it may be") {
+    SUBCASE("the deepest allowed nesting") {
         StateTree tree;
         NodeId id = tree.add(StateTree::None{});
         for (unsigned i = 0; i + 1 < deepest_structure; ++i)
@@ -514,7 +514,7 @@ TEST_CASE("what is too deep or too long for a document is refused, and quickly")
     }
 }
 
-TEST_CASE("a document that is not ours is one clear error") {
+TEST_CASE("an invalid document is one clear error") {
     for (const char* root : {
              R"([])",
              R"([1])",

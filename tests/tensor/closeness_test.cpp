@@ -1,4 +1,4 @@
-// Numbers with a tolerance, against a slow twin in long double.
+// Tests comparisons with a tolerance against a slow reference in long double.
 #include "tensor/closeness.hpp"
 
 #include "doctest_safemap.hpp"
@@ -21,7 +21,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-/// The parts of an element, which long double holds exactly.
+/// Returns the parts of an element, which long double represents exactly.
 template <class T> std::vector<long double> parts(const Bytes& bytes, std::int64_t i) {
     const T value = detail::read_element<T>(bytes.data(), i);
     if constexpr (std::is_arithmetic_v<T>) {
@@ -48,7 +48,7 @@ template <class T> Closeness slow(const Bytes& a, const Bytes& b, std::int64_t c
             if (x == y || (std::isnan(x) && std::isnan(y))) continue;
             const auto difference = static_cast<double>(std::abs(x - y));
             const double limit = atol + rtol * std::abs(static_cast<double>(y));
-            // Differences of integers are exact, those of F64 are rounded.
+            // Differences of integers are exact; those of F64 are rounded.
             const bool within = std::is_integral_v<T> ? std::abs(x - y) <= limit : difference <= limit;
             close = close && std::isfinite(x) && std::isfinite(y) && within;
             if (std::isnan(difference) || difference > result.max_abs) result.max_abs = difference;
@@ -59,7 +59,7 @@ template <class T> Closeness slow(const Bytes& a, const Bytes& b, std::int64_t c
     return result;
 }
 
-/// Random bits, with many elements that are equal or nearly so.
+/// Compares random bits, with many elements that are equal or nearly equal.
 template <class T> void try_random(std::mt19937_64& random) {
     const Dtype dtype = detail::dtype_of<T>();
     CAPTURE(name(dtype));
@@ -74,7 +74,7 @@ template <class T> void try_random(std::mt19937_64& random) {
                 const Closeness expected = slow<T>(a, b, count, atol, rtol);
                 const Closeness found = compare_numbers(dtype, a, b, atol, rtol);
                 CHECK(found.first_apart == expected.first_apart);
-                if (std::isnan(found.max_abs)) continue;  // the twin stops at a NaN, as far as it is one
+                if (std::isnan(found.max_abs)) continue;  // the slow reference stops at a NaN
                 CHECK(found.max_abs == expected.max_abs);
             }
     }
@@ -93,7 +93,7 @@ Closeness compare(std::initializer_list<T> a, std::initializer_list<T> b, double
 
 }  // namespace
 
-TEST_CASE("numbers of every dtype are compared as a slow twin compares them") {
+TEST_CASE("numbers of every dtype are compared as by a slow reference") {
     const unsigned seed = std::random_device()();
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -129,7 +129,7 @@ TEST_CASE("differences of integers are exact in 64 bits") {
     CHECK(compare<std::uint64_t>({most}, {0}).max_abs == 0x1p64);
     CHECK(compare<std::int64_t>({low}, {high}).max_abs == 0x1p64);
     CHECK(compare<std::int64_t>({low, low}, {low, high}).first_apart == 1);
-    // 2^53 + 1 is not a double.
+    // 2^53 + 1 has no exact double.
     CHECK(compare<std::uint64_t>({(1ULL << 53) + 1}, {0}, 0x1p53).first_apart == 0);
     CHECK_FALSE(compare<std::uint64_t>({1ULL << 53}, {0}, 0x1p53).first_apart);
     CHECK(compare<std::uint64_t>({most}, {most - 1}).first_apart == 0);
@@ -139,13 +139,13 @@ TEST_CASE("differences of integers are exact in 64 bits") {
     CHECK(compare<std::int8_t>({-128}, {127}).max_abs == 255);
 }
 
-TEST_CASE("NaN, infinities and zeros") {
+TEST_CASE("NaNs are equal, an infinity equals only itself, and zeros ignore the sign") {
     constexpr float nan = std::numeric_limits<float>::quiet_NaN();
     constexpr float inf = std::numeric_limits<float>::infinity();
     const Closeness same = compare<float>({nan, -nan, inf, -inf, 0.0F}, {-nan, nan, inf, -inf, -0.0F});
     CHECK_FALSE(same.first_apart);
     CHECK(same.max_abs == 0);
-    // No tolerance makes an infinity a number.
+    // No tolerance makes an infinity equal a number.
     for (const float other : {1.0F, -inf}) {
         CHECK(compare<float>({inf}, {other}, 1e300, 1).first_apart == 0);
         CHECK(compare<float>({other}, {inf}, 1e300, 1).first_apart == 0);
@@ -154,12 +154,12 @@ TEST_CASE("NaN, infinities and zeros") {
     const Closeness apart = compare<float>({1, nan, 7}, {2, 1, 9}, 10);
     CHECK(apart.first_apart == 1);
     CHECK(std::isnan(apart.max_abs));
-    // The tolerance is in proportion to b, not to a.
+    // The relative tolerance scales with b, not with a.
     CHECK_FALSE(compare<double>({10}, {11}, 0, 0.0999).first_apart);
     CHECK(compare<double>({11}, {10}, 0, 0.0999).first_apart == 0);
 }
 
-TEST_CASE("booleans and dtypes without values have no numbers") {
+TEST_CASE("booleans and opaque dtypes have no numbers") {
     for (const Dtype dtype : {Dtype::boolean, Dtype::qint8, Dtype::quint4x2, Dtype::bits8})
         CHECK_FALSE(has_numbers(dtype));
     for (const Dtype dtype : {Dtype::u64, Dtype::f4, Dtype::f8_e8m0, Dtype::bf16, Dtype::c32, Dtype::c128})

@@ -1,4 +1,4 @@
-// Casts against a slow twin that searches all values of the target, and against values that torch gave.
+// Tests casts against a slow reference that searches all values of the target, and against results of torch.
 #include "tensor/convert.hpp"
 #include "doctest_safemap.hpp"
 #include "reference/slow_cast.hpp"
@@ -35,7 +35,7 @@ std::uint64_t element(std::span<const std::byte> bytes, std::size_t size, std::s
     return raw;
 }
 
-/// Converts all at once and holds each element, and the counts, against the twin.
+/// Converts all elements at once, and compares each of them and the counts with the reference.
 void check_casts(Dtype from, std::span<const std::byte> in, Dtype to, Vectors vectors) {
     const std::size_t from_size = element_size(from);
     const std::size_t to_size = element_size(to);
@@ -73,8 +73,8 @@ std::uint64_t new_seed() {
     return text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
 }
 
-/// Every kind of value that has no finite neighbours to be half way between: zeros, subnormals, infinities and NaNs of
-/// both signs, each bit of the payload alone, with and without the quiet one.
+/// Returns every kind of value that has no finite neighbours to be half way between: zeros, subnormals, infinities and
+/// NaNs of both signs, each bit of the payload alone, with and without the quiet bit.
 template <class T> std::vector<T> special_values() {
     using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
     using Limits = std::numeric_limits<T>;
@@ -88,8 +88,8 @@ template <class T> std::vector<T> special_values() {
     return made;
 }
 
-/// Each value of the format, each number half way to the next, the last one's beyond the range, and what is next to
-/// these, of both signs.
+/// Returns each value of the format, the midpoint to the next value (for the last one beyond the range), and the
+/// neighbours of these, of both signs.
 template <class T> std::vector<T> boundaries(Dtype format) {
     const auto& values = SlowFormat::of(format).values();
     std::vector<T> made;
@@ -107,7 +107,7 @@ template <class T> std::vector<T> boundaries(Dtype format) {
 
 }  // namespace
 
-TEST_CASE("every value of the formats of 8 and 16 bits becomes what the slow twin says in every other format") {
+TEST_CASE("every value of the 8-bit and 16-bit formats is cast to every other format as by the slow reference") {
     for (const Dtype from : smalls) {
         std::vector<std::uint16_t> wide(std::size_t{1} << (8 * element_size(from)));
         std::iota(wide.begin(), wide.end(), std::uint16_t{0});
@@ -127,13 +127,13 @@ TEST_CASE_TEMPLATE("zeros, subnormals, infinities and NaNs with payloads are cas
     for (const Dtype to : castables) check_casts(special_values<From>(), to);
 }
 
-TEST_CASE_TEMPLATE("random bits are cast as the slow twin does", From, float, double) {
+TEST_CASE_TEMPLATE("random bits are cast as by the slow reference", From, float, double) {
     const std::uint64_t seed = new_seed();
     CAPTURE(seed);
     std::mt19937_64 random(seed);
     std::vector<From> values(50'001);
     for (From& value : values) {
-        // All exponents; then those that the narrow formats have.
+        // All exponents first; then those that the narrow formats have.
         if constexpr (sizeof(From) == 8) value = std::bit_cast<double>(random());
         else value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
         if (random() % 2 == 0)
@@ -143,7 +143,7 @@ TEST_CASE_TEMPLATE("random bits are cast as the slow twin does", From, float, do
     for (const Dtype to : castables) check_casts(values, to);
 }
 
-TEST_CASE("a cast touches its own elements and no others, whatever their number and alignment") {
+TEST_CASE("a cast writes only its own elements, for any count and alignment") {
     const std::uint64_t seed = new_seed();
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -172,7 +172,7 @@ TEST_CASE("a cast touches its own elements and no others, whatever their number 
             }
 }
 
-TEST_CASE("what goes to a wider format comes back") {
+TEST_CASE("a cast to a wider format and back gives the same value") {
     for (const Dtype narrow : smalls)
         for (const Dtype wide : {Dtype::f32, Dtype::f64})
             for (std::uint32_t raw = 0; raw < 1U << (8 * element_size(narrow)); ++raw) {
@@ -189,8 +189,9 @@ TEST_CASE("what goes to a wider format comes back") {
             }
 }
 
-TEST_CASE("F64 goes to narrow formats by way of F32, as in torch") {
-    // Just above half way from 1 to the next value: F32 has only the half way itself, which is a tie, and 1 is even.
+TEST_CASE("F64 is cast to narrow formats through F32, as in torch") {
+    // Slightly above the midpoint from 1 to the next value: F32 rounds it to the midpoint, which is a tie, and 1 is
+    // even.
     struct Row {
         Dtype to;
         double half;
@@ -210,7 +211,8 @@ TEST_CASE("F64 goes to narrow formats by way of F32, as in torch") {
     }
 }
 
-TEST_CASE("what is finite and too large is counted as overflow, what is not finite as that, and nothing twice") {
+TEST_CASE(
+    "finite values that are too large count as overflow, non-finite values as non-finite, and none counts twice") {
     const auto counted = [](double x, Dtype to) {
         const std::vector<double> in(3, x);
         std::vector<std::byte> out(3 * element_size(to));
@@ -218,7 +220,7 @@ TEST_CASE("what is finite and too large is counted as overflow, what is not fini
     };
     struct Row {
         Dtype to;
-        double fits;  // rounded to the largest value
+        double fits;  // rounds to the largest value
     };
     for (const Row& row : {Row{Dtype::f32, 0x1.FFFFFEFFFFFFFp127}, Row{Dtype::bf16, 0x1.FEFFFEp127},
                            Row{Dtype::f16, 65519.99}, Row{Dtype::f8_e4m3, 464.0}, Row{Dtype::f8_e5m2, 61439.99},
@@ -236,7 +238,7 @@ TEST_CASE("what is finite and too large is counted as overflow, what is not fini
     }
 }
 
-TEST_CASE("what torch 2.13 makes of values beyond the range") {
+TEST_CASE("values beyond the range become what torch 2.13 makes of them") {
     struct Row {
         float in;
         std::uint8_t e4m3, e5m2, e4m3fnuz, e5m2fnuz;
@@ -261,7 +263,7 @@ TEST_CASE("what torch 2.13 makes of values beyond the range") {
     }
 }
 
-TEST_CASE("casts exist between the float dtypes and nowhere else") {
+TEST_CASE("casts exist only between float dtypes") {
     int castable = 0;
     for (int i = 0; i <= static_cast<int>(Dtype::bits4x2); ++i) castable += is_castable(static_cast<Dtype>(i)) ? 1 : 0;
     CHECK(castable == 8);
@@ -270,7 +272,7 @@ TEST_CASE("casts exist between the float dtypes and nowhere else") {
         CHECK_FALSE(is_castable(dtype));
 }
 
-TEST_CASE("byte order, conjugation and sign, in place") {
+TEST_CASE("byte order, conjugation and sign are decoded in place") {
     std::uint32_t words[] = {0x01020304, 0xAABBCCDD};
     byte_swap(std::as_writable_bytes(std::span(words)), 4);
     CHECK(words[0] == 0x04030201);
@@ -294,7 +296,7 @@ TEST_CASE("byte order, conjugation and sign, in place") {
     CHECK(wide[0] == -7);
 }
 
-TEST_CASE("the value types decode what their formats say") {
+TEST_CASE("the value types decode as their formats specify") {
     CHECK(static_cast<float>(bf16{0x3F80}) == 1.0F);
     CHECK(static_cast<float>(f16{0x3C00}) == 1.0F);
     CHECK(static_cast<float>(f16{0x0001}) == std::ldexp(1.0F, -24));

@@ -1,4 +1,4 @@
-// DLPack: what is handed over and taken, who deletes it, and what is refused. tests/interop/dlpack.py asks NumPy and
+// Tests DLPack: export, import, who calls the deleter, and refusals. tests/interop/dlpack.py tests it with NumPy and
 // PyTorch.
 #include "doctest_safemap.hpp"
 
@@ -24,7 +24,7 @@ TensorView view_of(const std::shared_ptr<std::vector<float>>& values, StridedVie
     return TensorView(Dtype::f32, {std::as_bytes(std::span(*values)), values, writable}, std::move(view));
 }
 
-/// A tensor of 2 x 3 floats as another library hands it over, which counts how often it is deleted.
+/// A tensor of 2 x 3 floats as another library exports it, which counts calls of its deleter.
 template <class Managed> struct Producer {
     std::vector<float> values = {0, 1, 2, 3, 4, 5};
     std::vector<std::int64_t> shape = {2, 3};
@@ -44,7 +44,7 @@ template <class Managed> struct Producer {
 using Versioned = Producer<dlpack::ManagedTensorVersioned>;
 using Unversioned = Producer<dlpack::ManagedTensor>;
 
-/// Refused with this code, and still the producer's to delete.
+/// Checks that import throws this code and leaves the tensor to the producer.
 template <class Change> void refused(Errc code, Change&& change) {
     Versioned producer;
     change(producer);
@@ -54,7 +54,7 @@ template <class Change> void refused(Errc code, Change&& change) {
 
 }  // namespace
 
-TEST_CASE("a view that is handed over keeps its bytes until the deleter is called") {
+TEST_CASE("an exported view keeps its bytes alive until the deleter is called") {
     auto values = floats(6);
     const std::weak_ptr<const void> watched = values;
     std::optional<TensorView> view = view_of(values, {{3, 2}, {-1, 3}, 2});
@@ -83,7 +83,7 @@ TEST_CASE("a view that is handed over keeps its bytes until the deleter is calle
     CHECK(watched.expired());
 }
 
-TEST_CASE("what may be written to is handed over without the flag") {
+TEST_CASE("a writable view is exported without the read-only flag") {
     auto* tensor = dlpack::export_versioned(view_of(floats(2), {{2}, {1}, 0}, true));
     CHECK(tensor->flags == 0);
     tensor->deleter(tensor);
@@ -108,7 +108,7 @@ TEST_CASE("scalars, empty tensors and many dimensions pass both ways") {
     nothing->deleter(nothing);
 }
 
-TEST_CASE("every dtype passes both ways, or DLPack has no type for it") {
+TEST_CASE("every dtype passes both ways, or is refused because DLPack has no type for it") {
     const std::vector<std::byte> bytes(64);
     int passed = 0;
     for (int i = 0; i <= static_cast<int>(Dtype::bits4x2); ++i) {
@@ -131,7 +131,7 @@ TEST_CASE("every dtype passes both ways, or DLPack has no type for it") {
     CHECK(passed == 24);
 }
 
-TEST_CASE("the deleter of a tensor that was taken is called once, with the last view") {
+TEST_CASE("the deleter of an imported tensor is called once, with the last view") {
     const auto check = [](auto& producer) {
         std::optional<TensorView> view = dlpack::import_tensor(&producer.managed);
         CHECK(view->template as<float>()[4] == 4);
@@ -152,7 +152,7 @@ TEST_CASE("the deleter of a tensor that was taken is called once, with the last 
     CHECK(dlpack::import_tensor(&without.managed).element_count() == 6);
 }
 
-TEST_CASE("what is taken is writable where it says so") {
+TEST_CASE("an imported tensor is writable if it says so") {
     Versioned open;
     const TensorView view = dlpack::import_tensor(&open.managed);
     view.mutable_as<float>()[5] = 7;
@@ -164,7 +164,7 @@ TEST_CASE("what is taken is writable where it says so") {
     CHECK_FALSE(dlpack::import_tensor(&silent.managed).writable());
 }
 
-TEST_CASE("offsets, missing strides, and strides of every sign are followed") {
+TEST_CASE("offsets, missing strides and strides of either sign are honoured") {
     Versioned producer;
     producer.managed.dl_tensor.byte_offset = 4;
     producer.managed.dl_tensor.ndim = 1;
@@ -184,7 +184,7 @@ TEST_CASE("offsets, missing strides, and strides of every sign are followed") {
     CHECK(dlpack::import_tensor(&producer.managed).at<float>(2) == 5);
 }
 
-TEST_CASE("what cannot be taken is refused and stays the caller's") {
+TEST_CASE("a tensor that cannot be imported is refused and stays the caller's") {
     using dlpack::DeviceType;
     using dlpack::TypeCode;
     refused(Errc::no_dlpack, [](Versioned& p) { p.managed.version.major = 2; });
@@ -218,7 +218,7 @@ TEST_CASE("what cannot be taken is refused and stays the caller's") {
     CHECK_FAULT(dlpack::import_tensor(static_cast<dlpack::ManagedTensor*>(nullptr)), Errc::invalid_argument);
 }
 
-TEST_CASE("elements of F4 become pairs where that is asked for") {
+TEST_CASE("F4 elements are exported as pairs on request") {
     const std::vector<std::byte> bytes(16);
     const TensorView view(Dtype::f4, {bytes}, {{4, 8}, {8, 1}, 0});
     const auto shape_of_pairs = [](const TensorView& part) {

@@ -1,4 +1,4 @@
-// The dtype table.
+// Tests the dtype table.
 #include "doctest_safemap.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -38,7 +38,7 @@ TEST_CASE("the 22 names of safetensors and their bits, as the reference has them
     }
 }
 
-TEST_CASE("headers take exact names only; people may type what they like") {
+TEST_CASE("headers accept exact names only, and people may type other spellings") {
     CHECK_FALSE(dtype_from_safetensors("f32"));
     CHECK_FALSE(dtype_from_safetensors(""));
     CHECK_FALSE(dtype_from_safetensors("F32 "));
@@ -49,7 +49,7 @@ TEST_CASE("headers take exact names only; people may type what they like") {
     CHECK_FALSE(parse_dtype("float"));
 }
 
-TEST_CASE("names are unique and lead back to their dtype") {
+TEST_CASE("names are unique and map back to their dtype") {
     std::set<std::string_view> names;
     for (const Dtype dtype : all) {
         CHECK(names.insert(name(dtype)).second);
@@ -62,7 +62,7 @@ TEST_CASE("names are unique and lead back to their dtype") {
     }
 }
 
-TEST_CASE("sizes count bits, refuse parts of bytes and do not overflow") {
+TEST_CASE("byte sizes are computed from bits, without partial bytes or overflow") {
     CHECK(byte_size(Dtype::f4, 3) == std::nullopt);
     CHECK(byte_size(Dtype::f4, 4) == 2);
     CHECK(byte_size(Dtype::f6_e2m3, 4) == 3);

@@ -1,4 +1,4 @@
-// Elements of every dtype as text.
+// Tests elements of every dtype as text.
 #include "tensor/element_text.hpp"
 #include "doctest_safemap.hpp"
 
@@ -35,7 +35,7 @@ TEST_CASE("integers and booleans read as they are") {
     CHECK(text(Dtype::boolean, std::uint8_t{2}) == "0x02");
 }
 
-TEST_CASE("floating-point numbers read as their values, in as few digits as say which they are") {
+TEST_CASE("floating-point numbers are printed with the fewest digits that identify them") {
     CHECK(text(Dtype::f32, 0.1F) == "0.1");
     CHECK(text(Dtype::f64, 0.1) == "0.1");
     CHECK(text(Dtype::f64, static_cast<double>(0.1F)) == "0.10000000149011612");
@@ -55,7 +55,7 @@ TEST_CASE("floating-point numbers read as their values, in as few digits as say 
     CHECK(text(Dtype::f6_e3m2, f6_e3m2{14}) == "1.5");
 }
 
-TEST_CASE("every float reads back as itself") {
+TEST_CASE("every float is read back the same from its text") {
     std::mt19937 random(1);
     for (int i = 0; i < 10'000; ++i) {
         const auto value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
@@ -63,7 +63,7 @@ TEST_CASE("every float reads back as itself") {
     }
 }
 
-TEST_CASE("complex numbers have both parts") {
+TEST_CASE("complex numbers are printed with both parts") {
     CHECK(text(Dtype::c64, std::complex<float>(1.5F, -2)) == "1.5-2j");
     CHECK(text(Dtype::c128, std::complex<double>(-1, 0)) == "-1+0j");
     CHECK(text(Dtype::c64, std::complex<float>(0, -0.0F)) == "0-0j");
@@ -71,7 +71,7 @@ TEST_CASE("complex numbers have both parts") {
     CHECK(element_text(Dtype::c32, std::as_bytes(std::span(pair)).data(), 0) == "1.5-1.5j");
 }
 
-TEST_CASE("what has no numbers of its own reads as its bits") {
+TEST_CASE("elements of opaque dtypes are printed as bits") {
     CHECK(text(Dtype::qint32, std::uint32_t{0x1234}) == "0x00001234");
     CHECK(text(Dtype::bits16, std::uint16_t{0xBEEF}) == "0xbeef");
 }
@@ -85,7 +85,7 @@ TEST_CASE("every dtype has a text") {
     }
 }
 
-TEST_CASE("an element is found by its number, and has as many digits as are asked for") {
+TEST_CASE("an element is found by its number, and is printed with the requested digits") {
     const float values[] = {1.0F, 1.0F / 3, -0.0F};
     const auto* base = std::as_bytes(std::span(values)).data();
     CHECK(element_text(Dtype::f32, base, 1) == "0.33333334");

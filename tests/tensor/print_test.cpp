@@ -1,4 +1,4 @@
-// Tensors as people see them.
+// Tests tensors as text for people.
 #include "doctest_safemap.hpp"
 
 #include <safemap/advanced/small_floats.hpp>
@@ -30,7 +30,7 @@ std::vector<std::int32_t> counted(std::size_t n) {
 
 }  // namespace
 
-TEST_CASE("values stand in columns, in brackets for each dimension") {
+TEST_CASE("values are in columns, with brackets for each dimension") {
     CHECK(shown(Dtype::i32, std::vector<std::int32_t>{1, -20, 3, 4}, {2, 2}) == "I32 [2, 2]\n[[  1 -20]\n [  3   4]]");
     CHECK(shown(Dtype::i32, counted(8), {2, 2, 2}) == "I32 [2, 2, 2]\n[[[0 1]\n  [2 3]]\n\n [[4 5]\n  [6 7]]]");
     CHECK(shown(Dtype::f32, std::vector<float>{1, 2.5F, -0.0F, NAN, -INFINITY, 1e-9F}, {6}) ==
@@ -41,12 +41,12 @@ TEST_CASE("values stand in columns, in brackets for each dimension") {
     CHECK(out.str() == "U8 []\n7");
 }
 
-TEST_CASE("tensors without elements say what they are") {
+TEST_CASE("tensors without elements print their dtype and shape") {
     CHECK(shown(Dtype::f64, std::vector<double>{}, {0}) == "F64 [0]\n[]");
     CHECK(shown(Dtype::f64, std::vector<double>{}, {3, 0, 2}) == "F64 [3, 0, 2]\n[]");
 }
 
-TEST_CASE("large tensors show their edges, and lines are broken") {
+TEST_CASE("large tensors print only their edges, and long lines are broken") {
     CHECK(shown(Dtype::i32, counted(1001), {1001}) == "I32 [1001]\n[   0    1    2 ...  998  999 1000]");
     CHECK(shown(Dtype::i32, counted(2002), {1001, 2}) ==
           "I32 [1001, 2]\n[[   0    1]\n [   2    3]\n [   4    5]\n ...\n [1996 1997]\n [1998 1999]\n [2000 2001]]");
@@ -60,7 +60,7 @@ TEST_CASE("large tensors show their edges, and lines are broken") {
     CHECK(longest > 70);
 }
 
-TEST_CASE("strided views show their own elements") {
+TEST_CASE("strided views print their own elements") {
     const auto values = counted(6);
     const TensorView view(Dtype::i32, {std::as_bytes(std::span(values))}, {{3, 2}, {-1, 3}, 2});
     CHECK(to_string(view) == "I32 [3, 2]\n[[2 5]\n [1 4]\n [0 3]]");
@@ -81,7 +81,7 @@ TEST_CASE("every dtype has a text") {
         const auto dtype = static_cast<Dtype>(i);
         const auto text = shown_bytes(dtype, std::vector<std::uint8_t>(16 * 4), {4});
         CAPTURE(text);
-        // Four times the same word, and zeros only.
+        // The same word four times, and only zeros.
         const std::string values = text.substr(text.find('\n') + 2);
         const std::string word = values.substr(0, values.find(' '));
         CHECK(values == word + ' ' + word + ' ' + word + ' ' + word + ']');
@@ -90,7 +90,7 @@ TEST_CASE("every dtype has a text") {
     }
 }
 
-TEST_CASE("what a file says of its dimensions bounds neither time nor text") {
+TEST_CASE("huge dimensions cost neither time nor text") {
     const std::uint8_t one[] = {1};
     const SharedBytes bytes{std::as_bytes(std::span(one))};
     // 2^60 elements, all of them the same byte.

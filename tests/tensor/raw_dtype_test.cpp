@@ -1,4 +1,4 @@
-// Dtypes that safetensors has no name for, and those of their bits.
+// Tests the raw dtypes: for each dtype without a name in safetensors, a dtype of the same bits that has one.
 #include "tensor/raw_dtype.hpp"
 
 #include "doctest_safemap.hpp"
@@ -7,7 +7,7 @@
 
 using namespace safemap;
 
-TEST_CASE("every dtype has one of the same bits that safetensors has a name for") {
+TEST_CASE("every dtype has a raw dtype of the same bits that safetensors can name") {
     for (int i = 0; i <= static_cast<int>(Dtype::bits4x2); ++i) {
         const auto dtype = static_cast<Dtype>(i);
         CAPTURE(name(dtype));

@@ -1,4 +1,4 @@
-// Shapes, strides, and slices against Python's rules walked one by one.
+// Tests shapes, strides, and slices against Python's rules applied one by one.
 #include <safemap/advanced/strides.hpp>
 
 #include "doctest_safemap.hpp"
@@ -19,7 +19,7 @@ namespace {
 /// All slices of one dimension that give the same indices.
 struct Outcome {
     std::vector<std::int64_t> indices;
-    bool integer = false;  // the dimension goes away
+    bool integer = false;  // the dimension is removed
     std::vector<Slice> ways = {};
 };
 
@@ -39,7 +39,8 @@ std::vector<Outcome> outcomes(std::int64_t n) {
     return out;
 }
 
-/// The slices of `chosen` as they are, and with an ellipsis for nothing and for every run of whole dimensions.
+/// Returns the slices of `chosen` unchanged, with an empty ellipsis, and with an ellipsis for every run of whole
+/// dimensions.
 std::vector<std::vector<Slice>> with_ellipses(const std::vector<Slice>& named, const std::vector<bool>& is_whole) {
     std::vector<std::vector<Slice>> out{named};
     for (std::size_t from = 0; from <= named.size(); ++from)
@@ -48,7 +49,7 @@ std::vector<std::vector<Slice>> with_ellipses(const std::vector<Slice>& named, c
             auto slices = named;
             slices.erase(slices.begin() + static_cast<std::ptrdiff_t>(from),
                          slices.begin() + static_cast<std::ptrdiff_t>(to));
-            if (to == named.size()) out.push_back(slices);  // the last dimensions need not be named
+            if (to == named.size()) out.push_back(slices);  // trailing dimensions may be omitted
             slices.insert(slices.begin() + static_cast<std::ptrdiff_t>(from), Slice::ellipsis());
             out.push_back(std::move(slices));
         }
@@ -57,7 +58,7 @@ std::vector<std::vector<Slice>> with_ellipses(const std::vector<Slice>& named, c
 
 StridedView contiguous(const Shape& shape) { return {shape, row_major(shape), 0}; }
 
-/// Calls check(shape, slices) for every outcome of slicing `shape`, along each dimension in one of the ways to it.
+/// Calls check(shape, slices) for every outcome of slicing `shape`, each reached in one of its ways.
 template <class Check> void for_all_slices(std::mt19937_64& random, const Shape& shape, Check&& check) {
     std::vector<std::vector<Outcome>> all;
     for (const std::uint64_t n : shape) all.push_back(outcomes(static_cast<std::int64_t>(n)));
@@ -94,7 +95,7 @@ template <class Run> void for_small_shapes(Run&& run) {
 
 }  // namespace
 
-TEST_CASE("every slice of one dimension means what it means in Python") {
+TEST_CASE("every slice of one dimension means the same as in Python") {
     std::vector<std::optional<std::int64_t>> bounds{std::nullopt};
     for (std::int64_t i = -7; i <= 7; ++i) bounds.emplace_back(i);
     bounds.emplace_back(INT64_MAX);
@@ -110,14 +111,14 @@ TEST_CASE("every slice of one dimension means what it means in Python") {
                 }
 }
 
-TEST_CASE("every outcome of slicing every shape up to 3x3x3, ellipses too, is that of the slow twin") {
+TEST_CASE("every outcome of slicing every shape up to 3x3x3, with ellipses, is that of the slow reference") {
     const unsigned seed = soak::seed(31);
     CAPTURE(seed);
     std::mt19937_64 random(seed);
     std::size_t checked = 0;
     for_small_shapes([&](const Shape& shape) {
         const Cut base = reference::whole(shape);
-        // Each outcome along a dimension is reached in many ways: another one each time.
+        // Each outcome along a dimension can be reached in many ways: another one each time.
         for (int round = 0; round < soak::rounds(3); ++round)
             for_all_slices(random, shape, [&](const std::vector<Slice>& slices) {
                 ++checked;
@@ -141,7 +142,7 @@ TEST_CASE("integers and slices that Python refuses are refused for every small s
     });
 }
 
-TEST_CASE("a slice of a slice is the slice of what the first one gave") {
+TEST_CASE("a slice of a slice is applied to the result of the first") {
     const unsigned seed = soak::seed(32);
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -165,7 +166,7 @@ TEST_CASE("a slice of a slice is the slice of what the first one gave") {
     CHECK(both > rounds / 3);
 }
 
-TEST_CASE("slices of more dimensions than fit in place are slices like others") {
+TEST_CASE("slices of more than eight dimensions work like others") {
     std::mt19937_64 random(33);
     const Shape shape{2, 1, 2, 1, 3, 1, 2, 1, 2, 1, 2, 2};
     for (int round = 0; round < 300; ++round) {
@@ -185,14 +186,14 @@ TEST_CASE("extreme steps give one element and do not overflow") {
     }
 }
 
-TEST_CASE("dimensions beyond 2^63 are sliced like others") {
+TEST_CASE("dimensions beyond 2^63 can be sliced") {
     const StridedView view{{0, UINT64_MAX}, {0, 1}, 0};
     const Slice some[] = {Slice{}, Slice{.start = 0, .stop = 5}};
     CHECK(slice(view, some).shape == Shape{0, 5});
     const Slice last[] = {Slice{}, Slice::at(3)};
     CHECK(slice(view, last).shape == Shape{0});
 
-    // Where there are no elements, places may be beyond 64 bits.
+    // Without elements, offsets may exceed 64 bits.
     const Shape wide{0, 1ULL << 40, 1ULL << 40};
     const Slice far[] = {Slice{}, Slice{.start = -1}, Slice{.step = INT64_MAX}};
     CHECK(slice(contiguous(wide), far).shape == Shape{0, 1, 1});
@@ -202,7 +203,7 @@ TEST_CASE("dimensions beyond 2^63 are sliced like others") {
           ((1ULL << 40) - 1) / 7 + 1);
 }
 
-TEST_CASE("integers remove a dimension, an ellipsis fills up, missing dimensions are whole") {
+TEST_CASE("integers remove a dimension, an ellipsis fills up, and missing dimensions are whole") {
     const StridedView base{{2, 3, 4}, {12, 4, 1}, 0};
     const auto cut = [&](std::vector<Slice> s) { return slice(base, s); };
     CHECK(cut({}).shape == Shape{2, 3, 4});
@@ -222,14 +223,14 @@ TEST_CASE("integers remove a dimension, an ellipsis fills up, missing dimensions
     CHECK_FAULT(cut({Slice{.step = 0}}), Errc::invalid_argument);
 }
 
-TEST_CASE("element counts multiply in order, and overflow where the reference does") {
+TEST_CASE("element counts are multiplied in order, and overflow where the reference does") {
     CHECK(element_count({}) == 1);
     CHECK(element_count({2, 3}) == 6);
     CHECK(element_count({0, UINT64_MAX, UINT64_MAX}) == 0);
     CHECK(element_count({UINT64_MAX, UINT64_MAX, 0}) == std::nullopt);
 }
 
-TEST_CASE("contiguity ignores dimensions of one element and holds for tensors without any") {
+TEST_CASE("contiguity ignores dimensions of size one, and holds for tensors without elements") {
     CHECK(is_contiguous({2, 3}, {3, 1}));
     CHECK(is_contiguous({2, 1, 3}, {3, 77, 1}));
     CHECK(is_contiguous({0, 3}, {5, 5}));
@@ -241,7 +242,7 @@ TEST_CASE("contiguity ignores dimensions of one element and holds for tensors wi
     CHECK(row_major({2, 3, 4}) == Strides{12, 4, 1});
 }
 
-TEST_CASE("dimensions beyond eight go to the heap and behave the same") {
+TEST_CASE("more than eight dimensions are stored on the heap and behave the same") {
     Shape shape;
     for (std::uint64_t i = 0; i < 100; ++i) shape.push_back(i);
     Shape copy = shape;
@@ -257,7 +258,7 @@ TEST_CASE("dimensions beyond eight go to the heap and behave the same") {
     CHECK(copy.back() == 99);
 }
 
-TEST_CASE("more dimensions than a shape can count are refused") {
+TEST_CASE("too many dimensions are refused") {
     CHECK_FAULT(Shape(std::size_t{1} << 32, 0), Errc::invalid_argument);
     CHECK_FAULT(Strides(std::size_t{1} << 32, 0), Errc::invalid_argument);
 }

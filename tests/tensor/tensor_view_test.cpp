@@ -1,4 +1,4 @@
-// Tensors in memory.
+// Tests tensors in memory.
 #include "doctest_safemap.hpp"
 
 #include "reference/slow_slice.hpp"
@@ -21,7 +21,7 @@ using namespace safemap;
 
 namespace {
 
-// Numbers 0, 1, 2, … as T, with room to misalign them.
+// Returns the numbers 0, 1, 2, … as T, shifted by `shift` bytes to misalign them.
 template <class T> SharedBytes numbers(std::size_t count, std::size_t shift = 0) {
     const auto owner = std::make_shared<std::vector<std::byte>>(count * sizeof(T) + 16);
     for (std::size_t i = 0; i < count; ++i) {
@@ -52,7 +52,7 @@ TEST_CASE("misaligned data is refused by as<T> and read by unaligned<T>") {
     CHECK_FAULT(view.unaligned<double>(0), Errc::wrong_dtype);
 }
 
-TEST_CASE("a strided view has no span, and elements in row-major order of its own") {
+TEST_CASE("a strided view has no span, but elements in row-major order") {
     const TensorView view(Dtype::i32, numbers<std::int32_t>(12), {{3, 4}, {4, 1}, 0});
     const TensorView part = view.slice({{.start = 2, .stop = 0, .step = -1}, {.start = 1, .step = 2}});
     CHECK(part.shape() == Shape{2, 2});
@@ -65,7 +65,7 @@ TEST_CASE("a strided view has no span, and elements in row-major order of its ow
     CHECK(row.as<std::int32_t>()[0] == 4);
 }
 
-TEST_CASE("a view keeps its bytes alive and may outlive everything") {
+TEST_CASE("a view keeps its bytes alive, and may outlive everything else") {
     auto bytes = numbers<float>(4);
     const std::weak_ptr<const void> watched = bytes.owner;
     std::optional<TensorView> view(std::in_place, Dtype::f32, std::move(bytes), StridedView{{4}, {1}, 0});
@@ -77,7 +77,7 @@ TEST_CASE("a view keeps its bytes alive and may outlive everything") {
     CHECK(watched.expired());
 }
 
-TEST_CASE("a view that reaches outside its bytes cannot be made") {
+TEST_CASE("a view that reaches outside its bytes is refused") {
     const auto make = [](Dtype dtype, Shape shape, Strides strides, std::int64_t offset) {
         return TensorView(dtype, numbers<std::uint8_t>(8), {std::move(shape), std::move(strides), offset});
     };
@@ -93,7 +93,7 @@ TEST_CASE("a view that reaches outside its bytes cannot be made") {
     CHECK_FAULT(make(Dtype::u8, {2, 2}, {1}, 0), Errc::bad_tensor);
 }
 
-TEST_CASE("a row-major view takes the first bytes, and has to have them") {
+TEST_CASE("a row-major view uses the first bytes, and needs enough of them") {
     const SharedBytes eight = numbers<std::uint8_t>(8);
     const TensorView view = TensorView::row_major(Dtype::u16, eight, {3, 1});
     CHECK(view.contiguous());
@@ -108,7 +108,7 @@ TEST_CASE("a row-major view takes the first bytes, and has to have them") {
     CHECK_FAULT(TensorView::row_major(Dtype::f64, eight, {1ULL << 61}), Errc::shape_overflow);
 }
 
-TEST_CASE("sub-byte views are cut at whole bytes only") {
+TEST_CASE("sub-byte views must be cut at whole bytes") {
     const TensorView view(Dtype::f4, numbers<std::uint8_t>(8), {{2, 8}, {8, 1}, 0});
     CHECK(view.nbytes() == 8);
     const TensorView row = view.slice({Slice::at(1)});
@@ -123,7 +123,7 @@ TEST_CASE("sub-byte views are cut at whole bytes only") {
 
 namespace {
 
-/// `count` elements of random bits, packed as the dtype is, and one number of `width` bits for each.
+/// Returns `count` elements of random bits, packed as the dtype requires, and the `width` bits of each as a number.
 SharedBytes random_bits(std::mt19937_64& random, std::size_t count, unsigned width, std::vector<unsigned>& raw) {
     const auto owner = std::make_shared<std::vector<std::byte>>((count * width + 7) / 8);
     raw.assign(count, 0);
@@ -131,13 +131,13 @@ SharedBytes random_bits(std::mt19937_64& random, std::size_t count, unsigned wid
         for (unsigned bit = 0; bit < width; ++bit) {
             if (random() % 2 == 0) continue;
             raw[i] |= 1U << bit;
-            const std::size_t at = i * width + bit;  // little-endian: the lowest bit of the first byte is the first
+            const std::size_t at = i * width + bit;  // little-endian: the lowest bit of the first byte comes first
             (*owner)[at / 8] |= std::byte{1} << static_cast<int>(at % 8);
         }
     return {*owner, owner};
 }
 
-/// A packed float by its definition: sign, exponent, mantissa.
+/// Decodes a packed float by its definition: sign, exponent, mantissa.
 float by_definition(unsigned raw, unsigned exponent_bits, unsigned mantissa_bits, int bias) {
     const unsigned mantissa = raw & ((1U << mantissa_bits) - 1);
     const unsigned exponent = raw >> mantissa_bits & ((1U << exponent_bits) - 1);
@@ -164,7 +164,7 @@ template <> struct Packing<f6_e3m2> {
     static constexpr int bias = 3;
 };
 
-/// Reads one element of zeros in every way.
+/// Reads one zero element in every way.
 template <class T> void reads_zero(Dtype dtype) {
     const auto owner = std::make_shared<std::vector<T>>(1);
     const TensorView view(dtype, {std::as_bytes(std::span(*owner)), owner, true}, {});
@@ -178,7 +178,7 @@ template <class T> void reads_zero(Dtype dtype) {
 
 }  // namespace
 
-TEST_CASE("every dtype of whole bytes that is not opaque has a type") {
+TEST_CASE("every dtype of whole bytes that is not opaque has a C++ type") {
     reads_zero<std::uint8_t>(Dtype::u8);
     reads_zero<std::int8_t>(Dtype::i8);
     reads_zero<std::uint16_t>(Dtype::u16);
@@ -251,7 +251,7 @@ TEST_CASE("the largest and smallest packed floats are those of the OCP specifica
     CHECK(static_cast<float>(f6_e3m2{0b000001}) == 0.0625F);
 }
 
-TEST_CASE("elements of any view come in row-major order, also more than eight dimensions of them") {
+TEST_CASE("elements of any view come in row-major order, also with more than eight dimensions") {
     std::mt19937_64 random(12);
     for (int round = 0; round < 3000; ++round) {
         CAPTURE(round);
@@ -286,7 +286,7 @@ TEST_CASE("a range of elements keeps the bytes alive and is a forward range") {
     CHECK(second != elements.begin());
 }
 
-TEST_CASE("at() takes one index for each dimension, negative ones from the end, and checks them") {
+TEST_CASE("at() takes one index per dimension, negative ones from the end, and checks them") {
     const TensorView view(Dtype::i32, numbers<std::int32_t>(24, 1), {{2, 3, 4}, {12, 4, 1}, 0});
     CHECK(view.at<std::int32_t>(1, 2, 3) == 23);
     CHECK(view.at<std::int32_t>(std::size_t{1}, std::uint8_t{0}, -4) == 12);
@@ -310,7 +310,7 @@ TEST_CASE("at() takes one index for each dimension, negative ones from the end, 
     CHECK(deep.at<std::uint8_t>(0, 0, 0, 0, 0, -1, 0, 0, 0, 0) == 5);
 }
 
-TEST_CASE("private bytes may be written to, others not") {
+TEST_CASE("only private bytes can be written to") {
     SharedBytes bytes = numbers<float>(4);
     const TensorView read_only(Dtype::f32, bytes, {{4}, {1}, 0});
     CHECK_FALSE(read_only.writable());
@@ -329,7 +329,7 @@ TEST_CASE("private bytes may be written to, others not") {
     CHECK(nothing.mutable_as<float>().empty());
 }
 
-TEST_CASE("slices of packed dtypes are refused unless they take whole bytes, for every small shape") {
+TEST_CASE("slices of packed dtypes are refused unless they cover whole bytes, for every small shape") {
     std::mt19937_64 random(9);
     const std::vector<std::byte> bytes(512);
     int taken = 0;
