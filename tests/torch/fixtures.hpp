@@ -1,4 +1,4 @@
-// The files in tests/data/pt and what is known of them.
+// The files in tests/data/pt, with their expected content.
 #pragma once
 
 #include "sha256.hpp"
@@ -27,7 +27,7 @@ namespace fixtures {
 
 inline std::filesystem::path folder() { return std::filesystem::path(SAFEMAP_TEST_DATA) / "pt"; }
 
-/// In memory of exactly its size, so that a sanitizer sees one byte too far.
+/// Returns a source in memory of exactly this size, so that a sanitizer sees a read past the end.
 inline std::shared_ptr<const safemap::Source> source(std::string_view bytes, std::string name = "test.pt") {
     std::vector<std::byte> exact(bytes.size());
     if (!bytes.empty()) std::memcpy(exact.data(), bytes.data(), bytes.size());
@@ -36,7 +36,7 @@ inline std::shared_ptr<const safemap::Source> source(std::string_view bytes, std
 
 inline std::string content(const std::string& file) { return TempDir::read(folder() / file); }
 
-/// With a tree, also of a flat state dict.
+/// Adds the tree if the archive has none: that of a flat state dict.
 inline safemap::torch::Archive with_tree(safemap::torch::Archive archive) {
     if (!archive.flat) return archive;
     safemap::state::Contents contents;
@@ -45,7 +45,7 @@ inline safemap::torch::Archive with_tree(safemap::torch::Archive archive) {
     archive.flat.reset();
     return archive;
 }
-/// As the content says.
+/// Reads the file in the format that its content shows.
 inline safemap::torch::Archive read(std::string_view bytes, safemap::FaultSink& faults,
                                     safemap::torch::NamedGlobals* unknown = nullptr) {
     namespace torch = safemap::torch;
@@ -92,7 +92,7 @@ inline std::string decoded(const std::string& text) {
     return out;
 }
 
-/// expected.tsv.
+/// Reads expected.tsv.
 inline std::vector<File> table() {
     std::vector<File> files;
     std::ifstream in(folder() / "expected.tsv");

@@ -1,4 +1,4 @@
-// Every file that torch wrote reads as torch reads it, and every broken one is refused for what is wrong with it.
+// Tests that every file written by torch reads as torch reads it, and that every broken one is refused for its fault.
 #include <safemap/advanced/flatten.hpp>
 
 #include "doctest_safemap.hpp"
@@ -17,7 +17,7 @@ using namespace safemap;
 
 namespace {
 
-/// All names of all tensors, tied ones too.
+/// Returns all names of all tensors, including tied ones.
 std::map<std::string, fixtures::Tensor> found_in(const FlatState& flat) {
     std::map<std::string, fixtures::Tensor> found;
     for (const LazyTensor& tensor : flat.tensors) found[tensor.name()] = fixtures::described(tensor);
@@ -52,7 +52,7 @@ bool fits(Errc code, const std::string& word) {
     return row == codes.end() ? code == Errc::zip_bad_directory : row->second.contains(code);
 }
 
-/// Some open, and say what is odd.
+/// True for broken files that open with a note.
 bool opens(const fixtures::File& file) {
     const std::set<std::string> words{"unsafe-call", "trailing", "bad-checksum", "nesting", "opaque-root"};
     return words.contains(file.error);
@@ -60,7 +60,7 @@ bool opens(const fixtures::File& file) {
 
 }  // namespace
 
-TEST_CASE("every file that torch wrote has the names, dtypes, shapes and bytes that torch reads") {
+TEST_CASE("every file written by torch has the names, dtypes, shapes and bytes that torch reads") {
     std::size_t files = 0;
     for (const fixtures::File& file : fixtures::table()) {
         if (file.file.starts_with("broken/")) continue;
@@ -81,7 +81,7 @@ TEST_CASE("every file that torch wrote has the names, dtypes, shapes and bytes t
                 CHECK(here->second.sha256 == tensor.sha256);
             }
             for (const auto& row : found) {
-                const auto& name = row.first;  // no binding: Clang 14 captures none
+                const auto& name = row.first;  // not a structured binding: Clang 14 cannot capture those
                 CAPTURE(name);
                 CHECK(wanted.contains(name));
             }
@@ -103,7 +103,7 @@ TEST_CASE("ties are those that torch has") {
     }
 }
 
-TEST_CASE("every broken file is refused for what is wrong with it, or opens and says so") {
+TEST_CASE("every broken file is refused for its fault, or opens with a note") {
     std::size_t files = 0;
     for (const fixtures::File& file : fixtures::table()) {
         if (!file.file.starts_with("broken/")) continue;
@@ -123,14 +123,14 @@ TEST_CASE("every broken file is refused for what is wrong with it, or opens and 
             static_cast<void>(fixtures::read(bytes, faults));
             CHECK(faults.faults().empty() == opens(file));
         } catch (const Error& thrown) {
-            // Without a directory there is nothing to collect.
+            // Without a directory no further faults can be collected.
             CHECK((thrown.code() == Errc::zip_bad_directory || thrown.code() == Errc::file_truncated));
         }
     }
     CHECK(files == 95);
 }
 
-TEST_CASE("a fault of a tensor names the tensor, and leaves its neighbours alone") {
+TEST_CASE("a fault of a tensor names the tensor, and does not affect others") {
     const std::string bytes = fixtures::content("broken/view_past_end.pt");
     const auto error = error_of([&] { fixtures::open(bytes); });
     REQUIRE(error.has_value());
@@ -147,10 +147,10 @@ TEST_CASE("a fault of a tensor names the tensor, and leaves its neighbours alone
     CHECK(flat.skipped[0].name == "bad");
 }
 
-TEST_CASE("calls that would run code are shown, noted and not made") {
+TEST_CASE("calls that would run code are listed and noted, and not made") {
     for (const auto& row :
          {std::pair{"os_system", "posix.system"}, {"eval", "builtins.eval"}, {"getattr", "builtins.getattr"}}) {
-        const auto& file = row.first;  // no binding: Clang 14 captures none
+        const auto& file = row.first;  // not a structured binding: Clang 14 cannot capture those
         const auto& call = row.second;
         CAPTURE(file);
         const auto archive = fixtures::open(fixtures::content(std::string("broken/") + file + ".pt"));
@@ -195,7 +195,7 @@ TEST_CASE("records have the checksums that the zip states") {
     CHECK(fixtures::open(fixtures::content("skip_data.pt")).notes.size() == 1);
 }
 
-TEST_CASE("a pickle that has not its checksum is refused, one without a checksum is not") {
+TEST_CASE("a pickle with a wrong checksum is refused, and one without a checksum is not") {
     const std::string whole = fixtures::content("flat.pt");
     const auto with_sum = [&](std::string_view sum) {
         std::string bytes = whole;
@@ -224,7 +224,7 @@ TEST_CASE("every truncation of a valid file is refused") {
     }
 }
 
-TEST_CASE("files with random bytes changed are read or refused, and never more") {
+TEST_CASE("files with random bytes changed are read or refused, and nothing worse") {
     const unsigned seed = soak::seed(20240607);
     CAPTURE(seed);
     std::mt19937 random(seed);

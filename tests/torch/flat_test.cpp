@@ -1,5 +1,5 @@
-// Flat state dicts that are read past the tree, beside the tree that they would be: the same names, ties, notes, faults
-// and structure document.
+// Compares the direct reader of flat state dicts with the reader that builds a tree: the same names, ties, notes,
+// faults and structure document.
 #include "base/text.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
@@ -20,10 +20,10 @@ namespace {
 
 struct Outcome {
     bool flat = false;
-    std::string says;  ///< all that one can see
+    std::string says;  ///< all visible results as text
 };
 
-/// Forty floats in each storage whose key is a digit; others are not there.
+/// Returns storages of forty floats each, under the keys 0 to 9.
 torch::Storages storages() {
     static const auto bytes = memory_source("storages", std::vector<std::byte>(1600));
     return {.find = [](std::string_view key) -> RecordData {
@@ -74,7 +74,7 @@ Outcome outcome(const std::string& value, bool past_tree, std::uint64_t memory) 
     return result;
 }
 
-/// Compares both ways; says whether the dictionary was read past the tree.
+/// Compares both readers; returns true if the direct one was used.
 bool same(const std::string& value, std::uint64_t memory = 64 << 20) {
     const Outcome tree = outcome(value, false, memory);
     const Outcome flat = outcome(value, true, memory);
@@ -91,7 +91,7 @@ using forge::tuple;
 std::string vector_of(const char* key, std::int64_t size, std::int64_t offset = 0) {
     return forge::tensor(forge::storage("FloatStorage", key, 40), offset, {integer(size)}, {integer(1)});
 }
-/// An OrderedDict, with what BUILD puts into its attributes.
+/// Returns an OrderedDict; `attributes` are set by BUILD.
 std::string ordered(const std::string& items, const std::string& attributes = {}) {
     return call("collections", "OrderedDict", {}) + "(" + items + "u" + (attributes.empty() ? "" : attributes + "b");
 }
@@ -102,15 +102,15 @@ const std::string two = text("a") + vector_of("0", 40) + text("b") + vector_of("
 
 }  // namespace
 
-TEST_CASE("flat state dicts are read past the tree") {
+TEST_CASE("flat state dicts are read without a tree") {
     CHECK(same(ordered(two)));
     CHECK(same(forge::dict({two})));
     CHECK(same(with_metadata(two, ordered(text("") + forge::dict({text("version"), integer(1)})))));
-    // What is in the attributes only is told of as ever.
+    // Objects that are only in attributes are noted as usual.
     CHECK(same(with_metadata(two, call("argparse", "Namespace", {}))));
     CHECK(same(with_metadata(two, vector_of("0", 40))));
     CHECK(same(with_metadata(two, vector_of("5", 40))));
-    // More than the pickle says; both of one storage; and without elements.
+    // A record longer than the pickle states; empty tensors; and two tensors of one storage.
     CHECK(same(
         ordered(text("a") + forge::tensor(forge::storage("FloatStorage", "0", 3), 0, {integer(3)}, {integer(1)}))));
     CHECK(same(ordered(text("a") + vector_of("0", 0) + text("b") + vector_of("0", 0))));
@@ -118,13 +118,14 @@ TEST_CASE("flat state dicts are read past the tree") {
 }
 
 TEST_CASE("ties of flat state dicts are found without a tree") {
-    CHECK(same(ordered(text("a") + vector_of("0", 4) + two + text("c") + vector_of("0", 40))) == false);  // a twice
+    CHECK(same(ordered(text("a") + vector_of("0", 4) + two + text("c") + vector_of("0", 40))) ==
+          false);  // duplicate key a
     CHECK(same(ordered(two + text("c") + vector_of("0", 40))));
     CHECK(same(ordered(two + text("c") + vector_of("1", 4, 2) + text("d") + vector_of("0", 40) + text("e") +
                        vector_of("1", 4, 2) + text("f") + vector_of("3", 1))));
 }
 
-TEST_CASE("what only a tree can say is read as one") {
+TEST_CASE("a dictionary that needs a tree is read as one") {
     const auto with = [](const std::string& value) { return ordered(two + text("c") + value); };
     CHECK_FALSE(same(ordered("")));
     CHECK_FALSE(same(with(integer(7))));
@@ -139,7 +140,7 @@ TEST_CASE("what only a tree can say is read as one") {
     CHECK_FALSE(same(ordered(two + integer(1) + vector_of("0", 4))));
     CHECK_FALSE(same(ordered(two + text("") + vector_of("0", 4))));
     CHECK_FALSE(same(ordered(two + text("__metadata__") + vector_of("0", 4))));
-    // One object under two names, by the memo: one node.
+    // One object under two names, through the memo, is one node.
     CHECK_FALSE(same(ordered(text("a") + vector_of("0", 4) + "q\1" + text("b") + "h\1")));
     // An attribute that holds an item, or the dictionary itself.
     CHECK_FALSE(same(with_metadata(text("a") + vector_of("0", 4) + "q\1", "h\1")));
@@ -147,7 +148,7 @@ TEST_CASE("what only a tree can say is read as one") {
         same(call("collections", "OrderedDict", {}) + "q\2(" + two + "u" + forge::dict({text("self"), "h\2"}) + "b"));
 }
 
-TEST_CASE("faults of a flat state dict are those of its tree") {
+TEST_CASE("faults of a flat state dict are the same without a tree") {
     for (const std::string& wrong :
          {vector_of("0", 41), vector_of("x", 4), vector_of("0", 4, -1), vector_of("0", -4),
           forge::tensor(forge::storage("OddStorage", "0", 40), 0, {}, {}),
@@ -157,7 +158,7 @@ TEST_CASE("faults of a flat state dict are those of its tree") {
     }
 }
 
-TEST_CASE("a flat state dict is charged for as its tree is") {
+TEST_CASE("memory of a flat state dict is charged as for its tree") {
     std::string items;
     for (int i = 0; i < 40; ++i) items += text("tensor " + std::to_string(i)) + vector_of("0", 40 - i);
     unsigned refused = 0;
@@ -174,7 +175,7 @@ TEST_CASE("a flat state dict is charged for as its tree is") {
     CHECK(same(ordered(items)));
 }
 
-TEST_CASE("random dictionaries are the same past the tree and through it") {
+TEST_CASE("random dictionaries give the same result with and without a tree") {
     std::mt19937_64 random(15);
     const auto up_to = [&](std::uint64_t most) { return random() % (most + 1); };
     unsigned flat = 0;

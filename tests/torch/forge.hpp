@@ -1,4 +1,4 @@
-// Writes zip files, right and wrong, and pickles opcode by opcode.
+// Builds zip files, valid and invalid, and pickles opcode by opcode.
 #pragma once
 
 #include "base/checksum.hpp"
@@ -13,7 +13,7 @@
 
 namespace forge {
 
-/// The low `size` bytes of `value`, little-endian.
+/// Returns the low `size` bytes of `value`, little-endian.
 inline std::string little(std::uint64_t value, std::size_t size) {
     std::string bytes;
     for (std::size_t i = 0; i < size; ++i, value >>= 8) bytes += static_cast<char>(static_cast<unsigned char>(value));
@@ -22,7 +22,7 @@ inline std::string little(std::uint64_t value, std::size_t size) {
 
 inline std::uint32_t crc(std::string_view data) { return safemap::crc32(0, std::as_bytes(std::span(data))); }
 
-/// A zip of stored records, in parts that a test may change before it is joined.
+/// A zip of stored records, in parts that a test can change before they are joined.
 struct Zip {
     struct Record {
         std::string name;
@@ -32,7 +32,7 @@ struct Zip {
         std::uint16_t method = 0;
         std::uint64_t packed = data.size();
         std::uint64_t size = data.size();
-        std::string extra = {};  ///< of the central entry
+        std::string extra = {};  ///< extra field of the central entry
         std::uint32_t crc32 = crc(data);
     };
     std::vector<Record> records;
@@ -75,7 +75,7 @@ struct Zip {
     }
 };
 
-// Opcodes, protocol 2 where there is a choice.
+// Opcodes, of protocol 2 where there is a choice.
 
 inline std::string text(std::string_view value) { return "X" + little(value.size(), 4) + std::string(value); }
 inline std::string integer(std::int64_t value) { return "\x8a\x08" + little(static_cast<std::uint64_t>(value), 8); }
@@ -106,7 +106,7 @@ inline std::string dict(std::initializer_list<std::string> keys_and_values) {
 }
 inline std::string pickle(const std::string& value) { return "\x80\x02" + value + "."; }
 
-/// A file of torch.save with that pickle and these storages.
+/// Returns a file of torch.save with this pickle and these storages.
 inline std::string archive(const std::string& value,
                            const std::vector<std::pair<std::string, std::string>>& storages = {}) {
     Zip zip;

@@ -1,4 +1,4 @@
-// What pickles may name, and the refusal of all else.
+// Tests which names in pickles are known, and the refusal of all others under strict globals.
 #include "torch/globals.hpp"
 #include "torch/named_globals.hpp"
 
@@ -18,7 +18,7 @@ using namespace std::string_literals;
 
 namespace {
 
-/// As safemap opens files for those who refuse unknown globals.
+/// Opens a file under strict globals, and returns the error.
 std::optional<Error> strict_fault(std::string_view bytes) {
     torch::NamedGlobals unknown;
     ThrowFirst faults;
@@ -39,7 +39,7 @@ std::string os_call() { return forge::call("os", "system", {forge::text("true")}
 
 }  // namespace
 
-TEST_CASE("only files that name what safemap knows are opened where unknown globals are refused") {
+TEST_CASE("under strict globals, only files whose names are all known are opened") {
     constexpr std::array unknown{
         "containers.pt",
         "containers_protocol4.pt",
@@ -73,7 +73,7 @@ TEST_CASE("a refusal names every unknown global once, those that run code first"
                      forge::call("my", "Thing", {}), forge::text("d"), forge::global("__builtin__", "eval")});
     CHECK(refusal_of(value) == "globals that run code: os.system, builtins.eval; unknown globals: my.Thing");
     CHECK(refusal_of(os_call()) == "globals that run code: os.system");
-    // How a nested class is spelled below protocol 4.
+    // The form of a nested class below protocol 4.
     const std::string getattr =
         forge::call("__builtin__", "getattr", {forge::global("my", "Outer"), forge::text("Inner")});
     CHECK(refusal_of(getattr + ")R") == "unknown globals: my.Outer, my.Outer.Inner");
@@ -82,7 +82,7 @@ TEST_CASE("a refusal names every unknown global once, those that run code first"
     CHECK(refusal_of(forge::global("my", "a\x1b")) == "unknown globals: my.a\\x1b");
 }
 
-TEST_CASE("a loader of pickles is refused where it is handed on, and noted") {
+TEST_CASE("a function that loads pickles is refused if it is passed as a value, and noted") {
     const std::string loader = forge::global("torch.storage", "_load_from_bytes");
     const std::string evil = forge::text("os.system");
     for (const std::string& value :
@@ -100,7 +100,7 @@ TEST_CASE("a loader of pickles is refused where it is handed on, and noted") {
     }
 }
 
-TEST_CASE("a refusal of a million names is no longer than one of some") {
+TEST_CASE("the refusal of a million names has a limited length") {
     std::string names = "(";
     for (int i = 0; i < 1000; ++i) names += forge::global("my", "Thing" + std::to_string(i)) + "0";
     const std::string message = refusal_of(names + "t");
@@ -111,9 +111,9 @@ TEST_CASE("a refusal of a million names is no longer than one of some") {
     CHECK(refusal_of(some + "t").ends_with("my.Thing31"));
 }
 
-TEST_CASE("unknown globals are refused wherever they stand") {
+TEST_CASE("unknown globals are refused at any place") {
     const std::string attack = os_call();
-    // Popped off the stack, overwritten, as an argument that nothing looks at, and as a value that is not called.
+    // Popped off the stack, overwritten, as an unused argument, and as a value that is not called.
     CHECK_FAULT((throw *strict_fault(forge::archive(attack + "0}"))), Errc::unknown_global);
     CHECK_FAULT((throw *strict_fault(
                     forge::archive(forge::dict({forge::text("x"), attack, forge::text("x"), forge::integer(1)})))),
@@ -122,12 +122,12 @@ TEST_CASE("unknown globals are refused wherever they stand") {
                                                     forge::dict({forge::text("x"), attack}) + "b"))),
                 Errc::unknown_global);
     CHECK_FAULT((throw *strict_fault(forge::archive(forge::global("os", "system")))), Errc::unknown_global);
-    // In files of other kinds.
+    // In files of other formats.
     CHECK_FAULT((throw *strict_fault(forge::pickle(attack + "0}"))), Errc::unknown_global);
     CHECK(refusal(fixtures::content("broken/legacy_os_system.pt")) == "globals that run code: posix.system");
 }
 
-TEST_CASE("unknown globals of a file that stands in a pickle are refused, also where it is dropped") {
+TEST_CASE("unknown globals of a file inside a pickle are refused, even if the file is dropped") {
     const auto embedded = [](const std::string& object) {
         const std::string file = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
                                  forge::pickle(forge::integer(1001)) + forge::pickle("}") + forge::pickle(object) +
@@ -136,11 +136,11 @@ TEST_CASE("unknown globals of a file that stands in a pickle are refused, also w
                file + "\x85R0}.";
     };
     CHECK(refusal(embedded(os_call())) == "globals that run code: os.system");
-    CHECK_FAULT((throw *strict_fault(embedded("}"))), Errc::bad_tensor);  // nothing that would be loaded
+    CHECK_FAULT((throw *strict_fault(embedded("}"))), Errc::bad_tensor);  // contains nothing that would be loaded
     CHECK_OK(fixtures::open(embedded(os_call())));
 }
 
-TEST_CASE("classes of TorchScript are known in archives of TorchScript only") {
+TEST_CASE("classes of TorchScript are known only in TorchScript archives") {
     const std::string object = forge::global("__torch__.m", "Net") + ")\x81}b";
     forge::Zip script;
     script.add("a/data.pkl", forge::pickle(object));
@@ -151,7 +151,7 @@ TEST_CASE("classes of TorchScript are known in archives of TorchScript only") {
     CHECK(refusal(script.join()) == "globals that run code: os.system");
 }
 
-TEST_CASE("what runs code is told by module and name, and by what a module has imported") {
+TEST_CASE("globals that run code are recognised by module and name, and by modules that a module has imported") {
     for (const char* module :
          {"os", "posix", "nt", "subprocess", "sys", "runpy", "importlib", "os.path", "_pickle", "timeit"})
         CHECK(runs_code(module, "anything"));
@@ -161,14 +161,14 @@ TEST_CASE("what runs code is told by module and name, and by what a module has i
     CHECK(runs_code("a", "b.sys.modules.get"));
     CHECK_FALSE(runs_code("builtins", "list"));
     CHECK_FALSE(runs_code("posixpath", "join"));
-    CHECK_FALSE(runs_code("code.models", "Net"));  // a folder of somebody's, more often than Python's module
+    CHECK_FALSE(runs_code("code.models", "Net"));  // more often a folder of the user than Python's module
     CHECK_FALSE(runs_code("my.os", "Thing"));
     CHECK_FALSE(runs_code("my", "Thing.eval"));
-    // As Python 3 calls a module of Python 2.
+    // The Python 3 name of a Python 2 module.
     CHECK(refusal_of(forge::global("commands", "getoutput")) == "globals that run code: subprocess.getoutput");
 }
 
-TEST_CASE("a function that runs code is noted where it is named for others to call") {
+TEST_CASE("a function that runs code is noted if it is passed for others to call") {
     const auto notes = [](const std::string& value) { return fixtures::open(forge::archive(value)).notes; };
     const auto named = notes(forge::call("functools", "partial", {forge::global("os", "system")}));
     REQUIRE(named.size() == 1);
@@ -187,7 +187,7 @@ TEST_CASE("a function that runs code is noted where it is named for others to ca
 
 namespace {
 
-/// What the file names, as "module.name known called record".
+/// Returns the names in the file, each as "module.name known called record".
 std::vector<std::string> named(std::string_view bytes) {
     torch::NamedGlobals globals(false);
     ThrowFirst faults;
@@ -208,17 +208,17 @@ using Lines = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("every class and function of every pickle is listed, and whether it would be called") {
+TEST_CASE("every class and function in every pickle is listed, with whether it would be called") {
     const std::string value =
         forge::dict({forge::text("a"), forge::call("my", "Thing", {}), forge::text("b"), forge::global("my", "Other"),
                      forge::text("c"), forge::call("collections", "OrderedDict", {})});
     CHECK(named(forge::archive(os_call() + "0" + value)) ==
           Lines{"os.system unknown called a/data.pkl", "my.Thing unknown called a/data.pkl",
                 "my.Other unknown named a/data.pkl", "collections.OrderedDict known called a/data.pkl"});
-    // What others call: a class that an object is made of, and the function of a tensor's subclass.
+    // Indirect calls: the class of an object, and the function of a tensor subclass.
     CHECK(named(forge::archive(forge::call("copyreg", "_reconstructor", {forge::global("my", "Thing"), "N", "N"}))) ==
           Lines{"copyreg._reconstructor unknown called a/data.pkl", "my.Thing unknown called a/data.pkl"});
-    // How a nested class is spelled below protocol 4, and getattr for others to call.
+    // The form of a nested class below protocol 4, and getattr passed as a value.
     const std::string getattr = forge::global("__builtin__", "getattr");
     CHECK(named(forge::archive(getattr + forge::tuple({forge::global("my", "Outer"), forge::text("Inner")}) + "R")) ==
           Lines{"my.Outer unknown named a/data.pkl", "my.Outer.Inner unknown named a/data.pkl"});
@@ -228,7 +228,7 @@ TEST_CASE("every class and function of every pickle is listed, and whether it wo
 
 namespace {
 
-/// The names that would be called, of a pickle that old files of torch.save hold.
+/// Returns the names that would be called in a pickle of the kind that old files of torch.save hold.
 std::string called_in_legacy(const std::string& object) {
     const std::string file = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
                              forge::pickle(forge::integer(1001)) + forge::pickle("}") + forge::pickle(object) +
@@ -248,10 +248,10 @@ const std::string other = forge::global("my", "Other");
 
 }  // namespace
 
-TEST_CASE("what a persistent id stands for is called") {
+TEST_CASE("a persistent id that stands for a class counts as a call") {
     const std::string module = forge::text("module");
     const std::string id = persistent({module, thing, "N", "N"});
-    CHECK(called_in_legacy(in_dict(id)).empty());  // named
+    CHECK(called_in_legacy(in_dict(id)).empty());  // named, not called
     for (const std::string& callee :
          {id, persistent({module, thing, forge::text("a.py"), forge::text("class Thing")}),
           persistent({module, thing, "N"}), persistent({module, thing}), persistent({"C\x06module", thing, "N", "N"}),
@@ -271,7 +271,7 @@ TEST_CASE("what a persistent id stands for is called") {
           "my.Thing my.Other");
 }
 
-TEST_CASE("persistent ids in each other, deep and in circles, are searched once") {
+TEST_CASE("nested and cyclic persistent ids are searched once") {
     std::string deep = thing;
     for (int i = 0; i < 30'000; ++i) deep += "\x85Q";
     CHECK(called_in_legacy(in_dict(deep + ")R")) == "my.Thing");
@@ -283,8 +283,8 @@ TEST_CASE("persistent ids in each other, deep and in circles, are searched once"
     CHECK(called_in_legacy("]q\x01(h\x01" + thing + "e\x85Q)R0}") == "my.Thing");
 }
 
-TEST_CASE("functions that call their arguments are seen through") {
-    // Dropped, for where the object is used some are refused.
+TEST_CASE("functions that call their arguments are followed") {
+    // The object is dropped, because some of them are refused where they are used.
     const auto of_type = [](const char* name, std::initializer_list<std::string> arguments) {
         return forge::call("torch._tensor", name, arguments) + "0}";
     };
@@ -300,7 +300,7 @@ TEST_CASE("functions that call their arguments are seen through") {
         CHECK(called_in_legacy(of_type(name, {persistent({forge::text("module"), thing, "N", "N"}),
                                               persistent({forge::text("module"), other, "N"}), ")", "}"})) ==
               "my.Thing my.Other");
-        // By another of their kind, and by what a known function gives back.
+        // Through another such function, and through the result of a known function.
         CHECK(called_in_legacy(of_type(name, {forge::global("torch._tensor", name), tensor,
                                               forge::tuple({thing, tensor, ")", "}"}), "}"})) == "my.Thing");
         CHECK(called_in_legacy(of_type(
@@ -317,7 +317,7 @@ TEST_CASE("functions that call their arguments are seen through") {
     CHECK(called_in_legacy(in_dict(scalar + ")R")) == "my.Thing");
 }
 
-TEST_CASE("a function that an object is given as a method is called") {
+TEST_CASE("a function that is set on an object as a method counts as called") {
     const std::string object = forge::call("collections", "OrderedDict", {});
     const auto with = [&](const char* name, const std::string& value) {
         return object + forge::dict({forge::text(name), value}) + "b";
@@ -354,7 +354,7 @@ TEST_CASE("a function that an object is given as a method is called") {
     CHECK(called_in_legacy(in_dict(forge::dict({forge::text("append"), thing}))).empty());
 }
 
-TEST_CASE("a function that comes out of a file in the pickle is called") {
+TEST_CASE("a function that comes from a file inside the pickle counts as called") {
     const std::string file = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s) +
                              forge::pickle(forge::integer(1001)) + forge::pickle("}") + forge::pickle(thing) +
                              forge::pickle("]");
@@ -369,7 +369,7 @@ TEST_CASE("a function that comes out of a file in the pickle is called") {
     }
 }
 
-TEST_CASE("names in all pickles of a file are listed") {
+TEST_CASE("the names in all pickles of a file are listed") {
     const std::string magic = forge::pickle("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"s);
     const auto legacy = [&](const std::string& machine, const std::string& object) {
         return magic + forge::pickle(forge::integer(1001)) + forge::pickle(machine) + forge::pickle(object) +
@@ -396,21 +396,21 @@ TEST_CASE("one note counts the unknown functions that would be called") {
     CHECK(note_of(forge::archive(forge::call("my", "Thing", {}))) ==
           "unpickling would call a class or function that safemap does not know, my.Thing; nothing was called; "
           "inspect --globals lists what the file names, --strict-globals refuses the file");
-    // Those that run code first, and each once.
+    // Functions that run code come first, and each is listed once.
     CHECK(note_of(
               forge::archive(forge::tuple({forge::call("my", "Thing", {}), forge::call("my", "Thing", {}), os_call()})))
               .starts_with("unpickling would call 2 classes and functions that safemap does not know, the first is "
                            "os.system; "));
 }
 
-TEST_CASE("a list of names is as long as its bound, and no longer") {
+TEST_CASE("the list of names has a limited length") {
     std::string names = "(";
     for (std::size_t i = 0; i < torch::NamedGlobals::most_listed + 10; ++i)
         names += forge::global("my", "Thing" + std::to_string(i)) + "0";
     CHECK(named(forge::archive(names + "t")).size() == torch::NamedGlobals::most_listed);
 }
 
-TEST_CASE("a call is noted behind more names than are listed, and so is a file inside that cannot be read") {
+TEST_CASE("a call is noted even after the list of names is full, and so is an unreadable file inside the pickle") {
     std::string names = "(";
     for (std::size_t i = 0; i < torch::NamedGlobals::most_listed; ++i)
         names += forge::global("my", "Thing" + std::to_string(i)) + "0";

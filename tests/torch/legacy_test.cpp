@@ -1,4 +1,5 @@
-// Files of torch.save before 1.6, and storages that stand in plain pickles: forged, right and wrong.
+// Tests files of torch.save before 1.6, and storages inside plain pickles: forged, valid and invalid. A test changes
+// one part of Legacy and joins the parts; check_refused() expects a code and a message.
 #include <safemap/advanced/flatten.hpp>
 
 #include "torch/legacy.hpp"
@@ -29,7 +30,7 @@ std::string list_of(const std::vector<std::string>& keys) {
     return "](" + items + "e";
 }
 
-/// The parts of a file, each of which a test may change before they are joined.
+/// The parts of a file, which a test can change before they are joined.
 struct Legacy {
     std::string object;
     std::string magic = magic_number();
@@ -47,7 +48,7 @@ struct Legacy {
 
 std::string stored(std::uint64_t count, const std::string& bytes) { return forge::little(count, 8) + bytes; }
 
-/// As forge::storage, with the sixth part that legacy files have.
+/// Like forge::storage, with the sixth element that legacy files have.
 std::string storage(std::string_view type, std::string_view key, std::int64_t count, const std::string& view = "N") {
     return forge::tuple({forge::text("storage"), forge::global("torch", type), forge::text(key), forge::text("cpu"),
                          forge::integer(count), view}) +
@@ -60,7 +61,7 @@ std::string bytes_tensor(const std::string& storage, std::int64_t offset, std::i
     return forge::tensor(storage, offset, {forge::integer(size)}, {forge::integer(1)});
 }
 
-/// Eight bytes in storage "a", of which "x" is all.
+/// Returns a file with eight bytes in storage "a", and a tensor "x" of all of them.
 Legacy eight() {
     return {.object = forge::dict({forge::text("x"), bytes_tensor(storage("ByteStorage", "a", 8), 0, 8)}),
             .storages = stored(8, "01234567")};
@@ -84,7 +85,7 @@ void check_refused(const Legacy& file, Errc code, std::string_view words) {
     CHECK(error->message().find(words) != std::string::npos);
 }
 
-/// pickle.dump of one tensor whose storage is `file`, in either spelling of bytes.
+/// Returns pickle.dump of one tensor whose storage is `file_bytes`, in either form of bytes objects.
 std::string plain(const std::string& file_bytes, std::int64_t size = 8) {
     const std::string storage = forge::call("torch.storage", "_load_from_bytes", {file_bytes});
     return "\x80\x03" + forge::dict({forge::text("x"), bytes_tensor(storage, 0, size)}) + ".";
@@ -99,7 +100,7 @@ std::string as_latin1(std::string_view bytes) {
     }
     return forge::call("_codecs", "encode", {forge::text(utf8), forge::text("latin1")});
 }
-/// A file whose object is a storage of eight bytes.
+/// Returns a file whose object is a storage of eight bytes.
 std::string storage_file() {
     Legacy file = eight();
     file.object = storage("ByteStorage", "a", 8);
@@ -108,7 +109,7 @@ std::string storage_file() {
 
 }  // namespace
 
-TEST_CASE("the magic number is known in every protocol") {
+TEST_CASE("the magic number is recognised in every protocol") {
     const std::string frame = "\x95\x0d"s + std::string(7, '\0');
     CHECK(torch::is_legacy("\x80\x02" + magic_number() + "."));
     CHECK(torch::is_legacy("\x80\x03" + magic_number() + ".\x80\x03M"));
@@ -123,7 +124,7 @@ TEST_CASE("the magic number is known in every protocol") {
     CHECK_FALSE(torch::is_legacy(""));
 }
 
-TEST_CASE("storages follow each other, each with its count") {
+TEST_CASE("storages follow each other, each after its element count") {
     Legacy file{.object = forge::dict({forge::text("x"), bytes_tensor(storage("ByteStorage", "a", 3), 1, 2),
                                        forge::text("y"), bytes_tensor(storage("ShortStorage", "b", 2), 0, 2)}),
                 .keys = list_of({"b", "a"}),
@@ -138,7 +139,7 @@ TEST_CASE("storages follow each other, each with its count") {
     CHECK(flat.tensors[1].dtype() == Dtype::i16);
 }
 
-TEST_CASE("protocol 1 has no opcode of its own, and says in text what has none") {
+TEST_CASE("a file of protocol 1 is read, which has long integers as text and no opcode for the protocol") {
     Legacy file = eight();
     file.magic = "L119547037146038801333356L\n";
     file.version = "M\xe9\3";
@@ -149,7 +150,7 @@ TEST_CASE("protocol 1 has no opcode of its own, and says in text what has none")
     CHECK(loaded(flatten(fixtures::open(bytes + file.storages).tree).tensors.at(0)) == "01234567");
 }
 
-TEST_CASE("storages are little-endian, whatever the machine was") {
+TEST_CASE("storages are read as little-endian, whatever the machine was") {
     Legacy file = eight();
     file.object = forge::dict({forge::text("x"), bytes_tensor(storage("ShortStorage", "a", 4), 0, 4)});
     file.storages = stored(4, "01234567");
@@ -159,7 +160,7 @@ TEST_CASE("storages are little-endian, whatever the machine was") {
     }
 }
 
-TEST_CASE("views of storages, as old files have them, begin where they say") {
+TEST_CASE("views of storages in old files begin at their offset") {
     Legacy file = eight();
     const auto with = [&](const std::string& storage, std::int64_t offset, std::int64_t size) {
         file.object = forge::dict({forge::text("x"), bytes_tensor(storage, offset, size)});
@@ -175,7 +176,7 @@ TEST_CASE("views of storages, as old files have them, begin where they say") {
     CHECK(with(storage("UntypedStorage", "a", 8, view(1, 3)), 0, 1)->code() == Errc::bad_tensor);
 }
 
-TEST_CASE("a storage and a tensor of it share its bytes") {
+TEST_CASE("a storage and its tensors share bytes") {
     Legacy file = eight();
     file.object = forge::dict({forge::text("s"), storage("ByteStorage", "a", 8), forge::text("x"),
                                bytes_tensor(storage("ShortStorage", "a", 4), 1, 3)});
@@ -186,7 +187,7 @@ TEST_CASE("a storage and a tensor of it share its bytes") {
     CHECK(flat.skipped[0].type == "torch.ByteStorage");
 }
 
-TEST_CASE("what storages say of themselves is compared with the file and with the pickle") {
+TEST_CASE("the sizes of storages are compared with the file and with the pickle") {
     Legacy file = eight();
     file.storages = stored(8, "0123456");
     check_refused(file, Errc::file_truncated, "storage 'a': 8 bytes wanted, 7 bytes are left");
@@ -206,7 +207,7 @@ TEST_CASE("what storages say of themselves is compared with the file and with th
     check_refused(file, Errc::file_truncated, "storage 'a'");
 }
 
-TEST_CASE("the list of storages is that of the object") {
+TEST_CASE("the list of storages must match the object") {
     Legacy file = eight();
     file.keys = list_of({});
     const auto error = fault_of(file);
@@ -223,7 +224,7 @@ TEST_CASE("the list of storages is that of the object") {
     check_refused(file, Errc::bad_tensor, "no list");
 }
 
-TEST_CASE("a key that is longer than anybody's is looked up by nobody") {
+TEST_CASE("a key that is too long is refused") {
     const std::string key(1025, 'k');
     Legacy file = eight();
     file.object = forge::dict({forge::text("x"), bytes_tensor(storage("ByteStorage", key, 8), 0, 8)});
@@ -233,7 +234,7 @@ TEST_CASE("a key that is longer than anybody's is looked up by nobody") {
     check_refused(file, Errc::bad_tensor, "is of no tensor");
 }
 
-TEST_CASE("other versions, and what is not the format, are refused") {
+TEST_CASE("other versions and other formats are refused") {
     Legacy file = eight();
     file.version = forge::integer(1002);
     check_refused(file, Errc::unknown_format, "another version");
@@ -247,7 +248,7 @@ TEST_CASE("other versions, and what is not the format, are refused") {
     check_refused(file, Errc::pickle_bad_stack, "the description of the machine: byte");
 }
 
-TEST_CASE("a fault of a tensor names it and leaves its neighbours alone") {
+TEST_CASE("a fault of a tensor names it, and does not affect others") {
     Legacy file{.object = forge::dict({forge::text("bad"), bytes_tensor(storage("ByteStorage", "a", 8), 0, 9),
                                        forge::text("good"), bytes_tensor(storage("ByteStorage", "a", 8), 0, 8)}),
                 .storages = stored(8, "01234567")};
@@ -259,7 +260,7 @@ TEST_CASE("a fault of a tensor names it and leaves its neighbours alone") {
     REQUIRE(flatten(archive.tree).tensors.size() == 1);
 }
 
-TEST_CASE("bytes behind the last storage are noted") {
+TEST_CASE("bytes after the last storage are noted") {
     Legacy file = eight();
     file.trailing = "more";
     const auto archive = fixtures::open(file.join());
@@ -267,7 +268,7 @@ TEST_CASE("bytes behind the last storage are noted") {
     CHECK(archive.notes[0] == "4 bytes after the last storage are ignored");
 }
 
-TEST_CASE("classes of modules stand in persistent ids, with their sources") {
+TEST_CASE("module classes are in persistent ids, with their sources") {
     const auto module = [](const std::string& word, const std::string& type) {
         return forge::tuple({forge::text(word), type, forge::text("net.py"), forge::text("class Net: ...")}) + "Q";
     };
@@ -321,7 +322,7 @@ TEST_CASE("opening reads the pickles and the counts, and no tensor, however long
     CHECK(loaded(flat.tensors[1]) == "last");
 }
 
-TEST_CASE("a length in a pickle reads no more of the file than it can be true of") {
+TEST_CASE("a large length in a pickle does not cause large reads") {
     const std::uint64_t size = 3'000'000'000;
     std::uint64_t largest = 0;
     const auto with = [&](const std::string& object) {
@@ -342,7 +343,7 @@ TEST_CASE("a length in a pickle reads no more of the file than it can be true of
     CHECK(largest <= 4_KiB);
 }
 
-TEST_CASE("every truncation of a legacy file is refused as one") {
+TEST_CASE("every truncation of a legacy file is refused as truncated") {
     for (const std::string& whole : {eight().join(), fixtures::content("train_legacy_protocol4.pt"), storage_file()}) {
         const std::size_t step = whole.size() > 4000 ? 37 : 1;
         for (std::size_t size = 64; size < whole.size(); size += step) {
@@ -354,7 +355,7 @@ TEST_CASE("every truncation of a legacy file is refused as one") {
     }
 }
 
-TEST_CASE("a plain pickle has its storages in itself, in either spelling of bytes") {
+TEST_CASE("a plain pickle contains its storages, in either form of bytes objects") {
     const std::string nested = storage_file();
     for (const bool raw : {true, false}) {
         CAPTURE(raw);
@@ -365,7 +366,7 @@ TEST_CASE("a plain pickle has its storages in itself, in either spelling of byte
     }
 }
 
-TEST_CASE("a storage in a plain pickle is checked as one in a file is") {
+TEST_CASE("a storage inside a plain pickle is checked like one in a file") {
     const auto code = [](const std::string& nested, std::int64_t size = 8) {
         const auto error = error_of([&] { fixtures::open(plain(as_bytes(nested), size)); });
         if (error) CHECK(error->tensor() == "x");
@@ -380,7 +381,7 @@ TEST_CASE("a storage in a plain pickle is checked as one in a file is") {
     CHECK(code("\x80\x02}.") == Errc::unknown_format);
     file.object = storage("ByteStorage", "a", 8, view(0, 4));
     CHECK(code(file.join()) == Errc::bad_tensor);
-    // A file in a file in a file: only a storage is looked for.
+    // A file inside a file inside a file: only a storage is accepted.
     CHECK(code(eight().join()) == Errc::bad_tensor);
     file.object = forge::call("torch.storage", "_load_from_bytes", {as_bytes(storage_file())});
     file.keys = list_of({});
@@ -396,7 +397,7 @@ TEST_CASE("a storage in a plain pickle is checked as one in a file is") {
     CHECK(argument(forge::call("_codecs", "encode", {forge::text("x"), forge::text("rot13")})) == Errc::bad_tensor);
 }
 
-TEST_CASE("a plain pickle has no storages elsewhere") {
+TEST_CASE("a plain pickle cannot refer to other storages") {
     const std::string file = "\x80\x02" + bytes_tensor(forge::storage("ByteStorage", "a", 8), 0, 8) + ".";
     CHECK_FAULT(fixtures::open(file), Errc::bad_tensor);
     CHECK_FAULT(fixtures::open("\x80\x04\x95 a pickle"), Errc::file_truncated);
@@ -405,7 +406,7 @@ TEST_CASE("a plain pickle has no storages elsewhere") {
     CHECK(archive.notes[0] == "3 bytes after the end of the pickle are ignored");
 }
 
-TEST_CASE("what follows a plain pickle is refused where unknown globals are") {
+TEST_CASE("bytes after a plain pickle are refused under strict globals") {
     torch::NamedGlobals unknown;
     ThrowFirst faults;
     const std::string pickles = forge::pickle("}") + forge::pickle(forge::call("os", "system", {forge::text("true")}));
@@ -414,7 +415,7 @@ TEST_CASE("what follows a plain pickle is refused where unknown globals are") {
     CHECK_OK(torch::read_plain(fixtures::source(pickles), faults));
 }
 
-TEST_CASE("a magic number behind more than the head of a file makes it a file of torch.save") {
+TEST_CASE("a magic number after the first block of a file still makes it a file of torch.save") {
     Legacy file = eight();
     std::string noise;
     for (int i = 0; i < 600; ++i) noise += "N0";
@@ -427,7 +428,7 @@ TEST_CASE("a magic number behind more than the head of a file makes it a file of
     CHECK_FAULT(torch::read_plain(fixtures::source(file.join()), faults, &unknown), Errc::unknown_global);
 }
 
-TEST_CASE("many storages that are one text cost what they would take") {
+TEST_CASE("storages that share one text are each charged for their size") {
     std::string file = "\x80\x03" + forge::global("torch.storage", "_load_from_bytes") + "q\0"s + "0" + "B" +
                        forge::little(60'000, 4) + std::string(60'000, 'x') + "q\1"s + "0](";
     const std::string utils = forge::global("torch._utils", "_rebuild_tensor");
@@ -444,7 +445,7 @@ TEST_CASE("many storages that are one text cost what they would take") {
     CHECK(bounded);
 }
 
-TEST_CASE("legacy files and plain pickles with random bytes changed are read or refused, and never more") {
+TEST_CASE("legacy files and plain pickles with random bytes changed are read or refused, and nothing worse") {
     const unsigned seed = soak::seed(20240607);
     CAPTURE(seed);
     std::uint32_t state = seed;

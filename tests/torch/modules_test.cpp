@@ -1,4 +1,4 @@
-// Whole modules as pickles spell them: every way to make the object, every kind of tensor in it, and its errors.
+// Tests pickled modules: every way to construct the object, every kind of tensor in it, and its errors.
 #include <safemap/advanced/flatten.hpp>
 
 #include "doctest_safemap.hpp"
@@ -28,7 +28,7 @@ std::string tensor(std::int64_t offset = 0, std::int64_t size = 2) {
 std::string ordered(std::initializer_list<std::string> items) {
     return forge::call("collections", "OrderedDict", {}) + forge::dict(items).substr(1);
 }
-/// The __dict__ of a module.
+/// Returns the __dict__ of a module.
 std::string state_of(const std::string& parameters, const std::string& modules = forge::dict({})) {
     return forge::dict({forge::text("training"), "\x88", forge::text("_parameters"), parameters,
                         forge::text("_buffers"), forge::dict({}), forge::text("_modules"), modules});
@@ -39,7 +39,7 @@ const std::vector<std::string> net_weight{"net.weight"};
 
 }  // namespace
 
-TEST_CASE("a module is one, however its pickle makes it") {
+TEST_CASE("a module is recognised, however its pickle constructs it") {
     const std::string parameters = forge::dict({forge::text("weight"), tensor()});
     const auto within = [](const std::string& inner) {
         return module(state_of(forge::dict({}), forge::dict({forge::text("net"), inner})));
@@ -58,14 +58,14 @@ TEST_CASE("a module is one, however its pickle makes it") {
         const std::string old = ordered({forge::text("weight"), tensor()});
         CHECK(names_of(within(module(state_of(old, ordered({}))))) == net_weight);
     }
-    SUBCASE("of a class that makes itself otherwise, it is an object as any other") {
+    SUBCASE("a class with a constructor of its own is an ordinary object") {
         const std::string made =
             forge::call("torch.fx.graph_module", "reduce_graph_module", {state_of(parameters), "N"});
         CHECK(names_of(within(made)) == std::vector<std::string>{"net/0/_parameters/weight"});
     }
 }
 
-TEST_CASE("parameters of a module are whatever tensors can be") {
+TEST_CASE("parameters of a module can be any kind of tensor") {
     const std::string parameter =
         forge::call("torch._utils", "_rebuild_parameter", {tensor(), "\x88", forge::dict({})});
     const std::string layout = forge::call("torch.serialization", "_get_layout", {forge::text("torch.sparse_coo")});
@@ -83,7 +83,7 @@ TEST_CASE("parameters of a module are whatever tensors can be") {
     CHECK(flat.skipped[1].name == "net/few");
 }
 
-TEST_CASE("an error in a module tells of the tensor by its name") {
+TEST_CASE("an error in a module gives the tensor's name") {
     const std::string inner = module(state_of(forge::dict({forge::text("a/b"), tensor(15)})));
     const std::string net = module(state_of(forge::dict({}), forge::dict({forge::text("0"), inner})));
     const auto tensor_of = [](const std::string& value) {

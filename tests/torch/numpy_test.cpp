@@ -1,5 +1,5 @@
-// NumPy in pickles: each dtype, both spellings of bytes, both byte orders and both orders of dimensions; and numbers
-// that do not fit together.
+// Tests NumPy in pickles: each dtype, both forms of bytes objects, both byte orders, both orders of dimensions; and
+// inconsistent sizes.
 #include <safemap/advanced/flatten.hpp>
 
 #include "doctest_safemap.hpp"
@@ -16,7 +16,7 @@ namespace {
 
 StateTree tree_of(const std::string& value) { return fixtures::open(forge::archive(value)).tree; }
 
-/// numpy.dtype('f4', False, True), and its state.
+/// Returns numpy.dtype('f4', False, True) with its state.
 std::string dtype(const std::string& code, const std::string& order = "<", const std::string& more = "NNN",
                   const std::string& after = "") {
     return forge::call("numpy", "dtype", {forge::text(code), "\x89", "\x88"}) + "(K\x03" + forge::text(order) + more +
@@ -58,7 +58,7 @@ T value_of(const std::string& code, const std::string& order, const std::string&
 
 }  // namespace
 
-TEST_CASE("arrays are tensors, of every dtype that there is") {
+TEST_CASE("arrays of every dtype are tensors") {
     const std::tuple<const char*, Dtype, std::size_t> rows[]{
         {"b1", Dtype::boolean, 1}, {"i1", Dtype::i8, 1},    {"u1", Dtype::u8, 1},  {"i2", Dtype::i16, 2},
         {"u2", Dtype::u16, 2},     {"i4", Dtype::i32, 4},   {"u4", Dtype::u32, 4}, {"i8", Dtype::i64, 8},
@@ -76,7 +76,7 @@ TEST_CASE("arrays are tensors, of every dtype that there is") {
     }
 }
 
-TEST_CASE("byte order, order of dimensions and both spellings of bytes") {
+TEST_CASE("arrays are read in either byte order, order of dimensions and form of bytes objects") {
     CHECK(loaded(array_of(array(dtype("u2", ">"), {number(2)}, bytes("\1\2\3\4")))) == "\2\1\4\3");
     const auto latin1 = forge::call("_codecs", "encode", {forge::text("\xc3\xbf\1"), forge::text("latin1")});
     CHECK(loaded(array_of(array(dtype("u2"), {number(1)}, latin1))) == "\xff\1");
@@ -97,7 +97,7 @@ TEST_CASE("byte order, order of dimensions and both spellings of bytes") {
     CHECK(loaded(from("F")) == "acbd");
 }
 
-TEST_CASE("an array's numbers have to fit together") {
+TEST_CASE("an array with inconsistent sizes is refused") {
     CHECK_FAULT(tree_of(array(dtype("f4"), {number(2)}, bytes("1234567"))), Errc::storage_too_short);
     CHECK_FAULT(tree_of(array(dtype("f4"), {number(2)}, bytes("123456789"))), Errc::bad_tensor);
     CHECK_FAULT(tree_of(array(dtype("f4"), {number(-2)}, bytes("12345678"))), Errc::bad_tensor);
@@ -139,7 +139,7 @@ TEST_CASE("texts, records, dates and objects keep their parts") {
     CHECK(flatten(derived).tensors.size() == 1);
 }
 
-TEST_CASE("scalars are the values that Python has, to the bit") {
+TEST_CASE("scalars have Python's values, to the bit") {
     CHECK(value_of<bool>("b1", "|", "\1", "bool"));
     CHECK(value_of<std::int64_t>("i1", "|", "\xff", "int8") == -1);
     CHECK(value_of<std::int64_t>("u1", "|", "\xff", "uint8") == 255);
@@ -164,7 +164,7 @@ TEST_CASE("scalars are the values that Python has, to the bit") {
     CHECK(value_of<StateTree::Bytes>("f16", "<", std::string(16, 'x'), "<f16").bytes == std::string(16, 'x'));
 }
 
-TEST_CASE("every number of half precision widens as the conversion of tensors does") {
+TEST_CASE("half-precision scalars widen exactly as tensors do") {
     for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
         const auto exponent = bits >> 10 & 31;
         const double magnitude = exponent == 0 ? std::ldexp(bits & 1023, -24)
@@ -176,7 +176,7 @@ TEST_CASE("every number of half precision widens as the conversion of tensors do
     }
 }
 
-TEST_CASE("dtypes are constants, those of records objects") {
+TEST_CASE("dtypes are constants, and dtypes of records are objects") {
     const auto text = [](const std::string& value) {
         const StateTree tree = tree_of(value);
         const auto* found = std::get_if<StateTree::Constant>(&tree[tree.root()]);

@@ -1,4 +1,6 @@
-// What the functions of the table mean, and what is refused, opaque, or kept.
+// Tests the functions that rebuild objects from pickles: their meaning, and which calls are refused, opaque, or kept.
+// From top to bottom: bounds and storages, tensors and Parameters, plain values and keys, unknown objects and charges,
+// lazy bits, archives, attributes, tensor classes of old versions.
 #include "torch/rebuild.hpp"
 
 #include <safemap/advanced/flatten.hpp>
@@ -22,7 +24,7 @@ namespace {
 
 constexpr std::int64_t int64_max = std::numeric_limits<std::int64_t>::max();
 
-/// The tree of a forged archive with sixteen floats in storage 0 and sixteen bytes in storage 1.
+/// Returns the tree of a forged archive with sixteen floats in storage 0 and sixteen bytes in storage 1.
 StateTree tree_of(const std::string& value) {
     std::string floats;
     for (int i = 0; i < 16; ++i) floats += std::string("\0\0\0", 3) + static_cast<char>(i);
@@ -43,7 +45,7 @@ std::string times(std::size_t count, std::string_view what) {
     for (std::size_t i = 0; i < count; ++i) out += what;
     return out;
 }
-/// The tree of a pickle without storages that may take 4 MiB.
+/// Returns the tree of a pickle without storages, with a memory limit of 4 MiB.
 StateTree small_tree_of(const std::string& value) {
     const std::string pickle = forge::pickle(value);
     const auto graph = read_pickle(pickle, {.max_memory = 4 << 20});
@@ -62,7 +64,7 @@ template <class T> T root_as(const std::string& value) {
 
 }  // namespace
 
-TEST_CASE("bounds are exact to the element, and no sum wraps") {
+TEST_CASE("bounds are exact to the element, and sums do not wrap") {
     CHECK_OK(flat_of(one(floats(), 0, {number(4), number(4)}, {number(4), number(1)})));
     CHECK_OK(flat_of(one(floats(), 1, {number(3), number(4)}, {number(4), number(1)})));
     CHECK_FAULT(flat_of(one(floats(), 1, {number(4), number(4)}, {number(4), number(1)})), Errc::storage_too_short);
@@ -90,7 +92,7 @@ TEST_CASE("bounds are exact to the element, and no sum wraps") {
     CHECK_FAULT(flat_of(one(forge::storage("OddStorage", "0", 1), 0, {}, {})), Errc::bad_tensor);
 }
 
-TEST_CASE("sixty-four dimensions are read, one more is refused") {
+TEST_CASE("sixty-four dimensions are read, and sixty-five are refused") {
     const auto ones = [](std::size_t count) {
         std::string items = "(";
         for (std::size_t i = 0; i < count; ++i) items += "K\1";
@@ -112,7 +114,7 @@ TEST_CASE("every storage class has its dtype") {
         {"QInt8Storage", Dtype::qint8},  {"QUInt8Storage", Dtype::quint8},    {"QInt32Storage", Dtype::qint32},
         {"UntypedStorage", Dtype::u8}};
     for (const auto& row : classes) {
-        const auto& name = row.first;  // no binding: Clang 14 captures none
+        const auto& name = row.first;  // not a structured binding: Clang 14 cannot capture those
         const auto& dtype = row.second;
         CAPTURE(name);
         const auto flat = flat_of(one(forge::storage(name, "1", 1), 0, {number(1)}, {number(1)}));
@@ -121,7 +123,7 @@ TEST_CASE("every storage class has its dtype") {
     }
 }
 
-TEST_CASE("a quantized tensor of several elements in a byte is all bytes of its storage, and how they are looked at") {
+TEST_CASE("a quantized tensor with several elements per byte has all bytes of its storage, and its view as values") {
     const auto packed = [](std::int64_t offset) {
         return forge::call("torch._utils", "_rebuild_qtensor",
                            {forge::storage("QUInt4x2Storage", "1", 9), number(offset),
@@ -149,7 +151,7 @@ TEST_CASE("a quantized tensor of several elements in a byte is all bytes of its 
               R"("scales":["@T","q/scales"],"zero_points":["@T","q/zero_points"],"axis":0},)" + why + "]}}");
 }
 
-TEST_CASE("views of one storage share it, and equal ones are ties") {
+TEST_CASE("views of one storage share it, and equal views are ties") {
     const auto flat = flat_of(forge::dict({
         forge::text("a"),
         forge::tensor(floats(), 0, {number(4)}, {number(1)}),
@@ -164,7 +166,7 @@ TEST_CASE("views of one storage share it, and equal ones are ties") {
     CHECK(flat.aliases[0] == AliasGroup{"a", "b"});
 }
 
-TEST_CASE("a storage is shared by tensors of all of it, in whatever shape, and of parts") {
+TEST_CASE("one storage is shared by tensors of all of it, in any shape, and by tensors of parts") {
     const std::initializer_list<std::string> rows{number(4), number(4)};
     const std::initializer_list<std::string> row_major{number(4), number(1)};
     const std::initializer_list<std::string> column_major{number(1), number(4)};
@@ -194,7 +196,7 @@ TEST_CASE("a storage is shared by tensors of all of it, in whatever shape, and o
     CHECK(flat.tensors[4].strided_view().offset == 12);
 }
 
-TEST_CASE("bytes of an untyped storage are what the tensor says they are") {
+TEST_CASE("bytes of an untyped storage have the tensor's dtype") {
     const auto v3 = [](const char* dtype, std::int64_t count, std::int64_t stride = 1) {
         return in_dict(forge::call("torch._utils", "_rebuild_tensor_v3",
                                    {forge::storage("UntypedStorage", "1", 16), number(0), forge::tuple({number(count)}),
@@ -211,7 +213,7 @@ TEST_CASE("bytes of an untyped storage are what the tensor says they are") {
     CHECK_FAULT(flat_of(v3("no_such_dtype", 1)), Errc::bad_tensor);
 }
 
-TEST_CASE("tensors before torch 0.4 are classes with a state") {
+TEST_CASE("tensors from before torch 0.4 are classes with a state") {
     const std::string value =
         in_dict(forge::global("torch", "FloatTensor") + ")\x81" +
                 forge::tuple({floats(), number(2), forge::tuple({number(3)}), forge::tuple({number(1)})}) + "b");
@@ -220,7 +222,7 @@ TEST_CASE("tensors before torch 0.4 are classes with a state") {
     CHECK(flat.tensors[0].shape() == Shape{3});
 }
 
-TEST_CASE("parameters in parameters end") {
+TEST_CASE("deeply nested Parameters are refused") {
     std::string value = forge::tensor(floats(), 0, {}, {});
     const auto wrap = [](const std::string& inner) {
         return forge::call("torch._utils", "_rebuild_parameter",
@@ -245,7 +247,7 @@ TEST_CASE("tensors on the meta device have no data and no name") {
     CHECK(flat.skipped[0].name == "x");
 }
 
-TEST_CASE("Python's own values are what they are") {
+TEST_CASE("Python's plain values are read as they are") {
     using namespace std::string_literals;
     using Sequence = StateTree::Sequence;
     CHECK(root_as<Sequence>(forge::call("torch", "Size", {forge::tuple({number(2)})})).kind == Sequence::Kind::size);
@@ -274,7 +276,7 @@ TEST_CASE("Python's own values are what they are") {
               .items.size() == 1);
 }
 
-TEST_CASE("keys that Python takes for the same are one entry") {
+TEST_CASE("keys that are equal in Python are one entry") {
     const auto dict = root_as<StateTree::Dict>("}(K\1NK\2N\x88K\5U\1aNU\1aK\6u");
     CHECK(dict.items.size() == 3);
     // LONG1 of five in nine bytes, and two to the 64 in nine and in ten.
@@ -288,7 +290,7 @@ TEST_CASE("keys that Python takes for the same are one entry") {
     CHECK(flat.tensors[0].strided_view().offset == 1);
 }
 
-TEST_CASE("tensors inside unknown objects are found, under attributes and places") {
+TEST_CASE("tensors inside unknown objects are found, under attributes and indices") {
     const std::string tensor = forge::tensor(floats(), 0, {}, {});
     const std::string object = forge::global("my", "Thing") + forge::tuple({tensor, "N"}) + "\x81" +
                                forge::dict({forge::text("w"), forge::tensor(floats(), 1, {}, {}), forge::text("0"),
@@ -304,8 +306,8 @@ TEST_CASE("tensors inside unknown objects are found, under attributes and places
     CHECK(flat.skipped[0].type == "my.Thing");
 }
 
-TEST_CASE("a call that runs code is noted wherever it stands") {
-    // As an argument of a tensor's hooks, which nothing else looks at; and popped off the stack.
+TEST_CASE("a call that runs code is noted at any place") {
+    // As an unused argument, a tensor's hooks; and popped off the stack.
     const std::string attack = forge::call("os", "system", {forge::text("true")});
     const std::string tensor =
         forge::call("torch._utils", "_rebuild_tensor_v2", {floats(), number(0), ")", ")", "\x89", attack});
@@ -315,7 +317,7 @@ TEST_CASE("a call that runs code is noted wherever it stands") {
     CHECK(flatten(archive.tree).tensors.size() == 1);
 }
 
-TEST_CASE("what objects share is charged for each of them") {
+TEST_CASE("memory of shared values is charged for each object that copies them") {
     const std::string thing = forge::global("m", "C") + "q\1" + "0";
     const std::string key = forge::text(std::string(1000, 'k')) + "q\2" + "0";
     CHECK_OK(small_tree_of(thing + key + "(" + times(100, "h\1)R}h\2Nsb") + "l"));
@@ -338,7 +340,7 @@ TEST_CASE("what objects share is charged for each of them") {
     CHECK_FAULT(small_tree_of(tensor + key + "(" + times(3000, "}h\2h\1)Rs") + "l"), Errc::pickle_too_large);
 }
 
-TEST_CASE("a long key is no attribute's name, and is not in a fault's path") {
+TEST_CASE("a long key is not used as an attribute's name, nor in the path of a fault") {
     const std::string value = forge::tensor(floats(), 0, {}, {});
     for (const std::size_t length : {std::size_t{1024}, std::size_t{1025}}) {
         const std::string key = forge::text(std::string(length, 'k'));
@@ -347,7 +349,7 @@ TEST_CASE("a long key is no attribute's name, and is not in a fault's path") {
         CHECK(flat_of(in_dict(forge::call("my", "Thing", {}) + state + "b")).tensors.at(0).name() == "x/" + name);
         const auto ordered = root_as<StateTree::Dict>(forge::call("collections", "OrderedDict", {}) + state + "b");
         CHECK(ordered.attributes.at(1).first == name);
-        // As the name of a tensor it is whole.
+        // As the name of a tensor it is kept completely.
         CHECK(flat_of(forge::dict({key, value})).tensors.at(0).name() == std::string(length, 'k'));
     }
 
@@ -367,7 +369,7 @@ TEST_CASE("a long key in many places is hashed once") {
     CHECK(dict.items.size() == 1);
 }
 
-TEST_CASE("a tensor is lazily negative only where its bits can be negated") {
+TEST_CASE("a tensor may be lazily negative only if its dtype can be negated") {
     const auto negative = [](const char* dtype) {
         return in_dict(forge::call("torch._utils", "_rebuild_tensor_v3",
                                    {forge::storage("UntypedStorage", "1", 16), number(0), forge::tuple({number(1)}),
@@ -385,7 +387,7 @@ TEST_CASE("a tensor is lazily negative only where its bits can be negated") {
     }
 }
 
-TEST_CASE("a tensor's key and lazy bits have limits, as each tensor reads them again") {
+TEST_CASE("a tensor's key and lazy bits are limited in size, because each tensor reads them again") {
     CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", std::string(1024, '0'), 1), 0, {}, {})),
                 Errc::zip_missing_record);
     CHECK_FAULT(flat_of(one(forge::storage("FloatStorage", std::string(1025, '0'), 1), 0, {}, {})), Errc::bad_tensor);
@@ -400,7 +402,7 @@ TEST_CASE("a tensor's key and lazy bits have limits, as each tensor reads them a
     CHECK_FAULT(flat_of(with(65)), Errc::bad_tensor);
 }
 
-TEST_CASE("a deflated pickle is refused where it inflates beyond its size in the file") {
+TEST_CASE("a deflated pickle is refused if it inflates too far beyond its size in the file") {
     const auto with = [](std::uint64_t size) {
         forge::Zip zip;
         zip.add("a/data.pkl", std::string(100'000, 'x'));
@@ -412,7 +414,7 @@ TEST_CASE("a deflated pickle is refused where it inflates beyond its size in the
     CHECK_FAULT(fixtures::open(with(1000)), Errc::inflate_failed);
 }
 
-TEST_CASE("archives must be what they say") {
+TEST_CASE("an archive must have the records that it states") {
     using forge::Zip;
     const auto with = [](auto change) {
         Zip zip;
@@ -428,7 +430,7 @@ TEST_CASE("archives must be what they say") {
                 Errc::zip_missing_record);
 }
 
-TEST_CASE("other files of torch that are zips are named") {
+TEST_CASE("other zip files of torch are named") {
     for (const auto& of : {std::pair{"a/archive_format", "torch.export"}, std::pair{"a/model.json", "TorchScript"},
                            std::pair{"a/.data/extern_modules", "torch.package"},
                            std::pair{"serialized_exported_program.json", "torch.export"}}) {
@@ -446,7 +448,7 @@ TEST_CASE("other files of torch that are zips are named") {
     }
 }
 
-TEST_CASE("what is set on an object last counts, and no name is there twice") {
+TEST_CASE("the last value set on an object counts, and names are unique") {
     const auto with = [](const std::string& states) {
         return root_as<StateTree::Dict>(forge::call("collections", "OrderedDict", {}) + states);
     };
@@ -471,7 +473,7 @@ TEST_CASE("what is set on an object last counts, and no name is there twice") {
     }
 }
 
-TEST_CASE("a tensor whose attributes are set after it is made keeps them") {
+TEST_CASE("a tensor keeps attributes that are set after it is made") {
     const std::string made = forge::call("torch._utils", "_rebuild_parameter",
                                          {forge::tensor(floats(), 0, {number(4)}, {number(1)}), "\x88", "N"});
     const auto plain = root_as<StateTree::Tensor>(made + forge::dict({forge::text("note"), number(1)}) + "b");
@@ -484,7 +486,7 @@ TEST_CASE("a tensor whose attributes are set after it is made keeps them") {
     CHECK(flat.tensors[1].name() == "x/scale");
 }
 
-TEST_CASE("a sparse tensor of a class of its own says its class") {
+TEST_CASE("a sparse tensor of a subclass records its class") {
     const std::string part = forge::tensor(floats(), 0, {number(2)}, {number(1)});
     const std::string layout = forge::call("torch.serialization", "_get_layout", {forge::text("torch.sparse_coo")});
     const std::string arguments = forge::tuple({layout, forge::tuple({part, part, forge::tuple({number(3)})})});
@@ -495,7 +497,7 @@ TEST_CASE("a sparse tensor of a class of its own says its class") {
     CHECK(object.form == StateTree::Opaque::Form::object);
 }
 
-TEST_CASE("a tensor class with a way of its own to be made is an object with its parts") {
+TEST_CASE("a tensor class with a constructor of its own is an object with parts") {
     const auto made_by = [](const char* module, const char* name, const std::string& arguments) {
         const std::string own = forge::tensor(floats(), 4, {number(2)}, {number(1)});
         return tree_of(in_dict(
@@ -519,7 +521,7 @@ TEST_CASE("a tensor class with a way of its own to be made is an object with its
     CHECK(flatten(unknown).skipped[0].why.find("my.make") != std::string::npos);
 }
 
-TEST_CASE("Variables and Parameters from before torch 0.4 are the tensors in them") {
+TEST_CASE("Variables and Parameters from before torch 0.4 are the tensors inside them") {
     const std::string inner = forge::tensor(floats(), 4, {number(2)}, {number(1)});
     const std::string hooks = forge::call("collections", "OrderedDict", {});
     for (const std::string& value : {forge::call("torch.autograd.variable", "Variable", {inner, "\x88", "\x89", hooks}),
@@ -544,7 +546,7 @@ TEST_CASE("Variables and Parameters from before torch 0.4 are the tensors in the
     CHECK_FAULT(flat_of(nested), Errc::bad_tensor);
 }
 
-TEST_CASE("a tensor of a device that was saved by way of NumPy is a tensor") {
+TEST_CASE("a tensor of a device that was saved through NumPy is a tensor") {
     const std::string f4 = forge::call("numpy", "dtype", {forge::text("f4"), "\x89", "\x88"});
     const std::string array = forge::call("numpy.core.multiarray", "_reconstruct",
                                           {forge::global("numpy", "ndarray"), forge::tuple({number(0)}), "U\1b"}) +
@@ -567,7 +569,7 @@ TEST_CASE("a tensor of a device that was saved by way of NumPy is a tensor") {
     }
 }
 
-TEST_CASE("names of a pickle that are no UTF-8 are escaped in the document") {
+TEST_CASE("names in a pickle that are not UTF-8 are escaped in the document") {
     const std::string module = "\x8c\x03\xed\xa0\x80", name = "\x8c\x01x";
     for (const std::string& value :
          {module + name + "\x93", forge::call("torch", "device", {forge::text("\xed\xa0\x80")}),
@@ -581,7 +583,7 @@ TEST_CASE("names of a pickle that are no UTF-8 are escaped in the document") {
     }
 }
 
-TEST_CASE("a tensor without data tells its dtype and shape, an object what it would be made of") {
+TEST_CASE("a tensor without data keeps dtype and shape, and an object keeps its constructor arguments") {
     const auto meta = tree_of(in_dict(forge::call(
         "torch._utils", "_rebuild_meta_tensor_no_storage",
         {forge::global("torch", "bfloat16"), forge::tuple({number(3)}), forge::tuple({number(1)}), "\x89"})));

@@ -1,4 +1,4 @@
-// TorchScript archives, forged: which attributes become tensors of which name.
+// Tests TorchScript archives, forged: which attributes become tensors, and their names.
 #include "torch/script.hpp"
 
 #include <safemap/advanced/flatten.hpp>
@@ -38,7 +38,7 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("a module's own tensors come first, then those of its children, with dots between") {
+TEST_CASE("a module's own tensors come first, then those of its children, with dots between names") {
     const std::string inner = module("inner", {forge::text("scale"), tensor(), forge::text("steps"), "K\7"});
     const std::string root =
         module("net", {forge::text("training"), "\x88", forge::text("first"), inner, forge::text("weight"), tensor(),
@@ -48,13 +48,13 @@ TEST_CASE("a module's own tensors come first, then those of its children, with d
     CHECK(archive.notes[0].find("TorchScript") != std::string::npos);
     const auto flat = flatten(archive.tree);
     CHECK(flat.verbatim);
-    REQUIRE(flat.tensors.size() == 1);  // all are of one storage
+    REQUIRE(flat.tensors.size() == 1);  // all have the same storage
     REQUIRE(flat.aliases.size() == 1);
     CHECK(flat.aliases[0] == AliasGroup{"weight", "first.scale", "second.third.scale"});
     CHECK(flat.skipped.empty());
 }
 
-TEST_CASE("lists and dictionaries of tensors keep their places, those of other things are left out") {
+TEST_CASE("lists and dictionaries of tensors keep their indices and keys, and those of other values are omitted") {
     const auto tagged = [](std::string_view function, const std::string& value) {
         return forge::call("torch.jit._pickle", function, {value, forge::text("List[Tensor]")});
     };
@@ -66,7 +66,7 @@ TEST_CASE("lists and dictionaries of tensors keep their places, those of other t
     CHECK(names(forge::global("__torch__.net", "Net") + ")\x81" + forge::tuple({tensor(), "N"}) + "b") == Names{"0"});
 }
 
-TEST_CASE("a module that is there again has both names, one that holds itself is refused") {
+TEST_CASE("a module that occurs twice has both names, and one that contains itself is refused") {
     const auto shared = flatten(open(module("net", {forge::text("a"), module("s", {forge::text("w"), tensor()}) + "q\1",
                                                     forge::text("b"), "h\1"}))
                                     .tree);
@@ -83,7 +83,7 @@ TEST_CASE("a module that is there again has both names, one that holds itself is
     CHECK_FAULT(open(doubling), Errc::pickle_too_large);
 }
 
-TEST_CASE("names are bounded and told apart, however deep the modules are") {
+TEST_CASE("names are limited in length and unique, however deep the modules are") {
     std::string deep = module("net", {forge::text("w"), tensor()});
     for (int i = 0; i < 300; ++i) deep = module("net", {forge::text("m"), deep});
     CHECK(names(deep).at(0).size() == 601);
@@ -94,7 +94,7 @@ TEST_CASE("names are bounded and told apart, however deep the modules are") {
                 Errc::bad_tensor);
 }
 
-TEST_CASE("a tensor that is wrong is named by its dotted name") {
+TEST_CASE("a fault of a tensor gives its dotted name") {
     const std::string wrong =
         forge::tensor(forge::storage("ByteStorage", "0", 4), 0, {forge::integer(5)}, {forge::integer(1)});
     const auto error = error_of([&] {
@@ -105,11 +105,11 @@ TEST_CASE("a tensor that is wrong is named by its dotted name") {
     CHECK(error->tensor() == "a.w");
 }
 
-TEST_CASE("an archive with constants whose root is no module is read as any other") {
+TEST_CASE("an archive with constants whose root is not a module is read like any other") {
     CHECK(names(forge::dict({forge::text("x"), forge::dict({forge::text("y"), tensor()})})) == Names{"x/y"});
 }
 
-TEST_CASE("of a frozen module, which has no tensors of its own, the constants are read") {
+TEST_CASE("the constants of a frozen module, which has no tensors of its own, are read") {
     const auto archive = [](const std::string& root) {
         forge::Zip zip;
         zip.add("a/data.pkl", forge::pickle(root));
@@ -127,7 +127,7 @@ TEST_CASE("of a frozen module, which has no tensors of its own, the constants ar
     REQUIRE(frozen.notes.size() == 1);
     CHECK(frozen.notes[0].find("its constants are read") != std::string::npos);
     CHECK(names(module("net", {forge::text("w"), tensor()})) == Names{"w"});
-    // With tensors of its own too, what constants name is looked at where unknown names are refused.
+    // If the module has tensors too, names in the constants are still checked under strict globals.
     forge::Zip zip;
     zip.add("a/data.pkl", forge::pickle(module("net", {forge::text("w"), tensor()})));
     zip.add("a/data/0", "0123");

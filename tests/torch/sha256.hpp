@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), to compare with digests that other programs made. Slow and short.
+// SHA-256 (FIPS 180-4) for tests, to compare with digests of other programs. Slow and short.
 #pragma once
 
 #include <array>

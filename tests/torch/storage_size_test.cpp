@@ -1,4 +1,4 @@
-// The size of a storage as the pickle states it, against the size of its record.
+// Tests the size of a storage in the pickle against the size of its record.
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"
@@ -11,14 +11,15 @@ using namespace safemap;
 
 namespace {
 
-/// The first element of storage "0", which the pickle says has `stated` elements, in a record of 16 bytes.
+/// Opens a tensor of the first element of storage "0", which has `stated` elements in the pickle and a record of 16
+/// bytes.
 torch::Archive open(const char* type, std::int64_t stated) {
     const std::string tensor =
         forge::tensor(forge::storage(type, "0", stated), 0, {forge::integer(1)}, {forge::integer(1)});
     return fixtures::open(forge::archive(forge::dict({forge::text("x"), tensor}), {{"0", "0123456789abcdef"}}));
 }
 
-/// The same of an untyped storage, as torch writes new dtypes.
+/// The same for an untyped storage, which torch writes for new dtypes.
 torch::Archive open_untyped(std::int64_t stated, const std::string& record) {
     const std::string tensor =
         forge::call("torch._utils", "_rebuild_tensor_v3",
@@ -30,7 +31,7 @@ torch::Archive open_untyped(std::int64_t stated, const std::string& record) {
 
 }  // namespace
 
-TEST_CASE("a storage that is said to be longer than its record is refused, whatever a tensor uses of it") {
+TEST_CASE("a storage that states more than its record holds is refused, whatever part a tensor uses") {
     CHECK(open("FloatStorage", 4).notes.empty());
     CHECK(open("ByteStorage", 16).notes.empty());
     CHECK_FAULT(open("FloatStorage", 5), Errc::storage_too_short);
@@ -39,14 +40,14 @@ TEST_CASE("a storage that is said to be longer than its record is refused, whate
     CHECK_FAULT(open_untyped(9, "01234567"), Errc::storage_too_short);
 }
 
-TEST_CASE("a storage that is said to be shorter than its record is noted") {
+TEST_CASE("a storage that states less than its record holds is noted") {
     const auto archive = open("FloatStorage", 3);
     REQUIRE(archive.notes.size() == 1);
     CHECK(archive.notes[0] == "storage '0' has 16 bytes, but the pickle says 12 bytes; the rest is not read");
     CHECK(open_untyped(9, "0123456789").notes.size() == 1);
 }
 
-TEST_CASE("many storages that are shorter than their records are one note") {
+TEST_CASE("many storages shorter than their records give one note") {
     std::string items = "}(";
     std::vector<std::pair<std::string, std::string>> storages;
     for (const char* key : {"0", "1", "2"}) {

@@ -1,4 +1,4 @@
-// The tar archives of torch 0.1, forged: what they hold, and what is wrong with them.
+// Tests the tar archives of torch 0.1, forged: their content and their faults.
 #include "torch/tar.hpp"
 
 #include <safemap/advanced/flatten.hpp>
@@ -55,7 +55,7 @@ std::string view(std::int64_t key, std::int64_t storage, std::int64_t first, std
 }
 std::string stored_at(std::int64_t key) { return forge::integer(key) + "Q"; }
 
-/// Eight bytes in storage 1; tensor 10 is all of it, and the object is a dictionary of it.
+/// An archive with eight bytes in storage 1, tensor 10 of all of them, and a dictionary as the object.
 struct Tar {
     std::string storages = forge::pickle(forge::integer(1)) + storage(1, "ByteStorage", 8, "01234567");
     std::string views = "]";
@@ -80,7 +80,7 @@ FlatState flat(const Tar& file) { return flatten(open(file.join()).tree); }
 
 }  // namespace
 
-TEST_CASE("tensors, views of storages and storages of a tar") {
+TEST_CASE("tensors, views of storages and storages of a tar are read") {
     CHECK(loaded(flat({}).tensors.at(0)) == "01234567");
 
     Tar file;
@@ -98,7 +98,7 @@ TEST_CASE("tensors, views of storages and storages of a tar") {
     CHECK(found.skipped[0].type == "torch.Storage");
 }
 
-TEST_CASE("members that Python's tarfile calls otherwise are refused") {
+TEST_CASE("members that Python's tarfile would name differently are refused") {
     const auto changed = [](std::size_t at, const std::string& bytes) {
         std::string file = member("pickle", forge::pickle("}"));
         file.replace(at, bytes.size(), bytes).replace(148, 8, 8, ' ');
@@ -107,10 +107,10 @@ TEST_CASE("members that Python's tarfile calls otherwise are refused") {
         return file.replace(148, 8, octal(sum, 6) + ' ') + Tar().join();
     };
     CHECK_OK(open(changed(156, std::string(1, '\0'))));
-    // A hard link, a header of pax and one of GNU: another name for what follows, or another content.
+    // A hard link, a pax header and a GNU header: a different name or content for the next member.
     for (const char* type : {"1", "x", "g", "L"}) CHECK_FAULT(open(changed(156, type)), Errc::unknown_format);
     CHECK_FAULT(open(changed(345, "folder")), Errc::unknown_format);
-    // A member without a name does not end an archive, and neither do many.
+    // A member without a name does not end an archive, and many do not either.
     CHECK_OK(open(member(std::string(1, '\0'), "") + Tar().join()));
     CHECK_OK(open(member("other", "") + Tar().join()));
     std::string many;
@@ -118,7 +118,7 @@ TEST_CASE("members that Python's tarfile calls otherwise are refused") {
     CHECK_FAULT(open(many + Tar().join()), Errc::unknown_format);
 }
 
-TEST_CASE("parameters and modules of a tar") {
+TEST_CASE("parameters and modules of a tar are read") {
     Tar file;
     const std::string net = forge::tuple({forge::global("my.net", "Net"), forge::text("f"), forge::text("s")}) + "Q";
     const std::string parameter = forge::call("torch.nn.parameter", "Parameter", {stored_at(10), "\x88"});
@@ -130,14 +130,14 @@ TEST_CASE("parameters and modules of a tar") {
     CHECK(found.skipped[0].type == "my.net.Net");
 }
 
-TEST_CASE("what a tar lacks or cuts short is named") {
+TEST_CASE("missing and truncated parts of a tar are named") {
     const Tar file;
     for (const char* name : {"storages", "tensors", "pickle"}) {
         CAPTURE(name);
         std::string bytes = file.join();
         const auto at = bytes.find(std::string(name) + std::string(20, '\0'));
         bytes.replace(at, 1, "X");
-        CHECK_FAULT(open(bytes), Errc::unknown_format);  // its checksum is wrong
+        CHECK_FAULT(open(bytes), Errc::unknown_format);  // the checksum is wrong
     }
     CHECK_FAULT(open(member("storages", file.storages + forge::pickle("]")) + member("tensors", file.tensors)),
                 Errc::unknown_format);
@@ -151,7 +151,7 @@ TEST_CASE("what a tar lacks or cuts short is named") {
     }
 }
 
-TEST_CASE("numbers of a tar are checked") {
+TEST_CASE("numbers in a tar are checked") {
     const auto with_storages = [](const std::string& storages) {
         Tar file;
         file.storages = storages;

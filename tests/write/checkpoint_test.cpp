@@ -1,4 +1,4 @@
-// Saving an opened checkpoint: its tensors, its metadata, its tied tensors.
+// Tests saving an opened checkpoint: its tensors, its metadata, its tied tensors.
 #include "doctest_safemap.hpp"
 #include "write/everywhere.hpp"
 #include "write/samples.hpp"
@@ -29,7 +29,7 @@ void check_equal(const Checkpoint& a, const Checkpoint& b) {
 
 }  // namespace
 
-TEST_CASE("a checkpoint survives being made one file and being split again, tied tensors included") {
+TEST_CASE("a checkpoint can be joined to one file and split again, including tied tensors") {
     const TempDir dir;
     const auto hub = Checkpoint::open(data / "shards");
     REQUIRE(hub.find("zz.tied") != nullptr);
@@ -49,13 +49,13 @@ TEST_CASE("a checkpoint survives being made one file and being split again, tied
     CHECK(many.aliases() == hub.aliases());
 }
 
-TEST_CASE("a file saved again unchanged is the same file") {
+TEST_CASE("saving an unchanged file gives the same file") {
     const TempDir dir;
     save_everywhere(dir / "again.safetensors", Checkpoint::open(data / "whole/model.safetensors"));
     CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(data / "whole/model.safetensors"));
 }
 
-TEST_CASE("what the caller says of metadata goes over what the checkpoint said") {
+TEST_CASE("the caller's metadata overrides the checkpoint's") {
     const TempDir dir;
     const auto tensors = std::vector{tensor("w", Dtype::f32, {2})};
     save_everywhere(dir / "a.safetensors", tensors, {.metadata = {{"step", "1"}, {"who", "me"}}});

@@ -1,4 +1,6 @@
-// Digests in what is written: those of the bytes that stand there, found by verify, and in nobody's way.
+// Tests digests in saved files: they match the bytes in the file, verify() finds them, and other readers ignore them.
+// From top to bottom: what is written, every way to move a tensor, flipped bits, ties, digests of the source, failing
+// system calls and sources, cancelling.
 #include "base/checksum.hpp"
 #include "base/json.hpp"
 #include "doctest_safemap.hpp"
@@ -40,7 +42,7 @@ Digests listed_in(const fs::path& file) {
     return digests;
 }
 
-/// Of the bytes that stand in the file.
+/// Returns the digests of the tensors' bytes in the file.
 Digests digests_of(const fs::path& file) {
     Digests digests;
     for (const auto& [name, stored] : read_file(file)) digests.emplace(name, hex(xxh3(stored.bytes)));
@@ -62,7 +64,7 @@ std::string identity_in(const fs::path& out) {
     return {};
 }
 
-/// All that is promised of a save with checksums.
+/// Checks everything that a save with checksums promises.
 void check(const fs::path& out) {
     CAPTURE(out);
     for (const auto& file : files_of(out)) CHECK(listed_in(file) == digests_of(file));
@@ -76,7 +78,7 @@ LazyTensor sliced(std::string name, Dtype dtype, std::uint64_t rows, std::uint64
     return tensor(std::move(name), dtype, {rows, columns}, 5).slice({{}, {.start = 1, .step = 2}});
 }
 
-/// Every way in which the engine moves a tensor.
+/// Returns a tensor for every way in which a save moves bytes.
 std::vector<LazyTensor> of_every_kind() {
     std::vector<LazyTensor> tensors = {
         tensor("spans blocks", Dtype::f32, {700, 1000}, 1),
@@ -106,7 +108,7 @@ SaveOptions with_checksums(std::uint64_t max_shard_size = 5'000'000'000) {
 
 }  // namespace
 
-TEST_CASE("digests in files are those of the bytes there, and of the checkpoint that of hash") {
+TEST_CASE("digests match the bytes in the file, and the digest of the checkpoint is that of hash") {
     const TempDir dir;
     const auto tensors = of_every_kind();
     save_everywhere(dir / "one.safetensors", tensors, with_checksums());
@@ -121,7 +123,7 @@ TEST_CASE("digests in files are those of the bytes there, and of the checkpoint 
     check(dir / "one shard");
 }
 
-TEST_CASE("casts have the digests of what is written, not of what was read") {
+TEST_CASE("digests of cast tensors are of the written bytes, not of the source") {
     const TempDir dir;
     auto options = with_checksums(8'000'000);
     options.dtype = Dtype::bf16;
@@ -131,7 +133,7 @@ TEST_CASE("casts have the digests of what is written, not of what was read") {
     CHECK(identity_in(dir / "cast") != identity_in(dir / "not cast"));
 }
 
-TEST_CASE("no tensors have digests too") {
+TEST_CASE("a checkpoint without tensors has digests") {
     const TempDir dir;
     save_everywhere(dir / "none.safetensors", std::vector<LazyTensor>(), with_checksums());
     check(dir / "none.safetensors");
@@ -152,7 +154,7 @@ TEST_CASE("the list is compact JSON in the order of the data") {
           R"({"\"":")" + found.at("\"") + R"(","a":")" + found.at("a") + R"(","b":")" + found.at("b") + R"("})");
 }
 
-TEST_CASE("any number of threads, and either way around the page cache, gives the same files") {
+TEST_CASE("any number of threads, through the page cache or bypassing it, gives the same files") {
     const TempDir dir;
     const auto tensors = of_every_kind();
     auto options = with_checksums(10'000'000);
@@ -171,7 +173,7 @@ TEST_CASE("any number of threads, and either way around the page cache, gives th
     }
 }
 
-TEST_CASE("without checksums nothing of them is written, and what is written is the same but for them") {
+TEST_CASE("without checksums, the files are the same except for the digests") {
     const TempDir dir;
     const auto tensors = of_every_kind();
     save_everywhere(dir / "without.safetensors", tensors);
@@ -181,7 +183,7 @@ TEST_CASE("without checksums nothing of them is written, and what is written is 
     CHECK(verify(dir / "without.safetensors").checked_bytes == 0);
 }
 
-TEST_CASE("what is planned is what is written") {
+TEST_CASE("the plan matches the files") {
     const TempDir dir;
     auto options = with_checksums(10'000'000);
     const SaveReport written = save(dir / "out", of_every_kind(), options);
@@ -192,7 +194,7 @@ TEST_CASE("what is planned is what is written") {
     CHECK_FALSE(fs::exists(dir / "plan"));
 }
 
-TEST_CASE("a bit that flips is found wherever it is, with the name of the tensor") {
+TEST_CASE("a flipped bit is found at any place, with the name of the tensor") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {300'000}, 1), tensor("b", Dtype::f32, {7}, 2),
                                              tensor("c", Dtype::u8, {1}, 3), tensor("e", Dtype::u8, {0})};
@@ -227,7 +229,7 @@ TEST_CASE("a bit that flips is found wherever it is, with the name of the tensor
     }
 }
 
-TEST_CASE("a bit that flips in the digests is a fault too") {
+TEST_CASE("a flipped bit in the digests is a fault too") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {3}, 1), tensor("b", Dtype::u8, {7}, 2)};
     const fs::path file = dir / "m.safetensors";
@@ -248,7 +250,7 @@ TEST_CASE("a bit that flips in the digests is a fault too") {
     }
 }
 
-TEST_CASE("a renamed tensor and another shape are what only the digest of the checkpoint finds") {
+TEST_CASE("a renamed tensor and a changed shape are found by the digest of the checkpoint") {
     const TempDir dir;
     save(dir / "out", std::vector{tensor("w", Dtype::f32, {2, 3}), tensor("v", Dtype::f32, {6})}, with_checksums(24));
     for (const auto& file : files_of(dir / "out")) {
@@ -266,7 +268,7 @@ TEST_CASE("a renamed tensor and another shape are what only the digest of the ch
     CHECK(report.faults[0].message().find("of the checkpoint") != std::string::npos);
 }
 
-TEST_CASE("tied tensors are in the digest of the checkpoint, as its readers see them") {
+TEST_CASE("the digest of the checkpoint covers tied names, as readers see them") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {100}, 1), tensor("v", Dtype::f32, {50}, 2)};
     auto options = with_checksums();
@@ -282,13 +284,13 @@ TEST_CASE("tied tensors are in the digest of the checkpoint, as its readers see 
     CHECK(names_in(dir / "shards").size() == 3);
     check(dir / "shards");
     CHECK_OK(Checkpoint::open(dir / "shards")["head"]);
-    // And from one checkpoint to the next.
+    // The same when the checkpoint is saved again.
     save(dir / "again", one, with_checksums(400));
     check(dir / "again");
     CHECK_OK(Checkpoint::open(dir / "again")["other"]);
 }
 
-TEST_CASE("digests of a source are never copied: they are made anew, or dropped") {
+TEST_CASE("digests of a source are never copied, but recomputed or dropped") {
     const TempDir dir;
     const auto tensors = std::vector{tensor("w", Dtype::f32, {100}, 1), tensor("v", Dtype::f32, {50}, 2)};
     auto options = with_checksums();
@@ -357,7 +359,7 @@ TEST_CASE("interrupted and short system calls make no difference to digests") {
     check(dir / "out");
 }
 
-TEST_CASE("a source that fails ends it with that error, whoever waits for its turn") {
+TEST_CASE("a failing source ends the save with its error, even if another thread waits for its turn") {
     const TempDir dir;
     constexpr std::uint64_t size = 20'000'000;
     for (const unsigned threads : {1U, 2U, 8U})
@@ -380,7 +382,7 @@ TEST_CASE("a source that fails ends it with that error, whoever waits for its tu
         }
 }
 
-TEST_CASE("it can be cancelled while others wait for their turn, and leaves nothing") {
+TEST_CASE("a save can be cancelled while threads wait for their turn, and leaves nothing") {
     const TempDir dir;
     constexpr std::uint64_t size = 20'000'000;
     for (std::uint64_t round = 0; round < 20; ++round) {
@@ -393,7 +395,7 @@ TEST_CASE("it can be cancelled while others wait for their turn, and leaves noth
         options.work.threads = 8;
         options.work.monitor.stop = stop.get_token();
         const std::vector<LazyTensor> tensors = {{"w", stored_run(Dtype::u8, {size}, source, 0)}};
-        // The last block may be on its way already.
+        // The last block may already be running.
         const auto error = error_of([&] { save(dir / "out", tensors, options); });
         REQUIRE((error || round > 17));
         if (error) CHECK(error->code() == Errc::cancelled);

@@ -1,4 +1,4 @@
-// Tests of coverage.hpp: beside a list of bytes.
+// Tests of coverage.hpp against a flag for each byte.
 #include "write/coverage.hpp"
 
 #include "doctest_safemap.hpp"
@@ -12,7 +12,7 @@ using safemap::write::Coverage;
 
 namespace {
 
-/// The same, a flag for each byte.
+/// The slow reference: a flag for each byte.
 class Bytes {
 public:
     explicit Bytes(std::size_t size) : written_(size, false) {}
@@ -49,7 +49,7 @@ private:
 
 }  // namespace
 
-TEST_CASE("a set of bytes in stretches is what flags for each byte say, whatever is added in which order") {
+TEST_CASE("a set of byte ranges agrees with flags for each byte, in any order") {
     const unsigned seed = std::random_device()();
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -59,7 +59,7 @@ TEST_CASE("a set of bytes in stretches is what flags for each byte say, whatever
         Coverage coverage;
         Bytes bytes(size);
         for (int tries = 0; bytes.first_gap() && tries < 2'000; ++tries) {
-            // Pieces in rising order, some of which touch.
+            // Pieces in ascending order; a few are adjacent.
             std::vector<Extent> pieces;
             std::uint64_t at = up_to(size - 1);
             const std::uint64_t most = up_to(3);
@@ -79,7 +79,7 @@ TEST_CASE("a set of bytes in stretches is what flags for each byte say, whatever
     }
 }
 
-TEST_CASE("what is written in order, or in columns, is one stretch when it is whole") {
+TEST_CASE("ranges written in order, or in columns, join to one when they are complete") {
     Coverage coverage;
     for (std::uint64_t i = 0; i < 1'000; ++i) {
         coverage.add(std::vector{Extent{i * 10, 10}});
@@ -99,7 +99,7 @@ TEST_CASE("what is written in order, or in columns, is one stretch when it is wh
     CHECK(columns.first_common(std::vector{Extent{15'999, 5}}) == Extent{15'999, 1});
 }
 
-TEST_CASE("nothing is whole when nothing is wanted") {
+TEST_CASE("an empty tensor is complete") {
     CHECK_FALSE(Coverage().first_gap(0));
     CHECK(Coverage().first_gap(3) == Extent{0, 3});
     CHECK_FALSE(Coverage().first_common({}));

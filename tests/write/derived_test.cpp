@@ -1,5 +1,5 @@
-// save() of what select(), renamed() and below() made: the recipe by hand gives the same bytes, and open() the same
-// checkpoint.
+// Tests save() of checkpoints made by select(), renamed() and below(): the same bytes as a save by hand, and the same
+// checkpoint when opened.
 #include <safemap/save.hpp>
 
 #include "checkpoint/origin.hpp"
@@ -27,7 +27,7 @@ namespace {
 
 const fs::path pt = fs::path(SAFEMAP_TEST_DATA) / "pt";
 
-/// Some of the names of a checkpoint, and what they become.
+/// Selected names of a checkpoint, and the new name of each.
 using Names = std::map<std::string, std::string>;
 
 Names random_names(const Checkpoint& checkpoint, std::mt19937& random) {
@@ -47,7 +47,7 @@ Checkpoint derived_of(const Checkpoint& checkpoint, const Names& names) {
     });
 }
 
-/// A tensor whose dtype safetensors does not name, as one of the same bytes.
+/// Returns a tensor whose dtype safetensors does not have as one of the raw dtype.
 LazyTensor as_raw(const LazyTensor& tensor) {
     static const std::map<std::string_view, Dtype> raw{
         {"complex32", Dtype::f16}, {"complex128", Dtype::f64}, {"qint8", Dtype::i8},    {"quint8", Dtype::u8},
@@ -61,11 +61,11 @@ LazyTensor as_raw(const LazyTensor& tensor) {
     return {tensor.name(), stored_run(raw.at(name(tensor.dtype())), std::move(shape), bytes, 0)};
 }
 
-/// All that save() does for a checkpoint, from lists.
+/// Does with lists everything that save() does for a checkpoint.
 void save_by_hand(const fs::path& out, const Checkpoint& checkpoint, const Names& names, bool document) {
     SaveOptions options;
     std::vector<LazyTensor> tensors;
-    std::map<std::string, std::string> stored;  // by the name in the checkpoint
+    std::map<std::string, std::string> stored;  // new name by the name in the checkpoint
     std::map<std::string, std::string> ties;
     std::set<std::pair<std::string, std::string>> old_ties;
     for (const LazyTensor& tensor : checkpoint) {
@@ -97,7 +97,7 @@ void save_by_hand(const fs::path& out, const Checkpoint& checkpoint, const Names
         if (const auto source = checkpoint.fingerprint(); source && checkpoint.format() == Format::torch)
             options.metadata["safemap.source"] = *source;
     } else {
-        options.metadata.erase("safemap.source");  // plain files do not say where they come from
+        options.metadata.erase("safemap.source");  // plain files do not record their source
     }
     save(out, tensors, options);
 }
@@ -108,9 +108,9 @@ std::vector<std::string> texts_of(const std::vector<SkippedObject>& skipped) {
     return texts;
 }
 
-/// The same tensors, in any order.
+/// Checks that both have the same tensors, in any order.
 void check_same(const Checkpoint& a, const Checkpoint& b) {
-    CHECK(digests(a).checkpoint == digests(b).checkpoint);  // all names, dtypes, shapes and values
+    CHECK(digests(a).checkpoint == digests(b).checkpoint);  // covers all names, dtypes, shapes and values
     const auto groups = [](const Checkpoint& checkpoint) {
         std::set<std::pair<std::string, std::set<std::string>>> all;
         for (const AliasGroup& group : checkpoint.aliases())
@@ -122,7 +122,7 @@ void check_same(const Checkpoint& a, const Checkpoint& b) {
 
 }  // namespace
 
-TEST_CASE("parts of a checkpoint under other names are saved as by hand, and opened as they were") {
+TEST_CASE("parts of a checkpoint under new names are saved as by hand, and open with the same content") {
     const TempDir dir;
     std::random_device device;
     const unsigned seed = device();
@@ -150,7 +150,7 @@ TEST_CASE("parts of a checkpoint under other names are saved as by hand, and ope
             const Checkpoint written = both(true);
             check_same(written, derived);
             CHECK(structure_of(written) == structure_of(derived));
-            // A part of the tree is the same before and after.
+            // A part of the tree is the same before and after the save.
             for (const std::string& part : derived.parts()) {
                 const Checkpoint after = written.below(part);
                 const Checkpoint before = derived.below(part);
@@ -161,7 +161,7 @@ TEST_CASE("parts of a checkpoint under other names are saved as by hand, and ope
     }
 }
 
-TEST_CASE("a selection keeps metadata and ties where it is saved, in one file and in shards") {
+TEST_CASE("a saved selection keeps metadata and ties, in one file and in shards") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("a", Dtype::f32, {4}, 1), tensor("b", Dtype::f32, {4}, 2),
                                              tensor("c", Dtype::f32, {4}, 3)};
@@ -178,13 +178,13 @@ TEST_CASE("a selection keeps metadata and ties where it is saved, in one file an
         CHECK(std::count(metadata.begin(), metadata.end(), std::pair<std::string, std::string>("who", "me")) == 1);
         CHECK(std::none_of(metadata.begin(), metadata.end(), [](const auto& pair) { return pair.first == "c2"; }));
     }
-    // The caller's own pairs go over those of the checkpoint, ties too.
+    // The caller's own pairs override those of the checkpoint, including ties.
     CHECK_OK(save(dir / "over.safetensors", part, {.metadata = {{"who", "you"}, {"b3", "none"}}}));
     CHECK(metadata_of(dir / "over.safetensors") ==
           std::map<std::string, std::string>{{"format", "pt"}, {"who", "you"}, {"b3", "none"}});
 }
 
-TEST_CASE("another name that becomes a key of the metadata is refused where it is saved, and not lost") {
+TEST_CASE("a tied name that collides with a metadata key is refused by save, not dropped") {
     const TempDir dir;
     const Checkpoint whole = Checkpoint::open(pt / "tied.pt");
     REQUIRE_FALSE(whole.aliases().empty());
@@ -194,7 +194,7 @@ TEST_CASE("another name that becomes a key of the metadata is refused where it i
             whole.renamed([&](std::string_view name) { return name == other ? key : std::string(name); });
         CHECK(renamed.find(key) != nullptr);
         CHECK_FAULT(save(dir / "out.safetensors", renamed), Errc::name_collision);
-        // A caller's own pair is no other name.
+        // A pair of the caller is not a tied name.
         CHECK_OK(save_everywhere(dir / "own.safetensors", whole, {.metadata = {{key, other}}, .overwrite = true}));
     }
     save_everywhere(dir / "in.safetensors", whole);
@@ -204,7 +204,7 @@ TEST_CASE("another name that becomes a key of the metadata is refused where it i
     CHECK_FAULT(save(dir / "out.safetensors", again), Errc::name_collision);
 }
 
-TEST_CASE("a report says what is left behind of storages") {
+TEST_CASE("the report counts bytes of storages that are left behind") {
     const TempDir dir;
     const Checkpoint whole = Checkpoint::open(pt / "state_dict.pt");
     std::uint64_t all = 0;
@@ -217,7 +217,7 @@ TEST_CASE("a report says what is left behind of storages") {
     CHECK(left(whole) == 0);
     CHECK(left(whole.select(Selection::names({whole.tensor(0).name()}))) > 0);
     CHECK(left(whole.select(Selection::names({}))) == all);
-    // Of a list of tensors, only the storages that they are in are known.
+    // For a list of tensors, only their own storages are known.
     const LazyTensor row = whole.tensor(0).slice({{.start = 0, .stop = 1}});
     const SaveReport plan = save(dir / "x", std::vector{row}, {.plan_only = true});
     CHECK(plan.reading.unreferenced_bytes == whole.tensor(0).nbytes() - row.nbytes());

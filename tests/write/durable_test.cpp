@@ -1,4 +1,4 @@
-// SaveOptions::durable: without it nothing is brought to the disk, and everything else is as with it.
+// Tests SaveOptions::durable: without it nothing is flushed to disk, and everything else is the same.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -17,7 +17,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-constexpr std::uint64_t count = 4;  // tensors, each of which is a shard
+constexpr std::uint64_t count = 4;  // number of tensors, each in a shard of its own
 
 fs::path source_in(const TempDir& dir) {
     std::vector<LazyTensor> tensors;
@@ -31,7 +31,7 @@ SaveOptions options_for(bool durable, bool overwrite) {
     return {.max_shard_size = 4'000, .overwrite = overwrite, .durable = durable, .work = {.threads = 1}};
 }
 
-/// What there is before the save, and where that goes.
+/// The state before the save, and its target.
 struct World {
     const char* what;
     const char* out;
@@ -56,7 +56,7 @@ void prepare(const TempDir& dir, const World& world) {
     dir.write(std::string(world.out) + "/mine.txt", "mine");
 }
 
-/// What stands at the target in the end, in a file or a folder.
+/// Returns the files at the target, which is a file or a folder.
 std::map<std::string, std::string> result(const fs::path& out) {
     if (fs::is_regular_file(out)) return {{"", TempDir::read(out)}};
     auto contents = contents_of(out);
@@ -64,7 +64,7 @@ std::map<std::string, std::string> result(const fs::path& out) {
     return contents;
 }
 
-/// Names of the system calls of `work`.
+/// Returns the names of the system calls that `work` makes.
 template <class Work> Names calls_of(Work&& work) {
     ScriptedCalls calls;
     calls.remember();
@@ -78,7 +78,7 @@ std::size_t syncs_in(const Names& names) {
 
 std::string boot = "one";
 
-/// A machine that is in the boot `boot`.
+/// A machine whose boot id is `boot`.
 struct InBoot {
     InBoot() {
         boot = "one";
@@ -90,7 +90,7 @@ struct InBoot {
 
 }  // namespace
 
-TEST_CASE("a save that need not be durable brings nothing to the disk, and does all else as one that is") {
+TEST_CASE("a save that is not durable flushes nothing, and does everything else") {
     const TempDir dir;
     const InBoot one;
     const Checkpoint model = Checkpoint::open(source_in(dir));
@@ -125,7 +125,7 @@ TEST_CASE("a save that need not be durable brings nothing to the disk, and does 
     }
 }
 
-TEST_CASE("what a server refuses at the close of a file that was not synced is an error, and nothing is left") {
+TEST_CASE("an error that a server reports at close of an unsynced file is thrown, and nothing is left") {
     const TempDir dir;
     const Checkpoint model = Checkpoint::open(source_in(dir));
     for (const char* out : {"out", "out.safetensors"}) {
@@ -137,7 +137,7 @@ TEST_CASE("what a server refuses at the close of a file that was not synced is a
     }
 }
 
-TEST_CASE("a writer that need not be durable brings nothing to the disk") {
+TEST_CASE("a writer that is not durable flushes nothing") {
     const TempDir dir;
     const LazyTensor w = tensor("w", Dtype::f32, {100});
     const std::vector<Declaration> declarations = {{"w", Dtype::f32, {100}}};
@@ -152,7 +152,7 @@ TEST_CASE("a writer that need not be durable brings nothing to the disk") {
     }
 }
 
-TEST_CASE("a save that need not be durable, killed at any system call, leaves the old or the new") {
+TEST_CASE("a save that is not durable, killed at any system call, leaves the old or the new") {
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
     const Checkpoint model = Checkpoint::open(in);
@@ -172,7 +172,7 @@ TEST_CASE("a save that need not be durable, killed at any system call, leaves th
             died = killed_at(nth, in, out, options);
             bool is_new = false;
             if (fs::exists(out)) {
-                // Of a folder of other files, no checkpoint is there before the new one.
+                // A folder of other files has no checkpoint before the save.
                 const auto error = error_of([&] {
                     const Checkpoint there = Checkpoint::open(out);
                     is_new = there.find("t0") != nullptr;
@@ -191,7 +191,7 @@ TEST_CASE("a save that need not be durable, killed at any system call, leaves th
     }
 }
 
-TEST_CASE("what need not be durable is resumed until the next boot, and by nobody who wants it on the disk") {
+TEST_CASE("a save that was not durable is resumed until the next boot, and only by a save that is not durable either") {
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
     const Checkpoint model = Checkpoint::open(in);
@@ -199,7 +199,7 @@ TEST_CASE("what need not be durable is resumed until the next boot, and by nobod
     options.resume = true;
     const InBoot one;
     std::map<std::string, std::string> expected;
-    /// The call before which all files are finished but the last, and nothing has appeared.
+    /// Returns the number of the call before which all files but the last are finished, and none has appeared.
     const auto last_write = [&](const SaveOptions& how) {
         const Names names = calls_of([&] { save(dir / "out", model, how); });
         expected = contents_of(dir / "out");
@@ -227,5 +227,5 @@ TEST_CASE("what need not be durable is resumed until the next boot, and by nobod
     CHECK(resumed(false, true, "one") == 0);
     CHECK(resumed(false, true, "another") == 0);
     CHECK(resumed(true, true, "another") >= count);
-    CHECK(resumed(true, false, "one") == 0);  // another job, which is made anew
+    CHECK(resumed(true, false, "one") == 0);  // a different job, which starts over
 }

@@ -1,5 +1,4 @@
-// Tests of edit.hpp: edit(), which changes what a file says of its values, and repair(), which mends what it should not
-// be.
+// Tests of edit.hpp: edit(), which changes metadata and names, and repair(), which rewrites non-conforming files.
 #include <safemap/advanced/edit.hpp>
 
 #include "doctest_safemap.hpp"
@@ -31,7 +30,7 @@ fs::path saved(const TempDir& dir, SaveOptions options = {}) {
     return dir / "f.safetensors";
 }
 
-/// A file with this header, and `size` bytes 0, 1, 2, … of data behind it.
+/// Returns a file with this header, followed by `size` data bytes 0, 1, 2, …
 fs::path forged(const TempDir& dir, std::string_view header, std::size_t size, const char* name = "in.safetensors") {
     std::string data;
     for (std::size_t i = 0; i < size; ++i) data += static_cast<char>(i);
@@ -51,7 +50,7 @@ bool mentions(const std::vector<std::string>& sentences, const char* what) {
 
 }  // namespace
 
-TEST_CASE("metadata is set, replaced and taken out, and the values stay") {
+TEST_CASE("metadata is set, replaced and removed, and values do not change") {
     const TempDir dir;
     const fs::path file = saved(dir);
     EditReport report;
@@ -64,7 +63,7 @@ TEST_CASE("metadata is set, replaced and taken out, and the values stay") {
     CHECK(names_in(dir.path()) == Names{"f.safetensors"});
 }
 
-TEST_CASE("names change, and names of tied tensors with them") {
+TEST_CASE("tensors are renamed, and tied names follow them") {
     const TempDir dir;
     const fs::path file = saved(dir);
     EditReport report;
@@ -76,13 +75,13 @@ TEST_CASE("names change, and names of tied tensors with them") {
     CHECK(model.find("tied") == nullptr);
     CHECK(read_file(file).at("model.a").bytes == random_bytes(400, 1));
     CHECK(metadata_of(file).at("model.tied") == "model.a");
-    // Two names may be exchanged.
+    // Two names can be swapped.
     CHECK_OK(edit(file, {.rename = {{"b", "c"}, {"c", "b"}}}));
     CHECK(read_file(file).at("b").bytes == random_bytes(7, 3));
     CHECK(read_file(file).at("c").bytes == random_bytes(30, 2));
 }
 
-TEST_CASE("what is as it should be is not written") {
+TEST_CASE("an edit without changes does not write the file") {
     const TempDir dir;
     const fs::path file = saved(dir);
     const auto before = open_file(file)->identity();
@@ -109,7 +108,7 @@ TEST_CASE("an edited file keeps the alignment of its data, its permissions and i
     }
 }
 
-TEST_CASE("damage is not given new digests") {
+TEST_CASE("a damaged file does not get new digests") {
     const TempDir dir;
     const fs::path file = saved(dir, {.checksums = true});
     std::string bytes = TempDir::read(file);
@@ -119,7 +118,7 @@ TEST_CASE("damage is not given new digests") {
     CHECK(TempDir::read(file) == bytes);
 }
 
-TEST_CASE("an edit that cannot be is refused, and the file is as it was") {
+TEST_CASE("an invalid edit is refused, and the file does not change") {
     const TempDir dir;
     const fs::path file = saved(dir);
     const std::string before = TempDir::read(file);
@@ -135,7 +134,7 @@ TEST_CASE("an edit that cannot be is refused, and the file is as it was") {
     CHECK(TempDir::read(file) == before);
 }
 
-TEST_CASE("a file that was replaced since it was read is not replaced by an edit of what it was") {
+TEST_CASE("a file that was replaced after it was read is not overwritten by the edit") {
     const TempDir dir;
     const fs::path file = saved(dir);
     EditOptions options{.set = {{"x", "y"}}};
@@ -152,7 +151,7 @@ TEST_CASE("a file that was replaced since it was read is not replaced by an edit
     CHECK(names_in(dir.path()) == Names{"f.safetensors"});
 }
 
-TEST_CASE("keys that look like those of digests harm nobody, and those of digests are not edited") {
+TEST_CASE("keys that resemble digest keys are ordinary keys, and digest keys cannot be edited") {
     const TempDir dir;
     const fs::path file = saved(dir, {.checksums = true});
     for (const std::string key : {"a\"safemap.checkpoint_xxh3_128", "a\"safemap.xxh3_128", "\\\"safemap.xxh3_128",
@@ -188,7 +187,7 @@ TEST_CASE("every system call of an edit may fail: the file is the old one, or th
     }
 }
 
-TEST_CASE("what is sound has nothing mended, and comes out as it went in") {
+TEST_CASE("a valid file needs no repair, and is written unchanged") {
     const TempDir dir;
     save_everywhere(dir / "f.safetensors", tensors());
     RepairReport report;
@@ -201,7 +200,7 @@ TEST_CASE("what is sound has nothing mended, and comes out as it went in") {
     CHECK(contents_of(dir / "shards") == contents_of(dir / "again"));
 }
 
-TEST_CASE("gaps, shared bytes, what follows the end, another order and crooked beginnings are mended") {
+TEST_CASE("gaps, shared bytes, trailing bytes, wrong order and misaligned data are repaired") {
     const auto tensor_at = [](const char* name, unsigned begin, unsigned end) {
         const std::string size = std::to_string(end - begin);
         return '"' + std::string(name) + R"(":{"dtype":"U8","shape":[)" + size + R"(],"data_offsets":[)" +
@@ -212,7 +211,7 @@ TEST_CASE("gaps, shared bytes, what follows the end, another order and crooked b
         const char* what;
         std::string header;
         std::size_t size;
-        unsigned a, b;  // the first byte of each tensor
+        unsigned a, b;  // first byte of each tensor
         const char* told;
     };
     const std::string a = tensor_at("a", 0, 4);
@@ -245,7 +244,7 @@ TEST_CASE("gaps, shared bytes, what follows the end, another order and crooked b
     }
 }
 
-TEST_CASE("what would have to be guessed is not mended, and nothing is written") {
+TEST_CASE("damage that would need guessing is not repaired, and nothing is written") {
     const TempDir dir;
     const auto refused = [&](const char* header, std::size_t size, Errc code) {
         CAPTURE(header);
@@ -260,7 +259,7 @@ TEST_CASE("what would have to be guessed is not mended, and nothing is written")
     refused("{", 4, Errc::header_not_json);
 }
 
-TEST_CASE("an index is mended from what its shards hold") {
+TEST_CASE("an index is repaired from its shards") {
     const TempDir dir;
     save(dir / "in", tensors(), {.max_shard_size = 400, .metadata = {{"by", "us"}}});
     const std::string index = TempDir::read(dir / "in/model.safetensors.index.json");

@@ -1,4 +1,4 @@
-// A save of one file, made to a path and to every kind of sink: the same bytes and the same report.
+// Saves one file to a path and to every kind of sink, and checks that bytes and reports are the same.
 #pragma once
 
 #include "doctest_safemap.hpp"
@@ -23,7 +23,7 @@ namespace samples {
 
 using namespace safemap;
 
-/// What came of one save: a file, or the code of its error.
+/// The result of one save: a file, or the code of its error.
 struct Saved {
     std::string bytes = {};
     SaveReport report = {};
@@ -44,7 +44,7 @@ inline std::string text_of(const std::vector<std::byte>& bytes) {
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Saves to a vector, to memory of just that size, to a callback that keeps the bytes by their offsets, and to a file.
+/// Saves to a vector, to memory of exactly that size, to a callback that keeps the bytes by offset, and to a file.
 template <class What>
 std::vector<Saved> saved_to_sinks(const std::string& name, const What& what, const SaveOptions& options) {
     std::vector<std::byte> vector = {std::byte{7}};
@@ -65,7 +65,7 @@ std::vector<Saved> saved_to_sinks(const std::string& name, const What& what, con
     };
     all.push_back(saved_to(*callback_sink(name, keep), what, options));
     all.back().bytes = text_of(called);
-    if (!all.back().error) CHECK(written == called.size());  // each byte once
+    if (!all.back().error) CHECK(written == called.size());  // each byte is written once
 
     const TempDir dir;
     all.push_back(saved_to(*file_sink(dir / name), what, options));
@@ -73,14 +73,14 @@ std::vector<Saved> saved_to_sinks(const std::string& name, const What& what, con
     return all;
 }
 
-/// save(), and the same to every kind of sink.
+/// Saves to a path, and the same to every kind of sink.
 template <class What>
 SaveReport save_everywhere(const std::filesystem::path& out, const What& what, const SaveOptions& options = {}) {
     SaveOptions of_sinks = options;
     of_sinks.overwrite = of_sinks.resume = false;
     of_sinks.durable = true;
     of_sinks.extras = {};
-    // First, because what is saved may stand at `out`.
+    // Sinks come first, because the source may be at `out`.
     const std::vector<Saved> all = saved_to_sinks(out.filename().native(), what, of_sinks);
     const SaveReport report = save(out, what, options);
     const std::string bytes = TempDir::read(out);
@@ -100,7 +100,7 @@ SaveReport save_everywhere(const std::filesystem::path& out, const What& what, c
             CHECK(all[i].report.casts[c].overflowed == report.casts[c].overflowed);
             CHECK(all[i].report.casts[c].non_finite == report.casts[c].non_finite);
         }
-        if (i < 3) CHECK(all[i].report.files == report.files);  // a file is called by its path
+        if (i < 3) CHECK(all[i].report.files == report.files);  // the file sink reports its path
         REQUIRE(all[i].report.layout.files.size() == report.layout.files.size());
         CHECK(all[i].report.layout.files[0].bytes == report.layout.files[0].bytes);
         CHECK(all[i].report.reading.gathered.bytes == report.reading.gathered.bytes);
@@ -109,7 +109,7 @@ SaveReport save_everywhere(const std::filesystem::path& out, const What& what, c
     return report;
 }
 
-/// Whether no sink takes what a path refuses with `code`, for a reason that lies in the tensors or the options.
+/// Returns true if every sink refuses with the same `code` as a path, for a reason in the tensors or the options.
 template <class What> bool no_sink_takes(const What& what, const SaveOptions& options, Errc code) {
     const std::vector<Saved> all = saved_to_sinks("f.safetensors", what, options);
     return std::all_of(all.begin(), all.end(), [&](const Saved& saved) { return saved.error == code; });

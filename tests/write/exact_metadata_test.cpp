@@ -1,5 +1,5 @@
-// SaveOptions::exact_metadata: the metadata that is given, as the reference writes it, and nothing else; and
-// Checkpoint::has_metadata(), which tells an empty one from none.
+// Tests SaveOptions::exact_metadata, which writes the given metadata as the reference does and nothing else, and
+// Checkpoint::has_metadata(), which distinguishes empty from missing metadata.
 #include <safemap/save.hpp>
 
 #include "doctest_safemap.hpp"
@@ -27,7 +27,7 @@ using Metadata = std::map<std::string, std::string>;
 const fs::path data = fs::path(SAFEMAP_TEST_DATA) / "write";
 const fs::path training = fs::path(SAFEMAP_TEST_DATA) / "pt/train_gpt.pt";
 
-/// What an argument of the reference's save_file() is.
+/// Returns the options that match an argument of the reference's save_file().
 SaveOptions exactly(const std::optional<Metadata>& metadata) {
     return {.metadata = metadata.value_or(Metadata()),
             .exact_metadata = true,
@@ -48,7 +48,7 @@ std::size_t notes_with(const SaveReport& report, std::string_view text) {
 
 }  // namespace
 
-TEST_CASE("exact metadata is what the reference writes: none, an empty one, one pair, many, unicode") {
+TEST_CASE("exact metadata is written as by the reference: missing, empty, one pair, many pairs, unicode") {
     struct Row {
         std::optional<Metadata> metadata;
         const char* header;
@@ -96,7 +96,7 @@ TEST_CASE("exact metadata is what the reference writes: none, an empty one, one 
     }
 }
 
-TEST_CASE("any metadata is read back as it was given, and nothing beside it") {
+TEST_CASE("any metadata is read back unchanged, without additions") {
     const unsigned seed = soak::seed(15);
     CAPTURE(seed);
     std::mt19937 random(seed);
@@ -121,7 +121,7 @@ TEST_CASE("any metadata is read back as it was given, and nothing beside it") {
     }
 }
 
-TEST_CASE("an empty metadata is told from none, and a null is none") {
+TEST_CASE("empty metadata is distinguished from missing metadata, and null counts as missing") {
     const TempDir dir;
     const std::string rest = R"("w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
     const auto file = [&](const char* name, const std::string& metadata) {
@@ -143,7 +143,7 @@ TEST_CASE("an empty metadata is told from none, and a null is none") {
     }
     CHECK_FALSE(Checkpoint::open(training).has_metadata());
 
-    // Of several files, one is enough; an index has strings of its own.
+    // For several files, metadata in one of them is enough; an index has strings of its own.
     save_everywhere(dir / "b.safetensors", std::vector{tensor("b", Dtype::u8, {3})}, exactly(std::nullopt));
     const auto open_both = [&](const char* name) {
         const fs::path both[] = {dir / name, dir / "b.safetensors"};
@@ -154,7 +154,7 @@ TEST_CASE("an empty metadata is told from none, and a null is none") {
     CHECK(open_both("full.safetensors"));
 }
 
-TEST_CASE("shards have no metadata, and the index has what is given beside its totals") {
+TEST_CASE("shards have no metadata, and the index has the given pairs beside its totals") {
     const TempDir dir;
     const Metadata given = {{"format", "mlx"}, {"total_size", "mine"}, {"who", "me"}};
     SaveOptions options = exactly(given);
@@ -184,7 +184,7 @@ TEST_CASE("shards have no metadata, and the index has what is given beside its t
     CHECK(Checkpoint::open(dir / "out").has_metadata());
 }
 
-TEST_CASE("what a checkpoint has besides its tensors is left out, and notes say what is lost") {
+TEST_CASE("other parts of a checkpoint than tensors are left out, and notes list the losses") {
     const TempDir dir;
     const fs::path out = dir / "out.safetensors";
     const Checkpoint hub = Checkpoint::open(data / "shards");
@@ -200,7 +200,7 @@ TEST_CASE("what a checkpoint has besides its tensors is left out, and notes say 
     CHECK(notes_with(report, "tied") == 0);
     const Checkpoint tied = Checkpoint::open(out);
     CHECK(tied.aliases() == hub.aliases());
-    // A pair of that key with another value says no tie.
+    // A pair with that key and another value is not a tie.
     report = save(out, hub, exactly(Metadata{{"zz.tied", "other"}}));
     CHECK(notes_with(report, "zz.tied") == 1);
 
@@ -214,7 +214,7 @@ TEST_CASE("what a checkpoint has besides its tensors is left out, and notes say 
     CHECK(metadata_of(out).empty());
 }
 
-TEST_CASE("what would be added to exact metadata is refused before a byte is written") {
+TEST_CASE("options that would add to exact metadata are refused before a byte is written") {
     const TempDir dir;
     for (const bool plan_only : {false, true}) {
         SaveOptions digests = exactly(Metadata());
@@ -235,7 +235,7 @@ TEST_CASE("what would be added to exact metadata is refused before a byte is wri
     CHECK(names_in(dir.path()).empty());
 }
 
-TEST_CASE("digests that are given are kept, and a pair whose tensor is skipped is") {
+TEST_CASE("given digests are kept, and so is a pair whose tensor is skipped") {
     const TempDir dir;
     const Metadata given = {{"safemap.xxh3_128", "old"}, {"u", "t"}};
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2}), tensor("t", Dtype::c128, {2})};

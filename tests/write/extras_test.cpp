@@ -1,4 +1,5 @@
-// Small files that a save copies beside the tensors.
+// Tests small files that a save copies beside the tensors. From top to bottom: new folders, plans and single files,
+// replacing and keeping files, refused extras, ShardWriter, resumed and killed saves.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -27,7 +28,7 @@ std::vector<LazyTensor> tensors_of(std::uint64_t seed) {
     return {tensor("a", Dtype::f32, {100}, seed), tensor("b", Dtype::f32, {100}, seed + 1)};
 }
 
-/// A model folder `name` of two shards and two extras that say `text`.
+/// Writes a model folder `name` of two shards and two extras with this text.
 void write_model(const TempDir& dir, const std::string& name, std::uint64_t seed, const std::string& text) {
     fs::remove_all(dir / name);
     save(dir / name, tensors_of(seed), {.max_shard_size = 400});
@@ -52,7 +53,7 @@ ExtraFile extra(std::string name, std::string_view text) {
     return {std::move(name), memory_source("memory", std::vector<std::byte>(bytes.begin(), bytes.end()))};
 }
 
-/// Says that it is another source, and has bytes of its own.
+/// A source with the identity of another source, but different bytes.
 class Pretender final : public Source {
 public:
     Pretender(const fs::path& path, std::string text)
@@ -83,7 +84,7 @@ TEST_CASE("extras are copied with the tensors to a new folder") {
     for (const std::string& file : report.files) bytes += fs::file_size(dir / "out" / file);
     CHECK(report.bytes_written == bytes);
     CHECK(names_in(dir.path()) == Names{"in", "out"});
-    // Without the option, none.
+    // Without the option, no extras are copied.
     CHECK(save(dir / "bare", model).extras.empty());
     CHECK(names_in(dir / "bare") == Names{"model.safetensors"});
 }
@@ -111,7 +112,7 @@ TEST_CASE("a plan lists the extras and copies none") {
     CHECK(names_in(dir.path()) == Names{"in"});
 }
 
-TEST_CASE("a single file has no extras") {
+TEST_CASE("a save to a single file copies no extras") {
     const TempDir dir;
     write_model(dir, "in", 1, "one");
     const Checkpoint model = Checkpoint::open(dir / "in");
@@ -145,7 +146,7 @@ TEST_CASE("extras replace those of the old model, and a model saved over itself 
     }
 }
 
-TEST_CASE("without overwrite, a file that differs from an extra of its name stays, and a note says so") {
+TEST_CASE("without overwrite, an existing file that differs from an extra stays, and is noted") {
     const TempDir dir;
     write_model(dir, "in", 1, "one");
     fs::create_directory(dir / "out");
@@ -166,7 +167,7 @@ TEST_CASE("without overwrite, a file that differs from an extra of its name stay
     CHECK(report.notes.empty());
 }
 
-TEST_CASE("a file that only has the identity of an extra is replaced") {
+TEST_CASE("a file that only claims the identity of an extra is replaced") {
     const TempDir dir;
     save(dir / "out", tensors_of(7));
     dir.write("out/config.json", "old");
@@ -176,7 +177,7 @@ TEST_CASE("a file that only has the identity of an extra is replaced") {
     CHECK(TempDir::read(dir / "out/config.json") == "new");
 }
 
-TEST_CASE("a folder that has the name of an extra stays, with a note") {
+TEST_CASE("a folder with the name of an extra stays, with a note") {
     const TempDir dir;
     write_model(dir, "in", 1, "one");
     save(dir / "out", tensors_of(7));
@@ -191,7 +192,7 @@ TEST_CASE("a folder that has the name of an extra stays, with a note") {
     CHECK(fs::is_directory(dir / "out/config.json"));
 }
 
-TEST_CASE("an extra that changed since it was opened is an error, and nothing is saved") {
+TEST_CASE("an extra that changed since open is an error, and nothing is saved") {
     const TempDir dir;
     write_model(dir, "in", 1, "one");
     const Checkpoint model = Checkpoint::open(dir / "in");
@@ -206,7 +207,7 @@ TEST_CASE("an extra that changed since it was opened is an error, and nothing is
     CHECK(names_in(dir.path()) == Names{"in"});
 }
 
-TEST_CASE("names that no extra can have are refused") {
+TEST_CASE("invalid names of extras are refused") {
     const TempDir dir;
     const auto fault_of = [&](std::vector<ExtraFile> files) {
         SaveOptions options;
@@ -235,7 +236,7 @@ TEST_CASE("a ShardWriter copies extras, too") {
     CHECK(TempDir::read(dir / "out/config.json") == "{}");
 }
 
-TEST_CASE("a save that was killed is resumed, and its extras are written again") {
+TEST_CASE("a killed save is resumed, and writes its extras again") {
     const TempDir dir;
     write_model(dir, "in", 1, "one");
     const pid_t child = ::fork();

@@ -1,4 +1,6 @@
-// Saves in a world where something goes wrong: the nth system call, the disk, the source, another writer.
+// Tests saves when something fails: the nth system call, the disk, the source, another writer. From top to bottom:
+// failing and short system calls, messages, changed sources, full and read-only disks, concurrent and killed saves, few
+// descriptors.
 #include <safemap/advanced/stored_tensor.hpp>
 
 #include "doctest_safemap.hpp"
@@ -22,7 +24,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-/// Tensors in files below `dir`, so that reading them takes system calls too.
+/// Returns tensors in files below `dir`, so that reading them takes system calls too.
 std::vector<LazyTensor> tensors_in_files(const TempDir& dir) {
     fs::create_directory(dir / "in");
     std::vector<LazyTensor> tensors;
@@ -35,7 +37,7 @@ std::vector<LazyTensor> tensors_in_files(const TempDir& dir) {
     return tensors;
 }
 
-/// A tmpfs of `bytes` at `path`; empty where mounting is not permitted.
+/// A tmpfs of `bytes` at `path`; `path` is empty if mounting is not permitted.
 class SmallDisk {
 public:
     SmallDisk(const fs::path& path, const char* options) : path_(path) {
@@ -56,7 +58,7 @@ private:
 
 }  // namespace
 
-TEST_CASE("every system call of a save may fail: exit code 3, no litter, nothing at the target, sources untouched") {
+TEST_CASE("every system call of a save may fail: exit code 3, no leftovers, no change at the target or the sources") {
     const TempDir dir;
     const auto tensors = tensors_in_files(dir);
     const auto sources = contents_of(dir / "in");
@@ -64,7 +66,7 @@ TEST_CASE("every system call of a save may fail: exit code 3, no litter, nothing
     struct Row {
         const char* out;
         std::uint64_t max_shard_size;
-        int at_least;  // calls that a save makes
+        int at_least;  // number of calls that a save makes at least
     };
     for (const Row row : {Row{"out", 3'000, 25}, Row{"out.safetensors", 9'000, 15}}) {
         for (const int number : {EIO, ENOSPC, EACCES, ENOMEM}) {
@@ -113,7 +115,7 @@ TEST_CASE("interrupted and short system calls make no difference") {
     CHECK(contents_of(dir / "plain") == contents_of(dir / "stuttered"));
 }
 
-TEST_CASE("errors say which file and which tensor") {
+TEST_CASE("errors name the file and the tensor") {
     const TempDir dir;
     const auto tensors = tensors_in_files(dir);
     fs::resize_file(dir / "in/t1", 100);
@@ -137,7 +139,7 @@ TEST_CASE("errors say which file and which tensor") {
     CHECK(full_file->path() == (dir / "out.safetensors").native());
 
     calls.fail_all("pwrite", ENOSPC);
-    // Of memory: a save of files writes its journal first.
+    // A tensor in memory: a save of files would write its journal first.
     const auto late = error_of([&] { save(dir / "out", std::vector{tensor("t", Dtype::f32, {750})}); });
     REQUIRE(late);
     CHECK(late->code() == Errc::no_space);
@@ -147,7 +149,7 @@ TEST_CASE("errors say which file and which tensor") {
     CHECK(std::string(full->what()).starts_with("save " + (dir / "out").native() + "/: "));
 }
 
-TEST_CASE("a source that was written to since it was opened is an error, and nothing is saved") {
+TEST_CASE("a source that was written to since open is an error, and nothing is saved") {
     const TempDir dir;
     const auto tensors = tensors_in_files(dir);
     fs::last_write_time(dir / "in/t1", fs::last_write_time(dir / "in/t1") + std::chrono::seconds(1));
@@ -159,7 +161,7 @@ TEST_CASE("a source that was written to since it was opened is an error, and not
     CHECK(names_in(dir.path()) == Names{"in"});
 }
 
-TEST_CASE("a source that is replaced while it is saved is saved as it was") {
+TEST_CASE("a source that is replaced during the save is saved with its old content") {
     const TempDir dir;
     const auto tensors = tensors_in_files(dir);
     save(dir / "before", tensors);
@@ -171,7 +173,7 @@ TEST_CASE("a source that is replaced while it is saved is saved as it was") {
     CHECK(contents_of(dir / "before") == contents_of(dir / "after"));
 }
 
-TEST_CASE("a source that is truncated while it is saved is an error, never a signal") {
+TEST_CASE("a source that is truncated during the save is an error, never a signal") {
     const TempDir dir;
     constexpr std::uint64_t size = 32U << 20;
     const fs::path path = dir / "big";
@@ -187,7 +189,7 @@ TEST_CASE("a source that is truncated while it is saved is an error, never a sig
     CHECK(names_in(dir.path()) == Names{"big"});
 }
 
-TEST_CASE("a disk that is too small is noticed before a byte is written, and left as it was") {
+TEST_CASE("a disk that is too small is detected before a byte is written, and left as it was") {
     const TempDir dir;
     const SmallDisk disk(dir / "disk", "size=1m");
     if (!disk) {
@@ -207,7 +209,7 @@ TEST_CASE("a disk that is too small is noticed before a byte is written, and lef
         REQUIRE(full);
         CHECK(full->code() == Errc::no_space);
         CHECK(full->path().starts_with((dir / "disk" / out).native()));
-        // A mebibyte, less what stands there: of the two files before it, and of the folders.
+        // One mebibyte, less the two earlier files and the folders.
         const std::string& said = full->message();
         const std::size_t free = said.find("; free: ");
         REQUIRE(free != std::string::npos);
@@ -218,7 +220,7 @@ TEST_CASE("a disk that is too small is noticed before a byte is written, and lef
     CHECK_OK(save(dir / "disk/two", std::span(tensors).first(2), options));
 }
 
-TEST_CASE("a file system that is read-only says so") {
+TEST_CASE("a read-only file system is reported as such") {
     const TempDir dir;
     const SmallDisk disk(dir / "disk", "size=1m");
     if (!disk || ::mount("tmpfs", (dir / "disk").c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=1m") != 0) {
@@ -228,7 +230,7 @@ TEST_CASE("a file system that is read-only says so") {
     CHECK_FAULT(save(dir / "disk/out", std::vector{tensor("a", Dtype::u8, {4})}), Errc::permission_denied);
 }
 
-TEST_CASE("two saves at one target: one is told that it is busy, the other is whole") {
+TEST_CASE("one of two saves to one target is refused as busy, and the other is complete") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {1'000})};
     int status = -1;
@@ -250,7 +252,7 @@ TEST_CASE("two saves at one target: one is told that it is busy, the other is wh
     CHECK(read_file(dir / "out/model.safetensors").at("w").bytes == random_bytes(4'000, 1));
 }
 
-TEST_CASE("what a killed save left is gone after the next") {
+TEST_CASE("leftovers of a killed save are gone after the next save") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {1'000}), tensor("v", Dtype::f32, {1'000})};
     const SaveOptions options{.max_shard_size = 4'000};
@@ -277,7 +279,7 @@ TEST_CASE("what a killed save left is gone after the next") {
     }
 }
 
-TEST_CASE("three hundred shards and their sources need no more descriptors than there are") {
+TEST_CASE("three hundred shards and their sources are saved with the available descriptors") {
     const TempDir dir;
     const auto bytes = random_bytes(100, 1);
     dir.write("in", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});

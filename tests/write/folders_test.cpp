@@ -1,4 +1,5 @@
-// SaveOptions::folders: other checkpoints in folders of the one that is saved, in the same commit.
+// Tests SaveOptions::folders: other checkpoints in subfolders of the saved one, in the same commit. From top to bottom:
+// files and options, refusals, later saves, killed and failing saves, permissions, verify() of the optimizer's folder.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -23,9 +24,9 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-constexpr std::uint64_t count = 3;  // tensors of a checkpoint, each of which is a shard
+constexpr std::uint64_t count = 3;  // number of tensors of a checkpoint, each in a shard of its own
 
-/// A checkpoint in a file, since memory could not be resumed from.
+/// Returns a checkpoint in a file, because a source in memory cannot be resumed.
 Checkpoint checkpoint_in(const TempDir& dir, const std::string& name, std::uint64_t seed) {
     std::vector<LazyTensor> tensors;
     for (std::uint64_t i = 0; i < count; ++i)
@@ -35,7 +36,7 @@ Checkpoint checkpoint_in(const TempDir& dir, const std::string& name, std::uint6
     return Checkpoint::open(file);
 }
 
-/// Two pairs of checkpoints, in a folder apart.
+/// Old and new checkpoints of a model and a state, in a separate folder.
 struct Inputs {
     TempDir dir = {};
     Checkpoint old_model = checkpoint_in(dir, "m", 10);
@@ -54,7 +55,7 @@ SaveOptions options_with(const Checkpoint& state, std::uint64_t shard = 400) {
     return options;
 }
 
-/// Every file below a folder, by its path.
+/// Returns every file below a folder, by its path.
 std::map<std::string, std::string> files_below(const fs::path& folder) {
     std::map<std::string, std::string> files;
     for (const auto& entry : fs::recursive_directory_iterator(folder))
@@ -63,7 +64,7 @@ std::map<std::string, std::string> files_below(const fs::path& folder) {
     return files;
 }
 
-/// The files that plain saves to the two places give.
+/// Returns the files that separate saves to the two places give.
 std::map<std::string, std::string> plain_saves(const Checkpoint& model, const Checkpoint& state,
                                                std::uint64_t shard = 400, bool checksums = false) {
     const TempDir dir;
@@ -75,7 +76,7 @@ std::map<std::string, std::string> plain_saves(const Checkpoint& model, const Ch
 
 std::string digest_of(const Checkpoint& model) { return digests(model).checkpoint; }
 
-/// "old", "new", or what is wrong.
+/// Returns "old", "new", or the fault.
 std::string state_of(const fs::path& folder, const Checkpoint& old_one, const Checkpoint& new_one) {
     try {
         const std::string found = digest_of(Checkpoint::open(folder));
@@ -85,7 +86,7 @@ std::string state_of(const fs::path& folder, const Checkpoint& old_one, const Ch
     }
 }
 
-/// What there is before the save.
+/// The state before the save.
 struct World {
     const char* what;
     bool in_place;
@@ -110,7 +111,7 @@ const std::vector<World>& worlds() {
     return all;
 }
 
-/// The new checkpoints are there, and what was there besides the old ones.
+/// Checks that the new checkpoints are complete, and that all other files are still there.
 void check_finished(const TempDir& dir, bool had_files) {
     static const auto plain = plain_saves(inputs().new_model, inputs().new_state);
     auto expected = plain;
@@ -130,7 +131,7 @@ mode_t mode_of(const fs::path& path) {
 
 }  // namespace
 
-TEST_CASE("a folder of a save has the files of a plain save to it") {
+TEST_CASE("a subfolder has the files of a separate save to it") {
     const Inputs& in = inputs();
     for (const std::uint64_t shard : {400U, 4'000U}) {
         for (const bool checksums : {false, true}) {
@@ -164,7 +165,7 @@ TEST_CASE("a folder of a save has the files of a plain save to it") {
     }
 }
 
-TEST_CASE("what the options say of the checkpoint itself holds for no folder") {
+TEST_CASE("options about the checkpoint itself do not apply to subfolders") {
     const Inputs& in = inputs();
     const TempDir dir;
     SaveOptions options = options_with(in.new_state);
@@ -180,7 +181,7 @@ TEST_CASE("what the options say of the checkpoint itself holds for no folder") {
     CHECK(Checkpoint::open(dir / "out")["m0"].dtype() == Dtype::bf16);
 }
 
-TEST_CASE("a plan has the folders in it and writes nothing") {
+TEST_CASE("a plan includes the subfolders and writes nothing") {
     const TempDir dir;
     SaveOptions options = options_with(inputs().new_state);
     options.plan_only = true;
@@ -189,7 +190,7 @@ TEST_CASE("a plan has the folders in it and writes nothing") {
     CHECK(names_in(dir.path()).empty());
 }
 
-TEST_CASE("names that a folder cannot have are refused, and so are folders of one file or of a ShardWriter") {
+TEST_CASE("invalid names of subfolders are refused, and so are subfolders of a single file or a ShardWriter") {
     const TempDir dir;
     const Inputs& in = inputs();
     const auto save_with = [&](const std::string& name, const fs::path& out = "out") {
@@ -211,7 +212,7 @@ TEST_CASE("names that a folder cannot have are refused, and so are folders of on
     CHECK_OK(save_with(std::string(255, 'x')));
 }
 
-TEST_CASE("what is no folder, and without overwrite a folder with a checkpoint, is not replaced by a folder") {
+TEST_CASE("a non-folder, and without overwrite a folder with a checkpoint, is not replaced by a subfolder") {
     const Inputs& in = inputs();
     const TempDir dir;
     SUBCASE("a file") { dir.write("mine", "mine"); }
@@ -239,7 +240,7 @@ TEST_CASE("what is no folder, and without overwrite a folder with a checkpoint, 
     CHECK(state_of(dir / "parent/optimizer", in.old_state, in.new_state) == "new");
 }
 
-TEST_CASE("a folder that a later save does not write stays, and a note says that it is of another save") {
+TEST_CASE("a subfolder that a later save does not write stays, and is noted as part of another save") {
     const Inputs& in = inputs();
     for (const bool in_place : {false, true}) {
         const TempDir dir;
@@ -254,7 +255,7 @@ TEST_CASE("a folder that a later save does not write stays, and a note says that
         CHECK(save(dir / "out", in.new_model, options_with(in.new_state)).notes.empty());
         CHECK(state_of(dir / "out/optimizer", in.old_state, in.new_state) == "new");
     }
-    // Files that are no checkpoint are nobody's business.
+    // Files that are not a checkpoint are not noted.
     const TempDir dir;
     fs::create_directories(dir / "out/optimizer");
     dir.write("out/optimizer/optimizer.bin", "mine");
@@ -300,7 +301,7 @@ TEST_CASE(
                     CHECK((state == "new" || (was_there && state == "old")));
                     CHECK(!(was_new && state == "old"));
                     was_new = state == "new";
-                    // In place, the folder is written to before the model.
+                    // In place, the subfolder is written before the model.
                     if (!world.in_place && (was_new || had_files))
                         CHECK(state_of(out / "optimizer", in.old_state, in.new_state) == state);
                 }
@@ -355,7 +356,7 @@ TEST_CASE("every system call of a save with a folder may fail: both are old, or 
     }
 }
 
-TEST_CASE("a file that comes up in a new folder which is taken back, because a disk fails, is not lost") {
+TEST_CASE("a file that appears in a new subfolder is not lost if that folder is rolled back after a disk error") {
     const TempDir dir = TempDir::in_memory();
     const fs::path out = dir / "out";
     static fs::path place;
@@ -363,7 +364,7 @@ TEST_CASE("a file that comes up in a new folder which is taken back, because a d
     place = out;
     fails = true;
     {
-        const ScriptedCalls calls;  // puts the table back
+        const ScriptedCalls calls;  // restores the table at the end
         io::calls.fsync = [](int descriptor) {
             if (!fails || !fs::exists(place / "optimizer")) return ::fsync(descriptor);
             fails = false;
@@ -377,7 +378,7 @@ TEST_CASE("a file that comes up in a new folder which is taken back, because a d
     CHECK(TempDir::read(out / "optimizer/late.txt") == "precious");
 }
 
-TEST_CASE("a folder has the permissions of the one that it replaces, or else of the folder that it is in") {
+TEST_CASE("a subfolder has the permissions of the one it replaces, or else of its parent") {
     const Inputs& in = inputs();
     for (const bool in_place : {false, true}) {
         for (const bool had_folder : {false, true}) {
@@ -435,13 +436,13 @@ TEST_CASE("verify looks into the folder of the optimizer") {
     report = verify(dir / "out");
     REQUIRE(!report.ok());
     CHECK(report.faults[0].code() == Errc::shard_missing);
-    // Other folders are not the checkpoint's.
+    // Other subfolders do not belong to the checkpoint.
     fs::remove_all(dir / "out/optimizer");
     fs::remove(dir / "out/else/model-00001-of-00003.safetensors");
     CHECK(verify(dir / "out").ok());
 }
 
-TEST_CASE("verify does not follow a link called optimizer, and passes by one that it may not read") {
+TEST_CASE("verify does not follow a link called optimizer, and skips one that it may not read") {
     const Inputs& in = inputs();
     const TempDir dir;
     save(dir / "out", in.new_model, {.max_shard_size = 400});
@@ -455,7 +456,7 @@ TEST_CASE("verify does not follow a link called optimizer, and passes by one tha
     CHECK(verify(dir / "out").tensors == 2 * count);
 }
 
-TEST_CASE("a folder under the name of a shard of the old index does not hinder a save in place") {
+TEST_CASE("a subfolder named like a shard of the old index does not block a save in place") {
     const TempDir dir;
     fs::create_directories(dir / "out/a.safetensors");
     dir.write("out/a.safetensors/mine", "mine");

@@ -1,4 +1,4 @@
-// What huggingface_hub writes and what save() writes are the same bytes. tests/data/write/make.py made the files.
+// Tests that save() writes the same bytes as huggingface_hub. tests/data/write/make.py made the files.
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
 
@@ -42,7 +42,7 @@ const fs::path data = fs::path(SAFEMAP_TEST_DATA) / "write";
 
 }  // namespace
 
-TEST_CASE("shards and index are huggingface_hub's, byte for byte") {
+TEST_CASE("shards and index are byte for byte those of huggingface_hub") {
     const TempDir dir;
     save(dir / "out", state_dict(), {.max_shard_size = 1'000, .metadata = {{"zz.tied", "wte.weight"}}});
     CHECK(names_in(dir / "out") == names_in(data / "shards"));
@@ -52,14 +52,14 @@ TEST_CASE("shards and index are huggingface_hub's, byte for byte") {
     }
 }
 
-TEST_CASE("one file is huggingface_hub's, byte for byte") {
+TEST_CASE("one file is byte for byte that of huggingface_hub") {
     const TempDir dir;
     save(dir / "out", state_dict());
     CHECK(names_in(dir / "out") == names_in(data / "whole"));
     CHECK(TempDir::read(dir / "out/model.safetensors") == TempDir::read(data / "whole/model.safetensors"));
 }
 
-TEST_CASE("tensors without elements go to the shard of the first of them, as huggingface_hub's do") {
+TEST_CASE("empty tensors go to the shard of the first of them, as in huggingface_hub") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {
         tensor("a", Dtype::u8, {10}),    tensor("none", Dtype::f32, {0, 4}), tensor("b", Dtype::u8, {10}),
@@ -76,10 +76,10 @@ TEST_CASE("tensors without elements go to the shard of the first of them, as hug
         CHECK(shard_of(dir / "out", name) == "model-00001-of-00003.safetensors");
     }
     CHECK(shard_of(dir / "out", "b") == "model-00002-of-00003.safetensors");
-    // Cast ones, too.
+    // Cast tensors too.
     save(dir / "cast", tensors, {.dtype = Dtype::f16, .max_shard_size = 10, .overwrite = true});
     CHECK(shard_of(dir / "cast", "none") == shard_of(dir / "cast", "void"));
-    // Tensors of different layers do not make these layers one.
+    // Empty tensors of different layers do not join these layers.
     const std::vector<LazyTensor> layers = {tensor("h.0.w", Dtype::u8, {10}), tensor("h.0.b", Dtype::u8, {0}),
                                             tensor("h.1.w", Dtype::u8, {10}), tensor("h.1.b", Dtype::u8, {0})};
     save(dir / "layers", layers, {.max_shard_size = 10, .strategy = ShardStrategy::by_prefix});

@@ -1,4 +1,4 @@
-// What tells a save from every other: where values are read, whatever else a table of sources names.
+// Tests the key that identifies a save for resuming: it depends on where values are read, not on unused sources.
 #include "write/job.hpp"
 
 #include "doctest_safemap.hpp"
@@ -16,7 +16,7 @@ using namespace safemap;
 
 namespace {
 
-/// Zeros that know what they are.
+/// A source of zeros with an identity.
 class Named final : public Source {
 public:
     Named(std::string name, std::uint64_t size) : name_(std::move(name)), size_(size) {}
@@ -46,7 +46,7 @@ std::string job_of(std::vector<std::shared_ptr<const Source>> sources, std::vect
 
 }  // namespace
 
-TEST_CASE("a save is known by the sources that are read, not by their numbers") {
+TEST_CASE("a save is identified by the sources that it reads, not by their numbers") {
     const auto a = named("a");
     const auto b = named("b");
     const std::string job = job_of({a, b}, {{0, 0, 4, 0}, {0, 4, 4, 1}});
@@ -65,7 +65,7 @@ TEST_CASE("a save is known by the sources that are read, not by their numbers") 
     CHECK(job_of({a, memory_source("m", std::vector<std::byte>(9))}, {{0, 0, 4, 0}, {0, 4, 4, 1}}).empty());
 }
 
-TEST_CASE("a save of boxes is known by each of them, however many rows they have") {
+TEST_CASE("a save of boxes is identified by each box, however many rows they have") {
     constexpr std::uint64_t rows = std::uint64_t{1} << 40;
     const auto source = named("s", rows * 8);
     const auto halves = [&](std::uint64_t cut, std::uint64_t offset, bool transposed) {

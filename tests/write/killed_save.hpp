@@ -1,4 +1,4 @@
-// Saves that a signal ends in the midst of their work.
+// Saves in a child process that a signal ends at a chosen system call.
 #pragma once
 
 #include "doctest_safemap.hpp"
@@ -13,7 +13,7 @@
 #include <filesystem>
 
 /// Saves the checkpoint `in` to `out` in another process, which dies at its nth system call. Returns false if the save
-/// ended before.
+/// finished before that call.
 inline bool killed_at(int nth, const std::filesystem::path& in, const std::filesystem::path& out,
                       const safemap::SaveOptions& options) {
     const pid_t child = ::fork();
