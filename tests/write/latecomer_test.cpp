@@ -1,4 +1,6 @@
-// Files that others write to the target of a save, at any moment of it: no failure and no kill loses one.
+// Tests files that other programs write to the target during a save, at any moment: no failure and no kill loses one.
+// From top to bottom: files and folders that appear before a kill, changes during the exchange, name conflicts,
+// rollbacks, old copies that cannot be removed.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -37,7 +39,7 @@ SaveReport save_new(const fs::path& out) {
     return save(out, tensors(5), {.max_shard_size = 400, .overwrite = true, .work = {.threads = 1}});
 }
 
-/// 1 for the old model, 5 for the new one, 0 for anything else.
+/// Returns 1 for the old model, 5 for the new one, and 0 for anything else.
 std::uint64_t model_at(const fs::path& out) {
     const Checkpoint model = Checkpoint::open(out);
     std::vector<std::byte> bytes(400);
@@ -52,14 +54,14 @@ std::uint64_t model_at(const fs::path& out) {
     return 0;
 }
 
-/// Puts a file into its place by a rename, as careful programs do.
+/// Creates a file by a rename, as careful programs do.
 void put(const fs::path& path, const std::string& text) {
     const fs::path unfinished = path.native() + ".unfinished";
     std::ofstream(unfinished) << text;
     fs::rename(unfinished, path);
 }
 
-/// Every file below `folder` that has this text.
+/// Returns every file below `folder` with this text.
 Names files_with(const fs::path& folder, const std::string& text) {
     Names found;
     for (const auto& entry : fs::recursive_directory_iterator(folder))
@@ -69,7 +71,7 @@ Names files_with(const fs::path& folder, const std::string& text) {
     return found;
 }
 
-/// Runs `work` in a process of its own; true where a signal has ended it.
+/// Runs `work` in a child process. Returns true if a signal ended it.
 template <class Work> bool is_killed(Work&& work) {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
@@ -83,7 +85,7 @@ template <class Work> bool is_killed(Work&& work) {
     return WIFSIGNALED(status);
 }
 
-/// What happens at the moment of an exchange, and whether the process dies right after it.
+/// Runs callbacks right before and right after the exchange of two folders; one of them may kill the process.
 class AtExchange {
 public:
     explicit AtExchange(
@@ -93,7 +95,7 @@ public:
         real_ = calls_.renameat2;
         io::calls.renameat2 = [](int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
             if ((flags & RENAME_EXCHANGE) == 0) return real_(from_folder, from, to_folder, to, flags);
-            // Once: an exchange that is taken back is another one.
+            // Only once: undoing an exchange is an exchange too.
             const auto first = std::exchange(before_, [] {});
             const auto last = std::exchange(after_, [] {});
             first();
@@ -114,7 +116,7 @@ private:
 
 void die() { ::raise(SIGKILL); }
 
-/// How many system calls a save over the old model in `out` makes.
+/// Returns the number of system calls of a save over the old model in `out`.
 int calls_of_save(const fs::path& out) {
     ScriptedCalls calls;
     calls.fail_nth(0, 0);
@@ -124,7 +126,7 @@ int calls_of_save(const fs::path& out) {
 
 }  // namespace
 
-TEST_CASE("a file that comes up in the folder at any system call of a save that is then killed is not lost") {
+TEST_CASE("a file that appears in the folder at any system call of a save that is then killed is not lost") {
     const TempDir dir = TempDir::in_memory();
     const fs::path out = dir / "out";
     save_old(out);
@@ -158,7 +160,7 @@ TEST_CASE("a file that comes up in the folder at any system call of a save that 
     }
 }
 
-TEST_CASE("a folder that comes up in the folder before a kill is not lost") {
+TEST_CASE("a folder that appears in the folder before a kill is not lost") {
     const TempDir dir = TempDir::in_memory();
     const fs::path out = dir / "out";
     save_old(out);
@@ -176,7 +178,7 @@ TEST_CASE("a folder that comes up in the folder before a kill is not lost") {
     CHECK(names_in(dir.path()) == Names{"out"});
 }
 
-TEST_CASE("a file that comes up in an inner folder at any system call of a save that is then killed is not lost") {
+TEST_CASE("a file that appears in a subfolder at any system call of a save that is then killed is not lost") {
     const TempDir dir = TempDir::in_memory();
     const fs::path out = dir / "out";
     const auto save_old_with_folder = [&] {
@@ -211,11 +213,11 @@ TEST_CASE("a file that comes up in an inner folder at any system call of a save 
     }
 }
 
-TEST_CASE("whatever others do to an inner folder in the moment of the exchange, no file of theirs is lost") {
+TEST_CASE("no file is lost that others add to a subfolder during the exchange") {
     struct Row {
         const char* what;
         std::function<void(const fs::path& logs)> act;
-        const char* expected;  // below the folder
+        const char* expected;  // relative to the folder
     };
     const Row rows[] = {
         {"a new folder",
@@ -278,7 +280,7 @@ TEST_CASE("whatever others do to an inner folder in the moment of the exchange, 
             else CHECK_OK(work([] {}));
             CHECK(!files_with(dir.path(), "precious").empty());
             CHECK_OK(save_new(out));
-            // A link to it reads the same.
+            // A link to the file has the same content.
             Names found = files_with(out / "logs", "precious");
             std::erase_if(found, [&](const std::string& file) { return fs::is_symlink(out / "logs" / file); });
             CHECK(found == Names{row.expected});
@@ -288,7 +290,7 @@ TEST_CASE("whatever others do to an inner folder in the moment of the exchange, 
     }
 }
 
-TEST_CASE("a file with the name of a file of the new model gets another name, and a note says so") {
+TEST_CASE("a file with the name of a new file is renamed, with a note") {
     for (const bool killed : {false, true}) {
         CAPTURE(killed);
         const TempDir dir = TempDir::in_memory();
@@ -316,7 +318,7 @@ TEST_CASE("a file with the name of a file of the new model gets another name, an
     }
 }
 
-TEST_CASE("what somebody else puts in the place of the target before a kill takes a place beside it") {
+TEST_CASE("an entry that replaces the target before a kill is moved aside") {
     for (const bool folder : {false, true}) {
         CAPTURE(folder);
         const TempDir dir = TempDir::in_memory();
@@ -344,7 +346,7 @@ TEST_CASE("what somebody else puts in the place of the target before a kill take
     }
 }
 
-TEST_CASE("a file that comes up in a new model which is taken back, because a disk fails, is not lost") {
+TEST_CASE("a file that appears in a new model is not lost if the model is rolled back after a disk error") {
     for (const bool over_old : {false, true}) {
         CAPTURE(over_old);
         const TempDir dir = TempDir::in_memory();
@@ -355,9 +357,9 @@ TEST_CASE("a file that comes up in a new model which is taken back, because a di
         place = out;
         fails = true;
         {
-            const ScriptedCalls calls;  // puts the table back
+            const ScriptedCalls calls;  // restores the table at the end
             io::calls.fsync = [](int descriptor) {
-                // The folder that the new model is in already.
+                // The folder that already contains the new model.
                 struct stat parent = {};
                 struct stat synced = {};
                 const bool appeared =
@@ -385,7 +387,7 @@ TEST_CASE("a file that comes up in a new model which is taken back, because a di
     }
 }
 
-TEST_CASE("an old copy that cannot be cleared away is reported, and removed by the next save") {
+TEST_CASE("an old copy that cannot be removed is reported, and removed by the next save") {
     for (const char* name : {"out", "out.safetensors"}) {
         CAPTURE(name);
         const TempDir dir = TempDir::in_memory();
@@ -412,7 +414,7 @@ TEST_CASE("an old copy that cannot be cleared away is reported, and removed by t
     }
 }
 
-TEST_CASE("an edit whose result cannot be opened again is done, and says so") {
+TEST_CASE("an edit whose result cannot be reopened is done, and reports it") {
     const TempDir dir = TempDir::in_memory();
     const fs::path file = dir / "out.safetensors";
     save_old(file);
@@ -437,7 +439,7 @@ TEST_CASE("an edit whose result cannot be opened again is done, and says so") {
     CHECK(std::map<std::string, std::string>(report.metadata.begin(), report.metadata.end()) == metadata_of(file));
 }
 
-TEST_CASE("what others put into a folder without a checkpoint while a save to it goes on is not replaced") {
+TEST_CASE("a file added during a save to a folder without a checkpoint is not replaced") {
     for (const bool in_place : {false, true}) {
         for (const char* name : {"model.safetensors.index.json", "model-00001-of-00002.safetensors"}) {
             CAPTURE(in_place);

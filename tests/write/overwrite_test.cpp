@@ -1,4 +1,6 @@
-// Saves over a checkpoint that exists: the old or the new at every moment, and never anything else.
+// Tests saves over an existing checkpoint: readers see the old or the new one at every moment, and nothing else. From
+// top to bottom: killed and failing saves in every world (kind of folder and file system), saves during reads,
+// permissions and links, foreign indexes and models, concurrent saves, files that appear during a save.
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
 #include "io/folder.hpp"
@@ -40,7 +42,7 @@ const std::vector<LazyTensor>& new_tensors() {
     return tensors;
 }
 
-/// What stands where, before and after: tensors of 400 bytes, so that many of them make a shard.
+/// A kind of change from the old to the new checkpoint. Tensors have 400 bytes, so that `shard` sizes give many shards.
 struct Change {
     const char* what;
     const char* out;
@@ -53,12 +55,12 @@ constexpr Change changes[] = {
     {"one file in a folder", "out", 4'000, 4'000},  {"a file", "out.safetensors", 4'000, 4'000},
 };
 
-/// What the file system around the target is like.
+/// The file system around the target.
 struct World {
     const char* what;
     bool in_place;
     std::function<void(const fs::path&)> make;  // before the save
-    std::function<void()> calls;                // in its process
+    std::function<void()> calls;                // in the saving process
 };
 int (*real_rename)(int, const char*, int, const char*, unsigned) = io::calls.renameat2;
 
@@ -107,7 +109,7 @@ const std::vector<World>& worlds() {
     return all;
 }
 
-/// Puts the table of system calls back.
+/// Restores the table of system calls at the end.
 struct KeepCalls {
     ~KeepCalls() { io::calls = before; }
     io::Calls before = io::calls;
@@ -128,7 +130,7 @@ std::string digest_of(const std::vector<LazyTensor>& tensors) {
     return digests(Checkpoint::open(dir / "x.safetensors")).checkpoint;
 }
 
-/// "old", "new", or what is wrong.
+/// Returns "old", "new", or the fault.
 std::string state_of(const fs::path& out) {
     static const std::string old_digest = digest_of(old_tensors());
     static const std::string new_digest = digest_of(new_tensors());
@@ -140,7 +142,7 @@ std::string state_of(const fs::path& out) {
     }
 }
 
-/// The files of a new checkpoint, and nothing that it does not consist of but what was there.
+/// Checks that the new checkpoint is complete, and that only its files and foreign files are there.
 void check_finished(const TempDir& dir, const Change& change, const World& world) {
     const fs::path out = dir / change.out;
     CHECK(state_of(out) == "new");
@@ -170,7 +172,7 @@ void check_finished(const TempDir& dir, const Change& change, const World& world
     CHECK(TempDir::read(out / "config.json") == "mine");
 }
 
-/// Runs `test` for every change in every world, in a folder of its own.
+/// Runs `test` for every change in every world, each in a new folder.
 template <class Test> void in_every_world(Test&& test) {
     for (const World& world : worlds()) {
         for (const Change& change : changes) {
@@ -183,7 +185,7 @@ template <class Test> void in_every_world(Test&& test) {
 
 }  // namespace
 
-TEST_CASE("a save over a checkpoint replaces it, and leaves everything else") {
+TEST_CASE("a save over a checkpoint replaces it, and keeps all other files") {
     in_every_world([](const TempDir& dir, const World& world, const Change& change) {
         save_old(dir / change.out, change);
         world.make(dir / change.out);
@@ -223,7 +225,7 @@ TEST_CASE(
             REQUIRE((died || status == 0));
             const std::string state = state_of(out);
             CHECK((state == "old" || state == "new"));
-            CHECK(!(was_new && state == "old"));  // once it is committed, it is
+            CHECK(!(was_new && state == "old"));  // a committed save stays committed
             was_new = state == "new";
             if (fs::is_directory(out)) CHECK(TempDir::read(out / "config.json") == "mine");
             CHECK_OK(save_new(out, change));
@@ -263,7 +265,7 @@ TEST_CASE(
                 CHECK(state == (counts ? "new" : "old"));
                 CHECK((!counts || world.in_place));
             } else {
-                // What cannot be cleared away after the commit is left to the next save.
+                // Files that cannot be removed after the commit are left to the next save.
                 CHECK(state == "new");
             }
             if (fs::is_directory(out)) CHECK(TempDir::read(out / "config.json") == "mine");
@@ -291,7 +293,7 @@ TEST_CASE("interrupted and short system calls make no difference to a save over 
     }
 }
 
-TEST_CASE("a checkpoint may be saved over while it is read, and by what is read from it") {
+TEST_CASE("a checkpoint can be saved over while it is read, also by a save that reads it") {
     for (const World& world : worlds()) {
         CAPTURE(world.what);
         const TempDir dir;
@@ -302,7 +304,7 @@ TEST_CASE("a checkpoint may be saved over while it is read, and by what is read 
         const TensorView view = model["a"].view();
         const KeepCalls keep;
         world.calls();
-        // The same tensors, in shards of another size.
+        // The same tensors, in shards of a different size.
         CHECK_OK(save(dir / "out", model, {.max_shard_size = 800, .overwrite = true}));
         CHECK(state_of(dir / "out") == "old");
         CHECK(std::ranges::equal(view.bytes(), random_bytes(400, 1)));
@@ -313,7 +315,7 @@ TEST_CASE("a checkpoint may be saved over while it is read, and by what is read 
     }
 }
 
-TEST_CASE("a folder that was opened before it is exchanged stays the old one") {
+TEST_CASE("a folder that was opened before the exchange remains the old one") {
     const TempDir dir;
     save_old(dir / "out", changes[1]);
     const auto folder = open_folder(dir / "out");
@@ -322,10 +324,10 @@ TEST_CASE("a folder that was opened before it is exchanged stays the old one") {
     std::vector<std::byte> bytes(400);
     shard->read_at(shard->size() - 400, bytes);
     CHECK(bytes == random_bytes(400, 1));
-    CHECK(folder->open("model-00002-of-00003.safetensors") == nullptr);  // gone, and not the new one
+    CHECK(folder->open("model-00002-of-00003.safetensors") == nullptr);  // removed, not replaced by the new file
 }
 
-TEST_CASE("what replaces has the permissions of what it replaces") {
+TEST_CASE("a replacement has the permissions of the replaced file or folder") {
     for (const World& world : worlds()) {
         CAPTURE(world.what);
         const TempDir dir;
@@ -352,7 +354,7 @@ TEST_CASE("what replaces has the permissions of what it replaces") {
     }
 }
 
-TEST_CASE("a link to a folder leads to what is replaced, a link to a file is replaced") {
+TEST_CASE("a link to a folder leads to the replaced folder, and a link to a file is replaced") {
     const TempDir dir;
     save_old(dir / "real", changes[0]);
     fs::create_directory_symlink("real", dir / "out");
@@ -368,7 +370,7 @@ TEST_CASE("a link to a folder leads to what is replaced, a link to a file is rep
     CHECK(names_in(dir.path()) == Names{"link.safetensors", "out", "real", "real.safetensors"});
 }
 
-TEST_CASE("only what a save would write is overwritten, and the rest is refused in words") {
+TEST_CASE("only a target that a save could have written is overwritten, and others are refused") {
     const TempDir dir;
     const auto refused = [&](const char* out, Errc code) {
         CAPTURE(out);
@@ -377,7 +379,7 @@ TEST_CASE("only what a save would write is overwritten, and the rest is refused 
         CHECK(names_in(dir.path()) == before);
     };
     dir.write("file", "mine");
-    refused("file", Errc::already_exists);  // a folder is to be written
+    refused("file", Errc::already_exists);  // a folder would be written
     fs::create_directory(dir / "folder.safetensors");
     refused("folder.safetensors", Errc::already_exists);
     REQUIRE(::mkfifo((dir / "pipe.safetensors").c_str(), 0600) == 0);
@@ -393,7 +395,7 @@ TEST_CASE("only what a save would write is overwritten, and the rest is refused 
     CHECK(TempDir::read(dir / "file") == "mine");
 }
 
-TEST_CASE("an old index under another name goes with its shards, a damaged one alone, an index of pickles stays") {
+TEST_CASE("an old index with another name is removed with its shards, a damaged one alone, and a PyTorch index stays") {
     const TempDir dir;
     save_old(dir / "out", changes[0]);
     fs::rename(dir / "out/model.safetensors.index.json", dir / "out/diffusion.safetensors.index.json");
@@ -405,10 +407,10 @@ TEST_CASE("an old index under another name goes with its shards, a damaged one a
     dir.write("out/model.safetensors.index.json", "{not JSON");
     CHECK_OK(save_new(dir / "out", {"", "out", 400, 800}));
     CHECK(state_of(dir / "out") == "new");
-    CHECK(names_in(dir / "out").size() == 3 + 3 + 1);  // the new, the shards that nothing named, and config.json
+    CHECK(names_in(dir / "out").size() == 3 + 3 + 1);  // the new files, the shards that no index names, and config.json
 }
 
-TEST_CASE("an index that names files outside the folder or behind links costs nobody a file") {
+TEST_CASE("files outside the folder or behind links are kept, even if the old index names them") {
     const TempDir dir;
     fs::create_directories(dir / "out/inner");
     fs::create_directory(dir / "other");
@@ -427,7 +429,7 @@ TEST_CASE("an index that names files outside the folder or behind links costs no
     CHECK(state_of(dir / "out") == "new");
 }
 
-TEST_CASE("of two saves over one checkpoint one is told that it is busy, wherever each prepares its files") {
+TEST_CASE("one of two saves over one checkpoint is refused as busy, wherever each prepares its files") {
     for (const bool second_inside : {false, true}) {
         const TempDir dir;
         save_old(dir / "out", changes[1]);
@@ -454,7 +456,7 @@ TEST_CASE("of two saves over one checkpoint one is told that it is busy, whereve
     }
 }
 
-TEST_CASE("what others put into the folder during the save is there after it") {
+TEST_CASE("files that others add to the folder during the save are kept") {
     const TempDir dir;
     save_old(dir / "out", changes[1]);
     SaveOptions options{.max_shard_size = 400, .overwrite = true};
@@ -464,7 +466,7 @@ TEST_CASE("what others put into the folder during the save is there after it") {
     };
     CHECK_OK(save(dir / "out", new_tensors(), options));
     CHECK(TempDir::read(dir / "out/late.txt") == "late");
-    // And at the last moment: after the files that stay have been linked.
+    // The same at the last moment, after the kept files have been linked.
     const KeepCalls keep;
     static fs::path folder;
     folder = dir / "out";
@@ -501,7 +503,7 @@ TEST_CASE("a cancelled save over a checkpoint leaves the old one") {
     }
 }
 
-TEST_CASE("the root of a mount is saved over") {
+TEST_CASE("the root of a mount can be saved over") {
     const TempDir dir;
     fs::create_directory(dir / "out");
     if (::mount("tmpfs", (dir / "out").c_str(), "tmpfs", 0, "size=1m") != 0) {
@@ -516,7 +518,7 @@ TEST_CASE("the root of a mount is saved over") {
     ::umount2((dir / "out").c_str(), MNT_DETACH);
 }
 
-TEST_CASE("models of other frameworks stay, and so does what an index names that is no shard") {
+TEST_CASE("models of other frameworks stay, and so do other files than shards that the index names") {
     const TempDir dir;
     save_old(dir / "out", changes[0]);
     dir.write("out/flax_model.msgpack.index.json", R"({"weight_map":{"a":"flax_model.msgpack"}})");
@@ -533,7 +535,7 @@ TEST_CASE("models of other frameworks stay, and so does what an index names that
     CHECK(state_of(dir / "out") == "old");
 }
 
-TEST_CASE("what somebody else puts in the place meanwhile is not replaced, and not lost") {
+TEST_CASE("an entry that replaces the target during the save is neither replaced nor lost") {
     for (const char* out : {"out", "out.safetensors"}) {
         for (const bool folder : {false, true}) {
             CAPTURE(out);
@@ -559,7 +561,7 @@ TEST_CASE("what somebody else puts in the place meanwhile is not replaced, and n
     }
 }
 
-TEST_CASE("what is prepared is for nobody else to see, and what replaces has the permissions of the old model") {
+TEST_CASE("prepared files are private, and the replacement has the permissions of the old model") {
     for (const World& world : worlds()) {
         CAPTURE(world.what);
         const TempDir dir;
@@ -585,14 +587,14 @@ TEST_CASE("what is prepared is for nobody else to see, and what replaces has the
         CHECK_OK(save(dir / "out", new_tensors(), options));
         CHECK(looked);
         CHECK(fs::status(dir / "out").permissions() == fs::perms::owner_all);
-        // Shards of other names have what the old model had.
+        // Shards with new names get the permissions of the old model.
         const auto expected = fs::perms::owner_read | fs::perms::group_read;
         CHECK(fs::status(dir / "out/model-00001-of-00002.safetensors").permissions() == expected);
         CHECK(fs::status(dir / "out/model.safetensors.index.json").permissions() == expected);
     }
 }
 
-TEST_CASE("a shell in the folder is still in it afterwards") {
+TEST_CASE("a process whose working directory is the folder is still in it afterwards") {
     const TempDir dir;
     save_old(dir / "out", changes[1]);
     CHECK(true_in_child([&] {
@@ -603,7 +605,7 @@ TEST_CASE("a shell in the folder is still in it afterwards") {
     CHECK(names_in(dir.path()) == Names{"out"});
 }
 
-TEST_CASE("a file in a folder with a save that was interrupted is written after that is finished") {
+TEST_CASE("a save to a file in a folder first finishes an interrupted save of that folder") {
     const TempDir dir;
     fs::create_directories(dir / "out/.safemap-tmp/content");
     dir.write("out/.safemap-tmp/safemap.lock", "");
@@ -617,7 +619,7 @@ TEST_CASE("a file in a folder with a save that was interrupted is written after 
     CHECK(names_in(dir / "out") == Names{"model.safetensors"});
 }
 
-TEST_CASE("whoever reads while a folder is saved over reads one of the two models") {
+TEST_CASE("a reader during saves over a folder always reads one of the two models") {
     for (const bool in_place : {false, true}) {
         CAPTURE(in_place);
         const TempDir dir = TempDir::in_memory();

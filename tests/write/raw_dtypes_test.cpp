@@ -1,4 +1,4 @@
-// Tensors of dtypes that safetensors has no name for: stored as the dtype of their bits, and named by the document.
+// Tests tensors of dtypes that safetensors does not have: stored as the raw dtype, with the real dtype in the document.
 #include <safemap/save.hpp>
 
 #include "doctest_safemap.hpp"
@@ -22,7 +22,7 @@ namespace {
 
 const fs::path pt = fs::path(SAFEMAP_TEST_DATA) / "pt";
 
-/// A one-dimensional tensor of so many elements from `first` on, conjugated or not.
+/// Returns a one-dimensional tensor of `size` elements from `first` on, optionally conjugated.
 std::string view(std::string_view type, std::string_view key, std::int64_t size, std::int64_t first, bool conj) {
     const std::string lazy = std::string("}(") + forge::text("conj") + (conj ? "\x88" : "\x89") + "u";
     return forge::call(
@@ -31,8 +31,8 @@ std::string view(std::string_view type, std::string_view key, std::int64_t size,
          forge::tuple({forge::integer(1)}), "\x89", forge::call("collections", "OrderedDict", {}), lazy});
 }
 
-/// A nested dictionary: an F64 of one element, which makes the data of complex128 begin at an odd multiple of eight
-/// bytes, and complex128 that is plain, tied, conjugated, a part of its storage, and empty.
+/// Writes a nested dictionary: one F64 element, so that complex128 data begins at an odd multiple of eight bytes, and
+/// complex128 tensors that are plain, tied, conjugated, part of a storage, and empty.
 fs::path complexes(const TempDir& dir, std::size_t elements, const char* byte_order = "little") {
     const auto size = static_cast<std::int64_t>(elements);
     const char* const type = "ComplexDoubleStorage";
@@ -64,7 +64,7 @@ void check_same(const Checkpoint& a, const Checkpoint& b) {
     CHECK(a.aliases() == b.aliases());
 }
 
-/// What other readers see: dtypes and shapes that they know, and the bytes of the values.
+/// Checks what other readers see: dtypes and shapes that they know, and the bytes of the values.
 void check_stored(const fs::path& file, const Checkpoint& source) {
     const auto found = read_file(file);
     for (const LazyTensor& tensor : source) {
@@ -83,7 +83,7 @@ std::string safetensors_of(const std::string& header, const std::string& data) {
     return forge::little(header.size(), 8) + header + data;
 }
 
-/// A file whose document is `root`, in `version`, with F64 [3, 2], F32 [2] and U8 [2] in it.
+/// Writes a file with the document `root`, in `version`, and the tensors F64 [3, 2], F32 [2] and U8 [2].
 fs::path with_document(const TempDir& dir, const std::string& root, int version = 2) {
     std::string escaped;
     for (const char c : root) escaped += c == '"' ? std::string("\\\"") : std::string(1, c);
@@ -97,7 +97,7 @@ fs::path with_document(const TempDir& dir, const std::string& root, int version 
 
 }  // namespace
 
-TEST_CASE("tensors of dtypes without a name come back as they were, from one file and from shards") {
+TEST_CASE("tensors of dtypes without a name are read back the same, from one file and from shards") {
     const TempDir dir;
     std::vector<fs::path> files{complexes(dir, 20)};
     for (const char* const file : {"odd_dtypes.pt", "conj_neg.pt", "strided.pt", "quantized.pt"})
@@ -129,7 +129,7 @@ TEST_CASE("tensors of dtypes without a name come back as they were, from one fil
     }
 }
 
-TEST_CASE("without a document they are skipped and listed, from safetensors too") {
+TEST_CASE("without a document they are skipped and listed, also when read from safetensors") {
     const TempDir dir;
     const Checkpoint source = Checkpoint::open(complexes(dir, 20));
     save(dir / "kept.safetensors", source);
@@ -137,7 +137,7 @@ TEST_CASE("without a document they are skipped and listed, from safetensors too"
         const SaveReport report =
             save(dir / "plain.safetensors", each, {.structure = StructurePolicy::drop, .overwrite = true});
         CHECK(report.tensors == 1);
-        CHECK(report.skipped.size() == 5);  // both names of the tied one
+        CHECK(report.skipped.size() == 5);  // including both names of the tied tensor
         REQUIRE(report.unsupported.size() == 1);
         CHECK(report.unsupported[0].dtype == Dtype::c128);
         CHECK(report.unsupported[0].tensors == 4);
@@ -147,7 +147,7 @@ TEST_CASE("without a document they are skipped and listed, from safetensors too"
     }
 }
 
-TEST_CASE("a flat dictionary is an ordinary file, unless it comes from one with a document") {
+TEST_CASE("a flat dictionary is an ordinary file, unless its source has a document") {
     const TempDir dir;
     const fs::path out = dir / "out.safetensors";
     const Checkpoint source = Checkpoint::open(pt / "odd_dtypes.pt");
@@ -157,7 +157,7 @@ TEST_CASE("a flat dictionary is an ordinary file, unless it comes from one with 
     CHECK(TempDir::read(out) == TempDir::read(dir / "kept.safetensors"));
 }
 
-TEST_CASE("elements of sixteen bytes are cut by no block, wherever in the file they begin") {
+TEST_CASE("blocks do not cut elements of sixteen bytes, at any offset in the file") {
     const TempDir dir;
     for (const char* const order : {"little", "big"}) {
         CAPTURE(order);
@@ -171,7 +171,7 @@ TEST_CASE("elements of sixteen bytes are cut by no block, wherever in the file t
     }
 }
 
-TEST_CASE("selections, other names, parts and edits keep their dtypes") {
+TEST_CASE("selections, renamed tensors, parts and edits keep their dtypes") {
     const TempDir dir;
     const fs::path file = dir / "kept.safetensors";
     const fs::path out = dir / "out.safetensors";
@@ -200,7 +200,7 @@ TEST_CASE("selections, other names, parts and edits keep their dtypes") {
     CHECK(Checkpoint::open(out)["m/zeta"].dtype() == Dtype::c128);
 }
 
-TEST_CASE("a document gives a tensor only a dtype that it is stored for") {
+TEST_CASE("a document may give a tensor only a dtype that matches its raw dtype") {
     const TempDir dir;
     const Checkpoint good =
         Checkpoint::open(with_document(dir, R"({"d":["T",{"dtype":"complex128"}],"f":["T"],)"
@@ -210,18 +210,18 @@ TEST_CASE("a document gives a tensor only a dtype that it is stored for") {
     CHECK(good["u"].dtype() == Dtype::bits8);
     CHECK(good["f"].dtype() == Dtype::f32);
     for (const char* const root : {
-             R"({"f":["T",{"dtype":"qint8"}]})",       // of another width
-             R"({"f":["T",{"dtype":"qint32"}]})",      // of the same width
-             R"({"u":["T",{"dtype":"qint8"}]})",       // U8 is quint8
-             R"({"d":["T",{"dtype":"complex32"}]})",   // F64 is not
-             R"({"u":["T",{"dtype":"complex128"}]})",  // neither dtype nor shape
-             R"({"d":["T",{"dtype":"float64"}]})",     // its own, and that of others
-             R"({"d":["T",{"dtype":"complex64"}]})",   // safetensors has a name for it
+             R"({"f":["T",{"dtype":"qint8"}]})",       // a different width
+             R"({"f":["T",{"dtype":"qint32"}]})",      // the same width
+             R"({"u":["T",{"dtype":"qint8"}]})",       // U8 is the raw dtype of quint8
+             R"({"d":["T",{"dtype":"complex32"}]})",   // F64 is not the raw dtype of complex32
+             R"({"u":["T",{"dtype":"complex128"}]})",  // neither dtype nor shape match
+             R"({"d":["T",{"dtype":"float64"}]})",     // its own dtype, which needs no entry
+             R"({"d":["T",{"dtype":"complex64"}]})",   // safetensors has complex64
              R"({"d":["T",{"dtype":"torch.complex128"}]})",
              R"({"d":["T",{"dtype":"COMPLEX128"}]})",
              R"({"d":["T",{"dtype":""}]})",
              R"({"d":["T",{"dtype":1}]})",
-             R"({"d":["T",{"dtype":"complex128"}],"e":["T",{"n":"d"}]})",  // in two dtypes
+             R"({"d":["T",{"dtype":"complex128"}],"e":["T",{"n":"d"}]})",  // one tensor with two dtypes
              R"({"e":["T",{"n":"d"}],"d":["T",{"dtype":"complex128"}]})",
              R"({"u":["T",{"dtype":"bits8"}],"e":["T",{"n":"u","dtype":"quint8"}]})",
          }) {
@@ -230,9 +230,9 @@ TEST_CASE("a document gives a tensor only a dtype that it is stored for") {
         const Checkpoint lenient = Checkpoint::open(dir / "document.safetensors", {.policy = Policy::lenient});
         CHECK(lenient["d"].dtype() == Dtype::f64);
     }
-    // Readers of version 1 do not look for it.
+    // Readers of version 1 do not look for a dtype.
     CHECK_FAULT(Checkpoint::open(with_document(dir, R"({"d":["T",{"dtype":"complex128"}]})", 1)), Errc::bad_structure);
-    // A shape that does not end with 2.
+    // A shape whose last dimension is not 2.
     const std::string header =
         R"({"__metadata__":{"safemap.structure":"{\"v\":2,\"root\":[\"T\",{\"n\":\"d\",)"
         R"(\"dtype\":\"complex128\"}]}"},"d":{"dtype":"F64","shape":SHAPE,"data_offsets":[0,8]}})";
@@ -244,7 +244,7 @@ TEST_CASE("a document gives a tensor only a dtype that it is stored for") {
     }
 }
 
-TEST_CASE("files that are joined keep dtypes that their documents name") {
+TEST_CASE("joined files keep the dtypes in their documents") {
     const TempDir dir;
     const Checkpoint source = Checkpoint::open(complexes(dir, 4));
     save(dir / "a.safetensors", source, {.structure = StructurePolicy::keep});

@@ -1,4 +1,4 @@
-// What is copied, gathered and left behind, against bytes that are counted one by one.
+// Tests the counts of copied, gathered and unreferenced bytes against a count of single bytes.
 #include "write/reading.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -35,7 +35,7 @@ std::shared_ptr<const Source> memory(std::size_t bytes) {
     return memory_source("memory", std::vector<std::byte>(bytes));
 }
 
-/// The bytes of the source that a tensor sees, element by element.
+/// Returns the bytes of the source that a tensor sees, element by element.
 std::set<std::uint64_t> bytes_seen(const LazyTensor& tensor) {
     const StoredTensor& stored = *tensor.stored();
     const StridedView& view = tensor.strided_view();
@@ -52,13 +52,13 @@ std::set<std::uint64_t> bytes_seen(const LazyTensor& tensor) {
     return seen;
 }
 
-/// The extent of the bytes that a tensor is stored in.
+/// Returns the extent of the bytes that hold a tensor.
 Extent extent_of(const LazyTensor& tensor) {
     const StoredTensor& stored = *tensor.stored();
     return {stored.locate(0).offset, *byte_size(stored.dtype(), stored.element_count())};
 }
 
-/// Of tensors and storages in one source; pieces together what overlaps until nothing does.
+/// Computes the use of tensors and storages in one source; merges overlapping extents until none overlap.
 write::StorageUse slow_use(const std::vector<LazyTensor>& tensors, const std::vector<Storage>& storages) {
     std::vector<Extent> wholes;
     const auto put = [&](Extent extent) {
@@ -120,7 +120,7 @@ public:
         return stored_run(dtype, {dtype == Dtype::f4 ? (elements + 1) / 2 * 2 : elements}, source, offset);
     }
 
-    /// A view that fits, mostly of neighbours.
+    /// Returns a valid view, mostly of contiguous elements.
     LazyTensor view(const std::shared_ptr<const StoredTensor>& stored) {
         for (int attempt = 0; attempt < 100; ++attempt) {
             StridedView view{.offset = static_cast<std::int64_t>(below(stored->element_count()))};
@@ -143,7 +143,7 @@ private:
 
 }  // namespace
 
-TEST_CASE("views and bytes that nobody sees are those that are counted one by one") {
+TEST_CASE("views and unreferenced bytes agree with a count of single bytes") {
     Samples samples(20261122);
     std::uint64_t views = 0;
     std::uint64_t unreferenced = 0;
@@ -173,7 +173,7 @@ TEST_CASE("views and bytes that nobody sees are those that are counted one by on
     CHECK(unreferenced > 1000);
 }
 
-TEST_CASE("storages of other sources, and of no tensor, are apart") {
+TEST_CASE("storages of other sources, and storages without a tensor, are counted separately") {
     const auto one = memory(16);
     const auto other = memory(16);
     const LazyTensor whole("w", stored_run(Dtype::f32, {4}, one, 0));
@@ -184,13 +184,13 @@ TEST_CASE("storages of other sources, and of no tensor, are apart") {
     const LazyTensor half("h", stored_run(Dtype::f32, {2}, one, 0));
     CHECK(use_of({half}, {{one, {0, 16}}}).unreferenced == 8);
     CHECK(use_of({half}, {{one, {0, 16}}}).views.tensors == 1);
-    // Neighbours share nothing.
+    // Adjacent tensors share nothing.
     const LazyTensor behind("b", stored_run(Dtype::f32, {2}, one, 8));
     CHECK(use_of({half, behind}).views.tensors == 0);
     CHECK(use_of({}, {{one, {0, 0}}}).unreferenced == 0);
 }
 
-TEST_CASE("the transpose of a storage sees all of it, a part of its columns sees gaps") {
+TEST_CASE("a transpose of a storage sees all of it, and a view of some columns sees gaps") {
     constexpr std::uint64_t side = 1 << 20;
     const auto file = callback_source("large", side * side, [](std::uint64_t, std::span<std::byte>) {});
     const auto stored = stored_run(Dtype::u8, {side * side}, file, 0);
@@ -203,14 +203,14 @@ TEST_CASE("the transpose of a storage sees all of it, a part of its columns sees
     CHECK(use_of({transposed}).views.tensors == 0);
     CHECK(use_of({whole, transposed}).views.tensors == 2);
     CHECK(use_of({left}).unreferenced == side * side / 4 * 3);
-    // More runs than are looked at: no gap counts, and only what is before and behind all of them.
+    // Above the limit of runs gaps do not count, only the bytes before and after all runs.
     CHECK(use_of({left, right}).unreferenced == side / 4);
     const LazyTensor few("f", stored, {.shape = {16, side / 4}, .strides = {rows, 1}});
     const LazyTensor same_rows("s", stored, {.shape = {16, side / 4}, .strides = {rows, 1}, .offset = rows / 2});
     CHECK(use_of({few, same_rows}).unreferenced == side * side - 16 * side / 2);
 }
 
-TEST_CASE("a plan says how every tensor is read, before anything is written") {
+TEST_CASE("a plan tells how every tensor is read, before anything is written") {
     const TempDir dir;
     const auto source = memory(64);
     const auto stored = stored_run(Dtype::f32, {16}, source, 0);
@@ -227,7 +227,7 @@ TEST_CASE("a plan says how every tensor is read, before anything is written") {
     SaveOptions options{.dtype = Dtype::bf16};
     options.on_plan = [&](const SaveReport& plan) {
         ++plans;
-        CHECK(std::filesystem::exists(dir / "out") == (plans == 2));  // left by the save before
+        CHECK(std::filesystem::exists(dir / "out") == (plans == 2));  // written by the previous save
         CHECK(plan.files.size() == 1);
         CHECK(plan.layout.buffer_bytes > 0);
         CHECK(plan.reading.copied.tensors == 1);

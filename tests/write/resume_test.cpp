@@ -1,4 +1,4 @@
-// Saves that go on where a process was killed.
+// Tests saves that continue a killed save.
 #include "doctest_safemap.hpp"
 #include "io/scripted_calls.hpp"
 #include "soak.hpp"
@@ -17,9 +17,9 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-constexpr std::uint64_t count = 6;  // tensors, each of which is a shard
+constexpr std::uint64_t count = 6;  // number of tensors, each in a shard of its own
 
-/// A checkpoint in a file: memory could not be resumed from.
+/// Returns a checkpoint in a file, because a source in memory cannot be resumed.
 fs::path source_in(const TempDir& dir, std::uint64_t seed = 1) {
     std::vector<LazyTensor> tensors;
     for (std::uint64_t i = 0; i < count; ++i)
@@ -67,7 +67,7 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
                 }
                 died = killed_at(nth, in, dir / "out", options);
                 if (!died) break;
-                if (!overwrite && fs::exists(dir / "out")) continue;  // it had come to the end
+                if (!overwrite && fs::exists(dir / "out")) continue;  // the save had finished
                 SaveReport report;
                 CHECK_OK(report = save(dir / "out", Checkpoint::open(in), options));
                 if (folders) CHECK(TempDir::read(dir / "out/logs/today/a.txt") == "mine");
@@ -82,7 +82,7 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
     }
 }
 
-TEST_CASE("what has changed since is not continued") {
+TEST_CASE("a save with a different input or different options is not continued") {
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
     static int nth = 0;
@@ -90,7 +90,7 @@ TEST_CASE("what has changed since is not continued") {
         fs::remove_all(dir / "out");
         REQUIRE(killed_at(nth, in, dir / "out", options_for()));
     };
-    // So that some shards are finished, and not all. The first of the cases below looks for it.
+    // Finds a call where some shards are finished and others are not; only the first subcase searches.
     const auto half_is_left = [&] {
         leave_half();
         const auto resumed = save(dir / "out", Checkpoint::open(in), options_for()).resumed.size();
@@ -125,7 +125,7 @@ TEST_CASE("what has changed since is not continued") {
         CHECK(save(dir / "out", Checkpoint::open(in), options_for()).resumed.empty());
         CHECK(read_file(dir / "out/model-00001-of-00006.safetensors").at("t0").bytes == random_bytes(4'000, 100));
     }
-    SUBCASE("with a finished shard that somebody has touched") {
+    SUBCASE("with a modified finished shard") {
         leave_half();
         const fs::path shard = dir / ".out.safemap-tmp/content/model-00001-of-00006.safetensors";
         {
@@ -151,7 +151,7 @@ TEST_CASE("what has changed since is not continued") {
 
 namespace {
 
-/// A machine that has been started again: files are what they were, and the number of their device is another.
+/// A machine after a reboot: files are the same, and the device has another number.
 class Restarted {
 public:
     Restarted() {
@@ -176,7 +176,7 @@ private:
 
 }  // namespace
 
-TEST_CASE("a save that was killed is continued after a reboot, which gives the device another number") {
+TEST_CASE("a killed save is continued after a reboot, which changes the number of the device") {
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
     std::size_t most_kept = 0;
@@ -192,7 +192,7 @@ TEST_CASE("a save that was killed is continued after a reboot, which gives the d
     CHECK(most_kept > 2);
 }
 
-TEST_CASE("a save in place that was killed counts after a reboot, and the next one finishes it") {
+TEST_CASE("a committed save in place that was killed counts after a reboot, and the next save finishes it") {
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
     const Checkpoint model = Checkpoint::open(in);
@@ -201,7 +201,7 @@ TEST_CASE("a save in place that was killed counts after a reboot, and the next o
     for (int nth = 1; died; ++nth) {
         CAPTURE(nth);
         REQUIRE(nth < 500);
-        // The last calls are those that matter; those before the list are of other tests.
+        // Only the last calls matter here; other tests cover those before the list is written.
         if (nth < 90 && nth % 20 != 0) continue;
         fs::remove_all(dir / "out");
         const fs::path old = source_in(dir, 50);

@@ -1,4 +1,4 @@
-// Tensors to save, and files read back by other means than those that wrote them.
+// Tensors to save, and readers of files that share no code with the writer.
 #pragma once
 
 #include "base/faults.hpp"
@@ -38,14 +38,14 @@ inline std::vector<std::byte> random_bytes(std::size_t size, std::uint64_t seed)
     return bytes;
 }
 
-/// A tensor over random bytes in memory.
+/// Returns a tensor of random bytes in memory.
 inline LazyTensor tensor(std::string name, Dtype dtype, Shape shape, std::uint64_t seed = 1) {
     const std::uint64_t size = byte_size(dtype, element_count(shape).value()).value();
     auto source = memory_source(name, random_bytes(static_cast<std::size_t>(size), seed));
     return {std::move(name), stored_run(dtype, std::move(shape), std::move(source), 0)};
 }
 
-/// The transpose of a random matrix, as a view.
+/// Returns a view of a random matrix as its transpose.
 inline LazyTensor transposed(std::string name, Dtype dtype, std::uint64_t rows, std::uint64_t columns,
                              std::uint64_t seed = 1) {
     const LazyTensor whole = tensor(name, dtype, {columns, rows}, seed);
@@ -53,7 +53,7 @@ inline LazyTensor transposed(std::string name, Dtype dtype, std::uint64_t rows, 
             StridedView{.shape = {rows, columns}, .strides = {1, static_cast<std::int64_t>(rows)}}};
 }
 
-/// The tensors of a file: value bytes as they stand there.
+/// A tensor of a file, with the bytes that are stored.
 struct Stored {
     Dtype dtype;
     Shape shape;
@@ -77,7 +77,7 @@ inline std::map<std::string, std::string> metadata_of(const fs::path& path) {
     return {header.metadata.begin(), header.metadata.end()};
 }
 
-/// The value, element by element through the view: slow and plain. Whole bytes, no decoding.
+/// Returns the value, element by element through the view: slow and simple. For whole bytes without decoding.
 inline std::vector<std::byte> value_of(const LazyTensor& tensor, std::span<const std::byte> base) {
     const StridedView view = tensor.strided_view();
     const std::size_t size = element_size(tensor.dtype());
@@ -103,7 +103,7 @@ inline std::vector<std::string> names_in(const fs::path& folder) {
     return names;
 }
 
-/// Every file of a folder with its bytes.
+/// Returns every file of a folder with its bytes.
 inline std::map<std::string, std::string> contents_of(const fs::path& folder) {
     std::map<std::string, std::string> contents;
     for (const auto& name : names_in(folder)) contents.emplace(name, TempDir::read(folder / name));

@@ -1,4 +1,5 @@
-// Tests of save.hpp: what is written, byte for byte.
+// Tests of save.hpp: the written bytes. From top to bottom: one file, shards and index, metadata and alignment, names
+// and targets, plans, casts and dtypes, random tensors, large and small tensors, progress and cancelling, sizes.
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/advanced/stored_tensor.hpp>
@@ -58,7 +59,7 @@ TEST_CASE("one file is what the reference writes") {
     CHECK(names_in(dir.path()) == Names{"out.safetensors"});
 }
 
-TEST_CASE("every tensor is read back as it was") {
+TEST_CASE("every tensor is read back unchanged") {
     const TempDir dir;
     const auto tensors = some_tensors();
     save_everywhere(dir / "out.safetensors", tensors);
@@ -75,7 +76,7 @@ TEST_CASE("every tensor is read back as it was") {
     }
 }
 
-TEST_CASE("a folder with one shard has no index, one with several has") {
+TEST_CASE("a folder with one shard has no index, and one with several shards has one") {
     const TempDir dir;
     const auto tensors = some_tensors();
     CHECK(save(dir / "one", tensors).files == Names{"model.safetensors"});
@@ -109,7 +110,7 @@ TEST_CASE("a folder with one shard has no index, one with several has") {
         CHECK(metadata_of(dir / "many" / shard) == std::map<std::string, std::string>{{"format", "pt"}});
 }
 
-TEST_CASE("metadata goes into the only file, and the format is added where none is given") {
+TEST_CASE("metadata goes into the single file, and \"format\" is added if it is missing") {
     const TempDir dir;
     const auto tensors = some_tensors();
     save(dir / "a", tensors, {.metadata = {{"step", "7"}}});
@@ -119,7 +120,7 @@ TEST_CASE("metadata goes into the only file, and the format is added where none 
     CHECK(metadata_of(dir / "b.safetensors") == std::map<std::string, std::string>{{"format", "mlx"}});
 }
 
-TEST_CASE("a checkpoint without tensors is a file without tensors") {
+TEST_CASE("a checkpoint without tensors is saved as a file without tensors") {
     const TempDir dir;
     const std::vector<LazyTensor> none;
     CHECK(save(dir / "out", none).files == Names{"model.safetensors"});
@@ -128,7 +129,7 @@ TEST_CASE("a checkpoint without tensors is a file without tensors") {
     CHECK(read_file(dir / "out.safetensors").empty());
 }
 
-TEST_CASE("the data begins where it is asked to") {
+TEST_CASE("the data begins at the requested alignment") {
     const TempDir dir;
     const auto tensors = some_tensors();
     for (const std::uint32_t alignment : {8U, 64U, 256U, 4096U}) {
@@ -144,9 +145,9 @@ TEST_CASE("the data begins where it is asked to") {
     CHECK_FAULT(save(dir / "out", tensors, {.alignment = 0}), Errc::invalid_argument);
 }
 
-TEST_CASE("on request, as many tensors as the order allows begin at a multiple of the alignment") {
+TEST_CASE("on request, as many tensors as the order allows are aligned") {
     const TempDir dir;
-    // 130 bytes, 64, 128, 0, 65, 192: what is a multiple of 64 goes first.
+    // 130 bytes, 64, 128, 0, 65, 192: multiples of 64 come first.
     const std::vector<LazyTensor> tensors = {tensor("odd", Dtype::f16, {65}, 1), tensor("b", Dtype::u8, {64}, 2),
                                              tensor("a", Dtype::f32, {32}, 3),   tensor("none", Dtype::f64, {0}, 4),
                                              tensor("bits", Dtype::u8, {65}, 5), tensor("c", Dtype::f32, {48}, 6)};
@@ -187,7 +188,7 @@ TEST_CASE("the report has the tensors and the bytes of every file") {
     }
 }
 
-TEST_CASE("an index of transformers is sorted and has the number of parameters") {
+TEST_CASE("a transformers index is sorted and has the number of parameters") {
     const TempDir dir;
     save(dir / "out", some_tensors(),
          {.max_shard_size = 46,
@@ -213,7 +214,7 @@ TEST_CASE("an index of transformers is sorted and has the number of parameters")
         CHECK(metadata_of(dir / "out" / shard) == std::map<std::string, std::string>{{"format", "pt"}});
 }
 
-TEST_CASE("shards are balanced, or keep layers whole, where asked") {
+TEST_CASE("shards are balanced, or keep layers whole, on request") {
     const TempDir dir;
     std::vector<LazyTensor> tensors;
     for (const char* name : {"wte", "h.0.a", "h.1.a", "h.0.b", "h.1.b", "head"})
@@ -266,7 +267,7 @@ TEST_CASE("names that would collide are refused before a byte is written") {
     CHECK(names_in(dir.path()).empty());
 }
 
-TEST_CASE("a folder without a checkpoint counts as new, and what is in it stays") {
+TEST_CASE("a folder without a checkpoint counts as new, and its files stay") {
     const TempDir dir;
     const auto tensors = some_tensors();
     fs::create_directory(dir / "empty");
@@ -281,7 +282,7 @@ TEST_CASE("a folder without a checkpoint counts as new, and what is in it stays"
     CHECK(TempDir::read(dir / "notes/README.md") == "mine");
     CHECK(Checkpoint::open(dir / "notes").size() == tensors.size());
 
-    // A model in a folder of its own is read where the folder around it has none, and no save replaces it.
+    // A model in a subfolder is read if the folder itself has none, and no save replaces it.
     fs::create_directories(dir / "around/inner");
     CHECK_OK(save(dir / "around/inner", std::vector{tensor("inner", Dtype::u8, {3})}));
     const std::string inner = TempDir::read(dir / "around/inner/model.safetensors");
@@ -292,7 +293,7 @@ TEST_CASE("a folder without a checkpoint counts as new, and what is in it stays"
         CHECK(Checkpoint::open(dir / "around").size() == tensors.size());
     }
 
-    // Whatever a save might replace is a checkpoint, sound or not.
+    // Any file that a save might replace counts as a checkpoint, valid or not.
     for (const char* name : {"pytorch_model.bin", "x.safetensors", "model.safetensors.index.json", "a.ckpt"}) {
         CAPTURE(name);
         const TempDir other;
@@ -315,7 +316,7 @@ TEST_CASE("a name that ends in .sft is one file") {
     CHECK(Checkpoint::open(dir / "f.sft").size() == tensors.size());
 }
 
-TEST_CASE("one file is written whatever its name, where that is asked for") {
+TEST_CASE("one file is written on request, whatever its name") {
     const TempDir dir;
     const auto tensors = some_tensors();
     save_everywhere(dir / "f.safetensors", tensors);
@@ -324,7 +325,7 @@ TEST_CASE("one file is written whatever its name, where that is asked for") {
     for (const std::string& name : {std::string("x"), std::string("x.sft"), std::string("y.safetensors"),
                                     std::string("x.bin"), std::string(".x"), std::string(240, 'n'), longest}) {
         CAPTURE(name);
-        // A limit on shards says nothing of one file.
+        // The maximum size of shards does not apply to one file.
         const SaveReport report = save(dir / name, tensors, {.one_file = true, .max_shard_size = 46});
         CHECK(report.files == Names{name});
         CHECK(TempDir::read(dir / name) == expected);
@@ -346,7 +347,7 @@ TEST_CASE("one file is written whatever its name, where that is asked for") {
     CHECK(fs::is_directory(dir / std::string(240, 'n')));
 }
 
-TEST_CASE("one file takes the place of no folder, not even of an empty one") {
+TEST_CASE("one file does not replace a folder, not even an empty one") {
     const TempDir dir;
     const auto tensors = some_tensors();
     fs::create_directory(dir / "empty");
@@ -364,7 +365,7 @@ TEST_CASE("one file takes the place of no folder, not even of an empty one") {
     CHECK(names_in(dir / "empty").empty());
 }
 
-TEST_CASE("an existing target is refused, and what went wrong says what was being done") {
+TEST_CASE("an existing target is refused, and the error states the operation") {
     const TempDir dir;
     fs::create_directory(dir / "out");
     dir.write("out/model.safetensors", "old");
@@ -381,7 +382,7 @@ TEST_CASE("an existing target is refused, and what went wrong says what was bein
     CHECK(names_in(dir.path()) == Names{"f.safetensors", "out"});
 }
 
-TEST_CASE("a plan touches nothing and says what a save would do") {
+TEST_CASE("a plan writes nothing and reports what a save would do") {
     const TempDir dir;
     const auto tensors = some_tensors();
     const SaveOptions options{.dtype = Dtype::bf16, .max_shard_size = 300};
@@ -397,7 +398,7 @@ TEST_CASE("a plan touches nothing and says what a save would do") {
     CHECK(planned.casts.size() == done.casts.size());
 }
 
-TEST_CASE("only floating-point tensors are cast, and what casts did is counted") {
+TEST_CASE("only floating-point tensors are cast, and the effects of casts are counted") {
     const TempDir dir;
     const std::vector<float> values = {1.0F, -2.5F, 1e30F, std::numeric_limits<float>::quiet_NaN(), 65'504.0F};
     std::vector<std::byte> bytes(values.size() * 4);
@@ -447,7 +448,7 @@ TEST_CASE("dtypes without a name in safetensors are skipped and listed") {
     CHECK(read_file(dir / "out/model.safetensors").size() == 1);
 }
 
-TEST_CASE("views of one storage stay in one shard, unless that would be too large") {
+TEST_CASE("views of one storage stay in one shard, unless it would be too large") {
     const TempDir dir;
     const auto whole = tensor("base", Dtype::u8, {8});
     const auto low = whole.slice({{.start = 0, .stop = 4}}).renamed("low");
@@ -482,7 +483,7 @@ TEST_CASE("random tensors of every dtype, shape and stride are read back equal f
                 values[name] = bytes;
                 continue;
             }
-            // Dimensions in any order, some reversed.
+            // Dimensions in random order, some reversed.
             StridedView view{.shape = Shape(shape.size(), 0), .strides = Strides(shape.size(), 0), .offset = 0};
             std::vector<std::size_t> order(shape.size());
             for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
@@ -514,9 +515,10 @@ TEST_CASE("random tensors of every dtype, shape and stride are read back equal f
     }
 }
 
-TEST_CASE("tensors larger than a block, straight, transposed and cast, give the same bytes on any number of threads") {
+TEST_CASE(
+    "tensors larger than a block, contiguous, transposed and cast, give the same bytes with any number of threads") {
     const TempDir dir;
-    // 20 MiB across block boundaries, a tile-wise transpose of 18 MiB, a cast of 12 MiB, small ones around them.
+    // 20 MiB across block boundaries, a transpose of 18 MiB in tiles, a cast of 12 MiB, and small ones around them.
     const std::vector<LazyTensor> tensors = {
         tensor("small", Dtype::f32, {1000}, 1),          tensor("large", Dtype::f32, {5'242'880}, 2),
         transposed("turned", Dtype::f32, 2048, 2304, 3), tensor("wide", Dtype::f64, {1'572'864}, 4),
@@ -533,7 +535,7 @@ TEST_CASE("tensors larger than a block, straight, transposed and cast, give the 
     CHECK(contents[1] == contents[2]);
     CHECK(contents[1] == contents[5]);
     {
-        const ShrunkMemory small;  // so that the same goes past the page cache
+        const ShrunkMemory small;  // the same, bypassing the page cache
         save(dir / "around", tensors, {.dtype = Dtype::f32, .max_shard_size = 30'000'000});
     }
     CHECK(contents[1] == contents_of(dir / "around"));
@@ -547,12 +549,12 @@ TEST_CASE("tensors larger than a block, straight, transposed and cast, give the 
     CHECK(stored.at("little").bytes == value_of(tensors[5], random_bytes(300 * 200 * 2, 6)));
 }
 
-TEST_CASE("tensors in boxes give the same bytes as in one run, on any number of threads, cast or not") {
+TEST_CASE("tensors in boxes give the same bytes as in one run, with any number of threads, cast or not") {
     const TempDir dir;
     constexpr std::uint64_t rows = 1'100;
     constexpr std::uint64_t columns = 2'100;
     const std::vector<std::byte> bytes = random_bytes(rows * columns * 4, 14);
-    // Columns of 70 elements, each in a source of its own.
+    // Columns of 70 elements, each in its own source.
     std::vector<BoxPiece> boxes;
     for (std::uint64_t first = 0; first < columns; first += 70) {
         std::vector<std::byte> part;
@@ -582,7 +584,7 @@ TEST_CASE("tensors in boxes give the same bytes as in one run, on any number of 
         }
 }
 
-TEST_CASE("many small tensors fill shared blocks") {
+TEST_CASE("many small tensors share blocks") {
     const TempDir dir;
     std::vector<LazyTensor> tensors;
     const auto bytes = random_bytes(40'000'000, 3);
@@ -605,7 +607,7 @@ TEST_CASE("many small tensors fill shared blocks") {
     }
 }
 
-TEST_CASE("progress rises to the whole on the caller's thread, at most ten times a second") {
+TEST_CASE("progress reaches the total on the caller's thread, with at most ten calls per second") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {1'000'000}), tensor("v", Dtype::u8, {77})};
     std::vector<std::uint64_t> seen;
@@ -625,7 +627,7 @@ TEST_CASE("progress rises to the whole on the caller's thread, at most ten times
     CHECK(seen.back() == 4'000'077);
 }
 
-TEST_CASE("a cancelled save leaves nothing, whenever it is cancelled") {
+TEST_CASE("a cancelled save leaves nothing, at any time") {
     const TempDir dir;
     // A source slow enough for several progress calls.
     const auto slow = callback_source("slow", 6'000'000, [](std::uint64_t, std::span<std::byte> into) {
@@ -661,7 +663,7 @@ TEST_CASE("a cancelled save leaves nothing, whenever it is cancelled") {
     CHECK(names_in(dir.path()) == Names{"out"});
 }
 
-TEST_CASE("what the caller's functions throw comes out, and nothing is left") {
+TEST_CASE("exceptions of the caller's functions pass through, and nothing is left") {
     const TempDir dir;
     SaveOptions options;
     options.work.monitor.on_progress = [](const Progress&) -> bool { throw std::runtime_error("mine"); };
@@ -673,7 +675,7 @@ TEST_CASE("what the caller's functions throw comes out, and nothing is left") {
     CHECK(names_in(dir.path()).empty());
 }
 
-TEST_CASE("a tensor that is cast already and would be cast again is refused before a byte is written") {
+TEST_CASE("a tensor that is already cast and would be cast again is refused before a byte is written") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("plain", Dtype::f32, {4}),
                                              tensor("twice", Dtype::f32, {4}).cast(Dtype::f16)};
@@ -690,7 +692,7 @@ TEST_CASE("a tensor that is cast already and would be cast again is refused befo
     CHECK_OK(save(dir / "out", tensors, {.dtype = Dtype::f16}));
 }
 
-TEST_CASE("tensors that together are more than 2^64 bytes are refused, and a file that is more than a disk holds") {
+TEST_CASE("a total size beyond 2^64 bytes is refused, and so is a file larger than the disk") {
     const TempDir dir;
     const LazyTensor one = tensor("t", Dtype::u8, {1});
     std::vector<LazyTensor> tensors;
@@ -704,14 +706,14 @@ TEST_CASE("tensors that together are more than 2^64 bytes are refused, and a fil
     CHECK(names_in(dir.path()).empty());
 }
 
-TEST_CASE("a tensor of more than 2^32 bytes is written whole" * doctest::skip(!soak::whole())) {
+TEST_CASE("a tensor of more than 2^32 bytes is written completely" * doctest::skip(!soak::whole())) {
     const TempDir dir = TempDir::in_memory();
     constexpr std::uint64_t size = (std::uint64_t{1} << 32) + 4'096 + 3;
     if (fs::space(dir.path()).available < size + (std::uint64_t{1} << 30)) {
         MESSAGE("skipped: no space for 4 GiB");
         return;
     }
-    // Zeros, but for the number of each block of 64 KiB at its beginning.
+    // Zeros, except that each block of 64 KiB begins with its number.
     constexpr std::uint64_t block = 65'536;
     const auto source = callback_source("large", size, [](std::uint64_t offset, std::span<std::byte> into) {
         std::memset(into.data(), 0, into.size());

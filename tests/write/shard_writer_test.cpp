@@ -1,4 +1,6 @@
-// Tests of shard_writer.hpp: whatever is written in whatever order, the files are those of save().
+// Tests of shard_writer.hpp: the files are those of save(), for any kind and order of writes. From top to bottom:
+// random cuts of random tensors, large tensors, casts, empty and sub-byte tensors, refused writes, missing bytes, the
+// writer's lifetime, failing calls, threads.
 #include <safemap/advanced/shard_writer.hpp>
 
 #include "doctest_safemap.hpp"
@@ -42,7 +44,7 @@ std::vector<Declaration> declared(std::span<const LazyTensor> tensors) {
     return declarations;
 }
 
-/// Runs the tasks on `threads` threads. What the first of them throws comes out.
+/// Runs the tasks on `threads` threads, and rethrows the first exception.
 void run(ShardWriter& writer, std::span<const Task> tasks, unsigned threads) {
     std::atomic<std::size_t> next = 0;
     std::mutex mutex;
@@ -64,7 +66,7 @@ void run(ShardWriter& writer, std::span<const Task> tasks, unsigned threads) {
     if (first) std::rethrow_exception(first);
 }
 
-/// Cuts tensors into writes of all kinds.
+/// Cuts tensors into random writes of all kinds.
 class Cutter {
 public:
     explicit Cutter(std::uint64_t seed) : random_(seed) {}
@@ -107,7 +109,7 @@ private:
         const TensorView value = tensor.load();
         const std::uint64_t size = tensor.nbytes();
         for (std::uint64_t at = 0; at < size;) {
-            // Bytes may be cut anywhere, values where elements are.
+            // Bytes may be cut anywhere, and values at elements.
             const std::uint64_t unit = whole_bytes(tensor.dtype()) ? element_size(tensor.dtype()) : 3;
             const bool as_value = at % unit == 0 && up_to(1) == 0;
             std::uint64_t end = at + 1 + up_to(size - at - 1);
@@ -169,7 +171,7 @@ private:
     std::mt19937_64 random_;
 };
 
-/// A tensor whose dimensions stand in any order, some of them backwards.
+/// Returns a tensor with its dimensions in random order, some reversed.
 LazyTensor random_tensor(const std::string& name, Cutter& random) {
     const auto dtype = static_cast<Dtype>(random.up_to(safetensors_dtypes - 1));
     Shape shape(random.up_to(3), 0);
@@ -213,7 +215,7 @@ std::size_t open_descriptors() {
 
 }  // namespace
 
-TEST_CASE("random tensors, cut at random and written in any order by several threads, are the files of save()") {
+TEST_CASE("random tensors, cut randomly and written in any order by several threads, give the files of save()") {
     const unsigned seed = std::random_device()();
     CAPTURE(seed);
     Cutter random(seed);
@@ -250,7 +252,7 @@ TEST_CASE("random tensors, cut at random and written in any order by several thr
     }
 }
 
-TEST_CASE("a writer makes one file whatever its name, where that is asked for") {
+TEST_CASE("a writer writes one file on request, whatever its name") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {4, 6}), tensor("b", Dtype::u8, {3})};
     save_everywhere(dir / "saved.safetensors", tensors);
@@ -262,7 +264,7 @@ TEST_CASE("a writer makes one file whatever its name, where that is asked for") 
     CHECK(names_in(dir.path()) == Names{"saved.safetensors", "x"});
 }
 
-TEST_CASE("tensors larger than a block, straight and transposed, through the page cache and past it") {
+TEST_CASE("large tensors, contiguous and transposed, are written through the page cache and bypassing it") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {
         tensor("odd", Dtype::u8, {3'333'333}, 1),      transposed("turned", Dtype::f32, 1'100, 1'300, 2),
@@ -315,7 +317,7 @@ TEST_CASE("tensors larger than a block, straight and transposed, through the pag
     }
 }
 
-TEST_CASE("a value of another dtype is cast, and the report is that of a save that casts") {
+TEST_CASE("a value of another dtype is cast, and the report counts the casts as save() does") {
     const TempDir dir;
     const float values[] = {1.0F, -2.5F, 1e30F, std::numeric_limits<float>::quiet_NaN(), 65'504.0F, 3.0F};
     std::vector<std::byte> bytes(sizeof values);
@@ -353,7 +355,7 @@ TEST_CASE("a value of another dtype is cast, and the report is that of a save th
     }
 }
 
-TEST_CASE("tensors of other libraries come through DLPack") {
+TEST_CASE("tensors of other libraries are written through DLPack") {
     const TempDir dir;
     const LazyTensor turned = transposed("w", Dtype::f32, 5, 7);
     save(dir / "saved", std::vector{turned});
@@ -363,7 +365,7 @@ TEST_CASE("tensors of other libraries come through DLPack") {
     CHECK(contents_of(dir / "written") == contents_of(dir / "saved"));
 }
 
-TEST_CASE("tensors without elements need no write, and may have one; a tensor of no dimensions has an element") {
+TEST_CASE("empty tensors need no write, but accept one; a 0-d tensor has one element") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("none", Dtype::f32, {0, 4}), tensor("nothing", Dtype::u8, {0}),
                                              tensor("one", Dtype::f64, {})};
@@ -389,7 +391,7 @@ TEST_CASE("tensors without elements need no write, and may have one; a tensor of
     CHECK(contents_of(dir / "empty") == contents_of(dir / "saved_empty"));
 }
 
-TEST_CASE("sub-byte tensors are written where their elements begin and end at whole bytes") {
+TEST_CASE("sub-byte tensors are written at whole bytes") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("four", Dtype::f4, {3, 8}), tensor("six", Dtype::f6_e2m3, {2, 8})};
     save(dir / "saved", tensors);
@@ -408,7 +410,7 @@ TEST_CASE("sub-byte tensors are written where their elements begin and end at wh
     CHECK(contents_of(dir / "written") == contents_of(dir / "saved"));
 }
 
-TEST_CASE("bytes that are written already are refused with their place, before anything is written") {
+TEST_CASE("bytes that are already written are refused with their offset, before anything is written") {
     Matrix m;
     m.writer.write_range("w", 8, m.part(8, 8));
     const std::vector<std::byte> wrong(96, std::byte{0xAA});
@@ -446,7 +448,7 @@ TEST_CASE("bytes that are written already are refused with their place, before a
     CHECK(read_file(m.dir / "out/model.safetensors").at("w").bytes == m.bytes);
 }
 
-TEST_CASE("what does not fit the declaration is refused, and the writer goes on") {
+TEST_CASE("a write that does not match the declaration is refused, and the writer stays usable") {
     Matrix m;
     ShardWriter& w = m.writer;
     const auto column = tensor("c", Dtype::f32, {4, 1});
@@ -477,7 +479,7 @@ TEST_CASE("what does not fit the declaration is refused, and the writer goes on"
     CHECK(read_file(m.dir / "out/model.safetensors").at("w").bytes == m.bytes);
 }
 
-TEST_CASE("a commit tells the first bytes that are missing and how many tensors are, and can be tried again") {
+TEST_CASE("a commit with missing bytes names the first of them and counts the tensors, and can be repeated") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("a", Dtype::u8, {4}), tensor("b", Dtype::u8, {10}),
                                              tensor("c", Dtype::u8, {5})};
@@ -505,7 +507,7 @@ TEST_CASE("a commit tells the first bytes that are missing and how many tensors 
     CHECK(read_file(dir / "out/model.safetensors").at("b").bytes == random_bytes(10, 1));
 }
 
-TEST_CASE("declarations and options that make no checkpoint are refused before anything is made") {
+TEST_CASE("invalid declarations and options are refused before anything is created") {
     const TempDir dir;
     const auto refused = [&](const std::vector<Declaration>& tensors, const SaveOptions& options, Errc code) {
         for (const auto* out : {"out", "out.safetensors"}) CHECK_FAULT(ShardWriter(dir / out, tensors, options), code);
@@ -536,7 +538,7 @@ TEST_CASE("declarations and options that make no checkpoint are refused before a
     CHECK_FAULT(ShardWriter(dir / "no/out", std::vector{one}), Errc::path_not_found);
 }
 
-TEST_CASE("a writer that goes without a commit leaves nothing; one that moves goes on") {
+TEST_CASE("a writer without a commit leaves nothing, and a moved writer continues") {
     const TempDir dir;
     const std::vector<Declaration> tensors = {{"w", Dtype::u8, {3}}};
     {
@@ -556,7 +558,7 @@ TEST_CASE("a writer that goes without a commit leaves nothing; one that moves go
     CHECK(names_in(dir.path()) == Names{"first"});
 }
 
-TEST_CASE("a writer that overwrites leaves the old checkpoint alone until it commits") {
+TEST_CASE("a writer that overwrites does not touch the old checkpoint until the commit") {
     const TempDir dir;
     const std::vector<LazyTensor> old = {tensor("old", Dtype::u8, {10}), tensor("older", Dtype::u8, {10})};
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::u8, {3})};
@@ -579,7 +581,7 @@ TEST_CASE("a writer that overwrites leaves the old checkpoint alone until it com
     CHECK(names_in(dir.path()) == Names{"out", "out.safetensors"});
 }
 
-TEST_CASE("a write that fails is the end of the writer, and nothing is left of it") {
+TEST_CASE("a failed write closes the writer, and nothing is left") {
     const TempDir dir;
     const std::vector<Declaration> tensors = {{"w", Dtype::u8, {3'000}}, {"v", Dtype::u8, {8}}};
     const auto ends = [&](const std::function<void(ShardWriter&)>& write) {
@@ -607,7 +609,7 @@ TEST_CASE("a write that fails is the end of the writer, and nothing is left of i
         fs::resize_file(dir / "in", 3'000);
     });
     ends([&](ShardWriter& writer) {
-        // All of it can be read, but it is not what was opened.
+        // All bytes can be read, but the file is not the one that was opened.
         const LazyTensor source("source", stored_run(Dtype::u8, {3'000}, open_file(dir / "in"), 0));
         fs::last_write_time(dir / "in", fs::last_write_time(dir / "in") + std::chrono::seconds(1));
         CHECK_FAULT(writer.write("w", source), Errc::file_changed);
@@ -623,7 +625,7 @@ TEST_CASE("a write that fails is the end of the writer, and nothing is left of i
     });
 }
 
-TEST_CASE("every system call of a writer may fail: exit code 3, no litter, nothing at the target") {
+TEST_CASE("every system call of a writer may fail: exit code 3, no leftovers, nothing at the target") {
     const TempDir dir;
     const std::vector<Declaration> tensors = {
         {"a", Dtype::u8, {3'000}}, {"b", Dtype::u8, {3'000}}, {"c", Dtype::u8, {3'000}}};
@@ -631,7 +633,7 @@ TEST_CASE("every system call of a writer may fail: exit code 3, no litter, nothi
     struct Row {
         const char* out;
         std::uint64_t max_shard_size;
-        int at_least;  // calls that a writer makes
+        int at_least;  // number of calls that a writer makes at least
     };
     for (const Row row : {Row{"out", 3'000, 35}, Row{"out.safetensors", 9'000, 15}}) {
         for (const int number : {EIO, ENOSPC, EACCES}) {
@@ -682,7 +684,7 @@ TEST_CASE("interrupted and short system calls make no difference to a writer") {
     CHECK(read_file(m.dir / "out/model.safetensors").at("w").bytes == m.bytes);
 }
 
-TEST_CASE("more shards than descriptors are written in any order, a few of them open at a time") {
+TEST_CASE("more shards than descriptors are written in any order, with few of them open at a time") {
     const TempDir dir;
     std::vector<LazyTensor> tensors;
     for (std::uint64_t i = 0; i < 60; ++i) tensors.push_back(tensor("t" + std::to_string(i), Dtype::u8, {100}, i));
@@ -704,7 +706,8 @@ TEST_CASE("more shards than descriptors are written in any order, a few of them 
                 most = std::max(most, open_descriptors());
             }
         }
-        // The place, its sibling, the lock and the folder; eight files, some of which have two.
+        // The parent folder, the hidden folder, the lock and `content`; and eight files, with up to two descriptors
+        // each.
         CHECK(most <= before + 4 + (around_cache ? 16 : 8));
         CHECK(most >= before + 4 + 8);
         writer.commit();
@@ -712,14 +715,14 @@ TEST_CASE("more shards than descriptors are written in any order, a few of them 
     }
 }
 
-TEST_CASE("writes go on side by side, and a commit waits for them") {
+TEST_CASE("writes run in parallel, and a commit waits for them") {
     const TempDir dir;
     const std::vector<Declaration> tensors = {{"w", Dtype::u8, {2}}, {"v", Dtype::u8, {1}}};
     ShardWriter writer(dir / "out", tensors);
     std::atomic<int> filling = 0;
     std::atomic<bool> go_on = false;
     const auto fill = [&](std::uint64_t, std::span<std::byte> into) {
-        // Each goes on only when all are here, and the commit has had a while to be too early.
+        // Each continues only after all are running, and after a commit that does not wait would have finished.
         ++filling;
         while (!go_on) std::this_thread::yield();
         std::fill(into.begin(), into.end(), std::byte{7});
@@ -742,7 +745,7 @@ TEST_CASE("writes go on side by side, and a commit waits for them") {
     CHECK(read_file(dir / "out/model.safetensors").at("w").bytes == std::vector(2, std::byte{7}));
 }
 
-TEST_CASE("a commit that waits for a write which fails, fails") {
+TEST_CASE("a commit that waits for a failing write fails") {
     const TempDir dir;
     std::optional<ShardWriter> writer(std::in_place, dir / "out", std::vector{Declaration{"w", Dtype::u8, {1}}});
     std::atomic<bool> filling = false;
@@ -765,7 +768,7 @@ TEST_CASE("a commit that waits for a write which fails, fails") {
     CHECK(names_in(dir.path()).empty());
 }
 
-TEST_CASE("however many threads write, eight have buffers at a time") {
+TEST_CASE("eight threads have buffers at a time, however many write") {
     const TempDir dir;
     constexpr std::uint64_t count = 20;
     ShardWriter writer(dir / "out", std::vector{Declaration{"w", Dtype::u8, {count}}});
@@ -788,7 +791,7 @@ TEST_CASE("however many threads write, eight have buffers at a time") {
     writer.commit();
 }
 
-TEST_CASE("of threads that write the same bytes, one does") {
+TEST_CASE("of several threads that write the same bytes, one succeeds") {
     const TempDir dir;
     const std::vector<Declaration> tensors = {{"w", Dtype::u8, {1'000}}};
     ShardWriter writer(dir / "out", tensors);

@@ -1,4 +1,5 @@
-// Tests of shards.hpp: huggingface_hub's splits, run there, and slow twins of all.
+// Tests of shards.hpp against huggingface_hub's results and slow references. From top to bottom: the greedy split, the
+// balanced split, the split by layers, 100,000 tensors, overflow, file names.
 #include "write/shards.hpp"
 #include "doctest_safemap.hpp"
 
@@ -19,7 +20,7 @@ namespace {
 
 using Shards = std::vector<std::vector<std::uint32_t>>;
 
-/// The rule once more, as it reads: a list of dictionaries, searched from the front.
+/// The rule written directly: a list of dictionaries, searched from the front.
 Split slow_split(const std::vector<Sized>& tensors, std::uint64_t max) {
     Split split;
     std::vector<std::uint32_t> current;
@@ -70,7 +71,7 @@ TEST_CASE("tensors are split as huggingface_hub splits them") {
         Shards shards;
         std::uint64_t total;
     };
-    // The eleventh of the vectors, a string among the tensors, never gets here: what is no tensor is not listed.
+    // The eleventh of the vectors, a string among the tensors, is missing: values that are not tensors are not listed.
     const std::vector<Row> rows = {
         {"6,6,2,6,2,2", {{6}, {6}, {2}, {6}, {2}, {2}}, {{0}, {1, 2}, {3, 4, 5}}, 24},
         {"a2 big12 b2 c9", {{2}, {12}, {2}, {9}}, {{1}, {0, 2}, {3}}, 25},
@@ -92,7 +93,7 @@ TEST_CASE("tensors are split as huggingface_hub splits them") {
     }
 }
 
-TEST_CASE("random splits agree with the slow twin") {
+TEST_CASE("random splits agree with the slow reference") {
     std::mt19937_64 random(20261121);
     const auto up_to = [&](std::uint64_t n) { return std::uniform_int_distribution<std::uint64_t>(0, n)(random); };
     for (int round = 0; round < 2'000; ++round) {
@@ -109,7 +110,7 @@ TEST_CASE("random splits agree with the slow twin") {
 
 namespace {
 
-/// Greedy with layers for tensors, as it reads: what shares a layer or a storage is joined until nothing changes.
+/// The greedy rule with layers instead of tensors: joins units that share a layer or a storage until nothing changes.
 Split slow_by_prefix(const std::vector<Sized>& tensors, std::uint64_t max) {
     std::vector<std::vector<std::uint32_t>> units;
     for (std::uint32_t i = 0; i < tensors.size(); ++i) units.push_back({i});
@@ -153,7 +154,7 @@ Split slow_by_prefix(const std::vector<Sized>& tensors, std::uint64_t max) {
     return split;
 }
 
-/// The smallest largest run of all ways to cut `sizes` into `runs` runs; tried by dynamic programming.
+/// Returns the smallest possible largest run when `sizes` are cut into `runs` runs, by dynamic programming.
 std::uint64_t smallest_largest(const std::vector<std::uint64_t>& sizes, std::size_t runs) {
     // best[r][n]: the first n sizes in r runs.
     std::vector<std::vector<std::uint64_t>> best(runs + 1, std::vector<std::uint64_t>(sizes.size() + 1, UINT64_MAX));
@@ -197,7 +198,7 @@ void check_every_tensor_once(const Split& split, std::size_t tensors) {
 
 }  // namespace
 
-TEST_CASE("balanced shards are as few as greedy ones, and near equal") {
+TEST_CASE("balanced shards are as few as greedy ones, and of nearly equal size") {
     const auto shards_of = [](const std::vector<Sized>& tensors, std::uint64_t max) {
         return write::split(tensors, max, ShardStrategy::balanced).shards;
     };
@@ -205,16 +206,16 @@ TEST_CASE("balanced shards are as few as greedy ones, and near equal") {
     CHECK(shards_of({{2}, {2}, {2}, {2}, {2}, {2}}, 10) == Shards{{0, 1, 2}, {3, 4, 5}});
     CHECK(shards_of({{1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}}, 3) ==
           Shards{{0, 1}, {2, 3}, {4, 5, 6}, {7, 8, 9}});
-    // What is too large stands alone, before the shard that is open.
+    // A tensor that is too large has a shard of its own, before the open one.
     CHECK(shards_of({{4}, {11}, {4}, {4}, {4}}, 10) == Shards{{1}, {0, 2}, {3, 4}});
     CHECK(shards_of({{12}}, 10) == Shards{{0}});
     CHECK(shards_of({{0}, {0}}, 0) == Shards{{0, 1}});
     CHECK(shards_of({}, 10).empty());
-    // The second of a storage follows the first.
+    // The second tensor of a storage follows the first.
     CHECK(shards_of({{6, 1}, {6}, {6}, {6}, {6, 1}}, 12) == Shards{{0, 1, 4}, {2, 3}});
 }
 
-TEST_CASE("random balanced splits cannot be bettered") {
+TEST_CASE("random balanced splits are optimal") {
     Random random;
     for (int round = 0; round < 2'000; ++round) {
         CAPTURE(round);
@@ -226,7 +227,7 @@ TEST_CASE("random balanced splits cannot be bettered") {
         CHECK(split.shards.size() == greedy.shards.size());
         CHECK(split.total_size == greedy.total_size);
 
-        // Those that count, without those that are too large: runs of them, in order.
+        // The sizes of all runs in order: one per storage, without tensors that are too large.
         std::vector<std::uint64_t> sizes;
         std::vector<std::uint64_t> seen;
         std::vector<bool> counted(tensors.size());
@@ -260,24 +261,24 @@ TEST_CASE("random balanced splits cannot be bettered") {
     }
 }
 
-TEST_CASE("a layer is never split, wherever its tensors stand") {
+TEST_CASE("a layer is never split, wherever its tensors are") {
     const auto split = [](const std::vector<Sized>& tensors) {
         return write::split(tensors, 10, ShardStrategy::by_prefix);
     };
     CHECK(split({{4}, {4, 0, 1}, {4, 0, 1}, {4}, {2, 0, 1}}).shards == Shards{{0}, {1, 2, 4}, {3}});
     CHECK(split({{4, 0, 1}, {4, 0, 2}, {1, 0, 1}, {1, 0, 2}, {1}}).shards == Shards{{0, 1, 2, 3}, {4}});
-    // Layers that share a storage are one; of it, the first tensor counts.
+    // Layers that share a storage are one layer; only the first tensor of a storage counts.
     CHECK(split({{4, 7, 1}, {3, 0, 1}, {2}, {4, 7, 2}, {3, 0, 2}}).shards == Shards{{0, 1, 3, 4}, {2}});
 
     const Split large = split({{4}, {8, 0, 1}, {2}, {8, 0, 1}, {11}});
     CHECK(large.shards == Shards{{1, 3}, {4}, {0, 2}});
-    REQUIRE(large.large_layers.size() == 1);  // a tensor alone is no layer
+    REQUIRE(large.large_layers.size() == 1);  // a single tensor is not a layer
     CHECK(large.large_layers[0].tensor == 1);
     CHECK(large.large_layers[0].shard == 0);
     CHECK(large.large_layers[0].size == 16);
 }
 
-TEST_CASE("random splits by layers agree with the slow twin") {
+TEST_CASE("random splits by layers agree with the slow reference") {
     Random random;
     for (int round = 0; round < 2'000; ++round) {
         CAPTURE(round);
@@ -291,7 +292,7 @@ TEST_CASE("random splits by layers agree with the slow twin") {
     }
 }
 
-TEST_CASE("a layer is named by what stands up to its first number") {
+TEST_CASE("a layer's name is the part up to the first number") {
     CHECK(write::layer_of("model.layers.12.mlp.w") == "model.layers.12");
     CHECK(write::layer_of("model.layers.12.experts.3.w") == "model.layers.12");
     CHECK(write::layer_of("model.layers.12") == "model.layers.12");
@@ -302,7 +303,7 @@ TEST_CASE("a layer is named by what stands up to its first number") {
         CHECK(write::layer_of(name).empty());
 }
 
-TEST_CASE("100,000 tensors are split by every strategy") {
+TEST_CASE("100,000 tensors are split quickly by every strategy") {
     std::vector<Sized> tensors(100'000);
     for (std::size_t i = 0; i < tensors.size(); ++i)
         tensors[i] = {.size = 1'000 + i % 7, .storage = i % 10 == 0 ? 1 + i / 20 : 0, .layer = 1 + i / 12};
@@ -327,7 +328,7 @@ TEST_CASE("sizes near 2^64 do not wrap") {
     }
 }
 
-TEST_CASE("shards have hub's names") {
+TEST_CASE("shards have huggingface_hub's names") {
     CHECK(write::shard_name(0, 1) == "model.safetensors");
     CHECK(write::shard_name(0, 2) == "model-00001-of-00002.safetensors");
     CHECK(write::shard_name(11, 345) == "model-00012-of-00345.safetensors");

@@ -1,5 +1,5 @@
-// Saves that go to no path: to memory, to a callback, to a file as a sink. That they give the bytes of a save to a path
-// is in every test that uses everywhere.hpp.
+// Tests saves to sinks: to memory, to a callback, to a file as a sink. Every test that uses everywhere.hpp also checks
+// that sinks get the bytes of a save to a path.
 #include <safemap/sink.hpp>
 
 #include "doctest_safemap.hpp"
@@ -24,7 +24,7 @@ using namespace safemap::literals;
 
 namespace {
 
-/// Counts what is asked of it, and fails when told to.
+/// A sink that counts calls, and fails on demand.
 class Strict final : public Sink {
 public:
     enum class Fail { never, allocate, write, commit };
@@ -40,7 +40,7 @@ public:
         std::unique_lock lock(mutex_);
         threads.insert(std::this_thread::get_id());
         changed_.notify_all();
-        // The first waits for another one, if there is to be another one.
+        // The first thread waits for another, if the test expects one.
         changed_.wait_for(lock, std::chrono::seconds(20), [this] { return threads.size() >= wait_for; });
         if (fail_ == Fail::write && writes == at_) throw std::runtime_error("a caller's own");
         ++writes;
@@ -76,7 +76,7 @@ std::vector<LazyTensor> many_blocks() {
 
 }  // namespace
 
-TEST_CASE("random tensors and options give every sink the bytes of a path") {
+TEST_CASE("random tensors and options give every sink the bytes of a save to a path") {
     std::mt19937_64 random(soak::seed(20));
     const auto up_to = [&](std::uint64_t most) { return random() % (most + 1); };
     const Dtype dtypes[] = {Dtype::f32, Dtype::f64, Dtype::bf16, Dtype::i16, Dtype::u8, Dtype::boolean, Dtype::c64};
@@ -101,7 +101,7 @@ TEST_CASE("random tensors and options give every sink the bytes of a path") {
     }
 }
 
-TEST_CASE("a checkpoint in memory opens as one in a file, with ties and structure") {
+TEST_CASE("a checkpoint in memory opens like one in a file, with ties and structure") {
     const TempDir dir;
     const auto model = Checkpoint::open(std::filesystem::path(SAFEMAP_TEST_DATA) / "pt/train_gpt.pt");
     CHECK_OK(save_everywhere(dir / "f.safetensors", model));
@@ -115,7 +115,7 @@ TEST_CASE("a checkpoint in memory opens as one in a file, with ties and structur
     CHECK(opened.tree()->size() == on_disk.tree()->size());
 }
 
-TEST_CASE("a sink is allocated, written by several threads and committed once") {
+TEST_CASE("a sink is allocated once, written by several threads, and committed once") {
     Strict sink;
     sink.wait_for = 2;
     const SaveReport report = save(sink, many_blocks(), {.checksums = true, .work = {.threads = 4}});
@@ -127,7 +127,7 @@ TEST_CASE("a sink is allocated, written by several threads and committed once") 
     CHECK(report.files == std::vector<std::string>{"strict"});
 }
 
-TEST_CASE("a sink that fails is abandoned once, and what it throws passes through") {
+TEST_CASE("a sink that fails is abandoned once, and its exception passes through") {
     using Fail = Strict::Fail;
     const auto tensors = many_blocks();
     const auto check = [&](Strict& sink, Errc code) {
@@ -154,7 +154,7 @@ TEST_CASE("a sink that fails is abandoned once, and what it throws passes throug
     }
 }
 
-TEST_CASE("a save that is cancelled, or whose source fails, leaves the memory as it was") {
+TEST_CASE("a save that is cancelled, or whose source fails, leaves the memory unchanged") {
     std::vector<std::byte> into = {std::byte{1}, std::byte{2}};
     const auto before = into;
     const auto sink = memory_sink("m", into);
@@ -167,7 +167,7 @@ TEST_CASE("a save that is cancelled, or whose source fails, leaves the memory as
     const std::vector<LazyTensor> tensors = {{"w", stored_run(Dtype::u8, {100}, broken, 0)}};
     CHECK_FAULT(save(*sink, tensors), Errc::io_error);
     CHECK(into == before);
-    CHECK_OK(save(*sink, many_blocks()));  // the same sink again
+    CHECK_OK(save(*sink, many_blocks()));  // the same sink can be used again
     CHECK(into.size() > 2);
 }
 
@@ -182,7 +182,7 @@ TEST_CASE("memory that is too small is refused before anything is written") {
     CHECK(Checkpoint::open(memory_source("m", std::vector(memory.begin(), memory.end() - 3))).size() == 1);
 }
 
-TEST_CASE("a file as a sink is refused, replaced and cleared away as a path is") {
+TEST_CASE("a file sink refuses, replaces and cleans up as a save to a path does") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {100})};
     dir.write("f", "old");
@@ -201,7 +201,7 @@ TEST_CASE("a file as a sink is refused, replaced and cleared away as a path is")
     CHECK(names_in(dir.path()) == std::vector<std::string>{"f"});
 }
 
-TEST_CASE("options that are for a path are refused, and a plan touches no sink") {
+TEST_CASE("options that only make sense for a path are refused, and a plan does not touch the sink") {
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {100})};
     Strict sink;
     for (const SaveOptions& options :
@@ -235,7 +235,7 @@ TEST_CASE("a sink that was never allocated is not abandoned") {
     }
 }
 
-TEST_CASE("what stands transposed is read about once, where a sink can be read back, and is right where it cannot") {
+TEST_CASE("a transposed tensor is read about once if the sink can be read back, and is correct otherwise") {
     constexpr std::uint64_t size = 4 * 600'000 * 4;
     const auto bytes = random_bytes(size, 7);
     std::atomic<std::uint64_t> read = 0;
@@ -260,13 +260,13 @@ TEST_CASE("what stands transposed is read about once, where a sink can be read b
     CHECK(verify(dir / "f.safetensors").ok());
 }
 
-TEST_CASE("sinks that cannot be are refused") {
+TEST_CASE("invalid sinks are refused") {
     const TempDir dir;
     CHECK_FAULT(callback_sink("c", nullptr), Errc::invalid_argument);
     CHECK_FAULT(file_sink(dir / "f/"), Errc::invalid_argument);
 }
 
-TEST_CASE("a file as a sink is on the disk when it counts, unless it need not be") {
+TEST_CASE("a file sink is flushed to disk at commit, unless it is not durable") {
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {100})};
     for (const bool durable : {true, false}) {
         const TempDir dir;

@@ -1,4 +1,4 @@
-// Tied tensors that are not written: every name of them is told, and no metadata leads to what is not there.
+// Tests tied tensors that are skipped: every name is reported, and metadata does not refer to missing tensors.
 #include <safemap/save.hpp>
 
 #include "doctest_safemap.hpp"
@@ -15,7 +15,7 @@ std::string tensor_of(std::string_view type, std::string_view key) {
     return forge::tensor(forge::storage(type, key, 2), 0, {forge::integer(2)}, {forge::integer(1)});
 }
 
-/// A tied complex128, a tied F32 and, under two names, a tensor of the meta device.
+/// Writes a tied complex128, a tied F32 and, under two names, a tensor of the meta device.
 fs::path tied(const TempDir& dir) {
     const std::string meta = forge::call("torch._utils", "_rebuild_meta_tensor_no_storage",
                                          {forge::global("torch", "float32"), forge::tuple({forge::integer(2)}),
@@ -35,7 +35,7 @@ std::vector<std::string> names_of(const std::vector<SkippedObject>& skipped) {
 
 }  // namespace
 
-TEST_CASE("both names of a tied tensor that is skipped are told, and neither is in the metadata") {
+TEST_CASE("both names of a skipped tied tensor are reported, and neither is in the metadata") {
     const TempDir dir;
     const Checkpoint source = Checkpoint::open(tied(dir));
     CHECK(names_of(source.skipped()) == std::vector<std::string>{"m", "n"});
@@ -56,7 +56,7 @@ TEST_CASE("both names of a tied tensor that is skipped are told, and neither is 
         }
 }
 
-TEST_CASE("a tied tensor that a document keeps has both names") {
+TEST_CASE("a tied tensor that is kept by a document has both names") {
     const TempDir dir;
     const SaveReport report =
         save(dir / "out.safetensors", Checkpoint::open(tied(dir)), {.structure = StructurePolicy::keep});
@@ -65,14 +65,14 @@ TEST_CASE("a tied tensor that a document keeps has both names") {
     CHECK(Checkpoint::open(dir / "out.safetensors")["u"].dtype() == Dtype::c128);
 }
 
-TEST_CASE("a caller's metadata stays, also where a value is the name of a skipped tensor") {
+TEST_CASE("the caller's metadata is kept, even if a value is the name of a skipped tensor") {
     const TempDir dir;
     const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2}), tensor("t", Dtype::c128, {2})};
     const SaveOptions options{.metadata = {{"u", "t"}, {"format", "t"}, {"safemap.source", "t"}, {"who", "me"}}};
     const SaveReport report = save_everywhere(dir / "out.safetensors", tensors, options);
     CHECK(names_of(report.skipped) == std::vector<std::string>{"t"});
     CHECK(metadata_of(dir / "out.safetensors") == options.metadata);
-    // The same beside a checkpoint, whose own ties go.
+    // The same for a checkpoint, whose own ties are dropped.
     const SaveReport of_checkpoint =
         save_everywhere(dir / "tied.safetensors", Checkpoint::open(tied(dir)),
                         {.metadata = {{"note", "t"}, {"who", "u"}}, .structure = StructurePolicy::drop});

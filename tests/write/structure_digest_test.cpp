@@ -1,4 +1,4 @@
-// The digest of the structure document, and that no digest falls silent when its key or what it is of changes.
+// Tests the digest of the structure document, and that a damaged digest, or its key or subject, is always reported.
 #include <safemap/advanced/edit.hpp>
 #include <safemap/advanced/shard_writer.hpp>
 #include <safemap/advanced/structure.hpp>
@@ -38,7 +38,7 @@ std::string escaped(std::string_view text) {
     return json;
 }
 
-/// A nested state, without digests: step, lr, a tied tensor, and a text of `padding` bytes.
+/// Writes a nested state without digests: step, lr, a tied tensor, and a text of `padding` bytes.
 fs::path nested(const TempDir& dir, std::size_t padding = 0) {
     const std::string document = R"({"v":1,"root":{"model":{"w":["T"],"b":["T"],"head":["@","model/w"]},"step":1000,)"
                                  R"("lr":0.001,"log":")" +
@@ -55,7 +55,7 @@ fs::path with_digests(const TempDir& dir, const std::string& out = "m.safetensor
     return dir / out;
 }
 
-/// The file with every occurrence of `from` replaced by `to`, of the same length.
+/// Replaces every occurrence of `from` by `to`, which has the same length.
 void replace_in(const fs::path& file, const std::string& from, const std::string& to) {
     REQUIRE(from.size() == to.size());
     std::string bytes = TempDir::read(file);
@@ -80,19 +80,19 @@ void check_fault(const fs::path& path, Errc code) {
 
 }  // namespace
 
-TEST_CASE("the structure document has a digest wherever it stands") {
+TEST_CASE("the structure document has a digest, wherever it is stored") {
     const TempDir dir;
     const fs::path one = with_digests(dir);
     const auto metadata = metadata_of(one);
     CHECK(metadata.at(digest_key) == xxh3_of(metadata.at(document_key)));
     const Checkpoint opened = Checkpoint::open(one);
-    for (const auto& [key, value] : opened.metadata()) CHECK(key != digest_key);  // it is part of the tree now
-    // Apart, the tensor has the document and its digest is the same.
+    for (const auto& [key, value] : opened.metadata()) CHECK(key != digest_key);  // it belongs to the tree now
+    // A large document is a tensor, whose digest is that of the document.
     const fs::path apart = with_digests(dir, "apart.safetensors", state::longest_inline_structure);
     const auto tensors = read_file(apart);
     REQUIRE(tensors.contains("~structure"));
     CHECK(metadata_of(apart).at(digest_key) == hex(xxh3(tensors.at("~structure").bytes)));
-    // Of shards, the index has it, and no shard.
+    // For shards, the digest is in the index, and in no shard.
     const fs::path shards = with_digests(dir, "shards");
     CHECK(TempDir::read(shards / "model.safetensors.index.json").find(metadata.at(digest_key)) != std::string::npos);
     for (const auto& name : names_in(shards))
@@ -103,14 +103,14 @@ TEST_CASE("the structure document has a digest wherever it stands") {
         CHECK(report.ok());
         CHECK(report.notes.empty());
     }
-    // Without checksums there is none, also where the source has one.
+    // Without checksums there is no digest, even if the source has one.
     save_everywhere(dir / "without.safetensors", opened);
     CHECK_FALSE(metadata_of(dir / "without.safetensors").contains(digest_key));
     const Checkpoint without = Checkpoint::open(dir / "without.safetensors");
     CHECK(without.tree() != nullptr);
 }
 
-TEST_CASE("a number or a key of the document that is another is a fault, and no tree") {
+TEST_CASE("a changed number or key of the document is a fault, and the tree is missing") {
     const TempDir dir = TempDir::in_memory();
     for (const auto& change :
          std::vector<std::pair<std::string, std::string>>{{"1000", "9000"}, {"0.001", "0.002"}, {"step", "stop"}})
@@ -133,7 +133,7 @@ TEST_CASE("a number or a key of the document that is another is a fault, and no 
         }
 }
 
-TEST_CASE("a document from before there was a digest is read, with a note where there are other digests") {
+TEST_CASE("a document without a digest is read, with a note if there are other digests") {
     const TempDir dir;
     CHECK(verify(nested(dir)).notes.empty());
     const fs::path file = with_digests(dir);
@@ -143,7 +143,7 @@ TEST_CASE("a document from before there was a digest is read, with a note where 
     CHECK(has_note(report.notes, "the structure document has no digest"));
 }
 
-TEST_CASE("a digest without what it is of is a fault") {
+TEST_CASE("a digest whose subject is missing is a fault") {
     const TempDir dir;
     const fs::path file = with_digests(dir);
     SUBCASE("of the document") {
@@ -168,7 +168,7 @@ TEST_CASE("a digest without what it is of is a fault") {
     }
 }
 
-TEST_CASE("digests of tensors without one of the checkpoint are told") {
+TEST_CASE("digests of tensors without a digest of the checkpoint are noted") {
     const TempDir dir;
     const fs::path file = with_digests(dir);
     replace_in(file, identity_key, "safemap.checkpoint_xxh3_129");
@@ -181,7 +181,7 @@ TEST_CASE("digests of tensors without one of the checkpoint are told") {
     CHECK(has_note(verify(shards).notes, "no digest of the checkpoint"));
 }
 
-TEST_CASE("a tensor that the document does not name is noted") {
+TEST_CASE("tensors that the document does not name are noted") {
     const TempDir dir;
     const std::string header =
         R"({"__metadata__":{"safemap.structure":"{\"v\":1,\"root\":{\"w\":[\"T\"],\"n\":1}}"},)"
@@ -196,7 +196,7 @@ TEST_CASE("a tensor that the document does not name is noted") {
     CHECK(report.notes == std::vector<std::string>{note});
 }
 
-TEST_CASE("an edit, a ShardWriter and another save keep the digest of the document true") {
+TEST_CASE("an edit, a ShardWriter and another save keep the digest of the document correct") {
     const TempDir dir;
     const fs::path file = with_digests(dir);
     const std::string before = metadata_of(file).at(digest_key);
@@ -220,7 +220,7 @@ TEST_CASE("an edit, a ShardWriter and another save keep the digest of the docume
     CHECK(written.at(digest_key) == xxh3_of(written.at(document_key)));
     CHECK(verify(dir / "written.safetensors").ok());
 
-    // What a repair does not compare, it leaves out or makes anew.
+    // A repair does not compare digests; it drops or recomputes them.
     CHECK_OK(repair(file, dir / "repaired.safetensors"));
     CHECK_FALSE(metadata_of(dir / "repaired.safetensors").contains(digest_key));
     CHECK_OK(repair(file, dir / "again.safetensors", {.checksums = true}));
@@ -230,8 +230,8 @@ TEST_CASE("an edit, a ShardWriter and another save keep the digest of the docume
 
 namespace {
 
-/// Flips one bit of each byte of `file` from `begin` to `end`. Nothing but what `uncovered` has may be called sound
-/// without a note.
+/// Flips one bit in each byte of `file` from `begin` to `end`. Checks that verify() reports a fault or a note for each,
+/// except for the bytes in `uncovered`.
 void flip(const fs::path& checkpoint, const fs::path& file, std::size_t begin, std::size_t end,
           const std::function<bool(std::size_t)>& uncovered) {
     const std::string sound = TempDir::read(file);
@@ -253,7 +253,7 @@ void flip(const fs::path& checkpoint, const fs::path& file, std::size_t begin, s
     put(file, sound);
 }
 
-/// Whether a place is within one of the texts.
+/// Returns a function that is true for offsets inside one of the texts.
 std::function<bool(std::size_t)> within(const std::string& bytes, const std::vector<std::string>& texts) {
     std::vector<std::pair<std::size_t, std::size_t>> ranges;
     for (const std::string& text : texts) {
@@ -269,7 +269,7 @@ std::function<bool(std::size_t)> within(const std::string& bytes, const std::vec
 
 }  // namespace
 
-TEST_CASE("no flipped bit before the data is called sound without a note, but in metadata of others") {
+TEST_CASE("every flipped bit before the data gives a fault or a note, except in the caller's metadata") {
     const TempDir dir = TempDir::in_memory();
     const fs::path file = with_digests(dir);
     const std::string bytes = TempDir::read(file);

@@ -1,4 +1,6 @@
-// Nested state dicts in safetensors: where their structure document stands, when it is written, and what keeps it true.
+// Tests nested state dicts in safetensors: where their structure document is stored, when it is written, and that it
+// stays correct. From top to bottom: one file and shards, when it is written, invalid documents, notes about lost
+// order, large documents, trees that are too deep, damage, parts of a state.
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/edit.hpp>
 #include <safemap/advanced/structure.hpp>
@@ -26,7 +28,7 @@ namespace {
 const fs::path training = fs::path(SAFEMAP_TEST_DATA) / "pt/train_gpt.pt";
 const fs::path flat = fs::path(SAFEMAP_TEST_DATA) / "pt/state_dict.pt";
 
-/// The document that the tree of a checkpoint has, under the names of that checkpoint.
+/// Returns the document for the tree of a checkpoint, with the names of that checkpoint.
 std::string document_of(const Checkpoint& checkpoint) {
     REQUIRE(checkpoint.tree() != nullptr);
     return state::structure_of(*checkpoint.tree(), [&](const std::string& name) -> std::optional<std::string> {
@@ -36,7 +38,7 @@ std::string document_of(const Checkpoint& checkpoint) {
     });
 }
 
-/// A checkpoint whose document is large: tensors, and a text of `size` bytes.
+/// Writes a checkpoint with a large document: tensors, and a text of `size` bytes.
 fs::path with_text(const TempDir& dir, std::size_t size) {
     const std::string text(size, 'x');
     const std::string quoted =
@@ -71,7 +73,7 @@ std::vector<std::string> names_of(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-TEST_CASE("a nested state dict keeps its structure, in one file and in shards, again and again") {
+TEST_CASE("a nested state dict keeps its structure, in one file and in shards, after repeated saves") {
     const TempDir dir;
     const Checkpoint source = Checkpoint::open(training);
     const std::string wanted = document_of(source);
@@ -90,7 +92,7 @@ TEST_CASE("a nested state dict keeps its structure, in one file and in shards, a
     CHECK(digests(one).checkpoint == digests(source).checkpoint);
 }
 
-TEST_CASE("when the document is written") {
+TEST_CASE("the structure policy decides when the document is written") {
     const TempDir dir;
     const auto notes_of = [&](const fs::path& from, StructurePolicy policy) {
         return save_everywhere(dir / "out.safetensors", Checkpoint::open(from),
@@ -107,18 +109,18 @@ TEST_CASE("when the document is written") {
     CHECK_FALSE(has_tree(dir / "out.safetensors"));
     CHECK(notes_of(flat, StructurePolicy::keep).empty());
     CHECK(has_tree(dir / "out.safetensors"));
-    // Also where the document of safetensors goes.
+    // Losses are also noted when the document of a safetensors file is dropped.
     save_everywhere(dir / "kept.safetensors", Checkpoint::open(training));
     CHECK(without_order(notes_of(dir / "kept.safetensors", StructurePolicy::drop)) == lost(training));
     notes_of(flat, StructurePolicy::keep);
     CHECK(document_of(Checkpoint::open(dir / "out.safetensors")) == document_of(Checkpoint::open(flat)));
-    // Of safetensors without one: a dictionary of all names.
+    // For safetensors without a document, it is a dictionary of all names.
     save_everywhere(dir / "plain.safetensors", std::vector<LazyTensor>{tensor("a/b", Dtype::f32, {3}, 1)});
     notes_of(dir / "plain.safetensors", StructurePolicy::keep);
     CHECK(document_of(Checkpoint::open(dir / "out.safetensors")) == R"({"v":1,"root":{"a/b":["T",{"n":"a/b"}]}})");
 }
 
-TEST_CASE("a document that other programs have made wrong does not lock the file") {
+TEST_CASE("a file whose document another program made invalid can be opened with the lenient policy") {
     const TempDir dir;
     const std::string header =
         R"({"__metadata__":{"safemap.structure":"{\"v\":1,\"root\":{\"w\":[\"T\"],\"gone\":[\"T\"]}}"},)"
@@ -140,7 +142,7 @@ TEST_CASE("a document that other programs have made wrong does not lock the file
     CHECK(names_of(Checkpoint::open(dir / "out.safetensors")) == std::vector<std::string>{"w"});
 }
 
-TEST_CASE("another name that is a key of the metadata is refused, and not lost") {
+TEST_CASE("a tied name that collides with a metadata key is refused, not dropped") {
     const TempDir dir;
     for (const std::string name : {"format", "safemap.structure", "safemap.source"}) {
         CAPTURE(name);
@@ -154,13 +156,13 @@ TEST_CASE("another name that is a key of the metadata is refused, and not lost")
     }
 }
 
-TEST_CASE("a note says where the order of a dictionary is lost, and only there") {
+TEST_CASE("a lost order of a dictionary is noted, and only then") {
     const TempDir dir;
     const auto is_told = [&](std::vector<LazyTensor> tensors, SaveOptions options, const char* out) {
         const fs::path ordered = dir / "ordered.safetensors";
         save(ordered, tensors, {.overwrite = true});
         const Checkpoint plain = Checkpoint::open(ordered);
-        // Files without a document have no other order than their own.
+        // Files without a document have no order to lose.
         CHECK(save_everywhere(dir / "copy.safetensors", plain, {.overwrite = true}).notes.empty());
         StateTree::Dict dict;
         StateTree tree;
@@ -182,8 +184,8 @@ TEST_CASE("a note says where the order of a dictionary is lost, and only there")
     CHECK(is_told({f32("b", 1), f32("a", 2)}, {}, one));
     CHECK_FALSE(is_told({f32("b", 1), f32("a", 2)}, {.structure = StructurePolicy::keep}, one));
     CHECK_FALSE(is_told({f32("a", 1), f32("b", 2)}, {}, one));
-    CHECK(is_told({tensor("a", Dtype::u8, {3}, 1), f32("b", 2)}, {}, one));  // by dtype first
-    // A .pt: nine tensors in the order of a model, in one file and each in a file of its own.
+    CHECK(is_told({tensor("a", Dtype::u8, {3}, 1), f32("b", 2)}, {}, one));  // dtype is sorted first
+    // A .pt: nine tensors in the order of a model, in one file, and each in a file of its own.
     const auto of_pt = [&](const char* out, std::uint64_t most) {
         const auto notes = save(dir / out, Checkpoint::open(flat), {.max_shard_size = most, .overwrite = true}).notes;
         return std::any_of(notes.begin(), notes.end(), is_of_order);
@@ -192,7 +194,7 @@ TEST_CASE("a note says where the order of a dictionary is lost, and only there")
     CHECK_FALSE(of_pt("out", 1));
 }
 
-TEST_CASE("a large document is a tensor that nobody sees") {
+TEST_CASE("a large document is stored as a hidden tensor") {
     const TempDir dir;
     for (const bool apart : {false, true}) {
         CAPTURE(apart);
@@ -209,7 +211,7 @@ TEST_CASE("a large document is a tensor that nobody sees") {
         CHECK(document_of(again) == document_of(source));
         CHECK(digests(again).checkpoint == digests(source).checkpoint);
         CHECK(verify(out).ok());
-        // An edit keeps it true.
+        // An edit keeps the document correct.
         CHECK_OK(edit(out, {.rename = {{"w", "kernel"}}}));
         CHECK(document_of(Checkpoint::open(out)).find(R"({"w":["T",{"n":"kernel"}])") != std::string::npos);
         CHECK(verify(out).ok());
@@ -239,7 +241,7 @@ TEST_CASE("a save with a large document can be resumed") {
     CHECK(job(state::longest_inline_structure + 1) != first);
 }
 
-TEST_CASE("a tensor that has the name of the document's stays a tensor") {
+TEST_CASE("a tensor with the name of the document's tensor stays a tensor") {
     const TempDir dir;
     const std::string text(state::longest_inline_structure + 1, 'x');
     const std::string header =
@@ -266,7 +268,7 @@ TEST_CASE("a tree that is too deep for a document is saved without one, with a n
     CHECK_FALSE(fs::exists(dir / "keep.safetensors"));
 }
 
-TEST_CASE("a document that is damaged is told with the file") {
+TEST_CASE("a damaged document is reported with the file") {
     const TempDir dir;
     const auto open = [&](const std::string& says, const std::string& tensor = "w") {
         const std::string header = R"({"__metadata__":{"safemap.structure":)" + says + R"(},")" + tensor +
@@ -286,7 +288,7 @@ TEST_CASE("a document that is damaged is told with the file") {
     }
 }
 
-TEST_CASE("a part of a training state is converted on its own, by paths that begin there") {
+TEST_CASE("a part of a training state is converted alone, with paths that begin there") {
     const TempDir dir;
     const Checkpoint whole = Checkpoint::open(training);
     CHECK(whole.parts() == std::vector<std::string>{"model", "optimizer", "rng_state"});
@@ -297,7 +299,7 @@ TEST_CASE("a part of a training state is converted on its own, by paths that beg
     CHECK(model.aliases() == std::vector<AliasGroup>{{"tokens.weight", "head.weight"}});
     CHECK_OK(save_everywhere(dir / "model.safetensors", model));
     CHECK_FALSE(has_tree(dir / "model.safetensors"));
-    // The same of safetensors that have the structure.
+    // The same for safetensors that have a document.
     save_everywhere(dir / "whole.safetensors", whole);
     CHECK_OK(save_everywhere(dir / "again.safetensors", Checkpoint::open(dir / "whole.safetensors").below("model")));
     CHECK(TempDir::read(dir / "again.safetensors") == TempDir::read(dir / "model.safetensors"));
