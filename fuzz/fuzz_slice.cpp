@@ -81,8 +81,7 @@ std::vector<Slice> slices_of(Input& input) {
 void require_call_is_wrong(const Error& error) { require(exit_code(error.code()) == 2); }
 
 void slice_small(Input& input, const Shape& shape, Dtype dtype, std::uint64_t nbytes) {
-    const std::vector<std::byte> bytes(
-        nbytes);  // of exactly this size, so that a sanitizer sees an access past the end
+    const std::vector<std::byte> bytes(nbytes);  // exact size: a sanitizer sees an access past the end
     TensorView view(dtype, {bytes}, {shape, row_major(shape), 0});
     StridedView strided{shape, row_major(shape), 0};
     std::optional<reference::Cut> cut = reference::whole(shape);

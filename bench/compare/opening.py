@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares opening .pt files of many tensors with torch.load(mmap=True): prints Markdown for docs/performance.md.
 
-bench/compare/opening.py BUILD [--rounds 7] [--work DIR] [--python PYTHON] [--tensors 300 3000 30000 300000]
+    bench/compare/opening.py BUILD [--rounds 7] [--work DIR] [--python PYTHON] [--tensors 300 3000 30000 300000]
 
 BUILD is a build folder with bench/open_time in it; PYTHON has torch. Each time is measured in a process of its own that
 has already opened a small file, without imports and without the time to free the result. Both wall-clock and processor

@@ -2,7 +2,7 @@
 """Compares whole commands with the limits of the machine, in alternating pairs: prints Markdown for
 docs/performance.md.
 
-bench/compare/run.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
+    bench/compare/run.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
 
 BUILD is a build folder with the command line, bench/make_pt and bench/bench_limits in it. Absolute times drift
 several-fold within an hour on shared machines, so each round runs every command once, and the ratio of a pair is the

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares saving with cp, the disk probe, and common packages: prints Markdown for docs/performance.md.
 
-bench/compare/saving.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
+    bench/compare/saving.py BUILD [--size 4GB] [--rounds 5] [--work DIR] [--python PYTHON]
 
 BUILD is a build folder with the command line, bench/make_pt, bench/bench_limits and bench/save_time in it. PYTHON, if
 given, has torch, safetensors and huggingface_hub; their imports are not counted, and their files are not flushed to

@@ -1,4 +1,5 @@
-"""A program of select, renamed and save writes what convert writes: derive.py DERIVE SAFEMAP TESTS/DATA."""
+"""Checks that a program that uses select, renamed and save writes what convert writes: derive.py DERIVE SAFEMAP
+TESTS/DATA."""
 import pathlib
 import subprocess
 import sys

@@ -1,7 +1,7 @@
-"""The command line as people use it: people.py SAFEMAP DATA [WRITE_TEXTS] [unittest's own arguments].
+"""Tests the command line as people use it: people.py SAFEMAP DATA [WRITE_TEXTS] [unittest's own arguments].
 
-What is typed wrongly and what is meant, terminals of any width, several shards without an index, completions and the
-man page, which WRITE_TEXTS prints.
+Covers suggestions for typing errors, terminals of any width, several shards without an index, completions, and the man
+page, which WRITE_TEXTS prints.
 """
 import fcntl
 import io
@@ -205,7 +205,7 @@ class SeveralShards(Case):
 
 class Terminals(Case):
     def seen(self, columns, *words, **more):
-        """What a terminal of so many columns gets."""
+        """Returns the output on a terminal with so many columns."""
         try:
             ours, theirs = pty.openpty()
         except OSError as error:
@@ -218,7 +218,7 @@ class Terminals(Case):
         while True:
             try:
                 block = os.read(ours, 4096)
-            except OSError:  # the other side is closed
+            except OSError:  # the other end of the terminal is closed
                 break
             if not block:
                 break
@@ -240,7 +240,7 @@ class Terminals(Case):
             for columns in (60, 100):
                 self.assertLessEqual(self.widest_row(self.seen(columns, *words)), columns)
             self.assertLessEqual(self.widest_row(self.seen(100, *words, COLUMNS='70')), 70)
-        # A list of digests is for other programs: names are whole, or they could not be told apart.
+        # Other programs read a list of digests, so names are never shortened there.
         self.assertIn(names[-1], self.seen(60, 'load', 'odd.safetensors', '--device', 'host', '--digest'))
         whole = self.safemap('inspect', 'odd.safetensors', env=environment(COLUMNS='60')).out
         self.assertIn('model.layers.{0..1,4,9,16,', whole)
@@ -249,7 +249,7 @@ class Terminals(Case):
     def test_help_fits(self):
         for words in (('--help',), *[(command, '--help') for command in COMMANDS]):
             for columns in (50, 72, 200):
-                # Calls stay on a line: they are there to be copied.
+                # Examples of calls stay on one line, so that they can be copied.
                 text = self.seen(columns, *words).partition('\nExample:\n')[0]
                 self.assertLessEqual(self.widest_row(text), min(columns, 100), text)
 
@@ -308,7 +308,7 @@ class Texts(Case):
         self.assertEqual(completed('convert', 'a.pt', '--dr'), ['--dry-run'])
         self.assertEqual(completed('inspect', '--policy', 'le'), ['lenient'])
         self.assertEqual(completed('help', 'ver'), ['verify'])
-        self.assertEqual(completed('convert', 'a'), [])  # readline's own: names of files
+        self.assertEqual(completed('convert', 'a'), [])  # file names are left to readline
 
     def test_zsh_and_fish_take_their_own(self):
         for shell, which in (('zsh', 'zsh'), ('fish', 'fish'), ('bash', 'bash')):

@@ -1,7 +1,7 @@
-"""The command line from outside: run.py SAFEMAP DATA [--update] [unittest's own arguments].
+"""Tests the command line from outside: run.py SAFEMAP DATA [--update] [unittest's own arguments].
 
-Text is compared with the files of expected/, to the byte; --update writes them anew. Everything runs in a fresh folder
-with small files made here, and with those of DATA that torch wrote.
+Output is compared with the files of expected/, to the byte; --update rewrites them. Each test runs in a new folder with
+small files made here, and with the files of DATA that torch wrote.
 """
 import hashlib
 import io
@@ -30,7 +30,7 @@ COMMANDS = ('inspect', 'convert', 'verify', 'diff', 'hash', 'plan', 'load', 'edi
 
 
 def safetensors(tensors, metadata=None):
-    """A file of tensors (name, dtype, shape, data) in this order."""
+    """Returns a file with tensors (name, dtype, shape, data) in this order."""
     header, place = {}, 0
     if metadata is not None:
         header['__metadata__'] = metadata
@@ -61,7 +61,8 @@ SMALL = [
 
 
 def torch_file(tensors):
-    """A file of torch.save: a dict of tensors of two elements (name: storage type); one storage for each type."""
+    """Returns a file of torch.save: a dict of tensors of two elements (name: storage type), with one storage per type.
+    """
     def text(value):
         return b'X' + struct.pack('<I', len(value)) + value.encode()
 
@@ -85,13 +86,13 @@ class Result:
         self.code, self.out, self.err = done.returncode, done.stdout.decode(), done.stderr.decode()
 
     def json(self):
-        """The one object on stdout; nothing may stand before or after it."""
+        """Returns the only object on stdout; other output before or after it is an error."""
         assert self.out.endswith('\n') and self.out.count('\n') == 1, repr(self.out)
         return json.loads(self.out)
 
 
 def anonymous_bytes(process):
-    """What memory of its own a process has now; 0 where it is gone."""
+    """Returns the anonymous memory of a process, or 0 if it has ended."""
     try:
         status = pathlib.Path('/proc', str(process), 'status').read_text(encoding='utf-8')
     except OSError:
@@ -119,13 +120,13 @@ class Case(unittest.TestCase):
                                      env=environment() if env is None else env, timeout=120, **more))
 
     def done(self, *words):
-        """The object of a run that must succeed."""
+        """Returns the JSON object of a run that must succeed."""
         result = self.safemap(*words, '--json')
         self.assertEqual((result.code, result.err), (0, ''), result.out)
         return result.json()
 
     def refused(self, code, exit_code, *words):
-        """The error of a run that must fail, and fail the same way as text."""
+        """Returns the JSON error of a run that must fail; the same run without --json must fail in the same way."""
         result = self.safemap(*words, '--json')
         found = result.json()
         self.assertEqual(list(found), ['error'])
@@ -144,7 +145,7 @@ class Case(unittest.TestCase):
         return error
 
     def expect(self, name, text):
-        """Compares with a file of expected/; times and measured memory are not the same twice."""
+        """Compares with a file of expected/, except for times and measured memory."""
         text = re.sub(r'took .*', 'took     TIME', text)
         text = re.sub(r'(in|waited +) ?\d+\.\d\d s', r'\1 TIME', text)
         text = re.sub(r'TIME, [\d.]+ .?B/s', 'TIME, RATE', text)
@@ -250,7 +251,7 @@ class EveryCommand(Case):
         self.assertEqual(self.done('hash', 'none.safetensors', '--include', 'a')['tensors'], {})
         self.assertTrue(self.done('diff', 'none.safetensors', 'none.safetensors')['equal'])
         self.assertTrue(self.done('diff', 'none.safetensors', 'none.safetensors', '--include', 'a')['equal'])
-        # Selected in one of the two only is a difference.
+        # A tensor that is selected in only one of the two is a difference.
         for words in (('none.safetensors', 'small.safetensors'), ('small.safetensors', 'none.safetensors')):
             told = self.safemap('diff', *words, '--include', 'ids', '--json')
             self.assertEqual((told.code, told.json()['equal']), (1, False))
@@ -317,7 +318,7 @@ class EveryCommand(Case):
             result = self.safemap('inspect', 'small.safetensors', flag)
             self.assertEqual((result.code, result.err), (2, ''))
             self.assertEqual(result.json()['error']['code'], 'invalid_argument')
-        # Which says no more than the flag does.
+        # Has the same meaning as the flag.
         self.assertEqual(len(self.safemap('inspect', 'small.safetensors', '--json=true').json()['tensors']), 5)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
@@ -358,12 +359,12 @@ class EveryCommand(Case):
                          'safemap: error: accelerate/model_0: this is a checkpoint of torch.distributed.checkpoint '
                          "(DCP), layout 'dcp', told by .metadata; safemap does not read it yet")
         self.assertTrue(told.err.splitlines()[1].startswith('hint: '), told.err)
-        # The file of one rank is what it is, a part.
+        # The file of one rank is opened as a part of the model.
         for rank in '01':
             (self.folder / 'verl' / f'a_rank{rank}.bin').write_bytes(plain)
         note = self.done('inspect', 'verl/a_rank1.bin')['notes'][0]
         self.assertEqual(note, 'this is rank 1 of 2: only the files a_rank*.bin together hold the whole')
-        # The only folder with a model is the model; saving beside it is no overwriting.
+        # The only subfolder with a model is read as the model; saving beside it overwrites nothing.
         one = self.done('inspect', 'one')
         self.assertEqual((len(one['tensors']), one['notes']), (5, ['read the checkpoint in final']))
         self.done('convert', 'small.safetensors', 'one')
@@ -406,7 +407,7 @@ class EveryCommand(Case):
                                       stderr=subprocess.PIPE)
                 self.assertEqual((done.returncode, done.stderr),
                                  (3, b'safemap: error: writing to stdout: No space left on device\n'))
-            # The report of an error, too.
+            # The same for the report of an error.
             done = subprocess.run([SAFEMAP, 'inspect', 'nowhere', '--json'], cwd=self.folder, stdout=full,
                                   stderr=subprocess.PIPE)
             self.assertEqual((done.returncode, done.stderr),
@@ -418,7 +419,7 @@ class EveryCommand(Case):
                              (3, b'safemap: error: writing to stdout: Bad file descriptor\n'))
 
     def test_a_stdout_that_fails_once_gets_no_second_object(self):
-        # A pipe that nobody reads and that does not wait takes a part of the report.
+        # A non-blocking pipe that nobody reads takes only a part of the report.
         many = [(f'block.{i}.weight.{i * 7}', 'U8', [0], b'') for i in range(2000)]
         (self.folder / 'many.safetensors').write_bytes(safetensors(many))
         read, write = os.pipe()
@@ -438,7 +439,7 @@ class EveryCommand(Case):
         self.assertEqual(self.safemap('verify', 'out.safetensors').code, 0)
 
     def on_terminal(self, *words, **more):
-        """What a run writes to stderr when that is a terminal."""
+        """Returns what a run writes to stderr when that is a terminal."""
         try:
             ours, theirs = pty.openpty()
         except OSError as error:
@@ -450,7 +451,7 @@ class EveryCommand(Case):
         while select.select([ours], [], [], 60)[0]:
             try:
                 text += os.read(ours, 4096)
-            except OSError:  # the other side is closed
+            except OSError:  # the other end of the terminal is closed
                 break
         os.close(ours)
         return process.wait(), text.decode()
@@ -541,7 +542,7 @@ class Inspect(Case):
                 self.assertEqual(file[tensor['offset']:tensor['offset'] + len(data)], data)
 
     def test_files_of_the_same_name_in_folders_are_told_apart(self):
-        # Opened in sub, the path of its m.safetensors ends as that of sub/sub/m.safetensors is named.
+        # If `sub` is opened, the path of its m.safetensors ends in sub/m.safetensors, the name of another of its files.
         sub = self.folder / 'sub'
         (sub / 'sub' / 'sub').mkdir(parents=True)
         shards = {'m.safetensors': 'a', 'sub/m.safetensors': 'b', 'sub/sub/m.safetensors': 'c'}
@@ -660,19 +661,19 @@ class Convert(Case):
             big.truncate(8 + len(header) + size)
         for more in ((), ('--dtype', 'bf16'), ('--threads', '4')):
             words = ('convert', 'big.safetensors', 'out.safetensors', *more, '--json')
-            # Memory that is filled before it is used would all be there.
+            # With MALLOC_PERTURB_, buffers would be filled at allocation, and all of their pages would count.
             env = environment(MALLOC_PERTURB_='0')
             predicted = self.safemap(*words, '--dry-run', env=env).json()['predicted_anon_bytes']
             self.assertLess(predicted, 32 << 20)
             measured = self.safemap(*words, env=env).json()['peak_anon_bytes']
-            # The sanitizers have memory of their own.
+            # Sanitizers use memory of their own.
             if measured < 32 << 20:
                 self.assertLess(measured, predicted + (4 << 20))
                 self.assertLess(predicted, measured + (12 << 20))
             (self.folder / 'out.safetensors').unlink()
 
     def by_file(self, folder):
-        """The names in each shard, in the order of the index."""
+        """Returns the names in each shard, in the order of the index."""
         index = json.loads((self.folder / folder / 'model.safetensors.index.json').read_text(encoding='utf-8'))
         files = {}
         for name, file in index['weight_map'].items():
@@ -762,7 +763,8 @@ class Convert(Case):
         inspected = self.done('inspect', 'out.safetensors')
         self.assertEqual(inspected['metadata'], {'format': 'pt', 'by': 'me', 'model.head': 'model.wte'})
         self.assertEqual([t.get('alias_of') for t in inspected['tensors'] if t['name'] == 'model.head'], ['model.wte'])
-        # As a name alone, and where the names of the tied would be one, or in the way of metadata.
+        # Checks the tied name when it is the only selected name, when both names would become one, and when it collides
+        # with metadata.
         self.done('convert', 'tied.safetensors', 'one.safetensors', '--include', 'head', '--rename', 's/head/h/')
         self.assertEqual(self.names('one.safetensors'), ['h'])
         self.assertEqual(self.done('inspect', 'one.safetensors')['metadata'], {'format': 'pt', 'by': 'me'})
@@ -779,7 +781,7 @@ class Convert(Case):
         self.assertEqual(self.done('inspect', 'two.safetensors')['metadata'],
                          {'format': 'pt', 'by': 'me', 'other': 'head'})
         self.assertEqual(self.names('two.safetensors'), ['b', 'head', 'other'])
-        # Without any of its names, and with one.
+        # With none of its names selected, and with one.
         self.done('convert', 'tied.safetensors', 'none.safetensors', '--include', 'b')
         self.assertEqual(self.done('inspect', 'none.safetensors')['metadata'], {'format': 'pt', 'by': 'me'})
         self.done('convert', 'tied.safetensors', 'one.safetensors', '--include', 'other')
@@ -822,7 +824,7 @@ class Convert(Case):
         self.assertEqual(self.leftovers(), ['out', 'small.safetensors'])
 
     def test_a_killed_conversion_is_resumed(self):
-        # Sparse, so that it is quickly made; what is written of it is not.
+        # The input is sparse, so that it is made quickly; the output is not.
         count, size = 12, 1 << 24
         header, place = {}, 0
         for i in range(count):
@@ -868,7 +870,7 @@ class Convert(Case):
         self.assertEqual((mine / 'thesis.tex').read_text(), 'mine')
 
     def test_what_does_not_fit_is_told_with_path_and_bytes(self):
-        def limited():  # which sends SIGXFSZ, too
+        def limited():  # the process also gets SIGXFSZ
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
         for out, file in [('out', 'out/model.safetensors'), ('out.safetensors', 'out.safetensors')]:
@@ -899,7 +901,7 @@ class Convert(Case):
             self.assertEqual(found, hashed['tensors'])
             checked = self.done('verify', out)
             self.assertEqual((checked['ok'], checked['checked_bytes']), (True, checked['bytes']))
-        # They say nothing of a part, nor of what is written without them.
+        # Digests of a whole say nothing about a part of it, nor about a file saved without checksums.
         self.done('convert', 'out.safetensors', 'part.safetensors', '--include', 'layers.*')
         self.assertEqual(self.done('inspect', 'part.safetensors')['metadata'], {'format': 'pt', 'who': 'a "b"'})
         self.done('convert', 'out.safetensors', 'again.safetensors', '--include', 'layers.*', '--checksums')
@@ -919,7 +921,7 @@ class Convert(Case):
 
     def test_ctrl_c_leaves_nothing(self):
         for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # The file has no blocks on disk; the run that is stopped would write them all.
+            # The input has no blocks on disk; the run that is stopped would write all of them.
             for size in (1 << 28, 1 << 30, 1 << 32):
                 if self.cancelled(size, signal_number):
                     break
@@ -986,7 +988,7 @@ class Extras(Case):
             for file in (self.folder / 'out').iterdir():
                 file.unlink()
             (self.folder / 'out').rmdir()
-        # The only file of weights in a folder may be anything.
+        # A single file of weights in a folder may have any name.
         (self.folder / 'some').mkdir()
         (self.folder / 'small.safetensors').rename(self.folder / 'some' / 'weights.safetensors')
         (self.folder / 'some' / 'config.json').write_text('{}')
@@ -1156,10 +1158,11 @@ class Verify(Case):
 
 
 class Deflated(Case):
-    """A file of torch.save that was packed again: what reads all of it finds a bit that is wrong."""
+    """A file of torch.save that was repacked with deflate: every command that reads all of it finds a wrong bit."""
 
     def repack(self, name, spoil=None):
-        """Writes NAME; where `spoil` is a record, with one bit of its deflated bytes changed, so that the data is."""
+        """Writes the file `name`. If `spoil` names a record, one bit of its deflated bytes is flipped so that the data
+        changes."""
         file = self.folder / name
         with zipfile.ZipFile(pathlib.Path(DATA, 'pt', 'aligned_1.pt')) as source:
             records = {info.filename: source.read(info) for info in source.infolist()}
@@ -1387,7 +1390,7 @@ class Hash(Case):
         self.assertNotEqual(told['checkpoint'], self.done('hash', 'small.safetensors')['checkpoint'])
 
     def test_memory_does_not_grow_with_a_tensor(self):
-        # Without blocks on the disk; larger than all the memory that may be taken.
+        # Without blocks on disk, and larger than all the memory that the run may use.
         size = 1 << 28
         header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
         with open(self.folder / 'big.safetensors', 'wb') as big:
@@ -1421,7 +1424,7 @@ class Plan(Case):
         return told
 
     def differs(self):
-        """An expectation that differs in every way."""
+        """Returns an expectation that differs in every way."""
         return {'gone.0': {'dtype': 'F32', 'shape': [7]}, 'gone.1': {'dtype': 'F32', 'shape': [7]},
                 'norm': {'dtype': 'bf16', 'shape': [1, 2]}, 'layers.0.w': {'dtype': 'F32', 'shape': [3, 2]},
                 'layers.1.w': {'dtype': 'F32', 'shape': [3, 2]}, 'ids': {'dtype': 'torch.int32', 'shape': [2]}}
@@ -1582,7 +1585,7 @@ class Load(Case):
         told = [self.done('load', 'small.safetensors', '--device', 'host', '--rank', f'{r}/2', '--digest')
                 for r in range(2)]
         self.assertEqual([t['bytes'] for t in told], [12 + 12 + 8 + 4] * 2)
-        # The same bytes as a file of their own.
+        # The same bytes in a file of their own.
         parts = [(name, dtype, [shape[0] // 2, *shape[1:]], data[len(data) // 2:])
                  for name, dtype, shape, data in SMALL]
         (self.folder / 'second.safetensors').write_bytes(safetensors(parts))
@@ -1605,7 +1608,7 @@ class Load(Case):
 
 
 class Torch(Case):
-    """What torch wrote."""
+    """Files that torch wrote."""
 
     def pt(self, name):
         return str(DATA / 'pt' / name)
@@ -1631,7 +1634,7 @@ class Torch(Case):
         self.assertTrue(self.done('diff', self.pt('tied.pt'), 'out.safetensors')['equal'])
         for alias, stored in aliases.items():
             self.assertEqual(digests[alias], digests[stored])
-        # Asked for by the other name alone, it is there by that name.
+        # If only the other name is requested, the tensor has that name.
         alias, stored = next(iter(aliases.items()))
         self.done('convert', self.pt('tied.pt'), 'one.safetensors', '--include', alias)
         one = self.done('load', 'one.safetensors', '--device', 'host', '--digest')
@@ -1787,7 +1790,7 @@ class Torch(Case):
         self.assertNotIn('qint8', {object['name'] for object in left['skipped']})
 
     def test_a_tied_tensor_has_its_names_where_a_structure_document_keeps_it(self):
-        tied = [['part.0', 'part.1']]  # odd, but no file of torch's here has one: made of a document
+        tied = [['part.0', 'part.1']]  # unusual; made from a document, because no file of torch here has such a tie
         document = '{"v":2,"root":["l",["T",{"n":"part.0","dtype":"bits8"}],["@","0"]]}'
         header = json.dumps({'__metadata__': {'safemap.structure': document, 'part.1': 'part.0'},
                              'part.0': {'dtype': 'U8', 'shape': [2], 'data_offsets': [0, 2]}}).encode()
@@ -1888,7 +1891,7 @@ class Torch(Case):
 
 
 class WholeModules(Case):
-    """Files of torch.save(model), not of its state_dict()."""
+    """Files of torch.save(model), instead of model.state_dict()."""
     NAMES = ['conv.weight', 'conv.bias', 'norm.weight', 'norm.bias', 'norm.running_mean', 'norm.running_var',
              'norm.num_batches_tracked', 'linear.weight', 'linear.bias']
 

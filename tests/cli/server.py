@@ -1,7 +1,7 @@
-"""The example server does what it promises: server.py SERVER.
+"""Tests the example server: server.py SERVER.
 
-It serves slices on several threads, answers what goes wrong and goes on, changes to another checkpoint, and what it
-holds of the old one stays readable when that file is gone.
+It serves slices on several threads, answers errors and continues, switches to another checkpoint, and its views of the
+old one stay readable after that file is gone.
 """
 import json
 import os
@@ -19,7 +19,7 @@ def safetensors(tensors):
     header, data = {}, b''
     for name, (dtype, shape, values) in tensors.items():
         packed = struct.pack(f'<{len(values)}f', *values)
-        if dtype == 'BF16':  # the upper halves: the values below are exact in them
+        if dtype == 'BF16':  # the upper halves of the floats, which represent the values below exactly
             packed = b''.join(packed[i + 2:i + 4] for i in range(0, len(packed), 4))
         header[name] = {'dtype': dtype, 'shape': shape, 'data_offsets': [len(data), len(data) + len(packed)]}
         data += packed
@@ -102,7 +102,7 @@ class Server(unittest.TestCase):
         self.assertEqual(self.ask('open', self.new), f'serves {self.new}')
         self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 828')
         self.assertTrue(self.ask('rows', 'half', 0, 2).startswith('error tensor_not_found: '))
-        # Replaced as a save replaces it, by a rename; and then gone.
+        # Replaced by a rename, as a save does, and then removed.
         os.replace(self.new, self.old)
         self.assertEqual(self.ask('held', 'w'), 'sum 28')
         self.old.unlink()

@@ -1,4 +1,4 @@
-"""The README's example does what its comments say: tour.py TOUR SAFEMAP."""
+"""Tests that the README's example does what its comments say: tour.py TOUR SAFEMAP."""
 import json
 import pathlib
 import struct

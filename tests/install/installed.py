@@ -1,6 +1,6 @@
-"""What a build installs works from a prefix that was moved: installed.py CASE BUILD VERSION MESON COMPILER...
+"""Tests that an installation works from a prefix that was moved: installed.py CASE BUILD VERSION MESON COMPILER...
 
-CASE is one of the classes below. It is skipped (exit code 77) where the tool that it needs is not installed.
+CASE is one of the classes below. It is skipped (exit code 77) if the tool that it needs is not installed.
 """
 import json
 import os
@@ -15,7 +15,7 @@ import unittest
 SOURCE = pathlib.Path(__file__).parents[2]
 EXAMPLE = SOURCE / 'examples/cmake'
 SAMPLE = SOURCE / 'tests/data/safetensors/every_dtype.safetensors'
-# What the machine's own settings would add is not tested.
+# The environment without the machine's own settings, which are not tested.
 CLEAN = {key: value for key, value in os.environ.items()
          if key not in ('DESTDIR', 'LD_LIBRARY_PATH', 'PKG_CONFIG_PATH', 'CMAKE_PREFIX_PATH')}
 
@@ -36,7 +36,7 @@ class Case(unittest.TestCase):
 
 
 class Installed(Case):
-    """Installs the build, and moves the prefix to where nobody expects it."""
+    """Installs the build, and moves the prefix to an unusual place."""
 
     needed = None
 
@@ -56,7 +56,7 @@ class Installed(Case):
         cls.program = cls.prefix / options['bindir'] / 'safemap'
 
     def without_shared(self):
-        """Goes on in a copy of the prefix that has the static library alone."""
+        """Continues in a copy of the prefix that has only the static library."""
         other = self.folder / 'static only'
         shutil.copytree(self.prefix, other, copy_function=os.link, symlinks=True)
         libdir = other / self.libdir.relative_to(self.prefix)
@@ -86,12 +86,12 @@ class PkgConfig(Installed):
     needed = 'pkg-config'
 
     def flags(self, *options):
-        # Without the folders of the system: packages of what safemap itself uses may be absent.
+        # Without the system's folders: packages of safemap's own dependencies may be missing.
         return run('pkg-config', *options, 'safemap', PKG_CONFIG_LIBDIR=str(self.libdir / 'pkgconfig')).strip()
 
     def build(self, *options):
         program = self.folder / 'names'
-        # The shell, because paths with spaces come quoted.
+        # Uses the shell, because paths with spaces are quoted in the output.
         run('sh', '-c', '"$@" ' + self.flags('--cflags', '--libs', *options), 'sh',
             *COMPILER, '-std=c++20', EXAMPLE / 'names.cpp', '-o', program)
         return program

@@ -1,4 +1,5 @@
-"""Casts are torch's, bit for bit: every value of the narrow formats, every boundary between them, random bits."""
+"""Tests that casts match torch bit for bit: every value of the narrow formats, every boundary between them, random
+bits."""
 import safetensors.torch
 import torch
 
@@ -11,7 +12,7 @@ NARROW = [torch.float16, torch.bfloat16,
 FLOATS = WIDE + NARROW
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# Where the bits that torch makes of a NaN depend on the processor, or on the place in the tensor.
+# Casts whose NaN bits in torch depend on the processor, or on the position in the tensor.
 NAN_VARIES = ({(source, torch.bfloat16) for source in WIDE} |
               {(source, torch.float16) for source in FLOATS if source != torch.float32} |
               {(torch.float16, torch.float32), (torch.float16, torch.float64)})
@@ -27,7 +28,7 @@ def every_value(dtype):
 
 
 def boundaries(dtype):
-    """Each value of a narrow dtype, each half way to the next, and what is next to these."""
+    """Returns each value of a narrow dtype, each midpoint between two values, and the neighbours of these."""
     values = every_value(dtype).double()
     values = values[values.isfinite()].sort().values
     steps = values[1:] - values[:-1]
@@ -41,7 +42,7 @@ class Casts(Case):
     def inputs(self, dtype):
         if dtype in NARROW:
             return every_value(dtype)
-        # Bits of every kind, NaNs with payloads too; the exponents of the narrow formats; their boundaries.
+        # Random bits, including NaNs with payloads; exponents of the narrow formats; their boundaries.
         bits = torch.frombuffer(bytearray(self.rng.randbytes(100_001 * dtype.itemsize)), dtype=dtype).clone()
         moderate = torch.ldexp(bits.double().frexp().mantissa, torch.arange(len(bits)) % 44 - 26).to(dtype)
         return torch.cat([bits, moderate, *(boundaries(narrow).to(dtype) for narrow in NARROW)])
@@ -72,7 +73,7 @@ class Casts(Case):
     def assert_counts(self, counts, values, target):
         values = values.double()
         narrow = values.float()
-        if target == torch.float8_e4m3fn:  # saturates: 464 is half way between the largest value and one more
+        if target == torch.float8_e4m3fn:  # saturates: 464 is the midpoint between the largest value and the next one
             fits = narrow.abs() <= 464
         else:
             fits = narrow.to(target).double().isfinite()

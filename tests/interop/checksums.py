@@ -1,4 +1,4 @@
-"""Files with checksums are files like any other to safetensors and huggingface_hub, and say what xxhash says."""
+"""Tests that safetensors and huggingface_hub read files with checksums, and that the digests are those of xxhash."""
 import hashlib
 import json
 import unittest
@@ -27,7 +27,7 @@ def metadata_of(file):
 
 class Checksums(Case):
     def convert(self, *options):
-        """A random state with tied and transposed tensors, and where it was written."""
+        """Saves a random state with tied and transposed tensors. Returns the state and its path."""
         rng = self.rng
         state = {f'{i}.{rng.choice(["w", "é", "a quote", "back/slash"])}': tensor_of(rng, rng.choice(common.DTYPES),
                                                                                      shape_of(rng))
@@ -43,7 +43,7 @@ class Checksums(Case):
         found = {}
         for file in files:
             listed = json.loads(metadata_of(file)[LIST])
-            # The package's own order of names is another; that of the data is what the list has.
+            # The package lists names in another order; the digests are in the order of the data.
             with safetensors.safe_open(file, 'pt') as opened:
                 self.assertEqual(sorted(listed), sorted(opened.keys()))
             found.update(listed)

@@ -1,4 +1,4 @@
-"""What the interoperability tests share: the tool, random tensors, and an equality that knows NaN."""
+"""Helpers of the interoperability tests: the tool, random tensors, and an equality that handles NaN."""
 import json
 import os
 import pathlib
@@ -10,12 +10,12 @@ import unittest
 
 import torch
 
-# The folder that the tool and the test programs were built in; set by run.py.
+# The build folder of the tool and the test programs; set by run.py.
 BUILD = None
-# A run that failed is repeated with SAFEMAP_SEED=...
+# SAFEMAP_SEED=... repeats a run that failed.
 SEED = int(os.environ.get('SAFEMAP_SEED') or random.SystemRandom().randrange(2**32))
 
-# Every dtype of torch that safetensors has a name for, one element a byte or more.
+# Every torch dtype that safetensors has a name for, with elements of whole bytes.
 NAMES = {
     torch.float64: 'F64', torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16',
     torch.int64: 'I64', torch.int32: 'I32', torch.int16: 'I16', torch.int8: 'I8',
@@ -28,7 +28,7 @@ DTYPES = list(NAMES)
 
 
 def safemap(*arguments, status=0):
-    """Runs the tool with --json; gives its object."""
+    """Runs the tool with --json, and returns its object."""
     command = [BUILD / 'cli/safemap', *map(str, arguments), '--json']
     run = subprocess.run(command, capture_output=True, check=False, timeout=300)
     if run.returncode != status:
@@ -38,14 +38,14 @@ def safemap(*arguments, status=0):
 
 
 def raw(tensor):
-    """The row-major bytes of a tensor's value."""
-    # clone(): a lazy conjugation or sign becomes bytes.
+    """Returns the row-major bytes of a tensor's value."""
+    # clone() resolves a lazy conjugation or sign to bytes.
     plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def tensor_of(rng, dtype, shape):
-    """Random bits, so every kind of NaN, zero and subnormal too."""
+    """Returns a tensor of random bits, and therefore with every kind of NaN, zero and subnormal."""
     count = 1
     for n in shape:
         count *= n
@@ -58,13 +58,13 @@ def tensor_of(rng, dtype, shape):
 
 
 def shape_of(rng, most=5):
-    """Of any rank, often with a dimension of one, now and then with none."""
+    """Returns a shape of any rank, often with a dimension of one, sometimes with a dimension of zero."""
     return tuple(rng.choice([0, 1, 1, 2, 3, 4, 7] if rng.random() < 0.2 else [1, 2, 3, 5, 8])
                  for _ in range(rng.randrange(most + 1)))
 
 
 def strided(rng, tensor):
-    """A random view: transposed, cut, with steps, expanded, overlapping."""
+    """Returns a random view: transposed, cut, stepped, expanded, overlapping."""
     for _ in range(rng.randrange(4)):
         kind = rng.randrange(5)
         dims = tensor.dim()
@@ -85,7 +85,7 @@ def strided(rng, tensor):
 
 
 class Case(unittest.TestCase):
-    """A test with a folder of its own and numbers that are new in each run."""
+    """A test with a folder of its own, and a new random generator in each run."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix='safemap-interop-')
@@ -105,7 +105,7 @@ class Case(unittest.TestCase):
 
 
 def main(build, modules):
-    """Runs the modules' tests; the last line on stdout says how many passed and failed."""
+    """Runs the modules' tests; the last line on stdout states how many passed and failed."""
     global BUILD
     BUILD = pathlib.Path(build).absolute()
     suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromName, modules))

@@ -1,5 +1,4 @@
-"""NumPy and PyTorch take views without a copy, and give tensors that are taken without one: through DLPack. JAX, too,
-where it is installed."""
+"""Tests DLPack with NumPy and PyTorch, and with JAX if it is installed: exports and imports without a copy."""
 import ctypes
 import functools
 import importlib.util
@@ -15,7 +14,7 @@ import torch
 import common
 from common import Case, raw, shape_of, tensor_of
 
-# PyCapsule keeps the pointer to its name.
+# A PyCapsule keeps the pointer to its name, so the names must stay alive.
 VERSIONED, UNVERSIONED = b'dltensor_versioned', b'dltensor'
 USED = {VERSIONED: b'used_dltensor_versioned', UNVERSIONED: b'used_dltensor'}
 CPU = (1, 0)
@@ -47,7 +46,7 @@ def bridge():
 
 
 class View:
-    """A TensorView, as an object that speaks DLPack."""
+    """A TensorView as an object with the DLPack protocol."""
 
     def __init__(self, handle, versioned=True):
         if not handle:
@@ -114,7 +113,7 @@ class DLPack(Case):
                         self.assertEqual(taken.data_ptr(), view.describe()['data'])
                         self.assertEqual(mappings_of(file), 1)
                         del view
-                        self.assert_same(taken, tensor, name)  # the tensor keeps the mapping
+                        self.assert_same(taken, tensor, name)  # the tensor keeps the mapping alive
                     del taken
             self.assertEqual(mappings_of(file), 0)
 
@@ -204,18 +203,18 @@ class DLPack(Case):
     @unittest.skipUnless(importlib.util.find_spec('jax'), 'JAX is not installed')
     def test_jax_takes_views_and_gives_arrays(self):
         os.environ['JAX_PLATFORMS'] = 'cpu'
-        import jax  # only here: it is large, and no requirement
+        import jax  # imported only here: it is large, and optional
         jax.config.update('jax_enable_x64', True)
         state = self.random_state(common.DTYPES)
         file = self.saved(state)
         for name, tensor in state.items():
             with self.subTest(name=name):
-                view = View.open(file, name, versioned=False)  # JAX 0.10 knows no other
+                view = View.open(file, name, versioned=False)  # JAX 0.10 supports only the unversioned form
                 taken = jax.dlpack.from_dlpack(view)
                 self.assertEqual(taken.shape, tuple(tensor.shape))
                 self.assertEqual(np.asarray(taken).tobytes(), raw(tensor))
                 address = view.describe()['data']
-                if tensor.numel() and address % 64 == 0:  # JAX copies what is aligned to less
+                if tensor.numel() and address % 64 == 0:  # JAX copies data with a smaller alignment
                     self.assertEqual(taken.unsafe_buffer_pointer(), address)
                 told = View.take(taken, False).describe()
                 self.assertEqual(bytes.fromhex(told['bytes']), raw(tensor))

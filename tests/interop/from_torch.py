@@ -1,4 +1,4 @@
-"""What torch.save wrote, converted, is what the safetensors package loads."""
+"""Tests that the safetensors package loads converted files of torch.save with the same content."""
 import collections
 import pickle
 
@@ -13,7 +13,7 @@ PROTOCOLS = [2, 3, 4, 5]
 
 
 def escaped(key):
-    """A dictionary key as a segment of a tensor's name: docs/format.md."""
+    """Returns a dictionary key as a segment of a tensor's name, as docs/format.md defines it."""
     if isinstance(key, bool):
         return '~true' if key else '~false'
     if key is None:
@@ -26,7 +26,7 @@ def escaped(key):
 
 
 def names_of(tree, path=()):
-    """{name: tensor} of a nested state dict."""
+    """Returns {name: tensor} of a nested state dict."""
     if isinstance(tree, torch.Tensor):
         return {'/'.join(path): tree}
     found = {}
@@ -38,7 +38,8 @@ def names_of(tree, path=()):
 
 class FromTorch(Case):
     def convert(self, state, *options, protocol=2, save=torch.save):
-        """state, saved by torch and converted to one file: what the package loads, and the tool's report."""
+        """Saves `state` with torch and converts it to one file. Returns what the package loads, and the tool's report.
+        """
         save(state, self.folder / 'in.pt', pickle_protocol=protocol)
         out = self.folder / 'out.safetensors'
         out.unlink(missing_ok=True)
@@ -166,11 +167,12 @@ class FromTorch(Case):
         self.assert_same_dict(loaded, state)
 
     def cast_state(self):
-        """Tensors of every floating dtype, with what rounds badly, and some that no cast may touch."""
+        """Returns tensors of every floating dtype, with values that are hard to round, and some tensors that are never
+        cast."""
         state = {}
         for i, dtype in enumerate([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
                                    torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]):
-            # torch rounds F64 to F32 first and then again. What stands in F32 already is rounded once by anybody.
+            # torch rounds F64 to F32 first and then again. A value that is already F32 is rounded only once.
             source = torch.float32 if dtype == torch.float64 else dtype
             state[f'bits.{i}'] = tensor_of(self.rng, source, (257, 3)).to(dtype)
             state[f'small.{i}'] = strided(self.rng, torch.randn(31, 8).to(dtype))
@@ -189,7 +191,7 @@ class FromTorch(Case):
                 for name, tensor in state.items():
                     wanted = tensor.to(dtype) if tensor.is_floating_point() else tensor
                     if tensor.is_floating_point():
-                        # Which NaN a NaN becomes depends on torch's instruction set; that it stays one does not.
+                        # The bits of a cast NaN depend on torch's instruction set; that it stays a NaN does not.
                         nan = tensor.to(torch.float32).isnan()
                         self.assertTrue(torch.equal(loaded[name].to(torch.float32).isnan(), nan), name)
                         wanted, loaded[name] = wanted.masked_fill(nan, 0), loaded[name].masked_fill(nan, 0)
@@ -201,7 +203,8 @@ class FromTorch(Case):
         for state in (one, two):
             torch.save(state, self.folder / 'in.pt')
             saved.append((self.folder / 'in.pt').read_bytes())
-        # Of few bytes: miniz fails to look for the end record behind a small zip and some thousands of bytes.
+        # The files are small, because miniz fails to find the end record in some small zips followed by thousands of
+        # bytes.
         more = self.rng.randbytes(self.rng.randrange(1, 2000)).replace(b'PK', b'..')
         for name, data in (('more.pt', saved[0] + more), ('both.pt', saved[0] + saved[1])):
             (self.folder / name).write_bytes(data)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares what safemap and the safetensors package say of thousands of headers.
+"""Compares the verdicts of safemap and the safetensors package on thousands of headers.
 
     headers.py HEADER_VERDICT [COUNT] [SEED]
 
 HEADER_VERDICT is the program built from header_verdict.cpp. Headers are the labelled cases of
-tests/data/safetensors/header_cases.tsv, random valid ones, and mutations of both. Compared are the verdict, the family
+tests/data/safetensors/header_cases.tsv, random valid ones, and mutations of both. It compares the verdict, the family
 of the fault, names, dtypes, shapes, every byte of data (which shows the offsets) and the metadata. Needs the package.
 """
 
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 
 DATA = pathlib.Path(__file__).parent.parent / "data" / "safetensors"
 
-# Which of safemap's codes are one of the reference's variants, told by the text of the exception.
+# safemap's codes for each of the reference's error variants, which are recognised by the text of the exception.
 FAMILIES = {
     "header too small": {"header_too_short"},
     "header too large": {"header_too_large"},
@@ -68,7 +68,7 @@ def space(rng):
 
 
 def escaped(rng, text):
-    """A JSON string in one of its many spellings."""
+    """Returns a JSON string in one of its many forms."""
     if rng.random() < 0.7:
         return json.dumps(text, ensure_ascii=rng.random() < 0.5)
     out = '"'
@@ -82,7 +82,7 @@ def escaped(rng, text):
 
 
 def random_header(rng):
-    """A header that is right, mostly, in an unusual form; with the size of its data."""
+    """Returns a mostly valid header in an unusual form, and the size of its data."""
     members, at = [], 0
     for _ in range(rng.choice([0, 1, 1, 2, 3, 5, 9])):
         dtype = rng.choice(list(SIZES))
@@ -161,7 +161,7 @@ def mutated(rng, header, size):
 
 
 def with_each_byte_changed():
-    """One small file with every byte of it set to every value."""
+    """Yields one small file with each of its bytes set to each value."""
     text = b'{"__metadata__":{"k":"v"},"a":{"dtype":"F16","shape":[1,3],"data_offsets":[0,6]}}'
     file = struct.pack("<Q", len(text)) + text + b"values"
     return [file[:at] + bytes([byte]) + file[at + 1:] for at in range(len(file)) for byte in range(256)]
@@ -217,10 +217,10 @@ def disagreement(file, theirs, ours):
 
 
 def agrees_at_times(file, scratch, ours):
-    """Whether the reference names the fault we name in one of many tries.
+    """Returns true if the reference names our fault in one of many tries.
 
-    It sorts the entries of a hash table, seeded anew each time, by offsets alone: of two broken tensors with the same
-    offsets it names sometimes the one and sometimes the other.
+    It sorts the entries of a hash table, seeded anew each time, by offsets only: of two invalid tensors with the same
+    offsets it names one or the other at random.
     """
     return any(disagreement(file, reference(file, scratch), ours) is None for _ in range(64))
 

@@ -1,6 +1,6 @@
-"""Every leaf of every file of tests/data/pt/make.py, made anew with a seed of this run: tensors, plain values,
-containers, objects, and what is the same as what, as expected.json tells them, against `inspect --structure` and what
-`convert` writes."""
+"""Compares every leaf of every file of tests/data/pt/make.py, generated with a new seed: tensors, plain values,
+containers, objects and shared values, as expected.json describes them, with `inspect --structure` and with the files
+that `convert` writes."""
 import base64
 import hashlib
 import json
@@ -20,7 +20,8 @@ NUMPY_TIMES = ('datetime64', 'timedelta64')
 
 
 def real(node):
-    """A float's bits; every NaN that Python writes is one, since repr() does not tell them apart."""
+    """Returns the bits of a float; all NaNs that Python prints count as one, because repr() does not distinguish them.
+    """
     if isinstance(node, list):
         assert node[0] == 'f', node
         if node[1] == 'nan' or node[1].startswith('0x'):
@@ -39,8 +40,8 @@ class Leaves:
 
     def __init__(self, test, entry, document, stored):
         self.test, self.entry, self.stored = test, entry, stored
-        self.paths = {}      # of expected containers and tensors, to those of the document
-        self.groups = {}     # path of the document: expected paths that are this one tensor
+        self.paths = {}      # path of expected containers and tensors: path in the document
+        self.groups = {}     # path in the document: paths of expected.json with this one tensor
         self.where = None
         self.root = document
 
@@ -101,7 +102,7 @@ class Leaves:
     def key(self, key, step):
         if not isinstance(step, dict):
             if isinstance(key, list) and key[0] == 's':
-                return  # a string with surrogates: its step is one in Python only
+                return  # a string with surrogates, whose step exists only in Python
             return self.equal(int(key[1]) if isinstance(key, list) and key[0] == 'i' else key, step)
         kinds = {'bool': lambda k: repr(k), 'NoneType': lambda k: repr(k), 'float': lambda k: repr(k),
                  'int': lambda k: k[1], 'bytes': lambda k: repr(base64.b64decode(k[1]))}
@@ -144,7 +145,7 @@ class Leaves:
         self.sequence('size', *rest)
 
     def of_set(self, node, doc, path, at, tag='set'):
-        """Sets have no order: of plain members each has to be there, of others their number."""
+        """Sets have no order: plain members are compared by value, others only counted."""
         self.equal(doc[0], tag)
         self.equal(len(doc) - 1, len(node['of']))
         if len(node['of']) == 1:
@@ -175,7 +176,7 @@ class Leaves:
             self.where = [*path, step]
             if step == {'state': 0} and isinstance(child, dict) and child['is'] == 'tuple' and '0' in named and \
                     sum('state' in other for other, _ in node['of']) == 1:
-                # A state that is a tuple has its items as parts.
+                # The items of a tuple as state are parts.
                 parts = [named[str(place)] for place in range(len(child['of']))]
                 self.walk(child, ['t', *parts], [*path, step], at)
                 continue
@@ -188,7 +189,7 @@ class Leaves:
         self.equal([name for name in named if name in attributes], attributes)
 
     def of_parts(self, node, doc, path, at):
-        """Sparse and nested tensors."""
+        """Compares sparse and nested tensors."""
         self.equal(doc[0], 'nt' if node['is'] == 'nested' else 'sp')
         if doc[0] == 'sp':
             self.equal(doc[1]['layout'], ['layout', node['is']])
@@ -202,7 +203,7 @@ class Leaves:
             self.walk(child, part, [*path, place], self.below(at, 'data', str(place)))
 
     def of_tensor(self, node, doc, path, at):
-        """One with parts of its own."""
+        """Compares a tensor that has parts of its own."""
         leaf = self.entry['tensors'][int(node['at'][1:])]
         if doc[0] == 'T' or doc[0] == '@T':
             held = doc[-1]['attrs']
@@ -258,7 +259,7 @@ class Leaves:
         return self.equal(hashlib.sha256(data).hexdigest(), leaf['sha256'])
 
     def array(self, leaf, doc):
-        """Texts, records and dates of NumPy."""
+        """Compares NumPy texts, records and dates."""
         self.equal(doc[1], 'numpy.ndarray')
         parts = doc[3]
         self.equal([part for part in parts['shape'][1:]], leaf['shape'])
@@ -310,7 +311,8 @@ class Leaves:
 
 
 class Stored(dict):
-    """Tensors of a safetensors file, as dtype, shape and bytes; and the names of those that it has no dtype for."""
+    """The tensors of a safetensors file, as dtype, shape and bytes; and the names of those whose dtype it does not
+    have."""
 
     def __init__(self, file, report):
         data = file.read_bytes()

@@ -1,4 +1,4 @@
-"""diff with a tolerance says what numpy.allclose says, tensor by tensor."""
+"""Tests that diff with a tolerance agrees with numpy.allclose, tensor by tensor."""
 import math
 
 import numpy
@@ -13,11 +13,11 @@ SPECIAL = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan]
 
 class LikeAllclose(Case):
     def pair(self, dtype):
-        """Two arrays that are alike."""
+        """Returns two similar arrays."""
         rng = self.rng
         size = rng.randrange(1, 50)
         if dtype in INTEGERS:
-            # Small, since numpy's differences of integers wrap.
+            # Small values, because numpy's integer differences wrap.
             a = numpy.array([rng.randrange(0, 60) for _ in range(size)], dtype)
             return a, (a + numpy.array([rng.choice([0, 0, 0, 1, 2]) for _ in range(size)], dtype)).astype(dtype)
         values = [rng.choice(SPECIAL) if rng.random() < 0.1 else rng.uniform(-8, 8) for _ in range(size)]

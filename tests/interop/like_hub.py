@@ -1,4 +1,4 @@
-"""Shards and index are those of huggingface_hub, byte for byte, and its loader reads them."""
+"""Tests that shards and index are those of huggingface_hub, byte for byte, and that its loader reads them."""
 import json
 import shutil
 import struct
@@ -18,7 +18,7 @@ except ImportError:
 
 INDEX = 'model.safetensors.index.json'
 
-# The splits of huggingface_hub: name, bytes, and the storage where it is shared; at most ten bytes in a shard.
+# The splits of huggingface_hub, at most ten bytes in a shard: name, bytes, and the storage if it is shared.
 SPLITS = [
     [('t0', 6), ('t1', 6), ('t2', 2), ('t3', 6), ('t4', 2), ('t5', 2)],
     [('a', 2), ('big', 12), ('b', 2), ('c', 9)],
@@ -38,7 +38,7 @@ SPLITS = [
 
 
 def header_of(path):
-    """The header of a file: its members in order, and the data."""
+    """Returns the header members of a file in order, and its data."""
     data = path.read_bytes()
     end = 8 + struct.unpack('<Q', data[:8])[0]
     return json.loads(data[8:end], object_pairs_hook=list), data[end:]
@@ -46,7 +46,7 @@ def header_of(path):
 
 class LikeHub(Case):
     def random_state(self):
-        """Contiguous, untied tensors under names as models have them, some with what JSON has to escape."""
+        """Returns contiguous, untied tensors with typical names, some with characters that JSON escapes."""
         rng = self.rng
         state = {}
         for i in range(rng.randrange(1, 40)):
@@ -66,7 +66,7 @@ class LikeHub(Case):
         return out
 
     def save(self, state, limit, metadata=None):
-        """As huggingface_hub saves it."""
+        """Saves with huggingface_hub."""
         theirs = self.folder / 'theirs'
         shutil.rmtree(theirs, ignore_errors=True)
         theirs.mkdir()
@@ -74,8 +74,9 @@ class LikeHub(Case):
         return theirs
 
     def assert_same_files(self, ours, theirs):
-        """The same names and bytes. Theirs are put in order first where the order of their metadata is none: in a
-        header it is that of a hash table with random keys, in an index that of the caller and of tied names."""
+        """Compares names and bytes. The metadata of huggingface_hub's files is sorted first, because its order is not
+        defined: in a header it is that of a hash table with random keys, in an index that of the caller and of tied
+        names."""
         names = sorted(path.name for path in theirs.iterdir())
         self.assertEqual(sorted(path.name for path in ours.iterdir()), names)
         for name in names:
@@ -101,7 +102,7 @@ class LikeHub(Case):
             with self.subTest(round=round_):
                 state = self.random_state()
                 sizes = [t.nbytes for t in state.values()]
-                # Some tensors larger than a shard, some shards that fill up exactly.
+                # Some tensors larger than a shard, and some shards that are filled exactly.
                 limit = self.rng.choice([max(sizes), sum(sizes), 1 + sum(sizes) // 3, self.rng.randrange(1, 2000)])
                 theirs = self.save(state, limit)
                 ours = self.convert(state, limit)
@@ -121,10 +122,10 @@ class LikeHub(Case):
                     new = tensor_of(self.rng, torch.uint8, (size,))
                     state[name] = storages.setdefault(storage[0], new) if storage else new
                 ours = self.convert(state, 10)
-                if not state:  # which it writes no file for
+                if not state:  # huggingface_hub writes no file for an empty state
                     self.assertEqual([path.name for path in ours.iterdir()], ['model.safetensors'])
                     continue
-                # It takes strings for splitting, but not for saving.
+                # huggingface_hub accepts strings when splitting, but not when saving.
                 self.assert_same_files(ours, self.save({k: v for k, v in state.items() if k != 's'}, 10))
                 if len({id(tensor) for tensor in state.values()}) == len(state):
                     files = huggingface_hub.split_torch_state_dict_into_shards(state, max_shard_size=10)
@@ -137,7 +138,7 @@ class LikeHub(Case):
                  'y': torch.ones(4, dtype=torch.uint8), 'd': other[2:]}
         for limit in (8, 9, 11, 13, 14, 22):
             with self.subTest(limit=limit):
-                # It splits such, but refuses to save them.
+                # huggingface_hub splits such states, but refuses to save them.
                 split = huggingface_hub.split_torch_state_dict_into_shards(state, max_shard_size=limit)
                 index = json.loads((self.convert(state, limit) / INDEX).read_text(encoding='utf-8'))
                 self.assertEqual(list(index['weight_map'].items()), list(split.tensor_to_filename.items()))
@@ -147,7 +148,7 @@ class LikeHub(Case):
         for round_ in range(8):
             with self.subTest(round=round_):
                 state = self.random_state()
-                # Of tied names it keeps the first by alphabet, and we the first.
+                # huggingface_hub keeps the alphabetically first of tied names, and safemap the first in order.
                 for name in self.rng.sample(sorted(state), min(len(state), 3)):
                     if state[name].nbytes:
                         state[f'z.{name}'] = state[name]
@@ -170,7 +171,7 @@ class LikeHub(Case):
                     ours = self.convert_file(source, limit)
                     if (ours / INDEX).is_file():
                         self.assertNotIn('format', json.loads((ours / INDEX).read_text(encoding='utf-8'))['metadata'])
-                    if format_ != 'mlx':  # which it would not keep
+                    if format_ != 'mlx':  # huggingface_hub would not keep it
                         self.assert_same_files(ours, self.save(ordered, limit, dict(metadata)))
 
     def test_an_index_of_transformers(self):
@@ -219,7 +220,7 @@ class LikeHub(Case):
         model, other = module(), module()
         out = self.convert(model.state_dict(), 1500)
         self.assertTrue((out / 'model.safetensors.index.json').is_file())
-        # Not strict: the loader gives the flag to each shard, and no shard has all keys.
+        # Not strict: the loader passes the flag to each shard, and no shard has all keys.
         huggingface_hub.load_torch_model(other, out, strict=False)
         self.assert_same_dict(other.state_dict(), model.state_dict())
 

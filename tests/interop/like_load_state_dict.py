@@ -1,4 +1,4 @@
-"""What safemap plan says of a model and a checkpoint is what load_state_dict makes of them."""
+"""Tests that safemap plan agrees with torch's load_state_dict on random models and checkpoints."""
 import json
 import re
 
@@ -9,7 +9,7 @@ from common import Case, safemap
 
 
 def module_of(tensors):
-    """A module whose state dict has these names and shapes; tensors that are one object are tied."""
+    """Returns a module whose state dict has these names and shapes; tensors that are one object are tied."""
     root, parameters = torch.nn.Module(), {}
     for name, tensor in tensors.items():
         *path, last = name.split('.')
@@ -24,7 +24,7 @@ def module_of(tensors):
 
 
 def load(module, state):
-    """Keys that are missing, unexpected, and of another size."""
+    """Returns the missing keys, the unexpected keys, and the keys with another size."""
     try:
         done = module.load_state_dict(state, strict=False)
         return set(done.missing_keys), set(done.unexpected_keys), set()
@@ -60,7 +60,7 @@ class LikeLoadStateDict(Case):
             wanted = held if self.rng.random() < 0.1 else self.random_state()
             torch.save(held, self.folder / 'held.pt')
             missing, unexpected, sizes = load(module_of(wanted), held)
-            # A tensor that the model gets under one name is none that it does not expect under another.
+            # A tensor that the model loads under one name is not unexpected under another.
             used = {id(held[name]) for name in wanted if name in held}
             unexpected = {name for name in unexpected if id(held[name]) not in used}
             strict = not (missing or unexpected or sizes)

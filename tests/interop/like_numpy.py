@@ -1,4 +1,4 @@
-"""Slices mean what they mean in NumPy, and arrays of integers look as NumPy shows them."""
+"""Tests that slices mean the same as in NumPy, and that arrays of integers are printed as NumPy prints them."""
 import json
 import subprocess
 
@@ -11,7 +11,7 @@ CASES = 20000
 
 
 def verdicts(lines):
-    """What the library says of each case."""
+    """Returns the library's result for each case."""
     run = subprocess.run([common.BUILD / 'tests/interop/view_verdict'], input='\n'.join(lines) + '\n',
                          stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     answers = [json.loads(line) for line in run.stdout.splitlines()]
@@ -29,7 +29,7 @@ def word(index):
 
 class LikeNumpy(Case):
     def random_number(self, length):
-        """Inside, at the ends, a little or far beyond them."""
+        """Returns a number inside the dimension, at its ends, or slightly or far beyond them."""
         far = self.rng.choice([2**31, 2**62, 2**63 - 1])
         return self.rng.choice([self.rng.randrange(-length - 2, length + 3)] * 12 + [far, -far])
 
@@ -61,7 +61,7 @@ class LikeNumpy(Case):
                 indices = self.random_indices(array.shape)
                 line += ' ; ' + ' '.join(map(word, indices))
                 try:
-                    # NumPy gives a number where every dimension goes; the ellipsis keeps it an array.
+                    # NumPy returns a number if every dimension is indexed; the ellipsis keeps it an array.
                     array = array[indices] if Ellipsis in indices else array[(*indices, Ellipsis)]
                 except IndexError:
                     array = None

@@ -1,4 +1,4 @@
-"""safemap reads every pickle as Python's unpicklers do, or refuses it: what they ask for is what it names."""
+"""Tests that safemap reads every pickle as Python's unpicklers do, or refuses it: it names whatever they import."""
 import _compat_pickle
 import io
 import pathlib

@@ -1,4 +1,4 @@
-"""Files of the safetensors package open as it opens them, and digests are those of the bytes it wrote."""
+"""Tests that files of the safetensors package open with the same content, and that digests are those of its bytes."""
 import json
 import pathlib
 import subprocess
@@ -37,7 +37,7 @@ class LikeSafetensors(Case):
         self.assertEqual(report['metadata'], metadata)
         self.assertEqual(report['total_bytes'], sum(t.nbytes for t in state.values()))
         with safetensors.safe_open(file, 'pt') as opened:
-            # Tensors without bytes share an offset with the one behind them.
+            # Tensors without bytes share an offset with the next tensor.
             order = [name for name in opened.offset_keys() if state[name].nbytes]
         listed = {t['name']: t for t in report['tensors']}
         self.assertEqual([name for name in listed if state[name].nbytes], order)
@@ -48,7 +48,7 @@ class LikeSafetensors(Case):
             self.assertEqual((entry['dtype'], entry['shape'], entry['nbytes']),
                              (common.NAMES[tensor.dtype], list(tensor.shape), tensor.nbytes), name)
             if not tensor.nbytes:
-                continue  # no bytes stand nowhere
+                continue  # a tensor without bytes has no place
             self.assertEqual(data[entry['offset']:entry['offset'] + tensor.nbytes], raw(tensor), name)
 
     def test_converting_its_file_gives_its_bytes(self):
@@ -58,7 +58,7 @@ class LikeSafetensors(Case):
         self.assertEqual(out.read_bytes(), file.read_bytes())
 
     def exactly_saved(self, file, metadata):
-        out = self.folder / 'x'  # one file whatever its name
+        out = self.folder / 'x'  # one file, although the name has no suffix
         pairs = [word for pair in (metadata or {}).items() for word in pair]
         run = subprocess.run([common.BUILD / 'tests/interop/exact_save', file, out,
                               'none' if metadata is None else 'given', *pairs],
@@ -67,8 +67,7 @@ class LikeSafetensors(Case):
         return out.read_bytes()
 
     def in_order(self, save, metadata):
-        """What the reference writes. It has pairs in an order that is another each time: until that is the one of
-        sorted keys."""
+        """Saves with the reference until its pairs are sorted by key: it writes metadata in a random order."""
         for _ in range(10000):
             data = save()
             header = json.loads(data[8:8 + int.from_bytes(data[:8], 'little')])

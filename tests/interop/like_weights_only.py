@@ -1,4 +1,4 @@
-"""What --strict-globals takes and what torch.load(weights_only=True) takes, name by name, as docs/cli.md says."""
+"""Compares the names that --strict-globals accepts with those of torch.load(weights_only=True), as docs/cli.md says."""
 import json
 import pickle
 import subprocess
@@ -9,9 +9,9 @@ from torch._weights_only_unpickler import _get_allowed_globals
 import common
 from common import Case
 
-# Allowed by torch, opaque here.
+# Allowed by torch, but opaque in safemap.
 OPAQUE = {'torch.storage.TypedStorage'}
-# Data here, not allowed by torch.
+# Data in safemap, but not allowed by torch.
 DATA = {
     'builtins.bool', 'builtins.bytes', 'builtins.dict', 'builtins.float', 'builtins.frozenset', 'builtins.int',
     'builtins.list', 'builtins.str', 'builtins.tuple', 'collections.defaultdict', 'numpy.dtype', 'numpy.ndarray',

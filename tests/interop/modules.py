@@ -1,5 +1,5 @@
-"""Whole pickled modules: names, order and bytes of what is kept are those of state_dict(), in every command; and what
-state_dict() leaves out is skipped."""
+"""Tests whole pickled modules: names, order and bytes are those of state_dict() in every command, and tensors that
+state_dict() omits are skipped."""
 import collections
 import json
 
@@ -13,7 +13,7 @@ PROTOCOLS = [2, 3, 4, 5]
 
 
 class Rotary(nn.Module):
-    """Has everything that state_dict() leaves out."""
+    """A module with everything that state_dict() omits."""
 
     def __init__(self, size):
         self.early = 'set before the module is one'
@@ -76,7 +76,7 @@ class Modules(Case):
         return out, report
 
     def assert_holds(self, out, wanted, *, below=''):
-        """Every name, those of ties too, with the bytes of state_dict()."""
+        """Checks every name, including tied ones, and the bytes of state_dict()."""
         hashes = safemap('hash', out)['tensors']
         self.assertEqual(sorted(hashes), sorted(below + name for name in wanted))
         tensors = {tensor['name']: tensor for tensor in safemap('inspect', out)['tensors']}
@@ -94,7 +94,7 @@ class Modules(Case):
                     path = self.save(model, **options)
                     found = safemap('inspect', path)
                     first = dict.fromkeys(tensor['name'] for tensor in found['tensors'] if 'alias_of' not in tensor)
-                    self.assertEqual(list(first), [key for key in wanted if key in first])  # in order
+                    self.assertEqual(list(first), [key for key in wanted if key in first])  # in the same order
                     self.assertEqual(sorted(t['name'] for t in found['tensors']), sorted(wanted))
                     for policy in ('keep', 'drop'):
                         out, _ = self.converted(path, '--structure', policy)

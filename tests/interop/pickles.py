@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Compares what safemap and Python's unpicklers see in thousands of pickles.
+"""Compares safemap with Python's unpicklers on thousands of pickles.
 
     pickles.py PICKLE_VERDICT [COUNT] [SEED]
 
-PICKLE_VERDICT is the program built from pickle_verdict.cpp. Pickles are random ones of all opcodes, in right and wrong
-frames, with other pickles hidden in their texts, and mutations of them. Nothing in them is run. The unpicklers are the
-C one (from files that look ahead, and that do not), the one in Python and torch's own. Each gets inert objects for the
-classes and functions that it asks for. Whatever one of them asks for, safemap has to name, and what one calls, it has
-to say is called, or it has to refuse the pickle; what is unknown among it, --strict-globals has to refuse. If a pickle
-is read, all have to end at the same byte: in old files of torch.save another pickle begins there.
+PICKLE_VERDICT is the program built from pickle_verdict.cpp. Pickles are random sequences of all opcodes, in valid and
+invalid frames, with other pickles hidden in their texts, and mutations of them. Nothing in them is run. The unpicklers
+are the C one (reading from files that look ahead, and from files that do not), the Python one and torch's own. Each
+gets inert objects for the classes and functions that it imports.
+
+If an unpickler imports an unknown global, --strict-globals refuses the pickle. For each pickle that safemap reads:
+- safemap names every global that an unpickler imports;
+- safemap lists every global that an unpickler calls as called;
+- all unpicklers end at the same byte as safemap, because in old files of torch.save another pickle begins there.
 """
 
 import _compat_pickle
@@ -76,7 +79,7 @@ class Generator:
             part = b''.join(opcodes[at:at + count])
             at += count
             if rng.random() < 0.3:
-                data += part  # between frames, as large texts are
+                data += part  # between frames, as for large texts
                 continue
             size = len(part)
             if how == 'wrong' and rng.random() < 0.5:
@@ -102,7 +105,7 @@ class Generator:
         return bytes(data)
 
     def payload(self):
-        """A pickle that asks for something unknown, behind opcodes that lead into it from many places."""
+        """Returns a pickle that imports an unknown name, after opcodes that lead into it from many places."""
         rng = self.rng
         module, name = rng.choice(UNKNOWN)
         line = b'c%s\n%s\n' % (module.encode(), name.encode())
@@ -110,7 +113,7 @@ class Generator:
         return b'N' * rng.randrange(6) + rng.choice([line, stack]) + rng.choice([b'.', b')R.', b'0', b''])
 
     def value(self, depth):
-        """The opcodes that push one value."""
+        """Returns the opcodes that push one value."""
         rng = self.rng
         choices = [self.number, self.text, self.text, self.data, self.simple, self.recall, self.global_]
         if depth > 0:
@@ -264,7 +267,7 @@ class Generator:
         return self.callee(depth) + arguments + [b'R']
 
     def object(self, depth):
-        """A call whose result is changed."""
+        """Returns a call whose result is modified."""
         rng = self.rng
         made = self.call(depth) + self.remember(False)
         how = rng.randrange(4)
@@ -284,7 +287,7 @@ class Generator:
         return self.value(depth) + [b'Q']
 
     def module(self, depth):
-        """A persistent id that stands for a class, or for one that does."""
+        """Returns a persistent id that stands for a class, or for another such id."""
         rng = self.rng
         inner = self.module(depth - 1) if depth > 0 and rng.random() < 0.3 else self.global_(0)
         word = rng.choice([b'X\6\0\0\0module', b'C\6module'])
@@ -294,17 +297,17 @@ class Generator:
         return self.module(depth) if self.rng.random() < 0.2 else self.global_(depth)
 
     def noisy(self, depth):
-        """A value, and others that are dropped."""
+        """Returns a value, and other values that are dropped."""
         value = self.value(depth)
         other = self.value(depth)
         return self.rng.choice([other + [b'0'] + value, value + [b'2', b'0'], value + [b'('] + other + [b'1'],
                                 value + [b'('] + other + [b'0', b'0'], [b'\x80\x04'] + value, value + [b'\x80\x02']])
 
 
-# Unpicklers that record what they are asked for.
+# Unpicklers that record their imports.
 
 class Inert:
-    """Stands in for every class, function and object."""
+    """Replaces every class, function and object."""
     asked = None
     recorder = None
 
@@ -313,7 +316,7 @@ class Inert:
             cls.recorder.called.add(cls.asked)
         if cls.asked in GETATTR and len(args) == 2 and isinstance(args[1], str):
             outer = args[0].asked if isinstance(args[0], type) else None
-            # Of what is no class, and of what Python has itself, the call is what counts.
+            # Attributes of objects that are not classes, and special attributes, are not imports; the call is recorded.
             if outer and not args[1].startswith('__'):
                 return cls.recorder(*outer, args[1])
         return object.__new__(cls)
@@ -336,7 +339,7 @@ class Recorder:
         self.called = set()
 
     def __call__(self, *names):
-        """A module and a name, and the names of attributes of that."""
+        """Records a module and a name, and the names of attributes of that."""
         self.asked.add(names)
         return type('Stand', (Inert,), {'asked': names, 'recorder': staticmethod(self)})
 
@@ -351,7 +354,7 @@ def recording(base):
             return self.recorder(module, name)
 
         def persistent_load(self, pid):
-            """As torch does in old files."""
+            """Handles persistent ids as torch does in old files."""
             if isinstance(pid, tuple) and len(pid) > 1 and pid[0] in ('module', b'module'):
                 return pid[1]
             return Inert()
@@ -379,7 +382,7 @@ class Everything:
 
 
 class Whole(io.BytesIO):
-    """Looks ahead as far as there is anything, as if all were in memory."""
+    """Looks ahead as far as possible, as if all bytes were in memory."""
 
     def peek(self, _):
         return self.getvalue()[self.tell():]
@@ -412,19 +415,19 @@ READERS = {
 
 
 def seen(reader, data):
-    """What a reader asks for and calls, and where it ends; None where it fails."""
+    """Returns what a reader imports and calls, and where it ends (None if it fails)."""
     recorder = Recorder()
     end = None
     try:
         file, unpickler = READERS[reader](data, recorder)
         unpickler.load()
         end = file.tell()
-    except Exception:  # whatever: what was asked for until then counts
+    except Exception:  # any error: imports until then count
         pass
     return recorder, end
 
 
-# What safemap says.
+# The verdicts of safemap.
 
 def verdicts(program, pickles):
     data = b''.join(struct.pack('<Q', len(each)) + each for each in pickles)
@@ -433,7 +436,7 @@ def verdicts(program, pickles):
 
 
 def spellings(module, name, *attributes):
-    """The names that safemap may give to it: as it stands, and as Python 3 and later releases call it."""
+    """Yields the names that safemap may use: unchanged, and as Python 3 and later releases map them."""
     new = _compat_pickle.NAME_MAPPING.get((module, name),
                                           (_compat_pickle.IMPORT_MAPPING.get(module, module), name))
     for outer, inner in (module, name), new, (MOVED.get(module, module), name):
@@ -444,7 +447,7 @@ ALL_KNOWN = {spelling for known in KNOWN for spelling in spellings(*known)}
 
 
 def fault(data, verdict):
-    """What is wrong with a verdict, or None."""
+    """Returns the fault of a verdict, or None."""
     for reader in READERS:
         recorder, end = seen(reader, data)
         asked = recorder.asked
@@ -455,12 +458,12 @@ def fault(data, verdict):
         if end is not None and end != verdict['consumed']:
             return f'{reader} ends at byte {end}'
         named = {spelling for module, name in verdict['names'] for spelling in spellings(module, *name.split('.'))}
-        # From protocol 3 on, the getattr of a module __builtin__ is anything.
+        # From protocol 3 on, the getattr of a module __builtin__ can be anything.
         if ('__builtin__', 'getattr') in named and verdict['strict']:
             continue
         called = {spelling for module, name in verdict['called'] for spelling in spellings(module, *name.split('.'))}
 
-        # A getattr that is said to be called may give any attribute.
+        # A getattr that is listed as called may return any attribute.
         def covered(names):
             return len(names) > 2 and verdict['strict'] and called & GETATTR
 
@@ -476,7 +479,7 @@ def fault(data, verdict):
 def main(program, count, seed):
     warnings.simplefilter('ignore')
     weights_only._blocklisted_modules = []
-    # A memo index of four bytes may ask for gigabytes.
+    # A memo index of four bytes may allocate gigabytes.
     used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29),) * 2)
     rng = random.Random(seed)
@@ -490,7 +493,7 @@ def main(program, count, seed):
         read += verdict['error'] is None
         strict += verdict['strict'] == 'unknown_global'
     print(f'{count} pickles with seed {seed}: {read} read, {strict} refused for what they name')
-    # Else there is nothing to compare.
+    # Otherwise too few pickles were compared.
     return 0 if read > count / 4 and strict > count / 50 else 1
 
 

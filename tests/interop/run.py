@@ -1,4 +1,4 @@
-"""Compares safemap with PyTorch, NumPy, safetensors and huggingface_hub: run.py BUILD_FOLDER."""
+"""Runs the comparisons with PyTorch, NumPy, safetensors and huggingface_hub: run.py BUILD_FOLDER."""
 import sys
 
 import common

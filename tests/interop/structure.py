@@ -1,4 +1,4 @@
-"""What torch.save wrote comes back whole, by a reader that knows docs/format.md and nothing of safemap."""
+"""Tests that files of torch.save come back whole through a reader that implements docs/format.md without safemap."""
 import base64
 import collections
 import json
@@ -19,19 +19,19 @@ PROTOCOLS = [2, 3, 4, 5]
 
 
 class Object:
-    """One of a class that is not told more about: that of the document, or a real one of Python's."""
+    """An instance of an unknown class: the class of the document, or one of Python's own classes."""
 
     def __init__(self, name, arguments=(), parts=None):
         self.name, self.arguments, self.parts = name, list(arguments), parts if parts is not None else {}
 
     def __reduce_ex__(self, protocol):
-        """Pickled as its class would be."""
+        """Pickles as the class would."""
         module, _, name = self.name.rpartition('.')
         return getattr(sys.modules[module], name), tuple(self.arguments), self.parts
 
 
 class Reader:
-    """A structure document and the tensors beside it, as the objects they stand for."""
+    """Reads a structure document and the tensors beside it as the objects that they represent."""
 
     def __init__(self, tensors):
         self.tensors = tensors
@@ -66,7 +66,7 @@ class Reader:
         self.keep(path, made)
         if parts and isinstance(parts[-1], dict) and len(parts) > (1 if isinstance(parts[0], dict) else 0):
             if '@attrs' in parts[-1] and (len(parts) > 1 or not isinstance(parts[0], dict)):
-                parts = parts[:-1]  # plain Python has no place for them
+                parts = parts[:-1]  # plain Python has no place for attributes
         if parts and isinstance(parts[0], dict):
             return self.members(made, parts[0], path)
         for place, (key, value) in enumerate(parts):
@@ -98,7 +98,7 @@ class Reader:
         return torch.Size(parts)
 
     def stored(self, parts, path):
-        """A tensor as it stands in the file, and the dtype that the document gives it."""
+        """Returns a tensor as it is stored in the file, and the dtype that the document gives it."""
         options = parts[0] if parts else {}
         return self.tensors[options.get('n', path or '~root')], options.get('dtype')
 
@@ -106,7 +106,7 @@ class Reader:
         tensor, dtype = self.stored(parts, path)
         if dtype is None:
             return tensor
-        # clone(): PyTorch crashes on complex128 that does not begin at a multiple of 16 bytes.
+        # clone(): PyTorch crashes on complex128 at an address that is not a multiple of 16 bytes.
         if dtype.startswith('complex'):
             return torch.view_as_complex(tensor.clone())
         return tensor.view(getattr(torch, dtype))
@@ -126,7 +126,7 @@ class Reader:
             made = torch._make_per_channel_quantized_tensor(numbers, *(parts[name] for name in
                                                                        ('scales', 'zero_points', 'axis')))
         assert made.dtype == getattr(torch, dtype)
-        # PyTorch saves the scheme of scales that are float32 as that of others.
+        # PyTorch saves the scheme with float32 scales (`_float_qparams`) under the name of the other scheme.
         assert str(made.qscheme()).removesuffix('_float_qparams') == str(parts['scheme'])
         return self.keep(path, made)
 
@@ -186,7 +186,7 @@ class Reader:
 
 
 def read(path):
-    """A file of safetensors with a structure document."""
+    """Reads a safetensors file with a structure document."""
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, 'pt') as file:
         document = json.loads(file.metadata()['safemap.structure'])
@@ -196,7 +196,7 @@ def read(path):
 
 
 def random_tree(rng, depth, pool):
-    """Plain values and containers of every kind, some of them in several places, rings among them."""
+    """Returns plain values and containers of every kind, some of them shared, with cycles."""
     kind = rng.randrange(27)
     if depth == 0:
         kind %= 16
@@ -248,7 +248,7 @@ def random_tree(rng, depth, pool):
 
 
 def numpy_value(rng, pool):
-    """An array or a scalar, of random bits, in either byte order and order of dimensions."""
+    """Returns an array or a scalar of random bits, in either byte order and order of dimensions."""
     code = rng.choice(['b1', 'i1', 'u2', 'i4', 'u8', 'f2', 'f4', 'f8', 'c8'])
     if code == 'b1' or rng.random() < 0.5:
         dtype = numpy.dtype(code)
@@ -263,7 +263,7 @@ def numpy_value(rng, pool):
 
 
 def plain(tensor):
-    """The numbers of a tensor in a dtype that PyTorch compares."""
+    """Returns the numbers of a tensor in a dtype that PyTorch can compare."""
     if tensor.dtype in (torch.quint4x2, torch.quint2x4):
         return torch.tensor(list(bytes(tensor.untyped_storage())))
     if tensor.is_quantized:
@@ -272,7 +272,7 @@ def plain(tensor):
 
 
 def parameters(tensor):
-    """Those of a quantized tensor, and whether they are for the whole or for each channel."""
+    """Returns the parameters of a quantized tensor, with its scheme: per tensor or per channel."""
     if not tensor.is_quantized:
         return None
     if tensor.qscheme() == torch.per_tensor_affine:
@@ -282,7 +282,7 @@ def parameters(tensor):
 
 
 def bits_of(value):
-    """Of a NumPy value; a NaN of less than 64 bits that signals is quiet once Python has seen it."""
+    """Returns the bits of a NumPy value; Python makes a signalling NaN of less than 64 bits quiet."""
     value = numpy.asarray(value)
     value = numpy.ascontiguousarray(value.astype(value.dtype.newbyteorder('<')))
     return value.tobytes()
@@ -290,7 +290,7 @@ def bits_of(value):
 
 class Structure(Case):
     def assert_same_tree(self, found, wanted, seen=None):
-        """In every value, type, order and bit, and with the same objects in several places."""
+        """Compares every value, type, order and bit, and which objects are shared."""
         seen = {} if seen is None else seen
         if isinstance(wanted, (dict, list, set, bytearray, torch.Tensor, numpy.ndarray, Object)):
             if id(wanted) in seen:
@@ -335,7 +335,7 @@ class Structure(Case):
         report = safemap('convert', self.folder / 'in.pt', out, '--structure', 'keep', '--force', *options)
         self.assertTrue(safemap('verify', out)['ok'])
         self.assert_same_tree(read(out), state)
-        # And once more, from safetensors.
+        # The same again, from the safetensors file.
         again = self.folder / 'again.safetensors'
         safemap('convert', out, again, '--structure', 'keep', '--force')
         self.assert_same_tree(read(again), state)
@@ -389,7 +389,7 @@ class Structure(Case):
         state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'epoch': 3, 'loss': [0.5, math.nan],
                  'scheduler': scheduler.state_dict(), 'rng': torch.get_rng_state(),
                  'args': {'name': 'x', 'betas': (0.9, 0.95), 'none': None}}
-        del state['model']._metadata  # plain Python has no place for it
+        del state['model']._metadata  # plain Python has no place for attributes
         for protocol in PROTOCOLS:
             with self.subTest(protocol=protocol):
                 self.there_and_back(state, protocol=protocol)
@@ -460,7 +460,8 @@ class Structure(Case):
                 self.assertTrue(torch.equal(row, wanted))
 
     def test_names_of_olmo(self):
-        """Written as olmo/safetensors_util.py does: names are pickles in base64, and values that are no dicts too."""
+        """Writes files as olmo/safetensors_util.py does: names are pickles in base64, and so are values that are not
+        dicts."""
         state = {'state': {number: {'exp_avg': torch.randn(3), 'step': torch.tensor(1.0)} for number in range(3)},
                  'param_groups': [{'lr': 0.1, 'params': [0, 1, 2], 'betas': (0.9, 0.99)}], 'epoch': 7}
         for protocol in PROTOCOLS:

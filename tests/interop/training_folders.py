@@ -1,7 +1,7 @@
-"""Folders that trainers wrote: which layout each is, what opens, and how the others are refused.
+"""Tests folders that trainers wrote: the layout of each, which ones open, and how the others are refused.
 
-The folders lie beside the checkout, in ../shared/fixtures or in SAFEMAP_FIXTURES, and have an expected.json; without
-them, these tests are skipped. Layouts without a reader have to be refused by name, never opened in part.
+The folders are beside the checkout, in ../shared/fixtures, or in SAFEMAP_FIXTURES, and have an expected.json; without
+them, these tests are skipped. Layouts without a reader must be refused by name, never opened in part.
 """
 import collections
 import hashlib
@@ -16,15 +16,15 @@ import common
 FIXTURES = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
                         pathlib.Path(__file__).resolve().parents[3] / 'shared/fixtures')
 
-# What expected.json calls the layouts that are not read yet, and our names for them.
+# The layouts in expected.json that have no reader yet, with safemap's names for them.
 NOT_READ = {'zero': ('deepspeed', 'universal'), 'dcp': ('dcp', 'hf_shards'), 'fsdp': ('rank_files',)}
 
-# Faults that only a reader of the layout can find: until there is one, the layout itself is refused.
+# Faults that only a reader of the layout can find. Without one, the layout itself is refused.
 NEED_A_READER = {'world_mismatch', 'ranks_differ', 'pieces_overlap', 'piece_missing', 'file_truncated'}
 
 
 def inspect(path):
-    """Exit code and object of `inspect --json`."""
+    """Returns the exit code and the object of `inspect --json`."""
     command = [common.BUILD / 'cli/safemap', 'inspect', path, '--json']
     run = subprocess.run(command, capture_output=True, check=False, timeout=300)
     return run.returncode, json.loads(run.stdout)
@@ -65,12 +65,12 @@ class TrainingFolders(unittest.TestCase):
             return self.opens(path, row)
         exit_code, answer = inspect(path)
         if answer.get('error', {}).get('code') == 'unsupported_layout' and row['code'] != 'unsupported_layout':
-            # The names alone do not say what is wrong in the files.
+            # File names alone do not show faults inside the files.
             self.assertIn(row['code'], NEED_A_READER | {'rank_missing'}, answer)
             return None
         error = self.refused(path, row['code'], row['exit'])
         for word in row['notes_contain']:
-            if word != 'AutoEP':  # a key in the files
+            if word != 'AutoEP':  # a key inside the files
                 self.assertIn(word, error['message'])
         return None
 
@@ -79,7 +79,7 @@ class TrainingFolders(unittest.TestCase):
         seen = collections.Counter()
         for row in rows:
             if '*' in row['folder'] or row['options']:
-                continue  # globs and the options of DeepSpeed folders come with the readers
+                continue  # globs and the options of DeepSpeed folders need a reader
             with self.subTest(folder=row['folder']):
                 self.row(row)
                 seen[(row.get('layout') or {}).get('kind') or row['code']] += 1

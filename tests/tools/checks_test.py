@@ -1,4 +1,4 @@
-"""codes.py, names.py, prose.py, style.py and count.py: each finds what it is for."""
+"""Tests that codes.py, names.py, prose.py, style.py and count.py find the faults they look for."""
 import json
 import pathlib
 import tempfile

@@ -1,7 +1,7 @@
-"""Fails where an error code has no test or no row: codes.py ROOT.
+"""Fails if an error code has no test or no row: codes.py ROOT.
 
-Every enumerator of Errc is named by a test (as Errc::code, or as the "code" that --json prints) and has a row in the
-table of lib/base/error.cpp.
+A test must name every enumerator of Errc (as Errc::code, or as the "code" that --json prints), and the table of
+lib/base/error.cpp must have a row for it.
 """
 import pathlib
 import re
@@ -18,7 +18,7 @@ def enumerators(header):
 
 
 def named(text):
-    """The codes that a source names."""
+    """Returns the codes that a source names."""
     return set(re.findall(r'\bErrc::([a-z_]+)', text)) | set(re.findall(r'[\'"]([a-z]+(?:_[a-z]+)*)[\'"]', text))
 
 
@@ -29,7 +29,7 @@ def check(root):
     table = set(re.findall(r'\b([a-z_]+)\b', rows))
     tested = set()
     for path in sorted((root / 'tests').rglob('*')):
-        # The tests of error.hpp itself walk the table; they show of no code that it is ever thrown.
+        # The tests of error.hpp walk the whole table; they do not show that a code is ever thrown.
         if path.suffix in ('.cpp', '.py') and path.name not in ('error_test.cpp', 'codes.py'):
             tested |= named(without_comments(path.read_text(encoding='utf-8')))
     faults = [f'{code}: no row in lib/base/error.cpp' for code in codes if code not in table]

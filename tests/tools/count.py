@@ -1,7 +1,7 @@
-"""Sums up a meson test log (testlog.json): prints "PASSED FAILED". With --failures: the names of the tests that failed
-and the end of what each printed.
+"""Sums up a meson test log (testlog.json): prints "PASSED FAILED".
 
-A doctest program counts its test cases, any other test is one. A skipped test is neither.
+With --failures it prints the names of the failed tests and the end of the output of each. A doctest program counts its
+test cases, and any other test counts as one. Skipped tests do not count.
 """
 import json
 import re
@@ -24,13 +24,13 @@ def count(lines):
             bad = int(summary.group(2))
         elif good:
             passed += 1
-        # A program that says all is well and dies has failed all the same.
+        # A program that reports success and then crashes has failed.
         failed += bad if good or bad else 1
     return passed, failed
 
 
 def failures(lines):
-    """One text for each test that failed."""
+    """Yields one text for each failed test."""
     for test in map(json.loads, lines):
         if test['result'] in GOOD or test['result'] == 'SKIP':
             continue

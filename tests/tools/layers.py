@@ -1,15 +1,16 @@
 """Fails on an include that breaks the architecture: layers.py ROOT.
 
-The tables below are docs/architecture.md as data. A file of lib/ may include its own layer, the layers its row names,
-and the public headers that those own; public headers obey the same table and see nothing but the standard library;
-the command line sees public headers only; a third-party header is seen by the files that are named here.
+The tables below are docs/architecture.md as data. A file of lib/ may include its own layer, the layers in its row, and
+the public headers that those own. Public headers follow the same table, and otherwise include only the standard
+library. The command line includes public headers only. A third-party header may be included only by the files listed
+here.
 """
 import fnmatch
 import pathlib
 import re
 import sys
 
-# Layer: what it may include besides itself.
+# Layer: the layers that it may include besides itself.
 MAY_INCLUDE = {
     'base': [],
     'io': ['base'],
@@ -26,7 +27,7 @@ MAY_INCLUDE = {
     'device': ['base', 'io', 'tensor', 'lazy', 'checkpoint'],
 }
 
-# Public header: the layer that owns it. safemap.hpp is all of them, and nobody's to include.
+# Public header: the layer that owns it. safemap.hpp includes all of them, and must not be included.
 OWNER = {
     'api': 'base', 'bytes': 'base', 'error': 'base', 'progress': 'base', 'sink': 'base',
     'source': 'base',
@@ -44,7 +45,7 @@ OWNER = {
     'device': 'device', 'uploader': 'device',
 }
 
-# Third-party header: the files that may see it.
+# Third-party header: the files that may include it.
 THIRD_PARTY = {
     'simdjson.h': ['lib/base/json.cpp', 'lib/safetensors/header.cpp'],
     'boost/*': ['lib/io/mapping.cpp'],
@@ -57,7 +58,7 @@ THIRD_PARTY = {
     'benchmark/*': ['bench/*'],
 }
 
-# What the system itself brings: C++ and C headers, POSIX and Linux.
+# System headers: C++ and C, POSIX and Linux.
 SYSTEM = re.compile(r'[a-z_]+|sys/[a-z_]+\.h|linux/[a-z_]+\.h|'
                     r'(dirent|dlfcn|errno|fcntl|fnmatch|glob|poll|pthread|sched|signal|stdlib|string|time|unistd)\.h')
 STANDARD = re.compile(r'[a-z_]+')
@@ -66,7 +67,7 @@ FOLDERS = ['include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples']
 
 
 def includes(path):
-    """(line number, quoted, name) of each include of a file."""
+    """Yields (line number, quoted, name) for each include of a file."""
     for number, line in enumerate(path.read_text(encoding='utf-8', errors='replace').splitlines(), 1):
         match = INCLUDE.match(line)
         if match:
@@ -74,7 +75,7 @@ def includes(path):
 
 
 def public_fault(name, layer):
-    """What is wrong with `layer` including the public header `name` ("safemap/x.hpp"), or nothing."""
+    """Returns the fault if `layer` includes the public header `name` ("safemap/x.hpp"), or nothing."""
     stem = name[len('safemap/'):].removesuffix('.hpp')
     if stem not in OWNER:
         return 'safemap.hpp is for users' if stem == 'safemap' else 'no layer owns this header'
@@ -143,7 +144,7 @@ def fault_of(root, path, quoted, name):
 
 
 def check(root):
-    """All faults of a tree, as "file:line: text"."""
+    """Returns all faults of a tree, as "file:line: text"."""
     root = pathlib.Path(root)
     faults = []
     sources = [p for f in FOLDERS for p in sorted((root / f).rglob('*')) if p.suffix in ('.hpp', '.cpp', '.h')]

@@ -1,4 +1,4 @@
-"""layers.py on small made trees: what it lets pass, and what not."""
+"""Tests layers.py on small generated trees: accepted and refused includes."""
 import pathlib
 import tempfile
 import unittest
@@ -7,7 +7,8 @@ import layers
 
 
 def faults(**files):
-    """The faults of a tree whose files are given as path=content, with __ for / and a trailing _hpp or _cpp."""
+    """Returns the faults of a tree, whose files are given as path=content, with __ for / and a trailing _hpp or _cpp.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             path = pathlib.Path(folder, name.replace('__', '/').replace('_hpp', '.hpp').replace('_cpp', '.cpp'))

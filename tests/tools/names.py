@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Counts the public names of safemap: what include/safemap/*.hpp declares at namespace scope.
+"""Counts the public names of safemap: the declarations of include/safemap/*.hpp at namespace scope.
 
-A name is a type, an alias, a function, a constant or a literal operator; overloads are one name. Other operators have
-no name. Namespaces called `detail` are private, folders below include/safemap (advanced/) are for few, and the headers
-of devices are experimental: none of them count.
+A name is a type, an alias, a function, a constant or a literal operator; overloads count as one name, and other
+operators do not count. Also not counted: namespaces called `detail`, which are private; folders below include/safemap
+(advanced/), which few programs need; and the headers of devices, which are experimental.
 
     names.py ROOT            exits 1 above the limit
     names.py ROOT --list     prints the names, by header
@@ -29,14 +29,14 @@ CONSTANT = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)?(?:=|$)")
 
 
 def name_of(declaration: str, has_body: bool) -> str | None:
-    """The name that one declaration at namespace scope introduces; None for those without one."""
+    """Returns the name that a declaration at namespace scope introduces, or None."""
     text = " ".join(declaration.split())
     if not text or text.startswith(("static_assert", "extern", "namespace")) or re.match(r"using\s+namespace", text):
         return None
     if match := ALIAS.match(text) or CONCEPT.match(text):
         return match[1]
     if match := TYPE.match(text):
-        return match[1] if has_body else None  # a forward declaration says nothing new
+        return match[1] if has_body else None  # a forward declaration introduces no new name
     if match := LITERAL.search(text):
         return match[1]
     if "operator" in text:
@@ -49,7 +49,7 @@ def name_of(declaration: str, has_body: bool) -> str | None:
 
 
 def names_in(source: str) -> list[str]:
-    """Every public name of one header, once."""
+    """Returns every public name of one header, once."""
     text = TEXT.sub('""', PREPROCESSOR.sub("", COMMENT.sub("", source)))
     found: list[str] = []
     scopes: list[str] = []  # "namespace", "private" or "body"

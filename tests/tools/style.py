@@ -1,6 +1,6 @@
-"""Fails on what .clang-format does not see: style.py ROOT.
+"""Fails on faults that .clang-format does not check: style.py ROOT.
 
-Text files end in one newline and hold no tabs, carriage returns or trailing spaces; nothing invisible and no curly
+Text files end in one newline and have no tabs, carriage returns or trailing spaces; nothing invisible and no curly
 quotes; code outside comments and strings is ASCII; C++ and Python lines have at most 120 columns; a C++ file begins
 with the line that says what it is for. The library is in its inline namespace.
 """
@@ -12,12 +12,12 @@ FOLDERS = ['.ci', 'include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples',
 SUFFIXES = {'.cpp', '.hpp', '.h', '.in', '.py', '.md', '.txt', '.build', '.dict', '.sh', '.yml'}
 TOP = ['dev', 'meson.build', 'meson_options.txt', 'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md',
        '.clang-format', '.clang-tidy', '.editorconfig', '.gitignore', '.ci/run']
-# Bytes that other programs wrote.
+# Files that other programs wrote.
 LEFT_ALONE = ('tests/data/', 'fuzz/corpus/')
 
-# No-break and zero-width spaces, marks that turn the direction of text, the byte order mark, curly quotes.
+# No-break and zero-width spaces, characters that change the direction of text, the byte order mark, curly quotes.
 INVISIBLE = re.compile('[\u00a0\u00ad\u200b-\u200f\u2018\u2019\u201c\u201d\u2028-\u202f\u2060-\u206f\ufeff]')
-# Elsewhere than in the inline namespace, a function of a header would be declared a second time.
+# Outside the inline namespace, a function of a header would be declared a second time.
 OUTSIDE_THE_ABI = re.compile(r'namespace safemap(?!::SAFEMAP_ABI)\b.*\{')
 COMMENTS_AND_STRINGS = re.compile(
     r'R"(?P<d>[^(\s]*)\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -53,13 +53,13 @@ def faults_of(name, data):
             faults.append((number, f'{len(line)} columns, and 120 are the most'))
     if text and not text.endswith('\n') or text.endswith('\n\n'):
         faults.append((text.count('\n'), 'does not end in just one newline'))
-    # What belongs to a header begins with it, and the header says what both are for; so does the name of a test.
+    # A .cpp that begins with its own header is described by the header; a test is described by its name.
     own = f'{pathlib.PurePath(name).stem}.hpp"'
     told = text.startswith('//') or text.split('\n')[0].endswith((f'"{own}', f'/{own}')) or '_test.' in name
     if cpp and not told:
         faults.append((1, 'does not begin by saying what the file is for'))
     if cpp:
-        # Comments and strings become as many newlines as they had.
+        # Replaces comments and strings by as many newlines as they have.
         code = COMMENTS_AND_STRINGS.sub(lambda match: '\n' * match.group().count('\n'), text)
         faults += [(number, 'a character beyond ASCII in code')
                    for number, line in enumerate(code.split('\n'), 1) if not line.isascii()]

@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-# Formats that come later, what other tests read, and a large file that is like a small one.
+# Formats without a reader, files of other tests, and a large file that resembles a small one.
 SKIPPED = ("train_gpt_legacy", "sharded/")
 
 
@@ -47,7 +47,7 @@ def is_attribute(step) -> bool:
 
 
 def module_parts(node) -> dict:
-    """What a whole module has in its state dict, by attribute; nothing for any other node."""
+    """Returns the parts of a whole module that its state dict has, by attribute; nothing for other nodes."""
     steps = node["of"] if node["is"] == "object" else []
     parts = {step["attr"]: child for step, child in steps if is_attribute(step)}
     wanted = ("_parameters", "_buffers", "_modules")
@@ -55,7 +55,7 @@ def module_parts(node) -> dict:
 
 
 class Names:
-    """Names of the tensors of one file, by their number."""
+    """Maps the number of each tensor in a file to its name."""
 
     def __init__(self, entry: dict) -> None:
         self.tensors, self.names = entry["tensors"], {}
@@ -125,7 +125,7 @@ def lines(entry: dict):
             continue
         shape = "x".join(map(str, tensor.get("safetensors_shape", tensor["shape"]))) or "-"
         if tensor["dtype"].startswith("quint4"):
-            shape = str(tensor["nbytes"])  # the bytes of the storage
+            shape = str(tensor["nbytes"])  # bytes of the storage
         yield ("tensor", encoded(names.names[number]), tensor["dtype"], shape, tensor["sha256"])
     by_path = {json.dumps(t["path"]): number for number, t in enumerate(entry["tensors"])}
     for group in entry["aliases"] + same_arrays(entry):
@@ -133,7 +133,7 @@ def lines(entry: dict):
 
 
 def same_arrays(entry: dict):
-    """Arrays that are one object have equal bytes; those of the fixtures that do are."""
+    """Groups arrays that are one object: in the fixtures these are the arrays with equal bytes."""
     groups = {}
     for tensor in entry["tensors"]:
         if tensor.get("numpy") and tensor["nbytes"]:

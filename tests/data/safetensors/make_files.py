@@ -14,7 +14,7 @@ from safetensors import TensorSpec, serialize
 
 HERE = pathlib.Path(__file__).parent
 
-# Name, dtype as torch calls it, shape as torch has it. The order is not the one of the file.
+# Name, torch dtype, and torch shape. The order differs from that of the file.
 EVERY_DTYPE = [
     ("b", "bool", [3]), ("f4", "float4_e2m1fn_x2", [2, 2]), ("u8", "uint8", [2]), ("i8", "int8", [2]),
     ("e5m2", "float8_e5m2", [1]), ("e4m3", "float8_e4m3fn", [1]), ("e8m0", "float8_e8m0fnu", [1]),
@@ -54,7 +54,7 @@ def main():
             file.unlink()
     folder.rmdir()
 
-    # As save_pretrained() of transformers 5.23.0 writes its index, with metadata as huggingface_hub would add it.
+    # The index that save_pretrained() of transformers 5.23.0 writes, with metadata as huggingface_hub would add it.
     state = {"w.1": 6, "é": 6, "😀\x7f": 10, "\uffee": 1, 'q"\\': 2, "w.10": 1, "W": 3}
     shards = {name: f"model-{1 + i // 4:05}-of-00002.safetensors" for i, name in enumerate(state)}
     for name, metadata in [("plain", {}), ("metadata", {"who": "né\n", "total": "", "total_t": "x", "A": "1"})]:

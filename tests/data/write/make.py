@@ -43,8 +43,8 @@ def main():
         folder = here / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        # Of tied names hub keeps the first by alphabet. The whole has none: the reference's order of two metadata keys
-        # is random.
+        # huggingface_hub keeps the alphabetically first of tied names. The single file has no tie: the reference writes
+        # two metadata keys in random order.
         saved = state if name == "shards" else {k: v for k, v in state.items() if k != "zz.tied"}
         save_torch_state_dict(dict(saved), folder, max_shard_size=size)
 
