@@ -3,10 +3,9 @@
 //     bench_limits FILE SCRATCH        FILE: an existing large file; SCRATCH: a path to write the same size to
 //
 // Writing: allocates first, then two writers copy blocks of 1 MiB from a warm file, with an fsync at the end; once
-// through
-// the page cache and once bypassing it (O_DIRECT). "write" is the faster of the two, the fastest durable way known.
-// Reading: pread in blocks of 8 MiB, with one thread and with two. memcpy: between two buffers larger than the caches.
-
+// through the page cache and once bypassing it (O_DIRECT). "write" is the faster of the two, the fastest durable way
+// known. Reading: pread in blocks of 8 MiB, with one thread and with two. memcpy: between two buffers larger than the
+// caches.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,16 +1,13 @@
 // Makes a large .pt without Python: the file that torch.save would write for a llama of fp32 weights. For
-// demonstrations
-// and benchmarks. Memory use is small and does not depend on the size.
+// demonstrations and benchmarks. Memory use is small and does not depend on the size.
 //
 //     make_pt OUT SIZE [--transposed]        make_pt big.pt 4GB
 //
 // The zip has PyTorch's layout: stored records, payloads at multiples of 64, sizes and CRC-32 in data descriptors after
-// the
-// payloads, zip64 from 4 GiB on. With --transposed, each matrix is a transposed view of its storage.
+// the payloads, zip64 from 4 GiB on. With --transposed, each matrix is a transposed view of its storage.
 //
 // From top to bottom: llama() chooses names and shapes for the size; pickle() writes data.pkl; the class Zip writes
 // records and the central directory; Weights generates the floats, block by block; main() connects them.
-
 #include <zlib.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // Times opening, for opening.py. Opens a first file, which is not timed, then a second one, and prints the wall-clock
-// and
-// processor seconds of the second.
+// and processor seconds of the second.
 //
 //     open_time FIRST FILE
 #include <safemap/safemap.hpp>

@@ -1,4 +1,5 @@
-// Tests that verify() reports every fault, not only the first, and reads every byte.
+// Tests that verify() reports every fault, not only the first, and reads every byte. From top to bottom: valid files,
+// faults of shards and files, memory, changed files and cancelling, checksums of records, digests.
 #include <safemap/verify.hpp>
 
 #include "base/checksum.hpp"

@@ -1,4 +1,6 @@
-// Tests the public behaviour of an opened checkpoint.
+// Tests the public behaviour of an opened checkpoint. From top to bottom: names and selections, options, the ways to
+// open, access modes and private copies, faults, the page cache, network file systems, changed files, many and large
+// files, threads.
 #include <safemap/checkpoint.hpp>
 #include <safemap/diff.hpp>
 #include <safemap/digest.hpp>

@@ -1,4 +1,6 @@
-// Tests select() and renamed() against lists filtered by hand, below() combined with them, and what they refuse.
+// Tests select() and renamed() against lists filtered by hand, below() combined with them, and what they refuse. From
+// top to bottom: the slow reference and random inputs, random chains, ties, refusals, reads, parts of a tree, the
+// structure document.
 #include <safemap/checkpoint.hpp>
 
 #include "checkpoint/origin.hpp"

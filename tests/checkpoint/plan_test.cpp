@@ -1,5 +1,5 @@
-// Tests plan_load(): every kind of mismatch, ties, fill values to the bit, every form of expectation, and random models
-// against a slow reference.
+// Tests plan_load(). From top to bottom: every kind of mismatch, ties, prefixes, fill values to the bit, selections,
+// and random models against a slow reference.
 #include <safemap/plan.hpp>
 
 #include "containers.hpp"

@@ -1,4 +1,5 @@
-// Tests the parts of the command line that need no file: sizes, ranks, names, JSON, tables, the progress line.
+// Tests the parts of the command line that need no file, one test suite for each: sizes and ranks, renaming, JSON,
+// tables, the progress line, suggestions.
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/advanced/text.hpp>
 

@@ -1,3 +1,4 @@
+// Tests the host as a device, and digests of device memory.
 #include "base/checksum.hpp"
 #include "doctest_safemap.hpp"
 

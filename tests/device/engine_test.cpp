@@ -1,4 +1,5 @@
-
+// Tests uploads to the host and to a fake device. From top to bottom: values of every kind of tensor, residency and
+// shared memory, budget and eviction, faults of reads, devices and copies, prefetch, evict, and the end of an engine.
 #include "device/engine.hpp"
 
 #include "device/counted.hpp"

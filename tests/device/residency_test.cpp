@@ -1,3 +1,4 @@
+// Tests the bookkeeping of resident tensors against a slow reference.
 #include "device/residency.hpp"
 
 #include "doctest_safemap.hpp"

@@ -1,3 +1,4 @@
+// Tests staging buffers, whose reuse must wait for their copies.
 #include "device/staging.hpp"
 
 #include "device/fake_device.hpp"

@@ -1,3 +1,4 @@
+// Tests the public Uploader: leases, selections, slices, prefetch, and lifetimes.
 #include "base/checksum.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"

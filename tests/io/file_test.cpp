@@ -1,4 +1,5 @@
-// Tests of file.hpp: opening, reading, mapping and listing.
+// Tests of file.hpp. From top to bottom: opening and reading, mapping, descriptors of the caller, private copies,
+// changed files and failing calls, folders.
 #include "doctest_safemap.hpp"
 #include "io/folder.hpp"
 #include "io/scripted_calls.hpp"

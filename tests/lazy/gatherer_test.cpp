@@ -1,4 +1,5 @@
-// Tests random tensors of every kind against the slow reference, and how much is read.
+// Tests random tensors of every kind against the slow reference, and how much is read. From top to bottom: random
+// tensors, their values and parts, sub-byte tensors, the number of reads, slices, blocks.
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/small_floats.hpp>
 #include <safemap/advanced/stored_tensor.hpp>

@@ -1,4 +1,5 @@
-// Tests of page_cache.hpp: which bytes of which sources are prefetched or evicted.
+// Tests of page_cache.hpp: which bytes of which sources are prefetched or evicted. From top to bottom: a recording
+// source and the slow search for ranges, random tensors, ranges, prefetch, evict and changed sources.
 #include "lazy/page_cache.hpp"
 
 #include <safemap/advanced/dtypes.hpp>

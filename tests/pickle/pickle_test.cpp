@@ -1,4 +1,5 @@
-// Tests every opcode: its result, and its refusal.
+// Tests the pickle machine. From top to bottom: the result of every opcode, refusals, frames, nesting and memo entries,
+// limits and memory, random opcodes.
 #include "pickle/pickle.hpp"
 
 #include "doctest_safemap.hpp"

@@ -1,4 +1,5 @@
-// Tests zip directories, valid and invalid, small and beyond 4 GiB.
+// Tests zip directories. From top to bottom: valid archives, comments and names, invalid entries one by one, records
+// beyond 4 GiB in a sparse file, many records and how their headers are read.
 #include "pickle/zip.hpp"
 
 #include "doctest_safemap.hpp"

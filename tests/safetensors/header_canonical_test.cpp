@@ -1,4 +1,5 @@
-// Tests that headers in the reference's form are read without a JSON parser, with the same result as with it.
+// Tests that headers in the reference's form are read without a JSON parser, with the same result as with it. From top
+// to bottom: reading both ways, random and mutated headers, headers by hand, truncations, strings.
 #include "safetensors/header_canonical.hpp"
 
 #include <safemap/advanced/dtypes.hpp>

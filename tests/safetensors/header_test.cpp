@@ -1,4 +1,5 @@
-// Tests reading headers: what is accepted, and every kind of refusal.
+// Tests reading headers. From top to bottom: the cases labelled by the reference, content and metadata, JSON faults and
+// limits, policies, unknown fields, collecting faults, large and mutated headers.
 #include "safetensors/header.hpp"
 
 #include <safemap/advanced/dtypes.hpp>

@@ -1,4 +1,5 @@
-// Tests whole torch.nn modules in a tree: names and order of state_dict(), omissions, and objects that are not modules.
+// Tests whole torch.nn modules in a tree. From top to bottom: trees of modules, names and order of state_dict(),
+// objects that are not modules, omissions, shared and cyclic modules, costs, random trees.
 #include "state/modules.hpp"
 
 #include "doctest_safemap.hpp"

@@ -1,4 +1,5 @@
-// Tests the structure document: examples of the format, random trees there and back, and invalid documents.
+// Tests the structure document. From top to bottom: the comparison of trees, examples of the format, dtypes and
+// Parameters, attributes, random trees there and back, limits, invalid documents.
 #include "state/structure.hpp"
 
 #include <safemap/advanced/flatten.hpp>

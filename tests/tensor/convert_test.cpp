@@ -1,4 +1,5 @@
-// Tests casts against a slow reference that searches all values of the target, and against results of torch.
+// Tests casts against a slow reference that searches all values of the target, and against results of torch. From top
+// to bottom: special values and boundaries, rounding, random bits, alignment, counts, decoding, value types.
 #include "tensor/convert.hpp"
 #include "doctest_safemap.hpp"
 #include "reference/slow_cast.hpp"

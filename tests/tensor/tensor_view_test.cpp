@@ -1,4 +1,5 @@
-// Tests tensors in memory.
+// Tests tensors in memory. From top to bottom: as<T>() and unaligned<T>(), lifetime and bounds, packed elements, the
+// C++ type of each dtype, ranges and at(), writing, slices.
 #include "doctest_safemap.hpp"
 
 #include "reference/slow_slice.hpp"

@@ -1,4 +1,5 @@
-// Tests which names in pickles are known, and the refusal of all others under strict globals.
+// Tests which names in pickles are known, and the refusal of all others under strict globals. From top to bottom:
+// refusals and their messages, functions that run code, the list of globals, indirect calls, notes and limits.
 #include "torch/globals.hpp"
 #include "torch/named_globals.hpp"
 

@@ -1,5 +1,6 @@
-// Tests files of torch.save before 1.6, and storages inside plain pickles: forged, valid and invalid. A test changes
-// one part of Legacy and joins the parts; check_refused() expects a code and a message.
+// Tests files of torch.save before 1.6, and storages inside plain pickles, forged. Legacy has the parts of a file, of
+// which a test changes one; check_refused() expects a code and a message. From top to bottom: valid files, storages and
+// views, lists of storages, faults, large and truncated files, plain pickles, mutations.
 #include <safemap/advanced/flatten.hpp>
 
 #include "torch/legacy.hpp"

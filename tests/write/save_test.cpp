@@ -110,7 +110,7 @@ TEST_CASE("a folder with one shard has no index, and one with several shards has
         CHECK(metadata_of(dir / "many" / shard) == std::map<std::string, std::string>{{"format", "pt"}});
 }
 
-TEST_CASE("metadata goes into the single file, and \"format\" is added if it is missing") {
+TEST_CASE("metadata goes into the single file, and the format is added if it is missing") {
     const TempDir dir;
     const auto tensors = some_tensors();
     save(dir / "a", tensors, {.metadata = {{"step", "7"}}});

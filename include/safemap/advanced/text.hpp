@@ -18,8 +18,7 @@ namespace safemap::SAFEMAP_ABI {
 ///     std::string json = safemap::json_quoted("layer\x1b");   // "layer\u001b", with the quotes
 SAFEMAP_API std::string printable(std::string_view text, std::size_t limit = static_cast<std::size_t>(-1));
 /// Returns `text` as a JSON string, including the quotes. The characters that printable() escapes become escapes such
-/// as
-/// `\u001b`; bytes that are not UTF-8 become U+FFFD. Linear.
+/// as `\u001b`; bytes that are not UTF-8 become U+FFFD. Linear.
 SAFEMAP_API std::string json_quoted(std::string_view text);
 
 }  // namespace safemap::SAFEMAP_ABI
