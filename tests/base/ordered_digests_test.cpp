@@ -27,7 +27,7 @@ struct Piece {
 
 }  // namespace
 
-TEST_CASE("digests are those of the items, for any pieces and any workers") {
+TEST_CASE("digests do not depend on the pieces of the items or on the workers") {
     std::random_device device;
     for (int round = 0; round < 30; ++round) {
         const unsigned seed = device();
@@ -54,7 +54,7 @@ TEST_CASE("digests are those of the items, for any pieces and any workers") {
     }
 }
 
-TEST_CASE("a worker that waits for an abandoned item is told, and the others continue") {
+TEST_CASE("a worker that waits for an abandoned item gets an error, and the others continue") {
     const std::vector<std::byte> bytes(10);
     for (const bool all : {false, true}) {
         OrderedDigests digests(2);

@@ -425,7 +425,7 @@ TEST_CASE("a fault of a prefetch is thrown by the next acquire, once") {
     CHECK(bad.counted.reads() == 2);
 }
 
-TEST_CASE("acquire has priority over prefetches, and cancels those that need its room") {
+TEST_CASE("acquire has priority over prefetches, and cancels prefetches that need its memory") {
     const auto engine = engine_on(Device::open("host"), 1000, 1);
     std::vector<Bytes> layers;
     std::vector<LazyTensor> all;

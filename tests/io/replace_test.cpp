@@ -271,7 +271,7 @@ TEST_CASE("a umask that denies the owner is applied at the end, and does not pre
     }
 }
 
-TEST_CASE("a second writer is told that the target is busy, and damages nothing") {
+TEST_CASE("a second writer gets a 'busy' error, and damages nothing") {
     const TempDir dir;
     for (const auto kind : {Staging::Kind::file, Staging::Kind::folder}) {
         Staging staging(dir / "out", kind);
@@ -353,7 +353,7 @@ TEST_CASE("a leftover of the other kind is removed too") {
     }
 }
 
-TEST_CASE("an entry that only has the hidden folder's name belongs to somebody else, and stays") {
+TEST_CASE("a foreign entry with the hidden folder's name stays") {
     const TempDir dir;
     const fs::path place = dir / ".out.safemap-tmp";
     dir.write("precious", "mine");

@@ -123,8 +123,8 @@ TEST_CASE_TEMPLATE("casts round to the nearest, ties to even, at every boundary 
     for (const Dtype to : smalls) check_casts(boundaries<From>(to), to);
 }
 
-TEST_CASE_TEMPLATE("zeros, subnormals, infinities and NaNs with payloads are cast as the slow twin does", From, float,
-                   double) {
+TEST_CASE_TEMPLATE("zeros, subnormals, infinities and NaNs with payloads are cast as by the slow reference", From,
+                   float, double) {
     for (const Dtype to : castables) check_casts(special_values<From>(), to);
 }
 

@@ -91,7 +91,7 @@ TEST_CASE("every file written by torch has the names, dtypes, shapes and bytes t
     CHECK(files == 52);
 }
 
-TEST_CASE("ties are those that torch has") {
+TEST_CASE("ties are the same as in torch") {
     for (const fixtures::File& file : fixtures::table()) {
         if (file.file.starts_with("broken/")) continue;
         CAPTURE(file.file);

@@ -54,7 +54,9 @@ TEST_CASE("a module's own tensors come first, then those of its children, with d
     CHECK(flat.skipped.empty());
 }
 
-TEST_CASE("lists and dictionaries of tensors keep their indices and keys, and those of other values are omitted") {
+TEST_CASE(
+    "lists and dictionaries of tensors keep their indices and keys, and lists and dictionaries of other values are "
+    "omitted") {
     const auto tagged = [](std::string_view function, const std::string& value) {
         return forge::call("torch.jit._pickle", function, {value, forge::text("List[Tensor]")});
     };
