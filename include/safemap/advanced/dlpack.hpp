@@ -65,11 +65,10 @@ struct Tensor {
     std::uint64_t byte_offset = 0;
 };
 
-/// Bits of ManagedTensorVersioned::flags: consumers must not write to the bytes; the producer made a copy for this
-/// export.
-inline constexpr std::uint64_t flag_read_only = 1;
-inline constexpr std::uint64_t flag_copied = 2;
-inline constexpr std::uint64_t flag_padded = 4;  ///< each sub-byte element has a byte of its own
+/// Bits of ManagedTensorVersioned::flags.
+inline constexpr std::uint64_t flag_read_only = 1;  ///< consumers must not write to the bytes
+inline constexpr std::uint64_t flag_copied = 2;     ///< the producer made a copy for this export
+inline constexpr std::uint64_t flag_padded = 4;     ///< each sub-byte element has a byte of its own
 
 /// A tensor with an owner; same layout as DLManagedTensorVersioned. A Python capsule named "dltensor_versioned" holds
 /// one. The consumer calls `deleter` once, if it is not null; that releases the memory and this struct.

@@ -36,7 +36,7 @@ SAFEMAP_API std::optional<Dtype> dtype_from_safetensors(std::string_view name) n
 ///
 /// Example:
 ///     std::optional<safemap::Dtype> dtype = safemap::dtype_from_torch("torch.bfloat16");
-///     unsigned bits = safemap::bits(*dtype);                        // 16
+///     unsigned bits = safemap::bits(*dtype);                          // 16
 ///     bool real = safemap::kind(*dtype) == safemap::DtypeKind::real;  // true
 SAFEMAP_API std::optional<Dtype> dtype_from_torch(std::string_view name) noexcept;
 

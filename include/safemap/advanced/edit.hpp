@@ -24,11 +24,11 @@ struct EditOptions {
 
 /// The result of edit().
 struct EditReport {
-    bool changed = false;       ///< false: the file was already as requested, and was not written
+    bool changed = false;       ///< true if the file was written; false if it already was as requested
     std::uint64_t renamed = 0;  ///< number of names that changed
     std::vector<std::pair<std::string, std::string>> metadata = {};  ///< the metadata after the edit, sorted by key
-    std::vector<std::string> notes =
-        {};  ///< sentences: leftover files that could not be removed, or a file that could not be reopened
+    /// Sentences for a person: leftover files that could not be removed, or a file that could not be reopened.
+    std::vector<std::string> notes = {};
 };
 
 /// Changes the metadata and tensor names of a safetensors file whose name ends in ".safetensors" or ".sft". Returns
@@ -57,7 +57,7 @@ SAFEMAP_API EditReport edit(const std::filesystem::path& file, const EditOptions
 /// The result of repair().
 struct RepairReport {
     std::vector<std::string> repairs;  ///< sentences, one per fault repaired; empty if the input was conforming
-    SaveReport saved;
+    SaveReport saved;                  ///< the report of the save to `out`
 };
 
 /// Rewrites a non-conforming safetensors checkpoint: reads `in` and writes a conforming copy to `out`, laid out as the

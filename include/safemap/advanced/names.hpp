@@ -15,8 +15,8 @@ struct NamedTensor {
     std::size_t tensor;     ///< argument of Checkpoint::tensor()
 };
 /// Returns every selected name, including the other names of tied tensors, in the order of the tensors. For each tensor
-/// its own name comes first, then the others in the order of aliases(). The names point into the checkpoint. Linear in
-/// all names. May be called from several threads at once.
+/// its own name comes first, then the others in the order of aliases(). The names point into the checkpoint. May be
+/// called from several threads at once.
 ///
 /// Example:
 ///     auto checkpoint = safemap::Checkpoint::open("model");

@@ -29,7 +29,7 @@ struct RunPiece {
 ///
 /// Example:
 ///     safemap::SourceTable table({safemap::open_file("a.bin"), safemap::open_file("b.bin")});
-///     std::size_t count = table.size();         // 2
+///     std::size_t count = table.size();            // 2
 ///     const std::string& name = table[0]->name();  // "a.bin"
 class SAFEMAP_API SourceTable {
 public:
