@@ -537,7 +537,7 @@ TEST_CASE("every system call of opening, reading and caching may fail") {
         const bool advice = which == "madvise" || which == "mincore" || which == "cachestat" || which == "fadvise" ||
                             which == "faccessat";
         if (!survived && !advice && !error) {
-            // The only other failing call is fstat, which determines the owner of the file.
+            // fstat is the only other call that is made for advice: it determines the owner of the file.
             CHECK(which == "fstat");
         }
         if (advice) CHECK_FALSE(error);

@@ -245,7 +245,7 @@ TEST_CASE("a folder that contains another save's hidden folder, at any depth, is
     }
 }
 
-TEST_CASE("a folder with an access list, its own or inherited, is not exchanged") {
+TEST_CASE("a subfolder with an access list, its own or one that it would inherit, is left as it is") {
     // Version 2: the owner rwx, user 1234 rwx, the group none, the mask rwx, others none.
     constexpr unsigned char list[] = {2, 0,    0,    0,    1,    0,    7,    0, 0xff, 0xff, 0xff, 0xff, 2,    0,    7,
                                       0, 0xd2, 4,    0,    0,    4,    0,    0, 0,    0xff, 0xff, 0xff, 0xff, 0x10, 0,

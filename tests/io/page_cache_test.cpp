@@ -174,7 +174,7 @@ TEST_CASE("residency is unknown if the kernel does not report it") {
     CHECK(open_file(path)->residency(whole).resident == whole.size);
 }
 
-TEST_CASE("residency counts whole pages, also across chunks") {
+TEST_CASE("residency counts whole pages, and all bytes only if no page is missing") {
     const TempDir dir;
     // Larger than one request for page flags.
     const auto path = dir.write("a", "");
