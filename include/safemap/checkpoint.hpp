@@ -47,8 +47,8 @@ struct Extras {
     std::vector<std::string> notes = {};  ///< human sentences about files that are too large to be extras
 };
 
-/// An open checkpoint: the description of every tensor in it. Opening reads headers, indexes and pickles, and no values
-/// of tensors.
+/// An open checkpoint: the description of every tensor in it. Opening reads headers, indexes and pickles. Values are
+/// read when they are requested.
 ///
 /// A Checkpoint owns its descriptions and keeps its sources open. It is cheap to copy, and copies share. All members
 /// are const and may be called from several threads at once. Tensors and views taken from it may outlive it; references
@@ -78,7 +78,8 @@ public:
     /// - path_not_found; several_models; invalid_argument if `path` is neither a file nor a folder
     /// - one of the "system failed" codes; cancelled
     ///
-    /// Reads headers only: the cost grows with the number of tensors, not with their size.
+    /// Reads headers only: the cost grows with the number of tensors, not with their size. A plain pickle has its
+    /// tensors inside, so all of it is read.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
     /// Opens the shards of one checkpoint without an index, in the given order. Throws duplicate_name if two shards
     /// hold a tensor of the same name, invalid_argument for an empty list or a null source, and whatever opening one

@@ -36,7 +36,7 @@ enum class Errc : std::uint8_t {
     no_such_device,      ///< no device with this name
     written_twice,       ///< bytes of a tensor written to a ShardWriter a second time
     not_written,         ///< commit() of a ShardWriter before every byte was written
-    writer_closed,       ///< a write to a ShardWriter after commit(), or after a write that failed
+    writer_closed,       ///< a write or commit() of a ShardWriter after commit(), or after a write that failed
 
     // The data is wrong.
     unknown_format,    ///< a file of no format that safemap knows
@@ -73,7 +73,7 @@ enum class Errc : std::uint8_t {
     expectation_bad_field,  ///< an expected tensor that is duplicate, or has an invalid dtype, shape or alias
     model_mismatch,         ///< names, shapes or dtypes that differ from the ones that a model expects
 
-    zip_bad_directory,   ///< a zip without an end record, with a directory that contradicts it, or with two
+    zip_bad_directory,   ///< a zip without an end record, with a directory that contradicts the file, or with two
     zip_bad_record,      ///< a record whose header, size, offset or name is invalid
     zip_overlap,         ///< two records that share bytes
     zip_duplicate,       ///< two records with the same name

@@ -73,8 +73,9 @@ public:
     /// view raises SIGBUS. Use load() for files that others may change.
     ///
     /// Throws:
-    /// - no_view if the value is cast, byte-swapped or in several pieces, or if its source has no addresses. A file on
-    ///   a network file system has none, unless Access::mapped or Access::private_copy is set.
+    /// - no_view if the value is cast, decoded (byte-swapped, conjugated or negated) or in several pieces, or if its
+    ///   source has no addresses. A file on a network file system has none, unless Access::mapped or
+    ///   Access::private_copy is set.
     /// - file_changed if the file has changed by the time it is mapped, which happens once, or read for a private copy
     /// - a "system failed" code if the file cannot be opened again, mapped or read
     TensorView view() const;

@@ -15,7 +15,7 @@ struct Progress {
     /// "converting", "verifying", "hashing", "comparing" or "prefetching"; valid during the call.
     std::string_view stage;
     std::uint64_t bytes_done = 0;   ///< tensor bytes finished; for verify(), bytes of all data read
-    std::uint64_t bytes_total = 0;  ///< the value of `bytes_done` at the end
+    std::uint64_t bytes_total = 0;  ///< all bytes of that kind; a fault may leave `bytes_done` below it
 };
 
 /// The progress function and stop token of a bulk operation. Both may be unset.

@@ -91,7 +91,7 @@ struct SaveOptions {
     /// | anything that is not a regular file | stays, with a note |
     Extras extras = {};
     /// Other checkpoints to save in the same commit, by the names of their folders in `out`: all of them appear, or
-    /// none. The state of an optimizer belongs into "optimizer"; verify() of `out` checks that folder too.
+    /// none. The state of an optimizer belongs in "optimizer"; verify() of `out` checks that folder too.
     ///
     /// - Each folder gets the files of a save of its own, with its own index. Only `max_shard_size`, `alignment`,
     ///   `align_tensors`, `strategy`, `index_style`, `structure` and `checksums` apply to it.
@@ -237,8 +237,8 @@ struct SaveReport {
 /// - commit_list_damaged if an interrupted save to `out` cannot be finished
 /// - cancelled, and whatever reading throws
 ///
-/// After an exception nothing of the new checkpoint is left, and the old one has not changed. The exception is a
-/// failure while files are replaced one by one: its message says that the new checkpoint counts.
+/// After an exception nothing of the new checkpoint is left, and the old one has not changed. One case differs: if the
+/// save fails while it replaces files one by one, the new checkpoint counts, and the hint of the error says so.
 SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors,
                             const SaveOptions& options = {});
 /// Saves a checkpoint, which may come from open(), select(), renamed() or below(). Writes:

@@ -41,8 +41,8 @@ struct Residency {
 };
 
 /// A sequence of bytes of fixed size that can be read at any offset. Derive from Source to read checkpoints from
-/// storage of your own, or use memory_source() and callback_source(). A Source owns whatever it reads from, and is
-/// shared by the tensors that were read from it. All members may be called from several threads at once.
+/// storage of your own, or use memory_source() and callback_source(). Tensors share their Source and keep it alive. All
+/// members may be called from several threads at once.
 ///
 /// Example:
 ///     std::shared_ptr<const safemap::Source> memory = safemap::memory_source("upload.safetensors", std::move(bytes));

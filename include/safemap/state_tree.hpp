@@ -81,13 +81,13 @@ public:
         ///
         /// | form | children |
         /// | --- | --- |
-        /// | object | one for each attribute or item |
+        /// | object | one for each argument, attribute or item; "" for a tensor that the object wraps |
         /// | quantized | "", scheme, and scale and zero_point, or scales, zero_points and axis |
         /// | sparse | layout, indices or compressed_indices and plain_indices, values, size |
         /// | nested | buffer, sizes, strides, offsets |
         ///
-        /// The child "" holds the numbers as stored. Of quint4x2 and quint2x4 it holds all bytes of the storage, and
-        /// there are offset, size and stride in elements.
+        /// The child "" of a quantized tensor holds the numbers as stored. Of quint4x2 and quint2x4 it holds all bytes
+        /// of the storage, and there are offset, size and stride in elements.
         enum class Form : std::uint8_t { object, quantized, sparse, nested };
 
         std::string type;                                           ///< class, "argparse.Namespace"

@@ -40,8 +40,8 @@ struct VerifyOptions {
 ///
 /// If the folder `path` has a checkpoint in its folder `optimizer` (see SaveOptions::folders), that is checked too, and
 /// counts are those of both. A file of unknown format, or a zip whose directory cannot be read, is not read further.
-/// Reads every byte once. Faults of the data are in the report; throws only "the call is wrong" codes, "the system
-/// failed" codes, and cancelled.
+/// Faults of the data are in the report; throws only "the call is wrong" codes, "the system failed" codes,
+/// and cancelled.
 SAFEMAP_API VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace safemap::SAFEMAP_ABI
