@@ -12,7 +12,7 @@ namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
-/// Windows that grow by four read a third more than if the size were known.
+/// Windows that grow fourfold read a third more than if the size were known.
 constexpr std::uint64_t first_window = 512;
 constexpr std::uint64_t growth = 4;
 
