@@ -249,11 +249,11 @@ TEST_CASE("a shard that is no file is named as what it is, and nobody waits for 
     const auto error = error_of([&] { static_cast<void>(Checkpoint::open(index)); });
     REQUIRE(error.has_value());
     CHECK(error->code() == Errc::shard_missing);
-    CHECK(error->message() == "a pipe, wanted a regular file");
+    CHECK(error->message() == "expected a regular file, found a pipe");
     const auto report = verify(dir.path());
     REQUIRE(report.faults.size() == 3);
     for (const Error& fault : report.faults) CHECK(fault.code() == Errc::shard_missing);
-    CHECK(report.faults[1].message() == "a folder, wanted a regular file");
+    CHECK(report.faults[1].message() == "expected a regular file, found a folder");
     CHECK(report.faults[1].path() == (dir / "2").native());
     CHECK(report.faults[2].message().find("no such file") != std::string::npos);
 }

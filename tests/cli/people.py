@@ -104,7 +104,8 @@ class WhatIsTypedWrongly(Case):
         (self.folder / 'out' / 'model.safetensors').write_bytes(b'mine')
         for out in ('out', 'out/'):
             self.assertEqual(self.safemap('convert', 'small.safetensors', out).err,
-                             'safemap: error: save out/: exists already; nothing is overwritten\n')
+                             'safemap: error: save out/: already exists and is not overwritten\n'
+                             'hint: --force (SaveOptions::overwrite) replaces it\n')
 
     def test_a_folder_without_a_checkpoint_counts_as_new(self):
         (self.folder / 'out').mkdir()

@@ -282,12 +282,12 @@ class EveryCommand(Case):
         (self.folder / 'folder').mkdir()
         for command, *more in [('inspect',), ('convert', 'out'), ('load', '--device', 'host')]:
             error = self.refused('shard_missing', 1, command, 'model.safetensors.index.json', *more)
-            self.assertIn('a folder, wanted a regular file', error['message'])
+            self.assertIn('expected a regular file, found a folder', error['message'])
         result = self.safemap('verify', 'model.safetensors.index.json', '--json')
         self.assertEqual(result.code, 1)
         self.assertEqual([(f['code'], f['message'], f['path']) for f in result.json()['faults']],
-                         [('shard_missing', 'a folder, wanted a regular file', './folder'),
-                          ('shard_missing', 'a pipe, wanted a regular file', './pipe')])
+                         [('shard_missing', 'expected a regular file, found a folder', './folder'),
+                          ('shard_missing', 'expected a regular file, found a pipe', './pipe')])
 
     def test_what_a_trainer_leaves_beside_a_model_is_no_model(self):
         model = self.folder / 'model'

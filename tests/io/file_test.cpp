@@ -128,7 +128,7 @@ TEST_CASE("folders, pipes and devices are not files, and asking does not wait") 
     const auto error = error_of([&] { open_file(dir / "pipe"); });
     REQUIRE(error);
     CHECK(error->code() == Errc::invalid_argument);
-    CHECK(error->message() == "a pipe, wanted a regular file");
+    CHECK(error->message() == "expected a regular file, found a pipe");
 }
 
 TEST_CASE("a file is mapped once, whole, and unmapped by the last who holds it") {
@@ -435,7 +435,7 @@ TEST_CASE("a file that shrinks after it was opened is an error that says by how 
     const auto error = error_of([&] { text_of(*source, {3'000, 2'000}); });
     REQUIRE(error);
     CHECK(error->code() == Errc::file_changed);
-    CHECK(error->message() == "ends after 4000 bytes, had 10000 bytes when it was opened");
+    CHECK(error->message() == "it has 4000 bytes, but had 10000 bytes when it was opened");
     CHECK(error->path() == path.native());
     const auto far = error_of([&] { text_of(*source, {9'000, 1'000}); });
     REQUIRE(far);
@@ -498,7 +498,7 @@ TEST_CASE("a file that is written to in place has changed, one that is replaced 
     const auto error = error_of([&] { third->require_unchanged(); });
     REQUIRE(error);
     CHECK(error->code() == Errc::file_changed);
-    CHECK(error->message() == "ends after 9 bytes, had 5 bytes when it was opened");
+    CHECK(error->message() == "it has 9 bytes, but had 5 bytes when it was opened");
 }
 
 TEST_CASE("every system call of opening, reading and caching may fail") {
