@@ -184,7 +184,7 @@ class EveryCommand(Case):
         head = len(text).to_bytes(8, 'little') + text
         (self.folder / 'odd.safetensors').write_bytes(head + b'd')
         (self.folder / 'long.safetensors').write_bytes(head + b'd and more')
-        note = "allowed: tensor 'a': a field 'x'"
+        note = "allowed: tensor 'a': unknown field 'x'"
         self.assertEqual(self.done('inspect', 'odd.safetensors')['notes'], [note])
         self.assertEqual(self.done('verify', 'odd.safetensors')['notes'], [note])
         self.refused('header_not_canonical', 1, 'inspect', 'odd.safetensors', '--policy', 'strict')

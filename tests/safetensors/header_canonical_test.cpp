@@ -288,7 +288,7 @@ TEST_CASE("any other layout is handed to the JSON parser, and both ways agree") 
 TEST_CASE("of a header that is right but for its end nothing is taken twice") {
     const std::string header = around(R"({"__metadata__":{"k":"v"},)", "}\n");
     CHECK(told(header, 1, Rules::lenient) ==
-          "metadata\nk=v\na U8 [1] 0 1\ntolerated header_not_canonical the header is padded with other bytes than "
+          "metadata\nk=v\na U8 [1] 0 1\ntolerated header_not_canonical the header is padded with bytes other than "
           "spaces\n");
 }
 
