@@ -1877,7 +1877,7 @@ class Torch(Case):
 
     def test_what_is_cut_short_says_what_was_wanted(self):
         error = self.refused('file_truncated', 1, 'inspect', self.pt('broken/legacy_truncated.pt'))
-        self.assertIn('160 bytes wanted, 140 bytes are left', error['message'])
+        self.assertIn('expected 160 bytes, found 140 bytes', error['message'])
         self.refused('zip_missing_record', 1, 'inspect', self.pt('broken/zip_without_entries.pt'))
 
     def test_a_damaged_record_is_a_fault(self):

@@ -189,7 +189,7 @@ TEST_CASE("a storage and a tensor of it share its bytes") {
 TEST_CASE("what storages say of themselves is compared with the file and with the pickle") {
     Legacy file = eight();
     file.storages = stored(8, "0123456");
-    check_refused(file, Errc::file_truncated, "storage 'a': 8 bytes wanted, 7 bytes are left");
+    check_refused(file, Errc::file_truncated, "storage 'a': expected 8 bytes, found 7 bytes");
     file.storages = "0123456";
     check_refused(file, Errc::file_truncated, "storage 'a'");
     file.storages = stored(std::uint64_t{1} << 60, "01234567");
