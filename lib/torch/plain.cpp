@@ -17,8 +17,8 @@ constexpr std::string_view record = "the pickle";
 /// Programs that unpickle until the file ends run what follows; torch.load does where the first pickle's value equals
 /// the magic number.
 Error unseen(std::uint64_t bytes) {
-    Error error(Errc::trailing_bytes, bytes_text(bytes) + " after the end of the pickle, which may be more pickles");
-    return std::move(error.with_hint("where unknown globals are allowed, they are ignored"));
+    Error error(Errc::trailing_bytes, bytes_text(bytes) + " after the end of the pickle; they may be more pickles");
+    return std::move(error.with_hint("without --strict-globals they are ignored"));
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ using Constant = StateTree::Constant;
 /// Longer integers cost the square of their length to print, and nobody counts that far.
 constexpr std::size_t max_printed_integer = 4096;
 
-constexpr std::string_view unknown_class = "an object of a class that safemap does not know";
+constexpr std::string_view unknown_class = "an object of an unknown class";
 constexpr std::string_view ordered_dict = "collections.OrderedDict";
 
 /// What a state dict's root is made of: an OrderedDict without its items, and these; or a plain dictionary's items.
