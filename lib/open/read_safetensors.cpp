@@ -18,16 +18,17 @@ safetensors::Rules rules_of(Policy policy) {
         case Policy::strict: return safetensors::Rules::strict;
         case Policy::lenient: return safetensors::Rules::lenient;
     }
-    throw Error(Errc::invalid_argument, "a policy that does not exist");
+    throw Error(Errc::invalid_argument, "unknown policy");
 }
 
 /// A file that both formats can read shows its tensors here and runs its code in torch.load.
 void refuse_second_format(const Source& source) {
     const std::string_view other = torch_takes_for(source);
     if (other.empty()) return;
-    throw Error(Errc::unknown_global, "this is safetensors, and torch.load reads it as " + std::string(other) +
-                                          " that may call any function; wanted a file of one format")
-        .with_hint("do not load it with torch.load; a name that ends in .safetensors says that it is safetensors");
+    throw Error(Errc::unknown_global, "this is safetensors, but torch.load reads it as " + std::string(other) +
+                                          " that may call any function; expected a file of one format")
+        .with_hint(
+            "do not load it with torch.load; to read it as safetensors, give it a name that ends in .safetensors");
 }
 
 /// Says of a file that is no safetensors, whatever its name, what it is.

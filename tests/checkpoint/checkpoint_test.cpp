@@ -233,7 +233,7 @@ TEST_CASE("a list of sources is one checkpoint, and no name is in two of them") 
     CHECK(error->code() == Errc::duplicate_name);
     CHECK(error->path() == "three");
     CHECK(error->tensor() == "b");
-    CHECK(error->message() == "it is in two too");
+    CHECK(error->message() == "duplicate name, also in two");
 
     sources.back() = named("broken", "no checkpoint at all");
     CHECK_FAULT(Checkpoint::open(sources), Errc::unknown_format);

@@ -356,13 +356,13 @@ class EveryCommand(Case):
         self.assertEqual((told.code, told.out), (1, ''))
         self.assertEqual(told.err.splitlines()[0],
                          'safemap: error: accelerate/model_0: this is a checkpoint of torch.distributed.checkpoint '
-                         "(DCP), layout 'dcp', told by .metadata; safemap does not read it yet")
+                         "(DCP), layout 'dcp', recognised by .metadata; safemap does not read it yet")
         self.assertTrue(told.err.splitlines()[1].startswith('hint: '), told.err)
         # The file of one rank is what it is, a part.
         for rank in '01':
             (self.folder / 'verl' / f'a_rank{rank}.bin').write_bytes(plain)
         note = self.done('inspect', 'verl/a_rank1.bin')['notes'][0]
-        self.assertEqual(note, 'this is rank 1 of 2: only the files a_rank*.bin together hold the whole')
+        self.assertEqual(note, 'this is rank 1 of 2; the whole checkpoint is in the files a_rank*.bin')
         # The only folder with a model is the model; saving beside it is no overwriting.
         one = self.done('inspect', 'one')
         self.assertEqual((len(one['tensors']), one['notes']), (5, ['read the checkpoint in final']))
