@@ -247,7 +247,7 @@ TEST_CASE("two names that become one are refused with both and the result") {
     const auto taken = error_of([&] { model.renamed(renamed_to({{"head", "note"}})); });
     REQUIRE(taken);
     CHECK(taken->code() == Errc::name_collision);
-    CHECK(taken->message() == "'head' would become 'note', which the metadata has already");
+    CHECK(taken->message() == "'head' would become 'note', which is already a metadata key");
     CHECK_OK(model.renamed(renamed_to({{"b", "note"}})));
     // Places may be taken by those that leave them.
     CHECK_OK(model.renamed(renamed_to({{"b", "wte"}, {"wte", "head"}, {"head", "b"}})));
@@ -302,7 +302,7 @@ TEST_CASE("a part of the tree has what was selected, under the names of the tree
     CHECK(again["xhead.weight"].stored() == part["head.weight"].stored());
     const auto error = error_of([&] { model.below("nodel"); });
     REQUIRE(error);
-    CHECK(error->hint() == "there are 'model'");
+    CHECK(error->hint() == "its parts are 'model'");
 }
 
 TEST_CASE("the document of a selection refers to the new names, and has objects for what was not selected") {

@@ -768,7 +768,7 @@ class Convert(Case):
         self.assertEqual(self.done('inspect', 'one.safetensors')['metadata'], {'format': 'pt', 'by': 'me'})
         self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head|wte/w/')
         error = self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head/by/')
-        self.assertEqual(error['message'], "'head' would become 'by', which the metadata has already")
+        self.assertEqual(error['message'], "'head' would become 'by', which is already a metadata key")
 
     def test_a_part_of_tied_names_stays_tied(self):
         tied = safetensors([('wte', 'U8', [1], b'x'), ('b', 'U8', [1], b'y')],
@@ -1499,11 +1499,12 @@ class Plan(Case):
         told = self.told(1, 'plan', str(DATA / 'pt' / 'meta.pt'), '--expect', 'model.json')
         self.assertEqual(told['missing'], ['weight'])
         self.assertEqual(told['notes'], [
-            "'weight' is there, but cannot be loaded: a tensor on the meta device, which has no data"])
+            "'weight' exists, but cannot be loaded: a tensor on the meta device, which has no data"])
 
     def test_a_prefix_is_told(self):
         told = self.told(1, *self.expects({'model.' + name: tensor for name, tensor in self.FITS.items()}))
-        self.assertEqual(told['notes'], ["names of the model begin with 'model.', and are the checkpoint's without it"])
+        self.assertEqual(told['notes'], [
+            "names of the model begin with 'model.'; without it, they are the names of the checkpoint"])
         self.assertEqual(len(told['missing']), 5)
 
     def test_selected_tensors_only(self):
