@@ -57,7 +57,8 @@ inline void add_counts(SaveReport::Cast& cast, const CastCounts& counts) noexcep
 
 /// The note on tensors that the files have in another order than they are given in.
 inline constexpr std::string_view order_is_lost =
-    "the order of the tensors, which files have by dtype and name: only a structure document keeps it";
+    "the order of the tensors is lost: files sort them by dtype and name; only a structure document keeps it "
+    "(convert --structure keep)";
 
 /// Bytes of the value of `tensor` as it is stored, before any cast.
 std::uint64_t stored_bytes(const LazyTensor& tensor);

@@ -691,8 +691,8 @@ class Convert(Case):
         self.assertEqual(split['by_prefix'], [['wte', 'h.0.a', 'h.0.b'], ['h.1.a', 'h.1.b', 'head']])
         told = self.done('convert', 'layers.safetensors', 'small', '--max-shard-size', '11', '--strategy', 'by_prefix')
         self.assertEqual(self.by_file('small'), [['h.0.a', 'h.0.b'], ['h.1.a', 'h.1.b'], ['wte'], ['head']])
-        self.assertEqual(told['notes'][0], "the layer of 'h.0' takes 12 bytes, more than 11 bytes, and stands whole in "
-                                           'model-00001-of-00004.safetensors')
+        self.assertEqual(told['notes'][0], "the layer of 'h.0' takes 12 bytes, more than 11 bytes; it is stored whole "
+                                           'in model-00001-of-00004.safetensors')
         self.assertEqual(len(told['notes']), 2)
 
     def test_an_index_of_transformers(self):
@@ -1006,7 +1006,7 @@ class Extras(Case):
         told = self.done('convert', 'in', 'out', '--force')
         self.assertEqual(told['copied'], [name for name in self.EXTRAS if name != 'merges.txt'])
         self.assertEqual([note for note in told['notes'] if 'merges.txt' in note],
-                         ["'merges.txt' is not copied: what has that name in the output folder is not a regular file"])
+                         ["'merges.txt' is not copied: the output folder has that name, but not as a regular file"])
         self.assertEqual(self.files('out')['config.json'], b'config.json')
         self.assertEqual(self.files('out')['mine.json'], b'mine')
 

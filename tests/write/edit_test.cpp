@@ -223,8 +223,9 @@ TEST_CASE("gaps, shared bytes, what follows the end, another order and crooked b
         {"shared bytes", header(a, tensor_at("b", 2, 6)), 6, 0, 2, "overlap the previous tensor"},
         {"the same bytes twice", header(a, tensor_at("b", 0, 4)), 4, 0, 0, "overlap the previous tensor"},
         {"bytes behind the end", header(a, tensor_at("b", 4, 8)), 11, 0, 4, "3 bytes after the last tensor"},
-        {"another order", header(tensor_at("b", 0, 4), tensor_at("a", 4, 8)), 8, 4, 0, "do not stand in the order"},
-        {"a crooked beginning", header(a, tensor_at("b", 4, 8)) + "   ", 8, 0, 4, "no multiple of 8"},
+        {"another order", header(tensor_at("b", 0, 4), tensor_at("a", 4, 8)), 8, 4, 0,
+         "are not in the reference order"},
+        {"a crooked beginning", header(a, tensor_at("b", 4, 8)) + "   ", 8, 0, 4, "not a multiple of 8"},
         {"a name twice", header(tensor_at("a", 0, 1), a + ',' + tensor_at("b", 4, 8)), 8, 0, 4, "twice"},
     };
     for (const Row& row : rows) {

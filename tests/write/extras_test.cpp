@@ -157,7 +157,7 @@ TEST_CASE("without overwrite, a file that differs from an extra of its name stay
     SaveReport report = save(dir / "out", model, options);
     CHECK(report.extras.empty());
     REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0] == "'config.json' is not copied: the output folder has another file of that name");
+    CHECK(report.notes[0] == "'config.json' is not copied: the output folder has a different file of that name");
     dir.write("out/config.json", "onf");
     CHECK(save(dir / "out", model, options).notes.size() == 1);
     options.overwrite = true;
