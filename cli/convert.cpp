@@ -148,7 +148,7 @@ std::string reading_text(const SaveReport& saved) {
     line("gathered", saved.reading.gathered);
     line("views", saved.reading.views);
     if (saved.reading.unreferenced_bytes > 0)
-        text += fmt::format("  unused   {} of storages, which no tensor that is written refers to\n",
+        text += fmt::format("  unused   {} of storages that no written tensor refers to\n",
                             bytes_text(saved.reading.unreferenced_bytes));
     for (const SaveReport::Unsupported& dtype : saved.unsupported)
         text += fmt::format("  unnamed  {}: {}\n", torch_name(dtype.dtype), count_text(dtype.tensors, "tensor"));
@@ -194,7 +194,7 @@ std::string outcome_text(const SaveReport& saved, const Around& around, const st
         text += fmt::format("{}, {}, {} overflowed, {} not finite\n", cast_text(cast), count_text(cast.values, "value"),
                             cast.overflowed, cast.non_finite);
     if (!saved.resumed.empty())
-        text += fmt::format("  resumed  {} had been finished before\n", count_text(saved.resumed.size(), "file"));
+        text += fmt::format("  resumed  {} already finished\n", count_text(saved.resumed.size(), "file"));
     return text + fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
                               bytes_text(saved.bytes_read), bytes_text(around.peak_anon_bytes));
 }
@@ -205,42 +205,45 @@ public:
         app.add_option("IN...", first_, "a file, a folder or an index; several files are the shards of one checkpoint")
             ->required()
             ->type_name("");
-        app.add_option("OUT", out_, "a new folder, or a new file in .safetensors or .sft")->type_name("");
+        app.add_option("OUT", out_, "a new folder, or a new file that ends in .safetensors or .sft")->type_name("");
         // The parser would take a list for a path such as [a,b], so the other paths are what it leaves.
         app.allow_extras();
         app.callback([this, &app] { rest_ = paths_of(app.remaining()); });
         add_parsed(app, "--dtype", options_.dtype, parse_dtype_name, "cast floating-point tensors: bf16, f16, f32, ...")
             ->type_name("D");
-        add_repeatable(app, "--keep-dtype", keep_, "but not tensors of such names (repeatable)")->type_name("GLOB");
+        add_repeatable(app, "--keep-dtype", keep_, "do not cast tensors whose names match (repeatable)")
+            ->type_name("GLOB");
         for_shards_ = {add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
-                                  "bytes of tensors in one file at most (default: 5GB)")
+                                  "most bytes of tensors in one shard (default: 5GB)")
                            ->type_name("SIZE"),
                        add_parsed(app, "--strategy", options_.strategy, parse_strategy,
-                                  "how files are filled: greedy (default), balanced or by_prefix")
+                                  "how tensors are split into shards: greedy (default), balanced or by_prefix")
                            ->type_name("HOW"),
                        add_parsed(app, "--index-style", options_.index_style, parse_index_style,
-                                  "whose index is written: hub (default) or transformers")
+                                  "style of the index: hub (default) or transformers")
                            ->type_name("STYLE")};
-        app.add_option("--align", options_.alignment, "data begins at a multiple of 8 (default), 64, 256 or 4096")
+        app.add_option("--align", options_.alignment,
+                       "the data begins at a multiple of N: 8 (default), 64, 256 or 4096")
             ->type_name("N");
         app.add_flag("--align-tensors", options_.align_tensors,
-                     "tensors whose sizes are multiples of N come first, and begin at them");
-        add_repeatable(app, "--strip-prefix", prefixes_, "take P off the names that begin with it (repeatable)")
+                     "align tensors too: those whose sizes are multiples of N come first");
+        add_repeatable(app, "--strip-prefix", prefixes_,
+                       "remove the prefix P from names that begin with it (repeatable)")
             ->type_name("P");
-        add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
+        add_repeatable(app, "--rename", rules_, "rename tensors, after --strip-prefix: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
-        app.add_option("--root", root_, "only what lies under this path of a nested state dict or module: model")
+        app.add_option("--root", root_, "convert only this part of a nested state dict or module, for example model")
             ->type_name("PATH");
         add_parsed(app, "--structure", options_.structure, parse_structure,
-                   "the structure document: auto (default: of nested trees), keep (always) or drop (never)")
+                   "write the structure document: auto (default: for nested trees), keep (always) or drop (never)")
             ->type_name("WHEN");
-        app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
+        app.add_flag("--checksums", options_.checksums, "store a digest of each tensor, for verify to check");
         app.add_flag("--no-extras", no_extras_,
                      "do not copy the small files beside a model: config.json, tokenizer.json, ...");
         app.add_flag("--force", options_.overwrite,
-                     "replace the checkpoint that is at OUT, once the new one is complete");
+                     "replace an existing checkpoint at OUT once the new one is complete");
         app.add_flag("--resume", options_.resume, "continue an interrupted conversion");
-        app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");
+        app.add_flag("--dry-run", options_.plan_only, "report what would be written, and write nothing");
     }
 
     int run(Console& console) override {
@@ -294,13 +297,13 @@ private:
         require_out(out_);
         for (const CLI::Option* const option : for_shards_)
             if (option->count() > 0 && is_one_file(out_))
-                throw Error(Errc::invalid_argument, fmt::format("{} is for shards, and OUT is one file: {}",
+                throw Error(Errc::invalid_argument, fmt::format("{} is for shards, but OUT is one file: {}",
                                                                 option->get_name(), printable(out_)))
-                    .with_hint("an OUT that does not end in .safetensors or .sft is a folder of shards");
+                    .with_hint("for a folder of shards, give an OUT that does not end in .safetensors or .sft");
         if (in_.size() == 1) return;
         if (!root_.empty())
             throw Error(Errc::invalid_argument,
-                        fmt::format("--root is for one nested state dict, and {} paths are named as IN", in_.size()));
+                        fmt::format("--root takes one nested state dict, but IN has {} paths", in_.size()));
         protect_shards();
     }
 
@@ -310,12 +313,12 @@ private:
         std::error_code ignored;
         if (!fs::is_directory(out_, ignored)) {
             if (!fs::exists(fs::symlink_status(out_, ignored))) return;
-            throw Error(Errc::already_exists, "the last path is OUT, and with several IN it has to be new or a folder")
+            throw Error(Errc::already_exists, "the last path is OUT; with several IN, it must be new or a folder")
                 .with_path(out_);
         }
         for (const std::string& path : in_)
             if (options_.overwrite && (is_below(path, out_) || is_below(fs::weakly_canonical(path, ignored), out_)))
-                throw Error(Errc::already_exists, "--force would replace files that are named as IN").with_path(path);
+                throw Error(Errc::already_exists, "--force would replace files of IN").with_path(path);
     }
 
     static bool is_below(const std::filesystem::path& path, const std::filesystem::path& folder) {
@@ -364,7 +367,7 @@ private:
         if (parts.size() < 2) return;
         std::string all;
         for (const std::string& part : parts) all += (all.empty() ? "" : ", ") + part;
-        notes.push_back("it holds " + all + ": --root converts one of them");
+        notes.push_back("the checkpoint has the parts " + all + "; --root PART converts one of them");
     }
 
     SaveReport save_model(const Checkpoint& model, ProgressBar& bar) const {

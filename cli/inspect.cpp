@@ -303,9 +303,9 @@ class Inspect final : public Command {
 public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
-        app.add_flag("--tree", tree_, "names as a tree");
-        app.add_flag("--globals", globals_, "every class and function that a pickle names");
-        app.add_flag("--structure", structure_, "the structure document too: every value of a nested state dict");
+        app.add_flag("--tree", tree_, "show the names as a tree");
+        app.add_flag("--globals", globals_, "list every class and function that a pickle names");
+        app.add_flag("--structure", structure_, "show the structure document too: every value of a nested state dict");
     }
 
     int run(Console& console) override {

@@ -59,9 +59,9 @@ std::string as_text(const LoadReport& report, const std::string& device) {
     std::string text = fmt::format("{}: {}, {} in {}, {}/s\n", printable(device), count_text(report.tensors, "tensor"),
                                    bytes_text(report.bytes), duration_text(report.seconds),
                                    bytes_text(static_cast<std::uint64_t>(report.bytes_per_second())));
-    text += fmt::format("  uploaded  {}, of which {} past the page cache\n", bytes_text(report.stats.uploaded_bytes),
+    text += fmt::format("  uploaded  {}, {} of it with direct I/O\n", bytes_text(report.stats.uploaded_bytes),
                         bytes_text(report.stats.bytes_direct));
-    text += fmt::format("  at most   {} on the device, {} staged, {} of memory\n",
+    text += fmt::format("  peak      {} on the device, {} staged, {} of memory\n",
                         bytes_text(report.stats.peak_device_bytes), bytes_text(report.stats.peak_staging_bytes),
                         bytes_text(report.peak_anon_bytes));
     text += fmt::format("  waited    {}\n", duration_text(report.stall_seconds()));
@@ -113,14 +113,15 @@ class Load final : public Command {
 public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
-        app.add_option("--device", device_, "host")->required()->type_name("DEVICE");
+        app.add_option("--device", device_, "the device to load to: host")->required()->type_name("DEVICE");
         add_parsed(app, "--budget", upload_.device_budget, parse_size,
-                   "device memory it may take (default: nine tenths of what is free)")
+                   "most device memory to use (default: nine tenths of what is free)")
             ->type_name("SIZE");
-        app.add_flag("--digest", digest_, "read every tensor back and give its XXH3-128");
-        add_parsed(app, "--rank", rank_, parse_rank, "the rows of rank r of N, cut as torch.chunk cuts dimension 0")
+        app.add_flag("--digest", digest_, "read every tensor back and print its XXH3-128");
+        add_parsed(app, "--rank", rank_, parse_rank,
+                   "load only the rows of rank r of N, split along dimension 0 as torch.chunk splits")
             ->type_name("r/N");
-        app.add_option("--repeat", repeat_, "how many passes (default: 1)")
+        app.add_option("--repeat", repeat_, "number of passes (default: 1)")
             ->type_name("N")
             ->check(CLI::Range(1U, 1'000'000U).description(""));
     }

@@ -101,7 +101,7 @@ Error no_command(std::string_view word) {
         const std::string shown = printable(word);
         std::string otherwise(command_list);
         if (std::filesystem::exists(word, ignored))
-            otherwise = fmt::format("safemap inspect {} says what is in it", shown);
+            otherwise = fmt::format("safemap inspect {} lists what is in it", shown);
         Error error(Errc::invalid_argument, fmt::format("'{}' is not a command", shown));
         return std::move(error.with_hint(suggestion(word, names, std::move(otherwise))));
     }
@@ -110,10 +110,10 @@ Error no_command(std::string_view word) {
     for (const CommandRow& row : commands())
         for (const OptionHelp& help : describe(row).options) known.push_back(help.name);
     if (std::find(known.begin(), known.end(), option) != known.end() && option != "--help") {
-        Error error(Errc::invalid_argument, fmt::format("a command comes before '{}'", printable(option)));
+        Error error(Errc::invalid_argument, fmt::format("expected a command before '{}'", printable(option)));
         return std::move(error.with_hint(command_list));
     }
-    Error error(Errc::invalid_argument, fmt::format("there is no option '{}'", printable(option)));
+    Error error(Errc::invalid_argument, fmt::format("unknown option '{}'", printable(option)));
     return std::move(error.with_hint(suggestion(option, {"--help", "--version"}, std::string(command_list))));
 }
 

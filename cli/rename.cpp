@@ -46,7 +46,7 @@ std::string_view take_part(std::string_view& rest, char delimiter, std::string_v
 std::string replacement_of(std::string_view text, char delimiter, unsigned groups, std::string_view rule) {
     std::string result;
     const auto add_group = [&](unsigned group) {
-        if (group > groups) refuse(rule, fmt::format("uses group {}, and its expression has {}", group, groups));
+        if (group > groups) refuse(rule, fmt::format("uses group {}, but its expression has {}", group, groups));
         result += fmt::format("${:02}", group);
     };
     const auto add_literal = [&](char c) { result += c == '$' ? "$$" : std::string(1, c); };
@@ -70,8 +70,9 @@ std::string replacement_of(std::string_view text, char delimiter, unsigned group
             if (is_digit(next)) add_group(static_cast<unsigned>(next - '0'));
             else if (next != '\0' && (next == delimiter || next == '\\')) add_literal(next);
             else
-                refuse(rule, fmt::format("has a backslash in its text that is before no digit, '{}' or backslash",
-                                         delimiter));
+                refuse(rule,
+                       fmt::format("has an invalid escape in its text; expected a digit, '{}' or backslash after \\",
+                                   delimiter));
             ++i;
         } else {
             add_literal(text[i]);
@@ -84,7 +85,7 @@ std::regex expression_of(std::string_view text, std::string_view rule) {
     try {
         return std::regex(text.begin(), text.end(), std::regex::ECMAScript);
     } catch (const std::regex_error& error) {
-        refuse(rule, fmt::format("has no regular expression that can be read: {}", error.what()));
+        refuse(rule, fmt::format("has an invalid regular expression: {}", error.what()));
     }
 }
 
@@ -98,7 +99,7 @@ RenameRule::RenameRule(std::string_view rule) : rule_(rule) {
     std::string_view rest = rule.substr(2);
     const std::string_view expression = take_part(rest, delimiter, rule);
     const std::string_view text = take_part(rest, delimiter, rule);
-    if (!rest.empty() && rest != "g") refuse(rule, fmt::format("ends in '{}', which is no g", printable(rest)));
+    if (!rest.empty() && rest != "g") refuse(rule, fmt::format("ends in '{}'; expected nothing or g", printable(rest)));
     if (expression.empty()) refuse(rule, "has no regular expression");
     everywhere_ = rest == "g";
     expression_ = expression_of(expression, rule);
@@ -107,15 +108,15 @@ RenameRule::RenameRule(std::string_view rule) : rule_(rule) {
 
 std::string RenameRule::apply(const std::string& name) const {
     if (name.size() > longest_name)
-        throw Error(Errc::invalid_argument, fmt::format("--rename: a name of {} bytes, and {} are the most that a rule "
-                                                        "is tried on; it begins with '{}'",
+        throw Error(Errc::invalid_argument, fmt::format("--rename: a name has {} bytes, but a rule takes at most {}; "
+                                                        "it begins with '{}'",
                                                         name.size(), longest_name, printable(name.substr(0, 80))));
     using std::regex_constants::format_default;
     using std::regex_constants::format_first_only;
     try {
         return std::regex_replace(name, expression_, replacement_, everywhere_ ? format_default : format_first_only);
     } catch (const std::regex_error& error) {
-        refuse(rule_, fmt::format("is too much for '{}': {}", printable(name), error.what()));
+        refuse(rule_, fmt::format("is too complex for '{}': {}", printable(name), error.what()));
     }
 }
 
@@ -137,14 +138,14 @@ std::string Renaming::apply(std::string_view name) {
         after = std::move(changed);
     }
     if (after.empty() && !name.empty())
-        throw Error(Errc::invalid_argument, fmt::format("nothing would be left of the name '{}'", printable(name)));
+        throw Error(Errc::invalid_argument, fmt::format("the name '{}' would become empty", printable(name)));
     return after;
 }
 
 std::vector<std::string> Renaming::notes() const {
     std::vector<std::string> notes;
     for (const auto& [prefix, used] : prefixes_)
-        if (!used) notes.push_back(fmt::format("--strip-prefix '{}': no name begins so", prefix));
+        if (!used) notes.push_back(fmt::format("--strip-prefix '{}': no name begins with it", prefix));
     for (const auto& [rule, used] : rules_)
         if (!used) notes.push_back(fmt::format("--rename '{}': it changes no name", rule.text()));
     return notes;

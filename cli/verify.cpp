@@ -51,7 +51,7 @@ public:
 
     int run(Console& console) override {
         if (!common.selects_all())
-            throw Error(Errc::invalid_argument, "verify checks everything: --include and --exclude have no place here");
+            throw Error(Errc::invalid_argument, "verify checks everything; it does not take --include and --exclude");
         const VerifyReport report = check(console);
         if (console.json()) console.result(as_json(report));
         else console.result(as_text(report, path_));

@@ -39,7 +39,7 @@ class WhatIsTypedWrongly(Case):
         self.assertEqual(self.blamed('frobnicate')[1], 'safemap --help lists the commands')
         self.assertEqual(self.blamed('small.safetensors'),
                          ("'small.safetensors' is not a command",
-                          'safemap inspect small.safetensors says what is in it'))
+                          'safemap inspect small.safetensors lists what is in it'))
         self.assertEqual(self.blamed('help', 'convret'), ("'convret' is not a command", 'did you mean convert?'))
 
     def test_a_wrong_option_is_blamed_and_no_other_word(self):
