@@ -47,7 +47,7 @@ constexpr std::string_view example_file =
     R"(printf '\75\0\0\0\0\0\0\0{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}       )"
     R"(\0\0\200\77\0\0\0\100' > w.safetensors)";
 
-/// Values that the parser takes, by the name that the help has for them.
+/// Returns the values that an option accepts, given the placeholder that the help shows for it.
 std::vector<std::string> words_of(std::string_view value) {
     if (value == "POLICY") return {"compatible", "strict", "lenient"};
     if (value == "ACCESS") return {"auto", "mapped", "copied"};
@@ -70,7 +70,7 @@ OptionHelp help_of(const CLI::Option& option) {
     return help;
 }
 
-/// A list of terms, and what is said of each, beside it or, where there is no room, below.
+/// Formats a list of terms with their descriptions: beside the term, or below it if there is no room.
 std::string terms(const std::vector<std::pair<std::string, std::string>>& list, std::size_t columns) {
     constexpr std::size_t widest = 30;
     std::size_t width = 0;
@@ -93,7 +93,7 @@ std::string term_of(const OptionHelp& option) {
     return option.value.empty() ? term : term + ' ' + option.value;
 }
 
-/// Letters to change, add, leave out or swap with their neighbour.
+/// Returns the edit distance: letters to change, add, remove or swap with their neighbour.
 std::size_t edits(std::string_view a, std::string_view b) {
     std::vector<std::size_t> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
     std::iota(row.begin(), row.end(), std::size_t{0});
@@ -141,7 +141,7 @@ CommandHelp describe(const CommandRow& row) {
             help.options.push_back(std::move(shown));
         }
     }
-    // The option that everybody knows comes last.
+    // --help comes last, because everybody knows it.
     const auto asks = [](const OptionHelp& option) { return option.name != "--help"; };
     std::stable_partition(help.options.begin(), help.options.end(), asks);
     return help;

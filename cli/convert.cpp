@@ -1,7 +1,12 @@
-// safemap convert: one open, one save. In the order of the file:
-//   - Around: what the report of a save does not say, such as objects that are no tensors, ties and notes.
-//   - as_json and the texts: the plan and the outcome, for programs and for people.
-//   - Convert: the options; run() opens, selects, renames and saves; then the checks of IN against OUT.
+// safemap convert: one open, one save. From top to bottom:
+//   - Around: the parts of the report that save() does not return, such as skipped objects, ties and notes.
+//   - as_json(): the report as JSON.
+//   - plan_text() and outcome_text(): the report for people, before and after the save.
+//   - Convert::declare(): the options, stored in SaveOptions.
+//   - Convert::run(): opens IN, selects, renames and saves to OUT. The plan is printed before the first byte is
+//     written, the outcome after the last.
+//   - take_out() and protect_shards(): checks of OUT against IN, before anything is opened.
+//   - known_before(), note_parts() and kept(): notes, skipped objects and --keep-dtype, by the names of IN.
 #include "command.hpp"
 #include "entries.hpp"
 #include "memory.hpp"
@@ -25,22 +30,23 @@
 namespace safemap::cli {
 namespace {
 
-/// What the report says besides what save() says.
+/// The parts of the report that SaveReport does not have.
 struct Around {
     std::vector<AliasGroup> aliases = {};
-    std::vector<SkippedObject> skipped = {};  ///< `quantized` only those whose numbers are selected
+    std::vector<SkippedObject> skipped = {};  ///< `quantized` is set only if the values of the tensor are selected
     std::vector<std::string> notes = {};
-    std::size_t planned_notes = 0;  ///< of the save's
+    std::size_t planned_notes = 0;  ///< number of notes that the plan has printed
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
     bool dry_run = false;
 
-    /// A dry run holds all that the run would hold, but for the buffers.
+    /// Returns the predicted peak: the peak so far, plus the buffers of the save. All else is allocated before the
+    /// plan.
     std::uint64_t predicted_anon_bytes(const SaveReport& saved) const {
         return peak_anon_bytes + saved.layout.buffer_bytes;
     }
-    /// A quantised tensor is skipped by opening, which knows why, and its numbers by saving: it is listed once, and not
-    /// at all if its numbers are saved.
+    /// Returns all skipped objects. A quantised tensor is skipped twice: on opening, which knows the reason, and on
+    /// saving its values. It is listed once, and not at all if its values are saved.
     std::vector<SkippedObject> all_skipped(const SaveReport& saved) const {
         std::vector<SkippedObject> all;
         std::set<std::string_view> listed;
@@ -53,7 +59,7 @@ struct Around {
             if (!listed.contains(object.name)) all.push_back(object);
         return all;
     }
-    /// Without those of tensors that are skipped.
+    /// Returns the groups of tied tensors, except those of skipped tensors.
     std::vector<AliasGroup> written_aliases(const SaveReport& saved) const {
         std::set<std::string_view> left_out;
         for (const SkippedObject& object : saved.skipped) left_out.insert(object.name);
@@ -166,14 +172,14 @@ std::string total_text(const SaveReport& saved, const std::string& out, std::str
                        count_text(saved.files.size(), "file"), bytes_text(saved.bytes_written));
 }
 
-/// All that is known before the first byte is written.
+/// Returns the report before the first byte is written.
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
     std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + files_text(saved);
     text += extras_text(saved) + reading_text(saved);
     if (align_tensors)
         text += fmt::format("  aligned  all but {}\n", count_text(saved.layout.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.written_aliases(saved)) {
-        // The stored name stands last, and once: a name may be as long as the file.
+        // The stored name comes last, and only once: a name may be as long as the file.
         text += "  tied     ";
         for (std::size_t i = 1; i < group.size(); ++i) text += printable(group[i]) + " = ";
         text += printable(group.front()) + '\n';
@@ -187,7 +193,7 @@ std::string plan_text(const SaveReport& saved, const Around& around, const std::
 
 std::string outcome_text(const SaveReport& saved, const Around& around, const std::string& out) {
     std::string text = total_text(saved, out, "wrote");
-    // Those of the plan have been told.
+    // The notes of the plan are already printed.
     for (std::size_t i = around.planned_notes; i < saved.notes.size(); ++i)
         text += fmt::format("  note     {}\n", printable(saved.notes[i]));
     for (const SaveReport::Cast& cast : saved.casts)
@@ -206,7 +212,7 @@ public:
             ->required()
             ->type_name("");
         app.add_option("OUT", out_, "a new folder, or a new file that ends in .safetensors or .sft")->type_name("");
-        // The parser would take a list for a path such as [a,b], so the other paths are what it leaves.
+        // CLI11 would split a path such as [a,b] into a list, so the other paths are its unparsed extras.
         app.allow_extras();
         app.callback([this, &app] { rest_ = paths_of(app.remaining()); });
         add_parsed(app, "--dtype", options_.dtype, parse_dtype_name, "cast floating-point tensors: bf16, f16, f32, ...")
@@ -276,7 +282,7 @@ public:
     }
 
 private:
-    /// Words that are no options. Throws ExtrasError for an unknown option, which stands before any "--".
+    /// Returns the paths among the extras. Throws ExtrasError if one before "--" is an unknown option.
     static std::vector<std::string> paths_of(std::vector<std::string> words) {
         const auto end = std::find(words.begin(), words.end(), "--");
         if (std::any_of(words.begin(), end, [](const auto& word) { return word.size() > 1 && word.front() == '-'; }))
@@ -285,7 +291,7 @@ private:
         return words;
     }
 
-    /// The last path is OUT. Throws invalid_argument and already_exists for one that cannot be written.
+    /// Takes the last path as OUT. Throws invalid_argument or already_exists if it cannot be written.
     void take_out() {
         in_ = {first_};
         if (!out_.empty()) in_.push_back(std::exchange(out_, {}));
@@ -307,7 +313,7 @@ private:
         protect_shards();
     }
 
-    /// Where several paths are named, the last one may be a shard whose OUT was forgotten: `convert *.safetensors`.
+    /// Throws already_exists if OUT may be a shard of IN: in `convert *.safetensors`, the user forgot OUT.
     void protect_shards() const {
         namespace fs = std::filesystem;
         std::error_code ignored;
@@ -321,6 +327,7 @@ private:
                 throw Error(Errc::already_exists, "--force would replace files of IN").with_path(path);
     }
 
+    /// Returns true if `path` is in `folder` or in a folder below it.
     static bool is_below(const std::filesystem::path& path, const std::filesystem::path& folder) {
         std::error_code ignored;
         std::filesystem::path above = std::filesystem::absolute(path, ignored);
@@ -343,7 +350,7 @@ private:
                       .skipped = opened.skipped(),
                       .notes = opened.notes(),
                       .dry_run = options_.plan_only};
-        // What is met again has no tensor of its own.
+        // An object that occurs a second time has no tensor of its own.
         for (SkippedObject& object : around.skipped)
             object.quantized =
                 object.quantized && (chosen.find(object.name) != nullptr || opened.find(object.name) == nullptr);
@@ -362,6 +369,7 @@ private:
         }
     }
 
+    /// Notes the parts of a checkpoint that --root can select, if there are several.
     static void note_parts(const Checkpoint& checkpoint, std::vector<std::string>& notes) {
         const std::vector<std::string> parts = checkpoint.parts();
         if (parts.size() < 2) return;
@@ -378,7 +386,7 @@ private:
         return save(out_, model, options);
     }
 
-    /// What --keep-dtype means: like every GLOB, names of IN.
+    /// Returns the tensors that --keep-dtype selects. Like every GLOB, it matches names of IN, before --rename.
     Selection kept(const Checkpoint& chosen, const Checkpoint& model) const {
         Selection keep;
         for (const std::string& glob : keep_) keep.include(glob);
@@ -389,7 +397,7 @@ private:
     }
 
     std::string first_;
-    std::vector<std::string> rest_;  // words behind the first two
+    std::vector<std::string> rest_;  // paths after the first two
     std::vector<std::string> in_;
     std::string out_;
     std::vector<CLI::Option*> for_shards_;

@@ -1,4 +1,4 @@
-// safemap diff: what two checkpoints do not have in common.
+// safemap diff: compares names, dtypes, shapes and values of two checkpoints.
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"
@@ -151,7 +151,7 @@ private:
         return text + close_and_notes(report);
     }
 
-    /// "38 tensors are in both and equal" or "2 of 38 tensors in both are different".
+    /// Returns "38 tensors are in both and equal" or "2 of 38 tensors in both are different".
     static std::string compared_text(const DiffReport& report, const std::string& both) {
         if (report.tensors == 0) return "no tensor is in both";
         const std::size_t count = report.different.size();

@@ -1,4 +1,4 @@
-// safemap edit: metadata and names of a file.
+// safemap edit: changes the metadata and the tensor names of a file.
 #include "command.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
@@ -56,7 +56,7 @@ private:
         options.set.insert_or_assign(pair.substr(0, equals), pair.substr(equals + 1));
     }
 
-    /// What the rules make of every name.
+    /// Adds the names that the rules change to `options`.
     void add_names(Renaming& renaming, EditOptions& options) const {
         const Checkpoint model = Checkpoint::open(file_, common.open);
         for (const NamedTensor& named : all_names(model)) {

@@ -14,7 +14,7 @@
 namespace safemap::cli {
 namespace {
 
-/// "--include 'a*' --include 'b'".
+/// Returns the options as typed: "--include 'a*' --include 'b'".
 std::string as_given(std::string_view option, const std::vector<std::string>& globs) {
     std::string text;
     for (const std::string& glob : globs)

@@ -1,4 +1,4 @@
-// safemap hash: a digest of each tensor and of the whole, the same in any container or sharding.
+// safemap hash: prints a digest of each tensor and of the checkpoint. The format and the sharding do not change it.
 #include "command.hpp"
 #include "entries.hpp"
 #include "parse.hpp"

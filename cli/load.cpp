@@ -1,4 +1,4 @@
-// safemap load: every tensor to a device, under a budget, and how it went.
+// safemap load: loads every tensor to a device under a budget, and reports time, rate and memory.
 #include "command.hpp"
 #include "entries.hpp"
 #include "memory.hpp"
@@ -67,10 +67,10 @@ std::string as_text(const LoadReport& report, const std::string& device) {
     text += fmt::format("  waited    {}\n", duration_text(report.stall_seconds()));
     Table digests({Table::Align::left, Table::Align::left});
     for (const auto& [name, digest] : report.digests) digests.row({digest, printable(name)});
-    return text + digests.text(unlimited_columns);  // cut names could not be told apart
+    return text + digests.text(unlimited_columns);  // shortened names could look the same
 }
 
-/// A rank's rows of a tensor; a 0-d tensor is everybody's.
+/// Returns the rows of a rank. A 0-d tensor is loaded by every rank.
 LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
     if (tensor.shape().empty()) return tensor;
     const Rows rows = rows_of(rank, tensor.shape()[0]);
@@ -78,14 +78,14 @@ LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
     return tensor.slice({{.start = as_index(rows.first), .stop = as_index(rows.last)}});
 }
 
-/// Keeps the uploader busy with the tensors that come next: while one batch is used, the next is on its way, and each
-/// takes half of the budget at most.
+/// Prefetches batches of tensors: while one batch is used, the next is uploaded. Each takes at most half of the
+/// budget.
 class Ahead {
 public:
     Ahead(Uploader& uploader, std::span<const LazyTensor> tensors, std::uint64_t budget)
         : uploader_(uploader), tensors_(tensors), room_(budget / 2) {}
 
-    /// Tensor `i` is about to be used.
+    /// Prefetches the next batch when tensor `i`, the first of a batch, is used.
     void reach(std::size_t i) {
         if (i < batch_) return;
         next_ = std::max(next_, i + 1);
@@ -104,9 +104,9 @@ private:
 
     Uploader& uploader_;
     std::span<const LazyTensor> tensors_;
-    std::uint64_t room_;     // 0: the uploader's own budget decides
-    std::size_t batch_ = 0;  // where the batch that is on its way begins
-    std::size_t next_ = 0;   // and ends
+    std::uint64_t room_;     // bytes of a batch; 0 if the uploader chooses the budget
+    std::size_t batch_ = 0;  // begin of the batch that is being uploaded
+    std::size_t next_ = 0;   // end of that batch
 };
 
 class Load final : public Command {

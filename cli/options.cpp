@@ -39,7 +39,7 @@ Selection CommonOptions::selection() const {
 
 CLI::Option* add_repeatable(CLI::App& app, const std::string& name, std::vector<std::string>& into,
                             const std::string& help) {
-    // Without extra arguments, `--include a PATH` leaves PATH alone, and `[ab]*` is a pattern and not a list.
+    // Without extra arguments, `--include a PATH` does not take PATH, and `[ab]*` is a pattern, not a list.
     return app.add_option(name, into, help)->allow_extra_args(false);
 }
 

@@ -50,7 +50,7 @@ std::string lower(std::string_view text) {
     return result;
 }
 
-/// A number at the beginning of `text`, which is cut off; nothing where there is none or it is too large.
+/// Removes a number from the beginning of `text` and returns it; empty if there is no number or it is too large.
 std::optional<std::uint64_t> take_number(std::string_view& text) {
     std::uint64_t number = 0;
     const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -172,7 +172,7 @@ Rank parse_rank(std::string_view text) {
 
 Rows rows_of(Rank rank, std::uint64_t rows) {
     const std::uint64_t chunk = rows / rank.of + (rows % rank.of != 0 ? 1 : 0);
-    // Written so that no product is larger than `rows`: ranks after the last chunk have nothing.
+    // No product exceeds `rows`, so nothing overflows. Ranks after the last chunk have no rows.
     if (chunk == 0 || rank.rank > rows / chunk) return {rows, rows};
     const std::uint64_t first = rank.rank * chunk;
     return {first, first + std::min(chunk, rows - first)};

@@ -1,4 +1,4 @@
-// safemap plan: whether a checkpoint is what a model expects.
+// safemap plan: compares a checkpoint with the tensors that a model expects.
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"
@@ -81,7 +81,7 @@ std::string tied_lines(const std::vector<AliasGroup>& groups) {
     return lines;
 }
 
-/// "1 missing, 2 with a different shape"; nothing where all is as expected.
+/// Returns "1 missing, 2 with a different shape"; empty if everything is as expected.
 std::string differences(const LoadPlan& plan) {
     std::string text;
     const auto add = [&](std::size_t count, std::string_view what) {

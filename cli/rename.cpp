@@ -13,10 +13,10 @@
 namespace safemap::cli {
 namespace {
 
-// With the plainest expression, std::regex takes 250 bytes of stack for each byte of a name; with nested groups several
-// times that, and again with sanitizers.
+// For each byte of a name, std::regex takes 250 bytes of stack with the simplest expression, several times that with
+// nested groups, and more again with sanitizers.
 constexpr std::size_t longest_name = 1024;
-// Its parser goes down as deep as groups are nested.
+// The parser of std::regex recurses once for each level of nested groups.
 constexpr std::size_t longest_rule = 4096;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -28,7 +28,7 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
         .with_hint("a rule is s/RE/TEXT/, or s/RE/TEXT/g for every match");
 }
 
-/// What stands before the next `delimiter` that has no backslash before it; cuts it off, and the delimiter.
+/// Returns the text before the next unescaped `delimiter`, and removes it and the delimiter from `rest`.
 std::string_view take_part(std::string_view& rest, char delimiter, std::string_view rule) {
     for (std::size_t i = 0; i < rest.size(); ++i) {
         if (rest[i] == '\\') {
@@ -42,7 +42,7 @@ std::string_view take_part(std::string_view& rest, char delimiter, std::string_v
     refuse(rule, fmt::format("has too few '{}'", delimiter));
 }
 
-/// TEXT as std::regex wants it. Groups get two digits, so that a digit behind one is not taken for a part of it.
+/// Returns TEXT in the notation of std::regex. Groups get two digits, so that a digit after one does not join it.
 std::string replacement_of(std::string_view text, char delimiter, unsigned groups, std::string_view rule) {
     std::string result;
     const auto add_group = [&](unsigned group) {
@@ -57,7 +57,7 @@ std::string replacement_of(std::string_view text, char delimiter, unsigned group
         } else if (text[i] == '$' && is_digit(next)) {
             unsigned group = static_cast<unsigned>(next - '0');
             ++i;
-            // As in ECMAScript, of two digits where there are so many groups.
+            // As in ECMAScript: two digits, if there are that many groups.
             if (i + 1 < text.size() && is_digit(text[i + 1])) {
                 const unsigned wider = group * 10 + static_cast<unsigned>(text[i + 1] - '0');
                 if (wider <= groups) {

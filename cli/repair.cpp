@@ -1,4 +1,4 @@
-// safemap repair: what others wrote wrongly, written as the reference writes.
+// safemap repair: rewrites a non-conforming file as the reference implementation would write it.
 #include "command.hpp"
 #include "parse.hpp"
 #include "progress.hpp"

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view origin = "# Generated from the program's table of options.\n";
 
-/// Every occurrence of a character that `what` has gets `before` in front of it.
+/// Returns `text` with `before` inserted before every character that is in `what`.
 std::string escaped(std::string_view text, std::string_view what, std::string_view before) {
     std::string result;
     for (const char c : text) {
@@ -31,7 +31,7 @@ std::string replaced(std::string_view text, char what, std::string_view with) {
     return result;
 }
 
-/// Inside the single quotes of bash and zsh.
+/// Returns `text` escaped for the single quotes of bash and zsh.
 std::string quoted_once(std::string_view text) { return replaced(text, '\'', R"('\'')"); }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -47,8 +47,8 @@ std::string command_names() {
     return joined(names);
 }
 
-/// Roff takes a backslash for an escape, a hyphen for a dash, a quote for a curved one, and a dot at the beginning of a
-/// line for an order.
+/// Returns `text` escaped for roff, where a backslash begins an escape, a hyphen is a dash, a quote becomes curved, and
+/// a dot at the beginning of a line begins a command.
 std::string roff(std::string_view text) {
     const std::string plain = replaced(replaced(replaced(text, '\\', R"(\e)"), '-', R"(\-)"), '\'', R"(\(aq)");
     return plain.starts_with('.') ? R"(\&)" + plain : plain;

@@ -1,4 +1,4 @@
-// safemap verify: every fault of a checkpoint.
+// safemap verify: checks a whole checkpoint and reports every fault.
 #include "command.hpp"
 #include "progress.hpp"
 
@@ -32,7 +32,7 @@ std::string as_text(const VerifyReport& report, const std::string& path) {
     for (const Error& fault : report.faults)
         text += fmt::format("fault: {}: {}\n", name(fault.code()), printable(fault.what()));
     for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
-    // A file that Python would run code for is not called ok, however well it can be read.
+    // A file for which Python would run code is "readable", not "ok", even without faults.
     const std::string good = report.asks_for_code ? "readable" : "ok";
     const std::string verdict = report.ok() ? good : count_text(report.faults.size(), "fault");
     text +=
