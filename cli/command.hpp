@@ -8,12 +8,13 @@
 
 namespace safemap::cli {
 
+/// One command of the program: its options and its work.
 class Command {
 public:
     virtual ~Command() = default;
-    /// Its arguments and options besides the common ones; they are written into the command.
+    /// Declares the arguments and options of the command, except the common ones. Parsing stores their values in it.
     virtual void declare(CLI::App& app) = 0;
-    /// The exit code. Throws what goes wrong.
+    /// Runs the command and returns the exit code. Throws Error on failure.
     virtual int run(Console& console) = 0;
 
     CommonOptions common;

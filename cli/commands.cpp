@@ -14,33 +14,32 @@ namespace safemap::cli {
 namespace {
 
 constexpr std::array rows{
-    CommandRow{"inspect", "PATH", "Shows what is in a checkpoint. Reads no tensor byte.",
+    CommandRow{"inspect", "PATH", "Lists what is in a checkpoint. Reads no tensor data.",
                "safemap inspect model.pt --tree", "safemap inspect w.safetensors --tree", make_inspect},
     CommandRow{"convert", "IN... OUT", "Writes a checkpoint as safetensors: one file, or a folder of shards.",
                "safemap convert model.pt out/", "safemap convert w.safetensors half.safetensors --dtype bf16",
                make_convert},
-    CommandRow{"verify", "PATH", "Finds every fault of a checkpoint, not only the first.", "safemap verify out/",
+    CommandRow{"verify", "PATH", "Checks a whole checkpoint and reports every fault.", "safemap verify out/",
                "safemap verify w.safetensors", make_verify},
     CommandRow{"diff", "A B", "Compares two checkpoints, whatever their format.", "safemap diff model.pt out/",
                "cp w.safetensors v.safetensors\n  safemap diff w.safetensors v.safetensors", make_diff},
-    CommandRow{"hash", "PATH", "Prints a digest of every tensor and of the whole, the same in any container.",
+    CommandRow{"hash", "PATH", "Prints a digest of each tensor and of the checkpoint, the same in every file format.",
                "safemap hash out/", "safemap hash w.safetensors", make_hash},
-    CommandRow{"plan", "PATH --expect FILE",
-               "Checks whether a checkpoint is what a model expects. Reads no tensor byte.",
+    CommandRow{"plan", "PATH --expect FILE", "Compares a checkpoint with what a model expects. Reads no tensor data.",
                "safemap plan out/ --expect model.json",
                "echo '{\"w\": {\"dtype\": \"F32\", \"shape\": [2]}}' > model.json\n"
                "  safemap plan w.safetensors --expect model.json",
                make_plan},
-    CommandRow{"load", "PATH --device DEVICE", "Brings every tensor to a device and says how it went.",
+    CommandRow{"load", "PATH --device DEVICE", "Loads every tensor to a device and reports time, rate and memory.",
                "safemap load out/ --device host --budget 4GiB",
                "safemap load w.safetensors --device host --budget 1GiB --digest", make_load},
-    CommandRow{"edit", "FILE", "Changes the metadata and the names in a file.",
+    CommandRow{"edit", "FILE", "Changes the metadata and the tensor names of a file.",
                "safemap edit model.safetensors --set license=mit",
                "safemap edit w.safetensors --set license=mit --rename 's/w/weight/'", make_edit},
     CommandRow{"repair", "IN OUT",
                "Rewrites a non-conforming file: removes gaps and trailing bytes, restores order and padding.",
-               "safemap repair broken.safetensors mended.safetensors",
-               "safemap repair w.safetensors mended.safetensors", make_repair},
+               "safemap repair broken.safetensors repaired.safetensors",
+               "safemap repair w.safetensors repaired.safetensors", make_repair},
 };
 
 // A whole safetensors file: 61 is the length of its header, and the data are the floats 1.0 and 2.0.
@@ -48,7 +47,7 @@ constexpr std::string_view example_file =
     R"(printf '\75\0\0\0\0\0\0\0{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}       )"
     R"(\0\0\200\77\0\0\0\100' > w.safetensors)";
 
-/// Values that the parser takes, by the name that the help has for them.
+/// Returns the values that an option accepts, given the placeholder that the help shows for it.
 std::vector<std::string> words_of(std::string_view value) {
     if (value == "POLICY") return {"compatible", "strict", "lenient"};
     if (value == "ACCESS") return {"auto", "mapped", "copied"};
@@ -71,7 +70,7 @@ OptionHelp help_of(const CLI::Option& option) {
     return help;
 }
 
-/// A list of terms, and what is said of each, beside it or, where there is no room, below.
+/// Formats a list of terms with their descriptions: beside the term, or below it if there is no room.
 std::string terms(const std::vector<std::pair<std::string, std::string>>& list, std::size_t columns) {
     constexpr std::size_t widest = 30;
     std::size_t width = 0;
@@ -94,7 +93,7 @@ std::string term_of(const OptionHelp& option) {
     return option.value.empty() ? term : term + ' ' + option.value;
 }
 
-/// Letters to change, add, leave out or swap with their neighbour.
+/// Returns the edit distance: letters to change, add, remove or swap with their neighbour.
 std::size_t edits(std::string_view a, std::string_view b) {
     std::vector<std::size_t> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
     std::iota(row.begin(), row.end(), std::size_t{0});
@@ -142,7 +141,7 @@ CommandHelp describe(const CommandRow& row) {
             help.options.push_back(std::move(shown));
         }
     }
-    // The option that everybody knows comes last.
+    // --help comes last, because everybody knows it.
     const auto asks = [](const OptionHelp& option) { return option.name != "--help"; };
     std::stable_partition(help.options.begin(), help.options.end(), asks);
     return help;
@@ -153,8 +152,8 @@ std::string usage(std::size_t columns) {
     for (const CommandRow& row : rows) list.emplace_back(fmt::format("{:<8} {}", row.name, row.arguments), row.purpose);
     std::string text = "Usage: safemap COMMAND PATH... [options]\n\nCommands:\n" + terms(list, columns);
     text += '\n' + wrapped(
-                       "safemap COMMAND --help lists a command's options, and so does safemap help COMMAND. safemap "
-                       "--version says which version this is.",
+                       "safemap COMMAND --help (or safemap help COMMAND) lists the options of a command. safemap "
+                       "--version prints the version.",
                        columns, 0);
     return text + '\n';
 }

@@ -1,4 +1,4 @@
-// The table of commands, and what there is to know of each: help, completions and the man page are made from it.
+// The table of commands. The help, the completions and the man page are generated from it.
 #pragma once
 
 #include "command.hpp"
@@ -11,43 +11,46 @@
 
 namespace safemap::cli {
 
+/// A row of the table of commands.
 struct CommandRow {
     std::string_view name;
     std::string_view arguments;
     std::string_view purpose;
-    std::string_view call;     // the call that a user wants
-    std::string_view example;  // after a file w.safetensors has been made
+    std::string_view call;     // the most common call, shown first in the help
+    std::string_view example;  // runs in a folder that has a file w.safetensors
     std::unique_ptr<Command> (*make)();
 };
 
+/// Returns all commands, in the order of the help.
 std::span<const CommandRow> commands();
-/// Null where there is no such command.
+/// Returns a command, or null if no command has that name.
 const CommandRow* find_command(std::string_view name);
 
-/// The parser of a command, which keeps references into `command`.
+/// Returns the parser of a command. It keeps references into `command`.
 std::unique_ptr<CLI::App> parser_of(const CommandRow& row, Command& command);
 
-/// An option or an argument, as it is shown.
+/// An option or an argument, as the help shows it.
 struct OptionHelp {
     std::string name;                ///< "--dtype", "IN..."
     std::string short_name;          ///< "-h", or empty
     std::string value;               ///< "D"; empty for a flag
-    std::string text;                ///< what it is for
-    std::vector<std::string> words;  ///< its values, where there is only a choice of some
+    std::string text;                ///< description
+    std::vector<std::string> words;  ///< accepted values, if only a few are possible
 };
 
+/// The arguments and options of a command, as the help shows them.
 struct CommandHelp {
     std::vector<OptionHelp> arguments;
     std::vector<OptionHelp> options;
 };
 CommandHelp describe(const CommandRow& row);
 
-/// The help of the program, and of a command, in lines of at most `columns` columns.
+/// Return the help of the program and of a command, in lines of at most `columns` columns.
 std::string usage(std::size_t columns);
 std::string help_text(const CommandRow& row, std::size_t columns);
 
-/// The candidate that `word` was meant to be: at most a third of its letters are other, missing, too many or swapped.
-/// Empty where there is none.
+/// Returns the candidate that is closest to `word`: at most a third of its letters are different, missing, extra or
+/// swapped. Empty if no candidate is that close.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace safemap::cli

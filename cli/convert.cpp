@@ -1,7 +1,12 @@
-// safemap convert: one open, one save. In the order of the file:
-//   - Around: what the report of a save does not say, such as objects that are no tensors, ties and notes.
-//   - as_json and the texts: the plan and the outcome, for programs and for people.
-//   - Convert: the options; run() opens, selects, renames and saves; then the checks of IN against OUT.
+// safemap convert: one open, one save. From top to bottom:
+//   - Around: the parts of the report that save() does not return, such as skipped objects, ties and notes.
+//   - as_json(): the report as JSON.
+//   - plan_text() and outcome_text(): the report for people, before and after the save.
+//   - Convert::declare(): the options, stored in SaveOptions.
+//   - Convert::run(): opens IN, selects, renames and saves to OUT. The plan is printed before the first byte is
+//     written, the outcome after the last.
+//   - take_out() and protect_shards(): checks of OUT against IN, before anything is opened.
+//   - known_before(), note_parts() and kept(): notes, skipped objects and --keep-dtype, by the names of IN.
 #include "command.hpp"
 #include "entries.hpp"
 #include "memory.hpp"
@@ -25,22 +30,23 @@
 namespace safemap::cli {
 namespace {
 
-/// What the report says besides what save() says.
+/// The parts of the report that SaveReport does not have.
 struct Around {
     std::vector<AliasGroup> aliases = {};
-    std::vector<SkippedObject> skipped = {};  ///< `quantized` only those whose numbers are selected
+    std::vector<SkippedObject> skipped = {};  ///< `quantized` is set only if the values of the tensor are selected
     std::vector<std::string> notes = {};
-    std::size_t planned_notes = 0;  ///< of the save's
+    std::size_t planned_notes = 0;  ///< number of notes that the plan has printed
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
     bool dry_run = false;
 
-    /// A dry run holds all that the run would hold, but for the buffers.
+    /// Returns the predicted peak: the peak so far, plus the buffers of the save. All else is allocated before the
+    /// plan.
     std::uint64_t predicted_anon_bytes(const SaveReport& saved) const {
         return peak_anon_bytes + saved.layout.buffer_bytes;
     }
-    /// A quantised tensor is skipped by opening, which knows why, and its numbers by saving: it is listed once, and not
-    /// at all if its numbers are saved.
+    /// Returns all skipped objects. A quantised tensor is skipped twice: on opening, which knows the reason, and on
+    /// saving its values. It is listed once, and not at all if its values are saved.
     std::vector<SkippedObject> all_skipped(const SaveReport& saved) const {
         std::vector<SkippedObject> all;
         std::set<std::string_view> listed;
@@ -53,7 +59,7 @@ struct Around {
             if (!listed.contains(object.name)) all.push_back(object);
         return all;
     }
-    /// Without those of tensors that are skipped.
+    /// Returns the groups of tied tensors, except those of skipped tensors.
     std::vector<AliasGroup> written_aliases(const SaveReport& saved) const {
         std::set<std::string_view> left_out;
         for (const SkippedObject& object : saved.skipped) left_out.insert(object.name);
@@ -148,7 +154,7 @@ std::string reading_text(const SaveReport& saved) {
     line("gathered", saved.reading.gathered);
     line("views", saved.reading.views);
     if (saved.reading.unreferenced_bytes > 0)
-        text += fmt::format("  unused   {} of storages, which no tensor that is written refers to\n",
+        text += fmt::format("  unused   {} of storages that no written tensor refers to\n",
                             bytes_text(saved.reading.unreferenced_bytes));
     for (const SaveReport::Unsupported& dtype : saved.unsupported)
         text += fmt::format("  unnamed  {}: {}\n", torch_name(dtype.dtype), count_text(dtype.tensors, "tensor"));
@@ -166,14 +172,14 @@ std::string total_text(const SaveReport& saved, const std::string& out, std::str
                        count_text(saved.files.size(), "file"), bytes_text(saved.bytes_written));
 }
 
-/// All that is known before the first byte is written.
+/// Returns the report before the first byte is written.
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
     std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + files_text(saved);
     text += extras_text(saved) + reading_text(saved);
     if (align_tensors)
         text += fmt::format("  aligned  all but {}\n", count_text(saved.layout.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.written_aliases(saved)) {
-        // The stored name stands last, and once: a name may be as long as the file.
+        // The stored name comes last, and only once: a name may be as long as the file.
         text += "  tied     ";
         for (std::size_t i = 1; i < group.size(); ++i) text += printable(group[i]) + " = ";
         text += printable(group.front()) + '\n';
@@ -187,14 +193,14 @@ std::string plan_text(const SaveReport& saved, const Around& around, const std::
 
 std::string outcome_text(const SaveReport& saved, const Around& around, const std::string& out) {
     std::string text = total_text(saved, out, "wrote");
-    // Those of the plan have been told.
+    // The notes of the plan are already printed.
     for (std::size_t i = around.planned_notes; i < saved.notes.size(); ++i)
         text += fmt::format("  note     {}\n", printable(saved.notes[i]));
     for (const SaveReport::Cast& cast : saved.casts)
         text += fmt::format("{}, {}, {} overflowed, {} not finite\n", cast_text(cast), count_text(cast.values, "value"),
                             cast.overflowed, cast.non_finite);
     if (!saved.resumed.empty())
-        text += fmt::format("  resumed  {} had been finished before\n", count_text(saved.resumed.size(), "file"));
+        text += fmt::format("  resumed  {} already finished\n", count_text(saved.resumed.size(), "file"));
     return text + fmt::format("  took     {}, {} read, {} of memory at most\n", duration_text(around.seconds),
                               bytes_text(saved.bytes_read), bytes_text(around.peak_anon_bytes));
 }
@@ -205,42 +211,45 @@ public:
         app.add_option("IN...", first_, "a file, a folder or an index; several files are the shards of one checkpoint")
             ->required()
             ->type_name("");
-        app.add_option("OUT", out_, "a new folder, or a new file in .safetensors or .sft")->type_name("");
-        // The parser would take a list for a path such as [a,b], so the other paths are what it leaves.
+        app.add_option("OUT", out_, "a new folder, or a new file that ends in .safetensors or .sft")->type_name("");
+        // CLI11 would split a path such as [a,b] into a list, so the other paths are its unparsed extras.
         app.allow_extras();
         app.callback([this, &app] { rest_ = paths_of(app.remaining()); });
         add_parsed(app, "--dtype", options_.dtype, parse_dtype_name, "cast floating-point tensors: bf16, f16, f32, ...")
             ->type_name("D");
-        add_repeatable(app, "--keep-dtype", keep_, "but not tensors of such names (repeatable)")->type_name("GLOB");
+        add_repeatable(app, "--keep-dtype", keep_, "do not cast tensors whose names match (repeatable)")
+            ->type_name("GLOB");
         for_shards_ = {add_parsed(app, "--max-shard-size", options_.max_shard_size, parse_size,
-                                  "bytes of tensors in one file at most (default: 5GB)")
+                                  "most bytes of tensors in one shard (default: 5GB)")
                            ->type_name("SIZE"),
                        add_parsed(app, "--strategy", options_.strategy, parse_strategy,
-                                  "how files are filled: greedy (default), balanced or by_prefix")
+                                  "how tensors are split into shards: greedy (default), balanced or by_prefix")
                            ->type_name("HOW"),
                        add_parsed(app, "--index-style", options_.index_style, parse_index_style,
-                                  "whose index is written: hub (default) or transformers")
+                                  "style of the index: hub (default) or transformers")
                            ->type_name("STYLE")};
-        app.add_option("--align", options_.alignment, "data begins at a multiple of 8 (default), 64, 256 or 4096")
+        app.add_option("--align", options_.alignment,
+                       "the data begins at a multiple of N: 8 (default), 64, 256 or 4096")
             ->type_name("N");
         app.add_flag("--align-tensors", options_.align_tensors,
-                     "tensors whose sizes are multiples of N come first, and begin at them");
-        add_repeatable(app, "--strip-prefix", prefixes_, "take P off the names that begin with it (repeatable)")
+                     "align tensors too: those whose sizes are multiples of N come first");
+        add_repeatable(app, "--strip-prefix", prefixes_,
+                       "remove the prefix P from names that begin with it (repeatable)")
             ->type_name("P");
-        add_repeatable(app, "--rename", rules_, "change names, after that: 's/RE/TEXT/' (repeatable)")
+        add_repeatable(app, "--rename", rules_, "rename tensors, after --strip-prefix: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
-        app.add_option("--root", root_, "only what lies under this path of a nested state dict or module: model")
+        app.add_option("--root", root_, "convert only this part of a nested state dict or module, for example model")
             ->type_name("PATH");
         add_parsed(app, "--structure", options_.structure, parse_structure,
-                   "the structure document: auto (default: of nested trees), keep (always) or drop (never)")
+                   "write the structure document: auto (default: for nested trees), keep (always) or drop (never)")
             ->type_name("WHEN");
-        app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
+        app.add_flag("--checksums", options_.checksums, "store a digest of each tensor, for verify to check");
         app.add_flag("--no-extras", no_extras_,
                      "do not copy the small files beside a model: config.json, tokenizer.json, ...");
         app.add_flag("--force", options_.overwrite,
-                     "replace the checkpoint that is at OUT, once the new one is complete");
+                     "replace an existing checkpoint at OUT once the new one is complete");
         app.add_flag("--resume", options_.resume, "continue an interrupted conversion");
-        app.add_flag("--dry-run", options_.plan_only, "lay out and report, write nothing");
+        app.add_flag("--dry-run", options_.plan_only, "report what would be written, and write nothing");
     }
 
     int run(Console& console) override {
@@ -273,7 +282,7 @@ public:
     }
 
 private:
-    /// Words that are no options. Throws ExtrasError for an unknown option, which stands before any "--".
+    /// Returns the paths among the extras. Throws ExtrasError if one before "--" is an unknown option.
     static std::vector<std::string> paths_of(std::vector<std::string> words) {
         const auto end = std::find(words.begin(), words.end(), "--");
         if (std::any_of(words.begin(), end, [](const auto& word) { return word.size() > 1 && word.front() == '-'; }))
@@ -282,7 +291,7 @@ private:
         return words;
     }
 
-    /// The last path is OUT. Throws invalid_argument and already_exists for one that cannot be written.
+    /// Takes the last path as OUT. Throws invalid_argument or already_exists if it cannot be written.
     void take_out() {
         in_ = {first_};
         if (!out_.empty()) in_.push_back(std::exchange(out_, {}));
@@ -294,30 +303,31 @@ private:
         require_out(out_);
         for (const CLI::Option* const option : for_shards_)
             if (option->count() > 0 && is_one_file(out_))
-                throw Error(Errc::invalid_argument, fmt::format("{} is for shards, and OUT is one file: {}",
+                throw Error(Errc::invalid_argument, fmt::format("{} is for shards, but OUT is one file: {}",
                                                                 option->get_name(), printable(out_)))
-                    .with_hint("an OUT that does not end in .safetensors or .sft is a folder of shards");
+                    .with_hint("for a folder of shards, give an OUT that does not end in .safetensors or .sft");
         if (in_.size() == 1) return;
         if (!root_.empty())
             throw Error(Errc::invalid_argument,
-                        fmt::format("--root is for one nested state dict, and {} paths are named as IN", in_.size()));
+                        fmt::format("--root takes one nested state dict, but IN has {} paths", in_.size()));
         protect_shards();
     }
 
-    /// Where several paths are named, the last one may be a shard whose OUT was forgotten: `convert *.safetensors`.
+    /// Throws already_exists if OUT may be a shard of IN: in `convert *.safetensors`, the user forgot OUT.
     void protect_shards() const {
         namespace fs = std::filesystem;
         std::error_code ignored;
         if (!fs::is_directory(out_, ignored)) {
             if (!fs::exists(fs::symlink_status(out_, ignored))) return;
-            throw Error(Errc::already_exists, "the last path is OUT, and with several IN it has to be new or a folder")
+            throw Error(Errc::already_exists, "the last path is OUT; with several IN, it must be new or a folder")
                 .with_path(out_);
         }
         for (const std::string& path : in_)
             if (options_.overwrite && (is_below(path, out_) || is_below(fs::weakly_canonical(path, ignored), out_)))
-                throw Error(Errc::already_exists, "--force would replace files that are named as IN").with_path(path);
+                throw Error(Errc::already_exists, "--force would replace files of IN").with_path(path);
     }
 
+    /// Returns true if `path` is in `folder` or in a folder below it.
     static bool is_below(const std::filesystem::path& path, const std::filesystem::path& folder) {
         std::error_code ignored;
         std::filesystem::path above = std::filesystem::absolute(path, ignored);
@@ -340,7 +350,7 @@ private:
                       .skipped = opened.skipped(),
                       .notes = opened.notes(),
                       .dry_run = options_.plan_only};
-        // What is met again has no tensor of its own.
+        // An object that occurs a second time has no tensor of its own.
         for (SkippedObject& object : around.skipped)
             object.quantized =
                 object.quantized && (chosen.find(object.name) != nullptr || opened.find(object.name) == nullptr);
@@ -359,12 +369,13 @@ private:
         }
     }
 
+    /// Notes the parts of a checkpoint that --root can select, if there are several.
     static void note_parts(const Checkpoint& checkpoint, std::vector<std::string>& notes) {
         const std::vector<std::string> parts = checkpoint.parts();
         if (parts.size() < 2) return;
         std::string all;
         for (const std::string& part : parts) all += (all.empty() ? "" : ", ") + part;
-        notes.push_back("it holds " + all + ": --root converts one of them");
+        notes.push_back("the checkpoint has the parts " + all + "; --root PART converts one of them");
     }
 
     SaveReport save_model(const Checkpoint& model, ProgressBar& bar) const {
@@ -375,7 +386,7 @@ private:
         return save(out_, model, options);
     }
 
-    /// What --keep-dtype means: like every GLOB, names of IN.
+    /// Returns the tensors that --keep-dtype selects. Like every GLOB, it matches names of IN, before --rename.
     Selection kept(const Checkpoint& chosen, const Checkpoint& model) const {
         Selection keep;
         for (const std::string& glob : keep_) keep.include(glob);
@@ -386,7 +397,7 @@ private:
     }
 
     std::string first_;
-    std::vector<std::string> rest_;  // words behind the first two
+    std::vector<std::string> rest_;  // paths after the first two
     std::vector<std::string> in_;
     std::string out_;
     std::vector<CLI::Option*> for_shards_;

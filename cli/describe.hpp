@@ -1,4 +1,4 @@
-// How commands show tensors: as JSON, and as lines in which eighty layers are one.
+// Shows tensors as JSON and as tables, in which the layers of a model are folded into one line.
 #pragma once
 
 #include "output.hpp"
@@ -12,23 +12,23 @@
 
 namespace safemap::cli {
 
-/// The member `key`: [2, 3].
+/// Writes a shape as the member `key`: [2, 3].
 void write_shape(JsonWriter& json, std::string_view key, const Shape& shape);
 
-/// Tensors are folded when they have dtype and shape in common. `file` as in Foldable.
+/// Returns a tensor as fold() takes it: tensors of the same dtype and shape are folded. `file` as in Foldable.
 Foldable foldable(const LazyTensor& tensor, std::uint64_t file = 0);
 
-/// "tensor", "x 80", "F32 [2, 3]", "1.9 kB" and "in {1..4}", the numbers of its files.
+/// Columns of a table of tensors: name, "x 80", "F32 [2, 3]", "1.9 kB" and "in {1..4}", the numbers of their files.
 std::vector<Table::Align> tensor_columns();
 std::vector<std::string> tensor_cells(const std::string& label, const Folded& tensor);
 std::string tensor_table(const std::vector<Folded>& tensors);
 
-/// A line for each: its names, how many they are, and of what kind.
+/// Returns a line for each group: names, count and kind.
 std::string kind_table(const std::vector<Folded>& folded);
 
-/// A line for each note.
+/// Returns a line for each note.
 std::string note_lines(const std::vector<std::string>& notes);
-/// Lines under a title, after an empty line; nothing where there are none.
+/// Returns an empty line, the title and the lines; empty if there are no lines.
 std::string section(std::string_view title, const std::string& lines);
 
 }  // namespace safemap::cli

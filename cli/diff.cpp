@@ -1,4 +1,4 @@
-// safemap diff: what two checkpoints do not have in common.
+// safemap diff: compares names, dtypes, shapes and values of two checkpoints.
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"
@@ -88,7 +88,7 @@ class Diff final : public Command {
 public:
     void declare(CLI::App& app) override {
         app.add_option("A", a_, "a file, a folder or an index")->required()->type_name("");
-        app.add_option("B", b_, "another one")->required()->type_name("");
+        app.add_option("B", b_, "the checkpoint to compare with")->required()->type_name("");
         const auto add_bound = [&](const char* name, double Tolerance::*bound, const char* help) {
             const auto parse = [this, bound](std::string_view text) {
                 Tolerance tolerance = tolerance_.value_or(Tolerance());
@@ -97,11 +97,12 @@ public:
             };
             add_parsed(app, name, tolerance_, parse, help)->type_name("X");
         };
-        add_bound("--atol", &Tolerance::atol, "values are equal if |a - b| <= atol + rtol * |b|");
-        add_bound("--rtol", &Tolerance::rtol, "the same, in proportion to |b|");
+        add_bound("--atol", &Tolerance::atol, "absolute tolerance: values are equal if |a - b| <= atol + rtol * |b|");
+        add_bound("--rtol", &Tolerance::rtol, "relative tolerance, in proportion to |b|");
         app.add_flag("--cast", cast_, "compare values of different floating-point dtypes");
-        add_repeatable(app, "--strip-prefix", prefixes_, "take P off the names of A (repeatable)")->type_name("P");
-        add_repeatable(app, "--rename", rules_, "change names of A, after that: 's/RE/TEXT/' (repeatable)")
+        add_repeatable(app, "--strip-prefix", prefixes_, "remove the prefix P from names of A (repeatable)")
+            ->type_name("P");
+        add_repeatable(app, "--rename", rules_, "rename tensors of A, after --strip-prefix: 's/RE/TEXT/' (repeatable)")
             ->type_name("RULE");
     }
 
@@ -137,15 +138,25 @@ private:
         if (report.equal())
             return fmt::format("{} and {} are equal: {}, {}\n", path_a, path_b, both, bytes_text(report.bytes)) +
                    close_and_notes(report);
-        std::string text =
-            fmt::format("{} and {} differ: {} of {} in both", path_a, path_b, report.different.size(), both);
-        if (!report.only_in_a.empty()) text += fmt::format("; {} only in the first", report.only_in_a.size());
-        if (!report.only_in_b.empty()) text += fmt::format("; {} only in the second", report.only_in_b.size());
+        std::string text = fmt::format("{} and {} differ: {}", path_a, path_b, compared_text(report, both));
+        const auto add_lonely = [&text](std::size_t count, std::string_view side) {
+            if (count > 0) text += fmt::format("; {} {} only in the {}", count, count == 1 ? "is" : "are", side);
+        };
+        add_lonely(report.only_in_a.size(), "first");
+        add_lonely(report.only_in_b.size(), "second");
         text += '\n';
         text += section("only in " + path_a, lines_of(a, report.only_in_a));
         text += section("only in " + path_b, lines_of(b, report.only_in_b));
         text += section("different", different_lines(report));
         return text + close_and_notes(report);
+    }
+
+    /// Returns "38 tensors are in both and equal" or "2 of 38 tensors in both are different".
+    static std::string compared_text(const DiffReport& report, const std::string& both) {
+        if (report.tensors == 0) return "no tensor is in both";
+        const std::size_t count = report.different.size();
+        if (count == 0) return fmt::format("{} {} in both and equal", both, report.tensors == 1 ? "is" : "are");
+        return fmt::format("{} of {} in both {} different", count, both, count == 1 ? "is" : "are");
     }
 
     static std::string close_and_notes(const DiffReport& report) {

@@ -1,4 +1,4 @@
-// safemap edit: metadata and names of a file.
+// safemap edit: changes the metadata and the tensor names of a file.
 #include "command.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
@@ -19,19 +19,18 @@ public:
     Edit() { common.selectable = false; }
 
     void declare(CLI::App& app) override {
-        app.add_option("FILE", file_, "a file in .safetensors or .sft")->required()->type_name("");
-        add_repeatable(app, "--set", set_, "add a pair to the metadata, or replace its value (repeatable)")
+        app.add_option("FILE", file_, "a file that ends in .safetensors or .sft")->required()->type_name("");
+        add_repeatable(app, "--set", set_, "add a key to the metadata, or replace its value (repeatable)")
             ->type_name("KEY=VALUE");
-        add_repeatable(app, "--unset", options_.unset, "take a key out of the metadata (repeatable)")->type_name("KEY");
-        add_repeatable(app, "--rename", rules_, "change names of tensors: 's/RE/TEXT/' (repeatable)")
-            ->type_name("RULE");
+        add_repeatable(app, "--unset", options_.unset, "remove a key from the metadata (repeatable)")->type_name("KEY");
+        add_repeatable(app, "--rename", rules_, "rename tensors: 's/RE/TEXT/' (repeatable)")->type_name("RULE");
     }
 
     int run(Console& console) override {
         if (!common.selects_all())
-            throw Error(Errc::invalid_argument, "edit is of a whole file: --include and --exclude have no place here");
+            throw Error(Errc::invalid_argument, "edit changes a whole file; it does not take --include and --exclude");
         if (set_.empty() && options_.unset.empty() && rules_.empty())
-            throw Error(Errc::invalid_argument, "nothing to edit: wanted --set, --unset or --rename");
+            throw Error(Errc::invalid_argument, "nothing to edit; expected --set, --unset or --rename");
         ProgressBar bar(console);
         const DeferSignals deferred;
         EditOptions options = options_;
@@ -53,11 +52,11 @@ private:
     static void add_pair(const std::string& pair, EditOptions& options) {
         const std::size_t equals = pair.find('=');
         if (equals == std::string::npos || equals == 0)
-            throw Error(Errc::invalid_argument, fmt::format("--set '{}', wanted KEY=VALUE", printable(pair)));
+            throw Error(Errc::invalid_argument, fmt::format("--set '{}': expected KEY=VALUE", printable(pair)));
         options.set.insert_or_assign(pair.substr(0, equals), pair.substr(equals + 1));
     }
 
-    /// What the rules make of every name.
+    /// Adds the names that the rules change to `options`.
     void add_names(Renaming& renaming, EditOptions& options) const {
         const Checkpoint model = Checkpoint::open(file_, common.open);
         for (const NamedTensor& named : all_names(model)) {
@@ -81,7 +80,7 @@ private:
     std::string as_text(const EditReport& report, const std::vector<std::string>& notes) const {
         std::string text =
             fmt::format("{}: {}, {} of metadata{}\n", printable(file_), count_text(report.renamed, "name") + " changed",
-                        count_text(report.metadata.size(), "pair"), report.changed ? "" : "; as it was");
+                        count_text(report.metadata.size(), "pair"), report.changed ? "" : "; the file is unchanged");
         for (const std::string& note : notes) text += fmt::format("  note     {}\n", printable(note));
         return text;
     }

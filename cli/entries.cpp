@@ -14,7 +14,7 @@
 namespace safemap::cli {
 namespace {
 
-/// "--include 'a*' --include 'b'".
+/// Returns the options as typed: "--include 'a*' --include 'b'".
 std::string as_given(std::string_view option, const std::vector<std::string>& globs) {
     std::string text;
     for (const std::string& glob : globs)
@@ -36,16 +36,15 @@ std::string empty_selection(Checkpoints checkpoints, const CommonOptions& common
     Selection included;
     for (const std::string& glob : common.includes) included.include(glob);
     const std::string all = count_text(count, "tensor");
-    if (!selects(included))
-        return fmt::format("{}: none of {} has such a name", as_given("--include", common.includes), all);
-    return fmt::format("{}: none of {} is left", as_given("--exclude", common.excludes), all);
+    if (!selects(included)) return fmt::format("{} matches none of {}", as_given("--include", common.includes), all);
+    return fmt::format("{} leaves none of {}", as_given("--exclude", common.excludes), all);
 }
 
 void require_selection(Checkpoints checkpoints, const CommonOptions& common) {
     const std::string wrong = empty_selection(checkpoints, common);
     if (!wrong.empty())
         throw Error(Errc::tensor_not_found, wrong)
-            .with_hint("safemap inspect lists the names; a glob is matched with all of a name");
+            .with_hint("safemap inspect lists the names; a GLOB must match a whole name");
 }
 
 }  // namespace safemap::cli

@@ -1,4 +1,4 @@
-// A selection of the user that selects nothing.
+// Errors for --include and --exclude that select no tensor.
 #pragma once
 
 #include "options.hpp"
@@ -10,13 +10,13 @@
 
 namespace safemap::cli {
 
-/// What a selection is made from: one checkpoint, or the two that are compared.
+/// The checkpoints that a selection applies to: one, or the two that are compared.
 using Checkpoints = std::initializer_list<Checkpoint>;
 
-/// Where `common` selects none of the tensors that there are: which globs are to blame. Else empty.
+/// Returns a message that names the globs if `common` selects no tensor although there are some; else empty.
 std::string empty_selection(Checkpoints checkpoints, const CommonOptions& common);
 
-/// For work that would come to nothing: throws tensor_not_found there.
+/// Throws tensor_not_found with that message.
 void require_selection(Checkpoints checkpoints, const CommonOptions& common);
 
 }  // namespace safemap::cli

@@ -1,4 +1,4 @@
-// safemap hash: a digest of each tensor and of the whole, the same in any container or sharding.
+// safemap hash: prints a digest of each tensor and of the checkpoint. The format and the sharding do not change it.
 #include "command.hpp"
 #include "entries.hpp"
 #include "parse.hpp"
@@ -35,7 +35,7 @@ public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
         add_parsed(app, "--algorithm", algorithm_, parse_digest_algorithm,
-                   "xxh3-128 (default) finds accidents; sha256 is for data of strangers")
+                   "xxh3-128 (default) detects accidental changes; sha256 also detects deliberate ones")
             ->type_name("A");
     }
 

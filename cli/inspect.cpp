@@ -1,8 +1,12 @@
-// safemap inspect: what is in a checkpoint, without reading a byte of a tensor. In the order of the file:
-//   - Chosen: the tensors that the options select, with their ties and files.
-//   - as_json: all of it for programs, and what writes its parts.
-//   - Shards, Tree and the functions called ..._lines: one section each for people.
-//   - Inspect: the options, and which of these are shown.
+// safemap inspect: lists the contents of a checkpoint. Reads no tensor data. From top to bottom:
+//   - FileNames: the name of a tensor's file, relative to the checkpoint.
+//   - write_tensor() and write_globals(): parts of the JSON report.
+//   - Chosen: the checkpoint, and the names and tensors that the options select.
+//   - as_json(): the report as JSON.
+//   - Shards: the numbers and totals of the files.
+//   - Tree: the names as a tree, for --tree.
+//   - the functions ..._lines(): one section of the text report each.
+//   - Inspect: the options; run() opens the checkpoint and prints one of the two reports.
 #include <safemap/advanced/names.hpp>
 #include <safemap/advanced/structure.hpp>
 #include <safemap/advanced/text.hpp>
@@ -27,15 +31,15 @@ namespace {
 
 using Align = Table::Align;
 
-/// The folder that Checkpoint::files() begin at.
+/// Returns the folder that Checkpoint::files() are relative to.
 std::filesystem::path folder_of(const std::filesystem::path& path) {
     std::error_code ignored;
     if (std::filesystem::is_directory(path, ignored)) return path;
     return path.has_parent_path() ? path.parent_path() : ".";
 }
 
-/// How a file that holds tensors is called among Checkpoint::files(). Their paths decide and not how these end: there
-/// may be a "sub/m.safetensors" beside "m.safetensors".
+/// The name of a source in Checkpoint::files(). Whole paths are compared, not their last part: there may be a
+/// "sub/m.safetensors" beside "m.safetensors".
 class FileNames {
 public:
     FileNames(const Checkpoint& checkpoint, const std::filesystem::path& path) {
@@ -58,7 +62,7 @@ void write_tensor(JsonWriter& json, std::string_view name, const LazyTensor& ten
     json.member("name", name).member("dtype", safemap::name(tensor.dtype()));
     write_shape(json, "shape", tensor.shape());
     json.member("nbytes", tensor.nbytes()).member("pieces", tensor.piece_count());
-    // An inflated stream has an offset too, but not one in a file.
+    // An inflated stream also has an offset, but not in a file.
     const auto placement = tensor.placement();
     if (placement && placement->source->is_file())
         json.member("file", files.of(*placement->source)).member("offset", placement->extent.offset);
@@ -75,7 +79,7 @@ void write_globals(JsonWriter& json, const Checkpoint& checkpoint) {
     json.end_array();
 }
 
-/// What is there, and what of it is selected: by all selected names, and as tensors.
+/// A checkpoint and the selected part of it: all selected names (aliases included), and the tensors.
 struct Chosen {
     const Checkpoint& all;
     std::vector<NamedTensor> names;
@@ -120,7 +124,7 @@ struct Total {
     }
 };
 
-/// The files that tensors stand in, numbered from 1 in the order of the tensors. Nothing where there is one file only.
+/// The files of the tensors, numbered from 1 in the order of the tensors. Empty if there is only one file.
 class Shards {
 public:
     Shards(const Checkpoint& tensors, FileNames files) {
@@ -134,7 +138,7 @@ public:
         if (totals_.size() < 2) numbers_.clear();
     }
 
-    /// 0 where there is none to tell.
+    /// Returns the number of the tensor's file, or 0 if it has none or there is only one file.
     std::uint64_t number_of(const LazyTensor& tensor) const {
         const auto placement = tensor.placement();
         const auto known = placement ? numbers_.find(placement->source.get()) : numbers_.end();
@@ -163,7 +167,7 @@ std::vector<Folded> fold_tensors(const Checkpoint& tensors, const Shards& shards
     return fold(names);
 }
 
-/// One line for each part of a name that tensors branch at.
+/// Tensor names as a tree: one line for each part at which names branch.
 class Tree {
 public:
     explicit Tree(const std::vector<Folded>& tensors) {
@@ -181,8 +185,8 @@ private:
         std::string part = {};
         std::vector<std::size_t> children = {};
         std::unordered_map<std::string, std::size_t> by_part = {};
-        std::vector<Folded> tensors = {};  // that end here: more than one where dtypes or shapes differ
-        Total total = {};                  // of all that begin so
+        std::vector<Folded> tensors = {};  // tensors whose names end here: several if dtypes or shapes differ
+        Total total = {};                  // total of all tensors below
     };
 
     void add(const Folded& tensor) {
@@ -202,14 +206,14 @@ private:
     }
 
     void write(Table& table, std::size_t id, std::size_t depth) const {
-        // Parts that lead to one place only share a line.
+        // Parts with a single child share a line with it.
         std::string path;
         while (true) {
             path += nodes_[id].part;
             if (nodes_[id].children.size() != 1 || !nodes_[id].tensors.empty()) break;
             id = nodes_[id].children.front();
         }
-        if (depth > 0) path.erase(0, 1);  // the separator, which the indent says already
+        if (depth > 0) path.erase(0, 1);  // the separator: the indent shows it
         const std::string label = std::string(2 * depth, ' ') + printable(path);
         const Node& node = nodes_[id];
         if (node.tensors.empty())
@@ -230,7 +234,7 @@ std::string dtype_lines(const Checkpoint& tensors) {
     return table.text();
 }
 
-/// Nothing where prefixes tell no more than the tensors do: where there is one only, or one for each tensor.
+/// Returns a line for each prefix. Empty if there is only one prefix, or one for each tensor.
 std::string prefix_lines(const Checkpoint& tensors) {
     std::vector<std::pair<std::string, Total>> totals;
     std::unordered_map<std::string, std::size_t> numbers;
@@ -253,7 +257,8 @@ std::string beginning_of(const std::string& text) {
     return text.size() <= longest ? printable(text) : printable(text.substr(0, longest)) + " ...";
 }
 
-/// The stored name stands last, and once: a name may be as long as the file.
+/// Returns a line for each group of tied names. The stored name comes last, and only once: a name may be as long as
+/// the file.
 std::string tied_lines(const Chosen& chosen) {
     std::string lines;
     std::string others;
@@ -276,7 +281,7 @@ std::string metadata_lines(const Checkpoint& checkpoint) {
 }
 
 std::string object_lines(const Checkpoint& checkpoint) {
-    constexpr std::size_t most = 20;  // an optimizer's scalars would fill the screen
+    constexpr std::size_t most = 20;  // the scalars of an optimizer would fill the screen
     const auto& objects = checkpoint.skipped();
     Table table({Align::left, Align::left});
     for (std::size_t i = 0; i < std::min(objects.size(), most); ++i)
@@ -286,7 +291,7 @@ std::string object_lines(const Checkpoint& checkpoint) {
     return lines;
 }
 
-/// Unknown names first: they are what is looked for.
+/// Returns a line for each global. Unknown ones come first, because users look for them.
 std::string global_lines(const Checkpoint& checkpoint) {
     Table table({Align::left, Align::left, Align::left, Align::left});
     for (const bool known : {false, true}) {
@@ -303,9 +308,9 @@ class Inspect final : public Command {
 public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
-        app.add_flag("--tree", tree_, "names as a tree");
-        app.add_flag("--globals", globals_, "every class and function that a pickle names");
-        app.add_flag("--structure", structure_, "the structure document too: every value of a nested state dict");
+        app.add_flag("--tree", tree_, "show the names as a tree");
+        app.add_flag("--globals", globals_, "list every class and function that a pickle names");
+        app.add_flag("--structure", structure_, "show the structure document too: every value of a nested state dict");
     }
 
     int run(Console& console) override {
@@ -332,7 +337,7 @@ private:
         }
     }
 
-    /// Nothing of a checkpoint whose names are all there is.
+    /// Returns the tree of values; empty if the checkpoint has only names.
     std::string structure_lines(const Checkpoint& checkpoint) const {
         if (!structure_ || checkpoint.tree() == nullptr) return {};
         std::stringstream tree;

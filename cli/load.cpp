@@ -1,4 +1,4 @@
-// safemap load: every tensor to a device, under a budget, and how it went.
+// safemap load: loads every tensor to a device under a budget, and reports time, rate and memory.
 #include "command.hpp"
 #include "entries.hpp"
 #include "memory.hpp"
@@ -59,18 +59,18 @@ std::string as_text(const LoadReport& report, const std::string& device) {
     std::string text = fmt::format("{}: {}, {} in {}, {}/s\n", printable(device), count_text(report.tensors, "tensor"),
                                    bytes_text(report.bytes), duration_text(report.seconds),
                                    bytes_text(static_cast<std::uint64_t>(report.bytes_per_second())));
-    text += fmt::format("  uploaded  {}, of which {} past the page cache\n", bytes_text(report.stats.uploaded_bytes),
+    text += fmt::format("  uploaded  {}, {} of it with direct I/O\n", bytes_text(report.stats.uploaded_bytes),
                         bytes_text(report.stats.bytes_direct));
-    text += fmt::format("  at most   {} on the device, {} staged, {} of memory\n",
+    text += fmt::format("  peak      {} on the device, {} staged, {} of memory\n",
                         bytes_text(report.stats.peak_device_bytes), bytes_text(report.stats.peak_staging_bytes),
                         bytes_text(report.peak_anon_bytes));
     text += fmt::format("  waited    {}\n", duration_text(report.stall_seconds()));
     Table digests({Table::Align::left, Table::Align::left});
     for (const auto& [name, digest] : report.digests) digests.row({digest, printable(name)});
-    return text + digests.text(unlimited_columns);  // cut names could not be told apart
+    return text + digests.text(unlimited_columns);  // shortened names could look the same
 }
 
-/// A rank's rows of a tensor; a 0-d tensor is everybody's.
+/// Returns the rows of a rank. A 0-d tensor is loaded by every rank.
 LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
     if (tensor.shape().empty()) return tensor;
     const Rows rows = rows_of(rank, tensor.shape()[0]);
@@ -78,14 +78,14 @@ LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
     return tensor.slice({{.start = as_index(rows.first), .stop = as_index(rows.last)}});
 }
 
-/// Keeps the uploader busy with the tensors that come next: while one batch is used, the next is on its way, and each
-/// takes half of the budget at most.
+/// Prefetches batches of tensors: while one batch is used, the next is uploaded. Each takes at most half of the
+/// budget.
 class Ahead {
 public:
     Ahead(Uploader& uploader, std::span<const LazyTensor> tensors, std::uint64_t budget)
         : uploader_(uploader), tensors_(tensors), room_(budget / 2) {}
 
-    /// Tensor `i` is about to be used.
+    /// Prefetches the next batch when tensor `i`, the first of a batch, is used.
     void reach(std::size_t i) {
         if (i < batch_) return;
         next_ = std::max(next_, i + 1);
@@ -104,23 +104,24 @@ private:
 
     Uploader& uploader_;
     std::span<const LazyTensor> tensors_;
-    std::uint64_t room_;     // 0: the uploader's own budget decides
-    std::size_t batch_ = 0;  // where the batch that is on its way begins
-    std::size_t next_ = 0;   // and ends
+    std::uint64_t room_;     // bytes of a batch; 0 if the uploader chooses the budget
+    std::size_t batch_ = 0;  // begin of the batch that is being uploaded
+    std::size_t next_ = 0;   // end of that batch
 };
 
 class Load final : public Command {
 public:
     void declare(CLI::App& app) override {
         app.add_option("PATH", path_, "a file, a folder or an index")->required()->type_name("");
-        app.add_option("--device", device_, "host")->required()->type_name("DEVICE");
+        app.add_option("--device", device_, "the device to load to: host")->required()->type_name("DEVICE");
         add_parsed(app, "--budget", upload_.device_budget, parse_size,
-                   "device memory it may take (default: nine tenths of what is free)")
+                   "most device memory to use (default: nine tenths of what is free)")
             ->type_name("SIZE");
-        app.add_flag("--digest", digest_, "read every tensor back and give its XXH3-128");
-        add_parsed(app, "--rank", rank_, parse_rank, "the rows of rank r of N, cut as torch.chunk cuts dimension 0")
+        app.add_flag("--digest", digest_, "read every tensor back and print its XXH3-128");
+        add_parsed(app, "--rank", rank_, parse_rank,
+                   "load only the rows of rank r of N, split along dimension 0 as torch.chunk splits")
             ->type_name("r/N");
-        app.add_option("--repeat", repeat_, "how many passes (default: 1)")
+        app.add_option("--repeat", repeat_, "number of passes (default: 1)")
             ->type_name("N")
             ->check(CLI::Range(1U, 1'000'000U).description(""));
     }

@@ -1,4 +1,4 @@
-// The command line: how a run of a command begins and ends.
+// The entry point: parses the command line, runs the command, reports errors and returns the exit code.
 #include "commands.hpp"
 #include "output.hpp"
 #include "signals.hpp"
@@ -27,7 +27,7 @@
 namespace safemap::cli {
 namespace {
 
-/// Help is for people, so its lines are short where no terminal says how long they may be.
+/// Returns the width of the help: at most 100 columns, and 80 if stdout is not a terminal.
 std::size_t help_columns() {
     constexpr std::size_t most = 100;
     const std::size_t columns = columns_of_terminal(STDOUT_FILENO);
@@ -36,7 +36,7 @@ std::size_t help_columns() {
 
 constexpr std::string_view command_list = "safemap --help lists the commands";
 
-/// "did you mean --tree?", or `otherwise`.
+/// Returns "did you mean --tree?", or `otherwise` if no candidate is close.
 std::string suggestion(std::string_view word, const std::vector<std::string>& candidates, std::string otherwise) {
     const std::string meant = nearest(word, candidates);
     return meant.empty() ? std::move(otherwise) : "did you mean " + meant + '?';
@@ -44,7 +44,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& ca
 
 bool is_option(std::string_view word) { return word.size() > 1 && word.front() == '-' && word != "--"; }
 
-/// The parser's words for a value that is missing or too many name no option as it is typed.
+/// Rewrites the messages of CLI11 for a missing or an extra value, which do not name the option as typed.
 std::string in_our_words(const CLI::ParseError& wrong) {
     constexpr std::string_view too_many = " was given a disallowed flag override";
     const std::string text = wrong.what();
@@ -55,8 +55,8 @@ std::string in_our_words(const CLI::ParseError& wrong) {
     return text;
 }
 
-/// The error of a call that could not be parsed. An option that does not exist is to blame before what it did to the
-/// words behind it.
+/// Returns the error for a call that could not be parsed. An unknown option is reported first, because it may cause
+/// the errors in the words after it.
 Error wrong_call(const CommandRow& row, const CLI::App& app, const CLI::ParseError& wrong) {
     const std::string all = fmt::format("safemap {} --help lists the options", row.name);
     const std::vector<std::string> left = app.remaining();
@@ -92,7 +92,7 @@ int run_command(const CommandRow& row, Console& console, int argc, char** argv) 
     return command->run(console);
 }
 
-/// Where the word that has to be a command is none.
+/// Returns the error for a first word that is not a command.
 Error no_command(std::string_view word) {
     std::vector<std::string> names = {"help"};
     for (const CommandRow& row : commands()) names.emplace_back(row.name);
@@ -101,7 +101,7 @@ Error no_command(std::string_view word) {
         const std::string shown = printable(word);
         std::string otherwise(command_list);
         if (std::filesystem::exists(word, ignored))
-            otherwise = fmt::format("safemap inspect {} says what is in it", shown);
+            otherwise = fmt::format("safemap inspect {} lists what is in it", shown);
         Error error(Errc::invalid_argument, fmt::format("'{}' is not a command", shown));
         return std::move(error.with_hint(suggestion(word, names, std::move(otherwise))));
     }
@@ -110,10 +110,10 @@ Error no_command(std::string_view word) {
     for (const CommandRow& row : commands())
         for (const OptionHelp& help : describe(row).options) known.push_back(help.name);
     if (std::find(known.begin(), known.end(), option) != known.end() && option != "--help") {
-        Error error(Errc::invalid_argument, fmt::format("a command comes before '{}'", printable(option)));
+        Error error(Errc::invalid_argument, fmt::format("expected a command before '{}'", printable(option)));
         return std::move(error.with_hint(command_list));
     }
-    Error error(Errc::invalid_argument, fmt::format("there is no option '{}'", printable(option)));
+    Error error(Errc::invalid_argument, fmt::format("unknown option '{}'", printable(option)));
     return std::move(error.with_hint(suggestion(option, {"--help", "--version"}, std::string(command_list))));
 }
 
@@ -144,7 +144,7 @@ int fail(Console& console, const Error& error) {
     return exit_code(error.code());
 }
 
-/// Every way out of a run is one of these.
+/// Runs the command. Reports every exception and returns its exit code.
 int run_and_report(Console& console, int argc, char** argv) {
     try {
         return run(console, argc, argv);
@@ -164,7 +164,7 @@ int run_and_report(Console& console, int argc, char** argv) {
 
 int main(int argc, char** argv) {
     using namespace safemap;
-    // Known before anything is parsed: a call that is wrong is reported as it was asked for.
+    // Decided before anything is parsed, so that a parse error is also reported as JSON.
     const bool json = std::any_of(argv, argv + argc, cli::asks_for_json);
     cli::Console console(json);
     try {
@@ -173,7 +173,7 @@ int main(int argc, char** argv) {
     } catch (const cli::ReaderGone&) {
         return exit_code(Errc::io_error);
     } catch (const Error& error) {
-        // Saying what went wrong went wrong: stdout is full or gone.
+        // The error itself could not be printed: stdout is full or closed.
         console.complain(error);
         return exit_code(error.code());
     } catch (...) {

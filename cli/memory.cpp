@@ -13,7 +13,7 @@ namespace safemap::cli {
 std::uint64_t anonymous_bytes() {
     const int status = ::open("/proc/self/status", O_RDONLY | O_CLOEXEC);
     if (status < 0) return 0;
-    std::array<char, 4096> buffer;  // not the heap: what is measured should not grow by measuring
+    std::array<char, 4096> buffer;  // on the stack: measuring must not grow the heap
     const ssize_t size = ::read(status, buffer.data(), buffer.size());
     ::close(status);
     if (size <= 0) return 0;

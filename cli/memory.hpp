@@ -1,4 +1,4 @@
-// How much memory of its own this process takes at most.
+// Measures the peak of the anonymous memory of this process.
 #pragma once
 
 #include <atomic>
@@ -9,10 +9,11 @@
 
 namespace safemap::cli {
 
-/// RssAnon of this process now: heap, stacks and private memory, without mapped files. 0 where /proc does not say.
+/// Returns the current RssAnon of this process in bytes: heap, stacks and private memory, without mapped files.
+/// Returns 0 if /proc does not have it.
 std::uint64_t anonymous_bytes();
 
-/// Looks every 10 ms, on a thread of its own that is joined when this is destroyed.
+/// Samples anonymous_bytes() every 10 ms on its own thread, which the destructor joins.
 class MemoryPeak {
 public:
     MemoryPeak();
@@ -20,7 +21,7 @@ public:
     MemoryPeak(const MemoryPeak&) = delete;
     MemoryPeak& operator=(const MemoryPeak&) = delete;
 
-    /// The most that was seen so far, now included.
+    /// Returns the largest sample so far, including one taken now.
     std::uint64_t bytes();
 
 private:

@@ -10,23 +10,24 @@ constexpr unsigned most_threads = 1024;
 }  // namespace
 
 void CommonOptions::declare(CLI::App& app) {
-    app.add_flag("--json", json, "one JSON object on stdout, errors too");
-    app.add_flag("--quiet", quiet, "say nothing but errors");
+    app.add_flag("--json", json, "print one JSON object to stdout, also for an error");
+    app.add_flag("--quiet", quiet, "print nothing but errors");
     app.add_option("--threads", open.work.threads, "number of worker threads (default: chosen automatically)")
         ->type_name("N")
         ->check(CLI::Range(1U, most_threads).description(""));
-    add_parsed(app, "--policy", open.policy, parse_policy, "how strictly files are read: compatible, strict or lenient")
+    add_parsed(app, "--policy", open.policy, parse_policy,
+               "how strictly files are read: compatible (default), strict or lenient")
         ->type_name("POLICY");
     add_parsed(app, "--access", open.access, parse_access,
                "how files are read: map local files (auto), always map (mapped), or never map (copied)")
         ->type_name("ACCESS");
-    app.add_flag("--strict-globals", open.strict_globals, "refuse pickles that name what safemap does not know");
+    app.add_flag("--strict-globals", open.strict_globals, "refuse pickles that name an unknown class or function");
     const auto add_selection = [&](const char* name, std::vector<std::string>& into, const char* help) {
         CLI::Option* const option = add_repeatable(app, name, into, help)->type_name("GLOB");
         if (!selectable) option->group("");  // hidden
     };
-    add_selection("--include", includes, "only tensors of such names (repeatable)");
-    add_selection("--exclude", excludes, "no tensors of such names (repeatable)");
+    add_selection("--include", includes, "use only tensors whose names match (repeatable)");
+    add_selection("--exclude", excludes, "leave out tensors whose names match (repeatable)");
 }
 
 Selection CommonOptions::selection() const {
@@ -38,7 +39,7 @@ Selection CommonOptions::selection() const {
 
 CLI::Option* add_repeatable(CLI::App& app, const std::string& name, std::vector<std::string>& into,
                             const std::string& help) {
-    // Without extra arguments, `--include a PATH` leaves PATH alone, and `[ab]*` is a pattern and not a list.
+    // Without extra arguments, `--include a PATH` does not take PATH, and `[ab]*` is a pattern, not a list.
     return app.add_option(name, into, help)->allow_extra_args(false);
 }
 

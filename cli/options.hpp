@@ -1,4 +1,4 @@
-// What every command takes, and the kinds of option that commands declare.
+// The options that every command takes, and helpers to declare options.
 #pragma once
 
 #include <safemap/checkpoint.hpp>
@@ -14,20 +14,21 @@
 
 namespace safemap::cli {
 
+/// The options that every command takes.
 struct CommonOptions {
     bool json = false;
     bool quiet = false;
     OpenOptions open = {};  ///< --policy, --access, --threads
     std::vector<std::string> includes = {};
     std::vector<std::string> excludes = {};
-    bool selectable = true;  ///< whether --help has --include and --exclude
+    bool selectable = true;  ///< true if --help shows --include and --exclude
 
     void declare(CLI::App& app);
     bool selects_all() const noexcept { return includes.empty() && excludes.empty(); }
     Selection selection() const;
 };
 
-/// An option whose text goes through `parse` and then into `into`. What is wrong with it is said with its name.
+/// Adds an option. `parse` converts its text, and the result is stored in `into`. Its errors are prefixed with `name`.
 template <class T, class Parse>
 CLI::Option* add_parsed(CLI::App& app, const std::string& name, T& into, Parse parse, const std::string& help) {
     return app.add_option_function<std::string>(
@@ -42,7 +43,7 @@ CLI::Option* add_parsed(CLI::App& app, const std::string& name, T& into, Parse p
         help);
 }
 
-/// An option that may be given several times, with one value each time.
+/// Adds an option that may be given several times, with one value each time.
 CLI::Option* add_repeatable(CLI::App& app, const std::string& name, std::vector<std::string>& into,
                             const std::string& help);
 

@@ -33,7 +33,7 @@ void write_all(int descriptor, std::string_view text) {
     }
 }
 
-/// Nothing can be done about a stderr that takes nothing.
+/// Writes to stderr. Errors are ignored, because there is nowhere to report them.
 void to_stderr(std::string_view text) noexcept {
     try {
         write_all(STDERR_FILENO, text);
@@ -64,7 +64,7 @@ std::string bytes_text(std::uint64_t bytes) {
 
 std::string duration_text(double seconds) {
     if (seconds < 9.995) return fmt::format("{:.2f} s", seconds);
-    const double whole = std::min(std::round(seconds), 3.2e9);  // a century will do
+    const double whole = std::min(std::round(seconds), 3.2e9);  // at most a century, so that the cast is safe
     const auto total = static_cast<std::uint64_t>(whole);
     if (total < 60) return fmt::format("{} s", total);
     if (total < 3600) return fmt::format("{} min {} s", total / 60, total % 60);
@@ -132,7 +132,7 @@ std::vector<std::size_t> Table::widths(std::size_t columns) const {
     std::size_t total = 0;
     for (const std::size_t width : widths) total += 2 + width;
     while (total > columns) {
-        std::size_t at = widths.size();  // the widest column of text
+        std::size_t at = widths.size();  // the widest left-aligned column
         for (std::size_t i = 0; i < widths.size(); ++i)
             if (columns_[i] == Align::left && (at == widths.size() || widths[i] > widths[at])) at = i;
         if (at == widths.size() || widths[at] <= narrowest) break;
@@ -171,7 +171,7 @@ void Console::result(std::string_view text) {
 }
 
 void Console::announce(std::string_view text) {
-    // Whoever stops reading wants the work done all the same; the result, which is printed after it, will tell.
+    // If stdout fails here, the work continues: printing the result will report it.
     try {
         result(text);
     } catch (const ReaderGone&) {
@@ -184,7 +184,7 @@ void Console::result(const JsonWriter& object) { print(object.text() + '\n'); }
 void Console::print(std::string_view text) {
     status_->erase();
     output_begins();
-    stdout_works_ = false;  // until all of it is written
+    stdout_works_ = false;  // until everything is written
     write_all(STDOUT_FILENO, text);
     stdout_works_ = true;
 }

@@ -1,4 +1,4 @@
-// What goes to stdout and stderr: results as text or as one JSON object, errors, and the small writers that make them.
+// Output to stdout and stderr: results as text or as one JSON object, errors, and the writers that format them.
 #pragma once
 
 #include "terminal.hpp"
@@ -17,14 +17,14 @@
 
 namespace safemap::cli {
 
-/// "48 B", "1.5 kB", "14.5 GB": powers of ten, as sizes are typed.
+/// Returns "48 B", "1.5 kB" or "14.5 GB": powers of ten, as in the sizes that users type.
 std::string bytes_text(std::uint64_t bytes);
-/// "0.25 s", "12 s", "3 min 20 s", "2 h 5 min".
+/// Returns "0.25 s", "12 s", "3 min 20 s" or "2 h 5 min".
 std::string duration_text(double seconds);
-/// "1 tensor", "12 tensors".
+/// Returns "1 tensor" or "12 tensors".
 std::string count_text(std::uint64_t count, std::string_view noun);
 
-/// Writes JSON: commas, colons and escapes. The caller keeps begin and end in pairs.
+/// A writer of JSON that adds commas, colons and escapes. The caller pairs begin and end.
 class JsonWriter {
 public:
     JsonWriter& begin_object() { return open('{'); }
@@ -36,7 +36,7 @@ public:
     JsonWriter& value(std::string_view text) { return raw(json_quoted(text)); }
     JsonWriter& value(const char* text) { return value(std::string_view(text)); }
     JsonWriter& value(const std::string& text) { return value(std::string_view(text)); }
-    /// Shortest text that reads back as the same number; null where JSON has none.
+    /// Writes the shortest text that reads back as the same number; null for NaN and infinity.
     JsonWriter& value(double number);
     template <std::integral T> JsonWriter& value(T number) {
         if constexpr (std::is_same_v<T, bool>) return raw(number ? "true" : "false");
@@ -48,7 +48,7 @@ public:
         return end_array();
     }
 
-    /// Of text that is JSON already.
+    /// Writes text that is already JSON.
     JsonWriter& json(std::string_view text) { return raw(text); }
 
     template <class T> JsonWriter& member(std::string_view name, const T& of) { return key(name).value(of); }
@@ -63,24 +63,24 @@ private:
     void separate();
 
     std::string text_;
-    bool first_ = true;  // nothing yet in the innermost object or array
+    bool first_ = true;  // true until the innermost object or array has a member
     bool after_key_ = false;
 };
 
-/// Writes the members "code", "message" and, where there are any, "path", "tensor" and "hint".
+/// Writes the members "code" and "message", and "path", "tensor" and "hint" if they are not empty.
 void write_error_members(JsonWriter& json, const Error& error);
 
-/// Columns that line up. On a terminal, the widest texts are shortened until rows fit; elsewhere every cell is whole,
-/// and one of more than 80 columns sticks out and makes no other row longer.
+/// A table with aligned columns. On a terminal, the widest texts are shortened until the rows fit. Elsewhere every cell
+/// is printed whole, and a cell wider than 80 columns does not widen the other rows.
 class Table {
 public:
     enum class Align : std::uint8_t { left, right };
 
     explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
-    /// As many cells as there are columns.
+    /// Adds a row. It must have as many cells as there are columns.
     void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
     bool empty() const noexcept { return rows_.empty(); }
-    /// Every row on its line, indented by two spaces; nothing trails. As wide as stdout allows.
+    /// Returns one line for each row, indented by two spaces, without trailing spaces, and no wider than stdout.
     std::string text() const;
     std::string text(std::size_t columns) const;
 
@@ -91,7 +91,7 @@ private:
     std::vector<std::vector<std::string>> rows_;
 };
 
-/// stdout and stderr, and what the user wants to see there.
+/// stdout and stderr, with the choices of --json and --quiet.
 class Console {
 public:
     explicit Console(bool json) : json_(json) {}
@@ -99,22 +99,23 @@ public:
     bool json() const noexcept { return json_; }
     bool quiet() const noexcept { return quiet_; }
     void set_quiet(bool quiet) noexcept { quiet_ = quiet; }
-    /// Whether progress may be shown: stderr is a terminal and nobody asked for quiet.
+    /// Returns true if progress may be shown: stderr is a terminal, and --quiet is not given.
     bool shows_progress() const;
-    /// Where progress is shown. It is erased before anything else is printed.
+    /// Returns the line for progress. It is erased before anything else is printed.
     StatusLine& status() const noexcept { return *status_; }
 
-    /// A result as text; --quiet drops it.
+    /// Prints a result as text, unless --quiet is given.
     void result(std::string_view text);
-    /// Text that a result will follow. Where it cannot be printed, that is for the result to say.
+    /// Prints text before a result. Ignores errors, because printing the result will report them.
     void announce(std::string_view text);
-    /// The one JSON object of this run.
+    /// Prints the one JSON object of this run.
     void result(const JsonWriter& object);
-    /// What the user asked to read: help and version. Neither --quiet nor --json change it.
+    /// Prints the help or the version, whatever --quiet and --json say.
     void print(std::string_view text);
-    /// As an object on stdout with --json, else as text on stderr; there too where stdout failed before.
+    /// Prints an error: with --json as an object on stdout, else as text on stderr. If stdout has failed, always as
+    /// text.
     void error(const Error& error);
-    /// Text on stderr whatever the mode: a fault that --quiet still shows.
+    /// Prints an error as text on stderr, whatever --quiet and --json say.
     void complain(const Error& error);
 
 private:
@@ -124,7 +125,7 @@ private:
     std::unique_ptr<StatusLine> status_ = std::make_unique<StatusLine>();
 };
 
-/// Thrown where nobody reads stdout any more. There is nobody to tell.
+/// Thrown if the reader of stdout has closed the pipe. It is not reported.
 struct ReaderGone {};
 
 }  // namespace safemap::cli

@@ -50,7 +50,7 @@ std::string lower(std::string_view text) {
     return result;
 }
 
-/// A number at the beginning of `text`, which is cut off; nothing where there is none or it is too large.
+/// Removes a number from the beginning of `text` and returns it; empty if there is no number or it is too large.
 std::optional<std::uint64_t> take_number(std::string_view& text) {
     std::uint64_t number = 0;
     const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -86,8 +86,7 @@ Dtype parse_dtype_name(std::string_view text) {
     for (const auto& [alias, dtype] : of_c)
         if (name == alias) return dtype;
     for (const std::string_view bits : {"f8", "fp8", "float8"})
-        if (name == bits)
-            refuse(text, "one dtype but two: F8_E4M3 is the more exact one, F8_E5M2 the one of wider range");
+        if (name == bits) refuse(text, "one dtype: F8_E4M3 has more precision, F8_E5M2 more range");
     if (const auto dtype = parse_dtype(name)) return *dtype;
     // fp16 is F16, fp8_e4m3fn is torch's float8_e4m3fn, float8_e4m3 is F8_E4M3.
     for (const std::string_view prefix : {"fp", "float"})
@@ -95,7 +94,7 @@ Dtype parse_dtype_name(std::string_view text) {
             for (const std::string_view known : {"f", "float"})
                 if (const auto dtype = parse_dtype(std::string(known).append(name.substr(prefix.size()))))
                     return *dtype;
-    refuse(text, "a dtype: bf16, BF16 or bfloat16, and so on");
+    refuse(text, "a dtype such as bf16, BF16 or bfloat16");
 }
 
 Policy parse_policy(std::string_view text) {
@@ -109,7 +108,7 @@ Access parse_access(std::string_view text) {
     if (text == "auto") return Access::automatic;
     if (text == "mapped") return Access::mapped;
     if (text == "copied") return Access::copied;
-    refuse(text, "a way of access: auto, mapped or copied");
+    refuse(text, "an access mode: auto, mapped or copied");
 }
 
 ShardStrategy parse_strategy(std::string_view text) {
@@ -122,14 +121,14 @@ ShardStrategy parse_strategy(std::string_view text) {
 IndexStyle parse_index_style(std::string_view text) {
     if (text == "hub") return IndexStyle::hub;
     if (text == "transformers") return IndexStyle::transformers;
-    refuse(text, "a style of index: hub or transformers");
+    refuse(text, "an index style: hub or transformers");
 }
 
 StructurePolicy parse_structure(std::string_view text) {
     if (text == "auto") return StructurePolicy::automatic;
     if (text == "keep") return StructurePolicy::keep;
     if (text == "drop") return StructurePolicy::drop;
-    refuse(text, "when the structure document is written: auto, keep or drop");
+    refuse(text, "a structure policy: auto, keep or drop");
 }
 
 double parse_tolerance(std::string_view text) {
@@ -144,15 +143,14 @@ bool is_one_file(std::string_view out) { return out.ends_with(".safetensors") ||
 
 void require_out(std::string_view out) {
     if (out == "-")
-        throw Error(Errc::invalid_argument, "OUT is '-', and nothing is written to stdout")
-            .with_hint("./- is a folder of that name");
+        throw Error(Errc::invalid_argument, "OUT is '-', but safemap does not write to stdout")
+            .with_hint("for a folder of that name, give ./-");
     const std::string name = lower(out);
     for (const std::string_view ending : {".pt", ".pth", ".bin", ".ckpt", ".gguf"})
         if (name.ends_with(ending))
-            throw Error(Errc::invalid_argument,
-                        fmt::format("OUT ends in {}, and what is written is safetensors", ending))
+            throw Error(Errc::invalid_argument, fmt::format("OUT ends in {}, but safemap writes safetensors", ending))
                 .with_path(out)
-                .with_hint("an OUT in .safetensors is one file, and one that ends in a slash is a folder");
+                .with_hint("end OUT in .safetensors for one file, or in a slash for a folder");
 }
 
 DigestAlgorithm parse_digest_algorithm(std::string_view text) {
@@ -174,7 +172,7 @@ Rank parse_rank(std::string_view text) {
 
 Rows rows_of(Rank rank, std::uint64_t rows) {
     const std::uint64_t chunk = rows / rank.of + (rows % rank.of != 0 ? 1 : 0);
-    // Written so that no product is larger than `rows`: ranks after the last chunk have nothing.
+    // No product exceeds `rows`, so nothing overflows. Ranks after the last chunk have no rows.
     if (chunk == 0 || rank.rank > rows / chunk) return {rows, rows};
     const std::uint64_t first = rank.rank * chunk;
     return {first, first + std::min(chunk, rows - first)};

@@ -1,4 +1,4 @@
-// safemap plan: whether a checkpoint is what a model expects.
+// safemap plan: compares a checkpoint with the tensors that a model expects.
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"
@@ -81,7 +81,7 @@ std::string tied_lines(const std::vector<AliasGroup>& groups) {
     return lines;
 }
 
-/// "1 missing, 2 of another shape"; nothing where all is as expected.
+/// Returns "1 missing, 2 with a different shape"; empty if everything is as expected.
 std::string differences(const LoadPlan& plan) {
     std::string text;
     const auto add = [&](std::size_t count, std::string_view what) {
@@ -89,8 +89,8 @@ std::string differences(const LoadPlan& plan) {
     };
     add(plan.missing.size(), "missing");
     add(plan.unexpected.size(), "unexpected");
-    add(plan.shape.size(), "of another shape");
-    add(plan.dtype.size(), "of another dtype");
+    add(plan.shape.size(), "with a different shape");
+    add(plan.dtype.size(), "with a different dtype");
     return text;
 }
 
@@ -102,7 +102,7 @@ public:
                        "what the model expects: JSON {\"name\": {\"dtype\", \"shape\"}, ...}, or another checkpoint")
             ->required()
             ->type_name("FILE");
-        app.add_flag("--non-strict", non_strict_, "missing and unexpected tensors are told, and allowed");
+        app.add_flag("--non-strict", non_strict_, "allow missing and unexpected tensors, and report them");
     }
 
     int run(Console& console) override {

@@ -25,7 +25,7 @@ std::string progress_line(const Progress& progress, double seconds, std::size_t 
     const auto filled = static_cast<std::size_t>(share * bar_width);
 
     std::string line = fmt::format("{} {:3}%", progress.stage, static_cast<int>(share * 100));
-    // What is less important is left out first where the terminal is narrow.
+    // On a narrow terminal, parts that do not fit are left out.
     const auto add = [&](const std::string& part) {
         if (line.size() + part.size() <= columns) line += part;
     };
@@ -52,7 +52,7 @@ void ProgressBar::show(const Progress& progress) {
     const auto now = Clock::now();
     if (!enabled_ || now - start_ < delay_ || now - drawn_ < 100ms) return;
     drawn_ = now;
-    // The last column stays free: writing there would wrap the line on some terminals.
+    // Leaves the last column free: some terminals wrap the line after writing there.
     line_.draw(progress_line(progress, seconds(), columns_of_terminal(STDERR_FILENO) - 1));
 }
 

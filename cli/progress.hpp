@@ -1,4 +1,4 @@
-// A progress bar of one line on stderr.
+// A progress bar: one line on stderr.
 #pragma once
 
 #include "output.hpp"
@@ -11,11 +11,12 @@
 
 namespace safemap::cli {
 
-/// "converting  42%  6.2 GB of 14.5 GB  1.2 GB/s  7 s left  [##########              ]", at most `columns` wide.
+/// Returns "converting  42%  6.2 GB of 14.5 GB  1.2 GB/s  7 s left  [##########              ]", at most `columns`
+/// wide.
 std::string progress_line(const Progress& progress, double seconds, std::size_t columns);
 
-/// Shows itself once the work has taken `delay`, where Console::shows_progress(). Erased when it is destroyed, and
-/// before the console prints anything.
+/// A progress bar that appears once the work has taken `delay`, if Console::shows_progress(). It is erased when it is
+/// destroyed, and before the console prints anything.
 class ProgressBar {
 public:
     explicit ProgressBar(const Console& console, std::chrono::milliseconds delay = std::chrono::seconds(1));
@@ -23,10 +24,11 @@ public:
     ProgressBar(const ProgressBar&) = delete;
     ProgressBar& operator=(const ProgressBar&) = delete;
 
-    /// May be called as often as one likes: it redraws ten times a second.
+    /// Shows progress. Redraws at most ten times a second, so it may be called often.
     void show(const Progress& progress);
-    /// Shows all progress here. A signal that is deferred cancels the work.
+    /// Returns a monitor that shows progress here, and cancels the work after a deferred signal.
     Monitor monitor();
+    /// Returns the seconds since construction.
     double seconds() const;
 
 private:

@@ -13,10 +13,10 @@
 namespace safemap::cli {
 namespace {
 
-// With the plainest expression, std::regex takes 250 bytes of stack for each byte of a name; with nested groups several
-// times that, and again with sanitizers.
+// For each byte of a name, std::regex takes 250 bytes of stack with the simplest expression, several times that with
+// nested groups, and more again with sanitizers.
 constexpr std::size_t longest_name = 1024;
-// Its parser goes down as deep as groups are nested.
+// The parser of std::regex recurses once for each level of nested groups.
 constexpr std::size_t longest_rule = 4096;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -28,7 +28,7 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
         .with_hint("a rule is s/RE/TEXT/, or s/RE/TEXT/g for every match");
 }
 
-/// What stands before the next `delimiter` that has no backslash before it; cuts it off, and the delimiter.
+/// Returns the text before the next unescaped `delimiter`, and removes it and the delimiter from `rest`.
 std::string_view take_part(std::string_view& rest, char delimiter, std::string_view rule) {
     for (std::size_t i = 0; i < rest.size(); ++i) {
         if (rest[i] == '\\') {
@@ -42,11 +42,11 @@ std::string_view take_part(std::string_view& rest, char delimiter, std::string_v
     refuse(rule, fmt::format("has too few '{}'", delimiter));
 }
 
-/// TEXT as std::regex wants it. Groups get two digits, so that a digit behind one is not taken for a part of it.
+/// Returns TEXT in the notation of std::regex. Groups get two digits, so that a digit after one does not join it.
 std::string replacement_of(std::string_view text, char delimiter, unsigned groups, std::string_view rule) {
     std::string result;
     const auto add_group = [&](unsigned group) {
-        if (group > groups) refuse(rule, fmt::format("uses group {}, and its expression has {}", group, groups));
+        if (group > groups) refuse(rule, fmt::format("uses group {}, but its expression has {}", group, groups));
         result += fmt::format("${:02}", group);
     };
     const auto add_literal = [&](char c) { result += c == '$' ? "$$" : std::string(1, c); };
@@ -57,7 +57,7 @@ std::string replacement_of(std::string_view text, char delimiter, unsigned group
         } else if (text[i] == '$' && is_digit(next)) {
             unsigned group = static_cast<unsigned>(next - '0');
             ++i;
-            // As in ECMAScript, of two digits where there are so many groups.
+            // As in ECMAScript: two digits, if there are that many groups.
             if (i + 1 < text.size() && is_digit(text[i + 1])) {
                 const unsigned wider = group * 10 + static_cast<unsigned>(text[i + 1] - '0');
                 if (wider <= groups) {
@@ -70,8 +70,9 @@ std::string replacement_of(std::string_view text, char delimiter, unsigned group
             if (is_digit(next)) add_group(static_cast<unsigned>(next - '0'));
             else if (next != '\0' && (next == delimiter || next == '\\')) add_literal(next);
             else
-                refuse(rule, fmt::format("has a backslash in its text that is before no digit, '{}' or backslash",
-                                         delimiter));
+                refuse(rule,
+                       fmt::format("has an invalid escape in its text; expected a digit, '{}' or backslash after \\",
+                                   delimiter));
             ++i;
         } else {
             add_literal(text[i]);
@@ -84,7 +85,7 @@ std::regex expression_of(std::string_view text, std::string_view rule) {
     try {
         return std::regex(text.begin(), text.end(), std::regex::ECMAScript);
     } catch (const std::regex_error& error) {
-        refuse(rule, fmt::format("has no regular expression that can be read: {}", error.what()));
+        refuse(rule, fmt::format("has an invalid regular expression: {}", error.what()));
     }
 }
 
@@ -98,7 +99,7 @@ RenameRule::RenameRule(std::string_view rule) : rule_(rule) {
     std::string_view rest = rule.substr(2);
     const std::string_view expression = take_part(rest, delimiter, rule);
     const std::string_view text = take_part(rest, delimiter, rule);
-    if (!rest.empty() && rest != "g") refuse(rule, fmt::format("ends in '{}', which is no g", printable(rest)));
+    if (!rest.empty() && rest != "g") refuse(rule, fmt::format("ends in '{}'; expected nothing or g", printable(rest)));
     if (expression.empty()) refuse(rule, "has no regular expression");
     everywhere_ = rest == "g";
     expression_ = expression_of(expression, rule);
@@ -107,15 +108,15 @@ RenameRule::RenameRule(std::string_view rule) : rule_(rule) {
 
 std::string RenameRule::apply(const std::string& name) const {
     if (name.size() > longest_name)
-        throw Error(Errc::invalid_argument, fmt::format("--rename: a name of {} bytes, and {} are the most that a rule "
-                                                        "is tried on; it begins with '{}'",
+        throw Error(Errc::invalid_argument, fmt::format("--rename: a name has {} bytes, but a rule takes at most {}; "
+                                                        "it begins with '{}'",
                                                         name.size(), longest_name, printable(name.substr(0, 80))));
     using std::regex_constants::format_default;
     using std::regex_constants::format_first_only;
     try {
         return std::regex_replace(name, expression_, replacement_, everywhere_ ? format_default : format_first_only);
     } catch (const std::regex_error& error) {
-        refuse(rule_, fmt::format("is too much for '{}': {}", printable(name), error.what()));
+        refuse(rule_, fmt::format("is too complex for '{}': {}", printable(name), error.what()));
     }
 }
 
@@ -137,14 +138,14 @@ std::string Renaming::apply(std::string_view name) {
         after = std::move(changed);
     }
     if (after.empty() && !name.empty())
-        throw Error(Errc::invalid_argument, fmt::format("nothing would be left of the name '{}'", printable(name)));
+        throw Error(Errc::invalid_argument, fmt::format("the name '{}' would become empty", printable(name)));
     return after;
 }
 
 std::vector<std::string> Renaming::notes() const {
     std::vector<std::string> notes;
     for (const auto& [prefix, used] : prefixes_)
-        if (!used) notes.push_back(fmt::format("--strip-prefix '{}': no name begins so", prefix));
+        if (!used) notes.push_back(fmt::format("--strip-prefix '{}': no name begins with it", prefix));
     for (const auto& [rule, used] : rules_)
         if (!used) notes.push_back(fmt::format("--rename '{}': it changes no name", rule.text()));
     return notes;

@@ -1,4 +1,4 @@
-// Other names for tensors: --strip-prefix and --rename.
+// Renames tensors: --strip-prefix and --rename.
 #pragma once
 
 #include <regex>
@@ -8,16 +8,16 @@
 
 namespace safemap::cli {
 
-/// `s/RE/TEXT/` or `s/RE/TEXT/g`, as sed writes it; any punctuation may stand for the slash. RE is an ECMAScript
-/// expression over the bytes of a name. In TEXT, `$1` or `\1` is a group, `$&` all that matched, `$$` a dollar; behind
-/// a backslash, the slash or another backslash is itself.
+/// A rule `s/RE/TEXT/` or `s/RE/TEXT/g`, as in sed; any punctuation may replace the slash. RE is an ECMAScript
+/// expression over the bytes of a name. In TEXT, `$1` or `\1` is a group, `$&` the whole match and `$$` a dollar; a
+/// backslash escapes the slash and the backslash.
 class RenameRule {
 public:
-    /// Throws invalid_argument, with what is wrong with it.
+    /// Throws invalid_argument if the rule is invalid.
     explicit RenameRule(std::string_view rule);
 
-    /// What becomes of a name: the first match is replaced, with `g` each. Throws invalid_argument for a name of more
-    /// than 1024 bytes, which the machine of std::regex would need too much stack for.
+    /// Returns the new name: replaces the first match, or all with `g`. Throws invalid_argument for a name of more than
+    /// 1024 bytes, for which std::regex would need too much stack.
     std::string apply(const std::string& name) const;
     const std::string& text() const noexcept { return rule_; }
 
@@ -28,17 +28,17 @@ private:
     bool everywhere_ = false;
 };
 
-/// What was asked for on the command line: the prefixes first, then the rules, each on what the one before left.
+/// The prefixes and rules of the command line, applied in order: first all prefixes, then all rules.
 class Renaming {
 public:
     Renaming() = default;
-    /// Throws what RenameRule throws.
+    /// Throws whatever RenameRule throws.
     Renaming(const std::vector<std::string>& prefixes, const std::vector<std::string>& rules);
 
     bool empty() const noexcept { return prefixes_.empty() && rules_.empty(); }
-    /// Returns the new name. Throws invalid_argument if nothing would be left of it, and what RenameRule throws.
+    /// Returns the new name. Throws invalid_argument if it would be empty, and whatever RenameRule throws.
     std::string apply(std::string_view name);
-    /// Returns a note on each prefix and rule that has changed no name so far.
+    /// Returns a note for each prefix and rule that has not changed any name.
     std::vector<std::string> notes() const;
 
 private:

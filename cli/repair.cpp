@@ -1,4 +1,4 @@
-// safemap repair: what others wrote wrongly, written as the reference writes.
+// safemap repair: rewrites a non-conforming file as the reference implementation would write it.
 #include "command.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
@@ -18,15 +18,17 @@ public:
 
     void declare(CLI::App& app) override {
         app.add_option("IN", in_, "a file, a folder or an index")->required()->type_name("");
-        app.add_option("OUT", out_, "a new folder, or a new file in .safetensors or .sft")->required()->type_name("");
-        app.add_flag("--checksums", options_.checksums, "write a digest of each tensor, which verify compares");
+        app.add_option("OUT", out_, "a new folder, or a new file that ends in .safetensors or .sft")
+            ->required()
+            ->type_name("");
+        app.add_flag("--checksums", options_.checksums, "store a digest of each tensor, for verify to check");
         app.add_flag("--force", options_.overwrite,
-                     "replace the checkpoint that is at OUT, once the new one is complete");
+                     "replace an existing checkpoint at OUT once the new one is complete");
     }
 
     int run(Console& console) override {
         if (!common.selects_all())
-            throw Error(Errc::invalid_argument, "repair is of everything: --include and --exclude have no place here");
+            throw Error(Errc::invalid_argument, "repair rewrites everything; it does not take --include and --exclude");
         require_out(out_);
         const RepairReport report = mend(console);
         if (console.json()) {
@@ -54,10 +56,10 @@ private:
 
     std::string as_text(const RepairReport& report) const {
         std::string text =
-            fmt::format("{}: wrote {}, {}, {}; {} mended\n", printable(out_),
+            fmt::format("{}: wrote {}, {}, {}; {} repaired\n", printable(out_),
                         count_text(report.saved.tensors, "tensor"), count_text(report.saved.files.size(), "file"),
                         bytes_text(report.saved.bytes_written), count_text(report.repairs.size(), "fault"));
-        for (const std::string& repair : report.repairs) text += fmt::format("  mended   {}\n", printable(repair));
+        for (const std::string& repair : report.repairs) text += fmt::format("  repaired {}\n", printable(repair));
         return text;
     }
 

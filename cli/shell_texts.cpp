@@ -13,9 +13,9 @@
 namespace safemap::cli {
 namespace {
 
-constexpr std::string_view origin = "# Made from the program's own table of options.\n";
+constexpr std::string_view origin = "# Generated from the program's table of options.\n";
 
-/// Every occurrence of a character that `what` has gets `before` in front of it.
+/// Returns `text` with `before` inserted before every character that is in `what`.
 std::string escaped(std::string_view text, std::string_view what, std::string_view before) {
     std::string result;
     for (const char c : text) {
@@ -31,7 +31,7 @@ std::string replaced(std::string_view text, char what, std::string_view with) {
     return result;
 }
 
-/// Inside the single quotes of bash and zsh.
+/// Returns `text` escaped for the single quotes of bash and zsh.
 std::string quoted_once(std::string_view text) { return replaced(text, '\'', R"('\'')"); }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -47,8 +47,8 @@ std::string command_names() {
     return joined(names);
 }
 
-/// Roff takes a backslash for an escape, a hyphen for a dash, a quote for a curved one, and a dot at the beginning of a
-/// line for an order.
+/// Returns `text` escaped for roff, where a backslash begins an escape, a hyphen is a dash, a quote becomes curved, and
+/// a dot at the beginning of a line begins a command.
 std::string roff(std::string_view text) {
     const std::string plain = replaced(replaced(replaced(text, '\\', R"(\e)"), '-', R"(\-)"), '\'', R"(\(aq)");
     return plain.starts_with('.') ? R"(\&)" + plain : plain;
@@ -109,7 +109,7 @@ std::string zsh_completion() {
         "names=(\n";
     for (const CommandRow& row : commands())
         text += fmt::format("        '{}:{}'\n", row.name, quoted_once(escaped(row.purpose, ":", "\\")));
-    text += R"(        'help:The help of a command.'
+    text += R"(        'help:Shows the help of a command.'
     )
     if (( CURRENT == 2 )); then
         _describe command names
@@ -145,7 +145,7 @@ std::string fish_completion() {
     text +=
         "complete -c safemap -n __fish_use_subcommand -f -l help -d 'show the commands'\n"
         "complete -c safemap -n __fish_use_subcommand -f -s V -l version -d 'show the version'\n"
-        "complete -c safemap -n __fish_use_subcommand -f -a help -d 'The help of a command.'\n";
+        "complete -c safemap -n __fish_use_subcommand -f -a help -d 'Shows the help of a command.'\n";
     for (const CommandRow& row : commands())
         text +=
             fmt::format("complete -c safemap -n __fish_use_subcommand -f -a {} -d {}\n", row.name, quoted(row.purpose));
@@ -163,7 +163,7 @@ std::string fish_completion() {
 
 std::string man_page() {
     std::string text =
-        ".\\\" Made from the program's own table of options.\n.TH SAFEMAP 1 \"\" \"safemap " SAFEMAP_VERSION
+        ".\\\" Generated from the program's table of options.\n.TH SAFEMAP 1 \"\" \"safemap " SAFEMAP_VERSION
         "\" \"User Commands\"\n"
         ".SH NAME\nsafemap \\- inspects, converts, verifies and loads checkpoints of neural networks\n"
         ".SH SYNOPSIS\n";
@@ -174,8 +174,8 @@ std::string man_page() {
 .br
 .B safemap \-V
 .SH DESCRIPTION
-A PATH is a file, a folder, or an index. Formats are told by content. Results go to the standard output, everything
-else to the standard error.
+A PATH is a file, a folder, or an index. Formats are recognised by content. Results go to the standard output,
+everything else to the standard error.
 .SH COMMANDS
 )";
     for (const CommandRow& row : commands()) {
@@ -190,23 +190,23 @@ else to the standard error.
 Done.
 .TP
 .B 1
-The data is wrong, or differs.
+The data is damaged, incomplete or of no known format, or two checkpoints differ.
 .TP
 .B 2
-The call is wrong.
+The command line is wrong.
 .TP
 .B 3
-The system failed while working.
+The system failed: no space, no permission, or an I/O error.
 .TP
 .B 130
 Cancelled by a signal.
 .SH ENVIRONMENT
 .TP
 .B NO_COLOR
-No colours, where it is set.
+If set, the output has no colours.
 .TP
 .B COLUMNS
-The width of the terminal, where it differs from what the terminal says.
+Overrides the width of the terminal.
 )";
 }
 

@@ -1,4 +1,4 @@
-// Completions for shells and the man page, made from the table of commands.
+// Shell completions and the man page, generated from the table of commands.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace safemap::cli {
 std::string bash_completion();
 std::string zsh_completion();
 std::string fish_completion();
-/// safemap(1), in roff.
+/// Returns safemap(1), in roff.
 std::string man_page();
 
 }  // namespace safemap::cli

@@ -12,12 +12,12 @@ namespace {
 
 constexpr int cancelled_exit = 130;  // 128 + SIGINT, as shells count
 
-// A handler may touch lock-free atomics and nothing else.
+// A signal handler may access only lock-free atomics.
 std::atomic<bool> deferred{false};
 std::atomic<bool> requested{false};
 std::atomic<bool> has_output{false};
 std::atomic<bool> says_json{false};
-std::atomic<bool> on_terminal{false};  // where the line begins with the terminal's ^C
+std::atomic<bool> on_terminal{false};  // true if the terminal echoes ^C before the message
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 void say(int descriptor, const char* text) noexcept {
@@ -35,8 +35,8 @@ void on_signal(int) {
     ::_exit(cancelled_exit);
 }
 
-/// A closed stdout or stderr must not become the number of a file that is opened later: what is meant for the
-/// terminal would be written into it. Opened for reading, writing to it still fails as it should.
+/// Opens /dev/null in place of closed standard descriptors. Otherwise a file opened later could get the number of
+/// stdout or stderr, and messages would be written into it. It is opened for reading, so that writing still fails.
 void occupy_standard_descriptors() {
     for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
         if (::fcntl(descriptor, F_GETFD) == -1) [[maybe_unused]]
@@ -54,12 +54,13 @@ void install_signals(bool json) {
     action.sa_flags = SA_RESTART;
     ::sigaction(SIGINT, &action, nullptr);
     ::sigaction(SIGTERM, &action, nullptr);
-    // A terminal that is closed; but not under nohup, which has this signal ignored.
+    // SIGHUP: the terminal is closed. Under nohup this signal is ignored and stays so.
     struct sigaction inherited = {};
     ::sigaction(SIGHUP, nullptr, &inherited);
     if (inherited.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
-    std::signal(SIGXFSZ, SIG_IGN);  // a file larger than `ulimit -f` allows is an error, and what was begun is removed
+    // A file larger than `ulimit -f` is then an error, and the unfinished output is removed.
+    std::signal(SIGXFSZ, SIG_IGN);
 }
 
 DeferSignals::DeferSignals() { deferred = true; }

@@ -1,15 +1,15 @@
-// Ctrl-C and SIGTERM end the program with exit code 130; while something is being written, they ask for it to be
-// undone first.
+// Ctrl-C and SIGTERM end the program with exit code 130. While it is writing, they first cancel the work, which
+// removes the unfinished output.
 #pragma once
 
 namespace safemap::cli {
 
-/// Takes over SIGINT and SIGTERM, and makes a reader that goes away an error instead of a signal. Called once, before
-/// there are threads. `json`: what a cancelled run says, it says as an object on stdout.
+/// Handles SIGINT and SIGTERM, and ignores SIGPIPE, so that a closed pipe is an error. Call it once, before threads
+/// start. If `json` is true, a cancelled run prints its error as an object on stdout.
 void install_signals(bool json);
 
-/// While one lives, a signal is noted and the work goes on; otherwise a signal ends the program at once, which is
-/// right wherever nothing has been written.
+/// A scope in which a signal is only recorded and the work goes on. Outside of it, a signal ends the program at once,
+/// which is safe while nothing is written.
 class DeferSignals {
 public:
     DeferSignals();
@@ -17,11 +17,11 @@ public:
     DeferSignals(const DeferSignals&) = delete;
     DeferSignals& operator=(const DeferSignals&) = delete;
 
-    /// Whether one came.
+    /// Returns true if a signal was received.
     static bool cancelled() noexcept;
 };
 
-/// From here on stdout holds a result: a signal adds nothing to it.
+/// Tells the handler that stdout has a result: a signal then prints nothing.
 void output_begins() noexcept;
 
 }  // namespace safemap::cli

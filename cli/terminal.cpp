@@ -15,7 +15,7 @@ struct Range {
     char32_t first, last;
 };
 
-// East_Asian_Width W and F of Unicode 15. Neighbours are joined across code points that are not assigned.
+// East_Asian_Width W and F of Unicode 15. Ranges are joined across unassigned code points.
 constexpr Range wide[] = {
     {0x1100, 0x115F},   {0x231A, 0x231B},   {0x2329, 0x232A},   {0x23E9, 0x23EC},   {0x23F0, 0x23F0},
     {0x23F3, 0x23F3},   {0x25FD, 0x25FE},   {0x2614, 0x2615},   {0x2648, 0x2653},   {0x267F, 0x267F},
@@ -36,8 +36,8 @@ constexpr Range wide[] = {
     {0x1F947, 0x1F9FF}, {0x1FA70, 0x1FAFF}, {0x20000, 0x3FFFD},
 };
 
-// Combining marks of the scripts that names are written in, variation selectors, and the vowels and final consonants of
-// Korean syllables in parts.
+// Combining marks of common scripts, variation selectors, and the vowels and final consonants of decomposed Korean
+// syllables.
 constexpr Range combining[] = {
     {0x0300, 0x036F}, {0x0483, 0x0489},   {0x0591, 0x05BD}, {0x05BF, 0x05BF}, {0x05C1, 0x05C2}, {0x05C4, 0x05C5},
     {0x0610, 0x061A}, {0x064B, 0x065F},   {0x0670, 0x0670}, {0x06D6, 0x06DC}, {0x0900, 0x0902}, {0x093C, 0x093C},
@@ -66,7 +66,7 @@ std::size_t width_of(std::string_view character) {
     return among(combining, point) ? 0 : among(wide, point) ? 2 : 1;
 }
 
-/// Cuts the first character off `text`; bytes that are not UTF-8 may come as one of up to four.
+/// Removes the first character from `text` and returns it. Invalid UTF-8 may give a character of up to four bytes.
 std::string_view take_character(std::string_view& text) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
     const std::size_t most = std::min<std::size_t>(text.size(), byte(0) < 0xC0 ? 1 : 4);
@@ -77,7 +77,7 @@ std::string_view take_character(std::string_view& text) {
     return character;
 }
 
-/// The longest beginning of `text` of at most `columns` columns.
+/// Returns the longest beginning of `text` of at most `columns` columns.
 std::string_view beginning(std::string_view text, std::size_t columns) {
     std::string_view rest = text;
     while (!rest.empty()) {
@@ -90,11 +90,11 @@ std::string_view beginning(std::string_view text, std::size_t columns) {
     return text.substr(0, text.size() - rest.size());
 }
 
-/// The longest end of `text` of at most `columns` columns.
+/// Returns the longest end of `text` of at most `columns` columns.
 std::string_view ending(std::string_view text, std::size_t columns) {
     std::size_t width = display_width(text);
     while (width > columns) width -= width_of(take_character(text));
-    // A mark belongs to the character that was cut off.
+    // A combining mark at the beginning belongs to the character that was removed.
     while (!text.empty()) {
         std::string_view after = text;
         if (width_of(take_character(after)) > 0) break;
@@ -117,7 +117,7 @@ std::size_t display_width(std::string_view text) {
 
 std::string shortened(std::string_view text, std::size_t columns) {
     constexpr std::string_view gap = "...";
-    // A character has four bytes and one column at least, but for marks: most texts need no look.
+    // No character is wider than it has bytes, so most texts need no measuring.
     if (text.size() <= columns || display_width(text) <= columns) return std::string(text);
     if (columns <= gap.size()) return std::string(beginning(text, columns));
     const std::size_t room = columns - gap.size();

@@ -1,4 +1,4 @@
-// safemap verify: every fault of a checkpoint.
+// safemap verify: checks a whole checkpoint and reports every fault.
 #include "command.hpp"
 #include "progress.hpp"
 
@@ -32,7 +32,7 @@ std::string as_text(const VerifyReport& report, const std::string& path) {
     for (const Error& fault : report.faults)
         text += fmt::format("fault: {}: {}\n", name(fault.code()), printable(fault.what()));
     for (const std::string& note : report.notes) text += fmt::format("note: {}\n", printable(note));
-    // A file that Python would run code for is not called ok, however well it can be read.
+    // A file for which Python would run code is "readable", not "ok", even without faults.
     const std::string good = report.asks_for_code ? "readable" : "ok";
     const std::string verdict = report.ok() ? good : count_text(report.faults.size(), "fault");
     text +=
@@ -51,7 +51,7 @@ public:
 
     int run(Console& console) override {
         if (!common.selects_all())
-            throw Error(Errc::invalid_argument, "verify checks everything: --include and --exclude have no place here");
+            throw Error(Errc::invalid_argument, "verify checks everything; it does not take --include and --exclude");
         const VerifyReport report = check(console);
         if (console.json()) console.result(as_json(report));
         else console.result(as_text(report, path_));

@@ -1,4 +1,4 @@
-// Prints the completions of a shell, or the man page; meson installs what it prints.
+// Prints the completions of a shell or the man page. Meson installs the output.
 #include "shell_texts.hpp"
 
 #include <cstdio>

@@ -74,7 +74,7 @@ std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) noexcep
 
 Error crc32_mismatch(std::string_view record, std::uint32_t found, std::uint32_t stored) {
     return {Errc::checksum_mismatch, "record " + safemap::quoted(record) + ": the data has CRC-32 " + hex32(found) +
-                                         ", stored is " + hex32(stored)};
+                                         ", expected " + hex32(stored)};
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -40,8 +40,8 @@ public:
 
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
         if (!Extent{offset, into.size()}.inside(size_))
-            throw fault(Errc::file_truncated, bytes_text(into.size()) + " wanted at offset " + std::to_string(offset) +
-                                                  ", but there are " + bytes_text(size_));
+            throw fault(Errc::file_truncated, bytes_text(into.size()) + " requested at offset " +
+                                                  std::to_string(offset) + ", but there are " + bytes_text(size_));
         if (into.empty()) return;
         const std::lock_guard lock(mutex_);
         try {
@@ -79,7 +79,7 @@ private:
         std::byte beyond{};
         const auto made = inflate_some(std::span(&beyond, 1));
         if (made != 0)
-            throw fault(Errc::inflate_failed, "compressed data goes on after the " + bytes_text(size_) + " promised");
+            throw fault(Errc::inflate_failed, "compressed data continues after the expected " + bytes_text(size_));
         if (stored_crc_ && crc_ != *stored_crc_)
             throw crc32_mismatch(record_, crc_, *stored_crc_).with_path(source_->name());
         close();
@@ -97,8 +97,8 @@ private:
         while (!into.empty()) {
             const std::size_t made = inflate_some(into);
             if (made == 0)
-                throw fault(Errc::inflate_failed, "compressed data ends after " + bytes_text(position_) + ", " +
-                                                      bytes_text(size_) + " promised");
+                throw fault(Errc::inflate_failed,
+                            "compressed data ends after " + bytes_text(position_) + ", expected " + bytes_text(size_));
             if (stored_crc_) crc_ = crc32(crc_, into.first(made));
             into = into.subspan(made);
             position_ += made;
@@ -116,8 +116,8 @@ private:
             if (status == Z_STREAM_END || stream_.avail_out != part) return part - stream_.avail_out;
             const bool starved = stream_.avail_in == 0 && consumed_ < packed_.size;
             if (status == Z_OK || (status == Z_BUF_ERROR && starved)) continue;
-            throw fault(Errc::inflate_failed, "compressed data breaks after " + bytes_text(position_) + ", " +
-                                                  bytes_text(size_) + " promised");
+            throw fault(Errc::inflate_failed, "compressed data is corrupt after " + bytes_text(position_) +
+                                                  ", expected " + bytes_text(size_));
         }
     }
 

@@ -55,7 +55,7 @@ namespace dom = simdjson::dom;
 /// Copies an element into a Value. `left` is the number of containers that may still be entered.
 Value copy(const dom::element& element, unsigned left, Errc code) {
     if (left == 0 && (element.is_array() || element.is_object()))
-        throw Error(code, "not JSON: too many arrays and objects within each other");
+        throw Error(code, "not JSON: arrays and objects are nested too deep");
     switch (element.type()) {
         case dom::element_type::NULL_VALUE: return Value(std::monostate{});
         case dom::element_type::BOOL: return Value(element.get_bool().value_unsafe());
@@ -131,7 +131,9 @@ constexpr bool special(unsigned char byte, Charset charset) {
 }  // namespace
 
 std::string read_text(const Source& source, std::uint64_t most, Errc code, std::string_view what) {
-    if (source.size() > most) throw Error(code, bytes_text(source.size()) + " are too many for " + std::string(what));
+    if (source.size() > most)
+        throw Error(code, std::string(what) + " of " + bytes_text(source.size()) + " is too large; the limit is " +
+                              bytes_text(most));
     std::string text(source.size(), '\0');
     source.read_at(0, std::as_writable_bytes(std::span(text.data(), text.size())));
     return text;
@@ -169,7 +171,7 @@ Value parse(std::string_view text, Errc code, std::string_view large, const OnMe
 void parse_members(std::string_view text, Errc code, const OnMember& on_member) {
     dom::parser parser;
     dom::object members;
-    if (parsed(parser, text, code).get_object().get(members)) throw Error(code, "JSON, but not an object");
+    if (parsed(parser, text, code).get_object().get(members)) throw Error(code, "the JSON is not an object");
     hand_out(members, max_depth - 1, code, on_member);
 }
 

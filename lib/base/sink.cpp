@@ -50,8 +50,7 @@ public:
 
 private:
     [[noreturn]] void refuse(std::uint64_t size) const {
-        throw Error(Errc::out_of_memory, "memory for a file of " + bytes_text(size) + " cannot be had")
-            .with_path(name_);
+        throw Error(Errc::out_of_memory, "cannot allocate memory for a file of " + bytes_text(size)).with_path(name_);
     }
 
     std::string name_;
@@ -68,7 +67,7 @@ public:
     void allocate(std::uint64_t size) override {
         if (size <= into_.size()) return;
         throw Error(Errc::no_space,
-                    "the file has " + bytes_text(size) + ", the memory given for it " + bytes_text(into_.size()))
+                    "the file needs " + bytes_text(size) + ", but its memory has " + bytes_text(into_.size()))
             .with_path(name_);
     }
 
@@ -118,7 +117,7 @@ std::shared_ptr<Sink> memory_sink(std::string name, std::span<std::byte> into) {
 
 std::shared_ptr<Sink> callback_sink(std::string name,
                                     std::function<void(std::uint64_t, std::span<const std::byte>)> write) {
-    if (!write) throw Error(Errc::invalid_argument, "no function to write with").with_path(name);
+    if (!write) throw Error(Errc::invalid_argument, "the write function is missing").with_path(name);
     return std::make_shared<CallbackSink>(std::move(name), std::move(write));
 }
 

@@ -13,8 +13,8 @@ namespace {
 
 void require_inside(Extent extent, std::uint64_t size, const std::string& name) {
     if (extent.inside(size)) return;
-    throw Error(Errc::file_truncated, bytes_text(extent.size) + " wanted at offset " + std::to_string(extent.offset) +
-                                          ", but there are " + bytes_text(size))
+    throw Error(Errc::file_truncated, bytes_text(extent.size) + " requested at offset " +
+                                          std::to_string(extent.offset) + ", but there are " + bytes_text(size))
         .with_path(name);
 }
 
@@ -85,7 +85,7 @@ std::shared_ptr<const Source> memory_source(std::string name, std::vector<std::b
 
 std::shared_ptr<const Source> callback_source(std::string name, std::uint64_t size,
                                               std::function<void(std::uint64_t, std::span<std::byte>)> read) {
-    if (!read) throw Error(Errc::invalid_argument, "no function to read with").with_path(name);
+    if (!read) throw Error(Errc::invalid_argument, "the read function is missing").with_path(name);
     return std::make_shared<CallbackSource>(std::move(name), size, std::move(read));
 }
 

@@ -219,8 +219,8 @@ struct Names {
             if (!selection.matches(name)) continue;
             const std::string_view after = renamed.emplace_back(std::move(name));
             if (!by_name.emplace(after, named.tensor).second)
-                throw Error(Errc::name_collision, safemap::quoted(named.name) + " would become " +
-                                                      safemap::quoted(after) + ", as another name does");
+                throw Error(Errc::name_collision, safemap::quoted(named.name) + " and another name would both become " +
+                                                      safemap::quoted(after));
             all.push_back({after, named.tensor});
         }
     }
@@ -334,7 +334,7 @@ void note_prefix(const Names& a, const Names& b, DiffReport& report) {
     const auto note = [&report](const std::string& prefix, const char* has, const char* lacks) {
         if (prefix.empty()) return;
         report.notes.push_back(std::string("names of ") + has + " begin with " + safemap::quoted(prefix) +
-                               ", and are those of " + lacks + " without it");
+                               "; without it, they are the names of " + lacks);
     };
     note(checkpoint::certain_prefix(only_in_b, only_in_a), "A", "B");
     note(checkpoint::certain_prefix(only_in_a, only_in_b), "B", "A");
@@ -354,7 +354,7 @@ void note_ties(const Names& has, const Names& lacks, const std::string& side, co
         for (const NamedTensor& name : names)
             if (lacks.find(name.name) == nullptr && ++found <= most)
                 report.notes.push_back(safemap::quoted(name.name) + " is tied to " + safemap::quoted(in_both->name) +
-                                       " in " + side + ", and " + other + " has no such tie");
+                                       " in " + side + ", but not in " + other);
     }
     if (found > most) report.notes.push_back(other + " lacks " + std::to_string(found - most) + " more ties");
 }
@@ -363,8 +363,8 @@ void require_sense(const std::optional<Tolerance>& tolerance) {
     if (!tolerance) return;
     for (const double bound : {tolerance->atol, tolerance->rtol})
         if (!std::isfinite(bound) || bound < 0)
-            throw Error(Errc::invalid_argument,
-                        "a tolerance of " + std::to_string(bound) + ", wanted a number that is not negative");
+            throw Error(Errc::invalid_argument, "invalid tolerance " + std::to_string(bound) +
+                                                    "; expected a finite number that is not negative");
 }
 
 }  // namespace

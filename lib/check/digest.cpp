@@ -132,7 +132,7 @@ CheckpointDigests digests(const Checkpoint& checkpoint, const DigestOptions& opt
         case DigestAlgorithm::xxh3_128: return digests_by<Xxh3>(checkpoint, options);
         case DigestAlgorithm::sha256: return digests_by<Sha256>(checkpoint, options);
     }
-    throw Error(Errc::invalid_argument, "a digest algorithm that does not exist");
+    throw Error(Errc::invalid_argument, "unknown digest algorithm");
 }
 
 std::string digest(const LazyTensor& tensor, DigestAlgorithm algorithm) {
@@ -140,7 +140,7 @@ std::string digest(const LazyTensor& tensor, DigestAlgorithm algorithm) {
         case DigestAlgorithm::xxh3_128: return digest_by<Xxh3>(tensor);
         case DigestAlgorithm::sha256: return digest_by<Sha256>(tensor);
     }
-    throw Error(Errc::invalid_argument, "a digest algorithm that does not exist");
+    throw Error(Errc::invalid_argument, "unknown digest algorithm");
 }
 
 }  // namespace safemap::SAFEMAP_ABI

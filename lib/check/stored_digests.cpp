@@ -33,14 +33,14 @@ public:
     /// Reads the list. Throws header_bad_metadata.
     void read(const std::string& text) {
         if (text.size() > longest_list())
-            throw bad("have " + bytes_text(text.size()) + ", more than the tensors of the file can take");
+            throw bad("have " + bytes_text(text.size()) + ", more than the tensors of the file need");
         safetensors::read_digests(text, [this](std::string_view name, const Digest& digest) { add(name, digest); });
     }
 
     void report(FaultSink& faults) const {
         if (unknown_ > 0)
             faults.fault(bad("name " + std::to_string(unknown_) + (unknown_ == 1 ? " tensor" : " tensors") +
-                             " that the file does not hold, " + safemap::quoted(first_unknown_) + " first"));
+                             " that the file does not have; the first is " + safemap::quoted(first_unknown_)));
         if (!repeated_.empty()) faults.fault(bad("name " + safemap::quoted(repeated_) + " more than once"));
     }
 
@@ -102,22 +102,22 @@ void note_unchecked(state::Contents& contents, std::span<const FileDigests> file
     if (listed == 0 && !has_identity) return;
     if (!has_identity)
         contents.notes.emplace_back(
-            "there is no digest of the checkpoint, so names, dtypes and shapes are not compared");
+            "there is no digest of the checkpoint, so names, dtypes and shapes are not checked");
     if (!has_identity && whole < std::ssize(files))
-        contents.notes.emplace_back("some tensors have no digest, and are not compared");
+        contents.notes.emplace_back("some tensors have no digest and are not checked");
     if (contents.structure_unchecked)
-        contents.notes.emplace_back("the structure document has no digest, and is not compared");
+        contents.notes.emplace_back("the structure document has no digest and is not checked");
 }
 
 /// Returns the fault of a digest whose document is missing, or whose tensors lack digests.
 std::optional<Error> orphan(const state::Contents& contents, std::span<const FileDigests> files, bool has_identity) {
     if (state::find_value(contents.metadata, safetensors::structure_digest_key) != nullptr)
         return Error(Errc::header_bad_metadata,
-                     "the metadata has the digest of a structure document, and no structure document");
+                     "the metadata has the digest of a structure document, but there is no structure document");
     const auto lacks = std::find_if(files.begin(), files.end(), [](const FileDigests& file) { return !file.of_all; });
     if (!has_identity || lacks == files.end()) return std::nullopt;
     Error error(Errc::header_bad_metadata,
-                "the checkpoint has a digest, and " + std::string(lacks->listed ? "some tensors" : "the tensors") +
+                "the checkpoint has a digest, but " + std::string(lacks->listed ? "some tensors" : "the tensors") +
                     " of this file have none in " + safemap::quoted(safetensors::digests_key));
     return std::move(error.with_path(lacks->source->name()));
 }
@@ -187,12 +187,12 @@ void check_identity(state::Contents& contents, std::span<const FileDigests> file
     const auto found = found_identity(contents, files);
     if (!found) {
         contents.notes.emplace_back(
-            "the digest of the checkpoint is not compared: its names are not those of its files");
+            "the digest of the checkpoint is not checked: its names differ from those in its files");
         return;
     }
     if (hex(*found) == *stored) return;
-    with_path.fault(Error(Errc::checksum_mismatch, "the digests of its tensors make " + hex(*found) +
-                                                       " of the checkpoint, stored is " + safemap::quoted(*stored)));
+    with_path.fault(Error(Errc::checksum_mismatch,
+                          "the digest of the checkpoint is " + hex(*found) + ", expected " + safemap::quoted(*stored)));
 }
 
 }  // namespace safemap::SAFEMAP_ABI::check

@@ -178,7 +178,7 @@ private:
         report.checked_bytes += stretch.extent.size;
         if (found == stretch.tensor->digest) return;
         Error fault(Errc::checksum_mismatch,
-                    "the data has XXH3-128 " + hex(found) + ", stored is " + hex(stretch.tensor->digest));
+                    "the data has XXH3-128 " + hex(found) + ", expected " + hex(stretch.tensor->digest));
         report.faults.push_back(std::move(fault.with_path(stretch.source->name()).with_tensor(stretch.tensor->name)));
     }
 

@@ -90,13 +90,13 @@ Checkpoint Checkpoint::open(std::span<const std::filesystem::path> files, const 
 
 Checkpoint Checkpoint::open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options) {
     if (std::find(files.begin(), files.end(), nullptr) != files.end())
-        throw Error(Errc::invalid_argument, "no source to open");
+        throw Error(Errc::invalid_argument, "the source is null");
     ThrowFirst faults;
     return Checkpoint(std::make_shared<const State>(open::read_files(files, options, faults)));
 }
 
 Checkpoint Checkpoint::open(std::shared_ptr<const Source> source, const OpenOptions& options) {
-    if (!source) throw Error(Errc::invalid_argument, "no source to open");
+    if (!source) throw Error(Errc::invalid_argument, "the source is null");
     ThrowFirst faults;
     return Checkpoint(std::make_shared<const State>(open::read_file(source, options, faults)));
 }

@@ -63,7 +63,7 @@ public:
         const bool taken = pairs_.contains(after);
         if (taken && before != after)
             throw Error(Errc::name_collision, safemap::quoted(before) + " would become " + safemap::quoted(after) +
-                                                  ", which the metadata has already");
+                                                  ", which is already a metadata key");
         if (!taken && ties_.contains(before)) pairs_.emplace(after, stored);
     }
 
@@ -147,11 +147,11 @@ std::vector<std::string> Checkpoint::parts() const {
 Checkpoint Checkpoint::below(std::string_view path) const {
     const auto node = tree() == nullptr ? std::nullopt : tree()->find(path);
     if (!node) {
-        Error error(Errc::invalid_argument, "nothing in it is called " + safemap::quoted(path));
+        Error error(Errc::invalid_argument, "there is no part named " + safemap::quoted(path));
         std::string candidates;
         for (const std::string& part : parts())
-            candidates += (candidates.empty() ? "there are " : ", ") + safemap::quoted(part);
-        throw error.with_hint(candidates.empty() ? "it is a flat state dict, without parts" : candidates);
+            candidates += (candidates.empty() ? "its parts are " : ", ") + safemap::quoted(part);
+        throw error.with_hint(candidates.empty() ? "it is a flat state dict without parts" : candidates);
     }
     StateTree subtree = state_->origin ? selected_tree(*this).subtree(*node) : tree()->subtree(*node);
     // In a file, tensors have the names of the whole tree. set_tree() gives them new ones.

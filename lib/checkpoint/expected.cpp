@@ -31,7 +31,8 @@ const std::string& read_string(const json::Value& value, std::string_view key) {
 Dtype read_dtype(const json::Value& value) {
     const std::string& text = read_string(value, "dtype");
     if (const auto dtype = parse_dtype(text)) return *dtype;
-    throw Error(Errc::unknown_dtype, safemap::quoted(text) + " is not a dtype: BF16, bf16, bfloat16 and so on");
+    throw Error(Errc::unknown_dtype,
+                "unknown dtype " + safemap::quoted(text) + "; expected a name such as BF16, bf16 or bfloat16");
 }
 
 Shape read_shape(const json::Value& value) {
@@ -40,7 +41,7 @@ Shape read_shape(const json::Value& value) {
     Shape shape;
     for (const json::Value& dimension : *dimensions) {
         const auto number = dimension.unsigned_integer();
-        if (!number) throw bad_field("dimension " + std::to_string(shape.size()) + " is not a whole number from 0 on");
+        if (!number) throw bad_field("dimension " + std::to_string(shape.size()) + " is not an integer of 0 or more");
         shape.push_back(*number);
     }
     return shape;
@@ -48,12 +49,12 @@ Shape read_shape(const json::Value& value) {
 
 const json::Value& required(const json::Value& tensor, std::string_view key) {
     if (const json::Value* const value = tensor.find(key)) return *value;
-    throw bad_field("no " + safemap::quoted(key));
+    throw bad_field(safemap::quoted(key) + " is missing");
 }
 
 ExpectedTensor read_tensor(const json::Member& member) {
     return about_tensor(member.key, [&] {
-        if (member.value.object() == nullptr) throw bad_field("not an object with dtype and shape");
+        if (member.value.object() == nullptr) throw bad_field("expected an object with dtype and shape");
         ExpectedTensor tensor{.name = member.key,
                               .dtype = read_dtype(required(member.value, "dtype")),
                               .shape = read_shape(required(member.value, "shape"))};
@@ -79,7 +80,7 @@ void require_size(const ExpectedTensor& tensor) {
 std::vector<std::uint32_t> checkpoint::checked_roots(std::span<const ExpectedTensor> expected) {
     NameIndex numbers;
     numbers.add_all(NamesOf(expected), [&](std::uint32_t first, std::uint32_t) {
-        throw bad_field("expected twice").with_tensor(expected[first].name);
+        throw bad_field("duplicate name").with_tensor(expected[first].name);
     });
 
     std::vector<std::uint32_t> roots;
@@ -89,8 +90,8 @@ std::vector<std::uint32_t> checkpoint::checked_roots(std::span<const ExpectedTen
         const auto own = static_cast<std::uint32_t>(roots.size());
         const auto root = tensor.alias_of.empty() ? own : numbers.find(tensor.alias_of, NamesOf(expected));
         if (!root || (*root != own && !expected[*root].alias_of.empty()))
-            throw bad_field("an alias of " + safemap::quoted(tensor.alias_of) + ", which is " +
-                            (root ? "an alias itself" : "not expected"))
+            throw bad_field("it is an alias of " + safemap::quoted(tensor.alias_of) + ", which is " +
+                            (root ? "itself an alias" : "not an expected tensor"))
                 .with_tensor(tensor.name);
         roots.push_back(*root);
     }
@@ -112,7 +113,7 @@ std::vector<ExpectedTensor> expected_tensors(const Checkpoint& checkpoint, const
 
 std::vector<ExpectedTensor> parse_expected(std::string_view text) {
     const json::Value root = json::parse(text, Errc::expectation_not_json);
-    if (root.object() == nullptr) throw Error(Errc::expectation_not_json, "JSON, but not an object");
+    if (root.object() == nullptr) throw Error(Errc::expectation_not_json, "the JSON is not an object");
     std::vector<ExpectedTensor> expected;
     expected.reserve(root.object()->size());
     for (const json::Member& member : *root.object())
@@ -128,7 +129,8 @@ std::vector<ExpectedTensor> read_expected(const std::filesystem::path& path, con
     const bool is_expectation = open::recognise(*source).content == open::Content::json && !open::is_index(*source);
     if (!is_expectation) return expected_tensors(Checkpoint::open(path, options));
     return about_file(source->name(), [&] {
-        return parse_expected(json::read_text(*source, max_json_bytes, Errc::expectation_not_json, "names and shapes"));
+        return parse_expected(
+            json::read_text(*source, max_json_bytes, Errc::expectation_not_json, "a list of expected tensors"));
     });
 }
 

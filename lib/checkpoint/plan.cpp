@@ -217,7 +217,7 @@ private:
             const ExpectedTensor& alias = expected_[i];
             if (own_[i] == none || own_[i] == given_[roots_[i]] || !selected(alias.name)) continue;
             plan_.notes.push_back(safemap::quoted(alias.name) + " is tied to " + safemap::quoted(alias.alias_of) +
-                                  " in the model, but stored apart: each gets its own");
+                                  " in the model but stored separately: each is loaded from its own data");
         }
     }
 
@@ -227,7 +227,7 @@ private:
         for (const ExpectedTensor& tensor : plan_.missing) missing.insert(tensor.name);
         for (const SkippedObject& object : checkpoint_.skipped())
             if (missing.contains(object.name))
-                plan_.notes.push_back(safemap::quoted(object.name) + " is there, but cannot be loaded: " + object.why);
+                plan_.notes.push_back(safemap::quoted(object.name) + " exists, but cannot be loaded: " + object.why);
     }
 
     void note_prefixes() {
@@ -237,10 +237,10 @@ private:
         plan_.model_prefix = checkpoint::certain_prefix(unexpected, missing);
         if (!plan_.checkpoint_prefix.empty())
             plan_.notes.push_back("names of the checkpoint begin with " + safemap::quoted(plan_.checkpoint_prefix) +
-                                  ", and are the model's without it");
+                                  "; without it, they are the names of the model");
         if (!plan_.model_prefix.empty())
             plan_.notes.push_back("names of the model begin with " + safemap::quoted(plan_.model_prefix) +
-                                  ", and are the checkpoint's without it");
+                                  "; without it, they are the names of the checkpoint");
     }
 
     const Checkpoint& checkpoint_;
@@ -261,8 +261,8 @@ void LoadPlan::require() const {
     std::string fault;
     add_fault(fault, fill_ == Fill::nan ? "missing, of dtypes without NaN" : "missing", foldables(unfilled_));
     if (!ignore_unexpected_) add_fault(fault, "unexpected", foldables(unexpected));
-    add_fault(fault, "of another shape", shapes_of(shape));
-    add_fault(fault, "of another dtype", dtypes_of(dtype));
+    add_fault(fault, "with a different shape", shapes_of(shape));
+    add_fault(fault, "with a different dtype", dtypes_of(dtype));
     Error error(Errc::model_mismatch, "the checkpoint is not what the model expects: " + fault);
     if (!checkpoint_prefix.empty() || !model_prefix.empty()) error.with_hint(notes.back());
     throw error;

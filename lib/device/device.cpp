@@ -48,7 +48,7 @@ std::shared_ptr<Device> Device::open(std::string_view name) {
         if (!well_formed || backend.name != kind) continue;
         if (auto opened = backend.open(ordinal)) return opened;
     }
-    throw Error(Errc::no_such_device, "no device " + safemap::quoted(name) + "; there is: " + what_there_is());
+    throw Error(Errc::no_such_device, "no device " + safemap::quoted(name) + "; available: " + what_there_is());
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -81,7 +81,7 @@ std::uint64_t choose_budget(const Device& device, const UploadOptions& options) 
 std::uint64_t choose_staging(const UploadOptions& options) {
     if (options.staging_bytes >= least_staging) return options.staging_bytes;
     throw Error(Errc::invalid_argument, "staging_bytes is " + std::to_string(options.staging_bytes) +
-                                            ", and has to be at least " + std::to_string(least_staging));
+                                            "; expected at least " + std::to_string(least_staging));
 }
 
 }  // namespace
@@ -308,7 +308,7 @@ void Engine::lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep kee
         const std::uint64_t bytes = tensor.nbytes();
         if (bytes > residency_.budget())
             throw Error(Errc::budget_exceeded,
-                        bytes_text(bytes) + " needed at once, and the budget is " + bytes_text(residency_.budget()))
+                        bytes_text(bytes) + " needed at once, but the budget is " + bytes_text(residency_.budget()))
                 .with_tensor(tensor.name());
         const Id id = entry_of(tensor, keep);
         if (!residency_.leased(id) && bytes > residency_.budget() - residency_.leased_bytes()) {
@@ -325,7 +325,7 @@ void Engine::refuse(std::span<const LazyTensor> tensors, std::uint64_t leased) c
     for (const LazyTensor& tensor : tensors)
         needed = checked_add(needed, tensor.nbytes()).value_or(std::numeric_limits<std::uint64_t>::max());
     throw Error(Errc::budget_exceeded, bytes_text(needed) + " needed at once, " + bytes_text(leased) +
-                                           " leased already, and the budget is " + bytes_text(residency_.budget()));
+                                           " already leased, but the budget is " + bytes_text(residency_.budget()));
 }
 
 /// Waits until all of `ids`, which are leased, are resident. Returns false if they already were.

@@ -44,7 +44,7 @@ std::span<const DeviceTensor> Lease::tensors() const& noexcept {
 const DeviceTensor& Lease::operator[](std::string_view name) const& {
     const DeviceTensor* const tensor = held_ ? held_->tensors->find(name) : nullptr;
     if (tensor != nullptr) return *tensor;
-    throw Error(Errc::tensor_not_found, "no tensor " + safemap::quoted(name) + " in this lease");
+    throw Error(Errc::tensor_not_found, "this lease has no tensor " + safemap::quoted(name));
 }
 
 void Lease::release() noexcept { held_.reset(); }

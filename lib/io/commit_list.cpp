@@ -42,12 +42,12 @@ constexpr std::uint64_t largest_list = 256 << 20;
 constexpr const char* list_path = ".safemap-tmp/commit";
 
 constexpr std::string_view damaged_hint =
-    "do not delete .safemap-tmp: files of the new checkpoint may be in it and nowhere else. Move it out of the folder "
-    "to "
-    "have the folder read as it is now";
+    "do not delete .safemap-tmp: it may have the only copy of new files. To read the folder as it is now, move "
+    ".safemap-tmp out of it";
 
 Error damaged(const std::string& what) {
-    Error error(Errc::commit_list_damaged, std::string(list_path) + " says how a save is to be finished, but " + what);
+    Error error(Errc::commit_list_damaged,
+                std::string(list_path) + " lists how to finish an interrupted save, but " + what);
     error.with_hint(damaged_hint);
     return error;
 }
@@ -57,7 +57,7 @@ bool is_staged(int folder, const std::string& name) {
 }
 
 Error written_to(const std::string& name) {
-    return damaged(safemap::quoted(name) + " was written to since that save was interrupted");
+    return damaged(safemap::quoted(name) + " was changed since that save was interrupted");
 }
 
 /// Throws if somebody has written to a file that is to be replaced. Another process may carry out the same list at the
@@ -80,7 +80,7 @@ void require_current(int folder, const CommitList& list) {
     for (const CommitList::Entry& entry : list.files) {
         require_replaceable(folder, list, entry);
         if (!is_staged(folder, entry.name) && stamp_in(folder, entry.name).empty())
-            throw damaged(safemap::quoted(entry.name) + " is neither prepared nor there");
+            throw damaged(safemap::quoted(entry.name) + " is neither staged nor in the folder");
     }
     for (const CommitList::Entry& entry : list.removed) require_removable(folder, list, entry);
 }
@@ -103,9 +103,9 @@ void require_none(int folder, int number) {
 std::string read_all(int file) {
     struct stat status = {};
     if (calls.fstat(file, &status) != 0) throw system_error(errno, std::string("examine ") + list_path);
-    if (!S_ISREG(status.st_mode)) throw damaged("it is no regular file");
+    if (!S_ISREG(status.st_mode)) throw damaged("it is not a regular file");
     const auto size = static_cast<std::uint64_t>(status.st_size);
-    if (size > largest_list) throw damaged("it has " + bytes_text(size));
+    if (size > largest_list) throw damaged("it is too large: " + bytes_text(size));
     std::string text(static_cast<std::size_t>(size), '\0');
     for (std::size_t done = 0; done < text.size();) {
         const ssize_t count = uninterrupted(
@@ -134,20 +134,20 @@ CommitList parse(std::string_view text, int file) {
     };
     const std::string_view version = next_line();
     if (version != first_line && version != first_line_3 && version != first_line_1)
-        throw damaged("it is of a version that is not known");
+        throw damaged("its version is unknown");
     const bool first_version = version == first_line_1;
     CommitList list;
     if (!first_version) list.inodes_last = inode_lasted(file, std::string(next_line()));
     for (std::string_view line = next_line(); line != last_line; line = next_line()) {
         const std::string_view name = line.empty() ? line : line.substr(1);
-        if (name.empty() || !stays_below(name)) throw damaged("it names " + safemap::quoted(name));
-        if (line.front() != '+' && line.front() != '-') throw damaged("it has a line that is not known");
+        if (name.empty() || !stays_below(name)) throw damaged("it has the invalid name " + safemap::quoted(name));
+        if (line.front() != '+' && line.front() != '-') throw damaged("it has an invalid line");
         auto& entries = line.front() == '+' ? list.files : list.removed;
         const std::string_view before = next_line();
         entries.push_back(
             {.name = std::string(name), .before = first_version ? without_device(before) : std::string(before)});
     }
-    if (!text.empty()) throw damaged("something follows its end");
+    if (!text.empty()) throw damaged("data follows its end");
     return list;
 }
 

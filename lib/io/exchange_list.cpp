@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view first_line = "safemap exchange 1";
 constexpr std::string_view last_line = "end";
-constexpr std::string_view called = "the list of what is exchanged";
+constexpr std::string_view called = "the exchange list";
 
 /// Returns the inode alone for a folder: a folder's size and time change with every file in it.
 std::string stamp_of_whole(const struct stat& status) {

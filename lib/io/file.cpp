@@ -58,7 +58,7 @@ File::File(Handle opened, std::string path) : path_(std::move(path)), given_(std
 void File::identify(const Handle& handle) {
     const struct stat status = status_of(handle);
     if (!S_ISREG(status.st_mode))
-        throw Error(Errc::invalid_argument, std::string(kind_of(status.st_mode)) + ", wanted a regular file")
+        throw Error(Errc::invalid_argument, "expected a regular file, found " + std::string(kind_of(status.st_mode)))
             .with_path(path_);
     identity_ = identity_of(status);
 }
@@ -68,7 +68,7 @@ Handle File::open() const {
     // O_NONBLOCK: without it, opening a pipe waits for the other end. It has no effect on a regular file.
     Descriptor descriptor = open_at(folder, without_nul(name_).c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (!descriptor && errno == ENXIO)
-        throw Error(Errc::invalid_argument, "a socket, wanted a regular file").with_path(path_);
+        throw Error(Errc::invalid_argument, "expected a regular file, found a socket").with_path(path_);
     if (!descriptor) throw system_error(errno, "open it").with_path(path_);
     return std::make_shared<const Descriptor>(std::move(descriptor));
 }
@@ -94,8 +94,7 @@ Handle File::open_again() const {
         return opened;
     } catch (const Error& error) {
         if (error.code() != Errc::path_not_found) throw;
-        throw Error(Errc::file_changed, "it is no longer there; it was closed for want of descriptors")
-            .with_path(path_);
+        throw Error(Errc::file_changed, "it is gone; it had been closed to save file descriptors").with_path(path_);
     }
 }
 
@@ -115,8 +114,8 @@ void File::read_at(std::uint64_t offset, std::span<std::byte> into) const {
 
 void File::require_inside(Extent extent) const {
     if (extent.inside(size())) return;
-    throw Error(Errc::file_truncated, bytes_text(size()) + ", wanted " + bytes_text(extent.size) + " from offset " +
-                                          std::to_string(extent.offset) + " on")
+    throw Error(Errc::file_truncated, "it has " + bytes_text(size()) + ", but " + bytes_text(extent.size) +
+                                          " are requested at offset " + std::to_string(extent.offset))
         .with_path(path_);
 }
 
@@ -125,15 +124,15 @@ void File::require_unchanged() const { require_same(identity_of(status_of(descri
 void File::require_same(const Identity& now) const {
     if (now == identity_) return;
     if (now.device != identity_.device || now.inode != identity_.inode)
-        throw Error(Errc::file_changed, "another file stands there now; it was closed for want of descriptors")
+        throw Error(Errc::file_changed, "another file has replaced it; it had been closed to save file descriptors")
             .with_path(path_);
     if (now.size != size()) throw resized(now.size);
-    throw Error(Errc::file_changed, "it has been written to since it was opened").with_path(path_);
+    throw Error(Errc::file_changed, "it was changed after it was opened").with_path(path_);
 }
 
 Error File::resized(std::uint64_t size_now) const {
     Error error(Errc::file_changed,
-                "ends after " + bytes_text(size_now) + ", had " + bytes_text(size()) + " when it was opened");
+                "it has " + bytes_text(size_now) + ", but had " + bytes_text(size()) + " when it was opened");
     error.with_path(path_);
     return error;
 }

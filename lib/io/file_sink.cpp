@@ -59,8 +59,7 @@ private:
 
 std::shared_ptr<Sink> file_sink(const std::filesystem::path& path, const FileSinkOptions& options) {
     if (path.native().ends_with('/'))
-        throw Error(Errc::invalid_argument, "a path that ends in a slash is a folder, wanted one file")
-            .with_path(path.native());
+        throw Error(Errc::invalid_argument, "expected one file, but the path ends in a slash").with_path(path.native());
     return std::make_shared<FileSink>(path, options);
 }
 

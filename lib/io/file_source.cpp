@@ -154,7 +154,7 @@ std::shared_ptr<const Source> open_file(const std::filesystem::path& path, Mappi
 std::shared_ptr<const Source> open_descriptor(int descriptor, std::string name, Mapping mapping) {
     const auto wrong = [&](int number) {
         if (number != EBADF) return io::system_error(number, "duplicate its descriptor").with_path(name);
-        return Error(Errc::invalid_argument, "a descriptor that is not open for reading").with_path(name);
+        return Error(Errc::invalid_argument, "the descriptor is not open for reading").with_path(name);
     };
     const int mode = ::fcntl(descriptor, F_GETFL);
     if (mode < 0) throw wrong(errno);

@@ -44,7 +44,7 @@ std::vector<std::string> with_commit(std::vector<std::string> names, const Commi
 /// hubs consist of them.
 void require_below(std::string_view name, const std::string& folder) {
     if (!stays_below(name))
-        throw Error(Errc::shard_outside_folder, safemap::quoted(name) + ", wanted a relative path without '..'")
+        throw Error(Errc::shard_outside_folder, safemap::quoted(name) + " is not a relative path without '..'")
             .with_path(folder);
 }
 
@@ -70,7 +70,7 @@ public:
         const std::string below(name);
         if (below.empty() || below.find('\0') != std::string::npos) return nullptr;
         if (below == "." || below.find('/') != std::string::npos)
-            throw Error(Errc::shard_outside_folder, safemap::quoted(below) + ", wanted the name of a folder in it")
+            throw Error(Errc::shard_outside_folder, safemap::quoted(below) + " is not the name of a folder in it")
                 .with_path(path_.native());
         Descriptor descriptor = open_at(descriptor_->number(), below.c_str(), O_RDONLY | O_DIRECTORY);
         if (descriptor) return std::make_shared<FileFolder>(std::move(descriptor), path_ / below, mapping_);

@@ -48,7 +48,7 @@ void append(int file, std::string_view text, bool durable) {
         text.remove_prefix(static_cast<std::size_t>(count));
     }
     if (durable && uninterrupted([&] { return calls.fsync(file); }) != 0)
-        throw system_error(errno, "bring the journal to the disk");
+        throw system_error(errno, "flush the journal to disk");
 }
 
 /// Returns the complete lines, without their digests. A line feed without a matching digest before it does not end a
@@ -106,7 +106,7 @@ Journal Journal::resume(int sibling, int content, const std::string& job, std::v
 
 void Journal::add(int content, const std::string& name) {
     const auto stamp = stamp_of(content, name);
-    if (!stamp) throw system_error(errno, "examine what is finished");
+    if (!stamp) throw system_error(errno, "examine a finished file");
     append(file_.number(), line_of(*stamp), durable_);
 }
 

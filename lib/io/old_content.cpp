@@ -129,8 +129,8 @@ private:
             const std::optional<std::string> beside = move_beside(folder, name, target, name, number);
             if (beside)
                 notes_.push_back(safemap::quoted(path) +
-                                 " was written by somebody else while it was saved, and is called " +
-                                 safemap::quoted(*beside) + " now");
+                                 " was written by another process during the save, and is now named " +
+                                 safemap::quoted(*beside));
         }
         if (number == 0 || number == ENOENT) return true;
         if (number == ENAMETOOLONG) return false;
@@ -140,9 +140,9 @@ private:
     void set_aside() {
         int number = 0;
         const auto name = move_beside(sibling_, Sibling::content, home_, target_name_, number);
-        if (!name) throw system_error(number, "move what is not of the save out of " + safemap::quoted(name_));
-        notes_.push_back("what somebody else had put in the place of " + safemap::quoted(target_name_) +
-                         " while it was saved is called " + safemap::quoted(*name) + " now");
+        if (!name) throw system_error(number, "move files of another process out of " + safemap::quoted(name_));
+        notes_.push_back("what another process had put in place of " + safemap::quoted(target_name_) +
+                         " during the save is now named " + safemap::quoted(*name));
     }
 
     /// Moves a file or folder to the first free name: NAME.saved-1, NAME.saved-2, and so on. Returns the name, or

@@ -29,7 +29,7 @@ Error too_large(const Error& error) {
     const bool limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
     const std::string why = limited ? "; this process may write files of at most " +
                                           bytes_text(std::uint64_t{limit.rlim_cur}) + " (ulimit -f)"
-                                    : "; the file system takes no file that large";
+                                    : "; the file system does not allow files that large";
     return Error(error.code(), error.message() + why)
         .with_hint(limited ? "raise the limit, or write a folder of smaller shards"
                            : "write a folder of smaller shards");
@@ -83,7 +83,7 @@ File OutputFile::reader(std::string path) const {
     if (!descriptor) {
         // A missing /proc is not the caller's fault; path_not_found would say that it is.
         const int number = errno == ENOENT ? EIO : errno;
-        throw system_error(number, "read back what was written, through /proc/self/fd").with_path(path);
+        throw system_error(number, "read back the output through /proc/self/fd").with_path(path);
     }
     return File(std::make_shared<const Descriptor>(std::move(descriptor)), std::move(path));
 }
@@ -106,7 +106,7 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
         const ssize_t count = uninterrupted(
             [&] { return calls.pwrite(descriptor_.number(), bytes.data(), size, static_cast<off_t>(offset)); });
         if (count < 0) throw failed(errno, "write " + bytes_text(size) + " at offset " + std::to_string(offset));
-        if (count == 0) throw Error(Errc::io_error, "cannot write it: nothing was taken");
+        if (count == 0) throw Error(Errc::io_error, "cannot write it: the system wrote 0 bytes");
         return static_cast<std::size_t>(count);
     };
     const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
@@ -128,7 +128,7 @@ bool better_around_cache(std::uint64_t bytes) {
 
 void OutputFile::finish() {
     if (durable_ && uninterrupted([&] { return calls.fsync(descriptor_.number()); }) != 0)
-        throw system_error(errno, "bring it to the disk");
+        throw system_error(errno, "flush it to disk");
     around_.reset();
     // Without fsync, data may still be on its way to a server. The server reports a failure at close() or never.
     if (!durable_ && calls.close(descriptor_.release()) != 0 && errno != EINTR) throw system_error(errno, "close it");
@@ -143,7 +143,7 @@ void give_owner(int folder, const char* name, const struct stat& wanted) {
 void sync_folder(int folder) {
     if (uninterrupted([&] { return calls.fsync(folder); }) == 0) return;
     // EINVAL: some network file systems cannot sync directories.
-    if (errno != EINVAL && errno != EOPNOTSUPP) throw system_error(errno, "bring it to the disk");
+    if (errno != EINVAL && errno != EOPNOTSUPP) throw system_error(errno, "flush it to disk");
 }
 
 }  // namespace safemap::SAFEMAP_ABI::io

@@ -17,7 +17,7 @@ std::shared_ptr<std::byte> addresses_for(std::uint64_t size) {
     if (size == 0) return nullptr;
     void* const memory =
         ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw system_error(errno, "take addresses for a copy of it");
+    if (memory == MAP_FAILED) throw system_error(errno, "reserve address space for a copy of it");
     return {static_cast<std::byte*>(memory), [size](std::byte* first) { ::munmap(first, size); }};
 }
 

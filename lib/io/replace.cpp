@@ -70,7 +70,7 @@ std::string until_next_boot(const std::string& job) {
 
 Staging::Place::Place(const std::filesystem::path& path, bool follow)
     : target(without_slashes(without_nul(path.native()))) {
-    if (target.empty()) throw Error(Errc::invalid_argument, "an empty path to save to");
+    if (target.empty()) throw Error(Errc::invalid_argument, "the path to save to is empty");
     std::string real = target;
     std::error_code ignored;
     if (follow && std::filesystem::is_directory(target, ignored)) {
@@ -84,7 +84,7 @@ Staging::Place::Place(const std::filesystem::path& path, bool follow)
     const std::size_t longest = longest_name - std::string_view(Sibling::suffix).size() - 1;
     if (name.size() > longest)
         throw Error(Errc::invalid_argument,
-                    "a name of " + bytes_text(name.size()) + ", wanted at most " + std::to_string(longest))
+                    "its name has " + bytes_text(name.size()) + ", the limit is " + std::to_string(longest))
             .with_path(target);
     parent = open_at(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY);
     if (!parent) throw system_error(errno, "open the folder to save in").with_path(without_slashes(folder));
@@ -98,7 +98,10 @@ bool Staging::Place::status(struct stat& found) const {
 
 void Staging::Place::require_absent() const {
     struct stat found = {};
-    if (status(found)) throw Error(Errc::already_exists, "exists already; nothing is overwritten").with_path(target);
+    if (status(found))
+        throw Error(Errc::already_exists, "already exists and is not overwritten")
+            .with_path(target)
+            .with_hint("--force (SaveOptions::overwrite) replaces it");
 }
 
 void require_absent(const std::filesystem::path& target) { Staging::Place(target, false).require_absent(); }
@@ -129,9 +132,9 @@ void Staging::examine_old() {
     if (!replaces_) return;
     const bool folder = S_ISDIR(found.st_mode);
     if (kind_ == Kind::folder && !folder)
-        throw Error(Errc::already_exists, "it is no folder, and a folder is to be written");
+        throw Error(Errc::already_exists, "it is not a folder, but a folder would be written");
     if (kind_ == Kind::file && !S_ISREG(found.st_mode) && !S_ISLNK(found.st_mode))
-        throw Error(Errc::already_exists, folder ? "it is a folder, and a file is to be written"
+        throw Error(Errc::already_exists, folder ? "it is a folder, but a file would be written"
                                                  : "it is neither a file nor a folder, and is not replaced");
     if (S_ISLNK(found.st_mode)) {
         struct stat target = {};
@@ -139,7 +142,7 @@ void Staging::examine_old() {
             found = target;
     }
     if (!job_.replaced.empty() && lasting_text_of(identity_of(found)) != job_.replaced)
-        throw Error(Errc::file_changed, "it is not what was read any more");
+        throw Error(Errc::file_changed, "it was changed after it was read");
     if (!S_ISLNK(found.st_mode)) old_mode_ = found.st_mode & 07777;
     old_identity_ = identity_at(place_.parent.number(), place_.name.c_str());
     if (!folder) return;
@@ -277,7 +280,7 @@ void Staging::add_folder(const std::string& name) {
     struct stat there = {};
     if (old_ && calls.fstatat(old_.number(), name.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(there.st_mode))
         throw Error(Errc::already_exists,
-                    "what is called " + safemap::quoted(name) + " in it is no folder, and a folder is to be written");
+                    safemap::quoted(name) + " in it is not a folder, but a folder would be written");
     folders_.push_back(name);
     // EEXIST: a dead process may have created it.
     if (calls.mkdirat(content_.number(), name.c_str(), 0777) != 0 && errno != EEXIST)
@@ -324,7 +327,7 @@ void Staging::require_free() const {
         struct stat status = {};
         if (calls.fstatat(old_.number(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
             throw Error(Errc::already_exists,
-                        "the folder has " + safemap::quoted(name) + " now, and had no checkpoint when the save began");
+                        safemap::quoted(name) + " appeared in the folder, which had no checkpoint when the save began");
         if (errno != ENOENT) throw system_error(errno, "examine " + safemap::quoted(name));
     }
 }
@@ -346,7 +349,8 @@ void Staging::set_permissions(std::span<const std::string> old_files) const {
                     S_ISREG(old.st_mode);
         } else if (old_ && calls.fstatat(old_.number(), file.c_str(), &old, 0) == 0) {
             if (S_ISDIR(old.st_mode))
-                throw Error(Errc::already_exists, "a folder in it is called " + safemap::quoted(file));
+                throw Error(Errc::already_exists,
+                            safemap::quoted(file) + " in it is a folder, but a file would be written");
             there = S_ISREG(old.st_mode);
         } else {
             old = model;
@@ -418,7 +422,7 @@ void Staging::appear() {
     if (kind_ == Kind::folder) sync_content();
     const int parent = place_.parent.number();
     new_identity_ = identity_at(sibling_.folder(), Sibling::content);
-    if (new_identity_.empty()) throw system_error(errno, "examine what was prepared");
+    if (new_identity_.empty()) throw system_error(errno, "examine the new content");
     if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), RENAME_NOREPLACE) != 0) {
         const int number = errno;
         if (number == EEXIST) place_.require_absent();
@@ -464,7 +468,7 @@ int Staging::exchange() {
     state_ = State::exchanged;
     if (identity_at(sibling_.folder(), Sibling::content) == old_identity_) return 0;
     if (swap()) state_ = State::preparing;
-    throw Error(Errc::file_changed, "somebody else has replaced it meanwhile");
+    throw Error(Errc::file_changed, "another process replaced it during the save");
 }
 
 /// Replaces a file. An exchange can be taken back if flushing fails. If the file system has no exchange, a plain rename
@@ -479,11 +483,11 @@ void Staging::exchange_file() {
     } else {
         if (!never_possible(number)) throw system_error(number, "rename it into place");
         if (identity_at(parent, place_.name.c_str()) != old_identity_)
-            throw Error(Errc::file_changed, "somebody else has replaced it meanwhile");
+            throw Error(Errc::file_changed, "another process replaced it during the save");
         if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), 0) != 0)
             throw system_error(errno, "rename it into place");
         state_ = State::committed;
-        adding([](Error& e) { e.with_hint("the new checkpoint counts already, but may not be on the disk yet"); },
+        adding([](Error& e) { e.with_hint("the new checkpoint is committed, but may not be on disk yet"); },
                [&] { sync(parent); });
     }
     clear_sibling();
@@ -545,10 +549,10 @@ void Staging::list_exchange(std::span<const std::string> old_files) const {
     ExchangeList list;
     struct stat status = {};
     if (!place_.status(status) || text_of_whole(status) != old_identity_)
-        throw Error(Errc::file_changed, "somebody else has replaced it meanwhile");
+        throw Error(Errc::file_changed, "another process replaced it during the save");
     list.add_whole(Role::goes, status);
     if (calls.fstatat(sibling_.folder(), Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0)
-        throw system_error(errno, "examine what was prepared");
+        throw system_error(errno, "examine the new content");
     list.add_whole(Role::fresh, status);
     if (kind_ == Kind::folder) {
         for (const std::string& name : files_) list.add(Role::fresh, name, stamp_in(content_.number(), name));
@@ -585,7 +589,7 @@ void Staging::clear_sibling() {
         sibling_.remove();
     } catch (const std::exception& error) {
         sibling_.abandon();
-        notes_.push_back("what was replaced could not be cleared away, and takes space until the next save here: " +
+        notes_.push_back("the replaced files could not be removed, and take space until the next save here: " +
                          std::string(error.what()));
     }
 }
@@ -595,7 +599,7 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     if (!inside_) {
         // The content was to be exchanged with the folder, so it is on the same file system.
         if (const int number = sibling_.move(old_.number(), Sibling::suffix))
-            throw system_error(number, "move what was prepared into it");
+            throw system_error(number, "move the new files into it");
         inside_ = true;
     }
     std::vector<std::string> removed;
@@ -611,8 +615,8 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     } catch (Error& error) {
         sibling_.abandon();
         throw error.with_hint(
-            "the new checkpoint counts already; safemap reads it, and the next save into this folder "
-            "finishes what is left to do, but others may see parts of both");
+            "the new checkpoint is committed: safemap reads it, and the next save into this folder finishes the "
+            "move; other programs may see a mix of old and new files");
     }
 }
 

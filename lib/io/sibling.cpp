@@ -133,15 +133,16 @@ const char* unlocked_hint(int sibling) {
     struct stat status = {};
     const bool counts = calls.fstatat(sibling, commit_list_name, &status, AT_SYMLINK_NOFOLLOW) == 0;
     return counts
-               ? "if no process is saving to this place, the folder holds a new checkpoint that is not all in place: "
-                 "safemap reads it; convert it to another place, and go on with that"
-               : "if no process is saving to this place, move it elsewhere";
+               ? "if no process is saving here, the folder has a new checkpoint that is only partly in place; safemap "
+                 "reads it: convert it to another folder and use that"
+               : "if no process is saving here, move it elsewhere";
 }
 
 Error busy() { return Error(Errc::busy, "another process is saving to it"); }
 
 Error foreign(const std::string& name) {
-    Error error(Errc::already_exists, safemap::quoted(name) + " stands where it is prepared, and no save left it");
+    Error error(Errc::already_exists,
+                safemap::quoted(name) + " exists, is not from a save, and has the name that this save needs");
     return error.with_hint("move it elsewhere, or save under another name");
 }
 
@@ -167,8 +168,8 @@ Descriptor lock_of_dead(int folder, const std::string& name) {
     if (state == Lock::taken) throw busy();
     if (state == Lock::unsupported)
         throw Error(Errc::busy, safemap::quoted(name) +
-                                    " stands where it is prepared, and this file system has no "
-                                    "locks to tell whether its writer lives")
+                                    " exists, and this file system has no "
+                                    "locks to tell whether its writer is running")
             .with_hint(unlocked_hint(folder));
     return still_there(lock.number(), folder) ? std::move(lock) : Descriptor();
 }
@@ -192,7 +193,7 @@ Sibling Sibling::claim(int home, const std::string& name, std::vector<std::strin
         if (made.create(durable)) return made;
         clear(home, name, notes);
     }
-    throw Error(Errc::busy, "others keep taking the place " + safemap::quoted(name));
+    throw Error(Errc::busy, "other processes keep creating " + safemap::quoted(name));
 }
 
 void Sibling::clear(int home, const std::string& name, std::vector<std::string>& notes) {
@@ -275,14 +276,14 @@ void Sibling::grant(int folder, const char* name) {
     struct stat status = {};
     if (calls.fstatat(folder, name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) return;  // another process removed it as stale
-        throw system_error(errno, "examine what was created for it");
+        throw system_error(errno, "examine a new file of the save");
     }
     const mode_t wanted = S_ISDIR(status.st_mode) ? S_IRWXU : S_IRUSR | S_IWUSR;
     const mode_t mode = status.st_mode & 07777;
     if ((mode & wanted) == wanted) return;
     denied_ |= wanted & ~mode;
     if (calls.fchmodat(folder, name, mode | wanted, 0) != 0 && errno != ENOENT)
-        throw system_error(errno, "set the permissions of what was created for it");
+        throw system_error(errno, "set the permissions of a new file of the save");
 }
 
 int Sibling::move(int home, const std::string& name) {

@@ -41,7 +41,7 @@ bool inode_lasted(int descriptor, const std::string& was) { return inode_text(de
 
 std::string inode_text(int descriptor) {
     struct stat status = {};
-    if (calls.fstat(descriptor, &status) != 0) throw system_error(errno, "examine what is to be done");
+    if (calls.fstat(descriptor, &status) != 0) throw system_error(errno, "examine the list of the save");
     return std::to_string(status.st_ino);
 }
 

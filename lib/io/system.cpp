@@ -70,7 +70,7 @@ Descriptor open_inner(int home, const std::string& name) noexcept {
 
 const std::string& without_nul(const std::string& path) {
     if (path.find('\0') != std::string::npos)
-        throw Error(Errc::path_not_found, "a path with a NUL byte in it").with_path(path);
+        throw Error(Errc::path_not_found, "the path has a NUL byte").with_path(path);
     return path;
 }
 

@@ -165,12 +165,12 @@ void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_si
     const Shape& shape = tensor.shape();
     if (!is_inside(box, shape))
         throw Error(Errc::index_out_of_range, "the region at " + to_string(box.start) + " of " + to_string(box.extent) +
-                                                  " in shape " + to_string(shape));
+                                                  " is outside shape " + to_string(shape));
     const auto size = byte_size(tensor.dtype(), units_of(box));
-    if (!size) throw Error(Errc::partial_byte_slice, "a region that does not start and end at whole bytes");
+    if (!size) throw Error(Errc::partial_byte_slice, "the region does not start and end at whole bytes");
     if (*size != out_size)
-        throw Error(Errc::invalid_argument,
-                    "a buffer of " + std::to_string(out_size) + " bytes for a region of " + std::to_string(*size));
+        throw Error(Errc::invalid_argument, "the buffer has " + std::to_string(out_size) +
+                                                " bytes, but the region has " + std::to_string(*size));
 }
 
 // Cuts a range of elements into a few boxes: each has as many whole rows, planes and so on as begin at the next
@@ -353,7 +353,7 @@ private:
         const auto to_bytes = [&](std::int64_t elements) {
             if (elements * width % 8 != 0)
                 throw Error(Errc::partial_byte_slice,
-                            "a region of " + std::string(name(dtype)) + " that does not start and end at whole bytes");
+                            "a region of " + std::string(name(dtype)) + " does not start and end at whole bytes");
             return elements * width / 8;
         };
         in = to_bytes(in);
@@ -558,8 +558,8 @@ void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<st
     return about_tensor(tensor.name(), [&] {
         if (!Extent{offset, out.size()}.inside(tensor.nbytes()))
             throw Error(Errc::index_out_of_range, std::to_string(out.size()) + " bytes from byte " +
-                                                      std::to_string(offset) + " on, of " +
-                                                      std::to_string(tensor.nbytes()));
+                                                      std::to_string(offset) + " are outside its " +
+                                                      std::to_string(tensor.nbytes()) + " bytes");
         if (out.empty()) return;
         const unsigned width = bits(tensor.dtype());
         const std::uint64_t unit = tensor.stored()->unit_size();
@@ -570,7 +570,7 @@ void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<st
 
         if (offset * 8 % width != 0 || out.size() * 8 % width != 0)
             throw Error(Errc::invalid_argument,
-                        "a range of bytes that cuts an element of " + std::string(name(tensor.dtype())));
+                        "the range of bytes cuts an element of " + std::string(name(tensor.dtype())));
         fill_elements(whole_bytes(tensor.dtype()) ? tensor : with_whole_rows(tensor), offset * 8 / width, out);
     });
 }

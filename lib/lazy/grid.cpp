@@ -10,7 +10,7 @@ namespace safemap::SAFEMAP_ABI {
 
 Grid::Grid(const Shape& shape, std::size_t count, std::vector<std::uint64_t> places)
     : rank_(shape.size()), count_(count), places_(std::move(places)) {
-    if (count_ >= UINT32_MAX) throw Error(Errc::invalid_argument, "2^32 boxes or more");
+    if (count_ >= UINT32_MAX) throw Error(Errc::invalid_argument, "too many boxes: 2^32 or more");
     find_cuts();
     is_grid_ = fills_cells(shape);
     if (is_grid_ || count_ == 0) return;

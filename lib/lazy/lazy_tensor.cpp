@@ -53,7 +53,7 @@ LazyTensor::LazyTensor(std::string name, std::shared_ptr<const StoredTensor> sto
     : LazyTensor(std::move(name), std::move(stored), decoding) {
     check_reach(*stored_, view);
     if (!whole_bytes(dtype_) && !cuts_whole_bytes(dtype_, view))
-        throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype_)) + " that cuts bytes");
+        throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype_)) + " cuts bytes");
     view_ = std::make_shared<const StridedView>(std::move(view));
 }
 
@@ -81,7 +81,7 @@ LazyTensor LazyTensor::cast(Dtype dtype) const {
             .with_tensor(name_);
     // A second cast would round twice, which one conversion cannot reproduce.
     if (dtype_ != stored_->dtype() && dtype != dtype_)
-        throw Error(Errc::unsupported_cast, "cast already, from " + std::string(safemap::name(stored_->dtype())) +
+        throw Error(Errc::unsupported_cast, "already cast from " + std::string(safemap::name(stored_->dtype())) +
                                                 " to " + std::string(safemap::name(dtype_)))
             .with_tensor(name_);
     if (!byte_size(dtype, element_count()))
@@ -98,7 +98,7 @@ LazyTensor LazyTensor::slice(std::span<const Slice> slices) const {
         StridedView part = safemap::slice(strided_view(), slices);
         if (!whole_bytes(stored_->dtype()) && !cuts_whole_bytes(stored_->dtype(), part))
             throw Error(Errc::partial_byte_slice, "a slice of " + std::string(safemap::name(stored_->dtype())) +
-                                                      " that does not start and end at whole bytes");
+                                                      " does not start and end at whole bytes");
         LazyTensor out = *this;
         out.view_ = std::make_shared<const StridedView>(std::move(part));
         return out;
@@ -107,8 +107,8 @@ LazyTensor LazyTensor::slice(std::span<const Slice> slices) const {
 
 TensorView LazyTensor::view() const {
     const auto refuse = [&](const char* why) -> Error { return Error(Errc::no_view, why).with_tensor(name_); };
-    if (dtype_ != stored_->dtype()) throw refuse("the value is cast, and has to be loaded");
-    if (decoding_ != Decoding{}) throw refuse("the stored bytes are not the value, which has to be loaded");
+    if (dtype_ != stored_->dtype()) throw refuse("the value is cast and must be loaded");
+    if (decoding_ != Decoding{}) throw refuse("the value is decoded from the stored bytes and must be loaded");
     if (!view_ && stored_->in_one_run()) {
         const std::uint64_t size = *byte_size(dtype_, stored_->element_count());
         return TensorView::row_major(dtype_, mapped(stored_->source(0), {stored_->locate(0).offset, size}), shape());
@@ -122,7 +122,7 @@ TensorView LazyTensor::view() const {
     const Extent touched{first, (last_bit + 7) / 8 - first};
     const StoredTensor::Place place = stored_->locate(touched.offset / stored_->unit_size());
     if (place.stride != 1 || place.count * stored_->unit_size() < touched.size)
-        throw refuse("the value is in several pieces, and has to be loaded");
+        throw refuse("the value is in several pieces and must be loaded");
     view.offset -= static_cast<std::int64_t>(touched.offset * 8 / bits(dtype_));
     return TensorView(dtype_, mapped(stored_->source(place.source), {place.offset, touched.size}), std::move(view));
 }
@@ -130,7 +130,7 @@ TensorView LazyTensor::view() const {
 SharedBytes LazyTensor::mapped(const Source& source, Extent extent) const {
     return about_tensor(name_, [&] {
         if (auto bytes = source.map(extent)) return std::move(*bytes);
-        throw Error(Errc::no_view, "its source has no addresses; it has to be loaded")
+        throw Error(Errc::no_view, "its source is not mapped; the value must be loaded")
             .with_path(source.name())
             .with_hint("load() reads it; Access::mapped maps files wherever they are");
     });

@@ -51,9 +51,8 @@ Extent base_bytes(Dtype dtype, std::uint64_t first, std::uint64_t count) {
     const auto offset = byte_size(dtype, first);
     const auto size = byte_size(dtype, count);
     if (!offset || !size)
-        throw Error(Errc::partial_byte, "a run of " + std::to_string(count) + " elements of " +
-                                            std::string(name(dtype)) + " from element " + std::to_string(first) +
-                                            " on, which are not whole bytes");
+        throw Error(Errc::partial_byte, std::to_string(count) + " elements of " + std::string(name(dtype)) +
+                                            " from element " + std::to_string(first) + " are not whole bytes");
     return {*offset, *size};
 }
 
@@ -103,7 +102,7 @@ void StoredTensor::check_run(const IndexedRun& run) const {
     if (run.count == 0) return;
     if (!Extent{run.first, run.count}.inside(elements_))
         throw Error(Errc::bad_tensor, "a piece of " + std::to_string(run.count) + " elements from element " +
-                                          std::to_string(run.first) + " on, of a tensor of " +
+                                          std::to_string(run.first) + " is outside a tensor of " +
                                           std::to_string(elements_));
     check_bytes(source(run.source), run.offset, base_bytes(dtype_, run.first, run.count).size);
 }
@@ -131,7 +130,8 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> b
     count_elements();
     Pieces& kept = *pieces_;
     kept.rank = shape_.size();
-    if (!whole_bytes(dtype)) throw Error(Errc::bad_tensor, "boxes of the sub-byte dtype " + std::string(name(dtype)));
+    if (!whole_bytes(dtype))
+        throw Error(Errc::bad_tensor, "boxes cannot have the sub-byte dtype " + std::string(name(dtype)));
 
     std::vector<const BoxPiece*> sorted;
     std::uint64_t covered = 0;
@@ -161,7 +161,7 @@ StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> b
     if (const auto shared = kept.grid.first_shared())
         throw Error(Errc::bad_tensor, "element " + to_string(*shared) + " is in two pieces");
     if (covered != elements_)
-        throw Error(Errc::bad_tensor, "pieces hold " + std::to_string(covered) + " elements, shape " +
+        throw Error(Errc::bad_tensor, "pieces hold " + std::to_string(covered) + " elements, but shape " +
                                           to_string(shape_) + " has " + std::to_string(elements_));
 }
 
@@ -175,10 +175,10 @@ bool is_inside(const Box& box, const Shape& shape) noexcept {
 void StoredTensor::check_box(const BoxPiece& box) const {
     const std::size_t rank = shape_.size();
     if (box.place.start.size() != rank || box.place.extent.size() != rank || box.strides.size() != rank)
-        throw Error(Errc::bad_tensor, "a box that has not the " + std::to_string(rank) + " dimensions of its tensor");
+        throw Error(Errc::bad_tensor, "a box does not have the " + std::to_string(rank) + " dimensions of its tensor");
     if (!is_inside(box.place, shape_))
         throw Error(Errc::bad_tensor, "a box at " + to_string(box.place.start) + " of " + to_string(box.place.extent) +
-                                          " in shape " + to_string(shape_));
+                                          " is outside shape " + to_string(shape_));
     if (*safemap::element_count(box.place.extent) == 0) return;
 
     const auto reach = reach_of({box.place.extent, box.strides, 0});
@@ -240,15 +240,15 @@ namespace {
 
 template <class Piece> void require_sources(std::span<const Piece> pieces) {
     if (std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) { return piece.source == nullptr; }))
-        throw Error(Errc::invalid_argument, "a piece without a source");
+        throw Error(Errc::invalid_argument, "the source of a piece is null");
 }
 
 }  // namespace
 
 SourceTable::SourceTable(std::vector<std::shared_ptr<const Source>> sources) : sources_(std::move(sources)) {
-    if (sources_.size() >= UINT32_MAX) throw Error(Errc::invalid_argument, "a table of 2^32 sources or more");
+    if (sources_.size() >= UINT32_MAX) throw Error(Errc::invalid_argument, "too many sources: 2^32 or more");
     for (const auto& source : sources_)
-        if (!source) throw Error(Errc::invalid_argument, "a table with a source that is null");
+        if (!source) throw Error(Errc::invalid_argument, "a source in the table is null");
 }
 
 std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::span<const RunPiece> runs) {
@@ -263,17 +263,17 @@ std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::s
 
 std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table,
                                                 std::span<const IndexedRun> runs) {
-    if (!table) throw Error(Errc::invalid_argument, "pieces without a table of sources");
+    if (!table) throw Error(Errc::invalid_argument, "the table of sources is null");
     for (const IndexedRun& run : runs)
         if (run.source >= table->size())
-            throw Error(Errc::invalid_argument, "a piece in source " + std::to_string(run.source) + ", of a table of " +
-                                                    std::to_string(table->size()));
+            throw Error(Errc::invalid_argument, "a piece has source number " + std::to_string(run.source) +
+                                                    ", but the table has " + std::to_string(table->size()));
     return std::make_shared<const StoredTensor>(dtype, std::move(shape), std::move(table), runs);
 }
 
 std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape, std::shared_ptr<const Source> source,
                                                std::uint64_t offset) {
-    if (!source) throw Error(Errc::invalid_argument, "a piece without a source");
+    if (!source) throw Error(Errc::invalid_argument, "the source of a piece is null");
     return std::make_shared<const StoredTensor>(dtype, std::move(shape), std::move(source), offset);
 }
 

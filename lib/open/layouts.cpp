@@ -25,8 +25,7 @@ struct Layout {
 constexpr std::string_view dcp_hint =
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt writes a file that safemap reads";
 constexpr std::string_view deepspeed_hint =
-    "python zero_to_fp32.py FOLDER OUT, with the script that DeepSpeed leaves beside its tags, writes a model that "
-    "safemap reads";
+    "python zero_to_fp32.py FOLDER OUT writes a model that safemap reads; DeepSpeed leaves that script beside its tags";
 
 constexpr Layout layouts[] = {
     {ShapeKind::hf_shards, "hf_shards", "safetensors shards that hold parts of tensors (DCP_SHARDING_INFO)",
@@ -34,12 +33,11 @@ constexpr Layout layouts[] = {
     {ShapeKind::dcp, "dcp", "a checkpoint of torch.distributed.checkpoint (DCP)", dcp_hint},
     {ShapeKind::deepspeed, "deepspeed", "a DeepSpeed checkpoint (ZeRO)", deepspeed_hint},
     {ShapeKind::universal, "universal", "a universal checkpoint of DeepSpeed (ZeRO)",
-     "give the DeepSpeed checkpoint that it was made from to zero_to_fp32.py: what that script writes, safemap reads"},
+     "run zero_to_fp32.py on the DeepSpeed checkpoint that it was made from: safemap reads its output"},
     {ShapeKind::offloaded, "deepspeed", "a DeepSpeed checkpoint (ZeRO) with tensors offloaded to NVMe",
      "save it without offloading, or save a full state dict"},
     {ShapeKind::rank_files, "rank_files", "one file for each rank (FSDP)",
-     "one of the files, given as a file, shows the part of its rank; a full state dict, saved with torch.save, is read "
-     "whole"},
+     "give one of the files to read the part of its rank; to read all of it, save a full state dict with torch.save"},
     {ShapeKind::torch_checkpointing, "torch_checkpointing", "a checkpoint of torch_checkpointing",
      "save a full state dict with torch.save, or save with torch.distributed.checkpoint"},
     {ShapeKind::nanotron, "nanotron", "a nanotron checkpoint",
@@ -59,7 +57,7 @@ const Layout* layout_of(ShapeKind kind) {
 
 [[noreturn]] void refuse_layout(const Layout& layout, const std::string& told_by) {
     Error error(Errc::unsupported_layout, "this is " + std::string(layout.what) + ", layout '" +
-                                              std::string(layout.name) + "', told by " + told_by +
+                                              std::string(layout.name) + "', recognised by " + told_by +
                                               "; safemap does not read it yet");
     error.with_hint(layout.hint);
     throw error;
@@ -76,10 +74,11 @@ FileNames inside(std::string_view folder, FileNames names) {
     const bool sets = shape.what == "sets of rank files";
     Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
                                           listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
-    if (sets) error.with_hint("no set is read as a whole yet; one of the files shows the part of its rank");
+    if (sets)
+        error.with_hint("safemap does not read a whole set yet; give one of the files to read the part of its rank");
     else if (shape.what == "files of weights and no index")
-        error.with_hint("name one of them, or convert all of them together if they are the shards of one checkpoint");
-    else error.with_hint("name one of them");
+        error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint");
+    else error.with_hint("give one of them");
     throw error;
 }
 
@@ -120,7 +119,7 @@ void refuse(const FolderShape& shape, const FolderNames& names, std::string_view
             throw Error(Errc::bad_tag, shape.files.front() + ": " + excerpt(shape.what))
                 .with_hint("give the folder of one tag instead");
         case ShapeKind::ranks_lack:
-            throw Error(Errc::rank_missing, "of the files " + shape.what + " are missing: " + listed(shape.files));
+            throw Error(Errc::rank_missing, "missing files of " + shape.what + ": " + listed(shape.files));
         default: refuse_nothing(names);
     }
 }

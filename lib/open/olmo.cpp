@@ -120,8 +120,8 @@ private:
 };
 
 StateTree unpickled(const LazyTensor& tensor, const OpenOptions& options, Contents& contents) {
-    if (tensor.dtype() != Dtype::u8) throw Error(Errc::bad_tensor, "a pickled value that is not of U8");
-    if (tensor.nbytes() > longest_value) throw Error(Errc::bad_tensor, "a pickled value of more than 256 MiB");
+    if (tensor.dtype() != Dtype::u8) throw Error(Errc::bad_tensor, "a pickled value is not U8");
+    if (tensor.nbytes() > longest_value) throw Error(Errc::bad_tensor, "a pickled value is larger than 256 MiB");
     const TensorView loaded = tensor.load();
     const auto source = memory_source("a pickled value", {loaded.bytes().begin(), loaded.bytes().end()});
     ThrowFirst faults;
@@ -156,14 +156,14 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
         } catch (Error& error) {
             if (error.code() == Errc::unknown_global || remedy(error.code()) != Remedy::reject_data)
                 throw std::move(error.with_tensor(tensor.name()));
-            contents.notes.push_back("names look like OLMo's, but stay as they are: the value of " +
+            contents.notes.push_back("names look like OLMo's but are not decoded: the value of " +
                                      safemap::quoted(tensor.name()) + " cannot be read: " + error.message());
             return;
         }
     }
     // The names are now the ones of a `.pt` with this tree.
     state::set_tree(contents, tree.take());
-    contents.notes.emplace_back("names are OLMo's, pickles in base64: they were read as the paths that they spell");
+    contents.notes.emplace_back("names are base64 pickles, as OLMo writes; they were decoded to paths");
 }
 
 }  // namespace safemap::SAFEMAP_ABI::open

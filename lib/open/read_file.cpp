@@ -10,9 +10,10 @@ namespace safemap::SAFEMAP_ABI::open {
 namespace {
 
 [[noreturn]] void refuse(const Sniffed& sniffed) {
-    Error error(Errc::unknown_format, sniffed.looks_like.empty() ? "neither safetensors nor a file of torch.save"
-                                                                 : "this is " + sniffed.looks_like +
-                                                                       "; wanted safetensors or a file of torch.save");
+    Error error(Errc::unknown_format,
+                sniffed.looks_like.empty()
+                    ? "neither safetensors nor a file of torch.save"
+                    : "this is " + sniffed.looks_like + "; expected safetensors or a file of torch.save");
     if (!sniffed.hint.empty()) error.with_hint(sniffed.hint);
     throw error;
 }

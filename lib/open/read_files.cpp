@@ -67,7 +67,7 @@ private:
     bool claim(std::string_view name, std::uint32_t file) {
         const std::uint32_t owner = names_.claim(name, file);
         if (owner == file) return true;
-        Error error(Errc::duplicate_name, "it is in " + excerpt(sources_[owner]->name()) + " too");
+        Error error(Errc::duplicate_name, "duplicate name, also in " + excerpt(sources_[owner]->name()));
         faults_.fault(std::move(error.with_path(sources_[file]->name()).with_tensor(name)));
         return false;
     }

@@ -69,7 +69,7 @@ void note_rank(const std::filesystem::path& path, Contents& contents) {
     }
     if (ranks < 2) return;
     contents.notes.push_back("this is rank " + std::to_string(one->rank) + " of " + std::to_string(ranks) +
-                             ": only the files " + excerpt(one->set) + " together hold the whole");
+                             "; the whole checkpoint is in the files " + excerpt(one->set));
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ Mapping mapping_of(Access access) {
         case Access::copied: return Mapping::never;
         case Access::private_copy: return Mapping::private_copy;
     }
-    throw Error(Errc::invalid_argument, "an access that does not exist");
+    throw Error(Errc::invalid_argument, "unknown access mode");
 }
 
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {

@@ -30,10 +30,11 @@ Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOpti
         state::move_to_end(one.aliases, joined.contents.aliases);
         joined.add(one, file);
     }
-    joined.contents.notes.insert(joined.contents.notes.begin(),
-                                 std::to_string(files.size()) +
-                                     " ranks of Megatron, listed one by one and never merged: each tensor is the part "
-                                     "of its rank");
+    joined.contents.notes.insert(
+        joined.contents.notes.begin(),
+        std::to_string(files.size()) +
+            " Megatron ranks, listed one by one and not merged: each tensor is the part of its "
+            "rank");
     return std::move(joined.contents);
 }
 

@@ -18,7 +18,7 @@ safetensors::Rules rules_of(Policy policy) {
         case Policy::strict: return safetensors::Rules::strict;
         case Policy::lenient: return safetensors::Rules::lenient;
     }
-    throw Error(Errc::invalid_argument, "a policy that does not exist");
+    throw Error(Errc::invalid_argument, "unknown policy");
 }
 
 /// Throws unknown_global if torch.load reads the file in another format. Such a file shows its tensors here and runs
@@ -26,9 +26,10 @@ safetensors::Rules rules_of(Policy policy) {
 void refuse_second_format(const Source& source) {
     const std::string_view other = torch_takes_for(source);
     if (other.empty()) return;
-    throw Error(Errc::unknown_global, "this is safetensors, and torch.load reads it as " + std::string(other) +
-                                          " that may call any function; wanted a file of one format")
-        .with_hint("do not load it with torch.load; a name that ends in .safetensors says that it is safetensors");
+    throw Error(Errc::unknown_global, "this is safetensors, but torch.load reads it as " + std::string(other) +
+                                          " that may call any function; expected a file of one format")
+        .with_hint(
+            "do not load it with torch.load; to read it as safetensors, give it a name that ends in .safetensors");
 }
 
 /// A sink for a file that is named ".safetensors". If the header's length is at fault, it adds to the message what kind

@@ -72,10 +72,10 @@ public:
 
     void add(Shard& shard) {
         if (shard.missing) {
-            faults_.fault(std::move(
-                Error(Errc::shard_missing, "the index places " + tensors_text(shard.wanted.size()) +
-                                               " in it, and there is no such file, or a link that leads to none")
-                    .with_path(shard.path)));
+            faults_.fault(
+                std::move(Error(Errc::shard_missing, "the index places " + tensors_text(shard.wanted.size()) +
+                                                         " in it, but there is no such file (or it is a broken link)")
+                              .with_path(shard.path)));
             return;
         }
         const bool sound = shard.faults.empty();
@@ -111,8 +111,8 @@ private:
         }
         if (unnamed > 0)
             joined_.contents.notes.push_back(shard.name + " holds " + tensors_text(unnamed) +
-                                             " that the index does not name, " + safemap::quoted(first_unnamed) +
-                                             " first");
+                                             " that the index does not name; the first is " +
+                                             safemap::quoted(first_unnamed));
     }
 
     bool take_if_claimed(LazyTensor& tensor, const Shard& shard) {
@@ -137,7 +137,7 @@ private:
         for (const std::uint32_t number : shard.wanted) {
             if (found_[number] || skipped.contains(index_.weight_map[number].tensor)) continue;
             faults_.fault(
-                std::move(Error(Errc::shard_lacks_tensor, "the index places it in this shard, which does not hold it")
+                std::move(Error(Errc::shard_lacks_tensor, "the index places it in this shard, which does not have it")
                               .with_path(shard.path)
                               .with_tensor(index_.weight_map[number].tensor)));
         }
@@ -163,7 +163,7 @@ void compare_total_size(const Index& index, Contents& contents) {
     for (const LazyTensor& tensor : contents.tensors) total += tensor.nbytes();
     if (index.total_size && *index.total_size != total)
         contents.notes.push_back("the index says total_size " + std::to_string(*index.total_size) +
-                                 ", its tensors have " + bytes_text(total));
+                                 ", but its tensors have " + bytes_text(total));
 }
 
 /// Reports names that the index has more than once. Python takes the last of them; only the strict policy refuses them.

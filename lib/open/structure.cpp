@@ -33,15 +33,16 @@ auto find_structure_tensor(Contents& contents) {
 void require_digest(const std::string& document, const std::string* stored) {
     const std::string found = state::digest_of_structure(document);
     if (stored != nullptr && *stored == found) return;
-    throw Error(Errc::checksum_mismatch, "the structure document has the digest " + found + ", stored is " +
-                                             (stored == nullptr ? "none" : safemap::quoted(*stored)));
+    throw Error(Errc::checksum_mismatch,
+                "the structure document has the digest " + found +
+                    (stored == nullptr ? ", but none is stored" : ", expected " + safemap::quoted(*stored)));
 }
 
 std::string load_document(const LazyTensor& tensor, const std::string& says) {
     const json::Value apart = json::parse(says, Errc::bad_structure);
     if (tensor.nbytes() > longest_document)
-        throw Error(Errc::bad_structure, "a structure document of " + bytes_text(tensor.nbytes()) + ", at most " +
-                                             bytes_text(longest_document) + " are read");
+        throw Error(Errc::bad_structure, "the structure document has " + bytes_text(tensor.nbytes()) +
+                                             ", the limit is " + bytes_text(longest_document));
     const json::Value* const digest = apart.find("xxh3_128");
     const TensorView loaded = tensor.load();
     std::string document(reinterpret_cast<const char*>(loaded.bytes().data()), loaded.bytes().size());
@@ -53,8 +54,8 @@ std::string load_document(const LazyTensor& tensor, const std::string& says) {
 std::string take_apart(Contents& contents, const std::string& says) {
     const auto found = find_structure_tensor(contents);
     if (found == contents.tensors.end() || found->dtype() != Dtype::u8)
-        throw Error(Errc::bad_structure, "the structure document is to be in the U8 tensor " +
-                                             safemap::quoted(state::structure_tensor) + ", which is not there");
+        throw Error(Errc::bad_structure, "the structure document should be in the U8 tensor " +
+                                             safemap::quoted(state::structure_tensor) + ", which is missing");
     const LazyTensor tensor = *found;
     contents.tensors.erase(found);
     return about_tensor(state::structure_tensor, [&] { return load_document(tensor, says); });
@@ -75,9 +76,8 @@ void note_unnamed(Contents& contents, const std::vector<bool>& named) {
     if (unnamed == 0) return;
     const auto first = std::find(named.begin(), named.end(), false) - named.begin();
     contents.notes.push_back("the structure document does not name " + std::to_string(unnamed) +
-                             (unnamed == 1 ? " tensor, " : " tensors, ") +
-                             safemap::quoted(contents.tensors[static_cast<std::size_t>(first)].name()) +
-                             (unnamed == 1 ? "" : " first"));
+                             (unnamed == 1 ? " tensor, " : " tensors; the first is ") +
+                             safemap::quoted(contents.tensors[static_cast<std::size_t>(first)].name()));
 }
 
 /// Calls `visit` with each tensor of a tree.
@@ -142,7 +142,7 @@ void take_structure(Contents& contents, Policy policy, FaultSink& faults) {
             const bool damaged = error.code() == Errc::checksum_mismatch;
             if (error.code() != Errc::bad_structure && !damaged) throw;
             if (policy != Policy::lenient)
-                throw std::move(error.with_hint("the lenient policy reads the tensors without it"));
+                throw std::move(error.with_hint("--policy lenient reads the tensors without it"));
             contents.notes.push_back("read without its structure document, which " +
                                      std::string(damaged ? "is damaged: " : "does not fit: ") + error.message());
             if (damaged) contents.structure_fault = std::move(error);

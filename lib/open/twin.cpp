@@ -36,8 +36,8 @@ void note_of_safetensors(const fs::path& path, Contents& contents) {
     if (!stale) return;
     contents.notes.push_back(
         safemap::quoted(stale->filename().native()) +
-        " beside it is not the file that it was converted from, or has changed since: one of the two "
-        "is stale");
+        " beside it is not the file that it was converted from, or has changed since: one of them is "
+        "stale");
 }
 
 void note_of_torch(const fs::path& path, Contents& contents) {
@@ -50,10 +50,9 @@ void note_of_torch(const fs::path& path, Contents& contents) {
                                     OpenOptions().max_header_bytes, faults);
     const std::string* const stored = state::find_value(header.metadata, state::source_key);
     if (stored == nullptr || *stored == state::fingerprint(*contents.sources.front())) return;
-    contents.notes.push_back(
-        safemap::quoted(other.filename().native()) +
-        " beside it was converted from another file, or before this one changed: one of the two is "
-        "stale");
+    contents.notes.push_back(safemap::quoted(other.filename().native()) +
+                             " beside it was converted from another file, or before this one changed: one of them is "
+                             "stale");
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ PickleLimits PickleLimits::of_packed(std::uint64_t packed) noexcept {
 
 void Allowance::exhausted() {
     left_ = 0;
-    throw Error(Errc::pickle_too_large, "a pickle that needs more memory than " + bytes_text(all_) +
-                                            ", which is what one of its size may take");
+    throw Error(Errc::pickle_too_large,
+                "the pickle needs more memory than " + bytes_text(all_) + ", the limit for its size");
 }
 
 double PickleGraph::real(Id id) const { return std::bit_cast<double>(nodes_[id].word); }

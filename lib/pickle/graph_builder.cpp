@@ -28,8 +28,8 @@ bool all_digits(std::string_view text) {
 GraphBuilder::GraphBuilder(const PickleInput& input, const PickleLimits& limits)
     : input_(input), max_long_bytes_(limits.max_long_bytes) {
     if (input.size() > limits.max_bytes) {
-        throw Error(Errc::pickle_too_large, "a pickle of " + bytes_text(input.size()) + "; at most " +
-                                                bytes_text(limits.max_bytes) + " are read");
+        throw Error(Errc::pickle_too_large,
+                    "the pickle has " + bytes_text(input.size()) + ", the limit is " + bytes_text(limits.max_bytes));
     }
     graph_.allowance_ = Allowance(limits.max_memory);
     allowance().spend(input.size());
@@ -45,7 +45,7 @@ PickleGraph GraphBuilder::finish(Id root) {
 
 GraphBuilder::Id GraphBuilder::view(Kind kind, std::string_view bytes) {
     if (bytes.size() > std::numeric_limits<std::uint32_t>::max())
-        throw input_.fault(Errc::pickle_too_large, "a long text");
+        throw input_.fault(Errc::pickle_too_large, "a text of 2^32 bytes or more");
     return add({.kind = kind,
                 .count = static_cast<std::uint32_t>(bytes.size()),
                 .word = std::bit_cast<std::uint64_t>(bytes.data())});
@@ -53,7 +53,7 @@ GraphBuilder::Id GraphBuilder::view(Kind kind, std::string_view bytes) {
 
 GraphBuilder::Id GraphBuilder::integer(std::string_view bytes) {
     if (bytes.size() > max_long_bytes_)
-        throw input_.fault(Errc::pickle_too_large, "an integer of " + bytes_text(bytes.size()));
+        throw input_.fault(Errc::pickle_too_large, "an integer of " + bytes_text(bytes.size()) + " is too large");
     if (bytes.size() > 8) return view(Kind::big_integer, bytes);
     std::uint64_t value = 0;
     if (!bytes.empty() && (bytes.back() & 0x80) != 0) value = ~std::uint64_t{0};
@@ -68,9 +68,10 @@ GraphBuilder::Id GraphBuilder::decimal(std::string_view digits) {
     // A number with a leading zero is octal to one of Python's readers, and an error to the other.
     const bool octal = unsigned_digits.size() > 1 && unsigned_digits.starts_with('0');
     if (!all_digits(unsigned_digits) || octal)
-        throw input_.fault(Errc::pickle_bad_text, safemap::quoted(digits) + " is no integer");
+        throw input_.fault(Errc::pickle_bad_text, "invalid integer " + safemap::quoted(digits));
     if (digits.size() > max_long_bytes_) {
-        throw input_.fault(Errc::pickle_too_large, "an integer of " + std::to_string(digits.size()) + " digits");
+        throw input_.fault(Errc::pickle_too_large,
+                           "an integer of " + std::to_string(digits.size()) + " digits is too large");
     }
     if (const auto value = number_in<std::int64_t>(digits)) return integer(*value);
     const Id id = view(Kind::big_integer, digits);
@@ -106,7 +107,8 @@ GraphBuilder::Extra& GraphBuilder::extra(Id call) { return of_node(call, graph_.
 
 GraphBuilder::Id GraphBuilder::global(const PickleGraph::Global& global, unsigned protocol) {
     const std::size_t bytes = global.module.size() + global.name.size();
-    if (bytes > max_global_bytes) throw input_.fault(Errc::pickle_too_large, "a global's name of " + bytes_text(bytes));
+    if (bytes > max_global_bytes)
+        throw input_.fault(Errc::pickle_too_large, "a global name of " + bytes_text(bytes) + " is too long");
     allowance().spend(global_cost + bytes);
     graph_.globals_.push_back(in_python3(global, protocol));
     return add({.kind = Kind::global, .count = static_cast<std::uint32_t>(graph_.globals_.size() - 1)});
@@ -130,7 +132,7 @@ bool GraphBuilder::hashable(Id id) const {
     }
 }
 void GraphBuilder::require_hashable(Id id) const {
-    if (!hashable(id)) throw input_.fault(Errc::pickle_bad_key, "a list, dictionary or set as a key");
+    if (!hashable(id)) throw input_.fault(Errc::pickle_bad_key, "a list, dictionary or set cannot be a key");
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -13,12 +13,12 @@ Error PickleInput::beyond(std::uint64_t count) const {
     const std::uint64_t left = bytes_.size() - at_;
     Errc code = Errc::pickle_bad_count;
     if (follows_) code = count - left <= *follows_ ? Errc::pickle_truncated : Errc::file_truncated;
-    return fault(code, bytes_text(count) + " wanted, " + bytes_text(left + follows_.value_or(0)) + " are left");
+    return fault(code, "expected " + bytes_text(count) + ", found " + bytes_text(left + follows_.value_or(0)));
 }
 
 std::string_view PickleInput::line() {
     const std::size_t end = bytes_.find('\n', at_);
-    if (end == bytes_.npos) throw fault(Errc::pickle_truncated, "a line without an end");
+    if (end == bytes_.npos) throw fault(Errc::pickle_truncated, "a line does not end");
     const std::string_view taken = bytes_.substr(at_, end - at_);
     at_ = end + 1;
     return taken;
@@ -33,7 +33,7 @@ std::string_view PickleInput::utf8_line() {
 std::uint64_t PickleInput::memo_line() {
     const std::string_view digits = line();
     if (const auto value = number_in<std::uint64_t>(digits)) return *value;
-    throw fault(Errc::pickle_bad_memo, safemap::quoted(digits) + " is no memo entry");
+    throw fault(Errc::pickle_bad_memo, "invalid memo entry " + safemap::quoted(digits));
 }
 
 void PickleInput::begin_frame() {

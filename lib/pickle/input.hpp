@@ -40,7 +40,7 @@ public:
     /// Takes a count, and the bytes after it.
     template <std::integral Count> std::string_view counted() {
         const Count count = number<Count>();
-        if (count < Count{0}) throw fault(Errc::pickle_bad_count, "a length of " + std::to_string(count));
+        if (count < Count{0}) throw fault(Errc::pickle_bad_count, "negative length " + std::to_string(count));
         return take(static_cast<std::uint64_t>(count));
     }
     /// Takes a line, and returns it without its end.

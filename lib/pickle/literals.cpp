@@ -53,7 +53,7 @@ std::string raw_unicode_escape(std::string_view line) {
         const std::size_t digits = next == 'u' ? 4 : 8;
         const std::string_view hex = line.substr(i + 2, digits);
         const auto code = hex.size() == digits ? number_in<std::uint32_t>(hex, 16) : std::nullopt;
-        if (!code || *code > 0x10FFFF) throw bad_text("an escape that is none in " + safemap::quoted(line));
+        if (!code || *code > 0x10FFFF) throw bad_text("invalid escape in " + safemap::quoted(line));
         append_utf8(out, *code);
         i += 1 + digits;
     }
@@ -69,14 +69,14 @@ std::string string_escape(std::string_view body) {
             out += body[i];
             continue;
         }
-        if (++i == body.size()) throw bad_text("a string that ends in a backslash");
+        if (++i == body.size()) throw bad_text("a string ends in a backslash");
         const char c = body[i];
         if (const auto known = letters.find(c); known != letters.npos) {
             out += values[known];
         } else if (c == 'x') {
             const auto hex = body.substr(i + 1, 2);
             const auto code = hex.size() == 2 ? number_in<std::uint32_t>(hex, 16) : std::nullopt;
-            if (!code) throw bad_text("an escape that is none in " + safemap::quoted(body));
+            if (!code) throw bad_text("invalid escape in " + safemap::quoted(body));
             out += static_cast<char>(static_cast<unsigned char>(*code));
             i += 2;
         } else if (c >= '0' && c <= '7') {

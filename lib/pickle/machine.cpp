@@ -133,13 +133,13 @@ private:
             case 'b': build(); break;                                // BUILD
             case 'Q': push(nodes_.persistent(stack_.pop())); break;  // BINPERSID
 
-            case 'P': throw unsupported("a persistent id as text");            // PERSID
-            case 0x82:                                                         // EXT1
-            case 0x83:                                                         // EXT2
-            case 0x84: throw unsupported("a code of the extension registry");  // EXT4
-            case 0x97:                                                         // NEXT_BUFFER
-            case 0x98: throw unsupported("a buffer outside the pickle");       // READONLY_BUFFER
-            default: throw input_.fault(Errc::pickle_bad_opcode, "byte " + std::to_string(opcode) + " is no opcode");
+            case 'P': throw unsupported("a persistent id as text is not supported");            // PERSID
+            case 0x82:                                                                          // EXT1
+            case 0x83:                                                                          // EXT2
+            case 0x84: throw unsupported("a code of the extension registry is not supported");  // EXT4
+            case 0x97:                                                                          // NEXT_BUFFER
+            case 0x98: throw unsupported("a buffer outside the pickle is not supported");       // READONLY_BUFFER
+            default: throw input_.fault(Errc::pickle_bad_opcode, "unknown opcode " + std::to_string(opcode));
         }
         return true;
     }
@@ -156,7 +156,8 @@ private:
     void protocol() {
         protocol_ = input_.number<std::uint8_t>();
         if (protocol_ <= newest_protocol) return;
-        throw input_.fault(Errc::pickle_bad_opcode, "protocol " + std::to_string(protocol_) + "; 0 to 5 are known");
+        throw input_.fault(Errc::pickle_bad_opcode,
+                           "unknown protocol " + std::to_string(protocol_) + "; expected 0 to 5");
     }
 
     // Numbers and texts.
@@ -175,13 +176,13 @@ private:
         std::string_view digits = input_.line();
         if (digits.starts_with('+')) digits.remove_prefix(1);
         const auto value = number_in<double>(digits);
-        if (!value) throw bad_text(safemap::quoted(digits) + " is no float of 64 bits");
+        if (!value) throw bad_text("invalid 64-bit float " + safemap::quoted(digits));
         push(nodes_.real(*value));
     }
     void big_endian_real(std::uint64_t bits) { push(nodes_.real(std::bit_cast<double>(__builtin_bswap64(bits)))); }
 
     void text(std::string_view text) {
-        if (!is_python_text(text)) throw bad_text("a text that is not UTF-8: " + safemap::quoted(text));
+        if (!is_python_text(text)) throw bad_text("text is not UTF-8: " + safemap::quoted(text));
         push_view(Kind::text, text);
     }
     /// Pushes a string of Python 2: a text if it is valid UTF-8, as torch.load reads it, else bytes.
@@ -191,7 +192,7 @@ private:
         while (!literal.empty() && (literal.back() == ' ' || literal.back() == '\r')) literal.remove_suffix(1);
         const bool in_quotes = literal.size() >= 2 && literal.front() == literal.back() &&
                                (literal.front() == '\'' || literal.front() == '"');
-        if (!in_quotes) throw bad_text("a string that is not in quotes: " + safemap::quoted(literal));
+        if (!in_quotes) throw bad_text("a string is not in quotes: " + safemap::quoted(literal));
         literal = literal.substr(1, literal.size() - 2);
         string(literal.find('\\') == literal.npos ? literal : nodes_.keep(string_escape(literal)));
     }
@@ -219,18 +220,18 @@ private:
         container(Kind::dict, begin);
     }
     void append(std::size_t begin) {
-        extend(stack_.below(begin), begin, Kind::list, &Extra::appends, "items for something that is no list");
+        extend(stack_.below(begin), begin, Kind::list, &Extra::appends, "items for a value that is not a list");
     }
     void set_items(std::size_t begin) {
         const Id id = stack_.below(begin);
         check_pairs(begin);
-        extend(id, begin, Kind::dict, &Extra::items, "keys and values for something that is no dictionary");
+        extend(id, begin, Kind::dict, &Extra::items, "keys and values for a value that is not a dictionary");
     }
     void add_items(std::size_t begin) {
         const Id id = stack_.below(begin);
         if (kind(id) == Kind::set)
             for (const Id item : stack_.above(begin)) nodes_.require_hashable(item);
-        extend(id, begin, Kind::set, &Extra::appends, "members for something that is no set");
+        extend(id, begin, Kind::set, &Extra::appends, "members for a value that is not a set");
     }
     /// Moves the values above `begin` into a container, which must be of the kind that the opcode is for. If the target
     /// is the result of a call, adds them to that call instead.
@@ -255,15 +256,15 @@ private:
     void stack_global() {
         const auto [module, name] = stack_.pop_last<2>();
         if (kind(module) != Kind::text || kind(name) != Kind::text)
-            throw stack_.bad("a global whose names are no texts");
+            throw stack_.bad("the module or the name of a global is not text");
         push_global({nodes_.graph().text(module), nodes_.graph().text(name)});
     }
 
     /// Adds a call of a global, of the result of another call, or of a persistent id.
     Id call(Id callee, Id arguments) {
         if (kind(callee) != Kind::global && kind(callee) != Kind::call && kind(callee) != Kind::persistent)
-            throw stack_.bad("a call of something that is no function");
-        if (kind(arguments) != Kind::tuple) throw stack_.bad("a call whose arguments are no tuple");
+            throw stack_.bad("a call of a value that is not a function");
+        if (kind(arguments) != Kind::tuple) throw stack_.bad("the arguments of a call are not a tuple");
         return nodes_.call(callee, arguments);
     }
     void reduce() {
@@ -293,7 +294,7 @@ private:
     void newobj_ex() {
         const auto [callee, arguments, keywords] = stack_.pop_last<3>();
         const Id id = call(callee, arguments);
-        if (kind(keywords) != Kind::dict) throw stack_.bad("keyword arguments that are no dictionary");
+        if (kind(keywords) != Kind::dict) throw stack_.bad("keyword arguments are not a dictionary");
         nodes_.extra(id).keywords = keywords;
         push(id);
     }
@@ -313,7 +314,7 @@ private:
         stack_.cut(begin + 1);
         Id& object = stack_.top_place();
         if (kind(object) == Kind::global) object = nodes_.call(object, nodes_.empty_tuple());
-        if (kind(object) != Kind::call) throw stack_.bad("a state for something that is no object");
+        if (kind(object) != Kind::call) throw stack_.bad("a state for a value that is not an object");
         nodes_.extra(object).states.push_back(state);
     }
 

@@ -54,7 +54,7 @@ std::int64_t PickleStream::number(std::string_view what) {
 }
 
 Extent PickleStream::skip(std::uint64_t bytes, std::string_view what) {
-    if (bytes > left()) throw truncated(what, bytes_text(bytes) + " wanted, " + bytes_text(left()) + " are left");
+    if (bytes > left()) throw truncated(what, "expected " + bytes_text(bytes) + ", found " + bytes_text(left()));
     return {std::exchange(at_, at_ + bytes), bytes};
 }
 

@@ -118,7 +118,7 @@ public:
     Id get(std::uint64_t index) const {
         const Id id = index < near_.size() ? near_[index] : far_at(index);
         if (id != PickleGraph::nothing) return id;
-        throw input_.fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index) + " was never put");
+        throw input_.fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index) + " does not exist");
     }
 
 private:
@@ -129,7 +129,7 @@ private:
         if (index > input_.size()) {
             // CPython holds an array of all entries up to the last, so an index this large is refused.
             if (index > max_memory_ / entry_cost)
-                throw input_.fault(Errc::pickle_bad_memo, "memo entry " + std::to_string(index));
+                throw input_.fault(Errc::pickle_bad_memo, "memo index " + std::to_string(index) + " is too large");
             const auto [entry, fresh] = far_.try_emplace(index, PickleGraph::nothing);
             if (fresh) allowance_.spend(far_entry_cost);
             return entry->second;

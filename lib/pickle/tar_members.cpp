@@ -23,12 +23,12 @@ public:
     Header(const Source& source, std::uint64_t at) {
         source.read_at(at, std::as_writable_bytes(std::span(bytes_)));
         if (text(257, 5) != "ustar" || octal(148, 8) != sum()) {
-            throw Error(Errc::unknown_format, "a tar archive without a header at byte " + std::to_string(at));
+            throw Error(Errc::unknown_format, "no tar header at byte " + std::to_string(at));
         }
         // Links, and headers of pax and GNU, give members other names and contents than this header does.
         const char type = bytes_[156];
         if ((type != '0' && type != '\0') || !text(345, 155).empty())
-            throw Error(Errc::unknown_format, "a tar archive with a member that is no plain file, " + quoted(name()));
+            throw Error(Errc::unknown_format, "a member of the tar archive is not a plain file: " + quoted(name()));
     }
 
     std::string_view name() const { return text(0, 100); }
@@ -78,13 +78,14 @@ TarMembers tar_members(const Source& source) {
     std::uint64_t at = 0;
     for (int i = 0; Extent{at, block}.inside(source.size()) && !is_end(source, at); ++i) {
         if (i == max_members)
-            throw Error(Errc::unknown_format, "a tar archive of more than " + std::to_string(max_members) + " members");
+            throw Error(Errc::unknown_format,
+                        "the tar archive has more than " + std::to_string(max_members) + " members");
         const Header header(source, at);
         const auto size = header.size();
         if (!size || !Extent{at + block, *size}.inside(source.size())) {
             throw Error(Errc::file_truncated, "member " + safemap::quoted(header.name()) + ": " +
-                                                  (size ? bytes_text(*size) : "no size that can be read") +
-                                                  ", and the file ends after " +
+                                                  (size ? bytes_text(*size) : "unreadable size") +
+                                                  ", but the file ends after " +
                                                   bytes_text(source.size() - at - block));
         }
         members.insert_or_assign(std::string(header.name()), Extent{at + block, *size});

@@ -20,7 +20,7 @@ template <std::size_t width, std::size_t count> constexpr auto rows_of(std::stri
             text.remove_prefix(word.size());
         }
     }
-    return text.find_first_not_of(between) == text.npos ? rows : throw "more rows than were said";
+    return text.find_first_not_of(between) == text.npos ? rows : throw "more rows than declared";
 }
 
 }  // namespace safemap::SAFEMAP_ABI

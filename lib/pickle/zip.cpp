@@ -131,7 +131,7 @@ private:
             if (is_end_record(at) && end_of_comment(at) == tail_.size()) return at;
         for (std::size_t at = tail_.size(); at-- > 0;)
             if (is_end_record(at) && has_directory(at) && end_of_comment(at) < tail_.size()) return at;
-        throw bad_directory("no end record of a zip: the file is cut short, or is none");
+        throw bad_directory("no zip end record: the file is truncated, or not a zip");
     }
 
     /// Returns true if any program could take this for the end record of a zip.
@@ -156,8 +156,7 @@ private:
         for (std::size_t at = 0; at < tail_.size(); ++at) {
             const bool before = !exact && tail_at_ + at < prefix;
             if ((before || at > end) && is_end_record(at) && has_directory(at))
-                throw bad_directory(
-                    "two end records, each of a directory: which of them counts depends on the program");
+                throw bad_directory("two end records, each with a directory: programs differ in which one they use");
         }
     }
 
@@ -169,8 +168,8 @@ private:
                           (small.count == 0xFFFF || small.count == large.count);
         if (same) return;
         throw bad_directory(
-            "the end record and the zip64 end record name different directories: which of them counts "
-            "depends on the program");
+            "the end record and the zip64 end record name different directories: programs differ in "
+            "which one they use");
     }
 
     /// Reads the zip64 end record, if there is one. Returns where it begins.
@@ -188,9 +187,9 @@ private:
         std::uint64_t at = little<std::uint64_t>(locator.data() + 8);
         const bool just_before = locator_at >= end64_size && holds_record(locator_at - end64_size);
         if (just_before && at != locator_at - end64_size && holds_record(at))
-            throw bad_directory("two zip64 end records: which of them counts depends on the program");
+            throw bad_directory("two zip64 end records: programs differ in which one they use");
         if (just_before) at = locator_at - end64_size;
-        else if (!holds_record(at)) throw bad_directory("no zip64 end record where its locator says");
+        else if (!holds_record(at)) throw bad_directory("no zip64 end record where its locator points");
         std::array<char, end64_size> record;
         read_into(source_, at, record);
         found = {.place = {.offset = little<std::uint64_t>(record.data() + 48),
@@ -210,7 +209,7 @@ private:
                                 bytes_text(found.place.size));
         }
         if (found.place.size > max_directory_size) {
-            throw bad_directory("a directory of " + bytes_text(found.place.size) + ", more than " +
+            throw bad_directory("a directory of " + bytes_text(found.place.size) + ", the limit is " +
                                 bytes_text(max_directory_size));
         }
         found.prefix = directory_end - found.place.end();
@@ -218,7 +217,7 @@ private:
         if (found.prefix > 0 && found.count > 0 && begins_directory(found.place.offset))
             throw bad_directory("a directory at " + std::to_string(found.place.offset) + ", and one " +
                                 bytes_text(found.prefix) +
-                                " behind it, at the end: which of them counts depends on the program");
+                                " after it, at the end: programs differ in which one they use");
         found.place.offset += found.prefix;
         return found;
     }
@@ -293,17 +292,17 @@ std::optional<Entry> take_entry(std::string_view& rest) {
 std::optional<Entry> next_entry(std::string_view& rest, FaultSink& faults) {
     if (!begins_entry(rest)) throw bad_directory("a directory entry does not begin where the one before ends");
     auto entry = take_entry(rest);
-    if (!entry) throw bad_directory("a directory entry is cut short");
+    if (!entry) throw bad_directory("a directory entry is truncated");
     if (read_zip64_extra(*entry)) return entry;
-    faults.fault(bad_record(entry->name, "a size or place that needs a zip64 field, and no such field"));
+    faults.fault(bad_record(entry->name, "a size or offset needs a zip64 field, which is missing"));
     return std::nullopt;
 }
 
 std::optional<Error> name_fault(std::string_view name) {
-    if (name.empty()) return bad_record(name, "an empty name");
+    if (name.empty()) return bad_record(name, "its name is empty");
     const bool plain = name.find('\\') == name.npos && name.find('\0') == name.npos;
     if (plain && stays_below(name)) return std::nullopt;
-    return bad_record(name, "a name that is absolute, or leads out of its folder");
+    return bad_record(name, "its name is absolute or points outside its folder");
 }
 
 std::optional<Error> method_fault(const Entry& entry) {
@@ -312,16 +311,15 @@ std::optional<Error> method_fault(const Entry& entry) {
     }
     if (entry.method == method_stored) {
         if (entry.packed == entry.size) return std::nullopt;
-        return bad_record(entry.name, "stored as it is in " + bytes_text(entry.packed) + ", but said to be " +
+        return bad_record(entry.name, "stored uncompressed in " + bytes_text(entry.packed) + ", but its size is " +
                                           bytes_text(entry.size));
     }
     if (entry.method != method_deflated) {
-        return Error(Errc::zip_unsupported, "record " + safemap::quoted(entry.name) + " is compressed by method " +
-                                                std::to_string(entry.method) +
-                                                "; 0 (stored) and 8 (deflate) are known");
+        return Error(Errc::zip_unsupported, "record " + safemap::quoted(entry.name) + " has compression method " +
+                                                std::to_string(entry.method) + "; expected 0 (stored) or 8 (deflate)");
     }
     if (entry.size / max_deflate_ratio <= entry.packed) return std::nullopt;
-    return bad_record(entry.name, bytes_text(entry.packed) + " of deflate cannot hold " + bytes_text(entry.size));
+    return bad_record(entry.name, bytes_text(entry.packed) + " of deflate data cannot hold " + bytes_text(entry.size));
 }
 
 /// A record that has passed, and the place of its header.
@@ -407,8 +405,7 @@ private:
             for (char& c : lower)
                 if (is_capital(c)) c = static_cast<char>(c - 'A' + 'a');
             if (!seen.insert(std::move(lower)).second)
-                faults_.fault(
-                    {Errc::zip_duplicate, "two records named " + safemap::quoted(name) + ", but for capital letters"});
+                faults_.fault({Errc::zip_duplicate, "two records named " + safemap::quoted(name) + ", ignoring case"});
         }
     }
 
@@ -422,20 +419,19 @@ private:
                                               ", the directory is at " + std::to_string(limit));
         }
         const char* header = read_header({entry.header_at, header_size});
-        if (little<std::uint32_t>(header) != local_signature)
-            return bad_record(entry.name, "no header where it should be");
+        if (little<std::uint32_t>(header) != local_signature) return bad_record(entry.name, "no header at its offset");
         const std::size_t name_size = little<std::uint16_t>(header + 26);
         if (name_size != entry.name.size() || std::string_view(header + local_size, name_size) != entry.name) {
-            return bad_record(entry.name, "the header where it should be is that of another record");
+            return bad_record(entry.name, "the header at its offset belongs to another record");
         }
         const auto flags = little<std::uint16_t>(header + 6);
         if ((flags & flag_encrypted) != 0 || little<std::uint16_t>(header + 8) != entry.method) {
-            return bad_record(entry.name, "its header and the directory differ in how it is packed");
+            return bad_record(entry.name, "its header and the directory differ in compression or encryption");
         }
         const auto packed = little<std::uint32_t>(header + 18);
         if ((flags & flag_descriptor) == 0 && packed != see_zip64 && packed != entry.packed) {
-            return bad_record(entry.name,
-                              "its header says " + bytes_text(packed) + ", the directory " + bytes_text(entry.packed));
+            return bad_record(entry.name, "its size is " + bytes_text(packed) + " in its header, but " +
+                                              bytes_text(entry.packed) + " in the directory");
         }
         payload = {.offset = entry.header_at + header_size + little<std::uint16_t>(header + 28), .size = entry.packed};
         if (payload.inside(limit)) return std::nullopt;
@@ -480,7 +476,7 @@ private:
             if (ahead != nullptr && each->header_at < ahead->record.packed.end()) {
                 each->dropped = true;
                 faults_.fault({Errc::zip_overlap, "records " + safemap::quoted(ahead->record.name) + " and " +
-                                                      safemap::quoted(each->record.name) + " share bytes"});
+                                                      safemap::quoted(each->record.name) + " overlap"});
                 if (each->record.packed.end() <= ahead->record.packed.end()) continue;
             }
             ahead = each;

@@ -29,14 +29,14 @@ std::size_t place_of(std::string_view head, std::string_view key) {
     std::size_t at = head.find(found);
     while (at != head.npos && at > 0 && head[at - 1] == '\\') at = head.find(found, at + 1);
     const std::size_t value = at == head.npos ? at : head.find('"', at + found.size());
-    if (value == head.npos) throw Error(Errc::header_bad_metadata, "no " + safemap::quoted(key) + " in it");
+    if (value == head.npos) throw Error(Errc::header_bad_metadata, safemap::quoted(key) + " is missing");
     return value;
 }
 
 /// Overwrites the characters at `at`. Throws header_bad_metadata if fewer are left.
 void overwrite(std::string& head, std::size_t at, std::string_view text) {
     if (at > head.size() || text.size() > head.size() - at)
-        throw Error(Errc::header_bad_metadata, "less room than was planned for digests");
+        throw Error(Errc::header_bad_metadata, "not enough room for the digests");
     std::copy(text.begin(), text.end(), head.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
@@ -59,7 +59,7 @@ void read_digests(std::string_view text, const std::function<void(std::string_vi
             text, Errc::header_bad_metadata, [&](std::string_view name, std::optional<std::string_view> value) {
                 const auto digest = value ? digest_of_hex(*value) : std::nullopt;
                 if (!digest)
-                    throw Error(Errc::header_bad_metadata, "of " + safemap::quoted(name) + " it has no 32 hex digits");
+                    throw Error(Errc::header_bad_metadata, "expected 32 hex digits for " + safemap::quoted(name));
                 on_tensor(name, *digest);
             });
     });
@@ -90,7 +90,7 @@ std::string metadata_in(std::string_view head, std::string_view key) {
     const std::size_t begin = place_of(head, key);
     std::size_t end = begin + 1;
     while (end < head.size() && head[end] != '"') end += head[end] == '\\' ? 2 : 1;
-    if (end >= head.size()) throw Error(Errc::header_bad_metadata, "no " + safemap::quoted(key) + " in it");
+    if (end >= head.size()) throw Error(Errc::header_bad_metadata, safemap::quoted(key) + " is missing");
     const json::Value value = json::parse(head.substr(begin, end + 1 - begin), Errc::header_bad_metadata);
     return *value.string();  // Text between quotes is always a string.
 }

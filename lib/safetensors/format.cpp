@@ -22,7 +22,7 @@ std::uint64_t value_bytes(Dtype dtype, const Shape& shape) {
         throw Error(Errc::shape_overflow, kind_text(dtype, shape) + " has a size that does not fit in 64 bits");
     if (*total_bits % 8 != 0)
         throw Error(Errc::partial_byte, kind_text(dtype, shape) + " has " + std::to_string(*total_bits) +
-                                            " bits, which are no whole bytes");
+                                            " bits, which is not a whole number of bytes");
     return *total_bits / 8;
 }
 

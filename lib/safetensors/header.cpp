@@ -50,8 +50,7 @@ struct Text {
 Text read_text(const Source& source, std::uint64_t max_header_bytes) {
     const std::uint64_t file_size = source.size();
     if (file_size < length_bytes)
-        throw Error(Errc::header_too_short,
-                    "the file has " + bytes_text(file_size) + ", a header length alone takes 8");
+        throw Error(Errc::header_too_short, "the file has " + bytes_text(file_size) + ", but a header length takes 8");
     std::uint64_t size = 0;
     source.read_at(0, std::as_writable_bytes(std::span(&size, 1)));
     // simdjson counts in 32 bits.
@@ -87,7 +86,7 @@ public:
     }
     void finish() {
         if (!strict_ && met_ > most_told)
-            tolerated_.emplace_back(last_, std::to_string(met_ - most_told) + " more such");
+            tolerated_.emplace_back(last_, std::to_string(met_ - most_told) + " more faults like it");
     }
 
 private:
@@ -149,7 +148,7 @@ std::string with_short_exponent(std::string_view number) {
 void visit_number(ondemand::value value) {
     if (!value.get_double().error()) return;
     const json::Value again = json::parse(with_short_exponent(value.raw_json_token()), Errc::header_not_json);
-    if (!again.number()) not_json("a number that is none");
+    if (!again.number()) not_json("invalid number");
 }
 
 /// Checks all of a value that is not used. `depth` is the number of containers around it.
@@ -161,10 +160,10 @@ void visit(ondemand::value value, unsigned depth) {
         case ondemand::json_type::number: visit_number(value); return;
         case ondemand::json_type::boolean: static_cast<void>(value.get_bool().value()); return;
         case ondemand::json_type::null:
-            if (!is_null(value)) not_json("a word that is none of true, false and null");
+            if (!is_null(value)) not_json("invalid word; expected true, false or null");
             return;
     }
-    if (depth >= json::max_depth) not_json("more than 127 arrays and objects within each other");
+    if (depth >= json::max_depth) not_json("arrays and objects are nested more than 127 deep");
     if (value.type() == ondemand::json_type::array) {
         for (ondemand::value item : value.get_array()) visit(item, depth + 1);
         return;
@@ -302,7 +301,7 @@ private:
             else member_tensor(key, field.value());
         }
         if (document.current_location().error() != simdjson::OUT_OF_BOUNDS)
-            not_json("something follows the header's object");
+            not_json("data follows the header's object");
     }
 
     /// Returns a string as a part of the text. A string with escapes is decoded in its own place: it never gets longer,
@@ -331,13 +330,12 @@ private:
         if (text_.front() != '{')
             allowed_.meet(Errc::header_not_canonical, "the header begins with whitespace, not with '{'");
         if (text_.find_last_not_of(' ') != text_.rfind('}'))
-            allowed_.meet(Errc::header_not_canonical, "the header is padded with other bytes than spaces");
+            allowed_.meet(Errc::header_not_canonical, "the header is padded with bytes other than spaces");
     }
 
     void member_metadata(ondemand::value value) {
         try {
-            if (std::exchange(seen_metadata_, true))
-                throw Error(Errc::header_bad_metadata, "__metadata__ is there twice");
+            if (std::exchange(seen_metadata_, true)) throw Error(Errc::header_bad_metadata, "duplicate __metadata__");
             if (is_null(value)) {
                 allowed_.meet(Errc::header_not_canonical, "__metadata__ is null, not an object");
                 return;
@@ -367,7 +365,7 @@ private:
         const std::size_t members = metadata_.size();
         sort_by_key(metadata_, [this](const MetadataPlace& pair) { return key_of(pair); });
         if (metadata_.size() < members)
-            allowed_.meet(Errc::duplicate_name, "__metadata__ has a key twice; readers take the last one");
+            allowed_.meet(Errc::duplicate_name, "__metadata__ has a duplicate key; readers take the last one");
         header_.has_metadata = true;
     }
 
@@ -401,7 +399,7 @@ private:
         }
         // JSON can only write a NUL as an escape.
         if (escaped_ && name.find('\0') != std::string_view::npos)
-            allowed_.meet(Errc::bad_name, "a name with a NUL in it", name);
+            allowed_.meet(Errc::bad_name, "the name has a NUL byte", name);
         rows().push_back(row);
     }
 
@@ -428,13 +426,13 @@ private:
         if (key == "dtype") return read_dtype(field.value(), row);
         if (key == "shape") return read_shape(field.value(), row);
         if (key == "data_offsets") return read_offsets(field.value(), row);
-        allowed_.meet(Errc::header_not_canonical, "a field", name_, key);
+        allowed_.meet(Errc::header_not_canonical, "unknown field", name_, key);
         visit(field.value(), tensor_depth);
     }
 
     void read_tensor_array(ondemand::value& value, Row& row) {
-        if (value.type() != ondemand::json_type::array) bad_field("a tensor is described by an object");
-        allowed_.meet(Errc::header_not_canonical, "a tensor described by an array, not by an object", name_);
+        if (value.type() != ondemand::json_type::array) bad_field("expected an object that describes a tensor");
+        allowed_.meet(Errc::header_not_canonical, "the tensor is described by an array, not by an object", name_);
         unsigned count = 0;
         for (ondemand::value item : value.get_array()) {
             switch (count++) {
@@ -453,7 +451,7 @@ private:
     }
 
     void once(unsigned field, const char* field_name) {
-        if ((seen_ & field) != 0) bad_field(std::string(field_name) + " is there twice");
+        if ((seen_ & field) != 0) bad_field("duplicate " + std::string(field_name));
         seen_ |= field;
     }
 
@@ -474,11 +472,11 @@ private:
             return;
         }
         if (value.type() != ondemand::json_type::object) bad_field("dtype is not a string");
-        allowed_.meet(Errc::header_not_canonical, "a dtype given by an object, not by a string", name_);
+        allowed_.meet(Errc::header_not_canonical, "dtype is an object, not a string", name_);
         bool found = false;
         for (ondemand::field field : value.get_object()) {
             const std::string_view key = text_of(field);
-            if (std::exchange(found, true)) bad_field("dtype is an object of more than one member");
+            if (std::exchange(found, true)) bad_field("dtype is an object with more than one member");
             row.dtype = dtype_named(key);
             ondemand::value content = field.value();
             if (!is_null(content)) bad_field("dtype is an object whose value is not null");
@@ -498,7 +496,7 @@ private:
 
     static Dtype dtype_named(std::string_view dtype_name) {
         if (const auto dtype = dtype_from_safetensors(dtype_name)) return *dtype;
-        throw Error(Errc::unknown_dtype, "dtype " + safemap::quoted(dtype_name) + " is none that safetensors has");
+        throw Error(Errc::unknown_dtype, "unknown dtype " + safemap::quoted(dtype_name));
     }
 
     void read_shape(ondemand::value value, Row& row) {
@@ -540,7 +538,7 @@ private:
             });
         if (repeated.empty()) return;
         for (const std::uint32_t again : repeated)
-            allowed_.meet(Errc::duplicate_name, "the name is there twice; readers take the last one",
+            allowed_.meet(Errc::duplicate_name, "duplicate name; readers take the last one",
                           list().name(rows()[again]));
         std::size_t kept = 0;
         auto next = repeated.begin();
@@ -580,8 +578,8 @@ private:
         rows().resize(kept);
         if (rows().capacity() > kept + kept / 4) rows().shrink_to_fit();
         if (covered_ > data_size_)
-            faults_.fault(Error(Errc::file_truncated, "the tensors want " + bytes_text(covered_) +
-                                                          " of data, the file has " + std::to_string(data_size_)));
+            faults_.fault(Error(Errc::file_truncated, "the tensors need " + bytes_text(covered_) +
+                                                          " of data, but the file has " + std::to_string(data_size_)));
         if (covered_ < data_size_ && complete_) trailing();
     }
 
@@ -610,10 +608,10 @@ private:
         if (row.end < row.begin) return Error(Errc::offsets_reversed, range + " end before they begin");
         if (row.begin < covered_)
             return Error(Errc::offsets_overlap,
-                         range + " begin inside the tensor before, which ends at " + std::to_string(covered_));
+                         range + " overlap the previous tensor, which ends at " + std::to_string(covered_));
         if (row.begin > covered_ && complete_)
-            return Error(Errc::offsets_leave_gap, range + " leave " + bytes_text(row.begin - covered_) +
-                                                      " before them that belong to no tensor");
+            return Error(Errc::offsets_leave_gap,
+                         range + " leave a gap of " + bytes_text(row.begin - covered_) + " before them");
         return std::nullopt;
     }
 
@@ -622,7 +620,7 @@ private:
         try {
             const std::uint64_t wanted = value_bytes(row.dtype, shape);
             return Error(Errc::size_mismatch, bytes_text(row.end - row.begin) + ", but " + kind_text(row.dtype, shape) +
-                                                  " wants " + std::to_string(wanted));
+                                                  " needs " + std::to_string(wanted));
         } catch (Error& error) {
             return std::move(error);
         }

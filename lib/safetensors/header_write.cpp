@@ -32,7 +32,7 @@ constexpr std::uint64_t max_written_header = 100'000'000;
 
 void append_text(std::string& json, std::string_view text) {
     if (!is_utf8(text))
-        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which a header has to be");
+        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, as a header must be");
     json::append_string(json, text, json::Charset::utf8);
 }
 
@@ -53,7 +53,7 @@ std::uint64_t append_tensor(std::string& json, const TensorSpec& tensor, std::ui
     if (!in_safetensors(tensor.dtype))
         throw Error(Errc::unnamed_dtype, "safetensors has no name for " + std::string(name(tensor.dtype)));
     const auto end = checked_add(begin, value_bytes(tensor.dtype, *tensor.shape));
-    if (!end) throw Error(Errc::shape_overflow, "the size of all tensors together does not fit in 64 bits");
+    if (!end) throw Error(Errc::shape_overflow, "the total size of all tensors does not fit in 64 bits");
 
     append_text(json, tensor.name);
     json += R"(:{"dtype":")";
@@ -97,7 +97,7 @@ std::string write_header(std::span<const TensorSpec> tensors,
                          std::uint32_t alignment) {
     if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
         throw Error(Errc::invalid_argument,
-                    "alignment " + std::to_string(alignment) + " is none of 8, 64, 256 and 4096");
+                    "invalid alignment " + std::to_string(alignment) + "; expected 8, 64, 256 or 4096");
     refuse_collisions(tensors);
 
     std::string file;

@@ -109,7 +109,7 @@ private:
 
 std::string_view checked_utf8(std::string_view text) {
     if (!is_utf8(text))
-        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, which an index has to be");
+        throw Error(Errc::invalid_argument, safemap::quoted(text) + " is not UTF-8, as an index must be");
     return text;
 }
 
@@ -184,7 +184,7 @@ Index read_index(const Source& source, FaultSink& faults) {
             read_text(source), Errc::index_not_json, "weight_map",
             [&](std::string_view tensor, std::optional<std::string_view> shard) { weight_map.member(tensor, shard); });
         const json::Value* map = root.find("weight_map");
-        if (map == nullptr) throw Error(Errc::index_bad_field, "there is no weight_map");
+        if (map == nullptr) throw Error(Errc::index_bad_field, "weight_map is missing");
         if (map->object() == nullptr) throw Error(Errc::index_bad_field, "weight_map is not an object");
         add_repeated_keys(root, index.repeated_keys);
         if (const json::Value* metadata = root.find("metadata")) {

@@ -20,7 +20,7 @@ std::uint64_t total_bytes(const Contents& contents) {
     for (const LazyTensor& tensor : contents.tensors) {
         const auto sum = checked_add(total, tensor.nbytes());
         if (!sum) {
-            Error error(Errc::shape_overflow, "the sizes of all tensors do not fit in 64 bits");
+            Error error(Errc::shape_overflow, "the total size of all tensors does not fit in 64 bits");
             if (!contents.sources.empty()) error.with_path(contents.sources.front()->name());
             throw error;
         }
@@ -51,7 +51,7 @@ void Joined::add(Contents& one, const std::string& name) {
     for (const std::string& note : one.notes) contents.notes.push_back(name + ": " + note);
     // A checkpoint of several files has no tree.
     for (const std::string& text : one.only_in_tree)
-        contents.notes.push_back("of " + name + " only tensors are taken; left out: " + text);
+        contents.notes.push_back(name + ": only tensors are read; " + text);
     contents.files.push_back(name);
     for (SkippedObject& object : one.skipped) object.quantized = false;
     move_to_end(one.skipped, contents.skipped);

@@ -45,10 +45,11 @@ constexpr std::size_t example_bytes = 200;
 /// Limit of all repeated walks of modules together: n modules that hold each other twice have 2^n names.
 constexpr std::size_t most_walks_again = 10'000;
 
+constexpr const char* kept_by_structure = "; only a structure document keeps this (convert --structure keep)";
 constexpr std::string_view whole_module = "a whole module: its parameters and persistent buffers are kept";
 constexpr std::string_view not_persistent =
-    "a buffer that is not persistent: the state dict of its module is without it";
-constexpr std::string_view attribute = "an attribute of a module, whose state dict is without it";
+    "a buffer that is not persistent: it is not in the state dict of its module";
+constexpr std::string_view attribute = "an attribute of a module: it is not in its state dict";
 
 std::string counted(std::size_t count, std::string_view one, std::string_view many) {
     return std::to_string(count) + " " + std::string(count == 1 ? one : many);
@@ -364,7 +365,7 @@ private:
         if (unnamed_.count > most_listed) return;
         out_.skipped.push_back({.name = excerpt(path_.substr(0, example_bytes)) + "...",
                                 .type = std::string(type),
-                                .why = "all names together would be longer than a safetensors header can be"});
+                                .why = "all names together are too long for a safetensors header"});
     }
 
     void note_attributes(const StateTree::Dict& dict) {
@@ -397,27 +398,25 @@ private:
         note_repeats();
         note_opaque();
         if (plain_.count > 0) {
-            only_in_tree(counted(plain_.count, "plain value", "plain values") + ", for example " + plain_.example +
-                         ": only a structure document keeps what is no tensor");
+            only_in_tree(counted(plain_.count, "value is not a tensor", "values are not tensors") + ", for example " +
+                         plain_.example + kept_by_structure);
         }
         if (attributes_.count > 0) {
-            only_in_tree("the attributes (such as _metadata) of " +
-                         counted(attributes_.count, "dictionary", "dictionaries") + ", for example of " +
-                         attributes_.example + ": only a structure document keeps them");
+            only_in_tree(counted(attributes_.count, "dictionary has attributes", "dictionaries have attributes") +
+                         " (such as _metadata), for example " + attributes_.example + kept_by_structure);
         }
         if (own_attributes_.count > 0) {
-            only_in_tree("what was set on " + counted(own_attributes_.count, "tensor", "tensors") +
-                         ", for example on " + own_attributes_.example + ": only a structure document keeps it");
+            only_in_tree(counted(own_attributes_.count, "tensor has attributes", "tensors have attributes") +
+                         " of their own, for example " + own_attributes_.example + kept_by_structure);
         }
         if (parameters_.count > 0) {
-            only_in_tree("that " +
-                         counted(parameters_.count, "tensor is a Parameter or requires a gradient",
+            only_in_tree(counted(parameters_.count, "tensor is a Parameter or requires a gradient",
                                  "tensors are Parameters or require gradients") +
-                         ", for example " + parameters_.example + ": only a structure document keeps it");
+                         ", for example " + parameters_.example + kept_by_structure);
         }
         if (unnamed_.count > 0) {
             note(counted(unnamed_.count, "object has", "objects have") + " no name and " +
-                 (unnamed_.count == 1 ? "is" : "are") + " left out: all names together would be longer than " +
+                 (unnamed_.count == 1 ? "is" : "are") + " left out: all names together are longer than " +
                  std::to_string(max_name_bytes) + " bytes, which no safetensors header can hold");
         }
     }
@@ -430,7 +429,7 @@ private:
         if (tally.count == 0) return;
         only_in_tree(counted(tally.count, "container with tensors occurs", "containers with tensors occur") +
                      " more than once, for example again at " + tally.example +
-                     ": the tensors have the names of the first place only");
+                     "; the tensors are named after the first place only");
     }
 
     /// Notes the objects and tensors that the walk did not reach: it visits no attributes, and no values that were
@@ -447,10 +446,10 @@ private:
         }
         if (tensors > 0)
             note(counted(tensors, "tensor", "tensors") +
-                 " in attributes, or replaced by another value: without a name, and not stored");
+                 " in attributes, or replaced by another value, without a name: not stored");
         if (tally.count == 0) return;
-        note(counted(tally.count, "object", "objects") + " of classes that safemap does not know, for example " +
-             excerpt(tally.example) + ", in attributes of dictionaries or replaced there: not listed one by one");
+        note(counted(tally.count, "object", "objects") + " of unknown classes, for example " + excerpt(tally.example) +
+             ", in attributes of dictionaries or replaced there: not listed one by one");
     }
 
     void only_in_tree(std::string text) { out_.only_in_tree.push_back(std::move(text)); }

@@ -184,9 +184,9 @@ FolderShape seen_from_root(FolderShape shape, const std::string& tag) {
 
 FolderShape named_tag(const FolderNames& names, std::string_view file, std::string_view text) {
     const std::string tag(path_segment(text));
-    if (tag.empty()) return bad_tag(file, "wanted one line with the name of a folder beside it");
+    if (tag.empty()) return bad_tag(file, "expected one line with the name of a folder beside it");
     const auto found = std::find(names.folders.begin(), names.folders.end(), tag);
-    if (found == names.folders.end()) return bad_tag(file, "it names '" + tag + "', and there is no such folder");
+    if (found == names.folders.end()) return bad_tag(file, "it names '" + tag + "', but there is no such folder");
     auto shape = deepspeed_tag(names.below[static_cast<std::size_t>(found - names.folders.begin())]);
     if (!shape) return {.kind = ShapeKind::deepspeed, .files = {tag}};
     return seen_from_root(std::move(*shape), tag);
@@ -201,7 +201,7 @@ MaybeShape deepspeed_root(const FolderNames& names) {
     if (names.latest) return named_tag(names, "latest", *names.latest);
     if (names.latest_universal) return named_tag(names, "latest_universal", *names.latest_universal);
     if (tags.size() == 1) return seen_from_root(std::move(tags.front().second), tags.front().first);
-    std::string what = "it is absent, and there are " + std::to_string(tags.size()) + " tags:";
+    std::string what = "it is missing, and there are " + std::to_string(tags.size()) + " tags:";
     for (const auto& tag : tags) what += ' ' + tag.first + (&tag == &tags.back() ? "" : ",");
     return bad_tag("latest", std::move(what));
 }
@@ -215,13 +215,13 @@ MaybeShape megatron(const FolderNames& names) {
     constexpr std::string_view pointer = "latest_checkpointed_iteration.txt";
     if (names.latest_checkpointed_iteration) {
         const std::string_view text = path_segment(*names.latest_checkpointed_iteration);
-        if (text != "release" && !is_number(text)) return bad_tag(pointer, "wanted 'release' or a number");
+        if (text != "release" && !is_number(text)) return bad_tag(pointer, "expected 'release' or a number");
         const std::size_t zeros = text.size() < 7 ? 7 - text.size() : 0;
         for (const std::string& folder : {std::string(text), "iter_" + std::string(zeros, '0') + std::string(text),
                                           "global_step_" + std::string(text)})
             if (folder != text || text == "release")
                 if (has(names.folders, folder)) return FolderShape{.kind = ShapeKind::folder, .files = {folder}};
-        return bad_tag(pointer, "it names '" + std::string(text) + "', and there is no folder of it");
+        return bad_tag(pointer, "it names '" + std::string(text) + "', but there is no folder for it");
     }
     FileNames ranks;
     for (std::size_t i = 0; i < names.folders.size(); ++i)

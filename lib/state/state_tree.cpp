@@ -99,14 +99,14 @@ Split split(std::string_view path) {
 }
 
 [[noreturn]] void no_place(std::string_view path) {
-    throw Error(Errc::invalid_argument, "nothing can be put at " + safemap::quoted(path) + " in the tree");
+    throw Error(Errc::invalid_argument, "cannot put a value at " + safemap::quoted(path) + " in the tree");
 }
 
 }  // namespace
 
 StateTree::NodeId StateTree::add(Node node) {
     if (nodes_.size() >= no_node) {
-        throw Error(Errc::pickle_too_large, "a tree of more than 2^32 - 1 values");
+        throw Error(Errc::pickle_too_large, "the tree has more than 2^32 - 1 values");
     }
     nodes_.push_back(std::move(node));
     return static_cast<NodeId>(nodes_.size() - 1);

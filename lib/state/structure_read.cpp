@@ -59,7 +59,7 @@ public:
     StateTree run(const Value& document) {
         const Value* const version = document.find("v");
         if (version == nullptr || (version->integer() != 1 && version->integer() != 2))
-            throw Error(Errc::bad_structure, "the structure document is of a version that is not known, wanted 1 or 2");
+            throw Error(Errc::bad_structure, "the structure document has an unknown version; expected 1 or 2");
         version_ = *version->integer();
         const Value* const root = document.find("root");
         if (root == nullptr) throw Error(Errc::bad_structure, "the structure document has no root");
@@ -86,7 +86,7 @@ private:
         if (value.is_null()) return tree_.add(StateTree::None{});
         if (const auto boolean = value.boolean()) return tree_.add(*boolean);
         if (const auto integer = value.integer()) return tree_.add(*integer);
-        if (value.unsigned_integer()) bad(path_, "an integer beyond 64 bits that is not spelled as [\"i\", ...]");
+        if (value.unsigned_integer()) bad(path_, "an integer beyond 64 bits is not written as [\"i\", ...]");
         if (const auto number = value.number()) return tree_.add(*number);
         if (const auto* text = value.string()) return tree_.add(*text);
         if (const auto* object = value.object()) return members(*object, false);
@@ -95,7 +95,7 @@ private:
 
     NodeId tagged(const Value::Array& array) {
         const std::string* const tag = array.empty() ? nullptr : array.front().string();
-        if (tag == nullptr) bad(path_, "a list that does not begin with what it is");
+        if (tag == nullptr) bad(path_, "a list does not begin with its kind");
         const Items items = Items(array).subspan(1);
         for (std::size_t kind = 0; kind < sequences.size(); ++kind)
             if (*tag == sequences[kind]) return sequence(static_cast<StateTree::Sequence::Kind>(kind), items);
@@ -117,13 +117,13 @@ private:
         if (*tag == "s") return tree_.add(bytes(items));
         if (*tag == "b") return tree_.add(StateTree::Bytes{.bytes = bytes(items)});
         if (*tag == "ba") return remember(path_, tree_.add(StateTree::Bytes{bytes(items), true}));
-        bad(path_, safemap::quoted(*tag) + ", which is not known");
+        bad(path_, "unknown kind " + safemap::quoted(*tag));
     }
 
     // ---- values
 
     const std::string& only_text(Items items) const {
-        if (items.size() != 1 || items.front().string() == nullptr) bad(path_, "a value that wants one text");
+        if (items.size() != 1 || items.front().string() == nullptr) bad(path_, "expected one text");
         return *items.front().string();
     }
 
@@ -134,7 +134,7 @@ private:
         if (whole && error == std::errc()) return tree_.add(value);
         const std::string_view digits = std::string_view(decimal).substr(decimal.starts_with('-') ? 1 : 0);
         if (digits.empty() || digits.find_first_not_of("0123456789") != digits.npos)
-            bad(path_, "an integer spelled " + safemap::quoted(decimal));
+            bad(path_, "invalid integer " + safemap::quoted(decimal));
         return tree_.add(StateTree::BigInt{decimal});
     }
 
@@ -146,12 +146,12 @@ private:
         const char* const last = text.data() + text.size();
         if (!text.starts_with("0x") || text.size() != 18 ||
             std::from_chars(text.data() + 2, last, bits, 16).ptr != last)
-            bad(path_, "a number spelled " + safemap::quoted(text));
+            bad(path_, "invalid number " + safemap::quoted(text));
         return std::bit_cast<double>(bits);
     }
 
     NodeId complex(Items items) {
-        if (items.size() != 2) bad(path_, "a complex number of " + std::to_string(items.size()) + " parts");
+        if (items.size() != 2) bad(path_, "a complex number has " + std::to_string(items.size()) + " parts");
         return tree_.add(StateTree::Complex{part(items[0]), part(items[1])});
     }
     double part(const Value& value) const {
@@ -159,14 +159,14 @@ private:
         const auto* array = value.array();
         const bool formed = array != nullptr && array->size() == 2 && array->front().string() != nullptr &&
                             *array->front().string() == "f";
-        if (!formed) bad(path_, "a complex number whose parts are no numbers");
+        if (!formed) bad(path_, "the parts of a complex number are not numbers");
         return real(only_text(Items(*array).subspan(1)));
     }
 
     NodeId numpy_scalar(Items items) {
-        if (items.size() != 2 || items[0].string() == nullptr) bad(path_, "a NumPy scalar that is no dtype and value");
+        if (items.size() != 2 || items[0].string() == nullptr) bad(path_, "a NumPy scalar is not a dtype and a value");
         const NodeId value = node(items[1]);
-        if (!is_plain(tree_[value])) bad(path_, "a NumPy scalar whose value is no number, text or bytes");
+        if (!is_plain(tree_[value])) bad(path_, "the value of a NumPy scalar is not a number, text or bytes");
         return tree_.add(StateTree::NumpyScalar{.dtype = *items[0].string(), .value = value});
     }
 
@@ -179,7 +179,7 @@ private:
 
     std::string bytes(Items items) const {
         auto bytes = from_base64(only_text(items));
-        if (!bytes) bad(path_, "bytes that are not in base64");
+        if (!bytes) bad(path_, "bytes are not in base64");
         return std::move(*bytes);
     }
 
@@ -191,7 +191,7 @@ private:
         const std::string& name = other != nullptr ? *other : path_.empty() ? root_name_ : path_;
         spend(name.size());
         const LazyTensor* const found = find_(name);
-        if (found == nullptr) bad(path_, "the tensor " + safemap::quoted(name) + " is not there");
+        if (found == nullptr) bad(path_, "the tensor " + safemap::quoted(name) + " is missing");
         spend(found->name().size());
         StateTree::Tensor tensor{kept.dtype == nullptr ? *found : restored(*found, *kept.dtype), kept.parameter,
                                  kept.requires_grad, numpy};
@@ -202,10 +202,10 @@ private:
 
     /// Returns a tensor of a dtype that safetensors has no name for. It is stored as raw_dtype() and raw_shape() say.
     LazyTensor restored(const LazyTensor& found, const std::string& named) const {
-        if (version_ < 2) bad(path_, "a dtype is named, in a document of version 1");
+        if (version_ < 2) bad(path_, "a document of version 1 cannot name a dtype");
         const auto dtype = dtype_from_torch(named);
         if (!dtype || torch_name(*dtype) != named || in_safetensors(*dtype))
-            bad(path_, "the dtype " + safemap::quoted(named) + " is not one that a document names");
+            bad(path_, "the dtype " + safemap::quoted(named) + " cannot be named in a document");
         auto shape = shape_of_raw(*dtype, found.shape());
         const auto place = found.placement();
         if (found.dtype() != raw_dtype(*dtype) || !shape || (!place && found.element_count() > 0))
@@ -218,10 +218,10 @@ private:
     }
 
     NodeId tied(Items items) {
-        if (items.empty() || items.front().string() == nullptr) bad(path_, "a tie that does not say with what");
+        if (items.empty() || items.front().string() == nullptr) bad(path_, "a tie does not name a tensor");
         const Kept kept = kept_of(items.subspan(1));
         const auto* const first = std::get_if<StateTree::Tensor>(&tree_[target(*items.front().string())]);
-        if (first == nullptr) bad(path_, "a tie with what is no tensor");
+        if (first == nullptr) bad(path_, "a tie names a value that is not a tensor");
         spend(first->tensor.name().size());
         StateTree::Tensor tensor{first->tensor, kept.parameter, kept.requires_grad, first->numpy};
         const NodeId id = remember(tensor_path(), tree_.add(std::move(tensor)));
@@ -244,7 +244,7 @@ private:
     /// Reads the description of a tensor: no item, or one object.
     Kept kept_of(Items items) const {
         if (items.empty()) return {};
-        if (items.size() > 1 || items.front().object() == nullptr) bad(path_, "a tensor described by no object");
+        if (items.size() > 1 || items.front().object() == nullptr) bad(path_, "a tensor is not described by an object");
         const Value& object = items.front();
         return {flag(object, "p"), flag(object, "rg"), object.find("attrs"), text_member(object, "dtype")};
     }
@@ -257,7 +257,7 @@ private:
     const std::string* text_member(const Value& object, std::string_view key) const {
         const Value* const member = object.find(key);
         if (member == nullptr) return nullptr;
-        if (member->string() == nullptr) bad(path_, safemap::quoted(key) + " is no text");
+        if (member->string() == nullptr) bad(path_, safemap::quoted(key) + " is not text");
         return member->string();
     }
 
@@ -278,8 +278,9 @@ private:
         const bool has_members = !items.empty() && items.front().object() != nullptr;
         const bool has_attributes = items.size() > (has_members ? 1U : 0U) && items.back().object() != nullptr;
         const Value* const last = has_attributes ? items.back().find("@attrs") : nullptr;
-        if (has_attributes && (last == nullptr || last->object() == nullptr)) bad(path_, "attributes that are none");
-        if (has_members && items.size() > (has_attributes ? 2U : 1U)) bad(path_, "a dictionary in two forms");
+        if (has_attributes && (last == nullptr || last->object() == nullptr)) bad(path_, "invalid attributes");
+        if (has_members && items.size() > (has_attributes ? 2U : 1U))
+            bad(path_, "a dictionary is written in two forms");
         const NodeId id = has_members ? members(*items.front().object(), ordered)
                                       : pairs(has_attributes ? items.first(items.size() - 1) : items, ordered);
         if (has_attributes) {
@@ -295,7 +296,7 @@ private:
         items.reserve(object.size());
         Names keys;
         for (const json::Member& member : object) {
-            if (!keys.insert(member.key).second) bad(path_, "the key " + safemap::quoted(member.key) + " twice");
+            if (!keys.insert(member.key).second) bad(path_, "duplicate key " + safemap::quoted(member.key));
             const NodeId key = tree_.add(member.key);
             const std::string segment = state::key_segment(tree_[key], items.size());
             items.emplace_back(key, below(segment, member.value));
@@ -310,7 +311,7 @@ private:
         items.reserve(entries.size());
         for (const Value& entry : entries) {
             const auto* pair = entry.array();
-            if (pair == nullptr || pair->size() != 2) bad(path_, "an entry that is no pair of key and value");
+            if (pair == nullptr || pair->size() != 2) bad(path_, "an entry is not a pair of key and value");
             const std::size_t before = path_.size();
             state::append_segment(path_, state::ordinal_segment(items.size()));
             const NodeId key = below(state::key_segment_below, (*pair)[0]);
@@ -329,7 +330,7 @@ private:
         const Items parts = items.subspan(object ? 2 : 0);
         const bool formed = (parts.size() == 1 || parts.size() == 2) && parts[0].object() != nullptr &&
                             (parts.size() == 1 || parts[1].string() != nullptr);
-        if (!formed) bad(path_, "an object that is not spelled as its parts, and why");
+        if (!formed) bad(path_, "an object is not written as its parts and a reason");
         const NodeId id =
             remember(path_, tree_.add(StateTree::Opaque{.type = object ? *items[0].string() : "torch.Tensor",
                                                         .why = parts.size() == 2 ? *parts[1].string() : std::string(),
@@ -343,7 +344,7 @@ private:
         }
         auto named = children({}, *parts[0].object());
         for (const auto& [name, part] : named)
-            if (is_place(name, made.size())) bad(path_, "a part that is called as argument " + name + " is");
+            if (is_place(name, made.size())) bad(path_, "a part has the name of argument " + name);
         made.insert(made.end(), std::make_move_iterator(named.begin()), std::make_move_iterator(named.end()));
         std::get<StateTree::Opaque>(tree_[id]).children = std::move(made);
         return id;
@@ -359,7 +360,7 @@ private:
         const auto* tuple = items.size() < 2 ? nullptr : items[1].array();
         const bool formed = tuple != nullptr && !tuple->empty() && tuple->front().string() != nullptr &&
                             *tuple->front().string() == "t" && items[0].string() != nullptr;
-        if (!formed) bad(path_, "an object that does not begin with its class and arguments");
+        if (!formed) bad(path_, "an object does not begin with its class and arguments");
         return Items(*tuple).subspan(1);
     }
 
@@ -370,7 +371,7 @@ private:
         const std::size_t before = path_.size();
         if (!segment.empty()) state::append_segment(path_, segment);
         for (const json::Member& member : object) {
-            if (!names.insert(member.key).second) bad(path_, "the part " + safemap::quoted(member.key) + " twice");
+            if (!names.insert(member.key).second) bad(path_, "duplicate part " + safemap::quoted(member.key));
             const NodeId child = member.key.empty() && is_tensor(member.value)
                                      ? itself(member.value)
                                      : below(state::child_segment(member.key), member.value);
@@ -420,13 +421,14 @@ private:
     }
     NodeId target(const std::string& path) const {
         const auto found = by_path_.find(path);
-        if (found == by_path_.end()) bad(path_, "it refers to " + safemap::quoted(path) + ", which is not before it");
+        if (found == by_path_.end())
+            bad(path_, "it refers to " + safemap::quoted(path) + ", which does not come before it");
         return found->second;
     }
 
     void spend(std::size_t bytes) {
         spelled_ += bytes;
-        if (spelled_ > most_spelled) bad(path_, "paths and names that are too long together");
+        if (spelled_ > most_spelled) bad(path_, "paths and names are too long together");
     }
 
     static constexpr std::array<std::string_view, 5> sequences{"l", "t", "set", "fset", "size"};

@@ -107,7 +107,7 @@ public:
 
 private:
     void node(NodeId id) {
-        if (out_.size() + path_.size() > longest_document) too_large("longer than " + bytes_text(longest_document));
+        if (out_.size() + path_.size() > longest_document) too_large("be longer than " + bytes_text(longest_document));
         if (repeated_.node(id)) {
             if (const auto first = paths_.find(id); first != paths_.end()) return tagged("@", first->second);
             if (has_identity(tree_[id])) remember(paths_, id, path_);
@@ -119,7 +119,7 @@ private:
     /// Remembers a path for references that come later.
     template <class Paths, class Key> void remember(Paths& paths, Key key, const std::string& path) {
         remembered_ += path.size();
-        if (remembered_ > longest_document) too_large("longer than " + bytes_text(longest_document));
+        if (remembered_ > longest_document) too_large("be longer than " + bytes_text(longest_document));
         paths.emplace(key, path);
         if constexpr (std::is_same_v<Key, NodeId>)
             if (in_attributes_ > 0) met_in_attributes_.push_back(key);
@@ -189,7 +189,7 @@ private:
         const bool ties = repeated_.tensor(tensor.tensor) && tensor.tensor.element_count() > 0;
         const auto first = ties ? ties_.find(&tensor.tensor) : ties_.end();
         spelled_ += path_.size();
-        if (spelled_ > most_spelled) too_large("of names that are too long together");
+        if (spelled_ > most_spelled) too_large("have names that are too long together");
         const std::string& implied = path_.empty() ? root_name_ : path_;
         const std::string& name = flatten_name(id, tensor, implied);
         const bool asks = first == ties_.end() && in_attributes_ == 0 && !name.empty();
@@ -430,11 +430,11 @@ private:
 
     void deepen() {
         if (++depth_ > deepest_structure)
-            too_large("of more than " + std::to_string(deepest_structure) + " arrays and objects within each other");
+            too_large("nest more than " + std::to_string(deepest_structure) + " arrays and objects");
     }
 
     [[noreturn]] static void too_large(const std::string& what) {
-        throw Error(Errc::structure_too_large, "its structure document would be " + what);
+        throw Error(Errc::structure_too_large, "its structure document would " + what);
     }
 
     const StateTree& tree_;

@@ -80,7 +80,7 @@ struct Described {
 
 void join_pairs(Described& out) {
     if (out.shape.empty() || out.shape.back() % 2 != 0 || (out.shape.back() > 0 && out.strides.back() != 1))
-        throw Error(Errc::no_dlpack, "elements of F4 that are no pairs along the last dimension");
+        throw Error(Errc::no_dlpack, "F4 elements do not form pairs along the last dimension");
     out.type = float4_pair;
     out.shape.back() /= 2;
     // Strides are even if there is more than one row: views of F4 consist of whole bytes.
@@ -92,11 +92,12 @@ Described described(const TensorView& view, Float4 float4) {
     Described out{data_type(view.dtype()), {}, {view.strides().begin(), view.strides().end()}};
     for (const std::uint64_t dimension : view.shape()) {
         if (!std::in_range<std::int64_t>(dimension))
-            throw Error(Errc::no_dlpack, "a dimension of " + std::to_string(dimension) + ", wanted one below 2^63");
+            throw Error(Errc::no_dlpack,
+                        "dimension " + std::to_string(dimension) + " is too large; expected less than 2^63");
         out.shape.push_back(static_cast<std::int64_t>(dimension));
     }
     if (!std::in_range<std::int32_t>(out.shape.size()))
-        throw Error(Errc::no_dlpack, std::to_string(out.shape.size()) + " dimensions, wanted fewer than 2^31");
+        throw Error(Errc::no_dlpack, std::to_string(out.shape.size()) + " dimensions; expected fewer than 2^31");
     if (float4 == Float4::pairs && view.dtype() == Dtype::f4) join_pairs(out);
     return out;
 }
@@ -131,8 +132,8 @@ void require_readable(const Device& device) {
         case DeviceType::cuda_host:
         case DeviceType::rocm_host: return;
     }
-    throw Error(Errc::no_dlpack, "a tensor on a device of type " + std::to_string(static_cast<int>(device.type)) +
-                                     ", wanted one in the memory of the host");
+    throw Error(Errc::no_dlpack, "the tensor is on a device of type " + std::to_string(static_cast<int>(device.type)) +
+                                     "; expected host memory");
 }
 
 /// An imported tensor in our form.
@@ -148,12 +149,13 @@ void split_pairs(StridedView& view) {
         return;
     }
     if (view.shape.back() > 1 && view.strides.back() != 1)
-        throw Error(Errc::no_dlpack, "pairs of float4 that do not follow each other along the last dimension");
+        throw Error(Errc::no_dlpack, "pairs of float4 are not adjacent along the last dimension");
     for (std::int64_t& stride : view.strides)
-        if (__builtin_mul_overflow(stride, 2, &stride)) throw Error(Errc::shape_overflow, "strides beyond 64 bits");
+        if (__builtin_mul_overflow(stride, 2, &stride))
+            throw Error(Errc::shape_overflow, "strides do not fit in 64 bits");
     view.strides.back() = 1;
     const auto doubled = checked_mul(view.shape.back(), 2);
-    if (!doubled) throw Error(Errc::shape_overflow, "a dimension beyond 64 bits");
+    if (!doubled) throw Error(Errc::shape_overflow, "a dimension does not fit in 64 bits");
     view.shape.back() = *doubled;
 }
 
@@ -164,7 +166,7 @@ StridedView strided_view(const Tensor& tensor) {
     StridedView view;
     for (std::int32_t d = 0; d < tensor.ndim; ++d) {
         if (tensor.shape[d] < 0)
-            throw Error(Errc::invalid_argument, "a dimension of size " + std::to_string(tensor.shape[d]));
+            throw Error(Errc::invalid_argument, "negative dimension " + std::to_string(tensor.shape[d]));
         view.shape.push_back(static_cast<std::uint64_t>(tensor.shape[d]));
         if (tensor.strides != nullptr) view.strides.push_back(tensor.strides[d]);
     }
@@ -183,7 +185,7 @@ Understood understood(const Tensor& tensor) {
         if (pairs) split_pairs(view);
         return {row.dtype, std::move(view)};
     }
-    throw Error(Errc::no_dlpack, "a DLPack tensor of " + text_of(tensor.dtype));
+    throw Error(Errc::no_dlpack, "unsupported DLPack type: " + text_of(tensor.dtype));
 }
 
 /// Returns a view of the memory of an imported tensor.
@@ -191,18 +193,18 @@ TensorView borrowed(const Tensor& tensor, std::shared_ptr<const void> owner, boo
     auto [dtype, view] = understood(tensor);
     if (element_count(view.shape).value_or(0) == 0)
         return TensorView(dtype, {.owner = std::move(owner), .writable = writable}, std::move(view));
-    if (tensor.data == nullptr) throw Error(Errc::invalid_argument, "a DLPack tensor without data");
+    if (tensor.data == nullptr) throw Error(Errc::invalid_argument, "the DLPack tensor has no data");
 
     // Strides may be negative: the bytes begin at the lowest element.
     const auto reach = reach_of(view);
     std::int64_t elements = 0;
     if (!reach || __builtin_sub_overflow(reach->last, reach->first, &elements))
-        throw Error(Errc::shape_overflow, "a view of shape " + to_string(view.shape) + " whose strides overflow");
+        throw Error(Errc::shape_overflow, "the strides of a view of shape " + to_string(view.shape) + " overflow");
     const auto size = checked_mul(static_cast<std::uint64_t>(elements) + 1, bits(dtype));
     const auto below = checked_mul(~static_cast<std::uint64_t>(reach->first) + 1, bits(dtype));
     if (!size || !below || *size > INT64_MAX)
-        throw Error(Errc::shape_overflow, "a view of shape " + to_string(view.shape) + " whose strides overflow");
-    if (*below % 8 != 0) throw Error(Errc::partial_byte, "a view of " + std::string(name(dtype)) + " that cuts bytes");
+        throw Error(Errc::shape_overflow, "the strides of a view of shape " + to_string(view.shape) + " overflow");
+    if (*below % 8 != 0) throw Error(Errc::partial_byte, "a view of " + std::string(name(dtype)) + " cuts bytes");
     view.offset = -reach->first;
     const std::byte* first = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset - *below / 8;
     return TensorView(dtype, {{first, (*size + 7) / 8}, std::move(owner), writable}, std::move(view));
@@ -231,7 +233,7 @@ template <class Managed> TensorView taken(Managed* managed, bool writable) {
 }
 
 void require_tensor(const void* tensor) {
-    if (tensor == nullptr) throw Error(Errc::invalid_argument, "no DLPack tensor to take");
+    if (tensor == nullptr) throw Error(Errc::invalid_argument, "the DLPack tensor is null");
 }
 
 }  // namespace
@@ -255,11 +257,12 @@ ManagedTensor* export_unversioned(const TensorView& view, Float4 float4) {
 TensorView import_tensor(ManagedTensorVersioned* tensor) {
     require_tensor(tensor);
     if (tensor->version.major != Version{}.major)
-        throw Error(Errc::no_dlpack, "DLPack of version " + std::to_string(tensor->version.major) + '.' +
-                                         std::to_string(tensor->version.minor) + ", wanted 1");
+        throw Error(Errc::no_dlpack, "DLPack version " + std::to_string(tensor->version.major) + '.' +
+                                         std::to_string(tensor->version.minor) + "; expected version 1");
     const unsigned width = tensor->dl_tensor.dtype.bits;
     if ((tensor->flags & flag_padded) != 0 && width < 8)
-        throw Error(Errc::no_dlpack, "elements of " + std::to_string(width) + " bits that have a byte each");
+        throw Error(Errc::no_dlpack,
+                    "elements of " + std::to_string(width) + " bits, each padded to a byte, are not supported");
     return taken(tensor, (tensor->flags & flag_read_only) == 0);
 }
 

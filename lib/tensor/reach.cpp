@@ -28,8 +28,8 @@ std::int64_t index_in_dimension(std::int64_t asked, std::uint64_t dimension, std
     const auto length = static_cast<std::int64_t>(std::min<std::uint64_t>(dimension, INT64_MAX));
     const std::int64_t index = asked < 0 && asked >= -length ? asked + length : asked;
     if (index >= 0 && index < length) return index;
-    throw Error(Errc::index_out_of_range, "index " + std::to_string(asked) + " in dimension " + std::to_string(axis) +
-                                              " of size " + std::to_string(dimension));
+    throw Error(Errc::index_out_of_range, "index " + std::to_string(asked) + " is outside dimension " +
+                                              std::to_string(axis) + " of size " + std::to_string(dimension));
 }
 
 bool cuts_whole_bytes(Dtype dtype, const StridedView& view) noexcept {

@@ -32,7 +32,7 @@ Index clip(Index bound, Index length, Index low, Index high) {
 }
 
 Range resolve(const Slice& slice, std::uint64_t dimension) {
-    if (slice.step == 0) throw Error(Errc::invalid_argument, "a slice with step 0");
+    if (slice.step == 0) throw Error(Errc::invalid_argument, "the step of a slice is 0");
     const Index length = as_index(dimension);
     const bool forward = slice.step > 0;
     const Index low = forward ? 0 : -1;

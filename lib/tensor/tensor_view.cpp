@@ -29,7 +29,7 @@ TensorView::TensorView(Dtype dtype, SharedBytes bytes, StridedView view)
         throw Error(Errc::storage_too_short, "a view of shape " + to_string(view_.shape) + " reaches outside its " +
                                                  std::to_string(bytes_.bytes.size()) + " bytes");
     if (!whole_bytes(dtype) && !cuts_whole_bytes(dtype, view_))
-        throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype)) + " that cuts bytes");
+        throw Error(Errc::partial_byte, "a view of " + std::string(safemap::name(dtype)) + " cuts bytes");
 }
 
 TensorView::TensorView(Dtype dtype, const Shape& shape, SharedBytes bytes)
@@ -44,7 +44,7 @@ TensorView::TensorView(Dtype dtype, const Shape& shape, SharedBytes bytes)
                                             " does not fill whole bytes");
     if (*size > bytes_.bytes.size())
         throw Error(Errc::storage_too_short, "shape " + to_string(shape) + " of " + std::string(safemap::name(dtype)) +
-                                                 " wants " + std::to_string(*size) + " bytes, there are " +
+                                                 " needs " + std::to_string(*size) + " bytes, but there are " +
                                                  std::to_string(bytes_.bytes.size()));
 }
 
@@ -57,8 +57,7 @@ const std::byte* TensorView::data() const noexcept {
 
 std::span<const std::byte> TensorView::bytes() const& {
     if (!contiguous())
-        throw Error(Errc::not_contiguous,
-                    "a strided view of shape " + to_string(view_.shape) + " has no bytes in a row");
+        throw Error(Errc::not_contiguous, "a strided view of shape " + to_string(view_.shape) + " is not contiguous");
     return {data(), nbytes()};
 }
 
@@ -66,32 +65,33 @@ TensorView TensorView::slice(std::span<const Slice> slices) const {
     StridedView part = safemap::slice(view_, slices);
     if (!whole_bytes(dtype_) && !cuts_whole_bytes(dtype_, part))
         throw Error(Errc::partial_byte_slice,
-                    "a slice of " + std::string(safemap::name(dtype_)) + " that does not start and end at whole bytes");
+                    "a slice of " + std::string(safemap::name(dtype_)) + " does not start and end at whole bytes");
     return TensorView(dtype_, bytes_, std::move(part));
 }
 
 void TensorView::require_dtype(Dtype wanted) const {
     if (dtype_ == wanted) return;
-    throw Error(Errc::wrong_dtype, "elements of " + std::string(safemap::name(wanted)) + " asked of a tensor of " +
-                                       std::string(safemap::name(dtype_)));
+    throw Error(Errc::wrong_dtype, "cannot read elements of " + std::string(safemap::name(wanted)) +
+                                       " from a tensor of " + std::string(safemap::name(dtype_)));
 }
 
 const void* TensorView::aligned_data(std::size_t alignment) const {
     const std::span<const std::byte> value = bytes();
     if (elements_ > 0 && reinterpret_cast<std::uintptr_t>(value.data()) % alignment != 0)
-        throw Error(Errc::misaligned, "the data is not at a multiple of " + std::to_string(alignment) + " bytes");
+        throw Error(Errc::misaligned, "the data is not aligned to " + std::to_string(alignment) + " bytes");
     return value.data();
 }
 
 std::span<std::byte> TensorView::mutable_bytes() const& {
-    if (!writable() && elements_ > 0) throw Error(Errc::read_only, "writing was asked of a view that is read-only");
+    if (!writable() && elements_ > 0) throw Error(Errc::read_only, "the view is read-only");
     const std::span<const std::byte> value = bytes();
     return {const_cast<std::byte*>(value.data()), value.size()};
 }
 
 std::int64_t TensorView::numbered(std::uint64_t i) const {
     if (i >= elements_)
-        throw Error(Errc::index_out_of_range, "element " + std::to_string(i) + " of " + std::to_string(elements_));
+        throw Error(Errc::index_out_of_range,
+                    "element " + std::to_string(i) + " is outside the " + std::to_string(elements_) + " elements");
     std::int64_t at = view_.offset;
     for (std::size_t d = view_.shape.size(); d-- > 0;) {
         at += static_cast<std::int64_t>(i % view_.shape[d]) * view_.strides[d];

@@ -79,7 +79,7 @@ private:
             if (find(kind.record) != nullptr) return not_saved(kind.looks_like, kind.hint);
         if (zip_.find("serialized_exported_program.json") != nullptr)
             return not_saved("a program of torch.export", of_export);
-        const std::string missing = "no record data.pkl in the folder that the first record is in";
+        const std::string missing = "no record data.pkl in the folder of the first record";
         const bool foreign = !zip_.records().empty() && find("version") == nullptr && find("byteorder") == nullptr;
         return {Errc::zip_missing_record, foreign ? "a zip that torch did not write: " + missing : missing};
     }
@@ -92,7 +92,7 @@ private:
         for (const ZipRecord& record : zip_.records()) {
             if (record.name.starts_with(root_)) continue;
             faults_.fault({Errc::zip_bad_record, "record " + safemap::quoted(record.name) + " is not in " +
-                                                     safemap::quoted(root_) + " as the others are"});
+                                                     safemap::quoted(root_) + " like the others"});
         }
     }
 
@@ -101,9 +101,8 @@ private:
         const auto unchecked =
             std::count_if(records.begin(), records.end(), [](auto& each) { return !each.has_crc32(); });
         if (unchecked == 0) return;
-        out_.notes.push_back(
-            std::to_string(unchecked) + (unchecked == 1 ? " record has" : " records have") +
-            " no checksum; a file saved under skip_data() has holes in their places, which read as zeros");
+        out_.notes.push_back(std::to_string(unchecked) + (unchecked == 1 ? " record has" : " records have") +
+                             " no checksum; in a file saved under skip_data(), these are holes that read as zeros");
     }
 
     void list_records() {
@@ -158,8 +157,8 @@ private:
             constants.push_back({"CONSTANTS.c" + std::to_string(constants.size()), constant});
         out_.take(rebuild(pickle, constants, storages("constants/", record), faults_));
         out_.notes.push_back(
-            "a TorchScript archive whose modules have no tensors, as frozen ones: its constants are read, its code is "
-            "not");
+            "a TorchScript archive whose modules have no tensors, as in a frozen one: its constants are read, its code "
+            "is not");
     }
 
     Storages storages(std::string folder, const ZipRecord& record) {
@@ -173,8 +172,8 @@ private:
         const PickleLimits limits = PickleLimits::of_packed(record.packed.size);
         if (record.size > limits.max_bytes) {
             throw Error(Errc::pickle_too_large, safemap::quoted(record.name) + " has " + bytes_text(record.size) +
-                                                    " in " + bytes_text(record.packed.size) + "; at most " +
-                                                    bytes_text(limits.max_bytes) + " are read");
+                                                    " in " + bytes_text(record.packed.size) + "; the limit is " +
+                                                    bytes_text(limits.max_bytes));
         }
         HeldPickle held{.bytes = checked ? checked_bytes(record) : read_all(zip_.open(record)), .graph = {}};
         held.graph = read_pickle(held.bytes, limits);
@@ -204,17 +203,17 @@ private:
         if (order == "big") return true;
         if (order == "little") return false;
         throw Error(Errc::zip_bad_record,
-                    "record byteorder says " + safemap::quoted(order) + "; \"little\" or \"big\" was wanted");
+                    "record byteorder has " + safemap::quoted(order) + "; expected \"little\" or \"big\"");
     }
 
     RecordData storage(const std::string& folder, std::string_view key) {
         if (key.empty() || key.find('/') != key.npos || key.find("..") != key.npos) {
-            throw Error(Errc::zip_bad_record, "storage key " + safemap::quoted(key) + " is no record's name");
+            throw Error(Errc::zip_bad_record, "storage key " + safemap::quoted(key) + " is not a valid record name");
         }
         name_.assign(root_).append(folder).append(key);
         const ZipRecord* const record = record_called(name_);
         if (record == nullptr)
-            throw Error(Errc::zip_missing_record, "no record " + folder + excerpt(key) + " for a storage");
+            throw Error(Errc::zip_missing_record, "record " + folder + excerpt(key) + " of a storage is missing");
         return open(*record);
     }
     /// Finds a record by its name. Tries the record after the last storage first: torch writes storages in the order in

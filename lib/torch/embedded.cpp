@@ -54,7 +54,7 @@ RecordData embedded_bytes(const PickleGraph& pickle, Id id, const Storages& stor
     // Protocol 2 spells empty bytes as bytes().
     if (is_call_of(pickle, id, "builtins.bytes") && pickle.items(pickle.call(id).arguments).empty())
         return in_memory({});
-    throw Error(Errc::bad_tensor, "elements that are not bytes");
+    throw Error(Errc::bad_tensor, "the elements are not bytes");
 }
 
 bool is_embedded(const PickleGraph& pickle, Id id) { return is_call_of(pickle, id, load_from_bytes); }
@@ -62,7 +62,7 @@ bool is_embedded(const PickleGraph& pickle, Id id) { return is_call_of(pickle, i
 EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
     const auto arguments = pickle.items(pickle.call(id).arguments);
     if (arguments.size() != 1 || pickle.kind(arguments[0]) == Kind::text)
-        throw Error(Errc::bad_tensor, "_load_from_bytes of something that is not bytes");
+        throw Error(Errc::bad_tensor, "_load_from_bytes of a value that is not bytes");
     const RecordData bytes = embedded_bytes(pickle, arguments[0], storages, allowance);
     allowance.spend(file_cost + bytes.extent.size);
     const LegacyFile file(bytes.source, bytes.extent,

@@ -22,8 +22,7 @@ constexpr std::string_view object_record = "the object";
 
 void check_version(const PickleGraph& pickle) {
     if (pickle.kind(pickle.root()) == Kind::integer && pickle.integer(pickle.root()) == version) return;
-    throw Error(Errc::unknown_format,
-                "a file of torch.save of another version than " + std::to_string(version) + ", the only one there is");
+    throw Error(Errc::unknown_format, "unknown version of torch.save; expected " + std::to_string(version));
 }
 
 Error bad_storage(std::string_view key, const std::string& what) {
@@ -50,7 +49,7 @@ LegacyFile::LegacyFile(const std::shared_ptr<const Source>& source, Extent part,
     : source_(source) {
     PickleStream stream(source, part, std::move(seen));
     if (!is_magic_number(stream.pickle("the magic number").graph)) {
-        throw Error(Errc::unknown_format, "no file of torch.save: it begins with another magic number");
+        throw Error(Errc::unknown_format, "not a file of torch.save: its magic number is wrong");
     }
     check_version(stream.pickle("the version").graph);
     // The description of the machine is ignored: storages are little-endian on every machine.
@@ -79,10 +78,10 @@ void LegacyFile::list_storages() {
 }
 
 void LegacyFile::place_storages(PickleStream& stream, const PickleGraph& keys) {
-    if (keys.kind(keys.root()) != Kind::list) throw Error(Errc::bad_tensor, "the list of storages is no list");
+    if (keys.kind(keys.root()) != Kind::list) throw Error(Errc::bad_tensor, "the list of storages is not a list");
     for (const PickleGraph::Id key : keys.items(keys.root())) {
         if (keys.kind(key) != Kind::text && keys.kind(key) != Kind::bytes) {
-            throw Error(Errc::bad_tensor, "the list of storages has a key that is no text");
+            throw Error(Errc::bad_tensor, "the list of storages has a key that is not text");
         }
         place_storage(stream, keys.text(key));
     }
@@ -90,9 +89,9 @@ void LegacyFile::place_storages(PickleStream& stream, const PickleGraph& keys) {
 
 void LegacyFile::place_storage(PickleStream& stream, std::string_view key) {
     const auto known = storages_.find(key);
-    if (known == storages_.end()) throw bad_storage(key, " is of no tensor, so nothing says how long it is");
+    if (known == storages_.end()) throw bad_storage(key, " belongs to no tensor, so its length is unknown");
     Stored& stored = known->second;
-    if (stored.found) throw bad_storage(key, " is there twice");
+    if (stored.found) throw bad_storage(key, " is listed twice");
     const std::string what = "storage " + safemap::quoted(key);
     const std::int64_t count = stream.number(what);
     if (count < 0) throw bad_storage(key, " has " + std::to_string(count) + " elements");
@@ -103,7 +102,7 @@ void LegacyFile::place_storage(PickleStream& stream, std::string_view key) {
     stored.found = true;
     if (elements == stored.elements) return;
     throw bad_storage(key, " has " + std::to_string(elements) + " elements, but " + std::to_string(stored.elements) +
-                               " where it is named");
+                               " in the pickle");
 }
 
 RecordData LegacyFile::storage(std::string_view key) const {

@@ -288,15 +288,14 @@ std::vector<std::string> notes_of_calls(const PickleGraph& pickle, Allowance& al
     for (const auto& [name, count] : calls) {
         if (notes.size() == most_calls_noted) {
             notes.push_back("the pickle names " + std::to_string(calls.size() - most_calls_noted) +
-                            " more functions that run code, none of which was called; inspect --globals "
-                            "lists what a file names");
+                            " more functions that run code; none was called; inspect --globals lists "
+                            "them");
             break;
         }
-        const std::string asks = count == 0 ? "names " : "asks for a call of ";
+        const std::string asks = count == 0 ? "names " : "asks to call ";
         notes.push_back("the pickle " + asks + excerpt(name) +
-                        (count < 2 ? "" : " (" + std::to_string(count) + " times)") + ", which was not " +
-                        (count == 0 ? "called" : "made") +
-                        ": files that do so are made to run code on the machine that loads them");
+                        (count < 2 ? "" : " (" + std::to_string(count) + " times)") +
+                        ", which was not called: such a file is made to run code on the machine that loads it");
     }
     return notes;
 }
@@ -347,7 +346,7 @@ void NamedGlobals::refuse() const {
     if (!others_.first.empty()) message += (message.empty() ? "" : "; ") + ("unknown globals: " + others_.text());
     if (message.empty()) return;
     throw Error(Errc::unknown_global, std::move(message))
-        .with_hint("where they are allowed, what they would make is opaque objects, and nothing is called");
+        .with_hint("without --strict-globals they become opaque objects, and nothing is called");
 }
 
 std::optional<std::string> NamedGlobals::note() const {
@@ -363,15 +362,15 @@ std::optional<std::string> NamedGlobals::note() const {
     if (first == nullptr && !unread_) return std::nullopt;
     if (first == nullptr)
         return "a file inside the pickle cannot be read, and loading it may call anything; --strict-globals refuses "
-               "the "
-               "file";
+               "the file";
     const std::string name = excerpt(dotted({first->module, first->name}));
     const std::string at_least = not_listed_ || unread_ ? "at least " : "";
-    const std::string called = names.size() == 1 && at_least.empty()
-                                   ? "a class or function that safemap does not know, " + name
-                                   : at_least + std::to_string(names.size()) +
-                                         (names.size() == 1 ? " class or function" : " classes and functions") +
-                                         " that safemap does not know, the first is " + name;
+    const std::string called =
+        names.size() == 1 && at_least.empty()
+            ? "an unknown class or function, " + name
+            : at_least + std::to_string(names.size()) +
+                  (names.size() == 1 ? " unknown class or function" : " unknown classes and functions") +
+                  ", the first is " + name;
     return "unpickling would call " + called +
            "; nothing was called; inspect --globals lists what the file names, --strict-globals refuses the file";
 }

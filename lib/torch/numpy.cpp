@@ -218,8 +218,8 @@ LazyTensor tensor_of(const PickleGraph& pickle, const NumpyArray& array, const N
                      const Storages& storages, Allowance& allowance) {
     const auto items = pickle.items(array.shape);
     if (pickle.kind(array.shape) != Kind::tuple || items.size() > max_dimensions)
-        throw Error(Errc::bad_tensor,
-                    "a NumPy array whose shape is no tuple of at most " + std::to_string(max_dimensions) + " integers");
+        throw Error(Errc::bad_tensor, "the shape of a NumPy array is not a tuple of at most " +
+                                          std::to_string(max_dimensions) + " integers");
     Dims<std::int64_t> sizes;
     for (const Id item : items) sizes.push_back(integer_of(pickle, item, "dimension"));
     Geometry geometry = geometry_of(sizes, sizes, 0);  // placeholder strides; set below
@@ -238,7 +238,7 @@ LazyTensor tensor_of(const PickleGraph& pickle, const NumpyArray& array, const N
     if (data.extent.size != *wanted) {
         const Errc code = data.extent.size < *wanted ? Errc::storage_too_short : Errc::bad_tensor;
         throw Error(code, "a NumPy array of " + dtype.text + " of shape " + to_string(view.shape) + " takes " +
-                              bytes_text(*wanted) + ", and has " + bytes_text(data.extent.size));
+                              bytes_text(*wanted) + ", but has " + bytes_text(data.extent.size));
     }
     auto stored = stored_run(*dtype.dtype, Shape{geometry.elements}, data.source, data.extent.offset);
     return LazyTensor({}, std::move(stored), std::move(view), Decoding{.byte_swap = dtype.big_endian});
@@ -248,7 +248,7 @@ LazyTensor tensor_of(const PickleGraph& pickle, const NumpyArray& array, const N
 StateTree::Node numpy_value(const NumpyDtype& dtype, std::string_view bytes) {
     if (bytes.size() != dtype.size) {
         throw Error(Errc::bad_tensor, "a NumPy scalar of " + dtype.text + " takes " + bytes_text(dtype.size) +
-                                          ", and has " + bytes_text(bytes.size()));
+                                          ", but has " + bytes_text(bytes.size()));
     }
     const auto integer = [&] { return integer_value(unsigned_of(bytes, dtype.big_endian), dtype); };
     const auto real = [&](std::string_view part) { return real_of(unsigned_of(part, dtype.big_endian), part.size()); };
@@ -268,7 +268,7 @@ Opaque array_parts(const NumpyArray& array, const std::optional<NumpyDtype>& dty
                    ObjectParts& parts) {
     Opaque out{.type = std::move(type),
                .why = "a NumPy array of " + (dtype ? dtype->text : std::string("records")) +
-                      ", which no tensor can be; its parts are kept"};
+                      ", which no tensor can have; its parts are kept"};
     parts.add(out, "dtype", array.dtype);
     parts.add(out, "shape", array.shape);
     parts.add_value(out, "fortran", array.fortran);
@@ -298,7 +298,7 @@ Node array_node(TensorContext& context, const NumpyArray& array, ObjectParts& pa
     Node tensor = StateTree::Tensor{
         .tensor = tensor_of(pickle, array, *dtype, context.storages, context.draft.allowance()), .numpy = true};
     if (type == "numpy.ndarray") return tensor;
-    Opaque out{.type = std::move(type), .why = "a NumPy array of a class of its own; it is kept as a plain one"};
+    Opaque out{.type = std::move(type), .why = "a NumPy array of a subclass; it is kept as a plain array"};
     parts.add_itself(out, std::move(tensor));
     return out;
 }

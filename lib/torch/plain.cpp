@@ -17,8 +17,8 @@ constexpr std::string_view record = "the pickle";
 /// Returns the error for bytes after the pickle, which safemap has not looked at. Programs that unpickle until the file
 /// ends run them; torch.load does so if the value of the first pickle equals the magic number.
 Error unseen(std::uint64_t bytes) {
-    Error error(Errc::trailing_bytes, bytes_text(bytes) + " after the end of the pickle, which may be more pickles");
-    return std::move(error.with_hint("where unknown globals are allowed, they are ignored"));
+    Error error(Errc::trailing_bytes, bytes_text(bytes) + " after the end of the pickle; they may be more pickles");
+    return std::move(error.with_hint("without --strict-globals they are ignored"));
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ using Constant = StateTree::Constant;
 /// ones.
 constexpr std::size_t max_printed_integer = 4096;
 
-constexpr std::string_view unknown_class = "an object of a class that safemap does not know";
+constexpr std::string_view unknown_class = "an object of an unknown class";
 constexpr std::string_view ordered_dict = "collections.OrderedDict";
 
 /// The root of a state dict: its items and, if it is an OrderedDict, the call that makes it, without its items.

@@ -76,10 +76,8 @@ private:
         if (!module && pickle_.kind(value) != Kind::call && !may_hold_tensors(pickle_, value)) return;
         const std::size_t bytes = prefix.size() + 1 + name.size();
         if (bytes > max_name_bytes) {
-            throw Error(Errc::pickle_too_large, "an attribute whose name has " + bytes_text(bytes) +
-                                                    " with those of "
-                                                    "the modules that it is in; at most " +
-                                                    bytes_text(max_name_bytes) + " are read");
+            throw Error(Errc::pickle_too_large, "the full name of an attribute has " + bytes_text(bytes) +
+                                                    ", the limit is " + bytes_text(max_name_bytes));
         }
         allowance_.spend(name_cost + 2 * bytes);
         std::string whole = prefix.empty() ? std::string(name) : prefix + "." + std::string(name);
@@ -88,7 +86,7 @@ private:
             return;
         }
         if (!names_.insert(whole).second)
-            throw Error(Errc::bad_tensor, "two attributes are called " + safemap::quoted(whole));
+            throw Error(Errc::bad_tensor, "two attributes are named " + safemap::quoted(whole));
         out_.push_back({std::move(whole), value});
     }
 

@@ -21,7 +21,7 @@ bool is_text(const PickleGraph& pickle, Id id) {
 
 std::uint64_t count_of(const PickleGraph& pickle, Id id, const char* what) {
     const std::int64_t count = integer_of(pickle, id, what);
-    if (count < 0) throw bad_tensor("a " + std::string(what) + " of " + std::to_string(count));
+    if (count < 0) throw bad_tensor("the " + std::string(what) + " is negative: " + std::to_string(count));
     return static_cast<std::uint64_t>(count);
 }
 
@@ -29,12 +29,12 @@ std::uint64_t count_of(const PickleGraph& pickle, Id id, const char* what) {
 void read_view(const PickleGraph& pickle, Id id, StorageId& storage) {
     if (pickle.kind(id) == Kind::none) return;
     const auto parts = pickle.items(id);
-    if (pickle.kind(id) != Kind::tuple || parts.size() != 3) throw bad_tensor("a view of a storage that is none");
+    if (pickle.kind(id) != Kind::tuple || parts.size() != 3) throw bad_tensor("an invalid view of a storage");
     storage.first = count_of(pickle, parts[1], "first element of a storage's view");
     storage.count = count_of(pickle, parts[2], "size of a storage's view");
     if (Extent{storage.first, storage.count}.inside(storage.elements)) return;
     throw Error(Errc::storage_too_short, "a view of " + std::to_string(storage.count) + " elements from " +
-                                             std::to_string(storage.first) + " on, of a storage of " +
+                                             std::to_string(storage.first) + " is outside a storage of " +
                                              std::to_string(storage.elements));
 }
 
@@ -57,18 +57,18 @@ std::optional<std::string_view> storage_class(const PickleGraph& pickle, Id id) 
 }
 
 StorageId storage_id(const PickleGraph& pickle, Id id) {
-    if (pickle.kind(id) != Kind::persistent) throw bad_tensor("no storage where the tensor's storage should be");
+    if (pickle.kind(id) != Kind::persistent) throw bad_tensor("the tensor has no storage");
     const auto class_name = storage_class(pickle, id);
-    if (!class_name) throw bad_tensor("a persistent id that is no storage");
+    if (!class_name) throw bad_tensor("a persistent id that is not a storage");
     const auto parts = pickle.items(pickle.persistent(id));
     const bool formed =
         (parts.size() == 5 || parts.size() == 6) && is_text(pickle, parts[2]) && is_text(pickle, parts[3]);
-    if (!formed) throw bad_tensor("a persistent id that is no storage");
+    if (!formed) throw bad_tensor("a persistent id that is not a storage");
     if (pickle.text(parts[2]).size() > max_storage_key) {
-        throw bad_tensor("a storage whose key has " + bytes_text(pickle.text(parts[2]).size()));
+        throw bad_tensor("a storage key of " + bytes_text(pickle.text(parts[2]).size()) + " is too long");
     }
     const auto type = storage_type(*class_name);
-    if (!type) throw bad_tensor("a storage of class " + safemap::quoted(*class_name) + ", which is not known");
+    if (!type) throw bad_tensor("unknown storage class " + safemap::quoted(*class_name));
     StorageId storage{.key = pickle.text(parts[2]),
                       .type = *type,
                       .elements = count_of(pickle, parts[4], "storage size"),
@@ -97,7 +97,7 @@ std::int64_t integer_of(const PickleGraph& pickle, Id id, std::string_view what)
     if (pickle.kind(id) == Kind::big_integer) {
         throw Error(Errc::shape_overflow, "the " + std::string(what) + " does not fit in 64 bits");
     }
-    throw bad_tensor("a " + std::string(what) + " that is no integer");
+    throw bad_tensor("the " + std::string(what) + " is not an integer");
 }
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -55,13 +55,12 @@ public:
         read_storages(member("storages"));
         read_tensors(member("tensors"));
         const HeldPickle object = member("pickle").pickle(tar_record);
-        const Storages storages{
-            .find = [](std::string_view key) -> RecordData {
-                throw bad_tensor("storage " + safemap::quoted(key) + " has no place in a tar archive");
-            },
-            .tensor = [this](std::int64_t key) { return tensor(key); },
-            .globals = globals_,
-            .record = tar_record};
+        const Storages storages{.find = [](std::string_view key) -> RecordData {
+                                    throw bad_tensor("storage " + safemap::quoted(key) + " cannot be in a tar archive");
+                                },
+                                .tensor = [this](std::int64_t key) { return tensor(key); },
+                                .globals = globals_,
+                                .record = tar_record};
         return rebuild(object.graph, storages, faults);
     }
 
@@ -72,20 +71,20 @@ private:
         const auto found = members_.find(name);
         if (found != members_.end()) return {source_, found->second, collecting(globals_)};
         throw Error(Errc::unknown_format,
-                    "a tar archive without the member " + safemap::quoted(name) + ", which torch 0.1 writes");
+                    "the tar archive lacks the member " + safemap::quoted(name) + ", which torch 0.1 writes");
     }
 
     static std::int64_t count(PickleStream& stream, const std::string& what) {
         const HeldPickle held = stream.pickle(what);
         const std::int64_t count = integer_of(held.graph, held.graph.root(), "count of " + what);
         if (count >= 0 && count <= max_entries) return count;
-        throw bad_tensor(std::to_string(count) + " " + what + "; at most " + std::to_string(max_entries) + " are read");
+        throw bad_tensor(std::to_string(count) + " " + what + "; the limit is " + std::to_string(max_entries));
     }
     /// Returns the members of a tuple with `count` members. Throws bad_tensor for another node.
     static std::span<const Id> parts(const PickleGraph& pickle, Id id, std::size_t count, const char* what) {
         const auto items = pickle.items(id);
         if (pickle.kind(id) == Kind::tuple && items.size() == count) return items;
-        throw bad_tensor("a " + std::string(what) + " that is no tuple of " + std::to_string(count));
+        throw bad_tensor("the " + std::string(what) + " is not a tuple of " + std::to_string(count));
     }
 
     /// Reads the storages: each is (key, location, class), the element count and the elements. The views come last.
@@ -97,7 +96,7 @@ private:
             const std::int64_t key = integer_of(pickle, said[0], "key of a storage");
             const auto type =
                 pickle.kind(said[2]) == Kind::global ? storage_type(pickle.global(said[2]).name) : std::nullopt;
-            if (!type) throw bad_tensor("storage " + std::to_string(key) + " of a class that is not known");
+            if (!type) throw bad_tensor("storage " + std::to_string(key) + " has an unknown class");
             const std::string what = "storage " + std::to_string(key);
             const std::int64_t number = stream.number(what);
             const auto elements = static_cast<std::uint64_t>(number);
@@ -120,7 +119,7 @@ private:
             const Extent range{static_cast<std::uint64_t>(first), static_cast<std::uint64_t>(count)};
             if (first < 0 || count < 0 || !range.inside(view.count)) {
                 throw Error(Errc::storage_too_short, "a view of " + std::to_string(count) + " elements from " +
-                                                         std::to_string(first) + " on, of a storage of " +
+                                                         std::to_string(first) + " is outside a storage of " +
                                                          std::to_string(view.count));
             }
             view.first += range.offset;
@@ -131,7 +130,7 @@ private:
 
     void add(std::int64_t key, const Storage& storage) {
         if (storages_.try_emplace(key, storage).second) return;
-        throw bad_tensor("storage " + std::to_string(key) + " is there twice");
+        throw bad_tensor("duplicate storage " + std::to_string(key));
     }
     const Storage& storage(std::int64_t key) const {
         const auto found = storages_.find(key);
@@ -154,7 +153,7 @@ private:
             for (std::uint32_t i = 0; i < dimensions; ++i) entry.sizes.push_back(stream.number(what));
             for (std::uint32_t i = 0; i < dimensions; ++i) entry.strides.push_back(stream.number(what));
             entry.offset = stream.number(what);
-            if (!tensors_.try_emplace(key, std::move(entry)).second) throw bad_tensor(what + " is there twice");
+            if (!tensors_.try_emplace(key, std::move(entry)).second) throw bad_tensor("duplicate " + what);
         }
     }
 

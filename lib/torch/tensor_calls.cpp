@@ -50,7 +50,7 @@ bool is_plain_tensor_class(std::string_view type) {
 void require(bool formed, std::string_view function, std::size_t given) {
     if (formed) return;
     throw Error(Errc::bad_tensor, std::string(function) + " with " + std::to_string(given) +
-                                      " arguments, or with arguments that make no tensor");
+                                      " arguments, which do not describe a tensor");
 }
 
 /// The reader of one call and of the calls nested in it. Makes one node.
@@ -112,7 +112,8 @@ public:
             made->requires_grad = made->requires_grad || truth(arguments[3]);
         }
         if (made == nullptr || tensors_.dtype(arguments[1]) == made->tensor.dtype()) return node;
-        Opaque out{.type = "torch.Tensor", .why = "a tensor of another device in the dtype that it has on the CPU"};
+        Opaque out{.type = "torch.Tensor",
+                   .why = "a tensor of another device; it is kept in the dtype that it has on the CPU"};
         parts_.add_itself(out, std::move(node));
         return out;
     }
@@ -224,7 +225,7 @@ private:
         return out;
     }
     void unwrap() {
-        if (++wrappers_ > max_wrappers) throw bad_tensor("wrappers around wrappers around a tensor");
+        if (++wrappers_ > max_wrappers) throw bad_tensor("too many wrappers around a tensor");
     }
     static Opaque without_data() {
         return {.type = "torch.Tensor", .why = "a tensor on the meta device, which has no data"};
@@ -269,7 +270,7 @@ private:
             if (auto node = old_tensor(callee, function, inner)) return std::move(*node);
             if (auto node = numpy_array(context_, inner, parts_)) return std::move(*node);
         }
-        throw Error(Errc::bad_tensor, "no tensor where a tensor should be");
+        throw Error(Errc::bad_tensor, "expected a tensor");
     }
 
     Node parameter_of(Id tensor, bool requires_grad) {
@@ -319,8 +320,7 @@ private:
             if (!is_plain(state)) std::get<StateTree::Tensor>(node).attributes = draft_.refer(state, {parts_.self()});
             return node;
         }
-        Opaque out{.type = type,
-                   .why = "a tensor with attributes or of a class of its own; it is kept as a plain tensor"};
+        Opaque out{.type = type, .why = "a tensor of a subclass or with attributes; it is kept as a plain tensor"};
         parts_.add_itself(out, std::move(node));
         parts_.add_state(out, state);
         return out;
@@ -433,6 +433,6 @@ Node stored_tensor(const TensorContext& context, Id id) {
     return StateTree::Tensor{.tensor = std::move(*tensor)};
 }
 
-Opaque storage_object(std::string type) { return {.type = std::move(type), .why = "a storage, which is no tensor"}; }
+Opaque storage_object(std::string type) { return {.type = std::move(type), .why = "a storage, not a tensor"}; }
 
 }  // namespace safemap::SAFEMAP_ABI::torch

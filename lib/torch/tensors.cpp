@@ -31,7 +31,7 @@ std::uint64_t reach(const StridedView& view) {
     for (std::size_t i = 0; i < view.shape.size(); ++i) {
         const auto span = checked_mul(view.shape[i] - 1, static_cast<std::uint64_t>(view.strides[i]));
         const auto sum = span ? checked_add(last, *span) : std::nullopt;
-        if (!sum || *sum >= max_int64) throw overflow("the reach of shape " + to_string(view.shape));
+        if (!sum || *sum >= max_int64) throw overflow("the extent of shape " + to_string(view.shape));
         last = *sum;
     }
     if (last >= max_int64) throw overflow("the offset " + std::to_string(last));
@@ -53,7 +53,8 @@ bool negatable(Dtype dtype) {
 std::uint64_t elements_in(std::uint64_t bytes, Dtype dtype) {
     if (whole_bytes(dtype)) return bytes / element_size(dtype);
     const auto pairs = checked_mul(bytes, 2);
-    if (dtype != Dtype::f4 || !pairs) throw bad_tensor("a storage of " + std::string(torch_name(dtype)));
+    if (dtype != Dtype::f4 || !pairs)
+        throw bad_tensor("a storage cannot have elements of " + std::string(torch_name(dtype)));
     return *pairs;
 }
 
@@ -78,14 +79,14 @@ void double_last(Geometry& geometry) {
 }  // namespace
 
 Geometry geometry_of(const Dims<std::int64_t>& sizes, Dims<std::int64_t> strides, std::int64_t offset) {
-    if (offset < 0) throw bad_tensor("an offset of " + std::to_string(offset));
+    if (offset < 0) throw bad_tensor("the offset is negative: " + std::to_string(offset));
     if (sizes.size() != strides.size()) {
         throw bad_tensor(std::to_string(sizes.size()) + " dimensions, but " + std::to_string(strides.size()) +
                          " strides");
     }
     const auto negative = [](std::int64_t value) { return value < 0; };
-    if (std::any_of(sizes.begin(), sizes.end(), negative)) throw bad_tensor("a dimension below 0");
-    if (std::any_of(strides.begin(), strides.end(), negative)) throw bad_tensor("a stride below 0");
+    if (std::any_of(sizes.begin(), sizes.end(), negative)) throw bad_tensor("a dimension is negative");
+    if (std::any_of(strides.begin(), strides.end(), negative)) throw bad_tensor("a stride is negative");
     Geometry geometry{.view = {.strides = std::move(strides), .offset = offset}, .elements = 0};
     Shape& shape = geometry.view.shape;
     for (const std::int64_t size : sizes) shape.push_back(static_cast<std::uint64_t>(size));
@@ -103,7 +104,8 @@ void fit(Geometry& geometry, std::uint64_t elements) {
         view.offset = 0;
     } else if (const std::uint64_t end = reach(view); end > elements) {
         throw Error(Errc::storage_too_short, "shape " + to_string(view.shape) + " reaches element " +
-                                                 std::to_string(end) + " of a storage of " + std::to_string(elements));
+                                                 std::to_string(end) + ", but the storage has " +
+                                                 std::to_string(elements));
     }
 }
 
@@ -120,12 +122,11 @@ Dims<std::int64_t> TensorReader::integers(Id id, std::string_view what) const {
         if (arguments.size() == 1) id = arguments[0];
     }
     if (pickle_.kind(id) != Kind::tuple && pickle_.kind(id) != Kind::list) {
-        throw bad_tensor("a " + std::string(what) + " that is no tuple of integers");
+        throw bad_tensor("the " + std::string(what) + " is not a tuple of integers");
     }
     const auto items = pickle_.items(id);
     if (items.size() > max_dimensions) {
-        throw bad_tensor(std::to_string(items.size()) + " dimensions; at most " + std::to_string(max_dimensions) +
-                         " are read");
+        throw bad_tensor(std::to_string(items.size()) + " dimensions; the limit is " + std::to_string(max_dimensions));
     }
     Dims<std::int64_t> values;
     for (const Id item : items) values.push_back(integer_of(pickle_, item, what));
@@ -142,8 +143,7 @@ Decoding TensorReader::decoding(Dtype dtype, Id metadata) const {
     if (metadata == PickleGraph::nothing || pickle_.kind(metadata) != Kind::dict) return decoding;
     const auto items = pickle_.items(metadata);
     if (items.size() > 2 * max_metadata) {
-        throw bad_tensor(std::to_string(items.size() / 2) + " lazy bits; at most " + std::to_string(max_metadata) +
-                         " are read");
+        throw bad_tensor(std::to_string(items.size() / 2) + " lazy bits; the limit is " + std::to_string(max_metadata));
     }
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
         const Id value = items[i + 1];
@@ -198,7 +198,7 @@ std::shared_ptr<const StoredTensor> TensorReader::stored(Id id, const StorageId&
         throw Error(Errc::storage_too_short, "storage " + safemap::quoted(storage.key) + " has " +
                                                  bytes_text(data.extent.size) + ", but " +
                                                  std::to_string(storage.elements) + " elements of " +
-                                                 std::string(torch_name(storage.type.dtype)) + " are wanted");
+                                                 std::string(torch_name(storage.type.dtype)) + " are needed");
     }
     if (stated < data.extent.size) add_longer(storage.key, data.extent.size, stated);
     const auto number = static_cast<std::uint32_t>(stores_.size());

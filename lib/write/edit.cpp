@@ -23,8 +23,7 @@ void require_safetensors(const std::filesystem::path& file, const Checkpoint& mo
     if (model.format() == Format::safetensors && write::names_file(file) && model.files().size() == 1 &&
         std::filesystem::is_regular_file(file))
         return;
-    throw Error(Errc::invalid_argument,
-                "only a file in the safetensors format whose name ends in '.safetensors' or '.sft' is edited");
+    throw Error(Errc::invalid_argument, "only a safetensors file that ends in '.safetensors' or '.sft' can be edited");
 }
 
 bool has_digests(const Checkpoint& model) {
@@ -54,7 +53,7 @@ std::uint64_t changes_in(const std::map<std::string, std::string>& rename, const
     std::uint64_t changes = 0;
     for (const auto& [from, to] : rename) {
         if (model.find(from) == nullptr)
-            throw Error(Errc::invalid_argument, "no tensor is called " + safemap::quoted(from));
+            throw Error(Errc::invalid_argument, "no tensor has the name " + safemap::quoted(from));
         changes += from == to ? 0 : 1;
     }
     return changes;
@@ -70,10 +69,10 @@ Checkpoint renamed(const Checkpoint& model, const EditOptions& options) {
 
 void require_free(const std::string& key) {
     if (safetensors::is_digest_key(key))
-        throw Error(Errc::invalid_argument, safemap::quoted(key) + " holds digests, which are not edited");
+        throw Error(Errc::invalid_argument, safemap::quoted(key) + " holds digests and cannot be edited");
     if (key == state::structure_key)
         throw Error(Errc::invalid_argument,
-                    safemap::quoted(key) + " holds the structure document, which is not edited");
+                    safemap::quoted(key) + " holds the structure document and cannot be edited");
 }
 
 void change(Metadata& metadata, const EditOptions& options) {

@@ -26,14 +26,15 @@ void require_name(const ExtraFile& extra, const Layout& layout, std::set<std::st
     const std::string& name = extra.name;
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos || name == io::Sibling::suffix)
-        throw Error(Errc::invalid_argument, "an extra file cannot be called " + safemap::quoted(name) +
-                                                ", wanted the name of a file, without a folder");
-    if (!extra.source) throw Error(Errc::invalid_argument, "no source for the extra file " + safemap::quoted(name));
+        throw Error(Errc::invalid_argument, "invalid name of an extra file: " + safemap::quoted(name) +
+                                                "; expected a file name without a folder");
+    if (!extra.source)
+        throw Error(Errc::invalid_argument, "the extra file " + safemap::quoted(name) + " has no source");
     const bool planned = std::any_of(layout.files.begin(), layout.files.end(),
                                      [&name](const PlannedFile& file) { return file.name == name; });
     if (planned || !taken.insert(name).second)
         throw Error(Errc::invalid_argument,
-                    "an extra file and another file would both be called " + safemap::quoted(name));
+                    "an extra file and another file would both be named " + safemap::quoted(name));
 }
 
 /// Calls `part(offset, bytes)` for each block in turn.
@@ -79,12 +80,12 @@ public:
             old = there_->open(extra.name);
         } catch (const Error& error) {
             if (error.code() != Errc::shard_missing) throw;
-            return note(extra, "what has that name in the output folder is not a regular file");
+            return note(extra, "the output folder has that name, but not as a regular file");
         }
         if (!old) return copy(extra);
         if (same_file(*old, *extra.source)) return;
         if (overwrite_) return copy(extra);
-        if (!same_bytes(*old, *extra.source)) note(extra, "the output folder has another file of that name");
+        if (!same_bytes(*old, *extra.source)) note(extra, "the output folder has a different file of that name");
     }
 
     PlannedExtras planned;

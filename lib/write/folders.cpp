@@ -26,12 +26,12 @@ constexpr std::size_t longest_name = 255;
 void require_name(const std::string& name, const SaveOptions& options, const Layout& layout) {
     if (name.empty() || name.starts_with('.') || name.size() > longest_name ||
         name.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
-        throw Error(Errc::invalid_argument, "a folder cannot be called " + safemap::quoted(name) +
-                                                ", wanted a name of at most 255 bytes that does not begin with a dot");
+        throw Error(Errc::invalid_argument, "invalid name of a folder: " + safemap::quoted(name) +
+                                                "; expected at most 255 bytes that do not begin with a dot");
     const auto is_it = [&name](const auto& file) { return file.name == name; };
     if (std::any_of(layout.files.begin(), layout.files.end(), is_it) ||
         std::any_of(options.extras.files.begin(), options.extras.files.end(), is_it))
-        throw Error(Errc::invalid_argument, "a folder and a file would both be called " + safemap::quoted(name));
+        throw Error(Errc::invalid_argument, "a folder and a file would both be named " + safemap::quoted(name));
 }
 
 /// Returns the options that apply to folders: the ones for how files are written, not the ones for what is in them.
@@ -117,7 +117,7 @@ std::vector<std::string> notes_on_folders(const std::filesystem::path& out, cons
     } catch (const Error& error) {
         if (error.code() != Errc::several_models) return {};
     }
-    return {safemap::quoted(name) + " in the output folder stays, and is of another save"};
+    return {safemap::quoted(name) + " in the output folder is from another save, and stays"};
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

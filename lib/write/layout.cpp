@@ -48,7 +48,8 @@ constexpr const char* format_default = "pt";
 std::uint64_t bytes_as(const LazyTensor& tensor, Dtype dtype) {
     const auto bytes = byte_size(dtype, tensor.element_count());
     if (!bytes) {
-        Error error(Errc::shape_overflow, to_string(tensor.shape()) + " of " + std::string(name(dtype)));
+        Error error(Errc::shape_overflow,
+                    "invalid size: shape " + to_string(tensor.shape()) + " of " + std::string(name(dtype)));
         throw error.with_tensor(tensor.name());
     }
     return *bytes;
@@ -56,21 +57,20 @@ std::uint64_t bytes_as(const LazyTensor& tensor, Dtype dtype) {
 
 void require_text(std::string_view text, const char* what) {
     if (is_utf8(text)) return;
-    throw Error(Errc::invalid_argument, std::string(what) + " that is not UTF-8: " + excerpt(text));
+    throw Error(Errc::invalid_argument, std::string(what) + " is not UTF-8: " + excerpt(text));
 }
 
 void require_distinct_names(std::span<const LazyTensor> tensors) {
     for (const LazyTensor& tensor : tensors) {
         require_text(tensor.name(), "a tensor's name");
-        if (tensor.name() == "__metadata__")
-            throw Error(Errc::name_collision, "'__metadata__' is no name that a tensor can have");
+        if (tensor.name() == "__metadata__") throw Error(Errc::name_collision, "the name '__metadata__' is reserved");
         // The reference implementation writes and reads such a name. Strict readers do not, and neither does code that
         // passes names on as C strings.
         if (tensor.name().find('\0') != std::string::npos)
-            throw Error(Errc::bad_name, "a name with a NUL in it: " + safemap::quoted(tensor.name()));
+            throw Error(Errc::bad_name, "the name has a NUL byte: " + safemap::quoted(tensor.name()));
     }
     NameIndex().add_all(NamesOf(tensors), [&](std::uint32_t, std::uint32_t again) {
-        throw Error(Errc::name_collision, "two tensors named " + safemap::quoted(tensors[again].name()));
+        throw Error(Errc::name_collision, "two tensors have the name " + safemap::quoted(tensors[again].name()));
     });
 }
 
@@ -149,10 +149,10 @@ private:
         const LazyTensor& tensor = input_.tensors[number];
         const Dtype dtype = dtype_for(tensor);
         if (!in_safetensors(dtype) && !input_.as_raw.contains(tensor.name())) {
-            layout_.skipped.push_back(
-                {.name = tensor.name(),
-                 .type = "torch." + std::string(torch_name(dtype)),
-                 .why = "safetensors has no name for this dtype: only a structure document keeps it"});
+            layout_.skipped.push_back({.name = tensor.name(),
+                                       .type = "torch." + std::string(torch_name(dtype)),
+                                       .why = "safetensors has no name for this dtype; only a structure document "
+                                              "keeps it (convert --structure keep)"});
             return;
         }
         chosen_.push_back({number, dtype});
@@ -260,7 +260,7 @@ private:
             const std::string_view layer = layer_of(name);
             layout_.notes.push_back("the layer of " + safemap::quoted(layer.empty() ? name : layer) + " takes " +
                                     bytes_text(large.size) + ", more than " + bytes_text(options_.max_shard_size) +
-                                    ", and stands whole in " + layout_.files[large.shard].name);
+                                    "; it is stored whole in " + layout_.files[large.shard].name);
         }
     }
 
@@ -316,7 +316,7 @@ private:
             file.tensors.push_back({.offset = offset, .number = chosen.number, .dtype = chosen.dtype});
             if (offset % options_.alignment != 0) ++layout_.unaligned_tensors;
             const auto end = checked_add(offset, bytes_as(tensor(chosen), chosen.dtype));
-            if (!end) throw Error(Errc::shape_overflow, "a file of more than 2^64 bytes").with_path(name);
+            if (!end) throw Error(Errc::shape_overflow, "the file would have more than 2^64 bytes").with_path(name);
             offset = *end;
         }
         file.size = offset;

@@ -59,7 +59,8 @@ inline void add_counts(SaveReport::Cast& cast, const CastCounts& counts) noexcep
 
 /// The note that is added if the files list the tensors in another order than the caller does.
 inline constexpr std::string_view order_is_lost =
-    "the order of the tensors, which files have by dtype and name: only a structure document keeps it";
+    "the order of the tensors is lost: files sort them by dtype and name; only a structure document keeps it "
+    "(convert --structure keep)";
 
 /// Returns the bytes of the value of `tensor` as stored, before any cast.
 std::uint64_t stored_bytes(const LazyTensor& tensor);

@@ -69,11 +69,11 @@ public:
         for (const Error& fault : header_.tolerated) tell(fault.what());
         bool in_order = true;
         const std::string head = head_of(header_, in_order);
-        if (!in_order) tell("the tensors do not stand in the order of the reference: by dtype, then by name");
+        if (!in_order) tell("the tensors are not in the reference order: by dtype, then by name");
         if (header_.data_offset % 8 != 0)
-            tell("the data begins at byte " + std::to_string(header_.data_offset) + ", which is no multiple of 8");
+            tell("the data begins at byte " + std::to_string(header_.data_offset) + ", which is not a multiple of 8");
         if (found_.repairs.size() == before && !same_head(head))
-            tell("the header is not spelled as the reference spells it");
+            tell("the header is not written as the reference writes it");
     }
 
     void add_tensors() {
@@ -102,7 +102,7 @@ private:
 void drop_derived(Metadata& metadata, std::vector<std::string>& repairs) {
     const auto is_digest = [](const auto& entry) { return safetensors::is_digest_key(entry.first); };
     if (std::any_of(metadata.begin(), metadata.end(), is_digest))
-        repairs.push_back("the digests in the metadata are not compared, and are left out");
+        repairs.push_back("the digests in the metadata are not checked, and are left out");
     std::erase_if(metadata, [](const auto& entry) {
         return safetensors::is_digest_key(entry.first) || entry.first == "total_size" ||
                entry.first == "total_parameters";
@@ -130,7 +130,7 @@ void compare_index(const safetensors::Index& index, Found& found, const std::str
         const auto [before, is_new] = held.emplace(tensor.name(), found.shards[i]);
         if (!is_new)
             throw Error(Errc::duplicate_name, safemap::quoted(index.shards[before->second]) + " and " +
-                                                  safemap::quoted(index.shards[found.shards[i]]) + " hold it")
+                                                  safemap::quoted(index.shards[found.shards[i]]) + " both hold it")
                 .with_tensor(tensor.name());
         total = write::sum_of_sizes(total, tensor.nbytes());
     }
@@ -140,7 +140,7 @@ void compare_index(const safetensors::Index& index, Found& found, const std::str
         placed.insert(place.tensor);
         const auto holder = held.find(place.tensor);
         if (holder == held.end())
-            throw Error(Errc::shard_lacks_tensor, "the index names it, and no shard holds it")
+            throw Error(Errc::shard_lacks_tensor, "the index names it, but no shard holds it")
                 .with_tensor(place.tensor);
         misplaced += holder->second == place.shard ? 0U : 1U;
     }
@@ -152,8 +152,8 @@ void compare_index(const safetensors::Index& index, Found& found, const std::str
             found.repairs.push_back(name + ": it does not name " + safemap::quoted(tensor) + ", which a shard holds");
     if (index.total_size != total)
         found.repairs.push_back(name + ": total_size is " +
-                                (index.total_size ? std::to_string(*index.total_size) : std::string("no number")) +
-                                ", the tensors have " + std::to_string(total));
+                                (index.total_size ? std::to_string(*index.total_size) : std::string("not a number")) +
+                                ", but the tensors have " + std::to_string(total));
 }
 
 Found read_indexed(const Folder& folder, const std::string& index_name, const OpenOptions& options) {
@@ -166,7 +166,9 @@ Found read_indexed(const Folder& folder, const std::string& index_name, const Op
     for (std::uint32_t number = 0; number < index.shards.size(); ++number) {
         const std::string& shard = index.shards[number];
         const auto file = folder.open(shard);
-        if (!file) throw Error(Errc::shard_missing, "the index names it").with_path(folder.name() + '/' + shard);
+        if (!file)
+            throw Error(Errc::shard_missing, "the index names it, but there is no such file")
+                .with_path(folder.name() + '/' + shard);
         about_file(file->name(), [&] {
             FileReader reader(file, shard, options, found);
             reader.tell_repairs();
@@ -191,7 +193,7 @@ Found read(const std::filesystem::path& in, const OpenOptions& options) {
     }
     const std::vector<std::string> files = write::model_files(in);
     if (files.empty())
-        throw Error(Errc::not_a_checkpoint, "neither an index nor a model.safetensors is in the folder")
+        throw Error(Errc::not_a_checkpoint, "the folder has neither an index nor a model.safetensors")
             .with_path(in.native());
     if (files.front().ends_with(".index.json")) return read_indexed(*open_folder(in), files.front(), options);
     return read_one(in / files.front(), options);

@@ -16,13 +16,13 @@ namespace {
 void require_sense(const SaveOptions& options) {
     const std::uint32_t alignment = options.alignment;
     if (alignment != 8 && alignment != 64 && alignment != 256 && alignment != 4096)
-        throw Error(Errc::invalid_argument, "alignment " + std::to_string(alignment) + ", wanted 8, 64, 256 or 4096");
+        throw Error(Errc::invalid_argument,
+                    "invalid alignment " + std::to_string(alignment) + "; expected 8, 64, 256 or 4096");
     if (options.exact_metadata && (options.checksums || options.structure == StructurePolicy::keep))
-        throw Error(Errc::invalid_argument, std::string("exact metadata, and ") +
-                                                (options.checksums ? "digests" : "a structure document") +
-                                                " to be added to it");
+        throw Error(Errc::invalid_argument, std::string("exact metadata cannot be combined with ") +
+                                                (options.checksums ? "digests" : "a structure document"));
     if (options.dtype && !is_castable(*options.dtype))
-        throw Error(Errc::unsupported_cast, "there are no casts to " + std::string(name(*options.dtype)));
+        throw Error(Errc::unsupported_cast, "casts to " + std::string(name(*options.dtype)) + " are not supported");
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ Layout lay_out_at(const std::filesystem::path& out, const Input& input, const Sa
     // Checked before the names, so that the most common mistake is reported first. The target checks again.
     const bool one_file = is_one_file(out, options);
     if (one_file && !options.folders.empty())
-        throw Error(Errc::invalid_argument, "folders, and one file to be written").with_path(out.native());
+        throw Error(Errc::invalid_argument, "folders cannot be written with one file").with_path(out.native());
     const bool new_in_any_case = !one_file && counts_as_new(out, options);
     if (!options.plan_only && !options.overwrite && !new_in_any_case) io::require_absent(out);
     return lay_out(input, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
@@ -47,7 +47,7 @@ Layout lay_out_for(const Sink& sink, const Input& input, const SaveOptions& opti
                                 : !options.folders.empty()      ? "folders"
                                                                 : nullptr;
     if (refused != nullptr)
-        throw Error(Errc::invalid_argument, std::string("the option ") + refused + ", which is for a save to a path");
+        throw Error(Errc::invalid_argument, std::string("the option ") + refused + " is only for a save to a path");
     return lay_out(input, options, sink.name());
 }
 

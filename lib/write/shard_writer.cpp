@@ -58,10 +58,11 @@ constexpr std::size_t seats = 8;  // 4 MiB each, including a gatherer's memory
 
 const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
-        throw Error(Errc::invalid_argument, "a dtype to save as, where the dtypes that are written are declared");
-    if (options.resume) throw Error(Errc::invalid_argument, "resume, which a ShardWriter cannot: it knows no sources");
-    if (!options.folders.empty()) throw Error(Errc::invalid_argument, "folders, which a ShardWriter does not write");
-    if (options.plan_only) throw Error(Errc::invalid_argument, "only a plan, where there are tensors to be written");
+        throw Error(Errc::invalid_argument,
+                    "a ShardWriter writes the declared dtypes; it does not take dtype or keep_dtype");
+    if (options.resume) throw Error(Errc::invalid_argument, "a ShardWriter cannot resume, because it knows no sources");
+    if (!options.folders.empty()) throw Error(Errc::invalid_argument, "a ShardWriter does not write folders");
+    if (options.plan_only) throw Error(Errc::invalid_argument, "a ShardWriter does not take plan_only");
     return options;
 }
 
@@ -96,7 +97,7 @@ struct Value {
 
     LazyTensor lazy() const {
         if (tensor) return *tensor;
-        auto source = memory_source("memory of the caller's", SharedBytes{.bytes = memory});
+        auto source = memory_source("the caller's memory", SharedBytes{.bytes = memory});
         return {"", stored_run(Dtype::u8, {memory.size()}, std::move(source), 0)};
     }
 };
@@ -119,7 +120,7 @@ LazyTensor lazy(const TensorView& view) {
     // Views of sub-byte dtypes begin and end at whole bytes.
     const std::int64_t before = -reach.first * static_cast<std::int64_t>(bits(view.dtype())) / 8;
     const std::span touched(view.data() - before, static_cast<std::size_t>(*byte_size(view.dtype(), elements)));
-    auto source = memory_source("memory of the caller's", SharedBytes{.bytes = touched, .owner = view.owner()});
+    auto source = memory_source("the caller's memory", SharedBytes{.bytes = touched, .owner = view.owner()});
     return {"", stored_run(view.dtype(), {elements}, std::move(source), 0),
             StridedView{.shape = view.shape(), .strides = view.strides(), .offset = -reach.first}};
 }
@@ -135,12 +136,10 @@ Value filled(const ShardWriter::Fill& fill, std::uint64_t size) {
 
 void require_size(std::uint64_t size, std::uint64_t wanted) {
     if (size != wanted)
-        throw Error(Errc::invalid_argument, bytes_text(size) + " given, wanted " + std::to_string(wanted));
+        throw Error(Errc::invalid_argument, bytes_text(size) + " given, expected " + std::to_string(wanted));
 }
 
-std::string range_text(Extent range) {
-    return bytes_text(range.size) + " from byte " + std::to_string(range.offset) + " on";
-}
+std::string range_text(Extent range) { return bytes_text(range.size) + " from byte " + std::to_string(range.offset); }
 
 }  // namespace
 
@@ -194,7 +193,7 @@ public:
     Region range(std::uint32_t number, Extent range) const {
         const std::uint64_t size = declared(number).nbytes();
         if (!range.inside(size))
-            throw Error(Errc::index_out_of_range, range_text(range) + ", of " + std::to_string(size));
+            throw Error(Errc::index_out_of_range, range_text(range) + " are outside its " + bytes_text(size));
         return write::byte_range(range.offset, range.size);
     }
 
@@ -202,11 +201,11 @@ public:
         const Shape& shape = declared(number).shape();
         if (!is_inside(box, shape))
             throw Error(Errc::index_out_of_range, "a box at " + to_string(box.start) + " of " + to_string(box.extent) +
-                                                      " in shape " + to_string(shape));
+                                                      " is outside shape " + to_string(shape));
         const Dtype dtype = declared(number).dtype();
         if (!whole_bytes(dtype) && !cuts_whole_bytes(dtype, view_of(box, shape)))
             throw Error(Errc::partial_byte_slice, "a box at " + to_string(box.start) + " of " + to_string(box.extent) +
-                                                      " that cuts bytes of " + std::string(safemap::name(dtype)));
+                                                      " cuts bytes of " + std::string(safemap::name(dtype)));
         return {.shape = shape, .box = box, .element_bits = bits(dtype)};
     }
 
@@ -255,7 +254,7 @@ private:
             writer_.require_open();
             Coverage& written = writer_.tensors_[number].written;
             if (const auto common = written.first_common(pieces))
-                throw Error(Errc::written_twice, range_text(*common) + " are written already");
+                throw Error(Errc::written_twice, range_text(*common) + " are already written");
             written.add(pieces);
             ++writer_.under_way_;
         }
@@ -305,7 +304,8 @@ private:
 
     Region whole(std::uint32_t number, const Shape& shape) const {
         if (shape != declared(number).shape())
-            throw Error(Errc::invalid_argument, "a value of shape " + to_string(shape) + ", declared is " +
+            throw Error(Errc::invalid_argument, "the value has shape " + to_string(shape) +
+                                                    ", but the declared shape is " +
                                                     to_string(declared(number).shape()));
         return write::whole_value(shape, declared(number).dtype());
     }
@@ -316,8 +316,8 @@ private:
         static_cast<void>(range(number, {offset, *byte_size(dtype, *element_count(shape))}));
         const unsigned unit = whole_bytes(dtype) ? element_size(dtype) : bits(dtype) % 3 == 0 ? 3 : 1;
         if (offset % unit != 0)
-            throw Error(Errc::invalid_argument, "a value from byte " + std::to_string(offset) +
-                                                    " on, where no element of " + std::string(safemap::name(dtype)) +
+            throw Error(Errc::invalid_argument, "the value starts at byte " + std::to_string(offset) +
+                                                    ", where no element of " + std::string(safemap::name(dtype)) +
                                                     " begins");
         return write::whole_value(shape, dtype, offset);
     }
@@ -396,10 +396,8 @@ private:
     }
 
     void require_open() const {
-        if (state_ == State::failed)
-            throw Error(Errc::writer_closed, "a write has failed before, and nothing can be written any more");
-        if (state_ == State::closed)
-            throw Error(Errc::writer_closed, "commit() was called before, and nothing can be written any more");
+        if (state_ == State::failed) throw Error(Errc::writer_closed, "the writer is closed: a write failed");
+        if (state_ == State::closed) throw Error(Errc::writer_closed, "the writer is closed: commit() was called");
     }
 
     void require_whole() const {
@@ -412,9 +410,9 @@ private:
         }
         if (incomplete == 0) return;
         const Extent gap = *tensors_[first].written.first_gap(declared_[first].nbytes());
-        throw Error(Errc::not_written, range_text(gap) + " are missing; of " + std::to_string(tensors_.size()) +
-                                           " tensors, " + std::to_string(incomplete) +
-                                           (incomplete == 1 ? " is" : " are") + " not whole")
+        throw Error(Errc::not_written, range_text(gap) + " are missing; " + std::to_string(incomplete) + " of " +
+                                           std::to_string(tensors_.size()) +
+                                           (incomplete == 1 ? " tensors is incomplete" : " tensors are incomplete"))
             .with_tensor(declared_[first].name());
     }
 

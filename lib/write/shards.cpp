@@ -249,7 +249,7 @@ bool is_number(std::string_view text) {
 
 std::uint64_t sum_of_sizes(std::uint64_t sum, std::uint64_t size) {
     if (const auto next = checked_add(sum, size)) return *next;
-    throw Error(Errc::shape_overflow, "the sizes of all tensors do not fit in 64 bits");
+    throw Error(Errc::shape_overflow, "the total size of all tensors does not fit in 64 bits");
 }
 
 Split split(std::span<const Sized> tensors, std::uint64_t max_shard_size, ShardStrategy strategy) {

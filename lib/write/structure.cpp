@@ -61,9 +61,10 @@ void note_lost_ties(const Checkpoint& checkpoint, Input& input) {
             if (++lost == 1) first = safemap::quoted(group[i]) + " of " + safemap::quoted(group.front());
         }
     if (lost == 0) return;
-    input.notes.push_back((lost == 1 ? "another name of a tied tensor: "
-                                     : std::to_string(lost) + " other names of tied tensors, the first of them ") +
-                          first + "; the exact metadata does not have " + (lost == 1 ? "it" : "them"));
+    input.notes.push_back((lost == 1 ? "the exact metadata lacks another name of a tied tensor: "
+                                     : "the exact metadata lacks " + std::to_string(lost) +
+                                           " other names of tied tensors, the first is ") +
+                          first);
 }
 
 /// Puts the fingerprint of a torch file into the metadata if `wanted`, else removes it: plain files are the same
@@ -86,9 +87,8 @@ void require_no_tie(const Checkpoint& checkpoint, const Metadata& metadata) {
         if (pair == metadata.end() || pair->second != stored || (other == "format" && stored == "pt")) return;
         if (std::find(own.begin(), own.end(), std::pair(other, stored)) != own.end()) return;
         Error error(Errc::name_collision, "the other name " + safemap::quoted(other) + " of the tensor " +
-                                              safemap::quoted(stored) +
-                                              " is a key that the metadata has for something else");
-        throw std::move(error.with_hint("under another name it can be written"));
+                                              safemap::quoted(stored) + " is a metadata key with another value");
+        throw std::move(error.with_hint("rename it, for example with --rename"));
     };
     for (const AliasGroup& group : checkpoint.aliases())
         for (std::size_t i = 1; i < group.size(); ++i) require(group[i], group.front());

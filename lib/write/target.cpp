@@ -33,8 +33,7 @@ bool names_file(const std::filesystem::path& out) {
 bool is_one_file(const std::filesystem::path& out, const SaveOptions& options) {
     if (!options.one_file) return names_file(out);
     if (!out.native().ends_with('/')) return true;
-    throw Error(Errc::invalid_argument, "a path that ends in a slash is a folder, wanted one file")
-        .with_path(out.native());
+    throw Error(Errc::invalid_argument, "expected one file, but the path ends in a slash").with_path(out.native());
 }
 
 bool counts_as_new(const std::filesystem::path& out) {
@@ -67,7 +66,7 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
         throw Error(Errc::several_models, "the folder has several indexes, among them " + safemap::quoted(files[0]) +
                                               " and " + safemap::quoted(files[1]))
             .with_path(path.native())
-            .with_hint("it cannot be told which model is to be replaced");
+            .with_hint("it is not clear which model to replace");
     if (files.empty() || files.front() == single_name) return files;
     CollectFaults ignored;  // a damaged index is replaced, too
     if (const auto source = folder->open(files.front()))

@@ -30,10 +30,10 @@ TEST_CASE("exit codes follow the remedy") {
 }
 
 TEST_CASE("context is added from the inside out, and the innermost file and tensor are kept") {
-    Error error(Errc::size_mismatch, "24 bytes, but shape [2, 2] of F32 wants 16");
+    Error error(Errc::size_mismatch, "24 bytes, but shape [2, 2] of F32 needs 16");
     error.with_tensor("wte").with_path("model-00002-of-00005.safetensors").during("save out/");
     CHECK(std::string(error.what()) ==
-          "save out/: model-00002-of-00005.safetensors: tensor 'wte': 24 bytes, but shape [2, 2] of F32 wants 16");
+          "save out/: model-00002-of-00005.safetensors: tensor 'wte': 24 bytes, but shape [2, 2] of F32 needs 16");
     error.with_tensor("other").with_path("elsewhere").during("convert");
     CHECK(error.tensor() == "wte");
     CHECK(error.path() == "model-00002-of-00005.safetensors");

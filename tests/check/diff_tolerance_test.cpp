@@ -188,9 +188,9 @@ TEST_CASE("names that differ only by a prefix are noted") {
     const DiffReport report = diff(prefixed, plain);
     CHECK_FALSE(report.equal());
     REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0] == "names of A begin with 'model.', and are those of B without it");
+    CHECK(report.notes[0] == "names of A begin with 'model.'; without it, they are the names of B");
     REQUIRE(diff(plain, prefixed).notes.size() == 1);
-    CHECK(diff(plain, prefixed).notes[0] == "names of B begin with 'model.', and are those of A without it");
+    CHECK(diff(plain, prefixed).notes[0] == "names of B begin with 'model.'; without it, they are the names of A");
     CHECK(diff(plain, plain).notes.empty());
     CHECK(diff(plain, file_of({floats("other", {1})})).notes.empty());
 }
@@ -201,9 +201,9 @@ TEST_CASE("a tie that only one side has is noted") {
     const DiffReport report = diff(tied, plain);
     CHECK(report.only_in_a == std::vector<std::string>{"head"});
     REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0] == "'head' is tied to 'w' in A, and B has no such tie");
+    CHECK(report.notes[0] == "'head' is tied to 'w' in A, but not in B");
     REQUIRE(diff(plain, tied).notes.size() == 1);
-    CHECK(diff(plain, tied).notes[0] == "'head' is tied to 'w' in B, and A has no such tie");
+    CHECK(diff(plain, tied).notes[0] == "'head' is tied to 'w' in B, but not in A");
     // A separate copy is not a missing tie.
     CHECK(diff(tied, file_of({floats("w", {1}), floats("head", {1})})).notes.empty());
 

@@ -233,7 +233,7 @@ TEST_CASE("an invalid list of digests is a fault, and its valid entries are stil
     check('{' + entry("a", "aaaa") + R"(,"b":null})", 0, "of 'b'");
     check('{' + entry("a", "aaaa") + ',' + entry("x", "") + ',' + entry("y", "") + '}', 4, "name 2 tensors");
     check('{' + entry("a", "") + ',' + entry("a", "aaaa") + '}', 4, "'a' more than once");
-    check(std::string(10'000, ' ') + "{}", 0, "more than the tensors of the file can take");
+    check(std::string(10'000, ' ') + "{}", 0, "more than the tensors of the file need");
     CHECK_OK(Checkpoint::open(dir / "m.safetensors"));
 }
 

@@ -212,7 +212,7 @@ TEST_CASE("a list of files is one checkpoint, in the given order") {
     CHECK(bytes_of(model["a"]) == "a");
     CHECK(model.files() == std::vector<std::string>{files[0].native(), files[1].native()});
     CHECK(model.metadata() == std::vector<std::pair<std::string, std::string>>{{"format", "pt"}});
-    CHECK(model.notes() == std::vector<std::string>{files[1].native() + ": allowed: tensor 'a': a field 'x'"});
+    CHECK(model.notes() == std::vector<std::string>{files[1].native() + ": allowed: tensor 'a': unknown field 'x'"});
     CHECK(model.total_bytes() == 3);
 
     const std::vector<fs::path> missing = {files[0], dir.path() / "none.safetensors"};
@@ -235,7 +235,7 @@ TEST_CASE("a list of sources is one checkpoint, and duplicate names are refused"
     CHECK(error->code() == Errc::duplicate_name);
     CHECK(error->path() == "three");
     CHECK(error->tensor() == "b");
-    CHECK(error->message() == "it is in two too");
+    CHECK(error->message() == "duplicate name, also in two");
 
     sources.back() = named("broken", "no checkpoint at all");
     CHECK_FAULT(Checkpoint::open(sources), Errc::unknown_format);
@@ -251,11 +251,11 @@ TEST_CASE("a shard that is not a regular file is refused with its kind, without 
     const auto error = error_of([&] { static_cast<void>(Checkpoint::open(index)); });
     REQUIRE(error.has_value());
     CHECK(error->code() == Errc::shard_missing);
-    CHECK(error->message() == "a pipe, wanted a regular file");
+    CHECK(error->message() == "expected a regular file, found a pipe");
     const auto report = verify(dir.path());
     REQUIRE(report.faults.size() == 3);
     for (const Error& fault : report.faults) CHECK(fault.code() == Errc::shard_missing);
-    CHECK(report.faults[1].message() == "a folder, wanted a regular file");
+    CHECK(report.faults[1].message() == "expected a regular file, found a folder");
     CHECK(report.faults[1].path() == (dir / "2").native());
     CHECK(report.faults[2].message().find("no such file") != std::string::npos);
 }

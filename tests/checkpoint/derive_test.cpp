@@ -249,7 +249,7 @@ TEST_CASE("renaming two tensors to one name is refused with both names and the r
     const auto taken = error_of([&] { model.renamed(renamed_to({{"head", "note"}})); });
     REQUIRE(taken);
     CHECK(taken->code() == Errc::name_collision);
-    CHECK(taken->message() == "'head' would become 'note', which the metadata has already");
+    CHECK(taken->message() == "'head' would become 'note', which is already a metadata key");
     CHECK_OK(model.renamed(renamed_to({{"b", "note"}})));
     // Names can be swapped in a cycle.
     CHECK_OK(model.renamed(renamed_to({{"b", "wte"}, {"wte", "head"}, {"head", "b"}})));
@@ -304,7 +304,7 @@ TEST_CASE("below() of a selection has the selected tensors, with the names of th
     CHECK(again["xhead.weight"].stored() == part["head.weight"].stored());
     const auto error = error_of([&] { model.below("nodel"); });
     REQUIRE(error);
-    CHECK(error->hint() == "there are 'model'");
+    CHECK(error->hint() == "its parts are 'model'");
 }
 
 TEST_CASE("the structure document of a selection has the new names, and objects for unselected tensors") {

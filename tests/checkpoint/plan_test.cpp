@@ -192,7 +192,8 @@ TEST_CASE("tensors that the model ties and the checkpoint stores separately are 
     CHECK(plan.ok());
     CHECK(plan.tensors()[0].stored() == checkpoint["head"].stored());
     CHECK(plan.tied.empty());
-    CHECK(plan.notes == Names{"'head' is tied to 'wte' in the model, but stored apart: each gets its own"});
+    CHECK(plan.notes ==
+          Names{"'head' is tied to 'wte' in the model but stored separately: each is loaded from its own data"});
 }
 
 TEST_CASE("an uploader uploads a tied tensor once") {
@@ -217,7 +218,8 @@ TEST_CASE("a prefix is suggested if it explains everything missing, or everythin
     const LoadPlan stripped = plan_load(with, expected_tensors(without));
     CHECK(stripped.checkpoint_prefix == "module.");
     CHECK(stripped.model_prefix.empty());
-    CHECK(stripped.notes == Names{"names of the checkpoint begin with 'module.', and are the model's without it"});
+    CHECK(stripped.notes ==
+          Names{"names of the checkpoint begin with 'module.'; without it, they are the names of the model"});
     const LoadPlan added = plan_load(without, expected_tensors(with));
     CHECK(added.model_prefix == "module.");
     CHECK(added.checkpoint_prefix.empty());

@@ -39,7 +39,7 @@ class WhatIsTypedWrongly(Case):
         self.assertEqual(self.blamed('frobnicate')[1], 'safemap --help lists the commands')
         self.assertEqual(self.blamed('small.safetensors'),
                          ("'small.safetensors' is not a command",
-                          'safemap inspect small.safetensors says what is in it'))
+                          'safemap inspect small.safetensors lists what is in it'))
         self.assertEqual(self.blamed('help', 'convret'), ("'convret' is not a command", 'did you mean convert?'))
 
     def test_a_wrong_option_is_blamed_and_no_other_word(self):
@@ -104,7 +104,8 @@ class WhatIsTypedWrongly(Case):
         (self.folder / 'out' / 'model.safetensors').write_bytes(b'mine')
         for out in ('out', 'out/'):
             self.assertEqual(self.safemap('convert', 'small.safetensors', out).err,
-                             'safemap: error: save out/: exists already; nothing is overwritten\n')
+                             'safemap: error: save out/: already exists and is not overwritten\n'
+                             'hint: --force (SaveOptions::overwrite) replaces it\n')
 
     def test_a_folder_without_a_checkpoint_counts_as_new(self):
         (self.folder / 'out').mkdir()

@@ -26,7 +26,7 @@ TEST_CASE("the host opens, and nothing else does") {
 TEST_CASE("an unknown device is refused, and the error lists the known devices") {
     const auto error = error_of([] { Device::open("cuda:7\n"); });
     REQUIRE(error);
-    CHECK(error->message() == "no device 'cuda:7\\x0a'; there is: host");
+    CHECK(error->message() == "no device 'cuda:7\\x0a'; available: host");
 }
 
 TEST_CASE("host memory is aligned, writable and of the requested size") {

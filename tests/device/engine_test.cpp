@@ -220,7 +220,7 @@ TEST_CASE("acquire does not wait for leased memory, and the error states how muc
     const auto error = error_of([&] { acquire(engine, b.tensor); });
     REQUIRE(error);
     CHECK(error->code() == Errc::budget_exceeded);
-    CHECK(error->message() == "50 bytes needed at once, 60 bytes leased already, and the budget is 100 bytes");
+    CHECK(error->message() == "50 bytes needed at once, 60 bytes already leased, but the budget is 100 bytes");
     CHECK(b.counted.reads() == 0);
     held.reset();
     CHECK_OK(acquire(engine, b.tensor));

@@ -129,7 +129,7 @@ TEST_CASE("folders, pipes and devices are refused without blocking") {
     const auto error = error_of([&] { open_file(dir / "pipe"); });
     REQUIRE(error);
     CHECK(error->code() == Errc::invalid_argument);
-    CHECK(error->message() == "a pipe, wanted a regular file");
+    CHECK(error->message() == "expected a regular file, found a pipe");
 }
 
 TEST_CASE("a file is mapped once, as a whole, and unmapped by its last user") {
@@ -436,7 +436,7 @@ TEST_CASE("a file that shrinks after open is an error that states both sizes") {
     const auto error = error_of([&] { text_of(*source, {3'000, 2'000}); });
     REQUIRE(error);
     CHECK(error->code() == Errc::file_changed);
-    CHECK(error->message() == "ends after 4000 bytes, had 10000 bytes when it was opened");
+    CHECK(error->message() == "it has 4000 bytes, but had 10000 bytes when it was opened");
     CHECK(error->path() == path.native());
     const auto far = error_of([&] { text_of(*source, {9'000, 1'000}); });
     REQUIRE(far);
@@ -499,7 +499,7 @@ TEST_CASE("a file that is written in place has changed; a file that is replaced 
     const auto error = error_of([&] { third->require_unchanged(); });
     REQUIRE(error);
     CHECK(error->code() == Errc::file_changed);
-    CHECK(error->message() == "ends after 9 bytes, had 5 bytes when it was opened");
+    CHECK(error->message() == "it has 9 bytes, but had 5 bytes when it was opened");
 }
 
 TEST_CASE("every system call of opening, reading and caching may fail") {

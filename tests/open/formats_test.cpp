@@ -118,7 +118,7 @@ TEST_CASE("common wrong files are named, with a hint if there is one") {
         {"", "empty file", true},
         {"x", "1 byte", false},
         {std::string(4, '\0'), "zeros", true},
-        {std::string(4096, '\0'), "zeros at its beginning", true},
+        {std::string(4096, '\0'), "a file that begins with zeros", true},
         {forge::u8_file({{"a", 100}}).substr(0, 40), "ends inside its header", true},
         {"some text that is nothing in particular", "neither safetensors nor", false},
     };

@@ -75,14 +75,14 @@ TEST_CASE("tensors that the index omits are noted, not listed") {
         read({{"index", R"({"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"x", 1}, {"a", 1}, {"y", 1}})}});
     CHECK(names(contents) == Names{"a"});
     REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] == "1 holds 2 tensors that the index does not name, 'x' first");
+    CHECK(contents.notes[0] == "1 holds 2 tensors that the index does not name; the first is 'x'");
 }
 
 TEST_CASE("a wrong total_size is noted") {
     const Contents contents =
         read({{"index", R"({"metadata":{"total_size":5},"weight_map":{"a":"1"}})"}, {"1", forge::u8_file({{"a", 3}})}});
     REQUIRE(contents.notes.size() == 1);
-    CHECK(contents.notes[0] == "the index says total_size 5, its tensors have 3 bytes");
+    CHECK(contents.notes[0] == "the index says total_size 5, but its tensors have 3 bytes");
 }
 
 TEST_CASE("the last entry of a tensor in the index counts, with a note") {

@@ -289,7 +289,7 @@ TEST_CASE("any other form goes to the JSON parser, and both ways agree") {
 TEST_CASE("tensors and metadata of a header whose end needs the JSON parser are not added twice") {
     const std::string header = around(R"({"__metadata__":{"k":"v"},)", "}\n");
     CHECK(told(header, 1, Rules::lenient) ==
-          "metadata\nk=v\na U8 [1] 0 1\ntolerated header_not_canonical the header is padded with other bytes than "
+          "metadata\nk=v\na U8 [1] 0 1\ntolerated header_not_canonical the header is padded with bytes other than "
           "spaces\n");
 }
 

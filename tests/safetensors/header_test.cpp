@@ -258,22 +258,22 @@ TEST_CASE("forms outside the specification are reported under the compatible pol
     for (const Allowed& allowed : {
              Allowed{" {" + a + "}", Errc::header_not_canonical, "the header begins with whitespace, not with '{'"},
              Allowed{"{" + a + "} \n ", Errc::header_not_canonical,
-                     "the header is padded with other bytes than spaces"},
-             Allowed{with_unknown("1"), Errc::header_not_canonical, "tensor 'a': a field 'x'"},
+                     "the header is padded with bytes other than spaces"},
+             Allowed{with_unknown("1"), Errc::header_not_canonical, "tensor 'a': unknown field 'x'"},
              Allowed{R"({"a":["U8",[1],[0,1]]})", Errc::header_not_canonical,
-                     "tensor 'a': a tensor described by an array, not by an object"},
+                     "tensor 'a': the tensor is described by an array, not by an object"},
              Allowed{R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})", Errc::header_not_canonical,
-                     "tensor 'a': a dtype given by an object, not by a string"},
+                     "tensor 'a': dtype is an object, not a string"},
              Allowed{"{\"__metadata__\":null," + a + "}", Errc::header_not_canonical,
                      "__metadata__ is null, not an object"},
              Allowed{"{" + a + "," + a + "}", Errc::duplicate_name,
-                     "tensor 'a': the name is there twice; readers take the last one"},
+                     "tensor 'a': duplicate name; readers take the last one"},
              Allowed{"{" + a + R"(,"\u0061":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}})", Errc::duplicate_name,
-                     "tensor 'a': the name is there twice; readers take the last one"},
+                     "tensor 'a': duplicate name; readers take the last one"},
              Allowed{R"({"__metadata__":{"k":"1","k":"2"},)" + a + "}", Errc::duplicate_name,
-                     "__metadata__ has a key twice; readers take the last one"},
+                     "__metadata__ has a duplicate key; readers take the last one"},
              Allowed{R"({"a\u0000":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", Errc::bad_name,
-                     "tensor 'a\\x00': a name with a NUL in it"},
+                     "tensor 'a\\x00': the name has a NUL byte"},
          }) {
         CAPTURE(allowed.header);
         const std::string file = forge::safetensors(allowed.header, "d");
@@ -313,7 +313,7 @@ TEST_CASE("of many tolerated faults the first hundred are listed, and the rest a
     const Header header = read(json + "}", "");
     CHECK(header.tensors.size() == 150);
     REQUIRE(header.tolerated.size() == 101);
-    CHECK(std::string(header.tolerated.back().what()) == "50 more such");
+    CHECK(std::string(header.tolerated.back().what()) == "50 more faults like it");
 
     const Header longer = read(forge::safetensors(json + "}", "behind"), limit, Rules::lenient);
     REQUIRE(longer.tolerated.size() == 102);
@@ -336,7 +336,7 @@ TEST_CASE("faults name their tensor") {
     const auto error = error_of([] { static_cast<void>(read(one("F32", "[2]", "[0,4]"), "dddd")); });
     REQUIRE(error.has_value());
     CHECK(error->tensor() == "a");
-    CHECK(error->message() == "4 bytes, but shape [2] of F32 wants 8");
+    CHECK(error->message() == "4 bytes, but shape [2] of F32 needs 8");
 }
 
 TEST_CASE("the content of unknown fields is validated too") {

@@ -157,7 +157,7 @@ TEST_CASE("plain values are counted in one note") {
     tree.set_root(tree.add(std::move(dict)));
     const auto flat = flatten(tree);
     REQUIRE(flat.only_in_tree.size() == 1);
-    CHECK(flat.only_in_tree[0].find("2 plain values") == 0);
+    CHECK(flat.only_in_tree[0].find("2 values are not tensors") == 0);
     CHECK(flat.only_in_tree[0].find("lr") != std::string::npos);
 }
 
@@ -170,7 +170,7 @@ TEST_CASE("opaque objects without a name are noted") {
     const auto flat = flatten(tree);
     CHECK(flat.skipped.empty());
     REQUIRE(flat.notes.size() == 1);
-    CHECK(flat.notes[0].find("1 object of classes that safemap does not know, for example my.Thing") == 0);
+    CHECK(flat.notes[0].find("1 object of unknown classes, for example my.Thing") == 0);
 
     dict.items.emplace_back(text(tree, "other"), dict.attributes.front().second);
     tree.set_root(tree.add(dict));

@@ -176,7 +176,7 @@ TEST_CASE("a function that runs code is noted if it is passed for others to call
     CHECK(named[0].find("names os.system, which was not called") != std::string::npos);
     const auto called = notes(forge::tuple({forge::global("os", "system"), os_call(), os_call()}));
     REQUIRE(called.size() == 1);
-    CHECK(called[0].find("a call of os.system (2 times), which was not made") != std::string::npos);
+    CHECK(called[0].find("asks to call os.system (2 times), which was not called") != std::string::npos);
     std::string calls;
     for (int i = 0; i < 1000; ++i) calls += forge::call("posix", "f" + std::to_string(i), {});
     const auto many = notes("(" + calls + "t");
@@ -395,12 +395,12 @@ TEST_CASE("one note counts the unknown functions that would be called") {
     CHECK(note_of(forge::archive(forge::tuple({forge::global("my", "Thing"), forge::call("torch", "Size", {")"})}))) ==
           "");
     CHECK(note_of(forge::archive(forge::call("my", "Thing", {}))) ==
-          "unpickling would call a class or function that safemap does not know, my.Thing; nothing was called; "
+          "unpickling would call an unknown class or function, my.Thing; nothing was called; "
           "inspect --globals lists what the file names, --strict-globals refuses the file");
     // Functions that run code come first, and each is listed once.
     CHECK(note_of(
               forge::archive(forge::tuple({forge::call("my", "Thing", {}), forge::call("my", "Thing", {}), os_call()})))
-              .starts_with("unpickling would call 2 classes and functions that safemap does not know, the first is "
+              .starts_with("unpickling would call 2 unknown classes and functions, the first is "
                            "os.system; "));
 }
 
@@ -416,10 +416,9 @@ TEST_CASE("a call is noted even after the list of names is full, and so is an un
     for (std::size_t i = 0; i < torch::NamedGlobals::most_listed; ++i)
         names += forge::global("my", "Thing" + std::to_string(i)) + "0";
     CHECK(note_of(forge::archive(names + "0N")).empty());
-    CHECK(
-        note_of(forge::archive(names + "0" + forge::call("my", "run", {})))
-            .starts_with("unpickling would call at least 1 class or function that safemap does not know, the first is "
-                         "my.run;"));
+    CHECK(note_of(forge::archive(names + "0" + forge::call("my", "run", {})))
+              .starts_with("unpickling would call at least 1 unknown class or function, the first is "
+                           "my.run;"));
     const std::string zip = forge::archive("N");
     const std::string inside =
         forge::global("torch.storage", "_load_from_bytes") + "B" + forge::little(zip.size(), 4) + zip + "\x85R";

@@ -191,7 +191,7 @@ TEST_CASE("a storage and its tensors share bytes") {
 TEST_CASE("the sizes of storages are compared with the file and with the pickle") {
     Legacy file = eight();
     file.storages = stored(8, "0123456");
-    check_refused(file, Errc::file_truncated, "storage 'a': 8 bytes wanted, 7 bytes are left");
+    check_refused(file, Errc::file_truncated, "storage 'a': expected 8 bytes, found 7 bytes");
     file.storages = "0123456";
     check_refused(file, Errc::file_truncated, "storage 'a'");
     file.storages = stored(std::uint64_t{1} << 60, "01234567");
@@ -199,7 +199,7 @@ TEST_CASE("the sizes of storages are compared with the file and with the pickle"
     file.storages = stored(~std::uint64_t{0}, "01234567");
     check_refused(file, Errc::bad_tensor, "-1 elements");
     file.storages = stored(7, "01234567");
-    check_refused(file, Errc::bad_tensor, "7 elements, but 8 where it is named");
+    check_refused(file, Errc::bad_tensor, "7 elements, but 8 in the pickle");
     file.storages = stored(9, "012345678");
     check_refused(file, Errc::bad_tensor, "9 elements, but 8");
 
@@ -218,7 +218,7 @@ TEST_CASE("the list of storages must match the object") {
     file.keys = list_of({"a", "b"});
     check_refused(file, Errc::bad_tensor, "'b' is of no tensor");
     file.keys = list_of({"a", "a"});
-    check_refused(file, Errc::bad_tensor, "there twice");
+    check_refused(file, Errc::bad_tensor, "listed twice");
     file.keys = "](" + forge::integer(1) + "e";
     check_refused(file, Errc::bad_tensor, "no text");
     file.keys = "}";
@@ -230,17 +230,17 @@ TEST_CASE("a key that is too long is refused") {
     Legacy file = eight();
     file.object = forge::dict({forge::text("x"), bytes_tensor(storage("ByteStorage", key, 8), 0, 8)});
     file.keys = list_of({});
-    check_refused(file, Errc::bad_tensor, "a storage whose key has 1025 bytes");
+    check_refused(file, Errc::bad_tensor, "a storage key of 1025 bytes is too long");
     file.keys = list_of({key});
-    check_refused(file, Errc::bad_tensor, "is of no tensor");
+    check_refused(file, Errc::bad_tensor, "belongs to no tensor");
 }
 
 TEST_CASE("other versions and other formats are refused") {
     Legacy file = eight();
     file.version = forge::integer(1002);
-    check_refused(file, Errc::unknown_format, "another version");
+    check_refused(file, Errc::unknown_format, "unknown version");
     file.version = "}";
-    check_refused(file, Errc::unknown_format, "another version");
+    check_refused(file, Errc::unknown_format, "unknown version");
     file = eight();
     file.magic = forge::integer(5);
     CHECK_FAULT(torch::LegacyFile(fixtures::source(file.join()), {0, file.join().size()}), Errc::unknown_format);

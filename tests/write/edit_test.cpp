@@ -216,13 +216,15 @@ TEST_CASE("gaps, shared bytes, trailing bytes, wrong order and misaligned data a
     };
     const std::string a = tensor_at("a", 0, 4);
     const Row rows[] = {
-        {"a gap between tensors", header(a, tensor_at("b", 8, 12)), 12, 0, 8, "leave 4 bytes"},
-        {"a gap at the beginning", header(tensor_at("a", 4, 8), tensor_at("b", 8, 12)), 12, 4, 8, "leave 4 bytes"},
-        {"shared bytes", header(a, tensor_at("b", 2, 6)), 6, 0, 2, "begin inside the tensor before"},
-        {"the same bytes twice", header(a, tensor_at("b", 0, 4)), 4, 0, 0, "begin inside the tensor before"},
+        {"a gap between tensors", header(a, tensor_at("b", 8, 12)), 12, 0, 8, "leave a gap of 4 bytes"},
+        {"a gap at the beginning", header(tensor_at("a", 4, 8), tensor_at("b", 8, 12)), 12, 4, 8,
+         "leave a gap of 4 bytes"},
+        {"shared bytes", header(a, tensor_at("b", 2, 6)), 6, 0, 2, "overlap the previous tensor"},
+        {"the same bytes twice", header(a, tensor_at("b", 0, 4)), 4, 0, 0, "overlap the previous tensor"},
         {"bytes behind the end", header(a, tensor_at("b", 4, 8)), 11, 0, 4, "3 bytes after the last tensor"},
-        {"another order", header(tensor_at("b", 0, 4), tensor_at("a", 4, 8)), 8, 4, 0, "do not stand in the order"},
-        {"a crooked beginning", header(a, tensor_at("b", 4, 8)) + "   ", 8, 0, 4, "no multiple of 8"},
+        {"another order", header(tensor_at("b", 0, 4), tensor_at("a", 4, 8)), 8, 4, 0,
+         "are not in the reference order"},
+        {"a crooked beginning", header(a, tensor_at("b", 4, 8)) + "   ", 8, 0, 4, "not a multiple of 8"},
         {"a name twice", header(tensor_at("a", 0, 1), a + ',' + tensor_at("b", 4, 8)), 8, 0, 4, "twice"},
     };
     for (const Row& row : rows) {

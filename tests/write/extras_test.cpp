@@ -158,7 +158,7 @@ TEST_CASE("without overwrite, an existing file that differs from an extra stays,
     SaveReport report = save(dir / "out", model, options);
     CHECK(report.extras.empty());
     REQUIRE(report.notes.size() == 1);
-    CHECK(report.notes[0] == "'config.json' is not copied: the output folder has another file of that name");
+    CHECK(report.notes[0] == "'config.json' is not copied: the output folder has a different file of that name");
     dir.write("out/config.json", "onf");
     CHECK(save(dir / "out", model, options).notes.size() == 1);
     options.overwrite = true;

@@ -405,7 +405,7 @@ TEST_CASE("an old copy that cannot be removed is reported, and removed by the ne
             CHECK_OK(notes = save_new(out).notes);
         }
         REQUIRE(notes.size() == 1);
-        CHECK(notes[0].find("could not be cleared away") != std::string::npos);
+        CHECK(notes[0].find("could not be removed") != std::string::npos);
         CHECK(model_at(out) == 5);
         CHECK(names_in(dir.path()).size() == 2);
         CHECK_OK(notes = save_new(out).notes);

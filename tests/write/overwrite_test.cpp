@@ -261,7 +261,7 @@ TEST_CASE(
             const std::string state = state_of(out);
             if (error) {
                 CHECK(exit_code(error->code()) == 3);
-                const bool counts = error->hint().find("the new checkpoint counts") != std::string::npos;
+                const bool counts = error->hint().find("the new checkpoint is committed") != std::string::npos;
                 CHECK(state == (counts ? "new" : "old"));
                 CHECK((!counts || world.in_place));
             } else {

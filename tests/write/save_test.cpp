@@ -240,14 +240,14 @@ TEST_CASE("shards are balanced, or keep layers whole, on request") {
     CHECK(whole.notes.empty());
     CHECK(names_by_file(whole) == std::vector<Names>{{"wte"}, {"h.0.a", "h.0.b"}, {"h.1.a", "h.1.b"}, {"head"}});
     const SaveReport large = saved(11, ShardStrategy::by_prefix);
-    CHECK(large.notes == Names{"the layer of 'h.0' takes 12 bytes, more than 11 bytes, and stands whole in "
+    CHECK(large.notes == Names{"the layer of 'h.0' takes 12 bytes, more than 11 bytes; it is stored whole in "
                                "model-00001-of-00004.safetensors",
-                               "the layer of 'h.1' takes 12 bytes, more than 11 bytes, and stands whole in "
+                               "the layer of 'h.1' takes 12 bytes, more than 11 bytes; it is stored whole in "
                                "model-00002-of-00004.safetensors"});
     CHECK(names_by_file(large) == std::vector<Names>{{"h.0.a", "h.0.b"}, {"h.1.a", "h.1.b"}, {"wte"}, {"head"}});
     tensors = {tensor("h.0.a", Dtype::u8, {6}), tensor("h.0.b", Dtype::u8, {6})};
     CHECK(saved(11, ShardStrategy::by_prefix).notes ==
-          Names{"the layer of 'h.0' takes 12 bytes, more than 11 bytes, and stands whole in model.safetensors"});
+          Names{"the layer of 'h.0' takes 12 bytes, more than 11 bytes; it is stored whole in model.safetensors"});
 }
 
 TEST_CASE("names that would collide are refused before a byte is written") {

@@ -419,21 +419,17 @@ TEST_CASE("bytes that are already written are refused with their offset, before 
         REQUIRE(error);
         CHECK(error->code() == Errc::written_twice);
         CHECK(error->tensor() == "w");
-        CHECK(error->message() == std::string(range) + " are written already");
+        CHECK(error->message() == std::string(range) + " are already written");
         CHECK(std::string(error->what()).starts_with("save " + (m.dir / "out").native() + "/: "));
     };
-    refused([&] { m.writer.write("w", wrong); }, "8 bytes from byte 8 on");
-    refused([&] { m.writer.write("w", m.tensor.load()); }, "8 bytes from byte 8 on");
-    refused([&] { m.writer.write_range("w", 0, std::span(wrong).first(12)); }, "4 bytes from byte 8 on");
-    refused([&] { m.writer.write_range("w", 12, std::span(wrong).first(84)); }, "4 bytes from byte 12 on");
-    refused(
-        [&] {
-            m.writer.write_box("w", Box{{0, 3}, {4, 3}}, std::span(wrong).first(48));
-        },
-        "4 bytes from byte 12 on");
+    refused([&] { m.writer.write("w", wrong); }, "8 bytes from byte 8");
+    refused([&] { m.writer.write("w", m.tensor.load()); }, "8 bytes from byte 8");
+    refused([&] { m.writer.write_range("w", 0, std::span(wrong).first(12)); }, "4 bytes from byte 8");
+    refused([&] { m.writer.write_range("w", 12, std::span(wrong).first(84)); }, "4 bytes from byte 12");
+    refused([&] { m.writer.write_box("w", Box{{0, 3}, {4, 3}}, std::span(wrong).first(48)); }, "4 bytes from byte 12");
     bool asked = false;
     const auto fill = [&](std::uint64_t, std::span<std::byte>) { asked = true; };
-    refused([&] { m.writer.write_range("w", {15, 2}, fill); }, "1 byte from byte 15 on");
+    refused([&] { m.writer.write_range("w", {15, 2}, fill); }, "1 byte from byte 15");
     CHECK_FALSE(asked);
 
     m.writer.write_box("w", {1, 0}, m.tensor.slice({{.start = 1}}));
@@ -441,7 +437,7 @@ TEST_CASE("bytes that are already written are refused with their offset, before 
         [&] {
             m.writer.write_box("w", {3, 5}, m.tensor.slice({{.start = 3}, {.start = 5}}));
         },
-        "4 bytes from byte 92 on");
+        "4 bytes from byte 92");
     m.writer.write_range("w", 0, m.part(0, 8));
     m.writer.write_range("w", 16, m.part(16, 8));
     m.writer.commit();
@@ -491,14 +487,14 @@ TEST_CASE("a commit with missing bytes names the first of them and counts the te
         CHECK_FALSE(fs::exists(dir / "out"));
         return error->tensor() + ": " + error->message();
     };
-    CHECK(missing() == "a: 4 bytes from byte 0 on are missing; of 3 tensors, 3 are not whole");
+    CHECK(missing() == "a: 4 bytes from byte 0 are missing; 3 of 3 tensors are incomplete");
     writer.write("a", tensors[0]);
     writer.write_range("b", 2, tensors[1].load().slice({{.start = 2, .stop = 4}}));
-    CHECK(missing() == "b: 2 bytes from byte 0 on are missing; of 3 tensors, 2 are not whole");
+    CHECK(missing() == "b: 2 bytes from byte 0 are missing; 2 of 3 tensors are incomplete");
     writer.write_range("b", 0, tensors[1].slice({{.stop = 2}}));
-    CHECK(missing() == "b: 6 bytes from byte 4 on are missing; of 3 tensors, 2 are not whole");
+    CHECK(missing() == "b: 6 bytes from byte 4 are missing; 2 of 3 tensors are incomplete");
     writer.write("c", tensors[2]);
-    CHECK(missing() == "b: 6 bytes from byte 4 on are missing; of 3 tensors, 1 is not whole");
+    CHECK(missing() == "b: 6 bytes from byte 4 are missing; 1 of 3 tensors is incomplete");
     writer.write_range("b", 4, tensors[1].slice({{.start = 4}}));
     writer.commit();
     CHECK_FAULT(writer.commit(), Errc::writer_closed);

@@ -188,7 +188,7 @@ TEST_CASE("tensors that the document does not name are noted") {
         R"("u":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"v":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},)"
         R"("w":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})";
     const fs::path file = dir.write("m.safetensors", forge::safetensors(header, "abc"));
-    const std::string note = "the structure document does not name 2 tensors, 'u' first";
+    const std::string note = "the structure document does not name 2 tensors; the first is 'u'";
     const Checkpoint opened = Checkpoint::open(file);
     CHECK(opened.notes() == std::vector<std::string>{note});
     const VerifyReport report = verify(file);
