@@ -317,7 +317,7 @@ public:
         const Checkpoint checkpoint = Checkpoint::open(path_, common.open);
         const Chosen chosen(checkpoint, common.selection());
         std::vector<std::string> notes = checkpoint.notes();
-        const auto& lost = only_in_tree(checkpoint);
+        const auto& lost = lost_without_structure(checkpoint);
         notes.insert(notes.end(), lost.begin(), lost.end());
         const std::string nothing = empty_selection({checkpoint}, common);
         if (!nothing.empty()) notes.push_back(nothing);

@@ -30,7 +30,7 @@ public:
         if (!common.selects_all())
             throw Error(Errc::invalid_argument, "repair rewrites everything; it does not take --include and --exclude");
         require_out(out_);
-        const RepairReport report = mend(console);
+        const RepairReport report = repaired(console);
         if (console.json()) {
             JsonWriter json;
             json.begin_object();
@@ -45,7 +45,7 @@ public:
     }
 
 private:
-    RepairReport mend(Console& console) const {
+    RepairReport repaired(Console& console) const {
         ProgressBar bar(console);
         const DeferSignals deferred;
         SaveOptions options = options_;

@@ -1,6 +1,6 @@
 // Times Uploader::acquire(): the cost of a resident tensor, and of uploading one, compared with reading it.
 
-#include "device/engine.hpp"
+#include "device/upload_engine.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/device.hpp>
@@ -13,8 +13,8 @@
 #include <vector>
 
 using namespace safemap;
-using device::Engine;
 using device::Keep;
+using device::UploadEngine;
 
 namespace {
 
@@ -26,8 +26,8 @@ std::vector<LazyTensor> tensors_of(std::size_t count, std::uint64_t size) {
     return tensors;
 }
 
-std::shared_ptr<Engine> engine_of(std::uint64_t budget) {
-    return std::make_shared<Engine>(Device::open("host"), UploadOptions{.device_budget = budget});
+std::shared_ptr<UploadEngine> engine_of(std::uint64_t budget) {
+    return std::make_shared<UploadEngine>(Device::open("host"), UploadOptions{.device_budget = budget});
 }
 
 void acquire_resident(benchmark::State& state) {

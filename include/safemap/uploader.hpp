@@ -123,8 +123,8 @@ public:
     UploadStats stats() const;
 
 private:
-    struct Engine;
-    std::shared_ptr<Engine> engine_;
+    struct Impl;
+    std::shared_ptr<Impl> engine_;
 };
 
 /// Returns the XXH3-128 digest (32 hex digits, canonical byte order) of a tensor on a device, which is read back in

@@ -7,7 +7,7 @@
 #include "lazy/blocks.hpp"
 #include "lazy/bulk.hpp"
 #include "lazy/page_cache.hpp"
-#include "safetensors/identity.hpp"
+#include "safetensors/checkpoint_digest.hpp"
 
 #include <safemap/advanced/names.hpp>
 #include <safemap/error.hpp>

@@ -4,8 +4,8 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "open/formats.hpp"
+#include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/header.hpp"
-#include "safetensors/identity.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -95,27 +95,28 @@ private:
 };
 
 /// Adds notes on what is not compared although the checkpoint has digests.
-void note_unchecked(state::Contents& contents, std::span<const FileDigests> files, bool has_identity) {
+void note_unchecked(state::Contents& contents, std::span<const FileDigests> files, bool has_checkpoint_digest) {
     const auto count = [&](auto&& matches) { return std::count_if(files.begin(), files.end(), matches); };
     const auto listed = count([](const FileDigests& file) { return file.listed; });
     const auto whole = count([](const FileDigests& file) { return file.of_all; });
-    if (listed == 0 && !has_identity) return;
-    if (!has_identity)
+    if (listed == 0 && !has_checkpoint_digest) return;
+    if (!has_checkpoint_digest)
         contents.notes.emplace_back(
             "there is no digest of the checkpoint, so names, dtypes and shapes are not checked");
-    if (!has_identity && whole < std::ssize(files))
+    if (!has_checkpoint_digest && whole < std::ssize(files))
         contents.notes.emplace_back("some tensors have no digest and are not checked");
     if (contents.structure_unchecked)
         contents.notes.emplace_back("the structure document has no digest and is not checked");
 }
 
 /// Returns the fault of a digest whose document is missing, or whose tensors lack digests.
-std::optional<Error> orphan(const state::Contents& contents, std::span<const FileDigests> files, bool has_identity) {
+std::optional<Error> orphan(const state::Contents& contents, std::span<const FileDigests> files,
+                            bool has_checkpoint_digest) {
     if (state::find_value(contents.metadata, safetensors::structure_digest_key) != nullptr)
         return Error(Errc::header_bad_metadata,
                      "the metadata has the digest of a structure document, but there is no structure document");
     const auto lacks = std::find_if(files.begin(), files.end(), [](const FileDigests& file) { return !file.of_all; });
-    if (!has_identity || lacks == files.end()) return std::nullopt;
+    if (!has_checkpoint_digest || lacks == files.end()) return std::nullopt;
     Error error(Errc::header_bad_metadata,
                 "the checkpoint has a digest, but " + std::string(lacks->listed ? "some tensors" : "the tensors") +
                     " of this file have none in " + safemap::quoted(safetensors::digests_key));

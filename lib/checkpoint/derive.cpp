@@ -169,8 +169,8 @@ const std::vector<StoragePlace>& Origin::storages(const Checkpoint& checkpoint) 
     return checkpoint.state_->contents.storages;
 }
 
-const std::vector<std::string>& Origin::only_in_tree(const Checkpoint& checkpoint) noexcept {
-    return checkpoint.state_->contents.only_in_tree;
+const std::vector<std::string>& Origin::lost_without_structure(const Checkpoint& checkpoint) noexcept {
+    return checkpoint.state_->contents.lost_without_structure;
 }
 
 Checkpoint Origin::of(const Checkpoint& checkpoint) {

@@ -18,8 +18,8 @@ struct Origin {
     /// no tensor refers to. The order is unspecified. Empty for a plain pickle and for safetensors. Valid as long as a
     /// copy of the checkpoint.
     static const std::vector<StoragePlace>& storages(const Checkpoint& checkpoint) noexcept;
-    /// Returns the same as safemap::only_in_tree().
-    static const std::vector<std::string>& only_in_tree(const Checkpoint& checkpoint) noexcept;
+    /// Returns the same as safemap::lost_without_structure().
+    static const std::vector<std::string>& lost_without_structure(const Checkpoint& checkpoint) noexcept;
 
     /// Returns `checkpoint` as it was before every select() and renamed().
     static Checkpoint of(const Checkpoint& checkpoint);

@@ -25,9 +25,11 @@ constexpr std::size_t none = SIZE_MAX;
 // ---- names
 
 /// The names of a checkpoint, and the number of the tensor of each.
-class Held {
+class CheckpointNames {
 public:
-    explicit Held(const Checkpoint& checkpoint) : names_(all_names(checkpoint)) { index_.add_all(NamesOf(names_)); }
+    explicit CheckpointNames(const Checkpoint& checkpoint) : names_(all_names(checkpoint)) {
+        index_.add_all(NamesOf(names_));
+    }
 
     const std::vector<NamedTensor>& names() const noexcept { return names_; }
     /// Returns `none` if no tensor has that name.
@@ -246,7 +248,7 @@ private:
     const Checkpoint& checkpoint_;
     std::span<const ExpectedTensor> expected_;
     const LoadOptions& options_;
-    Held held_;
+    CheckpointNames held_;
     std::vector<std::uint32_t> roots_;
     // By expected tensor: the number of the tensor with its name, and of the tensor that it gets.
     std::vector<std::size_t> own_;

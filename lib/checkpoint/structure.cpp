@@ -42,8 +42,8 @@ std::string checkpoint::document_of(const Checkpoint& checkpoint, const std::fun
     return state::structure_of(flat_tree(Origin::of(checkpoint)), stored_name);
 }
 
-const std::vector<std::string>& only_in_tree(const Checkpoint& checkpoint) noexcept {
-    return Origin::only_in_tree(checkpoint);
+const std::vector<std::string>& lost_without_structure(const Checkpoint& checkpoint) noexcept {
+    return Origin::lost_without_structure(checkpoint);
 }
 
 std::string structure_of(const Checkpoint& checkpoint) {

@@ -2,7 +2,7 @@
 
 #include "base/text.hpp"
 #include "checkpoint/all_names.hpp"
-#include "device/engine.hpp"
+#include "device/upload_engine.hpp"
 
 #include <safemap/error.hpp>
 #include <safemap/uploader.hpp>
@@ -12,13 +12,13 @@
 namespace safemap::SAFEMAP_ABI {
 
 struct Lease::Held {
-    std::shared_ptr<device::Held> tensors;
+    std::shared_ptr<device::LeasedTensors> tensors;
 };
 
-struct Uploader::Engine {
-    Engine(std::shared_ptr<Device> to, Checkpoint opened, const UploadOptions& options)
-        : checkpoint(std::move(opened)), device(std::make_shared<device::Engine>(std::move(to), options)) {}
-    ~Engine() { device->stop(); }
+struct Uploader::Impl {
+    Impl(std::shared_ptr<Device> to, Checkpoint opened, const UploadOptions& options)
+        : checkpoint(std::move(opened)), device(std::make_shared<device::UploadEngine>(std::move(to), options)) {}
+    ~Impl() { device->stop(); }
 
     Lease lease(std::span<const LazyTensor> tensors, device::Keep keep) {
         Lease lease;
@@ -28,7 +28,7 @@ struct Uploader::Engine {
     }
 
     Checkpoint checkpoint;
-    std::shared_ptr<device::Engine> device;  // leases share it
+    std::shared_ptr<device::UploadEngine> device;  // leases share it
 };
 
 Lease::Lease() noexcept = default;
@@ -50,7 +50,7 @@ const DeviceTensor& Lease::operator[](std::string_view name) const& {
 void Lease::release() noexcept { held_.reset(); }
 
 Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options)
-    : engine_(std::make_shared<Engine>(std::move(device), std::move(checkpoint), options)) {}
+    : engine_(std::make_shared<Impl>(std::move(device), std::move(checkpoint), options)) {}
 
 Uploader::~Uploader() = default;
 

@@ -15,9 +15,9 @@
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/file.hpp"
+#include "io/hidden_sibling.hpp"
 #include "io/note.hpp"
 #include "io/output.hpp"
-#include "io/sibling.hpp"
 #include "io/stamp.hpp"
 
 #include <fcntl.h>
@@ -38,7 +38,7 @@ constexpr std::string_view first_line_1 = "safemap commit 1";
 constexpr std::string_view last_line = "end";
 constexpr std::uint64_t largest_list = 256 << 20;
 
-// The path of the list relative to the folder, composed of Sibling::suffix and commit_list_name.
+// The path of the list relative to the folder, composed of HiddenSibling::suffix and commit_list_name.
 constexpr const char* list_path = ".safemap-tmp/commit";
 
 constexpr std::string_view damaged_hint =
@@ -96,7 +96,8 @@ bool is_done(int file) {
 void require_none(int folder, int number) {
     if (means_absent(number)) return;
     // Other users cannot look into a sibling before its content counts.
-    if (number == EACCES && calls.faccessat(folder, Sibling::suffix, X_OK, AT_EACCESS) != 0 && errno == EACCES) return;
+    if (number == EACCES && calls.faccessat(folder, HiddenSibling::suffix, X_OK, AT_EACCESS) != 0 && errno == EACCES)
+        return;
     throw system_error(number, std::string("open ") + list_path);
 }
 

@@ -50,7 +50,7 @@ File::File(Handle folder, const std::string& name, std::string path)
     : folder_(std::move(folder)), name_(lasting(name, folder_)), path_(std::move(path)) {
     Handle handle = open();
     identify(handle);
-    kept_.keep(std::move(handle));
+    descriptor_.keep(std::move(handle));
 }
 
 File::File(Handle opened, std::string path) : path_(std::move(path)), given_(std::move(opened)) { identify(given_); }
@@ -81,9 +81,9 @@ struct stat File::status_of(const Handle& handle) const {
 
 Handle File::descriptor() const {
     if (given_) return given_;
-    if (Handle kept = kept_.get()) return kept;
+    if (Handle kept = descriptor_.get()) return kept;
     Handle opened = open_again();
-    kept_.keep(opened);
+    descriptor_.keep(opened);
     return opened;
 }
 

@@ -1,7 +1,7 @@
 // A regular file that is open for reading.
 #pragma once
 
-#include "io/kept.hpp"
+#include "io/descriptor_cache.hpp"
 
 #include <safemap/bytes.hpp>
 
@@ -33,7 +33,7 @@ std::string text_of(const Identity& identity);
 std::string lasting_text_of(const Identity& identity);
 
 /// A file opened by name or by descriptor, and its identity then. Keeps its descriptor open while the process has
-/// enough of them; see Kept. Const members may be called from several threads at once.
+/// enough of them; see CachedDescriptor. Const members may be called from several threads at once.
 class File {
 public:
     /// Opens `name` relative to `folder`, or to the working directory if `folder` is null. Messages call the file
@@ -69,7 +69,7 @@ private:
     std::string name_;
     std::string path_;
     Handle given_;  // given by the caller; it cannot be opened again
-    mutable Kept kept_;
+    mutable CachedDescriptor descriptor_;
     Identity identity_;
 };
 

@@ -22,10 +22,10 @@ public:
 
     void allocate(std::uint64_t size) override {
         const auto existing = options_.overwrite ? io::Existing::replace : io::Existing::refuse;
-        staging_.emplace(path_, io::Staging::Kind::file, existing, io::Job{.durable = options_.durable});
+        staging_.emplace(path_, io::Staging::Kind::file, existing, io::StagingOptions{.durable = options_.durable});
         output_.emplace(staging_->add(path_.filename().native()));
         output_->allocate(size);
-        if (io::better_around_cache(size)) output_->bypass_cache();
+        if (io::prefers_direct_io(size)) output_->bypass_cache();
     }
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) override { output_->write_at(offset, bytes); }

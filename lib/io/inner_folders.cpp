@@ -3,8 +3,8 @@
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
+#include "io/hidden_sibling.hpp"
 #include "io/listing.hpp"
-#include "io/sibling.hpp"
 #include "io/stamp.hpp"
 
 #include <fcntl.h>
@@ -28,7 +28,8 @@ constexpr std::size_t longest_path = 4000;  // bytes, below PATH_MAX: paths are 
 /// Returns true if the name may be the sibling of another save. A copy of a sibling would be wrong: its notes describe
 /// the original files.
 bool is_of_a_save(const std::string& name, std::size_t depth) {
-    return (depth == 0 && name == Sibling::suffix) || (name.starts_with('.') && name.ends_with(Sibling::suffix));
+    return (depth == 0 && name == HiddenSibling::suffix) ||
+           (name.starts_with('.') && name.ends_with(HiddenSibling::suffix));
 }
 
 /// Returns true if the folder has an access control list. A new folder would lack that list, or would inherit another

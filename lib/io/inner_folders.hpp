@@ -25,7 +25,7 @@ struct Linked {
 /// modification time of the old ones; the old ones do not change. An inner folder that the save itself has created gets
 /// the links and keeps its own attributes.
 /// Linking is impossible in these cases:
-/// - an inner folder is the root of a mount, the working directory, or a sibling (see Sibling)
+/// - an inner folder is the root of a mount, the working directory, or a sibling (see HiddenSibling)
 /// - an inner folder is not ours to empty and remove later
 /// - folders are nested deeper than 32
 /// - the inner folders have more than 10,000 entries in total

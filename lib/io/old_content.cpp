@@ -5,8 +5,8 @@
 #include "base/text.hpp"
 #include "io/calls.hpp"
 #include "io/exchange_list.hpp"
+#include "io/hidden_sibling.hpp"
 #include "io/listing.hpp"
-#include "io/sibling.hpp"
 #include "io/stamp.hpp"
 #include "io/system.hpp"
 
@@ -47,22 +47,22 @@ class Clearing {
 public:
     Clearing(int home, const std::string& name, int sibling, std::vector<std::string>& notes)
         : home_(home), name_(name), sibling_(sibling), notes_(notes) {
-        const std::size_t around = std::string_view(Sibling::suffix).size() + 1;  // plus the dot before the name
+        const std::size_t around = std::string_view(HiddenSibling::suffix).size() + 1;  // plus the dot before the name
         if (name.size() > around) target_name_ = name.substr(1, name.size() - around);
     }
 
     void run() {
         struct stat status = {};
-        if (calls.fstatat(sibling_, Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (calls.fstatat(sibling_, HiddenSibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0) {
             if (errno == ENOENT) return;
-            throw failed(Sibling::content);
+            throw failed(HiddenSibling::content);
         }
         // Without a list there was no exchange, so the save has written all of the content.
         list_ = ExchangeList::read(sibling_);
         if (list_ && !list_->knows_whole(status)) return set_aside();
-        if (!list_ || !S_ISDIR(status.st_mode)) return remove_all(sibling_, Sibling::content);
+        if (!list_ || !S_ISDIR(status.st_mode)) return remove_all(sibling_, HiddenSibling::content);
         target_ = open_inner(home_, target_name_);
-        if (!clear_folder(sibling_, Sibling::content, target_.number(), {}, status)) set_aside();
+        if (!clear_folder(sibling_, HiddenSibling::content, target_.number(), {}, status)) set_aside();
     }
 
 private:
@@ -139,7 +139,7 @@ private:
 
     void set_aside() {
         int number = 0;
-        const auto name = move_beside(sibling_, Sibling::content, home_, target_name_, number);
+        const auto name = move_beside(sibling_, HiddenSibling::content, home_, target_name_, number);
         if (!name) throw system_error(number, "move files of another process out of " + safemap::quoted(name_));
         notes_.push_back("what another process had put in place of " + safemap::quoted(target_name_) +
                          " during the save is now named " + safemap::quoted(*name));

@@ -121,7 +121,7 @@ void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     }
 }
 
-bool better_around_cache(std::uint64_t bytes) {
+bool prefers_direct_io(std::uint64_t bytes) {
     constexpr std::uint64_t much = std::uint64_t{512} << 20;
     return bytes > std::min(much, calls.physical_memory() / 16);
 }

@@ -52,7 +52,7 @@ private:
 /// returned the memory to its host: 1.16 GB to ext4 took 0.5 s past the cache, 1.3 to 3.6 s through it. Above a tenth
 /// of the memory, the kernel also throttles writers: 3.8 GB took 2.0 to 3.7 s past the cache, 2.1 to 17 s through it
 /// (docs/performance.md).
-bool better_around_cache(std::uint64_t bytes);
+bool prefers_direct_io(std::uint64_t bytes);
 
 /// The alignment, in the file and in memory, of writes that bypass the page cache.
 inline constexpr std::size_t direct_alignment = 4096;

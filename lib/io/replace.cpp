@@ -81,7 +81,7 @@ Staging::Place::Place(const std::filesystem::path& path, bool follow)
     const std::string folder = slash == std::string::npos ? "." : real.substr(0, slash + 1);
     name = real.substr(slash + 1);  // npos + 1 is 0
     if (name.empty()) throw Error(Errc::already_exists, "it is the root folder").with_path(target);
-    const std::size_t longest = longest_name - std::string_view(Sibling::suffix).size() - 1;
+    const std::size_t longest = longest_name - std::string_view(HiddenSibling::suffix).size() - 1;
     if (name.size() > longest)
         throw Error(Errc::invalid_argument,
                     "its name has " + bytes_text(name.size()) + ", the limit is " + std::to_string(longest))
@@ -108,7 +108,7 @@ void require_absent(const std::filesystem::path& target) { Staging::Place(target
 
 // ---- preparing
 
-Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existing, Job job)
+Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existing, StagingOptions job)
     : place_(target, existing != Existing::refuse && kind == Kind::folder),
       kind_(kind),
       merges_(existing == Existing::merge),
@@ -117,7 +117,7 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
     about_file(place_.target, [&] {
         // Finish a save that died during its commit: its files count already, and one may be for this place.
         if (kind == Kind::file && read_commit_list(place_.parent.number()))
-            Sibling::clear(place_.parent.number(), Sibling::suffix, notes_);
+            HiddenSibling::clear(place_.parent.number(), HiddenSibling::suffix, notes_);
         if (existing != Existing::refuse) examine_old();
         else place_.require_absent();
         claim();
@@ -169,18 +169,18 @@ void Staging::lock_old() const {
 
 void Staging::claim() {
     const int parent = place_.parent.number();
-    const std::string beside = '.' + place_.name + Sibling::suffix;
+    const std::string beside = '.' + place_.name + HiddenSibling::suffix;
     if (!old_) {
-        sibling_ = settle(parent, beside);
+        sibling_ = recover_or_claim(parent, beside);
         return;
     }
-    if (!job_.resume) Sibling::clear(old_.number(), Sibling::suffix, notes_);
+    if (!job_.resume) HiddenSibling::clear(old_.number(), HiddenSibling::suffix, notes_);
     // The working directory is replaced in place: an exchange would leave the processes in it in the old folder.
     inside_ = calls.is_mount_root(old_.number()) || identity_at(AT_FDCWD, ".") == old_identity_ ||
               !Linking(old_.number(), place_.target).is_possible();
     if (!inside_) {
         try {
-            sibling_ = settle(parent, beside);
+            sibling_ = recover_or_claim(parent, beside);
             return;
         } catch (const Error& error) {
             if (error.code() != Errc::permission_denied) throw;
@@ -188,21 +188,21 @@ void Staging::claim() {
         }
     }
     clear_beside(beside);
-    sibling_ = settle(old_.number(), Sibling::suffix);
+    sibling_ = recover_or_claim(old_.number(), HiddenSibling::suffix);
 }
 
 /// Removes what a dead save left beside the folder when the folder could be exchanged. This save does not need that
 /// place, so an error is ignored.
 void Staging::clear_beside(const std::string& name) {
     try {
-        Sibling::clear(place_.parent.number(), name, notes_);
+        HiddenSibling::clear(place_.parent.number(), name, notes_);
     } catch (const Error&) {
     }
 }
 
-Sibling Staging::settle(int home, const std::string& name) {
+HiddenSibling Staging::recover_or_claim(int home, const std::string& name) {
     if (job_.resume && !job_.id.empty() && kind_ == Kind::folder) {
-        Sibling dead = Sibling::take_over(home, name);
+        HiddenSibling dead = HiddenSibling::recover_abandoned(home, name);
         try {
             if (dead && continue_old(dead)) return dead;
             if (dead) dead.remove_content(notes_);
@@ -211,15 +211,15 @@ Sibling Staging::settle(int home, const std::string& name) {
             throw;
         }
     }
-    return Sibling::claim(home, name, notes_, job_.durable);
+    return HiddenSibling::claim(home, name, notes_, job_.durable);
 }
 
 /// Resumes a dead process's save: keeps the finished files of its content and removes the others.
-bool Staging::continue_old(const Sibling& dead) {
+bool Staging::continue_old(const HiddenSibling& dead) {
     // After an exchange, the content may be the old folder.
     struct stat status = {};
     if (calls.fstatat(dead.folder(), exchange_list_name, &status, AT_SYMLINK_NOFOLLOW) == 0) return false;
-    Descriptor content = open_at(dead.folder(), Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    Descriptor content = open_at(dead.folder(), HiddenSibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content) return false;
     std::vector<std::string> done;
     journal_ = Journal::resume(dead.folder(), content.number(), job_.id, done, job_.durable);
@@ -249,15 +249,15 @@ void Staging::remove_unfinished(int folder, const std::string& prefix) const {
 void Staging::create_content() {
     if (kind_ == Kind::file || content_) return;
     const int sibling = sibling_.folder();
-    if (calls.mkdirat(sibling, Sibling::content, 0777) != 0) throw system_error(errno, "create the new folder");
-    sibling_.grant(sibling, Sibling::content);
-    content_ = open_at(sibling, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (calls.mkdirat(sibling, HiddenSibling::content, 0777) != 0) throw system_error(errno, "create the new folder");
+    sibling_.grant(sibling, HiddenSibling::content);
+    content_ = open_at(sibling, HiddenSibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!content_) throw system_error(errno, "open the new folder");
     if (!job_.id.empty()) journal_ = Journal::begin(sibling, job_.id, job_.durable);
 }
 
 const char* Staging::name_in_folder(const std::string& name) const noexcept {
-    return kind_ == Kind::folder ? name.c_str() : Sibling::content;
+    return kind_ == Kind::folder ? name.c_str() : HiddenSibling::content;
 }
 
 std::string Staging::path_of(const std::string& name) const {
@@ -335,7 +335,7 @@ void Staging::require_free() const {
 /// Gives each file an owner and permissions, in order of preference:
 /// 1. of the file that it replaces
 /// 2. of the first file of the old model, in a folder that is replaced
-/// 3. as the umask wanted: takes back what Sibling::grant() added
+/// 3. as the umask wanted: takes back what HiddenSibling::grant() added
 void Staging::set_permissions(std::span<const std::string> old_files) const {
     struct stat model = {};
     bool has_model = false;
@@ -393,8 +393,8 @@ void Staging::open_to_readers() const {
         if (calls.fchmod(descriptor, (old.st_mode & 07777) | S_IRWXU) != 0)
             throw system_error(errno, "set the permissions of the new folder");
     };
-    give(sibling_.folder(), Sibling::content, content_.number());
-    if (inside_) give(old_.number(), Sibling::suffix, sibling_.folder());
+    give(sibling_.folder(), HiddenSibling::content, content_.number());
+    if (inside_) give(old_.number(), HiddenSibling::suffix, sibling_.folder());
 }
 
 /// Sets the permissions of the folder itself. Last, because they may forbid moving it.
@@ -421,9 +421,10 @@ void Staging::remove_journal() {
 void Staging::appear() {
     if (kind_ == Kind::folder) sync_content();
     const int parent = place_.parent.number();
-    new_identity_ = identity_at(sibling_.folder(), Sibling::content);
+    new_identity_ = identity_at(sibling_.folder(), HiddenSibling::content);
     if (new_identity_.empty()) throw system_error(errno, "examine the new content");
-    if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), RENAME_NOREPLACE) != 0) {
+    if (calls.renameat2(sibling_.folder(), HiddenSibling::content, parent, place_.name.c_str(), RENAME_NOREPLACE) !=
+        0) {
         const int number = errno;
         if (number == EEXIST) place_.require_absent();
         if (!flags_unsupported(number)) throw system_error(number, "rename it into place");
@@ -444,8 +445,8 @@ void Staging::appear_without_flags() {
     const int parent = place_.parent.number();
     const char* name = place_.name.c_str();
     if (kind_ == Kind::file) {
-        if (calls.linkat(sibling, Sibling::content, parent, name, 0) == 0) {
-            if (calls.unlinkat(sibling, Sibling::content, 0) == 0) return;
+        if (calls.linkat(sibling, HiddenSibling::content, parent, name, 0) == 0) {
+            if (calls.unlinkat(sibling, HiddenSibling::content, 0) == 0) return;
             const int number = errno;
             calls.unlinkat(parent, name, 0);
             throw system_error(number, "rename it into place");
@@ -453,7 +454,7 @@ void Staging::appear_without_flags() {
         if (errno == EEXIST) place_.require_absent();
     }
     place_.require_absent();
-    if (calls.renameat2(sibling, Sibling::content, parent, name, 0) != 0)
+    if (calls.renameat2(sibling, HiddenSibling::content, parent, name, 0) != 0)
         throw system_error(errno, "rename it into place");
 }
 
@@ -461,12 +462,12 @@ void Staging::appear_without_flags() {
 /// its beginning, takes the exchange back, so that nothing is lost, and throws file_changed.
 int Staging::exchange() {
     const auto swap = [this] {
-        return calls.renameat2(sibling_.folder(), Sibling::content, place_.parent.number(), place_.name.c_str(),
+        return calls.renameat2(sibling_.folder(), HiddenSibling::content, place_.parent.number(), place_.name.c_str(),
                                RENAME_EXCHANGE) == 0;
     };
     if (!swap()) return errno;
     state_ = State::exchanged;
-    if (identity_at(sibling_.folder(), Sibling::content) == old_identity_) return 0;
+    if (identity_at(sibling_.folder(), HiddenSibling::content) == old_identity_) return 0;
     if (swap()) state_ = State::preparing;
     throw Error(Errc::file_changed, "another process replaced it during the save");
 }
@@ -484,7 +485,7 @@ void Staging::exchange_file() {
         if (!never_possible(number)) throw system_error(number, "rename it into place");
         if (identity_at(parent, place_.name.c_str()) != old_identity_)
             throw Error(Errc::file_changed, "another process replaced it during the save");
-        if (calls.renameat2(sibling_.folder(), Sibling::content, parent, place_.name.c_str(), 0) != 0)
+        if (calls.renameat2(sibling_.folder(), HiddenSibling::content, parent, place_.name.c_str(), 0) != 0)
             throw system_error(errno, "rename it into place");
         state_ = State::committed;
         adding([](Error& e) { e.with_hint("the new checkpoint is committed, but may not be on disk yet"); },
@@ -551,7 +552,7 @@ void Staging::list_exchange(std::span<const std::string> old_files) const {
     if (!place_.status(status) || text_of_whole(status) != old_identity_)
         throw Error(Errc::file_changed, "another process replaced it during the save");
     list.add_whole(Role::goes, status);
-    if (calls.fstatat(sibling_.folder(), Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0)
+    if (calls.fstatat(sibling_.folder(), HiddenSibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0)
         throw system_error(errno, "examine the new content");
     list.add_whole(Role::fresh, status);
     if (kind_ == Kind::folder) {
@@ -598,7 +599,7 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     sync_content();
     if (!inside_) {
         // The content was to be exchanged with the folder, so it is on the same file system.
-        if (const int number = sibling_.move(old_.number(), Sibling::suffix))
+        if (const int number = sibling_.move(old_.number(), HiddenSibling::suffix))
             throw system_error(number, "move the new files into it");
         inside_ = true;
     }
@@ -648,9 +649,9 @@ Staging::~Staging() {
     const char* name = place_.name.c_str();
     // The rename succeeded, but may not be on the disk. The caller got an error, so take the content back.
     if (state_ == State::appeared && is_only_ours())
-        calls.renameat2(parent, name, sibling_.folder(), Sibling::content, 0);
+        calls.renameat2(parent, name, sibling_.folder(), HiddenSibling::content, 0);
     if (state_ == State::exchanged &&
-        calls.renameat2(sibling_.folder(), Sibling::content, parent, name, RENAME_EXCHANGE) != 0) {
+        calls.renameat2(sibling_.folder(), HiddenSibling::content, parent, name, RENAME_EXCHANGE) != 0) {
         sibling_.abandon();  // its content is not ours
         return;
     }

@@ -2,10 +2,10 @@
 // meanwhile.
 #pragma once
 
+#include "io/hidden_sibling.hpp"
 #include "io/inner_folders.hpp"
 #include "io/journal.hpp"
 #include "io/output.hpp"
-#include "io/sibling.hpp"
 #include "io/system.hpp"
 
 #include <cstdint>
@@ -32,7 +32,7 @@ enum class Existing : std::uint8_t {
 };
 
 /// How a save is resumed, and what it guarantees.
-struct Job {
+struct StagingOptions {
     std::string id = {};  ///< as in Journal; empty: cannot be resumed
     bool resume = false;  ///< continue what a dead process left of this job; otherwise that is removed
     /// The required identity of a file that is replaced, from Source::identity(). Empty: any.
@@ -42,8 +42,8 @@ struct Job {
     bool durable = true;
 };
 
-/// A new file or folder that is filled in a hidden sibling of the target (see Sibling) and then takes the target's
-/// place.
+/// A new file or folder that is filled in a hidden sibling of the target (see HiddenSibling) and then takes the
+/// target's place.
 ///
 /// A replaced folder keeps its permissions and every file that is neither new nor listed as old. A new file gets the
 /// permissions of the file that it replaces. A folder is replaced in one of two ways:
@@ -60,7 +60,8 @@ public:
     /// Locks the place and prepares the sibling. Follows a link to a folder; a link to a file is itself replaced.
     /// Throws as require_absent() does; busy; already_exists if the sibling's name is taken by something else, or if
     /// the target is not of this kind; permission_denied.
-    Staging(const std::filesystem::path& target, Kind kind, Existing existing = Existing::refuse, Job job = {});
+    Staging(const std::filesystem::path& target, Kind kind, Existing existing = Existing::refuse,
+            StagingOptions job = {});
     /// Removes what was not committed.
     ~Staging();
     Staging(const Staging&) = delete;
@@ -113,8 +114,8 @@ private:
     void lock_old() const;
     void claim();
     void clear_beside(const std::string& name);
-    Sibling settle(int home, const std::string& name);
-    bool continue_old(const Sibling& dead);
+    HiddenSibling recover_or_claim(int home, const std::string& name);
+    bool continue_old(const HiddenSibling& dead);
     void remove_unfinished(int folder, const std::string& prefix) const;
     void create_content();
 
@@ -151,10 +152,10 @@ private:
     std::string old_identity_;        ///< identity of the target
     std::string new_identity_;        ///< identity of the content, if there is no target
     bool inside_ = false;             ///< the sibling is inside the target
-    Sibling sibling_;
+    HiddenSibling sibling_;
     Descriptor content_;  ///< for Kind::folder: the future target, in the sibling
     std::mutex journaling_;
-    Job job_;
+    StagingOptions job_;
     Journal journal_;
     std::set<std::string, std::less<>> adoptable_;  ///< files that a dead process has finished
     std::vector<std::string> files_;

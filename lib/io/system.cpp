@@ -2,7 +2,7 @@
 #include "io/system.hpp"
 
 #include "io/calls.hpp"
-#include "io/kept.hpp"
+#include "io/descriptor_cache.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

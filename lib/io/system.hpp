@@ -57,7 +57,7 @@ private:
 };
 
 /// Opens as openat() does, with O_CLOEXEC. Returns an empty object and sets errno if that fails. If the process is out
-/// of descriptors, evicts cached ones (see kept.hpp) one by one and tries again.
+/// of descriptors, evicts cached ones (see descriptor_cache.hpp) one by one and tries again.
 Descriptor open_at(int folder, const char* name, int flags, mode_t mode = 0) noexcept;
 
 /// Opens a folder in the open folder `home` without following a link. Returns an empty object and sets errno if that

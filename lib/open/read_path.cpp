@@ -3,7 +3,7 @@
 #include "base/text.hpp"
 #include "io/folder.hpp"
 #include "open/formats.hpp"
-#include "open/twin.hpp"
+#include "open/stale_copy.hpp"
 
 #include <safemap/advanced/file.hpp>
 
@@ -92,7 +92,7 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
     const auto source = open_file(path, mapping);
     if (!is_index(*source)) {
         Contents contents = read_file(source, options, faults);
-        note_twin(path, contents);
+        note_stale_copy(path, contents);
         note_rank(path, contents);
         return contents;
     }

@@ -3,7 +3,7 @@
 //
 //   EndRecords    finds the end record, from the end of the file backwards, and the directory that it describes;
 //                 rejects files in which two programs would find two directories
-//   Entry         one entry of the directory, with the values from its zip64 field
+//   ZipEntry         one entry of the directory, with the values from its zip64 field
 //   Entries       checks each entry against its local header, compares names with each other, and finds payloads that
 //                 overlap
 //   ZipDirectory  the records that have passed
@@ -228,7 +228,7 @@ private:
 };
 
 /// An entry of the central directory.
-struct Entry {
+struct ZipEntry {
     std::string_view name;
     std::string_view extra;
     std::uint16_t flags = 0;
@@ -241,7 +241,7 @@ struct Entry {
 
 /// Reads the values that did not fit into the entry; the zip64 field holds them in this order. Returns false if a value
 /// did not fit and no field holds it.
-bool read_zip64_extra(Entry& entry) {
+bool read_zip64_extra(ZipEntry& entry) {
     std::string_view extra = entry.extra;
     std::array<std::uint64_t*, 3> overflowing{};
     std::size_t wanted = 0;
@@ -268,28 +268,28 @@ bool begins_entry(std::string_view rest) {
 
 /// Takes the next entry off `rest`, without the values from its zip64 field. Returns nothing if there is no entry, or
 /// it is cut short.
-std::optional<Entry> take_entry(std::string_view& rest) {
+std::optional<ZipEntry> take_entry(std::string_view& rest) {
     if (!begins_entry(rest)) return std::nullopt;
     const char* fixed = rest.data();
     const std::size_t name_size = little<std::uint16_t>(fixed + 28);
     const std::size_t extra_size = little<std::uint16_t>(fixed + 30);
     const std::size_t comment_size = little<std::uint16_t>(fixed + 32);
     if (name_size + extra_size + comment_size > rest.size() - central_size) return std::nullopt;
-    const Entry entry{.name = rest.substr(central_size, name_size),
-                      .extra = rest.substr(central_size + name_size, extra_size),
-                      .flags = little<std::uint16_t>(fixed + 8),
-                      .method = little<std::uint16_t>(fixed + 10),
-                      .crc32 = little<std::uint32_t>(fixed + 16),
-                      .packed = little<std::uint32_t>(fixed + 20),
-                      .size = little<std::uint32_t>(fixed + 24),
-                      .header_at = little<std::uint32_t>(fixed + 42)};
+    const ZipEntry entry{.name = rest.substr(central_size, name_size),
+                         .extra = rest.substr(central_size + name_size, extra_size),
+                         .flags = little<std::uint16_t>(fixed + 8),
+                         .method = little<std::uint16_t>(fixed + 10),
+                         .crc32 = little<std::uint32_t>(fixed + 16),
+                         .packed = little<std::uint32_t>(fixed + 20),
+                         .size = little<std::uint32_t>(fixed + 24),
+                         .header_at = little<std::uint32_t>(fixed + 42)};
     rest.remove_prefix(central_size + name_size + extra_size + comment_size);
     return entry;
 }
 
 /// Takes the next entry off `rest`. Returns nothing if the entry is invalid on its own. Throws if the entry is cut
 /// short, because the next one cannot be found then.
-std::optional<Entry> next_entry(std::string_view& rest, FaultSink& faults) {
+std::optional<ZipEntry> next_entry(std::string_view& rest, FaultSink& faults) {
     if (!begins_entry(rest)) throw bad_directory("a directory entry does not begin where the one before ends");
     auto entry = take_entry(rest);
     if (!entry) throw bad_directory("a directory entry is truncated");
@@ -305,7 +305,7 @@ std::optional<Error> name_fault(std::string_view name) {
     return bad_record(name, "its name is absolute or points outside its folder");
 }
 
-std::optional<Error> method_fault(const Entry& entry) {
+std::optional<Error> method_fault(const ZipEntry& entry) {
     if ((entry.flags & flag_encrypted) != 0) {
         return Error(Errc::zip_unsupported, "record " + safemap::quoted(entry.name) + " is encrypted");
     }
@@ -362,7 +362,7 @@ public:
 
 private:
     /// Keeps a valid record. Returns the fault of an invalid one.
-    std::optional<Error> fault_of(Entry entry) {
+    std::optional<Error> fault_of(ZipEntry entry) {
         if (auto fault = name_fault(entry.name)) return fault;
         if (auto fault = method_fault(entry)) return fault;
         if (!is_new(entry.name)) {
@@ -411,7 +411,7 @@ private:
 
     /// Compares the local header with the entry, and finds the payload after it. Only the local header says how much
     /// padding there is.
-    std::optional<Error> header_fault(const Entry& entry, Extent& payload) {
+    std::optional<Error> header_fault(const ZipEntry& entry, Extent& payload) {
         const std::uint64_t limit = place_.place.offset;
         const std::size_t header_size = local_size + entry.name.size();
         if (!Extent{entry.header_at, header_size}.inside(limit)) {

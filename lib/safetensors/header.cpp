@@ -585,14 +585,14 @@ private:
 
     void trailing() {
         Error error(Errc::trailing_bytes, bytes_text(data_size_ - covered_) + " after the last tensor");
-        if (rules_ == Rules::lenient || rules_ == Rules::mend) header_.tolerated.push_back(std::move(error));
+        if (rules_ == Rules::lenient || rules_ == Rules::repair) header_.tolerated.push_back(std::move(error));
         else faults_.fault(std::move(error));
     }
 
     bool sound(const Row& row) {
         const bool in_place = row.begin == covered_ && row.end >= row.begin;
         auto fault = in_place ? std::nullopt : offset_fault(row);
-        if (fault && rules_ == Rules::mend && fault->code() != Errc::offsets_reversed) {
+        if (fault && rules_ == Rules::repair && fault->code() != Errc::offsets_reversed) {
             allowed_.meet(fault->code(), fault->message(), list().name(row));
             fault.reset();
         }

@@ -25,7 +25,7 @@ enum class Rules : std::uint8_t {
     compatible,
     strict,
     lenient,
-    mend,  ///< for repair(): as lenient, plus everything that can be read without guessing
+    repair,  ///< for repair(): as lenient, plus everything that can be read without guessing
 };
 
 /// A tensor as the header describes it.

@@ -34,7 +34,7 @@ void set_tree(Contents& contents, StateTree tree) {
     contents.tensors = std::move(flat.tensors);
     contents.aliases = std::move(flat.aliases);
     contents.skipped = std::move(flat.skipped);
-    contents.only_in_tree = std::move(flat.only_in_tree);
+    contents.lost_without_structure = std::move(flat.lost_without_structure);
     contents.tree = std::make_shared<const StateTree>(std::move(tree));
     contents.late_tree.reset();
     move_to_end(flat.notes, contents.notes);
@@ -50,7 +50,7 @@ void Joined::add(Contents& one, const std::string& name) {
     if (one.format == Format::torch) contents.format = Format::torch;
     for (const std::string& note : one.notes) contents.notes.push_back(name + ": " + note);
     // A checkpoint of several files has no tree.
-    for (const std::string& text : one.only_in_tree)
+    for (const std::string& text : one.lost_without_structure)
         contents.notes.push_back(name + ": only tensors are read; " + text);
     contents.files.push_back(name);
     for (SkippedObject& object : one.skipped) object.quantized = false;

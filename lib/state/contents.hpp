@@ -40,7 +40,7 @@ struct Contents {
     std::shared_ptr<const StateTree> tree = {};
     /// Set in place of `tree` for a flat state dict of a pickle: makes the tree from the tensors that were read.
     std::shared_ptr<const LateTree> late_tree = {};
-    std::vector<std::string> only_in_tree = {};
+    std::vector<std::string> lost_without_structure = {};
     /// True if the structure document was read, and no digest of it is stored.
     bool structure_unchecked = false;
     /// Set if the document does not match its digest, and the lenient policy has read the tensors without it.

@@ -398,21 +398,22 @@ private:
         note_repeats();
         note_opaque();
         if (plain_.count > 0) {
-            only_in_tree(counted(plain_.count, "value is not a tensor", "values are not tensors") + ", for example " +
-                         plain_.example + kept_by_structure);
+            lost_without_structure(counted(plain_.count, "value is not a tensor", "values are not tensors") +
+                                   ", for example " + plain_.example + kept_by_structure);
         }
         if (attributes_.count > 0) {
-            only_in_tree(counted(attributes_.count, "dictionary has attributes", "dictionaries have attributes") +
-                         " (such as _metadata), for example " + attributes_.example + kept_by_structure);
+            lost_without_structure(
+                counted(attributes_.count, "dictionary has attributes", "dictionaries have attributes") +
+                " (such as _metadata), for example " + attributes_.example + kept_by_structure);
         }
         if (own_attributes_.count > 0) {
-            only_in_tree(counted(own_attributes_.count, "tensor has attributes", "tensors have attributes") +
-                         " of their own, for example " + own_attributes_.example + kept_by_structure);
+            lost_without_structure(counted(own_attributes_.count, "tensor has attributes", "tensors have attributes") +
+                                   " of their own, for example " + own_attributes_.example + kept_by_structure);
         }
         if (parameters_.count > 0) {
-            only_in_tree(counted(parameters_.count, "tensor is a Parameter or requires a gradient",
-                                 "tensors are Parameters or require gradients") +
-                         ", for example " + parameters_.example + kept_by_structure);
+            lost_without_structure(counted(parameters_.count, "tensor is a Parameter or requires a gradient",
+                                           "tensors are Parameters or require gradients") +
+                                   ", for example " + parameters_.example + kept_by_structure);
         }
         if (unnamed_.count > 0) {
             note(counted(unnamed_.count, "object has", "objects have") + " no name and " +
@@ -427,9 +428,9 @@ private:
             if (seen_[id].holds_tensors) tally.add(path);
         }
         if (tally.count == 0) return;
-        only_in_tree(counted(tally.count, "container with tensors occurs", "containers with tensors occur") +
-                     " more than once, for example again at " + tally.example +
-                     "; the tensors are named after the first place only");
+        lost_without_structure(counted(tally.count, "container with tensors occurs", "containers with tensors occur") +
+                               " more than once, for example again at " + tally.example +
+                               "; the tensors are named after the first place only");
     }
 
     /// Notes the objects and tensors that the walk did not reach: it visits no attributes, and no values that were
@@ -452,7 +453,7 @@ private:
              ", in attributes of dictionaries or replaced there: not listed one by one");
     }
 
-    void only_in_tree(std::string text) { out_.only_in_tree.push_back(std::move(text)); }
+    void lost_without_structure(std::string text) { out_.lost_without_structure.push_back(std::move(text)); }
     void note(std::string text) { out_.notes.push_back(std::move(text)); }
 
     const StateTree& tree_;

@@ -39,7 +39,7 @@ struct Storage {
     std::uint64_t count = 0;
 };
 /// The numbers of a tensor, before they are checked.
-struct Entry {
+struct TarEntry {
     std::int64_t storage = 0;
     Dims<std::int64_t> sizes = {};
     Dims<std::int64_t> strides = {};
@@ -146,7 +146,7 @@ private:
             const auto said = parts(held.graph, held.graph.root(), 3, "tensor");
             const std::int64_t key = integer_of(held.graph, said[0], "key of a tensor");
             const std::string what = "tensor " + std::to_string(key);
-            Entry entry{.storage = integer_of(held.graph, said[1], "key of a storage")};
+            TarEntry entry{.storage = integer_of(held.graph, said[1], "key of a storage")};
             const auto dimensions = static_cast<std::uint32_t>(stream.number(what) & 0xFFFF'FFFF);
             if (dimensions > max_dimensions)
                 throw bad_tensor(what + " of " + std::to_string(dimensions) + " dimensions");
@@ -163,7 +163,7 @@ private:
             storage(key);
             return std::nullopt;
         }
-        const Entry& entry = found->second;
+        const TarEntry& entry = found->second;
         const Storage& storage = this->storage(entry.storage);
         Geometry geometry = geometry_of(entry.sizes, entry.strides, entry.offset);
         fit(geometry, storage.count);
@@ -176,7 +176,7 @@ private:
     TarMembers members_;
     std::vector<StoragePlace> places_;  ///< places of storages
     std::map<std::int64_t, Storage> storages_;
-    std::map<std::int64_t, Entry> tensors_;
+    std::map<std::int64_t, TarEntry> tensors_;
 };
 
 }  // namespace

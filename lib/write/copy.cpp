@@ -13,7 +13,7 @@ namespace {
 
 using namespace literals;
 
-// The same block size as in engine.cpp: blocks close together are written faster.
+// The same block size as in shard_copier.cpp: blocks close together are written faster.
 constexpr std::uint64_t stream_block = 1_MiB;
 // If blocks do not begin at pages of the file, their size is a multiple of all element sizes and of the three bytes of
 // four F6 elements.
@@ -23,7 +23,7 @@ constexpr std::uint64_t page = io::direct_alignment;
 /// A writer of a region's bytes in consecutive stretches.
 class Rows {
 public:
-    explicit Rows(const Place& to) : to_(to) {}
+    explicit Rows(const OutputPlace& to) : to_(to) {}
 
     /// Writes the bytes that follow the bytes of the last call.
     void append(std::span<const std::byte> bytes) {
@@ -40,7 +40,7 @@ public:
     }
 
 private:
-    const Place& to_;
+    const OutputPlace& to_;
     std::size_t piece_ = 0;
     std::uint64_t done_ = 0;  // bytes of that piece that are written
 };
@@ -48,7 +48,7 @@ private:
 /// Copies in the order of the value. If the region is one piece, blocks end at the block boundaries of the file. Each
 /// block then has the same offset in a page of the buffer as in a page of the file, so that it can be written past the
 /// page cache.
-void copy_ranges(const Place& to, const LazyTensor& value, Worker& worker) {
+void copy_ranges(const OutputPlace& to, const LazyTensor& value, Worker& worker) {
     const std::uint64_t size = value.nbytes();
     const bool one_place = to.pieces.size() == 1 && whole_bytes(value.dtype());
     const std::uint64_t place = one_place ? to.tensor + to.pieces.front().offset : 0;
@@ -65,7 +65,7 @@ void copy_ranges(const Place& to, const LazyTensor& value, Worker& worker) {
     }
 }
 
-void copy_tiles(const Place& to, const LazyTensor& value, const Blocks& tiles, Worker& worker) {
+void copy_tiles(const OutputPlace& to, const LazyTensor& value, const Blocks& tiles, Worker& worker) {
     const Region& region = to.region;
     for (std::uint64_t i = 0; i < tiles.count(); ++i) {
         Box box = tiles.box(i);
@@ -98,9 +98,9 @@ std::vector<Extent> pieces_of(const Region& region) {
     return pieces;
 }
 
-void copy_memory(const Place& to, std::span<const std::byte> bytes) { Rows(to).append(bytes); }
+void copy_memory(const OutputPlace& to, std::span<const std::byte> bytes) { Rows(to).append(bytes); }
 
-void copy_value(const Place& to, const LazyTensor& value, Worker& worker) {
+void copy_value(const OutputPlace& to, const LazyTensor& value, Worker& worker) {
     const Blocks blocks(value, copy_buffer);
     if (blocks.ranges()) copy_ranges(to, value, worker);
     else copy_tiles(to, value, blocks, worker);

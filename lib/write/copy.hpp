@@ -32,7 +32,7 @@ Region whole_value(const Shape& shape, Dtype dtype, std::uint64_t offset = 0);
 std::vector<Extent> pieces_of(const Region& region);
 
 /// The place of a region in an output file.
-struct Place {
+struct OutputPlace {
     const io::OutputFile& file;
     std::uint64_t tensor = 0;  ///< offset of the tensor in the file
     const Region& region;
@@ -40,11 +40,11 @@ struct Place {
 };
 
 /// Writes the region's bytes straight from contiguous memory.
-void copy_memory(const Place& to, std::span<const std::byte> bytes);
+void copy_memory(const OutputPlace& to, std::span<const std::byte> bytes);
 /// Bytes that copy_value takes of the worker's buffer.
 inline constexpr std::size_t copy_buffer = (std::size_t{4} << 20) - Gatherer::most_memory;
 /// Writes a value through the worker's buffer. The value has the bytes of the region. If the value is transposed, it is
 /// read in tiles; then its shape has to be the extent of the region's box.
-void copy_value(const Place& to, const LazyTensor& value, Worker& worker);
+void copy_value(const OutputPlace& to, const LazyTensor& value, Worker& worker);
 
 }  // namespace safemap::SAFEMAP_ABI::write

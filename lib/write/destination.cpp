@@ -12,9 +12,9 @@ namespace {
 
 class StagedFile final : public OpenFile {
 public:
-    StagedFile(io::Staging& staging, const std::string& name, bool around_cache)
+    StagedFile(io::Staging& staging, const std::string& name, bool direct_io)
         : staging_(staging), name_(name), output_(staging.reopen(name)) {
-        if (around_cache) output_.bypass_cache();
+        if (direct_io) output_.bypass_cache();
     }
 
     void write_at(std::uint64_t offset, std::span<const std::byte> bytes) const override {
@@ -38,7 +38,7 @@ private:
 class StagedFiles final : public Destination {
 public:
     StagedFiles(io::Staging& staging, const Layout& layout)
-        : staging_(staging), around_cache_(io::better_around_cache(layout.data_bytes)) {}
+        : staging_(staging), direct_io_(io::prefers_direct_io(layout.data_bytes)) {}
 
     std::string path_of(const PlannedFile& file) const override { return staging_.path_of(file.name); }
     std::unique_ptr<OpenFile> adopt(const PlannedFile& file) override {
@@ -46,13 +46,13 @@ public:
     }
     void allocate(const Layout& layout, const PlannedFile& file) override { write::allocate(staging_, layout, file); }
     std::unique_ptr<OpenFile> open(const PlannedFile& file) override {
-        return std::make_unique<StagedFile>(staging_, file.name, around_cache_);
+        return std::make_unique<StagedFile>(staging_, file.name, direct_io_);
     }
     bool reads_back() const override { return true; }
 
 private:
     io::Staging& staging_;
-    bool around_cache_;
+    bool direct_io_;
 };
 
 class SinkFile final : public OpenFile {

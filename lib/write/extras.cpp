@@ -25,7 +25,7 @@ constexpr std::uint64_t block = 1 << 20;
 void require_name(const ExtraFile& extra, const Layout& layout, std::set<std::string_view>& taken) {
     const std::string& name = extra.name;
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
-        name.find('\0') != std::string::npos || name == io::Sibling::suffix)
+        name.find('\0') != std::string::npos || name == io::HiddenSibling::suffix)
         throw Error(Errc::invalid_argument, "invalid name of an extra file: " + safemap::quoted(name) +
                                                 "; expected a file name without a folder");
     if (!extra.source)

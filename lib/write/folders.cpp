@@ -4,9 +4,9 @@
 #include "base/faults.hpp"
 #include "base/text.hpp"
 #include "state/folder_shape.hpp"
-#include "write/reading.hpp"
 #include "write/saving.hpp"
 #include "write/shards.hpp"
+#include "write/storage_use.hpp"
 #include "write/target.hpp"
 
 #include <safemap/error.hpp>

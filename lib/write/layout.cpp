@@ -18,10 +18,10 @@
 #include "base/name_index.hpp"
 #include "base/text.hpp"
 #include "lazy/stored_tensor.hpp"
+#include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/digests.hpp"
 #include "safetensors/format.hpp"
 #include "safetensors/header.hpp"
-#include "safetensors/identity.hpp"
 #include "safetensors/index.hpp"
 #include "state/structure.hpp"
 #include "tensor/convert.hpp"
@@ -290,7 +290,7 @@ private:
         Pairs metadata = whole_metadata();
         if (options_.checksums) add_identity(metadata);
         add_file(name, members, std::move(metadata));
-        layout_.files.back().has_identity = options_.checksums;
+        layout_.files.back().has_checkpoint_digest = options_.checksums;
     }
 
     void add_file(const std::string& name, std::span<const std::uint32_t> members, Pairs metadata) {
@@ -375,7 +375,7 @@ private:
                                                                              metadata, weight_map),
                          .tensors = {},
                          .size = 0,
-                         .has_identity = options_.checksums};
+                         .has_checkpoint_digest = options_.checksums};
         file.size = file.head.size();
         layout_.files.push_back(std::move(file));
     }

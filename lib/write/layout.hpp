@@ -31,8 +31,8 @@ struct PlannedFile {
     std::string head;                    ///< everything before the data; for an index, the whole file
     std::vector<PlannedTensor> tensors;  ///< in the order of their bytes, without gaps
     std::uint64_t size = 0;
-    bool lists_digests = false;  ///< true if `head` has zeros in the places of the tensors' digests
-    bool has_identity = false;   ///< true if `head` has zeros in the place of the checkpoint's digest
+    bool lists_digests = false;          ///< true if `head` has zeros in the places of the tensors' digests
+    bool has_checkpoint_digest = false;  ///< true if `head` has zeros in the place of the checkpoint's digest
 };
 
 /// All files of a checkpoint, in the order in which they are written.

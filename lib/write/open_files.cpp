@@ -9,9 +9,9 @@
 
 namespace safemap::SAFEMAP_ABI::write {
 
-OpenFiles::OpenFiles(const io::Staging& staging, std::vector<std::string> names, bool around_cache)
+OpenFiles::OpenFiles(const io::Staging& staging, std::vector<std::string> names, bool direct_io)
     : staging_(staging),
-      around_cache_(around_cache),
+      direct_io_(direct_io),
       most_(std::max<std::size_t>(1, static_cast<std::size_t>(io::calls.descriptor_limit() / 8))),
       files_(names.size()) {
     for (std::size_t i = 0; i < names.size(); ++i) files_[i].name = std::move(names[i]);
@@ -42,7 +42,7 @@ void OpenFiles::open(File& file) {
     about_file([&] { return staging_.path_of(file.name); },
                [&] {
                    io::OutputFile output = staging_.reopen(file.name);
-                   if (around_cache_) output.bypass_cache();
+                   if (direct_io_) output.bypass_cache();
                    file.output.emplace(std::move(output));
                    ++open_;
                });

@@ -19,8 +19,8 @@ namespace safemap::SAFEMAP_ABI::write {
 /// safe.
 class OpenFiles {
 public:
-    /// Takes the names of the files in the staging. If `around_cache`, files are written past the page cache.
-    OpenFiles(const io::Staging& staging, std::vector<std::string> names, bool around_cache);
+    /// Takes the names of the files in the staging. If `direct_io`, files are written past the page cache.
+    OpenFiles(const io::Staging& staging, std::vector<std::string> names, bool direct_io);
 
     /// A file in use. It stays open until the object is destroyed.
     class Use {
@@ -56,7 +56,7 @@ private:
     void finish(io::OutputFile& output, const std::string& name) const;
 
     const io::Staging& staging_;
-    bool around_cache_;
+    bool direct_io_;
     std::size_t most_;
     std::mutex mutex_;
     std::vector<File> files_;

@@ -59,7 +59,7 @@ public:
     FileReader(const std::shared_ptr<const Source>& source, std::string name, const OpenOptions& options, Found& found)
         : source_(source), name_(std::move(name)), found_(found) {
         ThrowFirst faults;
-        header_ = safetensors::read_header(*source, safetensors::Rules::mend, options.max_header_bytes, faults);
+        header_ = safetensors::read_header(*source, safetensors::Rules::repair, options.max_header_bytes, faults);
     }
 
     const safetensors::Header& header() const noexcept { return header_; }

@@ -3,12 +3,12 @@
 
 #include "checkpoint/origin.hpp"
 #include "write/destination.hpp"
-#include "write/engine.hpp"
 #include "write/extras.hpp"
 #include "write/folders.hpp"
-#include "write/job.hpp"
-#include "write/reading.hpp"
+#include "write/resume_key.hpp"
 #include "write/saving.hpp"
+#include "write/shard_copier.hpp"
+#include "write/storage_use.hpp"
 #include "write/structure.hpp"
 #include "write/target.hpp"
 
@@ -39,11 +39,11 @@ void add_done(SaveReport& report, write::Layout& layout) {
 }
 
 /// Returns the key of the save with all its folders, or an empty string if one of the checkpoints cannot be identified.
-std::string job_of_all(const Input& input, const write::Layout& layout,
-                       const std::vector<write::PlannedFolder>& folders) {
-    std::string all = write::job_of(input.tensors, layout);
+std::string resume_key_of_all(const Input& input, const write::Layout& layout,
+                              const std::vector<write::PlannedFolder>& folders) {
+    std::string all = write::resume_key_of(input.tensors, layout);
     for (const write::PlannedFolder& folder : folders) {
-        const std::string job = write::job_of(folder.input.tensors, folder.layout);
+        const std::string job = write::resume_key_of(folder.input.tensors, folder.layout);
         if (all.empty() || job.empty()) return {};
         all += '-' + job;
     }
@@ -70,10 +70,10 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
         return report;
     }
 
-    const io::Job job{.id = one_file ? std::string() : job_of_all(input, layout, folders),
-                      .resume = options.resume,
-                      .replaced = replaced,
-                      .durable = options.durable};
+    const io::StagingOptions job{.id = one_file ? std::string() : resume_key_of_all(input, layout, folders),
+                                 .resume = options.resume,
+                                 .replaced = replaced,
+                                 .durable = options.durable};
     write::Target target(out, options, job);
     if (options.on_plan) options.on_plan(report);
     write::copy_extras(extras, target.staging());

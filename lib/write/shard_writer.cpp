@@ -27,13 +27,13 @@
 #include "tensor/reach.hpp"
 #include "write/copy.hpp"
 #include "write/coverage.hpp"
+#include "write/digest_patch.hpp"
 #include "write/extras.hpp"
-#include "write/heads.hpp"
 #include "write/open_files.hpp"
 #include "write/saving.hpp"
-#include "write/seats.hpp"
 #include "write/shards.hpp"
 #include "write/target.hpp"
+#include "write/writer_slots.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -54,7 +54,7 @@ using write::Coverage;
 using write::Layout;
 using write::Region;
 
-constexpr std::size_t seats = 8;  // 4 MiB each, including a gatherer's memory
+constexpr std::size_t writer_slots = 8;  // 4 MiB each, including a gatherer's memory
 
 const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
@@ -150,9 +150,9 @@ public:
           one_file_(options.one_file),
           declared_(declare(declarations)),
           layout_(write::lay_out_at(out, {.tensors = declared_, .metadata = options.metadata}, require_sense(options))),
-          around_cache_(io::better_around_cache(layout_.data_bytes)),
+          direct_io_(io::prefers_direct_io(layout_.data_bytes)),
           target_(out, options, {.durable = options.durable}),
-          files_(target_.staging(), names_of(layout_), around_cache_),
+          files_(target_.staging(), names_of(layout_), direct_io_),
           tensors_(declared_.size()),
           report_(write::report_on(layout_)) {
         names_.add_all(
@@ -343,7 +343,7 @@ private:
         write::PlannedFile& planned = layout_.files[number];
         for (const write::PlannedTensor& tensor : planned.tensors)
             tensors_[tensor.number] = {.file = number, .offset = tensor.offset};
-        if (planned.lists_digests || planned.has_identity) return;
+        if (planned.lists_digests || planned.has_checkpoint_digest) return;
         in_file(number, [&](const io::OutputFile& file) { file.write_at(0, std::as_bytes(std::span(planned.head))); });
         std::string().swap(planned.head);
         std::vector<write::PlannedTensor>().swap(planned.tensors);
@@ -355,10 +355,10 @@ private:
         write::PlannedFile& planned = layout_.files[number];
         in_file(number, [&](const io::OutputFile& file) {
             const io::File written = file.reader(target_.staging().path_of(planned.name));
-            const write::Seats::Taken seat = seats_.take();
+            const write::WriterSlots::Taken slot = slots_.take();
             for (const write::PlannedTensor& tensor : planned.tensors)
                 digests[tensor.number] = digest_in(written, {tensor.offset, declared(tensor.number).nbytes()},
-                                                   seat->buffer(write::copy_buffer));
+                                                   slot->buffer(write::copy_buffer));
             write::put_digests(planned, layout_, declared_, digests);
             file.write_at(0, std::as_bytes(std::span(planned.head)));
         });
@@ -376,21 +376,21 @@ private:
         return hash.digest();
     }
 
-    CastCounts copy(const write::Place& to, const Value& value) {
+    CastCounts copy(const write::OutputPlace& to, const Value& value) {
         if (!value.tensor && may_be_straight(to, value.memory)) {
             write::copy_memory(to, value.memory);
             return {};
         }
-        const write::Seats::Taken seat = seats_.take();
-        write::copy_value(to, value.lazy(), *seat);
-        return seat->gatherer.take_counts();
+        const write::WriterSlots::Taken slot = slots_.take();
+        write::copy_value(to, value.lazy(), *slot);
+        return slot->gatherer.take_counts();
     }
 
     /// Returns true if `memory` can be written without a copy. To be written past the page cache, memory must have the
     /// same offset in a page as in the file. Other memory is copied to a buffer with that offset. The rows of a box
     /// have arbitrary offsets in the file, so a copy would gain nothing for them.
-    bool may_be_straight(const write::Place& to, std::span<const std::byte> memory) const noexcept {
-        if (!around_cache_ || to.pieces.size() > 1) return true;
+    bool may_be_straight(const write::OutputPlace& to, std::span<const std::byte> memory) const noexcept {
+        if (!direct_io_ || to.pieces.size() > 1) return true;
         const std::uint64_t place = to.tensor + to.pieces.front().offset;
         return (reinterpret_cast<std::uintptr_t>(memory.data()) - place) % io::direct_alignment == 0;
     }
@@ -447,10 +447,10 @@ private:
     std::vector<LazyTensor> declared_;
     NameIndex names_;
     Layout layout_;
-    bool around_cache_;
+    bool direct_io_;
     write::Target target_;
     write::OpenFiles files_;
-    write::Seats seats_{seats};
+    write::WriterSlots slots_{writer_slots};
     std::optional<std::vector<Digest>> digests_;  // if digests are wanted; computed by commit()
 
     std::mutex mutex_;  // guards all members below

@@ -37,13 +37,13 @@ bool lists_in_order(const Checkpoint& opened, const FlatState& flat) {
 /// Adds notes on what is lost without a document. Asks for a note on the order of the tensors if the files may change
 /// it.
 void note_losses(const Checkpoint& checkpoint, Input& input) {
-    std::vector<std::string> lost = checkpoint::Origin::only_in_tree(checkpoint);
+    std::vector<std::string> lost = checkpoint::Origin::lost_without_structure(checkpoint);
     if (checkpoint::Origin::has_tree(checkpoint)) {
         input.note_order = true;
         if (checkpoint.format() != Format::torch) {
             FlatState flat = flatten(*checkpoint.tree());
             input.note_order = lists_in_order(checkpoint::Origin::of(checkpoint), flat);
-            lost = std::move(flat.only_in_tree);
+            lost = std::move(flat.lost_without_structure);
             if (!input.note_order) lost.emplace_back(order_is_lost);
         }
     }

@@ -16,7 +16,7 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-io::Staging stage(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job) {
+io::Staging stage(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job) {
     const bool one_file = is_one_file(out, options);
     const auto kind = one_file ? io::Staging::Kind::file : io::Staging::Kind::folder;
     if (options.overwrite) return io::Staging(out, kind, io::Existing::replace, job);
@@ -75,7 +75,7 @@ std::vector<std::string> model_files(const std::filesystem::path& path) {
     return files;
 }
 
-Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job)
+Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job)
     : out_(out), overwrite_(options.overwrite), staging_(stage(out, options, job)) {
     for (const auto& folder : options.folders) folders_.push_back(folder.first);
     static_cast<void>(old_files());  // reports faults of the old files before the work, not after it

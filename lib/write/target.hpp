@@ -17,7 +17,7 @@ public:
     /// Targets a file if is_one_file(out, options), else a folder. An existing target is refused unless it is to be
     /// overwritten, or is a folder that counts_as_new(out, options). Throws what Staging throws, and several_models if
     /// it is ambiguous which model of the folder is replaced.
-    Target(const std::filesystem::path& out, const SaveOptions& options, const io::Job& job = {});
+    Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job = {});
 
     io::Staging& staging() noexcept { return staging_; }
     /// Puts all new files in place and removes the files of the old model.

@@ -1,5 +1,5 @@
 // Tests uploads on a thread whose allocations fail: this program replaces operator new.
-#include "device/engine.hpp"
+#include "device/upload_engine.hpp"
 
 #include "device/counted.hpp"
 #include "doctest_safemap.hpp"
@@ -68,8 +68,8 @@ void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return al
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 TEST_CASE("a reader's fault reaches acquire, even if there is no memory for the tensor's name") {
-    const auto engine = std::make_shared<device::Engine>(std::make_shared<FullDevice>(),
-                                                         UploadOptions{.device_budget = 100, .readers = 1});
+    const auto engine = std::make_shared<device::UploadEngine>(std::make_shared<FullDevice>(),
+                                                               UploadOptions{.device_budget = 100, .readers = 1});
     const Bytes bytes("a name that is too long to stand within a string", 100);
     engine->prefetch(std::span(&bytes.tensor, 1));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // lets the reader fail first

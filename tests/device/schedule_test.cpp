@@ -1,8 +1,8 @@
 // Random schedules of several threads on one engine: values are always right, and the budget is never exceeded.
 
 #include "device/counted.hpp"
-#include "device/engine.hpp"
 #include "device/fake_device.hpp"
+#include "device/upload_engine.hpp"
 #include "doctest_safemap.hpp"
 
 #include <safemap/advanced/strides.hpp>
@@ -16,9 +16,9 @@
 #include <vector>
 
 using namespace safemap;
-using device::Engine;
-using device::Held;
 using device::Keep;
+using device::LeasedTensors;
+using device::UploadEngine;
 
 namespace {
 
@@ -37,13 +37,13 @@ struct Findings {
 struct World {
     std::shared_ptr<Device> device;
     std::shared_ptr<FakeDevice> fake;  // the same device, if it is a fake
-    std::shared_ptr<Engine> engine;
+    std::shared_ptr<UploadEngine> engine;
     std::vector<Bytes> stored;
     std::vector<LazyTensor> tensors;
 
     World(bool staged, unsigned readers) : device(Device::open("host")) {
         if (staged) device = fake = std::make_shared<FakeDevice>();
-        engine = std::make_shared<Engine>(
+        engine = std::make_shared<UploadEngine>(
             device, UploadOptions{.device_budget = budget, .staging_bytes = 12'288, .readers = readers});
         constexpr std::uint64_t sizes[] = {0, 1, 100, 4096, 5000, 8192, 9000, 12'000, 20'000, 40'000, 40'001};
         for (const std::uint64_t size : sizes) {
@@ -57,7 +57,7 @@ struct World {
     }
 };
 
-void check_values(const World& world, const Held& held, Findings& findings) {
+void check_values(const World& world, const LeasedTensors& held, Findings& findings) {
     for (const DeviceTensor& tensor : held.tensors()) {
         const auto lazy = std::ranges::find(world.tensors, tensor.name, [](const LazyTensor& t) { return t.name(); });
         std::vector<std::byte> expected(tensor.nbytes);
@@ -78,7 +78,7 @@ void check_values(const World& world, const Held& held, Findings& findings) {
 
 void act_randomly(World& world, unsigned seed, int steps, bool with_faults, Findings& findings) {
     std::mt19937 random(seed);
-    std::vector<std::shared_ptr<Held>> leases;
+    std::vector<std::shared_ptr<LeasedTensors>> leases;
     const auto some = [&] {
         std::vector<LazyTensor> chosen;
         const std::size_t count = 1 + random() % 3;
@@ -184,7 +184,7 @@ TEST_CASE("kept tensors are read again only after they were evicted") {
     for (unsigned seed = 0; seed < 8; ++seed) {
         CAPTURE(seed);
         const auto engine =
-            std::make_shared<Engine>(Device::open("host"), UploadOptions{.device_budget = 500, .readers = 2});
+            std::make_shared<UploadEngine>(Device::open("host"), UploadOptions{.device_budget = 500, .readers = 2});
         std::vector<Bytes> tensors;
         for (int i = 0; i < 10; ++i) tensors.emplace_back("t" + std::to_string(i), 100);
         std::vector<std::thread> threads;

@@ -106,11 +106,11 @@ TEST_CASE("a size that no file can have is no_space") {
 }
 
 TEST_CASE("a file is large if it has more than 512 MiB, or more than a sixteenth of the memory") {
-    CHECK_FALSE(io::better_around_cache(0));
-    CHECK(io::better_around_cache(io::calls.physical_memory() / 16 + 1));
-    CHECK(io::better_around_cache((std::uint64_t{512} << 20) + 1));
+    CHECK_FALSE(io::prefers_direct_io(0));
+    CHECK(io::prefers_direct_io(io::calls.physical_memory() / 16 + 1));
+    CHECK(io::prefers_direct_io((std::uint64_t{512} << 20) + 1));
     if (io::calls.physical_memory() >= std::uint64_t{8} << 30)
-        CHECK_FALSE(io::better_around_cache(std::uint64_t{512} << 20));
+        CHECK_FALSE(io::prefers_direct_io(std::uint64_t{512} << 20));
     const ShrunkMemory small;
-    CHECK(io::better_around_cache(1));
+    CHECK(io::prefers_direct_io(1));
 }

@@ -56,7 +56,7 @@ TEST_CASE("names become the paths of their keys, and pickled values become part 
     REQUIRE(rate.has_value());
     CHECK(std::get<double>(tree[*rate]) == 0.5);
     CHECK(checkpoint.notes().size() == 1);
-    CHECK(only_in_tree(checkpoint).size() == 1);
+    CHECK(lost_without_structure(checkpoint).size() == 1);
 }
 
 TEST_CASE("a flat state dict keeps its keys") {

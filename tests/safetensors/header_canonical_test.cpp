@@ -65,7 +65,7 @@ void check_both_ways(const std::string& header, std::size_t data_bytes) {
     REQUIRE(header.starts_with('{'));
     const std::string spaced = "{ " + header.substr(1);
     REQUIRE_FALSE(canonical(spaced));
-    for (const auto rules : {Rules::compatible, Rules::strict, Rules::lenient, Rules::mend})
+    for (const auto rules : {Rules::compatible, Rules::strict, Rules::lenient, Rules::repair})
         CHECK(told(header, data_bytes, rules) == told(spaced, data_bytes, rules));
 }
 

@@ -103,8 +103,8 @@ TEST_CASE("a flat dictionary keeps its keys, and ties are aliases") {
         CHECK(names(flat) == std::vector<std::string>{"a/b", "other"});
         REQUIRE(flat.aliases.size() == 1);
         CHECK(flat.aliases[0] == AliasGroup{"a/b", "0", "again"});
-        REQUIRE(flat.only_in_tree.size() == 1);
-        CHECK(flat.only_in_tree[0].find("_metadata") != std::string::npos);
+        REQUIRE(flat.lost_without_structure.size() == 1);
+        CHECK(flat.lost_without_structure[0].find("_metadata") != std::string::npos);
     }
 }
 
@@ -156,9 +156,9 @@ TEST_CASE("plain values are counted in one note") {
                   {text(tree, "steps"), tree.add(std::int64_t{3})}};
     tree.set_root(tree.add(std::move(dict)));
     const auto flat = flatten(tree);
-    REQUIRE(flat.only_in_tree.size() == 1);
-    CHECK(flat.only_in_tree[0].find("2 values are not tensors") == 0);
-    CHECK(flat.only_in_tree[0].find("lr") != std::string::npos);
+    REQUIRE(flat.lost_without_structure.size() == 1);
+    CHECK(flat.lost_without_structure[0].find("2 values are not tensors") == 0);
+    CHECK(flat.lost_without_structure[0].find("lr") != std::string::npos);
 }
 
 TEST_CASE("opaque objects without a name are noted") {
@@ -247,8 +247,8 @@ TEST_CASE("a container that occurs again is noted and not visited again") {
     const auto flat = flatten(tree);
     CHECK(names(flat) == std::vector<std::string>{"0/0"});
     CHECK(flat.aliases.empty());
-    REQUIRE(flat.only_in_tree.size() == 1);
-    CHECK(flat.only_in_tree[0].find("again at 1") != std::string::npos);
+    REQUIRE(flat.lost_without_structure.size() == 1);
+    CHECK(flat.lost_without_structure[0].find("again at 1") != std::string::npos);
 }
 
 TEST_CASE("deep, shared and long-named trees cost no more than their size") {

@@ -305,9 +305,9 @@ TEST_CASE("which tensors are Parameters is reported as known only to the tree") 
     const NodeId with_gradient = tensor(tree);
     std::get<StateTree::Tensor>(tree[with_gradient]).requires_grad = true;
     tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::list, .items = {plain, parameter, with_gradient}}));
-    REQUIRE(flatten(tree).only_in_tree.size() == 1);
-    CHECK(flatten(tree).only_in_tree[0].starts_with("2 tensors are Parameters or require gradients"));
-    CHECK(flatten(tree).only_in_tree[0].find("for example 1") != std::string::npos);
+    REQUIRE(flatten(tree).lost_without_structure.size() == 1);
+    CHECK(flatten(tree).lost_without_structure[0].starts_with("2 tensors are Parameters or require gradients"));
+    CHECK(flatten(tree).lost_without_structure[0].find("for example 1") != std::string::npos);
 }
 
 TEST_CASE("tensors in a tensor's attributes are reported, and not stored") {
@@ -318,8 +318,8 @@ TEST_CASE("tensors in a tensor's attributes are reported, and not stored") {
     std::get<StateTree::Tensor>(tree[around]).attributes = tree.add(std::move(own));
     tree.set_root(tree.add(StateTree::Sequence{.kind = Kind::list, .items = {around}}));
     CHECK(flatten(tree).tensors.size() == 1);
-    REQUIRE(flatten(tree).only_in_tree.size() == 1);
-    CHECK(flatten(tree).only_in_tree[0].find("for example 0") != std::string::npos);
+    REQUIRE(flatten(tree).lost_without_structure.size() == 1);
+    CHECK(flatten(tree).lost_without_structure[0].find("for example 0") != std::string::npos);
     const std::string document = document_of(tree);
     CHECK(document == R"({"v":1,"root":["l",["T",{"attrs":{"other":)"
                       R"(["o","torch.Tensor",["t"],{},"a tensor that was not stored"],"self":["@","0"]}}]]})");

@@ -65,7 +65,7 @@ Outcome outcome(const std::string& value, bool past_tree, std::uint64_t memory) 
         }
         for (const auto& each : contents.skipped) out << each.name << each.type << each.why << '\n';
         for (const auto& each : contents.notes) out << each << '\n';
-        for (const auto& each : contents.only_in_tree) out << each << '\n';
+        for (const auto& each : contents.lost_without_structure) out << each << '\n';
     } catch (const Error& error) {
         out << error.message();
     }

@@ -295,15 +295,15 @@ TEST_CASE("two hundred shards are written with sixty-four descriptors") {
     const TempDir dir;
     std::vector<LazyTensor> tensors;
     for (int i = 0; i < 200; ++i) tensors.push_back(tensor("t" + std::to_string(i), Dtype::u8, {100}));
-    for (const bool around_cache : {false, true}) {
-        const fs::path out = dir / (around_cache ? "around" : "through");
+    for (const bool direct_io : {false, true}) {
+        const fs::path out = dir / (direct_io ? "around" : "through");
         const pid_t child = ::fork();
         REQUIRE(child >= 0);
         if (child == 0) {
             const rlimit limit = {.rlim_cur = 64, .rlim_max = 64};
             if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::_exit(2);
             std::optional<ShrunkMemory> small;
-            if (around_cache) small.emplace();
+            if (direct_io) small.emplace();
             ::_exit(error_of([&] { save(out, tensors, {.max_shard_size = 100}); }) ? 1 : 0);
         }
         int status = -1;

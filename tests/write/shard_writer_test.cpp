@@ -277,10 +277,10 @@ TEST_CASE("large tensors, contiguous and transposed, are written through the pag
     };
     const TensorView odd = tensors[0].load();
     const TensorView six = tensors[3].load();
-    for (const bool around_cache : {false, true}) {
-        CAPTURE(around_cache);
+    for (const bool direct_io : {false, true}) {
+        CAPTURE(direct_io);
         std::optional<ShrunkMemory> small;
-        if (around_cache) small.emplace();
+        if (direct_io) small.emplace();
         const std::vector<Task> tasks = {
             [&](ShardWriter& w) { w.write_range("odd", 1'234'567, odd.bytes().subspan(1'234'567)); },
             [&](ShardWriter& w) { w.write_range("odd", 0, odd.bytes().first(1'234'567)); },
@@ -309,7 +309,7 @@ TEST_CASE("large tensors, contiguous and transposed, are written through the pag
                 w.write_box("tiles", {0, 3}, slice(5, 3, 800));
             },
         };
-        const fs::path out = dir / (around_cache ? "around.safetensors" : "through.safetensors");
+        const fs::path out = dir / (direct_io ? "around.safetensors" : "through.safetensors");
         ShardWriter writer(out, declared(tensors));
         run(writer, tasks, 3);
         writer.commit();
@@ -686,11 +686,11 @@ TEST_CASE("more shards than descriptors are written in any order, with few of th
     for (std::uint64_t i = 0; i < 60; ++i) tensors.push_back(tensor("t" + std::to_string(i), Dtype::u8, {100}, i));
     const SaveOptions options{.max_shard_size = 100};
     save(dir / "saved", tensors, options);
-    for (const bool around_cache : {false, true}) {
-        CAPTURE(around_cache);
-        const fs::path out = dir / (around_cache ? "around" : "through");
+    for (const bool direct_io : {false, true}) {
+        CAPTURE(direct_io);
+        const fs::path out = dir / (direct_io ? "around" : "through");
         std::optional<ShrunkMemory> small;
-        if (around_cache) small.emplace();
+        if (direct_io) small.emplace();
         const FewDescriptors few(64);
         const std::size_t before = open_descriptors();
         ShardWriter writer(out, declared(tensors), options);
@@ -704,7 +704,7 @@ TEST_CASE("more shards than descriptors are written in any order, with few of th
         }
         // The parent folder, the hidden folder, the lock and `content`; and eight files, with up to two descriptors
         // each.
-        CHECK(most <= before + 4 + (around_cache ? 16 : 8));
+        CHECK(most <= before + 4 + (direct_io ? 16 : 8));
         CHECK(most >= before + 4 + 8);
         writer.commit();
         CHECK(contents_of(out) == contents_of(dir / "saved"));

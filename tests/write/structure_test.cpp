@@ -10,8 +10,8 @@
 #include "forge.hpp"
 #include "state/structure.hpp"
 #include "write/everywhere.hpp"
-#include "write/job.hpp"
 #include "write/layout.hpp"
+#include "write/resume_key.hpp"
 #include "write/samples.hpp"
 #include "write/structure.hpp"
 
@@ -55,7 +55,7 @@ bool has_tree(const fs::path& path) {
 
 std::vector<std::string> lost(const fs::path& path) {
     const Checkpoint checkpoint = Checkpoint::open(path);
-    return only_in_tree(checkpoint);
+    return lost_without_structure(checkpoint);
 }
 
 constexpr auto is_of_order = [](const std::string& note) { return note.starts_with("the order of the tensors"); };
@@ -234,7 +234,7 @@ TEST_CASE("a save with a large document can be resumed") {
         REQUIRE(document);
         const std::vector<LazyTensor> tensors{source.tensor(0), *document};
         input.tensors = tensors;
-        return write::job_of(tensors, write::lay_out(input, {}, std::nullopt));
+        return write::resume_key_of(tensors, write::lay_out(input, {}, std::nullopt));
     };
     const std::string first = job(state::longest_inline_structure);
     CHECK_FALSE(first.empty());

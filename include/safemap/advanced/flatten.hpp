@@ -13,10 +13,10 @@ namespace safemap::SAFEMAP_ABI {
 struct FlatState {
     std::vector<LazyTensor> tensors;  ///< in the order of the tree; tied tensors once
     std::vector<AliasGroup> aliases;  ///< tied tensors: the same object, or the same storage, offset, shape and strides
-    std::vector<SkippedObject> skipped;     ///< opaque objects, and module tensors that state_dict() omits
-    std::vector<std::string> notes;         ///< sentences for a person: values that get no name
-    std::vector<std::string> only_in_tree;  ///< sentences: facts that names and tensors cannot express
-    bool verbatim = false;                  ///< true if the root is a flat dict of tensors, whose keys are the names
+    std::vector<SkippedObject> skipped;               ///< opaque objects, and module tensors that state_dict() omits
+    std::vector<std::string> notes;                   ///< sentences for a person: values that get no name
+    std::vector<std::string> lost_without_structure;  ///< sentences: facts that names and tensors cannot express
+    bool verbatim = false;  ///< true if the root is a flat dict of tensors, whose keys are the names
 };
 
 /// Returns the tensors of `tree` with a name for each.

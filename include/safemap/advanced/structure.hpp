@@ -14,9 +14,9 @@ namespace safemap::SAFEMAP_ABI {
 ///
 /// Example:
 ///     auto checkpoint = safemap::Checkpoint::open("checkpoint.pt");
-///     for (const std::string& fact : safemap::only_in_tree(checkpoint)) std::puts(fact.c_str());
-SAFEMAP_API const std::vector<std::string>& only_in_tree(const Checkpoint& checkpoint) noexcept;
-const std::vector<std::string>& only_in_tree(const Checkpoint&& checkpoint) = delete;
+///     for (const std::string& fact : safemap::lost_without_structure(checkpoint)) std::puts(fact.c_str());
+SAFEMAP_API const std::vector<std::string>& lost_without_structure(const Checkpoint& checkpoint) noexcept;
+const std::vector<std::string>& lost_without_structure(const Checkpoint&& checkpoint) = delete;
 
 /// Returns the structure document of a checkpoint as JSON; docs/format.md specifies it. Without a tree, the document is
 /// a dictionary of all names. Tensors that are not selected are opaque objects in it. Linear. Throws

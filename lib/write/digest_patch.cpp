@@ -1,8 +1,8 @@
 // Computes the checkpoint's digest and puts digests into heads.
-#include "write/heads.hpp"
+#include "write/digest_patch.hpp"
 
+#include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/digests.hpp"
-#include "safetensors/identity.hpp"
 #include "state/structure.hpp"
 
 #include <string_view>
@@ -43,7 +43,7 @@ void put_digests(PlannedFile& file, const Layout& layout, std::span<const LazyTe
             list.emplace_back(tensors[planned.number].name(), digests[planned.number]);
         safetensors::put_digests(file.head, list);
     }
-    if (file.has_identity)
+    if (file.has_checkpoint_digest)
         safetensors::put_metadata(file.head, safetensors::checkpoint_digest_key,
                                   hex(digest_of(layout, tensors, digests)));
 }

@@ -1,5 +1,5 @@
 // Compares the fingerprints of a `.pt` and the safetensors file beside it. Tested by tests/open/twin_test.cpp.
-#include "open/twin.hpp"
+#include "open/stale_copy.hpp"
 
 #include "base/text.hpp"
 #include "safetensors/header.hpp"
@@ -57,7 +57,7 @@ void note_of_torch(const fs::path& path, Contents& contents) {
 
 }  // namespace
 
-void note_twin(const fs::path& path, Contents& contents) {
+void note_stale_copy(const fs::path& path, Contents& contents) {
     try {
         if (contents.format == Format::safetensors) note_of_safetensors(path, contents);
         else note_of_torch(path, contents);

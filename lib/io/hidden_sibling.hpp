@@ -15,25 +15,25 @@ namespace safemap::SAFEMAP_ABI::io {
 ///
 /// A sibling whose lock nobody holds was left by a dead process. A folder without a lock file, unless empty, is not
 /// ours and stays. Exception: it looks like a sibling that lost its lock file in a power failure; see has_lost_lock().
-class Sibling {
+class HiddenSibling {
 public:
     static constexpr const char* suffix = ".safemap-tmp";
     static constexpr const char* content = "content";
 
-    Sibling() = default;
+    HiddenSibling() = default;
     /// Creates `name` in the open folder `home`, which must stay open. First removes what a dead writer left there; see
     /// clear_content() for `notes`. If `durable`, the lock file is on the disk before anything else is created. Throws
     /// busy; already_exists if something else has the name.
-    static Sibling claim(int home, const std::string& name, std::vector<std::string>& notes, bool durable = true);
+    static HiddenSibling claim(int home, const std::string& name, std::vector<std::string>& notes, bool durable = true);
     /// Takes the sibling of a dead writer with all its content; returns an empty object if nothing is there. Finishes a
     /// commit that the writer had begun (see commit_list.hpp). Throws as claim() does.
-    static Sibling take_over(int home, const std::string& name);
+    static HiddenSibling recover_abandoned(int home, const std::string& name);
     /// Removes the sibling of a dead writer, if there is one.
     static void clear(int home, const std::string& name, std::vector<std::string>& notes);
     /// Removes the sibling with all its content, as far as possible.
-    ~Sibling() { discard(); }
-    Sibling(Sibling&& other) noexcept;
-    Sibling& operator=(Sibling&& other) noexcept;
+    ~HiddenSibling() { discard(); }
+    HiddenSibling(HiddenSibling&& other) noexcept;
+    HiddenSibling& operator=(HiddenSibling&& other) noexcept;
 
     explicit operator bool() const noexcept { return static_cast<bool>(folder_); }
     int folder() const noexcept { return folder_.number(); }
@@ -61,7 +61,7 @@ public:
     void abandon() noexcept;
 
 private:
-    Sibling(int home, std::string name) : home_(home), name_(std::move(name)) {}
+    HiddenSibling(int home, std::string name) : home_(home), name_(std::move(name)) {}
     bool create(bool durable);
     void discard() noexcept;
 

@@ -12,6 +12,6 @@ namespace safemap::SAFEMAP_ABI::write {
 
 /// Returns 32 hex digits that are equal for equal files, with equal bytes, from the same places of the same sources.
 /// Returns an empty string if a source does not know its own identity, such as memory.
-std::string job_of(std::span<const LazyTensor> tensors, const Layout& layout);
+std::string resume_key_of(std::span<const LazyTensor> tensors, const Layout& layout);
 
 }  // namespace safemap::SAFEMAP_ABI::write

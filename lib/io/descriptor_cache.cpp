@@ -1,5 +1,5 @@
 // The list of all slots in use. The most recently used one is at the front.
-#include "io/kept.hpp"
+#include "io/descriptor_cache.hpp"
 
 #include "io/calls.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 
 struct All {
     std::mutex mutex;
-    std::list<Kept*> places;
+    std::list<CachedDescriptor*> places;
 };
 
 // Never destroyed: a source may be closed after all other static objects. Locked during a fork, so that the child's
@@ -37,12 +37,12 @@ bool more_than_allowed() noexcept {
 
 }  // namespace
 
-Kept::~Kept() {
+CachedDescriptor::~CachedDescriptor() {
     const std::lock_guard lock(all().mutex);
     if (handle_) all().places.erase(node_);
 }
 
-void Kept::keep(Handle handle) noexcept {
+void CachedDescriptor::keep(Handle handle) noexcept {
     {
         const std::lock_guard lock(all().mutex);
         handle_.swap(handle);
@@ -52,7 +52,7 @@ void Kept::keep(Handle handle) noexcept {
     while (more_than_allowed()) close_one_kept();
 }
 
-Handle Kept::get() noexcept {
+Handle CachedDescriptor::get() noexcept {
     const std::lock_guard lock(all().mutex);
     if (handle_) all().places.splice(all().places.begin(), all().places, node_);
     return handle_;
@@ -63,7 +63,7 @@ bool close_one_kept() noexcept {
     {
         const std::lock_guard lock(all().mutex);
         if (all().places.empty()) return false;
-        Kept& last = *all().places.back();
+        CachedDescriptor& last = *all().places.back();
         closing.swap(last.handle_);
         last.own_.splice(last.own_.end(), all().places, last.node_);
     }

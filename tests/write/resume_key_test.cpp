@@ -1,5 +1,5 @@
 // Tests the key that identifies a save for resuming: it depends on where values are read, not on unused sources.
-#include "write/job.hpp"
+#include "write/resume_key.hpp"
 
 #include "doctest_safemap.hpp"
 
@@ -34,14 +34,14 @@ std::shared_ptr<const Source> named(const char* name, std::uint64_t size = 1'000
     return std::make_shared<Named>(name, size);
 }
 
-std::string job_of(std::shared_ptr<const StoredTensor> stored) {
+std::string resume_key_of(std::shared_ptr<const StoredTensor> stored) {
     const std::vector<LazyTensor> tensors{{"w", std::move(stored)}};
-    return write::job_of(tensors, write::lay_out({.tensors = tensors}, {}, std::nullopt));
+    return write::resume_key_of(tensors, write::lay_out({.tensors = tensors}, {}, std::nullopt));
 }
 
-std::string job_of(std::vector<std::shared_ptr<const Source>> sources, std::vector<IndexedRun> runs) {
+std::string resume_key_of(std::vector<std::shared_ptr<const Source>> sources, std::vector<IndexedRun> runs) {
     const auto table = std::make_shared<const SourceTable>(std::move(sources));
-    return job_of(stored_runs(Dtype::u8, {8}, table, runs));
+    return resume_key_of(stored_runs(Dtype::u8, {8}, table, runs));
 }
 
 }  // namespace
@@ -49,20 +49,20 @@ std::string job_of(std::vector<std::shared_ptr<const Source>> sources, std::vect
 TEST_CASE("a save is identified by the sources that it reads, not by their numbers") {
     const auto a = named("a");
     const auto b = named("b");
-    const std::string job = job_of({a, b}, {{0, 0, 4, 0}, {0, 4, 4, 1}});
+    const std::string job = resume_key_of({a, b}, {{0, 0, 4, 0}, {0, 4, 4, 1}});
     CHECK_FALSE(job.empty());
-    CHECK(job == job_of({named("other"), b, a}, {{0, 0, 4, 2}, {0, 4, 4, 1}}));
-    CHECK(job == job_of({named("a"), named("b")}, {{0, 0, 4, 0}, {0, 4, 4, 1}}));
+    CHECK(job == resume_key_of({named("other"), b, a}, {{0, 0, 4, 2}, {0, 4, 4, 1}}));
+    CHECK(job == resume_key_of({named("a"), named("b")}, {{0, 0, 4, 0}, {0, 4, 4, 1}}));
     const std::set<std::string> others = {
         job,
-        job_of({a, b}, {{0, 0, 4, 1}, {0, 4, 4, 0}}),
-        job_of({a, b}, {{0, 0, 4, 0}, {0, 4, 4, 0}}),
-        job_of({a, b}, {{0, 0, 3, 0}, {0, 3, 5, 1}}),
-        job_of({a, b}, {{0, 0, 4, 0}, {1, 4, 4, 1}}),
-        job_of({a, named("c")}, {{0, 0, 4, 0}, {0, 4, 4, 1}}),
+        resume_key_of({a, b}, {{0, 0, 4, 1}, {0, 4, 4, 0}}),
+        resume_key_of({a, b}, {{0, 0, 4, 0}, {0, 4, 4, 0}}),
+        resume_key_of({a, b}, {{0, 0, 3, 0}, {0, 3, 5, 1}}),
+        resume_key_of({a, b}, {{0, 0, 4, 0}, {1, 4, 4, 1}}),
+        resume_key_of({a, named("c")}, {{0, 0, 4, 0}, {0, 4, 4, 1}}),
     };
     CHECK(others.size() == 6);
-    CHECK(job_of({a, memory_source("m", std::vector<std::byte>(9))}, {{0, 0, 4, 0}, {0, 4, 4, 1}}).empty());
+    CHECK(resume_key_of({a, memory_source("m", std::vector<std::byte>(9))}, {{0, 0, 4, 0}, {0, 4, 4, 1}}).empty());
 }
 
 TEST_CASE("a save of boxes is identified by each box, however many rows they have") {
@@ -72,7 +72,7 @@ TEST_CASE("a save of boxes is identified by each box, however many rows they hav
         const Strides strides = transposed ? Strides{1, static_cast<std::int64_t>(rows)} : Strides{4, 1};
         const BoxPiece boxes[] = {{source, 0, {{0, 0}, {rows, cut}}, {static_cast<std::int64_t>(cut), 1}},
                                   {source, offset, {{0, cut}, {rows, 4 - cut}}, strides}};
-        return job_of(stored_boxes(Dtype::u8, {rows, 4}, boxes));
+        return resume_key_of(stored_boxes(Dtype::u8, {rows, 4}, boxes));
     };
     const std::set<std::string> jobs = {halves(2, 0, false), halves(1, 0, false), halves(2, 1, false),
                                         halves(2, 0, true)};

@@ -13,12 +13,12 @@ using Handle = std::shared_ptr<const Descriptor>;
 
 /// A slot of the cache, for one descriptor. All slots together keep at most half of the descriptors that the process
 /// may open; the program has the other half. Beyond that, the least recently used descriptor is evicted. Thread-safe.
-class Kept {
+class CachedDescriptor {
 public:
-    Kept() = default;
-    ~Kept();
-    Kept(const Kept&) = delete;
-    Kept& operator=(const Kept&) = delete;
+    CachedDescriptor() = default;
+    ~CachedDescriptor();
+    CachedDescriptor(const CachedDescriptor&) = delete;
+    CachedDescriptor& operator=(const CachedDescriptor&) = delete;
 
     void keep(Handle handle) noexcept;
     /// Returns the descriptor; null if it was evicted.
@@ -29,8 +29,8 @@ private:
 
     // Guarded by the mutex of the list of all slots. The node is in that list while there is a handle.
     Handle handle_;
-    std::list<Kept*> own_ = {this};
-    std::list<Kept*>::iterator node_ = own_.begin();
+    std::list<CachedDescriptor*> own_ = {this};
+    std::list<CachedDescriptor*>::iterator node_ = own_.begin();
 };
 
 /// Evicts the least recently used descriptor. It is closed unless somebody is using it now. Returns false if the cache

@@ -1,6 +1,6 @@
 // Tests uploads to the host and to a fake device. From top to bottom: values of every kind of tensor, residency and
 // shared memory, budget and eviction, faults of reads, devices and copies, prefetch, evict, and the end of an engine.
-#include "device/engine.hpp"
+#include "device/upload_engine.hpp"
 
 #include "device/counted.hpp"
 #include "device/fake_device.hpp"
@@ -22,17 +22,19 @@
 #include <vector>
 
 using namespace safemap;
-using device::Engine;
-using device::Held;
 using device::Keep;
+using device::LeasedTensors;
+using device::UploadEngine;
 
 namespace {
 
-std::shared_ptr<Engine> engine_on(std::shared_ptr<Device> device, std::uint64_t budget, unsigned readers = 2) {
-    return std::make_shared<Engine>(std::move(device), UploadOptions{.device_budget = budget, .readers = readers});
+std::shared_ptr<UploadEngine> engine_on(std::shared_ptr<Device> device, std::uint64_t budget, unsigned readers = 2) {
+    return std::make_shared<UploadEngine>(std::move(device),
+                                          UploadOptions{.device_budget = budget, .readers = readers});
 }
 
-std::shared_ptr<Held> acquire(const std::shared_ptr<Engine>& engine, const LazyTensor& tensor, Keep keep = Keep::yes) {
+std::shared_ptr<LeasedTensors> acquire(const std::shared_ptr<UploadEngine>& engine, const LazyTensor& tensor,
+                                       Keep keep = Keep::yes) {
     return engine->acquire(std::span(&tensor, 1), keep);
 }
 
@@ -118,7 +120,7 @@ TEST_CASE("tensors of every kind arrive on a device without direct access") {
     const auto tensors = all_kinds();
     for (const std::uint64_t staging : {4_KiB, 300_KB, 16_MiB}) {
         CAPTURE(staging);
-        const auto engine = std::make_shared<Engine>(
+        const auto engine = std::make_shared<UploadEngine>(
             fake, UploadOptions{.device_budget = 200_MiB, .staging_bytes = staging, .readers = 3});
         // Small buffers mean many copies, so only small tensors are used then.
         for (int i = soak::step(2) - 1; i < static_cast<int>(tensors.size()); i += soak::step(3)) {
@@ -337,7 +339,7 @@ TEST_CASE("memory is not freed while a copy is running, even if the state of ano
     fake->copy_microseconds = 20'000;
     for (std::int64_t nth = 0; nth < 4; ++nth) {
         CAPTURE(nth);
-        const auto engine = std::make_shared<Engine>(
+        const auto engine = std::make_shared<UploadEngine>(
             fake, UploadOptions{.device_budget = 20_MiB, .staging_bytes = 32_MiB, .readers = 1});
         fake->pause(true);
         fake->copies = 0;
@@ -346,7 +348,7 @@ TEST_CASE("memory is not freed while a copy is running, even if the state of ano
         for (int i = 0; i < 300 && fake->copies < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         fake->pause(false);
-        std::shared_ptr<Held> held;
+        std::shared_ptr<LeasedTensors> held;
         const auto error = error_of([&] { held = acquire(engine, tensor.tensor); });
         if (held) CHECK(read_back(*fake, held->tensors()[0]) == value_of(tensor.tensor));
         held.reset();
@@ -525,5 +527,5 @@ TEST_CASE("without a budget, an engine takes nine tenths of the free memory") {
 }
 
 TEST_CASE("too little staging memory is refused") {
-    CHECK_FAULT(Engine(Device::open("host"), UploadOptions{.staging_bytes = 4095}), Errc::invalid_argument);
+    CHECK_FAULT(UploadEngine(Device::open("host"), UploadOptions{.staging_bytes = 4095}), Errc::invalid_argument);
 }

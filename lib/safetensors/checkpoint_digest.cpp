@@ -1,5 +1,5 @@
 // Computes the digest of a whole checkpoint, and finds dropped names.
-#include "safetensors/identity.hpp"
+#include "safetensors/checkpoint_digest.hpp"
 
 #include "base/hex.hpp"
 #include "safetensors/digests.hpp"

@@ -1,5 +1,5 @@
 // Tests of kept.hpp: how many files are open at a time, and how closed files are reopened.
-#include "io/kept.hpp"
+#include "io/descriptor_cache.hpp"
 
 #include "child_process.hpp"
 #include "doctest_safemap.hpp"
@@ -98,7 +98,7 @@ TEST_CASE("a destroyed source closes its descriptor, whether that is kept or not
 TEST_CASE("a descriptor in use stays open after it is dropped from the list") {
     const TempDir dir;
     dir.write("a", "abc");
-    io::Kept kept;
+    io::CachedDescriptor kept;
     kept.keep(std::make_shared<const io::Descriptor>(io::open_at(AT_FDCWD, (dir / "a").c_str(), O_RDONLY)));
     io::Handle used = kept.get();
     REQUIRE(used);

@@ -1,5 +1,5 @@
 // Counts referenced bytes: turns strided views into runs of bytes. Tested by tests/write/reading_test.cpp.
-#include "write/reading.hpp"
+#include "write/storage_use.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/stored_tensor.hpp>

@@ -3,12 +3,12 @@
 //   1. Tests of a folder found in its place: is_lock(), is_ours(), is_our_content(), is_our_note(), has_lost_lock().
 //   2. lock_of_dead() locks the sibling of a dead writer, or says why it cannot.
 //   3. claim() makes a sibling and first removes one of a dead writer; create() is one attempt.
-//   4. take_over() takes the sibling of a dead writer and finishes its commit.
+//   4. recover_abandoned() takes the sibling of a dead writer and finishes its commit.
 //   5. The end of a sibling, one of three:
 //        - remove(): orderly, when only the lock file is left
 //        - abandon(): leaves everything to the next writer
 //        - discard(): removes what it can, ignores errors
-#include "io/sibling.hpp"
+#include "io/hidden_sibling.hpp"
 
 #include "base/text.hpp"
 #include "io/calls.hpp"
@@ -75,7 +75,7 @@ constexpr std::array note_names = {journal_name,  new_journal_name,   commit_lis
                                    new_list_name, exchange_list_name, new_exchange_list_name};
 
 bool is_known(const std::string& name) {
-    return name == lock_name || name == Sibling::content ||
+    return name == lock_name || name == HiddenSibling::content ||
            std::any_of(note_names.begin(), note_names.end(), [&](const char* note) { return name == note; });
 }
 
@@ -89,12 +89,12 @@ bool is_ours(const std::vector<std::string>& names) {
 /// inner folders; owned by this user.
 bool is_our_content(int sibling) {
     struct stat status = {};
-    if (calls.fstatat(sibling, Sibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT;
+    if (calls.fstatat(sibling, HiddenSibling::content, &status, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT;
     if (status.st_uid != ::geteuid()) return false;
     if (S_ISREG(status.st_mode)) return status.st_nlink == 1;
     if (!S_ISDIR(status.st_mode)) return false;
-    const Descriptor inside = open_at(sibling, Sibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-    return inside && list_inner_folders(inside.number(), Sibling::content).empty();
+    const Descriptor inside = open_at(sibling, HiddenSibling::content, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    return inside && list_inner_folders(inside.number(), HiddenSibling::content).empty();
 }
 
 /// Returns true if a note is ours: its text says so, or it is empty after a power failure. A commit list decides where
@@ -119,7 +119,7 @@ bool has_lost_lock(int sibling, const std::vector<std::string>& names) {
     bool committed = false;
     for (const std::string& name : names) {
         if (name == lock_name || !is_known(name)) return false;
-        if (name == Sibling::content || name.ends_with(".new")) continue;
+        if (name == HiddenSibling::content || name.ends_with(".new")) continue;
         if (!is_our_note(sibling, name)) return false;
         committed = committed || name == commit_list_name;
     }
@@ -176,9 +176,9 @@ Descriptor lock_of_dead(int folder, const std::string& name) {
 
 }  // namespace
 
-Sibling::Sibling(Sibling&& other) noexcept { *this = std::move(other); }
+HiddenSibling::HiddenSibling(HiddenSibling&& other) noexcept { *this = std::move(other); }
 
-Sibling& Sibling::operator=(Sibling&& other) noexcept {
+HiddenSibling& HiddenSibling::operator=(HiddenSibling&& other) noexcept {
     std::swap(home_, other.home_);
     std::swap(name_, other.name_);
     std::swap(folder_, other.folder_);
@@ -187,17 +187,17 @@ Sibling& Sibling::operator=(Sibling&& other) noexcept {
     return *this;
 }
 
-Sibling Sibling::claim(int home, const std::string& name, std::vector<std::string>& notes, bool durable) {
+HiddenSibling HiddenSibling::claim(int home, const std::string& name, std::vector<std::string>& notes, bool durable) {
     for (int attempt = 0; attempt < most_attempts; ++attempt) {
-        Sibling made(home, name);
+        HiddenSibling made(home, name);
         if (made.create(durable)) return made;
         clear(home, name, notes);
     }
     throw Error(Errc::busy, "other processes keep creating " + safemap::quoted(name));
 }
 
-void Sibling::clear(int home, const std::string& name, std::vector<std::string>& notes) {
-    Sibling dead = take_over(home, name);
+void HiddenSibling::clear(int home, const std::string& name, std::vector<std::string>& notes) {
+    HiddenSibling dead = recover_abandoned(home, name);
     if (!dead) return;
     dead.remove_content(notes);
     dead.remove_notes();
@@ -206,7 +206,7 @@ void Sibling::clear(int home, const std::string& name, std::vector<std::string>&
 
 /// Creates the sibling and locks it. Returns false if there is one already, or if another process removed ours as
 /// stale.
-bool Sibling::create(bool durable) {
+bool HiddenSibling::create(bool durable) {
     // Only this user may look into it, whatever its content.
     if (calls.mkdirat(home_, name_.c_str(), S_IRWXU) != 0) {
         if (errno == EEXIST) return false;
@@ -248,13 +248,13 @@ bool Sibling::create(bool durable) {
     return false;
 }
 
-Sibling Sibling::take_over(int home, const std::string& name) {
+HiddenSibling HiddenSibling::recover_abandoned(int home, const std::string& name) {
     // An empty sibling has no owner: its writer died before it created the lock file, or will notice the removal.
     if (calls.unlinkat(home, name.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return {};
     if (errno == ENOTDIR) throw foreign(name);
     if (!means_not_empty(errno)) throw failed(errno, "remove", name);
 
-    Sibling dead(home, name);
+    HiddenSibling dead(home, name);
     dead.folder_ = open_at(home, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!dead) {
         if (errno == ENOENT) return {};
@@ -272,7 +272,7 @@ Sibling Sibling::take_over(int home, const std::string& name) {
     return {};
 }
 
-void Sibling::grant(int folder, const char* name) {
+void HiddenSibling::grant(int folder, const char* name) {
     struct stat status = {};
     if (calls.fstatat(folder, name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno == ENOENT) return;  // another process removed it as stale
@@ -286,25 +286,27 @@ void Sibling::grant(int folder, const char* name) {
         throw system_error(errno, "set the permissions of a new file of the save");
 }
 
-int Sibling::move(int home, const std::string& name) {
+int HiddenSibling::move(int home, const std::string& name) {
     if (calls.renameat2(home_, name_.c_str(), home, name.c_str(), 0) != 0) return errno;
     home_ = home;
     name_ = name;
     return 0;
 }
 
-void Sibling::remove_content(std::vector<std::string>& notes) const { clear_content(home_, name_, folder(), notes); }
+void HiddenSibling::remove_content(std::vector<std::string>& notes) const {
+    clear_content(home_, name_, folder(), notes);
+}
 
-void Sibling::remove_notes() const {
+void HiddenSibling::remove_notes() const {
     for (const char* note : note_names) remove_file(note);
 }
 
-void Sibling::remove_file(const char* name) const {
+void HiddenSibling::remove_file(const char* name) const {
     if (calls.unlinkat(folder(), name, 0) != 0 && errno != ENOENT)
         throw system_error(errno, "remove " + safemap::quoted(name) + " in " + safemap::quoted(name_));
 }
 
-void Sibling::remove() {
+void HiddenSibling::remove() {
     remove_file(lock_name);
     lock_.reset();
     if (calls.unlinkat(home_, name_.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT && !means_not_empty(errno))
@@ -312,12 +314,12 @@ void Sibling::remove() {
     folder_.reset();
 }
 
-void Sibling::abandon() noexcept {
+void HiddenSibling::abandon() noexcept {
     folder_.reset();
     lock_.reset();
 }
 
-void Sibling::discard() noexcept {
+void HiddenSibling::discard() noexcept {
     if (!folder_) return;
     try {
         std::vector<std::string> notes;

@@ -9,7 +9,7 @@
 //   tiles is read back once for them.
 // - finish(): the worker that does the last unit of a file writes its head and flushes it to disk.
 // - write_files() runs one engine for each part on common workers; buffer_bytes() predicts their memory.
-#include "write/engine.hpp"
+#include "write/shard_copier.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/strides.hpp>
@@ -22,7 +22,7 @@
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
-#include "write/heads.hpp"
+#include "write/digest_patch.hpp"
 #include "write/saving.hpp"
 #include "write/shards.hpp"
 
@@ -80,9 +80,9 @@ bool stands_apart(const LazyTensor& tensor, Dtype written) {
 }
 
 /// The plan of one part of a save, and the work on its units.
-class Engine {
+class ShardCopier {
 public:
-    Engine(const Written& part, Workers& workers, Watch& watch)
+    ShardCopier(const Written& part, Workers& workers, Watch& watch)
         : tensors_(part.tensors),
           layout_(part.layout),
           workers_(workers),
@@ -374,11 +374,11 @@ void write_files(std::span<const Written> parts, const Monitor& monitor, unsigne
     for (const Written& part : parts) bytes = sum_of_sizes(bytes, part.layout.data_bytes);
     Watch watch(monitor, "converting", bytes);
     Workers workers(threads, 1, largest_block, saving_threads);
-    std::deque<Engine> engines;
+    std::deque<ShardCopier> engines;
     for (const Written& part : parts) engines.emplace_back(part, workers, watch);
     watch.tell();
-    for (Engine& engine : engines) engine.prepare();
-    for (Engine& engine : engines) engine.run();
+    for (ShardCopier& engine : engines) engine.prepare();
+    for (ShardCopier& engine : engines) engine.run();
     watch.tell();
 }
 

@@ -1,6 +1,6 @@
 // Computes the key of a save: a hash of all that is written except the values, and of the place that each value is read
 // from.
-#include "write/job.hpp"
+#include "write/resume_key.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
@@ -16,7 +16,7 @@ namespace safemap::SAFEMAP_ABI::write {
 namespace {
 
 /// A hash over everything that identifies a save.
-class Job {
+class ResumeKeyHasher {
 public:
     void text(std::string_view text) {
         number(text.size());
@@ -44,7 +44,7 @@ public:
 private:
     struct Met {
         std::uint64_t number;
-        bool has_identity;
+        bool has_checkpoint_digest;
     };
 
     bool stored(const StoredTensor& stored) {
@@ -68,10 +68,10 @@ private:
         if (is_new) {
             const std::string identity = source.identity();
             text(identity);
-            at->second.has_identity = !identity.empty();
+            at->second.has_checkpoint_digest = !identity.empty();
         }
         number(at->second.number);
-        return at->second.has_identity;
+        return at->second.has_checkpoint_digest;
     }
 
     Xxh3 hash_;
@@ -80,8 +80,8 @@ private:
 
 }  // namespace
 
-std::string job_of(std::span<const LazyTensor> tensors, const Layout& layout) {
-    Job job;
+std::string resume_key_of(std::span<const LazyTensor> tensors, const Layout& layout) {
+    ResumeKeyHasher job;
     for (const PlannedFile& file : layout.files) {
         job.text(file.name);
         job.text(file.head);

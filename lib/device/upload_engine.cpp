@@ -1,5 +1,5 @@
 // Brings tensors to a device under a budget. From top to bottom:
-//   - Held: a lease, and the tensors in it by name.
+//   - LeasedTensors: a lease, and the tensors in it by name.
 //   - Upload, Step, Want: a tensor on its way, a piece of work for it, and an acquire that waits for it.
 //   - Entries: one for each tensor that is known, from the first request to the last lease.
 //   - Acquiring: gets room for leases, then for absent tensors; also prefetch and evict.
@@ -12,7 +12,7 @@
 // acquire begins uploads of absent tensors as room comes free. It reads blocks of its own tensors like any reader, and
 // sleeps only if other threads have the last of these blocks in hand.
 
-#include "device/engine.hpp"
+#include "device/upload_engine.hpp"
 
 #include "base/checked.hpp"
 #include "base/pool.hpp"
@@ -86,25 +86,25 @@ std::uint64_t choose_staging(const UploadOptions& options) {
 
 }  // namespace
 
-// ---- Held
+// ---- LeasedTensors
 
-Held::Held(std::shared_ptr<Engine> engine, std::size_t count) : engine_(std::move(engine)) {
+LeasedTensors::LeasedTensors(std::shared_ptr<UploadEngine> engine, std::size_t count) : engine_(std::move(engine)) {
     ids_.reserve(count);
     tensors_.reserve(count);
 }
 
-Held::~Held() {
+LeasedTensors::~LeasedTensors() {
     tensors_.clear();  // otherwise evicting would not free the memory
     engine_->release(ids_);
 }
 
-void Held::index_names() {
+void LeasedTensors::index_names() {
     by_name_.resize(tensors_.size());
     std::iota(by_name_.begin(), by_name_.end(), 0U);
     std::ranges::sort(by_name_, {}, [&](std::uint32_t i) -> const std::string& { return tensors_[i].name; });
 }
 
-const DeviceTensor* Held::find(std::string_view name) const noexcept {
+const DeviceTensor* LeasedTensors::find(std::string_view name) const noexcept {
     const auto name_of = [&](std::uint32_t i) { return std::string_view(tensors_[i].name); };
     const auto at = std::ranges::lower_bound(by_name_, name, {}, name_of);
     return at != by_name_.end() && name_of(*at) == name ? &tensors_[*at] : nullptr;
@@ -114,7 +114,7 @@ const DeviceTensor* Held::find(std::string_view name) const noexcept {
 
 /// One tensor on its way. The engine's mutex guards all members except the members that allocate() sets, which do not
 /// change afterwards.
-struct Engine::Upload {
+struct UploadEngine::Upload {
     enum class Phase : std::uint8_t { queued, allocating, reading, finished };
 
     Upload(Id of, LazyTensor lazy) : id(of), tensor(std::move(lazy)) {}
@@ -140,7 +140,7 @@ struct Engine::Upload {
 };
 
 /// A piece of work for an upload that a thread does without holding the lock.
-struct Engine::Step {
+struct UploadEngine::Step {
     std::shared_ptr<Upload> upload;
     bool allocate;
     std::uint64_t block;
@@ -159,13 +159,13 @@ struct Engine::Step {
 };
 
 /// A tensor that an acquire waits for, and its upload as soon as the acquire has seen one.
-struct Engine::Want {
+struct UploadEngine::Want {
     Id id;
     bool alone;  ///< true if no other tensor is wanted
     std::shared_ptr<Upload> upload = {};
 };
 
-Engine::Engine(std::shared_ptr<Device> device, const UploadOptions& options)
+UploadEngine::UploadEngine(std::shared_ptr<Device> device, const UploadOptions& options)
     : device_(std::move(device)),
       reader_count_(thread_count(options.readers, uploading_threads)),
       residency_(choose_budget(*device_, options)) {
@@ -174,9 +174,9 @@ Engine::Engine(std::shared_ptr<Device> device, const UploadOptions& options)
     staging_ = std::make_unique<StagingRing>(device_, buffer, staging / buffer);
 }
 
-Engine::~Engine() { stop(); }
+UploadEngine::~UploadEngine() { stop(); }
 
-void Engine::stop() noexcept {
+void UploadEngine::stop() noexcept {
     Lock lock(mutex_);
     stopping_ = true;
     work_.notify_all();
@@ -194,11 +194,11 @@ void Engine::stop() noexcept {
             upload->memory.reset();
             residency_.give_up(id);
         }
-        settle(lock, id);
+        release_if_unused(lock, id);
     }
 }
 
-UploadStats Engine::stats() const {
+UploadStats UploadEngine::stats() const {
     const std::lock_guard lock(mutex_);
     UploadStats stats = stats_;
     stats.resident_bytes = residency_.resident();
@@ -209,7 +209,7 @@ UploadStats Engine::stats() const {
 
 // ---- Entries
 
-Engine::Id Engine::entry_of(const LazyTensor& tensor, Keep keep) {
+UploadEngine::Id UploadEngine::entry_of(const LazyTensor& tensor, Keep keep) {
     auto id = find(tensor);
     if (!id) {
         auto own = std::make_unique<const LazyTensor>(tensor);
@@ -228,21 +228,21 @@ Engine::Id Engine::entry_of(const LazyTensor& tensor, Keep keep) {
     return *id;
 }
 
-std::optional<Engine::Id> Engine::find(const LazyTensor& tensor) const {
+std::optional<UploadEngine::Id> UploadEngine::find(const LazyTensor& tensor) const {
     const auto at = known_.find(&tensor);
     if (at == known_.end()) return std::nullopt;
     return at->second;
 }
 
-void Engine::release(std::span<const Id> ids) noexcept {
+void UploadEngine::release(std::span<const Id> ids) noexcept {
     Lock lock(mutex_);
     for (const Id id : ids) residency_.release(id);
-    for (const Id id : ids) settle(lock, id);
+    for (const Id id : ids) release_if_unused(lock, id);
     changed_.notify_all();
 }
 
 /// Frees and forgets a tensor that is not leased and need not be kept.
-void Engine::settle(Lock& lock, Id id) noexcept {
+void UploadEngine::release_if_unused(Lock& lock, Id id) noexcept {
     const Entry& entry = entries_[id];
     if (!entry.tensor || residency_.leased(id) || (entry.keep && !stopping_)) return;
     const auto state = residency_.state(id);
@@ -251,7 +251,7 @@ void Engine::settle(Lock& lock, Id id) noexcept {
 }
 
 /// Frees resident tensors. Releases the lock meanwhile. A tensor counts against the budget until its memory is free.
-void Engine::drop(Lock& lock, std::span<const Id> victims) noexcept {
+void UploadEngine::drop(Lock& lock, std::span<const Id> victims) noexcept {
     for (const Id id : victims) residency_.leave(id);
     for (const Id id : victims) {
         auto memory = std::move(entries_[id].memory);
@@ -264,7 +264,7 @@ void Engine::drop(Lock& lock, std::span<const Id> victims) noexcept {
     changed_.notify_all();
 }
 
-void Engine::forget(Id id) noexcept {
+void UploadEngine::forget(Id id) noexcept {
     try {
         known_.erase(entries_[id].tensor.get());
     } catch (const std::bad_alloc&) {
@@ -277,10 +277,10 @@ void Engine::forget(Id id) noexcept {
 
 // ---- Acquiring
 
-std::shared_ptr<Held> Engine::acquire(std::span<const LazyTensor> tensors, Keep keep) {
+std::shared_ptr<LeasedTensors> UploadEngine::acquire(std::span<const LazyTensor> tensors, Keep keep) {
     const auto started = std::chrono::steady_clock::now();
     // Created before the lock, so that an exception releases the lock before the leases.
-    const auto held = std::make_shared<Held>(shared_from_this(), tensors.size());
+    const auto held = std::make_shared<LeasedTensors>(shared_from_this(), tensors.size());
     Lock lock(mutex_);
     lease_all(lock, tensors, keep, *held);
     const auto note_stall = [&] { stats_.stalled += std::chrono::steady_clock::now() - started; };
@@ -302,7 +302,7 @@ std::shared_ptr<Held> Engine::acquire(std::span<const LazyTensor> tensors, Keep 
     return held;
 }
 
-void Engine::lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep keep, Held& held) {
+void UploadEngine::lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep keep, LeasedTensors& held) {
     const std::uint64_t leased_before = residency_.leased_bytes();
     for (const LazyTensor& tensor : tensors) {
         const std::uint64_t bytes = tensor.nbytes();
@@ -312,7 +312,7 @@ void Engine::lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep kee
                 .with_tensor(tensor.name());
         const Id id = entry_of(tensor, keep);
         if (!residency_.leased(id) && bytes > residency_.budget() - residency_.leased_bytes()) {
-            settle(lock, id);
+            release_if_unused(lock, id);
             refuse(tensors, leased_before);
         }
         residency_.lease(id);
@@ -320,7 +320,7 @@ void Engine::lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep kee
     }
 }
 
-void Engine::refuse(std::span<const LazyTensor> tensors, std::uint64_t leased) const {
+void UploadEngine::refuse(std::span<const LazyTensor> tensors, std::uint64_t leased) const {
     std::uint64_t needed = 0;
     for (const LazyTensor& tensor : tensors)
         needed = checked_add(needed, tensor.nbytes()).value_or(std::numeric_limits<std::uint64_t>::max());
@@ -329,7 +329,7 @@ void Engine::refuse(std::span<const LazyTensor> tensors, std::uint64_t leased) c
 }
 
 /// Waits until all of `ids`, which are leased, are resident. Returns false if they already were.
-bool Engine::bring(Lock& lock, std::span<const Id> ids) {
+bool UploadEngine::bring(Lock& lock, std::span<const Id> ids) {
     const auto resident = [&](Id id) { return residency_.state(id) == Residency::State::resident; };
     if (std::ranges::all_of(ids, resident)) return false;
 
@@ -353,7 +353,7 @@ bool Engine::bring(Lock& lock, std::span<const Id> ids) {
     std::unique_ptr<Worker> worker = borrow_worker();
     for (;;) {
         while (here < begun && arrived(wants[here])) ++here;
-        while (begun < wants.size() && set_off(lock, wants[begun])) ++begun;
+        while (begun < wants.size() && start_upload(lock, wants[begun])) ++begun;
         if (here == wants.size()) break;
         auto step = own_step();
         // While there is no room, this thread helps with the uploads that are in the way.
@@ -365,7 +365,7 @@ bool Engine::bring(Lock& lock, std::span<const Id> ids) {
     return true;
 }
 
-bool Engine::arrived(const Want& want) const {
+bool UploadEngine::arrived(const Want& want) const {
     if (residency_.state(want.id) == Residency::State::resident) return true;
     if (want.upload && want.upload->phase == Upload::Phase::finished && want.upload->fault)
         throw_copy(want.upload->fault);
@@ -374,7 +374,7 @@ bool Engine::arrived(const Want& want) const {
 
 /// Makes sure that a tensor is resident or arriving. Returns false if that has to wait for room. May release the lock
 /// meanwhile, but not after it has found that there is no room.
-bool Engine::set_off(Lock& lock, Want& want) {
+bool UploadEngine::start_upload(Lock& lock, Want& want) {
     using State = Residency::State;
     for (;;) {
         const State state = residency_.state(want.id);
@@ -411,7 +411,7 @@ bool Engine::set_off(Lock& lock, Want& want) {
 
 /// Cancels prefetches that no thread has begun and no thread waits for, the latest first, until there is room for
 /// `bytes`.
-void Engine::take_back_queued(std::uint64_t bytes) {
+void UploadEngine::take_back_queued(std::uint64_t bytes) {
     const auto needed = [&] {
         const auto room = residency_.room_for(bytes);
         return !room.now && room.victims.empty();
@@ -425,7 +425,7 @@ void Engine::take_back_queued(std::uint64_t bytes) {
     }
 }
 
-void Engine::prefetch(std::span<const LazyTensor> tensors) {
+void UploadEngine::prefetch(std::span<const LazyTensor> tensors) {
     Lock lock(mutex_);
     // Tensors of this call are not evicted to make room for other tensors of this call.
     const auto since = residency_.now();
@@ -450,7 +450,7 @@ void Engine::prefetch(std::span<const LazyTensor> tensors) {
     }
 }
 
-void Engine::evict(std::span<const LazyTensor> tensors) {
+void UploadEngine::evict(std::span<const LazyTensor> tensors) {
     Lock lock(mutex_);
     std::vector<Id> victims;
     victims.reserve(tensors.size());
@@ -467,7 +467,7 @@ void Engine::evict(std::span<const LazyTensor> tensors) {
 
 // ---- Uploads
 
-std::shared_ptr<Engine::Upload> Engine::begin(Id id, std::deque<std::shared_ptr<Upload>>& queue) {
+std::shared_ptr<UploadEngine::Upload> UploadEngine::begin(Id id, std::deque<std::shared_ptr<Upload>>& queue) {
     auto upload = std::make_shared<Upload>(id, *entries_[id].tensor);
     while (!queue.empty() && queue.front()->exhausted()) queue.pop_front();
     queue.push_back(upload);
@@ -476,7 +476,7 @@ std::shared_ptr<Engine::Upload> Engine::begin(Id id, std::deque<std::shared_ptr<
     return upload;
 }
 
-std::optional<Engine::Step> Engine::next_step() {
+std::optional<UploadEngine::Step> UploadEngine::next_step() {
     for (auto* queue : {&demanded_, &prefetched_}) {
         while (!queue->empty() && queue->front()->exhausted()) queue->pop_front();
         for (const auto& upload : *queue)
@@ -485,7 +485,7 @@ std::optional<Engine::Step> Engine::next_step() {
     return std::nullopt;
 }
 
-void Engine::run(Lock& lock, const Step& step, Worker& worker) {
+void UploadEngine::run(Lock& lock, const Step& step, Worker& worker) {
     Upload& upload = *step.upload;
     lock.unlock();
     std::exception_ptr fault = fault_of(upload.tensor, [&] { perform(step, worker); });
@@ -504,7 +504,7 @@ void Engine::run(Lock& lock, const Step& step, Worker& worker) {
 }
 
 /// Finishes an upload after its last step. The tensor is resident when its copies are done.
-void Engine::finish(Lock& lock, Upload& upload) {
+void UploadEngine::finish(Lock& lock, Upload& upload) {
     lock.unlock();
     const auto attempt = [&upload](auto&& work) {
         const std::exception_ptr fault = fault_of(upload.tensor, work);
@@ -529,18 +529,18 @@ void Engine::finish(Lock& lock, Upload& upload) {
         residency_.arrive(upload.id);
         stats_.uploaded_bytes += residency_.bytes(upload.id);
     }
-    settle(lock, upload.id);
+    release_if_unused(lock, upload.id);
     changed_.notify_all();
 }
 
-void Engine::perform(const Step& step, Worker& worker) {
+void UploadEngine::perform(const Step& step, Worker& worker) {
     Upload& upload = *step.upload;
     if (step.allocate) allocate(upload);
     else if (!upload.memory->host_bytes().empty()) read_direct(upload, step.block, worker);
     else read_staged(upload, step.block, worker);
 }
 
-void Engine::allocate(Upload& upload) {
+void UploadEngine::allocate(Upload& upload) {
     const std::uint64_t bytes = upload.tensor.nbytes();
     upload.memory = device_->allocate(bytes);
     if (bytes == 0) return;
@@ -551,7 +551,7 @@ void Engine::allocate(Upload& upload) {
 }
 
 /// Reads into memory that this process can write.
-void Engine::read_direct(Upload& upload, std::uint64_t block, Worker& worker) {
+void UploadEngine::read_direct(Upload& upload, std::uint64_t block, Worker& worker) {
     const LazyTensor& tensor = upload.tensor;
     const auto to = upload.memory->host_bytes();
     const bool straight = upload.blocks->ranges();
@@ -566,7 +566,7 @@ void Engine::read_direct(Upload& upload, std::uint64_t block, Worker& worker) {
 }
 
 /// Reads through a staging buffer. The copies may still be in progress when this returns.
-void Engine::read_staged(Upload& upload, std::uint64_t block, Worker& worker) {
+void UploadEngine::read_staged(Upload& upload, std::uint64_t block, Worker& worker) {
     const LazyTensor& tensor = upload.tensor;
     StagingRing::Loan loan = staging_->take();
     const auto buffer = loan.buffer()->bytes();
@@ -589,7 +589,7 @@ void Engine::read_staged(Upload& upload, std::uint64_t block, Worker& worker) {
 
 /// Remembers a copy that finish() has to wait for, and drops the copies that are done. A copy counts as not done if its
 /// event throws.
-void Engine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint64_t bytes_read) {
+void UploadEngine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint64_t bytes_read) {
     const auto is_done = [](const std::shared_ptr<DeviceEvent>& earlier) {
         try {
             return earlier->done();
@@ -614,14 +614,14 @@ void Engine::track(Upload& upload, std::shared_ptr<DeviceEvent> copy, std::uint6
 
 // ---- Threads
 
-std::unique_ptr<Worker> Engine::borrow_worker() {
+std::unique_ptr<Worker> UploadEngine::borrow_worker() {
     if (idle_.empty()) return std::make_unique<Worker>();
     auto worker = std::move(idle_.back());
     idle_.pop_back();
     return worker;
 }
 
-void Engine::wake_readers() {
+void UploadEngine::wake_readers() {
     try {
         while (threads_.size() < reader_count_) threads_.emplace_back([this] { read_until_stopped(); });
     } catch (const std::exception&) {
@@ -630,7 +630,7 @@ void Engine::wake_readers() {
     work_.notify_all();
 }
 
-void Engine::read_until_stopped() {
+void UploadEngine::read_until_stopped() {
     ::pthread_setname_np(::pthread_self(), "safemap-reader");
     std::optional<Worker> worker;
     try {

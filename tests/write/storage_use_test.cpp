@@ -1,5 +1,5 @@
 // Tests the counts of copied, gathered and unreferenced bytes against a count of single bytes.
-#include "write/reading.hpp"
+#include "write/storage_use.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
 #include <safemap/advanced/stored_tensor.hpp>

@@ -25,24 +25,24 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-class Engine;
+class UploadEngine;
 
 /// Tensors that are leased. The destructor ends the lease.
-class Held {
+class LeasedTensors {
 public:
-    Held(std::shared_ptr<Engine> engine, std::size_t count);
-    ~Held();
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
+    LeasedTensors(std::shared_ptr<UploadEngine> engine, std::size_t count);
+    ~LeasedTensors();
+    LeasedTensors(const LeasedTensors&) = delete;
+    LeasedTensors& operator=(const LeasedTensors&) = delete;
 
     std::span<const DeviceTensor> tensors() const noexcept { return tensors_; }
     const DeviceTensor* find(std::string_view name) const noexcept;
 
 private:
-    friend class Engine;
+    friend class UploadEngine;
     void index_names();
 
-    std::shared_ptr<Engine> engine_;
+    std::shared_ptr<UploadEngine> engine_;
     std::vector<Residency::Id> ids_;  // leases so far; parallel to tensors_ once acquired
     std::vector<DeviceTensor> tensors_;
     std::vector<std::uint32_t> by_name_;
@@ -54,16 +54,16 @@ enum class Keep : std::uint8_t { no, yes };
 /// An engine that uploads tensors and leases them. It identifies tensors by what they are, not by name: tied tensors
 /// share memory. One mutex guards all bookkeeping. It is never held while memory is allocated or freed, while anything
 /// is read, or while a copy is waited for.
-class Engine : public std::enable_shared_from_this<Engine> {
+class UploadEngine : public std::enable_shared_from_this<UploadEngine> {
 public:
     /// Starts no thread. Threads start with the first work for them.
-    Engine(std::shared_ptr<Device> device, const UploadOptions& options);
-    ~Engine();
-    Engine(const Engine&) = delete;
-    Engine& operator=(const Engine&) = delete;
+    UploadEngine(std::shared_ptr<Device> device, const UploadOptions& options);
+    ~UploadEngine();
+    UploadEngine(const UploadEngine&) = delete;
+    UploadEngine& operator=(const UploadEngine&) = delete;
 
     /// Does the same as Uploader::acquire. The calling thread takes part in the reading.
-    std::shared_ptr<Held> acquire(std::span<const LazyTensor> tensors, Keep keep);
+    std::shared_ptr<LeasedTensors> acquire(std::span<const LazyTensor> tensors, Keep keep);
     void prefetch(std::span<const LazyTensor> tensors);
     void evict(std::span<const LazyTensor> tensors);
     UploadStats stats() const;
@@ -73,7 +73,7 @@ public:
     void stop() noexcept;
 
 private:
-    friend class Held;
+    friend class LeasedTensors;
     using Id = Residency::Id;
     using Lock = std::unique_lock<std::mutex>;
 
@@ -94,16 +94,16 @@ private:
     Id entry_of(const LazyTensor& tensor, Keep keep);
     std::optional<Id> find(const LazyTensor& tensor) const;
     void release(std::span<const Id> ids) noexcept;
-    void settle(Lock& lock, Id id) noexcept;
+    void release_if_unused(Lock& lock, Id id) noexcept;
     void drop(Lock& lock, std::span<const Id> victims) noexcept;
     void forget(Id id) noexcept;
 
     // Acquiring.
-    void lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep keep, Held& held);
+    void lease_all(Lock& lock, std::span<const LazyTensor> tensors, Keep keep, LeasedTensors& held);
     [[noreturn]] void refuse(std::span<const LazyTensor> tensors, std::uint64_t leased) const;
     bool bring(Lock& lock, std::span<const Id> ids);
     bool arrived(const Want& want) const;
-    bool set_off(Lock& lock, Want& want);
+    bool start_upload(Lock& lock, Want& want);
     void take_back_queued(std::uint64_t bytes);
 
     // Uploads.
