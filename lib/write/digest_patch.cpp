@@ -1,4 +1,4 @@
-// Computes the checkpoint's digest and puts digests into heads.
+// Computes the checkpoint's digest and puts digests into headers.
 #include "write/digest_patch.hpp"
 
 #include "safetensors/checkpoint_digest.hpp"

@@ -1,4 +1,4 @@
-// Fills the places for digests in heads, once the digests are known.
+// Fills the places for digests in headers, once the digests are known.
 #pragma once
 
 #include "base/checksum.hpp"

@@ -6,7 +6,7 @@
 // - sized(), number_layers(): sizes, storages and layers, which split() turns into shards.
 // - note_large_layers(), note_order(): notes for the report.
 // - add_file(), add_index(): the order in each file, its header, and the index. Places for digests stay zero in the
-//   heads, and are filled when the digests are known.
+//   headers, and are filled when the digests are known.
 // - lay_out(): runs a Planner for one file or for shards.
 #include "write/layout.hpp"
 

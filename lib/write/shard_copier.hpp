@@ -20,7 +20,7 @@ struct Written {
 
 /// Allocates every file of every layout, then fills the files one after the other and flushes each to disk. Writes the
 /// head of a file last. Uses the workers that `threads` means (see saving_threads). Fills in the counts of casts in the
-/// layouts, and the digests where heads have places for them. Takes at most 32 MiB for buffers and 16 bytes a tensor
+/// layouts, and the digests where headers have places for them. Takes at most 32 MiB for buffers and 16 bytes a tensor
 /// for digests. Has at most twice as many files open as there are workers, plus one. Throws cancelled, and what reading
 /// and writing throw, with the tensor and the file.
 void write_files(std::span<const Written> parts, const Monitor& monitor, unsigned threads);

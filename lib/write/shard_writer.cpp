@@ -2,13 +2,13 @@
 // that every byte is written once. From top to bottom:
 // - declare(): turns declarations into tensors that are never read, to lay them out.
 // - Value, Shaped, lazy(), filled(): the value of a write, as memory or as a tensor, for every overload.
-// - Impl(): lays out, copies extras, allocates all files and writes the heads that need no digests.
+// - Impl(): lays out, copies extras, allocates all files and writes the headers that need no digests.
 // - range(), box(), whole(): the bytes of a tensor that a value is for, checked against the declaration.
 // - put(), Claim: claims the bytes, copies them, and settles the claim. A claim that is not settled ends the writer.
 // - commit(): waits for writes under way, reads files back for digests, and commits the target.
 // - find(): the number of a tensor, or an error that suggests similar names.
-// - begin_file(), add_digests(): write heads, at the start or in commit().
-// - copy(), may_be_straight(): write memory directly, or a value through the buffer of a seat.
+// - begin_file(), add_digests(): write headers, at the start or in commit().
+// - copy(), may_be_straight(): write memory directly, or a value through the buffer of a writer slot.
 // - The methods of ShardWriter: each turns its arguments into a region and a value.
 #include <safemap/advanced/shard_writer.hpp>
 
