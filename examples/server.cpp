@@ -31,7 +31,7 @@ public:
     /// Opens `path`. If `expected` is not empty, throws model_mismatch for a checkpoint that does not match it.
     Served(const std::string& path, std::string expected) : expected_(std::move(expected)), model_(opened(path)) {}
 
-    /// Returns a copy of the handle. Copies are cheap and keep their files open, so a switch does not affect them.
+    /// Returns a copy of the handle. Copies are cheap, and after a switch they are still of the old checkpoint.
     safemap::Checkpoint now() const {
         const std::lock_guard lock(mutex_);
         return model_;
@@ -41,7 +41,7 @@ public:
     void change_to(const std::string& path) {
         safemap::Checkpoint next = opened(path);  // without the lock, so that other threads continue
         const std::lock_guard lock(mutex_);
-        std::swap(model_, next);
+        std::swap(model_, next);  // the old one is destroyed after the lock
     }
 
 private:
