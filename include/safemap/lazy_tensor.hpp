@@ -22,10 +22,12 @@
 namespace safemap::SAFEMAP_ABI {
 
 /// A named tensor that has not been read: a dtype, a shape, the pieces of sources that hold its elements, and a strided
-/// view of them. Nothing is read until the value is requested, and then only the bytes of that value.
+/// view of them. Nothing is read until the value is requested, and then only the bytes of that value, besides gaps of
+/// at most 8 KiB between them.
 ///
-/// A LazyTensor shares its pieces and keeps their sources open, so it may outlive its checkpoint. It is cheap to copy.
-/// Const members may be called from several threads at once.
+/// A LazyTensor shares its pieces and their sources, so it may outlive its checkpoint. Files may be closed and opened
+/// again: docs/lifetimes.md, "Open files". It is cheap to copy. Const members may be called from several threads at
+/// once.
 ///
 /// Example:
 ///     safemap::LazyTensor rows = checkpoint["wte.weight"].slice({{.start = 0, .stop = 4096}});
@@ -35,10 +37,10 @@ class SAFEMAP_API LazyTensor {
 public:
     /// Makes a tensor of all elements of `stored`, row-major. `stored` must not be null.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, Decoding decoding = {});
-    /// Makes a tensor of the elements of `stored` that `view` selects; its offset and strides count elements of the
-    /// flattened base. `stored` must not be null. Throws bad_tensor if the view reaches outside the base, or if the
-    /// numbers of strides and dimensions differ; shape_overflow; and partial_byte if the view cuts bytes of a sub-byte
-    /// dtype.
+    /// Makes a tensor of the elements of `stored` that the parameter `view` selects; its offset and strides count
+    /// elements of `stored` in row-major order. `stored` must not be null. Throws bad_tensor if `view` reaches outside
+    /// `stored`, or if the numbers of its strides and dimensions differ; shape_overflow; and partial_byte if it cuts
+    /// bytes of a dtype whose elements are smaller than a byte.
     LazyTensor(std::string name, std::shared_ptr<const StoredTensor> stored, StridedView view, Decoding decoding = {});
 
     const std::string& name() const& noexcept { return name_; }
@@ -54,48 +56,55 @@ public:
     /// Returns the same tensor under another name.
     LazyTensor renamed(std::string name) const;
     /// Returns a tensor whose value is cast to `dtype` when it is read. F64, F32, F16, BF16 and the F8 dtypes can be
-    /// cast to each other, except F8_E8M0, which holds scales. Casts round to nearest, ties to even, as torch does; NaN
-    /// stays NaN. "Casts" in docs/format.md specifies values beyond the range of each dtype. A cast to the tensor's own
-    /// dtype changes nothing. Throws unsupported_cast for any other cast, and for a second cast; and shape_overflow if
-    /// the new size does not fit in 64 bits.
+    /// cast to each other, except F8_E8M0, which holds scales. Casts round to nearest, ties to even, as torch does; F64
+    /// is cast to narrower dtypes through F32. NaN stays NaN. "Casts" in docs/format.md specifies values beyond the
+    /// range of each dtype. A cast to dtype() changes nothing, whatever the dtype. A cast tensor can be sliced.
+    ///
+    /// Throws unsupported_cast for dtypes that cannot be cast to each other, and if the tensor is cast already, to
+    /// another dtype than `dtype`; and shape_overflow if the new size does not fit in 64 bits.
     LazyTensor cast(Dtype dtype) const;
-    /// Returns a part of the tensor; every index has its meaning in Python. Reads and copies nothing. Reading the part
-    /// reads only its bytes. Throws as safemap::slice does, and partial_byte_slice.
+    /// Returns a part of the tensor; every index has its meaning in NumPy, negative steps included. Reads and copies
+    /// nothing. Reading the part does not read the rest, except gaps of at most 8 KiB. Throws as safemap::slice does,
+    /// and partial_byte_slice if the part cuts bytes of a dtype whose elements are smaller than a byte.
     LazyTensor slice(std::span<const Slice> slices) const;
     LazyTensor slice(std::initializer_list<Slice> slices) const {
         return slice(std::span<const Slice>(slices.begin(), slices.size()));
     }
 
     /// Returns the value without a copy. The view of a file is read-only, except with Access::private_copy. It shares
-    /// the mapping and may outlive this tensor and its checkpoint.
+    /// the mapping and may outlive this tensor and its checkpoint. With Access::private_copy on a network file system,
+    /// nothing is mapped: the first view of a tensor reads its bytes into memory.
     ///
     /// If another program writes to the file, the view shows it; if another program truncates the file, touching the
     /// view raises SIGBUS. Use load() for files that others may change.
     ///
     /// Throws:
     /// - no_view if the value is cast, decoded (byte-swapped, conjugated or negated) or in several pieces, or if its
-    ///   source has no addresses. A file on a network file system has none, unless Access::mapped or
-    ///   Access::private_copy is set.
+    ///   source cannot be mapped: a compressed record, a callback, a file with Access::copied, and a file on a network
+    ///   file system, unless Access::mapped or Access::private_copy is set
     /// - file_changed if the file has changed by the time it is mapped, which happens once, or read for a private copy
     /// - a "system failed" code if the file cannot be opened again, mapped or read
     TensorView view() const;
     /// Returns a copy of the value: contiguous, writable, and in its own memory, which is aligned to 64 bytes. Throws
-    /// as read() does, and std::bad_alloc.
+    /// file_changed if a file has changed since it was opened, whatever the sources throw, and std::bad_alloc.
     TensorView load() const;
 
     /// Fills `into` with the bytes [offset, offset + into.size()) of the row-major value. Throws index_out_of_range for
     /// a range outside the value, file_changed if a file has changed since it was opened, and whatever the sources
-    /// throw. May throw invalid_argument for a range that cuts an element.
+    /// throw. Throws invalid_argument for a range that cuts an element, except that any bytes of an F6 value can be
+    /// read if it is stored row-major and not cast.
     void read(std::uint64_t offset, std::span<std::byte> into) const;
     /// Fills `into` with the region `box` of the value, row-major. Throws index_out_of_range if the box reaches outside
     /// the value or has another number of dimensions, partial_byte_slice if it cuts bytes of a sub-byte dtype,
     /// invalid_argument unless the size of `into` is that of the region, file_changed, and whatever the sources throw.
     void read(const Box& box, std::span<std::byte> into) const;
 
-    /// Returns how many of the bytes that the value is read from are in memory. Throws file_changed if the file has
-    /// changed by the time it is mapped. If the file has to be opened again, throws as opening does.
+    /// Returns how many of the bytes that the value is read from are in memory. Maps the file if Access allows that and
+    /// it is not mapped yet, and then throws file_changed if the file has changed. If the file has to be opened again,
+    /// throws as opening does.
     Residency residency() const;
-    /// Reads the value's bytes into the kernel's page cache, with at most 256 threads, and returns when they are there.
+    /// Reads the value's bytes into the kernel's page cache, and returns when they are there. Threads only wait for the
+    /// disk, so up to 256 are allowed, more than for other work.
     /// Views are then touched, and values loaded, at the speed of memory, as long as the kernel keeps the bytes. Bytes
     /// that are in no file, or are deflated, are skipped. Throws as residency() does, file_changed if the file has
     /// become shorter, io_error, and cancelled.
@@ -111,8 +120,8 @@ public:
         std::shared_ptr<const Source> source;
         Extent extent;
     };
-    /// Returns the placement of the value if it is stored row-major in one run, without a cast or decoding. Returns
-    /// nothing otherwise, and for a tensor without elements.
+    /// Returns the placement of the value if it is stored row-major without gaps in one source, without a cast or
+    /// decoding. Returns nothing otherwise, and for a tensor without elements.
     std::optional<Placement> placement() const;
     /// Returns the number of pieces of the stored tensor; 0 without elements.
     std::size_t piece_count() const noexcept;
