@@ -50,9 +50,14 @@ struct Extras {
 /// An open checkpoint: the description of every tensor in it. Opening reads headers, indexes and pickles. Values are
 /// read when they are requested.
 ///
-/// A Checkpoint owns its descriptions and keeps its sources open. It is cheap to copy, and copies share. All members
-/// are const and may be called from several threads at once. Tensors and views taken from it may outlive it; references
-/// and pointers that its members return are valid while it or a copy of it lives.
+/// A Checkpoint owns its descriptions and keeps its sources. Files may be closed and opened again; if a file was
+/// deleted or replaced meanwhile, reading it throws file_changed (docs/lifetimes.md, "Open files"). Copies are cheap
+/// and share. Copies of its tensors, and views, may outlive it; references and pointers that its members return are
+/// valid while it or a copy of it lives.
+///
+/// All member functions are const and may be called from several threads at once. Assigning to a Checkpoint that other
+/// threads use needs a lock. On a temporary, operator[] returns a copy; members that return references or pointers do
+/// not compile.
 ///
 /// Example:
 ///     auto model = safemap::Checkpoint::open("model/");
@@ -68,18 +73,20 @@ public:
     /// 2. `model.safetensors`
     /// 3. `*.bin.index.json`
     /// 4. `pytorch_model.bin`
-    /// 5. the only other file that ends in .safetensors, .pt, .pth, .bin or .ckpt
+    /// 5. if none of these exists: the only file that ends in .safetensors, .pt, .pth, .bin or .ckpt and is neither
+    ///    hidden nor a trainer's file, such as `optimizer.pt`
     /// 6. the only inner folder that holds a checkpoint
     ///
-    /// The table in docs/format.md is complete: it also has the layouts of training frameworks.
+    /// Layouts of training frameworks come before 5. "Which folders open" in docs/format.md has the whole table.
     ///
     /// Throws the first fault found:
-    /// - one of the "data is wrong" codes; unsupported_layout for a training layout that has no reader
+    /// - a code of the group "The data is wrong" of Errc, such as unsupported_layout for a training layout that has no
+    ///   reader
     /// - path_not_found; several_models; invalid_argument if `path` is neither a file nor a folder
-    /// - one of the "system failed" codes; cancelled
+    /// - a code of the group "The system failed while working" of Errc; cancelled
     ///
-    /// Reads headers only: the cost grows with the number of tensors, not with their size. A plain pickle has its
-    /// tensors inside, so all of it is read.
+    /// Reads headers, indexes and pickles: the cost grows with the number of tensors, not with their size. The
+    /// exception is a plain pickle, which has its tensors inside and is read as a whole.
     static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
     /// Opens the shards of one checkpoint without an index, in the given order. Throws duplicate_name if two shards
     /// hold a tensor of the same name, invalid_argument for an empty list or a null source, and whatever opening one
@@ -95,34 +102,38 @@ public:
     /// Returns the files of the checkpoint, as an index or the file system names them.
     const std::vector<std::string>& files() const& noexcept;
     const std::vector<std::string>& files() const&& = delete;
-    /// Returns the pairs of `__metadata__`, sorted by key:
+    /// Returns the pairs of `__metadata__`, sorted by key, without a structure document (see tree()):
     ///
     /// - of a single file: its own pairs
     /// - of a list of files: the pairs that all files agree on
-    /// - of an index: the strings in the index's `metadata`, and the pairs that all shards agree on
+    /// - of an index: the strings in the index's `metadata`, and the pairs that all shards agree on; if both have a
+    /// key,
+    ///   the index's value counts
     const std::vector<std::pair<std::string, std::string>>& metadata() const& noexcept;
     const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;
     /// Returns true if the file, or one of several files, has a `__metadata__`, even an empty one, or if the `metadata`
     /// of an index has a string. A structure document counts, although metadata() does not list it. Returns false for
     /// `.pt`.
     bool has_metadata() const noexcept;
-    /// Returns human sentences about contents that were allowed, skipped, or are opaque.
+    /// Returns human sentences about deviations that the policy allowed, and about contents that were skipped or that
+    /// only a structure document keeps, such as objects of unknown classes.
     const std::vector<std::string>& notes() const& noexcept;
     const std::vector<std::string>& notes() const&& = delete;
-    /// Returns every class and function that a pickle of a `.pt` names, even if its value is dropped or is in a file
-    /// inside the pickle. Each is listed once for each pickle, in the pickle's order, up to 16,384 in one file. Empty
-    /// for safetensors.
+    /// Returns every class and function that a pickle of a `.pt` names. Those whose values are dropped are listed too,
+    /// and those of a file that is embedded in the pickle as bytes. Each is listed once for each pickle, in the
+    /// pickle's order, up to 16,384 in one file. Empty for safetensors.
     const std::vector<NamedGlobal>& globals() const& noexcept;
     const std::vector<NamedGlobal>& globals() const&& = delete;
-    /// Returns the contents of a `.pt` that are not listed as tensors:
+    /// Returns the contents of a `.pt` that are not, or not completely, among the tensors of this checkpoint, such as:
     ///
-    /// - storages, and objects of unknown classes
-    /// - meta, sparse and quantised tensors
+    /// - storages that are values by themselves (torch.Storage), and objects of unknown classes
+    /// - tensors without data (device "meta"), sparse tensors, and quantized tensors
     /// - of a pickled module: the tensors that its state_dict() leaves out
+    /// - after below(): the tensors that had not been selected
     ///
-    /// Numbers and texts are not listed; notes() counts them. The numbers of a quantised tensor are listed as a tensor,
-    /// and so is a tensor whose dtype has no name in safetensors; save() skips such tensors unless it writes a
-    /// structure document.
+    /// Numbers and texts are not skipped objects; notes() counts them. The parts of a sparse or quantized tensor are
+    /// tensors of this checkpoint. So is a tensor whose dtype has no name in safetensors: save() skips it, and reports
+    /// that, unless it writes a structure document.
     const std::vector<SkippedObject>& skipped() const& noexcept;
     const std::vector<SkippedObject>& skipped() const&& = delete;
     /// Returns the groups of names of tied tensors. In each group the stored name comes first; the other names can be
@@ -148,9 +159,14 @@ public:
     /// Returns the tensor with this name or alias, or null if it is missing. Takes constant time and allocates nothing.
     const LazyTensor* find(std::string_view name) const& noexcept;
     const LazyTensor* find(std::string_view name) const&& = delete;
-    // The kernel's page cache, for all tensors that `selection` names at once. See the members of LazyTensor.
+    // The kernel's page cache. An empty selection stands for all tensors.
+    /// Returns the sum of LazyTensor::residency() over the selected tensors. Bytes that several tensors share count
+    /// once. Throws as LazyTensor::residency() does.
     Residency residency(const Selection& selection = {}) const;
+    /// Reads the bytes of the selected tensors into the page cache, and returns when they are there. Throws as
+    /// LazyTensor::prefetch() does.
     void prefetch(const Selection& selection = {}, const Work& work = {}) const;
+    /// Evicts the bytes of the selected tensors from the page cache. Throws as LazyTensor::evict() does.
     void evict(const Selection& selection = {}) const;
 
     /// Returns iterators over all tensors, in the order of tensor(i).
@@ -161,7 +177,7 @@ public:
 
     /// Returns the nested tree of a single `.pt`, or of safetensors with a structure document; null for anything else.
     /// select() and renamed() do not change the tree: it has all tensors, under the names that they were opened with.
-    /// The tree of a flat state dict is built on the first call, in linear time.
+    /// The tree of a flat state dict, one without nested dicts, is built on the first call, in linear time.
     const StateTree* tree() const&;
     const StateTree* tree() const&& = delete;
     // Checkpoints made from this one. These functions open no file and read no tensor. They change only the parts that
@@ -172,16 +188,17 @@ public:
     /// and metadata pairs that declare a tie are adjusted to the remaining names. Takes time linear in all names.
     Checkpoint select(const Selection& selection) const;
     /// Returns a checkpoint of the same tensors under the names that `function` returns; it is called once for each
-    /// name in all_names(). Metadata pairs that declare a tie follow the names. Throws name_collision if two names
-    /// become equal, or if the metadata has another pair under the new alias of a tied tensor. Exceptions of `function`
-    /// pass through. Takes linear time.
+    /// name in all_names(). Aliases of tied tensors are keys of the metadata; these pairs get the new names, too.
+    /// Throws name_collision if two names become equal, or if the new alias of a tied tensor is already the key of
+    /// another pair. Exceptions of `function` pass through. Takes linear time.
     Checkpoint renamed(const std::function<std::string(std::string_view)>& function) const;
-    /// Returns a checkpoint of the part of the tree at `path`. Its names begin there, whatever renamed() made of them.
-    /// A tensor that was not selected is one of the skipped objects. Throws invalid_argument if there is no tree or
-    /// `path` leads to nothing; the hint lists candidates. Takes time linear in the tree.
+    /// Returns a checkpoint of the part of the tree at `path`. Its names are relative to `path`, and are those of the
+    /// tree: names that renamed() gave are lost. Tensors that select() left out are in skipped(). Throws
+    /// invalid_argument if there is no tree or `path` leads to nothing; the hint lists candidates. Takes time linear in
+    /// the tree.
     Checkpoint below(std::string_view path) const;
-    /// Returns the entries of the tree's root that hold tensors, such as "model" and "optimizer". Empty for a flat
-    /// state dict.
+    /// Returns the entries of the tree's root that hold tensors, such as "model" and "optimizer": arguments for
+    /// below(). Empty for a flat state dict and for a checkpoint without a tree.
     std::vector<std::string> parts() const;
 
     /// Returns a fingerprint of the one file that the checkpoint was opened from, which later shows if that file has
@@ -189,10 +206,10 @@ public:
     /// and throws whatever reading throws.
     std::optional<std::string> fingerprint() const;
 
-    /// Lists the small files that transformers reads besides the weights, for SaveOptions::extras. Opens the files and
-    /// reads none of them. Extras are regular files of at most 64 MiB, or symbolic links to such files, named `*.json`
-    /// (but not `*.index.json`), `tokenizer*`, `*.model`, `*.txt`, `*.jinja`, `LICENSE*`, `NOTICE*` or `README.md`.
-    /// Hidden files, weights and code are never extras, whatever their names.
+    /// Lists the small files of a model folder besides the weights, for SaveOptions::extras: configuration, tokenizer,
+    /// licence. Opens the files and reads none of them. Extras are regular files of at most 64 MiB, or symbolic links
+    /// to such files, named `*.json` (but not `*.index.json`), `tokenizer*`, `*.model`, `*.txt`, `*.jinja`, `LICENSE*`,
+    /// `NOTICE*` or `README.md`. Hidden files, weights and code are never extras, whatever their names.
     ///
     /// Returns an empty list unless the checkpoint was opened from the folder of a finished model: a folder with
     /// `model.safetensors`, `pytorch_model.bin`, or an index of either. Throws file_changed if the folder was replaced
