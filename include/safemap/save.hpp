@@ -21,10 +21,13 @@ namespace safemap::SAFEMAP_ABI {
 enum class ShardStrategy : std::uint8_t {
     greedy,    ///< fills each shard as far as possible: huggingface_hub's rule
     balanced,  ///< as many shards as greedy, of near equal sizes, the largest as small as possible
-    by_prefix  ///< greedy, but never splits a layer: all tensors with one name up to and including the first number
+    /// Greedy, but never splits a layer. A layer is all tensors whose names are equal up to and including the first
+    /// number between dots or slashes: `model.layers.7.mlp.up` and `model.layers.7.norm` are in `model.layers.7`.
+    by_prefix
 };
 
-/// The library whose `model.safetensors.index.json` is reproduced, byte for byte.
+/// The library whose `model.safetensors.index.json` is reproduced: byte for byte, except for the pairs that SaveOptions
+/// and the checkpoint add to its `metadata`.
 enum class IndexStyle : std::uint8_t {
     hub,          ///< huggingface_hub
     transformers  ///< sorted, with "total_parameters": the number of elements of all tensors written
@@ -33,8 +36,8 @@ enum class IndexStyle : std::uint8_t {
 /// When to write the structure document: everything in a nested state dict besides its tensors. docs/format.md
 /// specifies the document.
 enum class StructurePolicy : std::uint8_t {
-    /// For a nested tree, and for a safetensors file whose document names dtypes that safetensors does not have. Any
-    /// other flat dict or OrderedDict of tensors becomes an ordinary file.
+    /// For a nested tree, and for a safetensors file whose document names dtypes that safetensors does not have.
+    /// Otherwise, as for a flat state dict, no document is written.
     automatic,
     keep,  ///< always
     drop,  ///< never
@@ -47,21 +50,23 @@ struct SaveOptions {
     // Contents and layout.
     /// Writes one file, whatever the name of `out`. If false, the name decides. A file never replaces a folder.
     bool one_file = false;
-    /// Dtype that every F64, F32, F16, BF16 and F8 tensor is cast to; other tensors keep theirs. Unset: no casts.
+    /// Dtype that every F64, F32, F16, BF16 and F8 tensor is cast to. F8_E8M0 tensors (scales) and tensors of all other
+    /// dtypes keep theirs. Throws unsupported_cast if this is no such dtype, or if LazyTensor::cast() has already cast
+    /// a tensor to another dtype. Unset: no casts.
     std::optional<Dtype> dtype = std::nullopt;
     /// Tensors that `dtype` does not cast.
     std::optional<Selection> keep_dtype = std::nullopt;
     /// Maximum bytes of tensors in one shard; a larger tensor gets its own shard. The default is huggingface_hub's.
     std::uint64_t max_shard_size = 5'000'000'000;
     /// Pairs for the metadata. A single file gets them in its `__metadata__`, with "format": "pt" unless they have a
-    /// format. Several shards get only "format": "pt", as huggingface_hub writes them, and the index gets the pairs
-    /// without the format in its `metadata`.
+    /// format. With several shards, the index gets the pairs in its `metadata`, without the format. Each shard gets
+    /// only "format": "pt", as huggingface_hub writes it, and with `checksums` the digests of its tensors.
     std::map<std::string, std::string> metadata = {};
     /// Writes `metadata` and nothing else: no format, no metadata of the checkpoint, no aliases of tied tensors, no
-    /// structure document. Notes say what is lost. A single file is then byte for byte what the reference's save_file()
-    /// writes, except for the order of several pairs: the reference's order varies, the order here is by key. Several
-    /// shards get no metadata; the index gets the pairs and its totals. Throws invalid_argument together with
-    /// `checksums` or StructurePolicy::keep.
+    /// structure document. Notes say what is lost. A single file is then byte for byte what save_file() of the
+    /// reference implementation (the Python package safetensors) writes, except for the order of several pairs: the
+    /// reference's order varies, the order here is by key. Several shards get no metadata; the index gets the pairs and
+    /// its totals. Throws invalid_argument together with `checksums` or StructurePolicy::keep.
     bool exact_metadata = false;
     /// With `exact_metadata`: gives a file without pairs an empty `__metadata__`, as save_file(…, metadata={}) does. If
     /// false, such a file has no `__metadata__`. Checkpoint::has_metadata() shows which of the two a file has.
@@ -69,8 +74,8 @@ struct SaveOptions {
     /// Alignment of the data in each file, in bytes: 8, 64, 256 or 4096. The data begins at a multiple of it.
     std::uint32_t alignment = 8;
     /// Aligns tensors too: in each file, tensors whose sizes are multiples of `alignment` come first, so that each of
-    /// them begins at a multiple of it. Both groups are in the reference's order and there are no gaps, so every reader
-    /// accepts the file; only the order differs from the reference's.
+    /// them begins at a multiple of it. Both groups are in the order of the reference implementation and there are no
+    /// gaps, so every reader accepts the file; only the order differs from that of the reference.
     bool align_tensors = false;
     ShardStrategy strategy = ShardStrategy::greedy;
     IndexStyle index_style = IndexStyle::hub;
@@ -93,25 +98,27 @@ struct SaveOptions {
     /// Other checkpoints to save in the same commit, by the names of their folders in `out`: all of them appear, or
     /// none. The state of an optimizer belongs in "optimizer"; verify() of `out` checks that folder too.
     ///
-    /// - Each folder gets the files of a save of its own, with its own index. Only `max_shard_size`, `alignment`,
-    ///   `align_tensors`, `strategy`, `index_style`, `structure` and `checksums` apply to it.
+    /// - Each folder gets the files of a save of its own, with its own index. Of the options for contents and layout,
+    ///   only `max_shard_size`, `alignment`, `align_tensors`, `strategy`, `index_style`, `structure` and `checksums`
+    ///   apply to it. The options for how files are written apply to the whole save.
     /// - With `overwrite`, the model in an existing folder is replaced, and every other file in it stays. A folder that
     ///   is not named here does not change.
-    /// - If `out` is replaced file by file, a program that opens such a folder directly may briefly see files of both
-    ///   models.
+    /// - If `out` is replaced file by file, a program that opens `out/optimizer`, and not `out`, may see files of both
+    ///   checkpoints until the save, or the next save to `out`, has finished.
     /// - The report counts all checkpoints together, except that its `casts` are those of `out` alone.
     /// - Throws invalid_argument if a name is empty, begins with a dot, has a slash, or is the name of another file of
     ///   the save; if `out` is a single file; and in a ShardWriter.
     std::map<std::string, Checkpoint> folders = {};
 
     // How files are written.
-    /// Replaces an existing output once the new checkpoint is complete. If false, an existing output throws
-    /// already_exists.
+    /// Replaces an existing file or model at `out` once the new checkpoint is complete. If false, throws already_exists
+    /// for it. A folder without a checkpoint in it counts as new, with and without this option: its files stay.
     bool overwrite = false;
     /// Continues a save that was killed, if it saved the same sources to the same path with the same options: shards
     /// that it had finished are not written again. If there is no such save, or anything differs, starts from the
     /// beginning. A source is the same if it is a file with the same inode, size and time of modification. Data in
-    /// memory, and single files, are always written again.
+    /// memory, and single files, are always written again. After a save with `durable` = false, a save can continue
+    /// only until the next boot, and only with the same `durable`.
     bool resume = false;
     /// Flushes everything to the disk before it becomes visible. If false, the kernel flushes later, in about half a
     /// minute, and the save returns earlier.
@@ -119,14 +126,15 @@ struct SaveOptions {
     /// If the power fails or the system crashes before that, `out` may hold the old checkpoint, the new one, nothing,
     /// or files that are empty, short or contain zeros, and the replaced checkpoint may be lost. Digests (`checksums`)
     /// show the damage. The same holds if the disk or a server fails to store the data, which is reported only if it is
-    /// known when the file is closed. If only the process is killed, the old or the new checkpoint is complete, as
-    /// always; a save with the same `durable` can resume it until the next boot.
+    /// known when the file is closed. If only the process is killed, the old or the new checkpoint is complete, as with
+    /// `durable`.
     bool durable = true;
-    /// Progress, cancellation and threads: at most 8 threads; 0 means one per processor, at most 2.
+    /// Progress, cancellation and threads. A number of threads above 8 counts as 8; 0 means 2, or 1 on one processor.
     Work work = {};
-    bool plan_only = false;  ///< computes the layout and the report, and touches no file
-    /// Called with the plan before any byte is written: a report without the counts of values in `casts`. If it throws,
-    /// the exception passes through and nothing is left behind.
+    bool plan_only = false;  ///< computes the layout and the report, and writes nothing
+    /// Called once with the plan, on the thread that saves, before space is allocated and any byte is written; with
+    /// `plan_only`, too. The plan is a report in which `casts` have no counts of values. If the function throws, the
+    /// exception passes through and nothing is left behind.
     std::function<void(const SaveReport& plan)> on_plan = {};
 };
 
@@ -157,11 +165,11 @@ struct SaveReport {
     struct Reading {
         Count copied = {};    ///< tensors written as stored: neither cast nor gathered
         Count gathered = {};  ///< strided or transposed tensors, or in several pieces: put into row-major order
-        /// Tensors that are a part of their storage, or share it with tensors that see it differently.
+        /// Tensors that are only a part of their storage, or share it with tensors of another shape, offset or strides.
         Count views = {};
         /// Bytes that the save leaves behind: bytes of the storages of the tensors, and of all storages of a `.pt`,
-        /// that no written tensor refers to. Never too large. May be too small if tensors with gaps share a storage and
-        /// have more than 2^18 runs of bytes together: gaps may then count as referred to.
+        /// that no written tensor refers to. Exact, unless tensors with gaps share a storage and have more than 2^18
+        /// runs of bytes together; then it is a lower bound.
         std::uint64_t unreferenced_bytes = 0;
     };
     struct Layout {
@@ -175,19 +183,20 @@ struct SaveReport {
     std::uint64_t bytes_read = 0;           ///< tensor bytes read from the sources
     std::uint64_t bytes_written = 0;        ///< bytes of all files
     std::vector<std::string> notes = {};    ///< human sentences: large layers, lost order, files that were not removed
-    std::vector<std::string> resumed = {};  ///< the `files` that an earlier save had finished; not in `casts`
+    std::vector<std::string> resumed = {};  ///< the files that an earlier save had finished
     /// Names of the extras that are copied. They are not in `files`, and their bytes are not in `bytes_written`.
     std::vector<std::string> extras = {};
     /// Tensors whose dtypes have no name in safetensors, if no structure document keeps them.
     std::vector<SkippedObject> skipped = {};
     std::vector<Unsupported> unsupported = {};  ///< the dtypes of `skipped`
-    std::vector<Cast> casts = {};
+    std::vector<Cast> casts = {};               ///< counts no values of the files in `resumed`
     Reading reading = {};
     Layout layout = {};
 };
 
 /// Writes `tensors` to `out`, and returns a report of the files and tensors written. All or nothing: the files appear
-/// together, or none appears.
+/// together, or none appears; the end of this comment has the exception. A tensor whose dtype has no name in
+/// safetensors is not an error: it is left out, and `SaveReport::skipped` lists it.
 ///
 /// Example:
 ///     safemap::SaveReport report = safemap::save("out/", tensors, {.dtype = safemap::Dtype::bf16, .overwrite = true});
@@ -199,13 +208,15 @@ struct SaveReport {
 ///   a folder of shards that are named and split as huggingface_hub does, with a `model.safetensors.index.json`; a
 ///   single shard is called `model.safetensors` and has no index.
 /// - With a slash at its end, `out` is always a folder, and `one_file` throws invalid_argument.
-/// - The name of `out` has at most 242 bytes, because the hidden folder's name contains it.
+/// - If the name of `out` has more than 242 bytes, throws invalid_argument: the hidden folder's name contains it.
 /// - An existing folder without a checkpoint counts as new: its files stay.
 /// - Tensors are split in the given order, and sorted inside each file as the reference implementation sorts them (see
 ///   also `align_tensors`). The same input gives the same bytes.
 ///
 /// Steps: space is allocated first; files are filled in a hidden folder beside `out`, flushed (if `durable`), and
-/// moved into place by one rename. Memory is a few fixed buffers, whatever the size of a tensor.
+/// moved into place by one rename, or one by one in the cases below. If the process is killed, `out` has the old or the
+/// new checkpoint, and the next save to `out` removes or resumes what is left in the hidden folder. Memory is a few
+/// fixed buffers, about 32 MiB at most, whatever the size of a tensor; `SaveReport::layout` has the maximum.
 ///
 /// With `overwrite`, the old checkpoint stays complete until the new one replaces it, so the disk needs space for both.
 /// Sources may be in the old checkpoint, and views of it stay valid.
@@ -233,7 +244,8 @@ struct SaveReport {
 /// - unsupported_cast, shape_overflow, header_too_large
 /// - no_space, permission_denied
 /// - busy if another process is saving to `out`
-/// - file_changed if another program has created something at `out` meanwhile, which stays
+/// - file_changed if a source has changed since it was opened, or if another program has created something at `out`
+///   during the save, which stays
 /// - commit_list_damaged if an interrupted save to `out` cannot be finished
 /// - cancelled, and whatever reading throws
 ///
@@ -246,11 +258,13 @@ SAFEMAP_API SaveReport save(const std::filesystem::path& out, std::span<const La
 /// - its tensors
 /// - its metadata, except the keys that `options.metadata` also has (see also `exact_metadata`)
 /// - for each alias of a tied tensor: `__metadata__[alias] = stored name`
-/// - if `structure` says so, the structure document in `__metadata__["safemap.structure"]`; with several shards, in the
-///   index's metadata; a document of more than 1 MiB in a U8 tensor `~structure`. Tensors that were not selected are
-///   opaque objects in it.
+/// - if `structure` says so, the structure document in `__metadata__["safemap.structure"]`; a document of more than 1
+/// MiB
+///   in a U8 tensor `~structure`. In it, tensors that were not selected are objects without a value.
 /// - with a document or `checksums`, and if the checkpoint was read from a single `.pt`: the fingerprint of that file
 ///   in `__metadata__["safemap.source"]`
+///
+/// With several shards, all these pairs are in the `metadata` of the index, not in `__metadata__`.
 ///
 /// Throws as save() of a list of tensors does; structure_too_large with StructurePolicy::keep; and name_collision if an
 /// alias of a tied tensor is a metadata key with a meaning: `format`, or a key that begins with `safemap.`.
