@@ -80,7 +80,8 @@ struct SAFEMAP_API LoadPlan {
     std::vector<LazyTensor> unexpected = {};
     /// Tensors of the wrong shape. A tensor whose dtype is wrong too is in both lists.
     std::vector<TensorMismatch> shape = {};
-    /// Tensors of the wrong dtype.
+    /// Tensors of the wrong dtype. LoadOptions allows none. To load them, expect the dtype of the checkpoint, and call
+    /// LazyTensor::cast() on the tensors of the plan.
     std::vector<TensorMismatch> dtype = {};
     /// All names of each used tensor that has several, in the checkpoint or in the model: the stored name first.
     std::vector<AliasGroup> tied = {};
