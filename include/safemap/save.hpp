@@ -51,8 +51,8 @@ struct SaveOptions {
     /// Writes one file, whatever the name of `out`. If false, the name decides. A file never replaces a folder.
     bool one_file = false;
     /// Dtype that every F64, F32, F16, BF16 and F8 tensor is cast to. F8_E8M0 tensors (scales) and tensors of all other
-    /// dtypes keep theirs. Throws unsupported_cast if this is no such dtype, or if LazyTensor::cast() has already cast
-    /// a tensor to another dtype. Unset: no casts.
+    /// dtypes keep theirs. Throws unsupported_cast if casts to `dtype` are not possible, or if LazyTensor::cast() has
+    /// already cast a tensor to another dtype. Unset: no casts.
     std::optional<Dtype> dtype = std::nullopt;
     /// Tensors that `dtype` does not cast.
     std::optional<Selection> keep_dtype = std::nullopt;
