@@ -132,7 +132,7 @@ struct SaveOptions {
     /// Progress, cancellation and threads. A number of threads above 8 counts as 8; 0 means 2, or 1 on one processor.
     Work work = {};
     bool plan_only = false;  ///< computes the layout and the report, and writes nothing
-    /// Called once with the plan, on the thread that saves, before space is allocated and any byte is written; with
+    /// Called once with the plan, on the thread that saves, before space is allocated and any tensor is written; with
     /// `plan_only`, too. The plan is a report in which `casts` have no counts of values. If the function throws, the
     /// exception passes through and nothing is left behind.
     std::function<void(const SaveReport& plan)> on_plan = {};
