@@ -62,7 +62,10 @@ public:
         sink_.write_at(offset, bytes);
     }
     Read reader() const override {
-        return [this](std::uint64_t offset, std::span<std::byte> into) { sink_.read_back(offset, into); };
+        return [this](std::uint64_t offset, std::span<std::byte> into) {
+            if (!sink_.read_back(offset, into))
+                throw Error(Errc::io_error, "the sink did not read back what it said it could read back");
+        };
     }
 
 private:

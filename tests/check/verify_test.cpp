@@ -229,8 +229,8 @@ TEST_CASE("an invalid list of digests is a fault, and its valid entries are stil
     };
     check("", 0, "JSON");
     check("[]", 0, "not an object");
-    check(R"({"a":"no digest"})", 0, "of 'a'");
-    check('{' + entry("a", "aaaa") + R"(,"b":null})", 0, "of 'b'");
+    check(R"({"a":"no digest"})", 0, "for 'a'");
+    check('{' + entry("a", "aaaa") + R"(,"b":null})", 0, "for 'b'");
     check('{' + entry("a", "aaaa") + ',' + entry("x", "") + ',' + entry("y", "") + '}', 4, "name 2 tensors");
     check('{' + entry("a", "") + ',' + entry("a", "aaaa") + '}', 4, "'a' more than once");
     check(std::string(10'000, ' ') + "{}", 0, "more than the tensors of the file need");

@@ -52,9 +52,9 @@ class WhatIsTypedWrongly(Case):
             self.assertEqual(self.blamed(*words), (f"{words[0]} has no option '{option}'", f'did you mean {meant}?'))
         self.assertEqual(self.blamed('inspect', 'small.safetensors', '--frobnicate'),
                          ("inspect has no option '--frobnicate'", 'safemap inspect --help lists the options'))
-        self.assertEqual(self.blamed('--vresion'), ("there is no option '--vresion'", 'did you mean --version?'))
+        self.assertEqual(self.blamed('--vresion'), ("unknown option '--vresion'", 'did you mean --version?'))
         self.assertEqual(self.blamed('--tree', 'inspect', 'small.safetensors'),
-                         ("a command comes before '--tree'", 'safemap --help lists the commands'))
+                         ("expected a command before '--tree'", 'safemap --help lists the commands'))
         self.assertEqual(self.blamed('inspect', 'small.safetensors', 'b'),
                          ("'b' is one argument too many", 'safemap inspect PATH [options]'))
         without = self.safemap('convert', 'small.safetensors', 'out', '--dtype')

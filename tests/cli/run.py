@@ -232,14 +232,14 @@ class EveryCommand(Case):
             error = self.refused('tensor_not_found', 2, *words, '--include', 'no.*', '--include', 'layers')
             self.assertEqual(error['message'], "--include 'no.*' --include 'layers' matches none of 5 tensors")
             error = self.refused('tensor_not_found', 2, *words, '--include', 'layers.*', '--exclude', '*.w')
-            self.assertEqual(error['message'], "--exclude '*.w': none of 5 tensors is left")
+            self.assertEqual(error['message'], "--exclude '*.w' leaves none of 5 tensors")
             self.refused('tensor_not_found', 2, *words, '--exclude', '*')
         self.assertEqual(self.leftovers(), ['small.safetensors'])
         error = self.refused('tensor_not_found', 2, 'diff', 'small.safetensors', 'small.safetensors', '--include', 'no')
-        self.assertEqual(error['message'], "--include 'no': none of 10 tensors has such a name")
+        self.assertEqual(error['message'], "--include 'no' matches none of 10 tensors")
         told = self.done('inspect', 'small.safetensors', '--include', 'no.*')
         self.assertEqual((told['tensors'], told['total_bytes']), ([], 0))
-        self.assertEqual(told['notes'], ["--include 'no.*': none of 5 tensors has such a name"])
+        self.assertEqual(told['notes'], ["--include 'no.*' matches none of 5 tensors"])
         self.assertIn(told['notes'][0], self.safemap('inspect', 'small.safetensors', '--include', 'no.*').out)
 
     def test_of_a_checkpoint_without_tensors_nothing_can_be_asked(self):

@@ -216,13 +216,13 @@ TEST_CASE("the list of storages must match the object") {
     CHECK(error->code() == Errc::bad_tensor);
     CHECK(error->tensor() == "x");
     file.keys = list_of({"a", "b"});
-    check_refused(file, Errc::bad_tensor, "'b' is of no tensor");
+    check_refused(file, Errc::bad_tensor, "'b' belongs to no tensor");
     file.keys = list_of({"a", "a"});
     check_refused(file, Errc::bad_tensor, "listed twice");
     file.keys = "](" + forge::integer(1) + "e";
-    check_refused(file, Errc::bad_tensor, "no text");
+    check_refused(file, Errc::bad_tensor, "not text");
     file.keys = "}";
-    check_refused(file, Errc::bad_tensor, "no list");
+    check_refused(file, Errc::bad_tensor, "not a list");
 }
 
 TEST_CASE("a key that is too long is refused") {

@@ -225,7 +225,7 @@ TEST_CASE("gaps, shared bytes, trailing bytes, wrong order and misaligned data a
         {"another order", header(tensor_at("b", 0, 4), tensor_at("a", 4, 8)), 8, 4, 0,
          "are not in the reference order"},
         {"a crooked beginning", header(a, tensor_at("b", 4, 8)) + "   ", 8, 0, 4, "not a multiple of 8"},
-        {"a name twice", header(tensor_at("a", 0, 1), a + ',' + tensor_at("b", 4, 8)), 8, 0, 4, "twice"},
+        {"a name twice", header(tensor_at("a", 0, 1), a + ',' + tensor_at("b", 4, 8)), 8, 0, 4, "duplicate name"},
     };
     for (const Row& row : rows) {
         CAPTURE(row.what);

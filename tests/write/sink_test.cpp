@@ -46,6 +46,7 @@ public:
         ++writes;
         std::copy(bytes.begin(), bytes.end(), file.begin() + static_cast<std::ptrdiff_t>(offset));
     }
+    bool read_back(std::uint64_t, std::span<std::byte> into) const override { return breaks_word && into.empty(); }
     void commit() override {
         ++committed;
         if (fail_ == Fail::commit) throw Error(Errc::io_error, "the end");
@@ -59,6 +60,7 @@ public:
     int abandoned = 0;
     std::set<std::thread::id> threads;
     std::size_t wait_for = 0;
+    bool breaks_word = false;  ///< says that it can read back, and does not
 
 private:
     std::string name_ = "strict";
@@ -258,6 +260,18 @@ TEST_CASE("a transposed tensor is read about once if the sink can be read back, 
     const TempDir dir;
     dir.write("f.safetensors", text_of(memory));
     CHECK(verify(dir / "f.safetensors").ok());
+}
+
+TEST_CASE("a sink that does not read back what it said it could fails the save") {
+    Strict sink;
+    sink.breaks_word = true;
+    const std::vector<LazyTensor> tensors = {transposed("tiles", Dtype::f32, 4, 600'000)};
+    const auto error = error_of([&] { save(sink, tensors, {.checksums = true}); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::io_error);
+    CHECK(error->path() == "strict");
+    CHECK(sink.committed == 0);
+    CHECK(sink.abandoned == 1);
 }
 
 TEST_CASE("invalid sinks are refused") {
