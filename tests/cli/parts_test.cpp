@@ -184,7 +184,7 @@ TEST_SUITE("rename") {
         CHECK(renaming.notes().size() == 3);
         renaming.apply("a");
         renaming.apply("c");
-        CHECK(renaming.notes() == std::vector<std::string>{"--strip-prefix 'x.': no name begins so",
+        CHECK(renaming.notes() == std::vector<std::string>{"--strip-prefix 'x.': no name begins with it",
                                                            "--rename 's/a/a/': it changes no name"});
     }
 }
