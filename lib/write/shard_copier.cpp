@@ -7,8 +7,8 @@
 // - Copying: a unit is gathered, fed to the digests, and written from a buffer where it has the same offset in a page
 //   as in the file. Digests are computed from the bytes as they pass, in the order of the file. What is written in
 //   tiles is read back once for them.
-// - finish(): the worker that does the last unit of a file writes its head and flushes it to disk.
-// - write_files() runs one engine for each part on common workers; buffer_bytes() predicts their memory.
+// - finish(): the worker that does the last unit of a file writes its header and flushes it to disk.
+// - write_files() runs one copier for each part on common workers; buffer_bytes() predicts their memory.
 #include "write/shard_copier.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
