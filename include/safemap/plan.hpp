@@ -15,7 +15,7 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// A tensor that a model expects: one that it needs a value for.
+/// A tensor that a model expects a value for.
 struct ExpectedTensor {
     std::string name = {};
     Dtype dtype = {};

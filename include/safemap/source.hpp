@@ -73,9 +73,9 @@ public:
     /// Returns true if the source is a file of the file system, with the same offsets.
     virtual bool is_file() const noexcept { return false; }
 
-    /// Throws file_changed if the bytes are no longer the ones that were opened (a file: if its device, inode, size or
-    /// time of modification differs). Bulk operations call this after reading, which shows that the bytes did not
-    /// change meanwhile.
+    /// Throws file_changed if the source has changed since it was opened (a file: if its device, inode, size or time of
+    /// modification differs). Bulk operations call this after reading, which shows that the bytes did not change
+    /// meanwhile.
     virtual void require_unchanged() const {}
 
     /// Returns a text that identifies the bytes: other bytes, or the same source after a change, have another one. For

@@ -24,7 +24,7 @@ struct UploadOptions {
     std::uint64_t staging_bytes = 32ULL << 20;
 
     // Options that affect performance.
-    unsigned readers = 0;  ///< threads beside the ones that call acquire(): at most 16; 0: one per processor, at most 4
+    unsigned readers = 0;  ///< reader threads, not callers of acquire(): at most 16; 0: one per processor, at most 4
 };
 
 /// Counters of an Uploader since it was made.

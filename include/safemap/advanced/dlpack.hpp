@@ -1,7 +1,7 @@
 // DLPack: exchanges tensors with other libraries (NumPy, PyTorch, JAX, CuPy) without a copy.
 //
-// The structs have the layout of those in dlpack.h 1.1, which is an ABI, and names of their own, so that a program can
-// include both headers. To call a function that takes a DLManagedTensorVersioned*, reinterpret_cast the pointer.
+// The structs have the layout of the structs in dlpack.h 1.1, which is an ABI. Their names differ, so that a program
+// can include both headers. To call a function that takes a DLManagedTensorVersioned*, reinterpret_cast the pointer.
 #pragma once
 
 #include <safemap/tensor_view.hpp>
@@ -112,20 +112,20 @@ enum class Float4 : std::uint8_t { elements, pairs };
 ///     auto* exported = safemap::dlpack::export_versioned(checkpoint["weight"].view());
 ///     exported->deleter(exported);
 SAFEMAP_API ManagedTensorVersioned* export_versioned(const TensorView& view, Float4 float4 = Float4::elements);
-/// Exports a view as export_versioned() does, for consumers from before DLPack 1.0, and for JAX (0.10), which takes no
-/// other form. JAX copies data that is not aligned to 64 bytes; load() aligns to 64 bytes.
+/// Exports a view as export_versioned() does, for consumers from before DLPack 1.0, and for JAX (0.10), which does not
+/// take versioned tensors. JAX copies data that is not aligned to 64 bytes; load() aligns to 64 bytes.
 ///
 /// This form has no read-only flag: a consumer that writes to the bytes of a mapped file gets a SIGSEGV.
 SAFEMAP_API ManagedTensor* export_unversioned(const TensorView& view, Float4 float4 = Float4::elements);
 
 /// Imports a tensor without a copy. Returns a view that owns the tensor: the last copy of the view calls the deleter
 /// once, on the thread that releases it. A null deleter is allowed. The view is writable() if the tensor is versioned
-/// and is not flagged as read-only; an unversioned tensor does not say, so its view is read-only.
+/// and is not flagged as read-only; an unversioned tensor has no such flag, so its view is read-only.
 ///
 /// Strides may be negative. A pair of float4 becomes two elements of the last dimension, along which pairs must be
 /// contiguous.
 ///
-/// Throws, and leaves the tensor to the caller, who still has to delete it:
+/// Throws, and leaves the tensor to the caller, which still has to delete it:
 /// - no_dlpack for another major version, memory that the host cannot read, a type that no Dtype has, pairs that are
 ///   strided along the last dimension, and sub-byte elements that are flagged as padded;
 /// - invalid_argument for a tensor that contradicts itself: no tensor, no data, negative dimensions;

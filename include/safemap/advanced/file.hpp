@@ -14,7 +14,7 @@ namespace safemap::SAFEMAP_ABI {
 /// How the bytes of a file are made addressable. Mappings are read-only, except those of `private_copy`.
 enum class Mapping : std::uint8_t {
     /// Maps files on local disks. Reads files on network and FUSE file systems: if the server goes away or the file is
-    /// truncated there, a touch of a view would block or kill the process.
+    /// truncated there, touching a view would block or kill the process.
     automatic,
     allowed,  ///< maps files on every file system
     never,    ///< reads every file

@@ -61,8 +61,8 @@ struct Declaration {
 /// order are one run. A box that does not span the tensor's rows has as many runs as rows, until the neighbouring boxes
 /// are written.
 ///
-/// **Options.** `work` and `on_plan` are ignored. `dtype`, `keep_dtype` and `plan_only` are refused: the declared dtype
-/// is the one that is written. `resume` is refused because the origin of the bytes is unknown. With `checksums`,
+/// **Options.** `work` and `on_plan` are ignored. `dtype`, `keep_dtype` and `plan_only` are refused: each tensor is
+/// written in its declared dtype. `resume` is refused because the origin of the bytes is unknown. With `checksums`,
 /// commit() reads everything once more, in one thread, because digests need the bytes in order.
 class SAFEMAP_API ShardWriter {
 public:
