@@ -62,7 +62,7 @@ inline const std::string* Value::string() const noexcept { return std::get_if<st
 inline const Value::Array* Value::array() const noexcept { return std::get_if<Array>(&content_); }
 inline const Value::Object* Value::object() const noexcept { return std::get_if<Object>(&content_); }
 
-/// Returns all of `source`. Throws Error(code) if that is more than `most` bytes: "too many for " what.
+/// Returns all of `source`, which messages call `what`. Throws Error(code) if it has more than `most` bytes.
 std::string read_text(const Source& source, std::uint64_t most, Errc code, std::string_view what);
 /// Parses `text` and validates all of it: UTF-8, strings, numbers, depth, nothing after the value. Throws Error(code)
 /// that says what is wrong.
@@ -81,7 +81,7 @@ void parse_members(std::string_view text, Errc code, const OnMember& on_member);
 /// How characters beyond ASCII are written.
 enum class Charset : std::uint8_t {
     utf8,   ///< unchanged, also DEL: as serde_json
-    shown,  ///< unchanged, except \uXXXX for those that printable() escapes: safe to display
+    shown,  ///< unchanged, except \uXXXX for characters that printable() escapes: safe to display
     ascii,  ///< as \uXXXX, surrogate pairs if needed: as Python's json.dump
 };
 

@@ -18,8 +18,8 @@ namespace safemap::SAFEMAP_ABI {
 
 /// The digests of many items, by a hash (Xxh3 or Sha256). A hash needs the bytes of an item in order, so a worker with
 /// a later piece waits until the earlier ones are fed. Workers must take the pieces of an item in order, and a worker
-/// that has taken one must feed it or call abandon(): then nobody waits forever. Memory: one digest per item, plus one
-/// hash for each unfinished item. Thread-safe.
+/// that has taken one must feed it or call abandon(). Otherwise the other workers wait forever. Memory: one digest per
+/// item, plus one hash for each unfinished item. Thread-safe.
 template <class Hash> class OrderedHashes {
 public:
     using Value = decltype(std::declval<const Hash&>().digest());
@@ -40,7 +40,7 @@ public:
 
     /// Returns the digest of an item. Requires that all its bytes were fed.
     const Value& of(std::size_t item) const noexcept { return digests_[item]; }
-    /// Returns the digests of all items, each as of() returns it.
+    /// Returns of() for each item.
     std::span<const Value> all() const noexcept { return digests_; }
 
 private:
