@@ -1,6 +1,6 @@
 // Compares the tensors that two checkpoints have under each name. Tensors of the same dtype and shape are read side by
-// side, block by block, by several workers. Each pair remembers the first element that differs, and blocks behind it
-// are not read. If values are compared as numbers, every block is read, to find the largest difference.
+// side, block by block, by several workers. Each pair remembers the first element that differs, and later blocks are
+// not read. If values are compared as numbers, every block is read, to find the largest difference.
 //
 //   Pair                        two tensors to compare, in one dtype
 //   index_of(), read_element()  elements and their numbers

@@ -123,8 +123,8 @@ std::optional<Error> orphan(const state::Contents& contents, std::span<const Fil
     return std::move(error.with_path(lacks->source->name()));
 }
 
-/// Returns the digest of all names that the checkpoint has. Returns nothing if its tensors cannot be identified among
-/// the tensors of the files.
+/// Returns the digest of the checkpoint, over all of its names. Returns nothing if its tensors cannot be identified
+/// among the tensors of the files.
 std::optional<Digest> found_identity(const state::Contents& contents, std::span<const FileDigests> files) {
     std::vector<const StoredDigest*> known;
     for (const FileDigests& file : files)
@@ -133,7 +133,8 @@ std::optional<Digest> found_identity(const state::Contents& contents, std::span<
     bool unique = true;
     const auto name_of_known = [&](std::uint32_t i) { return known[i]->name; };
     names.add_all(static_cast<std::uint32_t>(known.size()), name_of_known, [&](auto, auto) { unique = false; });
-    if (!unique) return std::nullopt;  // an index that leaves tensors out does not say which of two it means
+    // Two files have a tensor of the same name: an index that leaves tensors out does not say which one it means.
+    if (!unique) return std::nullopt;
 
     std::vector<safetensors::NamedDigest> all;
     all.reserve(contents.tensors.size());
