@@ -17,8 +17,8 @@ template <std::size_t N> bool ends_in_any(std::string_view name, const std::arra
     return std::any_of(endings.begin(), endings.end(), [name](auto ending) { return name.ends_with(ending); });
 }
 
-/// Returns true if a file is weights or code by its ending. Among names that are otherwise taken as extras, only names
-/// that begin with "tokenizer", "LICENSE" or "NOTICE" can have such an ending.
+/// Returns true if the ending of a file name says that the file is weights or code. Among names that are otherwise
+/// taken as extras, only names that begin with "tokenizer", "LICENSE" or "NOTICE" can have such an ending.
 bool is_weights_or_code(std::string_view name) {
     static constexpr std::array<std::string_view, 31> endings = {
         ".safetensors", ".sft",     ".pt",   ".pth", ".ckpt", ".bin", ".gguf",   ".ggml",
