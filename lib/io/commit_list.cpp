@@ -6,7 +6,7 @@
 // A list is renamed into place when it is complete. Version 3 may have paths through folders, which are made when
 // needed; version 2 has only names. Version 1 is still read: it has no second line, and its stamps begin with the
 // device number. From top to bottom:
-//   - require_replaceable(), require_removable(), require_current(): check that nobody has written to the folder.
+//   - require_replaceable(), require_removable(), require_current(): check that the folder has not changed.
 //   - read_all(), parse(): from the open list to a CommitList.
 //   - Home, make_folder(), move_file(), move_files(): carry out the list, and flush before the last file is moved.
 //   - The public functions: write_commit_list(), read_commit_list(), finish_commit().
@@ -60,8 +60,8 @@ Error written_to(const std::string& name) {
     return damaged(safemap::quoted(name) + " was changed since that save was interrupted");
 }
 
-/// Throws if somebody has written to a file that is to be replaced. Another process may carry out the same list at the
-/// same time; its moves are not an error, hence the second is_staged().
+/// Throws if a file that is to be replaced has changed since the list was made. Another process may carry out the same
+/// list at the same time; its moves are not an error, hence the second is_staged().
 void require_replaceable(int folder, const CommitList& list, const CommitList::Entry& entry) {
     const auto& [name, before] = entry;
     if (is_staged(folder, name) && !same_stamp(before, stamp_in(folder, name), list.inodes_last) &&
@@ -69,7 +69,7 @@ void require_replaceable(int folder, const CommitList& list, const CommitList::E
         throw written_to(name);
 }
 
-/// Throws if somebody has written to a file that is to be removed.
+/// Throws if a file that is to be removed has changed since the list was made.
 void require_removable(int folder, const CommitList& list, const CommitList::Entry& entry) {
     const std::string now = stamp_in(folder, entry.name);
     if (!now.empty() && !same_stamp(entry.before, now, list.inodes_last)) throw written_to(entry.name);
@@ -216,8 +216,8 @@ void sync_folders(int folder, const CommitList& list) {
     sync_folder(folder);
 }
 
-/// Moves a file into place. Does not replace a file that somebody else has put there since the list was read, as far as
-/// the file system supports that.
+/// Moves a file into place. Does not replace a file that another process has put there since the list was read, as far
+/// as the file system supports that.
 void move_file(int content, int folder, const CommitList& list, const CommitList::Entry& entry) {
     require_replaceable(folder, list, entry);
     if (is_in_folder(entry)) make_folder(content, folder, folder_of(entry.name));

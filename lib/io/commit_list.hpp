@@ -34,13 +34,14 @@ inline constexpr const char* staged_content = ".safemap-tmp/content";
 inline constexpr const char* commit_list_name = "commit";
 inline constexpr const char* new_list_name = "commit.new";
 
-/// Writes a list for the open `folder` into the open `sibling`. Flushes it to the disk if `durable`. Everybody who may
-/// read the folder may read the list.
+/// Writes a list for the open `folder` into the open `sibling`. Flushes it to the disk if `durable`. Every user that
+/// may read the folder may read the list.
 void write_commit_list(int sibling, int folder, std::span<const std::string> files,
                        std::span<const std::string> removed, bool durable = true);
 /// Reads the list in the sibling inside the open `folder`; returns nothing if there is no list. Throws
 /// commit_list_damaged in three cases: a name leads out of the folder; a file is missing from both the content and the
-/// folder; somebody has written to the folder since, so the list would do something else than was meant.
+/// folder; the files to replace or remove have changed since the list was written, so carrying the list out would
+/// destroy the changes.
 std::optional<CommitList> read_commit_list(int folder);
 /// Carries out the list in `folder`, if there is one, and removes it. An interrupted call can be repeated, wherever it
 /// was interrupted. Until it is done, readers that do not know commit lists see files of both models. If the two models

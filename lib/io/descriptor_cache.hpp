@@ -33,8 +33,8 @@ private:
     std::list<CachedDescriptor*>::iterator node_ = own_.begin();
 };
 
-/// Evicts the least recently used descriptor. It is closed unless somebody is using it now. Returns false if the cache
-/// is empty. Does not change errno.
+/// Evicts the least recently used descriptor. It is closed unless it is in use. Returns false if the cache is empty.
+/// Does not change errno.
 bool close_one_kept() noexcept;
 
 }  // namespace safemap::SAFEMAP_ABI::io

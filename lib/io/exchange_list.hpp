@@ -17,7 +17,7 @@ inline constexpr const char* new_exchange_list_name = "exchange.new";
 
 /// Stamps (see stamp.hpp) by their paths in the two folders. A file whose stamp is in the list belongs to the save,
 /// which may delete it from the content of its sibling: the new model or, after the exchange, the old one. Every other
-/// file belongs to somebody else. A folder in the list may be deleted once it is empty.
+/// file belongs to another program. A folder in the list may be deleted once it is empty.
 class ExchangeList {
 public:
     enum class Role : char {

@@ -81,7 +81,7 @@ public:
 private:
     /// Returns the mapping of the whole file; null if the file must not be mapped.
     const SharedBytes* mapping() const {
-        // A checkpoint takes thousands of views: every call but the first gets by without a lock.
+        // A checkpoint takes thousands of views: every call but the first takes no lock.
         if (const SharedBytes* const ready = ready_.load(std::memory_order_acquire)) return ready;
         const std::lock_guard lock(mutex_);
         if (!may_map()) return nullptr;

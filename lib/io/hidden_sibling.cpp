@@ -1,5 +1,5 @@
 // Life of a sibling: create the folder, the lock file, then the content; remove the content, the lock file, then the
-// folder. So whenever a writer dies, its sibling is empty or has a lock file. That tells it from other folders.
+// folder. So whenever a writer dies, its sibling is empty or has a lock file. This distinguishes it from other folders.
 //   1. Tests of a folder found in its place: is_lock(), is_ours(), is_our_content(), is_our_note(), has_lost_lock().
 //   2. lock_of_dead() locks the sibling of a dead writer, or says why it cannot.
 //   3. claim() makes a sibling and first removes one of a dead writer; create() is one attempt.
@@ -35,7 +35,7 @@ namespace safemap::SAFEMAP_ABI::io {
 namespace {
 
 constexpr const char* lock_name = "safemap.lock";
-constexpr int most_attempts = 100;  // while others keep creating and removing the place
+constexpr int most_attempts = 100;  // while other processes keep creating and removing the sibling
 
 enum class Lock { held, taken, unsupported };
 

@@ -13,8 +13,8 @@ namespace safemap::SAFEMAP_ABI::io {
 /// `.safemap-tmp`. It has a lock file, held by flock while this object lives; the new content; and notes about the
 /// save.
 ///
-/// A sibling whose lock nobody holds was left by a dead process. A folder without a lock file, unless empty, is not
-/// ours and stays. Exception: it looks like a sibling that lost its lock file in a power failure; see has_lost_lock().
+/// A sibling whose lock is not held was left by a dead process. A folder without a lock file, unless empty, is not ours
+/// and stays. Exception: it looks like a sibling that lost its lock file in a power failure; see has_lost_lock().
 class HiddenSibling {
 public:
     static constexpr const char* suffix = ".safemap-tmp";

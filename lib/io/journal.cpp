@@ -29,7 +29,8 @@ std::string digest_of(std::string_view text) {
 /// end.
 std::string line_of(std::string_view text) { return std::string(text) + digest_of(text) + '\n'; }
 
-/// Returns text that changes when anybody touches the file; nothing if the file does not exist.
+/// Returns size, inode, times and name of a file as text, which changes when the file is modified. Returns nothing if
+/// the file does not exist.
 std::optional<std::string> stamp_of(int folder, const std::string& name) {
     struct stat status = {};
     if (calls.fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;

@@ -89,7 +89,8 @@ private:
         throw failed(name);
     }
 
-    /// Throws if `folder` is no longer the folder of `status`: somebody may have moved or mounted another one there.
+    /// Throws if `folder` is no longer the folder of `status`: another process may have moved or mounted another one
+    /// there.
     void require_same(int folder, const std::string& name, const struct stat& status) const {
         struct stat now = {};
         if (calls.fstat(folder, &now) != 0) throw failed(name);
@@ -120,8 +121,8 @@ private:
     bool put_back(int folder, const std::string& name, int target, const std::string& path) {
         if (target < 0) return false;
         int number = move(folder, name, target, name);
-        // The target has a hard link to the previous file. Somebody has replaced that file here since, so this one is
-        // newer.
+        // The target has a hard link to the previous file. Another process has replaced that file here since, so this
+        // one is newer.
         if (number == EEXIST && list_->stays(path, stamp_in(target, name)))
             number = calls.renameat2(folder, name.c_str(), target, name.c_str(), 0) == 0 ? 0 : errno;
         // EEXIST, or ENOTDIR: a folder takes the place of a file.

@@ -10,8 +10,8 @@ namespace safemap::SAFEMAP_ABI::io {
 
 /// Removes the content of the sibling `name` in the open folder `home`; the sibling is open as `sibling`.
 ///
-/// If the content was prepared for an exchange, a file that the exchange list does not know belongs to somebody else,
-/// who wrote it to the target just before the exchange. Such a file moves
+/// If the content was prepared for an exchange, a file that the exchange list does not know belongs to another program,
+/// which wrote it to the target just before the exchange. Such a file moves
 /// 1. to the target, under its name
 /// 2. to the target under a new name, if the name is taken
 /// 3. beside the target with the rest of the content, if its folder does not exist

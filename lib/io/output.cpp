@@ -88,8 +88,8 @@ File OutputFile::reader(std::string path) const {
     return File(std::make_shared<const Descriptor>(std::move(descriptor)), std::move(path));
 }
 
-// Writes past the cache the whole pages that `bytes` begins with, if `offset` is at the start of a page. Requires
-// `bytes` at an aligned address then. Returns the number of bytes written. An error (EINVAL, if the device needs a
+// Writes the whole pages at the beginning of `bytes` past the cache, if `offset` is at the start of a page. `bytes`
+// must then be at an aligned address. Returns the number of bytes written. An error (EINVAL, if the device needs a
 // larger alignment) counts as 0: the write through the cache that follows reports a real error.
 std::size_t OutputFile::write_around(std::uint64_t offset, std::span<const std::byte> bytes) const {
     if (offset % direct_alignment != 0) return 0;

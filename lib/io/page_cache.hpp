@@ -11,8 +11,8 @@
 namespace safemap::SAFEMAP_ABI::io {
 
 /// Returns how many bytes of a mapped range are in memory; `descriptor` is the mapped file. Counts whole pages: the
-/// result is the full size only if every page is in memory. Returns nothing if the kernel does not tell, or tells only
-/// the file's owner.
+/// result is the full size only if every page is in memory. Returns nothing if the kernel does not report it, or
+/// reports it to the file's owner only.
 std::optional<std::uint64_t> resident_in(std::span<const std::byte> mapped, int descriptor) noexcept;
 /// Returns the same for a file that is not mapped (since Linux 6.5).
 std::optional<std::uint64_t> resident_in(Extent extent, int descriptor) noexcept;

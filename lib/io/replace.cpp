@@ -1,5 +1,5 @@
 // Fills a hidden sibling and then puts its content in place of the target. All paths are relative to the open parent
-// folder: if somebody renames that folder during a save, the checkpoint moves with it and is not torn.
+// folder: if that folder is renamed during a save, the checkpoint moves with it and is not torn.
 //   1. The target: where it is, what is there, and its identity.
 //   2. Preparing: finish, resume or remove what a dead save left; then claim the sibling and create files in it.
 //   3. Committing: set owners and permissions, then, depending on the target:
@@ -115,7 +115,8 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
       job_(std::move(job)) {
     if (!job_.durable) job_.id = until_next_boot(job_.id);
     about_file(place_.target, [&] {
-        // Finish a save that died during its commit: its files count already, and one may be for this place.
+        // Finish a save that died during its commit: its files count already, and one of them may have the target's
+        // name.
         if (kind == Kind::file && read_commit_list(place_.parent.number()))
             HiddenSibling::clear(place_.parent.number(), HiddenSibling::suffix, notes_);
         if (existing != Existing::refuse) examine_old();
@@ -191,8 +192,8 @@ void Staging::claim() {
     sibling_ = recover_or_claim(old_.number(), HiddenSibling::suffix);
 }
 
-/// Removes what a dead save left beside the folder when the folder could be exchanged. This save does not need that
-/// place, so an error is ignored.
+/// Removes the sibling that a dead save left beside the folder, at a time when the folder could be exchanged. This save
+/// does not need that place, so an error is ignored.
 void Staging::clear_beside(const std::string& name) {
     try {
         HiddenSibling::clear(place_.parent.number(), name, notes_);
@@ -321,7 +322,7 @@ void Staging::commit(std::span<const std::string> old_files) {
     });
 }
 
-/// Throws if somebody has put one of the new names into the folder since the save began.
+/// Throws if a file with one of the new names has appeared in the folder since the save began.
 void Staging::require_free() const {
     for (const std::string& name : files_) {
         struct stat status = {};
@@ -384,7 +385,7 @@ void Staging::set_folder_permissions() const {
     }
 }
 
-/// Lets everybody who may read the replaced folder read the new content, from the moment it counts.
+/// Lets every user that may read the replaced folder read the new content, from the moment it counts.
 void Staging::open_to_readers() const {
     struct stat old = {};
     if (calls.fstat(old_.number(), &old) != 0) throw system_error(errno, "examine it");
@@ -458,8 +459,8 @@ void Staging::appear_without_flags() {
         throw system_error(errno, "rename it into place");
 }
 
-/// Exchanges the content and the target; returns the error number. If the target is not the one that the save found at
-/// its beginning, takes the exchange back, so that nothing is lost, and throws file_changed.
+/// Exchanges the content and the target; returns the error number. If the target has been replaced since the save
+/// began, takes the exchange back, so that nothing is lost, and throws file_changed.
 int Staging::exchange() {
     const auto swap = [this] {
         return calls.renameat2(sibling_.folder(), HiddenSibling::content, place_.parent.number(), place_.name.c_str(),
@@ -621,7 +622,7 @@ void Staging::commit_in_place(std::span<const std::string> old_files) {
     }
 }
 
-/// Returns true if the target is still the content that appeared, and nobody has put a file into it.
+/// Returns true if the target is still the content that appeared, and no other file has been put into it.
 bool Staging::is_only_ours() const {
     if (identity_at(place_.parent.number(), place_.name.c_str()) != new_identity_) return false;
     if (kind_ == Kind::file) return true;

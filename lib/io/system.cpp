@@ -1,4 +1,4 @@
-// Opens and closes descriptors, and maps error numbers to error codes: nowhere else does that.
+// Opens and closes descriptors, and maps error numbers to error codes. No other file does that.
 #include "io/system.hpp"
 
 #include "io/calls.hpp"
