@@ -55,7 +55,7 @@ public:
     unsigned count() const noexcept { return static_cast<unsigned>(workers_.size()); }
     std::size_t buffer_size() const noexcept { return buffer_size_; }
 
-    /// Returns a buffer of a worker. Only for the thread of that worker, as is gatherer().
+    /// Returns a buffer of a worker. Only the thread of that worker may call buffer() and gatherer().
     std::span<std::byte> buffer(unsigned worker, unsigned which = 0) {
         return workers_[worker].buffer(buffers_ * buffer_size_).subspan(which * buffer_size_, buffer_size_);
     }
