@@ -132,8 +132,8 @@ bool is_zip_at_end(const Source& source, std::string_view) { return ends_as_zip(
 
 bool is_legacy(const Source&, std::string_view head) { return torch::is_legacy(head); }
 
-/// Recognises protocols 2 to 5 by their first bytes, 0x80 and the protocol's number. Older protocols have no such
-/// bytes; of them, only dictionaries are recognised.
+/// Recognises protocols 2 to 5 by their first bytes, 0x80 and the protocol's number. Pickles of older protocols have no
+/// such bytes; they are recognised only if they are dictionaries.
 bool is_pickle(const Source&, std::string_view head) {
     if (head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5) return true;
     return head.starts_with("(dp") || head.starts_with("}q\0"sv) || head.starts_with("ccollections\nOrderedDict\n");

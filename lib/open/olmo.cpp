@@ -161,7 +161,7 @@ void take_olmo_names(Contents& contents, const OpenOptions& options) {
             return;
         }
     }
-    // The names are now the ones of a `.pt` with this tree.
+    // From here on, the tensors have the names that a `.pt` with this tree gives them.
     state::set_tree(contents, tree.take());
     contents.notes.emplace_back("names are base64 pickles, as OLMo writes; they were decoded to paths");
 }

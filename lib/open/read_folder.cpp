@@ -42,8 +42,8 @@ constexpr Reader readers[] = {
     {ShapeKind::megatron_ranks, read_megatron},
 };
 
-/// Throws if all tensors of a model are empty and the state of a training is beside it. A trainer that did not gather
-/// its tensors writes such a model.
+/// Throws if all tensors of a model are empty and training state is beside it. A trainer that did not gather its
+/// tensors writes such a model.
 void require_gathered(const Contents& contents, const FolderShape& shape, const FolderNames& names,
                       const Folder& folder) {
     const auto is_empty = [](const LazyTensor& tensor) { return tensor.nbytes() == 0; };

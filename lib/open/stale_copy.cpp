@@ -1,4 +1,4 @@
-// Compares the fingerprints of a `.pt` and the safetensors file beside it. Tested by tests/open/twin_test.cpp.
+// Compares the fingerprints of a `.pt` and the safetensors file beside it. Tested by tests/open/stale_copy_test.cpp.
 #include "open/stale_copy.hpp"
 
 #include "base/text.hpp"
