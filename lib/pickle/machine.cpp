@@ -272,8 +272,8 @@ private:
         if (const auto nested = nested_class(callee, arguments)) push_global(*nested);
         else push(call(callee, arguments));
     }
-    /// Returns the name of the nested class that a call of getattr spells, if it does. Before protocol 4, nested
-    /// classes are spelled getattr(Outer, "Inner"): that is a name, not a call.
+    /// Returns the name of a nested class if the call is a getattr that spells one, else nothing. Before protocol 4,
+    /// nested classes are spelled getattr(Outer, "Inner"): that is a name, not a call.
     std::optional<PickleGraph::Global> nested_class(Id callee, Id arguments) {
         const PickleGraph& graph = nodes_.graph();
         if (kind(callee) != Kind::global || kind(arguments) != Kind::tuple) return std::nullopt;

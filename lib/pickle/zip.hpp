@@ -47,7 +47,7 @@ public:
     /// Returns the records in the order of the directory, without entries for folders.
     const std::vector<ZipRecord>& records() const& noexcept { return records_; }
     const std::vector<ZipRecord>& records() const&& = delete;
-    /// Returns the number of bytes after the zip, which mean nothing.
+    /// Returns the number of bytes after the zip, which have no meaning.
     std::uint64_t trailing() const noexcept { return trailing_; }
     /// Returns the record with that name, or null.
     const ZipRecord* find(std::string_view name) const noexcept;
