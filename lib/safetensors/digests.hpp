@@ -19,7 +19,7 @@ inline constexpr std::string_view checkpoint_digest_key = "safemap.checkpoint_xx
 /// Key beside the structure document, whether the document is in the metadata or in a tensor: the digest of its text,
 /// 32 hex digits.
 inline constexpr std::string_view structure_digest_key = "safemap.structure_xxh3_128";
-/// Returns true if `key` is one of safemap's own keys, not metadata of somebody else.
+/// Returns true if `key` is one of the three keys above, and not metadata of another program.
 inline bool is_digest_key(std::string_view key) noexcept {
     return key == digests_key || key == checkpoint_digest_key || key == structure_digest_key;
 }

@@ -405,8 +405,8 @@ private:
 
     /// Reads {"dtype", "shape", "data_offsets"}, or an array of the three, which serde accepts for a struct too.
     void read_tensor(ondemand::value value, Row& row) {
-        // Reading the reference's layout character by character is twice as fast. On-Demand skips a value that nobody
-        // has asked for.
+        // Reading the reference's layout character by character is twice as fast. On-Demand skips a value that is not
+        // asked for.
         if (Characters at(value.raw_json_token().data()); canonical_tensor_.take(at, text_.data(), row)) return;
         ondemand::object fields;
         if (value.get_object().get(fields)) return read_tensor_array(value, row);
