@@ -1,4 +1,4 @@
-// Hashes parts of a file. Tested by tests/open/twin_test.cpp.
+// Hashes parts of a file. Tested by tests/open/stale_copy_test.cpp.
 #include "state/fingerprint.hpp"
 
 #include "base/checksum.hpp"

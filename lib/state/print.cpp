@@ -28,7 +28,7 @@ constexpr std::size_t longest_value = 80;
 /// Limit of all lines with their paths: hostile trees are nested deep below long keys.
 constexpr std::size_t most_bytes = std::size_t{64} << 20;
 
-/// The text of a value in one line. A container has the text of an empty one.
+/// The text of a value in one line. For a sequence or dictionary, it is the text of an empty one.
 struct Value {
     const StateTree& tree;
 
@@ -149,7 +149,7 @@ private:
         path_.resize(before);
     }
 
-    /// Adds a line. If there are too many, adds a last one that says so, and no more after it.
+    /// Adds a line. If there are too many lines, adds a last line that says so, and ignores later lines.
     void line(std::string value) {
         if (full_) return;
         full_ = !spend(path_.size() + value.size() + sizeof(Foldable));

@@ -349,7 +349,7 @@ private:
         std::get<StateTree::Opaque>(tree_[id]).children = std::move(made);
         return id;
     }
-    /// Returns true if `name` is the place of one of so many arguments.
+    /// Returns true if `name` is a place below `arguments`, the number of arguments.
     static bool is_place(const std::string& name, std::size_t arguments) {
         std::size_t place = 0;
         const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), place);

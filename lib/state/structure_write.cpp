@@ -53,7 +53,7 @@ constexpr std::uint64_t plain_nan = 0x7ff8'0000'0000'0000;
 
 bool is_tensor(const StateTree::Node& node) { return std::holds_alternative<StateTree::Tensor>(node); }
 
-/// Returns true for values with an identity, tensors aside. Python compares other values by their contents only.
+/// Returns true for values with an identity, except tensors. Python compares other values by their contents only.
 bool has_identity(const StateTree::Node& node) {
     if (const auto* bytes = std::get_if<StateTree::Bytes>(&node)) return bytes->mutable_array;
     if (const auto* sequence = std::get_if<StateTree::Sequence>(&node)) {
