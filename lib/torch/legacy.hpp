@@ -58,8 +58,8 @@ private:
 };
 
 /// Reads a legacy file. Throws or reports what LegacyFile throws, and bad_tensor, shape_overflow and storage_too_short
-/// of tensors. If `globals` is strict, the faults include unknown_global. If `faults` returns, a tensor with a fault is
-/// left out: an opaque object takes its place.
+/// for tensors. If `globals` is strict, the faults include unknown_global. If `faults` returns, a tensor with a fault
+/// is left out: an opaque object takes its place.
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -36,7 +36,7 @@ public:
     void add_value(Opaque& out, std::string name, StateTree::Node value);
     /// Adds the tensor that an object wraps, as a child without a name. Does nothing if the node is not a tensor.
     void add_itself(Opaque& out, StateTree::Node tensor);
-    /// Adds parts under the given names, as many as there are of both.
+    /// Adds parts under the given names. Stops when the parts or the names run out.
     void add_named(Opaque& out, std::initializer_list<std::string_view> names, std::span<const Id> parts);
     void add_arguments(Opaque& out, std::span<const Id> arguments);
     /// Adds a state: a dictionary of attributes, a pair (dictionary or None, dictionary of slots), or any value that

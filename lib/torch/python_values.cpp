@@ -72,7 +72,8 @@ std::optional<Node> encoded(const PickleGraph& pickle, std::span<const Id> argum
     return bytes_node(encoded_text(pickle, arguments, allowance), false);
 }
 
-/// Reads bytes() and bytearray() without arguments, of bytes in either spelling, or of a text and its encoding.
+/// Reads calls of bytes() and bytearray(): without arguments, with bytes in either spelling, or with a text and its
+/// encoding.
 template <bool mutable_array>
 std::optional<Node> made_bytes(const PickleGraph& pickle, std::span<const Id> arguments, Allowance& allowance) {
     if (arguments.empty()) return bytes_node(std::string(), mutable_array);

@@ -38,7 +38,7 @@ void read_view(const PickleGraph& pickle, Id id, StorageId& storage) {
                                              std::to_string(storage.elements));
 }
 
-/// Returns true if `said`, the value of a persistent id, begins like that of a storage.
+/// Returns true if `said`, the value of a persistent id, begins like the id of a storage.
 bool names_storage(const PickleGraph& pickle, Id said) {
     if (pickle.kind(said) != Kind::tuple) return false;
     const auto parts = pickle.items(said);

@@ -9,7 +9,7 @@
 namespace safemap::SAFEMAP_ABI::torch {
 
 /// Reads an archive. Throws or reports unknown_format if a member is missing, file_truncated, the pickle_* faults, and
-/// bad_tensor, shape_overflow and storage_too_short of tensors. If `globals` is strict, the faults include
+/// bad_tensor, shape_overflow and storage_too_short for tensors. If `globals` is strict, the faults include
 /// unknown_global. Reads no tensor bytes.
 Archive read_tar(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 

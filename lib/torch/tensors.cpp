@@ -49,7 +49,7 @@ bool negatable(Dtype dtype) {
     return whole_bytes(dtype) && dtype != Dtype::f8_e4m3fnuz && dtype != Dtype::f8_e5m2fnuz && dtype != Dtype::f8_e8m0;
 }
 
-/// Returns the number of elements of `dtype` in a storage of so many bytes.
+/// Returns the number of elements of `dtype` in a storage of `bytes` bytes.
 std::uint64_t elements_in(std::uint64_t bytes, Dtype dtype) {
     if (whole_bytes(dtype)) return bytes / element_size(dtype);
     const auto pairs = checked_mul(bytes, 2);
