@@ -12,7 +12,7 @@
 namespace safemap::SAFEMAP_ABI::write {
 
 /// A set of bytes, kept as stretches that do not touch each other and take 16 bytes of memory each. Adding at the end
-/// is fast. Adding elsewhere moves all stretches behind.
+/// is fast. Adding elsewhere moves all later stretches.
 class Coverage {
 public:
     /// Returns the first bytes of `pieces` that are in the set already. `pieces` are in rising order, do not overlap

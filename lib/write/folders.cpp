@@ -34,7 +34,7 @@ void require_name(const std::string& name, const SaveOptions& options, const Lay
         throw Error(Errc::invalid_argument, "a folder and a file would both be named " + safemap::quoted(name));
 }
 
-/// Returns the options that apply to folders: the ones for how files are written, not the ones for what is in them.
+/// Returns the options for contents and layout that also apply to folders, as SaveOptions::folders lists them.
 SaveOptions options_for_folders(const SaveOptions& options) {
     return {.max_shard_size = options.max_shard_size,
             .alignment = options.alignment,

@@ -27,7 +27,7 @@ struct Units {
     std::vector<std::uint64_t> sizes;
 };
 
-/// Calls `visit` with each tensor and the first tensor of its storage, which is the one that counts.
+/// Calls `visit` with each tensor and the first tensor of its storage, the only one whose size counts.
 template <class Visit> void for_each_counted(std::span<const Sized> tensors, Visit&& visit) {
     std::unordered_map<std::uint64_t, std::uint32_t> storages;
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {

@@ -1,4 +1,4 @@
-// Counts referenced bytes: turns strided views into runs of bytes. Tested by tests/write/reading_test.cpp.
+// Counts referenced bytes: turns strided views into runs of bytes. Tested by tests/write/storage_use_test.cpp.
 #include "write/storage_use.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
