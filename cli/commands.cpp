@@ -141,7 +141,7 @@ CommandHelp describe(const CommandRow& row) {
             help.options.push_back(std::move(shown));
         }
     }
-    // --help comes last, because everybody knows it.
+    // --help comes last, because users know it.
     const auto asks = [](const OptionHelp& option) { return option.name != "--help"; };
     std::stable_partition(help.options.begin(), help.options.end(), asks);
     return help;

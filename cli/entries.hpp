@@ -13,7 +13,7 @@ namespace safemap::cli {
 /// The checkpoints that a selection applies to: one, or the two that are compared.
 using Checkpoints = std::initializer_list<Checkpoint>;
 
-/// Returns a message that names the globs if `common` selects no tensor although there are some; else empty.
+/// Returns a message that names the globs if there are tensors and `common` selects none of them; else empty.
 std::string empty_selection(Checkpoints checkpoints, const CommonOptions& common);
 
 /// Throws tensor_not_found with that message.
