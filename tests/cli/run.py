@@ -419,7 +419,7 @@ class EveryCommand(Case):
                              (3, b'safemap: error: writing to stdout: Bad file descriptor\n'))
 
     def test_a_stdout_that_fails_once_gets_no_second_object(self):
-        # A non-blocking pipe that nobody reads takes only a part of the report.
+        # A non-blocking pipe that is not read takes only a part of the report.
         many = [(f'block.{i}.weight.{i * 7}', 'U8', [0], b'') for i in range(2000)]
         (self.folder / 'many.safetensors').write_bytes(safetensors(many))
         read, write = os.pipe()

@@ -20,7 +20,7 @@ using namespace safemap::cli;
 
 namespace {
 
-/// Makes stdout and stderr a terminal with so many columns, for its lifetime.
+/// Makes stdout and stderr a terminal of `columns` columns, for its lifetime.
 class Terminal {
 public:
     explicit Terminal(unsigned short columns) {

@@ -311,8 +311,8 @@ class Leaves:
 
 
 class Stored(dict):
-    """The tensors of a safetensors file, as dtype, shape and bytes; and the names of those whose dtype it does not
-    have."""
+    """The tensors of a safetensors file, as dtype, shape and bytes; and the names of tensors whose dtype
+    safetensors does not have."""
 
     def __init__(self, file, report):
         data = file.read_bytes()

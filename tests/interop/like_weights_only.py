@@ -1,4 +1,5 @@
-"""Compares the names that --strict-globals accepts with those of torch.load(weights_only=True), as docs/cli.md says."""
+"""Compares the names that --strict-globals accepts with those of torch.load(weights_only=True), as docs/untrusted.md
+says."""
 import json
 import pickle
 import subprocess

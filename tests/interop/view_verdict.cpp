@@ -2,7 +2,7 @@
 // tests/interop/like_numpy.py writes the cases and compares with NumPy.
 //
 //   slice SHAPE ; SLICES ; SLICES ...   the shape and the element numbers of arange(...).reshape(SHAPE)[SLICES][SLICES]
-//   print DTYPE SHAPE ; NUMBERS         to_string() of those numbers, a word of 64 bits each
+//   print DTYPE SHAPE ; NUMBERS         to_string() of the numbers; each is a word of 64 bits
 //
 // SHAPE, SLICES and NUMBERS are words between spaces: 2 3 | 1:-1:2 ... 4 | -7 8.
 #include "base/json.hpp"

@@ -1,4 +1,4 @@
-// Tests of kept.hpp: how many files are open at a time, and how closed files are reopened.
+// Tests of descriptor_cache.hpp: how many files are open at a time, and how closed files are reopened.
 #include "io/descriptor_cache.hpp"
 
 #include "child_process.hpp"

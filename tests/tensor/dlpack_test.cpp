@@ -1,5 +1,5 @@
-// Tests DLPack: export, import, who calls the deleter, and refusals. tests/interop/dlpack.py tests it with NumPy and
-// PyTorch.
+// Tests DLPack: export, import, which side calls the deleter, and refusals. tests/interop/dlpack.py tests it with NumPy
+// and PyTorch.
 #include "doctest_safemap.hpp"
 
 #include <safemap/advanced/dlpack.hpp>

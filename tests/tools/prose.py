@@ -57,7 +57,7 @@ def comments_of_cpp(text):
 
 
 def strings_of_cpp(text):
-    """Yields (line number, text) of each string of several words; those of one are keys and names."""
+    """Yields (line number, text) of each string of several words; strings of one word are keys and names."""
     for match in LEXEMES.finditer(text):
         said = match['string'] or match['raw']
         if said and ' ' in said:
