@@ -152,7 +152,7 @@ public:
     ~Zip() {
         if (file_ == nullptr) return;
         std::fclose(file_);
-        std::remove(path_.c_str());  // an incomplete file is of no use
+        std::remove(path_.c_str());  // an incomplete file is useless
     }
     Zip(const Zip&) = delete;
     Zip& operator=(const Zip&) = delete;
