@@ -33,7 +33,7 @@ Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOpti
     joined.contents.notes.insert(
         joined.contents.notes.begin(),
         std::to_string(files.size()) +
-            " Megatron ranks, listed one by one and not merged: each tensor is the part of its "
+            " Megatron ranks, listed one by one and never merged: each tensor is the part of its "
             "rank");
     return std::move(joined.contents);
 }

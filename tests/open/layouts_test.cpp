@@ -104,5 +104,5 @@ TEST_CASE("ranks that cannot be merged are listed side by side under the names o
     CHECK(contents.files == FileNames{"mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"});
     REQUIRE(contents.notes.size() == 2);
     CHECK(contents.notes[0] == "read the checkpoint in iter_0000007");
-    CHECK(contents.notes[1].find("not merged") != std::string::npos);
+    CHECK(contents.notes[1].find("never merged") != std::string::npos);
 }
