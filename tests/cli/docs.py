@@ -4,7 +4,8 @@
 - docs/errors.md lists every error code of error.hpp, with the words of its comment.
 - docs/cli.md lists exactly the options that each --help lists.
 - docs/advanced.md lists every advanced header.
-- The C++ of docs/tutorial.md, of docs/advanced.md, of the README's table and of the header comments compiles.
+- The C++ of all pages, of the README's table and of the header comments compiles.
+- The command lines of all pages name commands and options that exist.
 """
 import pathlib
 import re
@@ -111,6 +112,35 @@ def blocks(root, page):
     return '\n'.join(re.findall(r'```cpp\n(.*?)```', (root / page).read_text(encoding='utf-8'), re.DOTALL))
 
 
+def separate_blocks(root, page):
+    """Returns the C++ of a page as one function body. Each block has a scope; a function in it becomes a member."""
+    text = (root / page).read_text(encoding='utf-8')
+    code = ''
+    for block in re.findall(r'```cpp\n(.*?)```', text, re.DOTALL):
+        block = re.sub(r'^.*// does not compile.*\n', '', block, flags=re.MULTILINE)
+        is_function = re.match(r'[\w:]+ \w+\(.*\) \{\n', block)
+        code += f'{{ struct Example {{\n{block}}}; }}\n' if is_function else f'{{\n{block}}}\n'
+    return code
+
+
+def command_lines(safemap, root):
+    """Checks that the command lines in the shell examples name commands and options that exist."""
+    faults, lines = [], 0
+    options = {command: options_of(safemap, command) for command in COMMANDS}
+    for page in [root / 'README.md', *sorted((root / 'docs').glob('*.md'))]:
+        text = page.read_text(encoding='utf-8')
+        for block in re.findall(r'```sh\n(.*?)```', text, re.DOTALL):
+            for command, rest in re.findall(r'^safemap (\w+)((?:[^\n#]|\\\n)*)', block, re.MULTILINE):
+                lines += 1
+                name = page.relative_to(root).as_posix()
+                if command not in options:
+                    faults.append(f'{name}: there is no command {command}')
+                    continue
+                wrong = set(re.findall(r'(?<![\w-])--[a-z-]+', rest)) - options[command]
+                faults += [f'{name}: {command} has no {option}' for option in sorted(wrong)]
+    return faults if lines > 20 else [*faults, f'only {lines} command lines were found in the pages']
+
+
 def dozen(root, compiler):
     """Compiles the README's table of names that a server needs: its lines are one program."""
     readme = (root / 'README.md').read_text(encoding='utf-8')
@@ -124,10 +154,14 @@ def dozen(root, compiler):
 def programs(root, compiler):
     tutorial = compiles(root, compiler, 'docs/tutorial.md', 'bool& stop', blocks(root, 'docs/tutorial.md'))
     advanced = compiles(root, compiler, 'docs/advanced.md', ADVANCED, blocks(root, 'docs/advanced.md'))
+    short = compiles(root, compiler, 'docs/errors.md, lifetimes.md, saving.md or untrusted.md',
+                     'const safemap::Checkpoint& model',
+                     ''.join(separate_blocks(root, f'docs/{name}.md')
+                             for name in ('errors', 'lifetimes', 'saving', 'untrusted')))
     headers = {f'`advanced/{path.name}`' for path in (root / 'include/safemap/advanced').glob('*.hpp')}
     page = (root / 'docs/advanced.md').read_text(encoding='utf-8')
-    return tutorial + advanced + [f'docs/advanced.md: {header} is not in its table'
-                                  for header in sorted(headers) if f'| {header} |' not in page]
+    return tutorial + advanced + short + [f'docs/advanced.md: {header} is not in its table'
+                                          for header in sorted(headers) if f'| {header} |' not in page]
 
 
 # The example in a header comment: lines that are indented by four more spaces, after a line that ends in "Example:".
@@ -182,7 +216,7 @@ def main(safemap, root, *compiler):
     root = pathlib.Path(root)
     faults = quoted_example(root) + quoted_server(root) + errors_page(root)
     faults += cli_page(safemap, root) + dozen(root, compiler) + programs(root, compiler)
-    faults += header_examples(root, compiler)
+    faults += header_examples(root, compiler) + command_lines(safemap, root)
     print('\n'.join(faults))
     return bool(faults)
 
