@@ -30,6 +30,7 @@ public:
             safemap::callback_source("counted", size, [state, seed](std::uint64_t offset, std::span<std::byte> into) {
                 ++state->reads;
                 if (state->fail.fetch_sub(1) == 0) throw safemap::Error(safemap::Errc::io_error, "the disk is gone");
+                state->held.wait(true);
                 if (state->microseconds > 0)
                     std::this_thread::sleep_for(std::chrono::microseconds(state->microseconds));
                 state->bytes += into.size();
@@ -44,6 +45,12 @@ public:
     /// Makes one read fail after so many more successful reads.
     void fail_after(std::int64_t reads) const { state_->fail = reads; }
     void slow(int microseconds) const { state_->microseconds = microseconds; }
+    /// Makes reads wait until go_on().
+    void hold() const { state_->held = true; }
+    void go_on() const {
+        state_->held = false;
+        state_->held.notify_all();
+    }
 
     safemap::LazyTensor tensor(std::string name, safemap::Dtype dtype, safemap::Shape shape) const {
         return {std::move(name), safemap::stored_run(dtype, std::move(shape), source_, 0)};
@@ -55,6 +62,7 @@ private:
         std::atomic<std::uint64_t> reads = 0;
         std::atomic<std::int64_t> fail = -1;
         std::atomic<int> microseconds = 0;
+        std::atomic<bool> held = false;
     };
     std::shared_ptr<State> state_;
     std::shared_ptr<const safemap::Source> source_;
