@@ -127,10 +127,10 @@ private:
         const std::string path = printable(path_);
         const std::string expect = printable(expect_);
         const std::string differs = differences(plan);
-        if (!plan.ok()) return fmt::format("{} is not what {} expects: {}\n", path, expect, differs);
+        if (!plan.ok()) return fmt::format("{} does not match {}: {}\n", path, expect, differs);
         const std::size_t found = plan.tensors().size();
         const std::string all = count_text(found + plan.missing.size(), "tensor");
-        if (differs.empty()) return fmt::format("{} is what {} expects: {}\n", path, expect, all);
+        if (differs.empty()) return fmt::format("{} matches {}: {}\n", path, expect, all);
         return fmt::format("{} has {} of {} that {} expects: {}\n", path, found, all, expect, differs);
     }
 

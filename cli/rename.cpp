@@ -99,7 +99,8 @@ RenameRule::RenameRule(std::string_view rule) : rule_(rule) {
     std::string_view rest = rule.substr(2);
     const std::string_view expression = take_part(rest, delimiter, rule);
     const std::string_view text = take_part(rest, delimiter, rule);
-    if (!rest.empty() && rest != "g") refuse(rule, fmt::format("ends in '{}'; expected nothing or g", printable(rest)));
+    if (!rest.empty() && rest != "g")
+        refuse(rule, fmt::format("has '{}' after the last '{}'; expected nothing or g", printable(rest), delimiter));
     if (expression.empty()) refuse(rule, "has no regular expression");
     everywhere_ = rest == "g";
     expression_ = expression_of(expression, rule);

@@ -118,8 +118,8 @@ std::optional<Error> orphan(const state::Contents& contents, std::span<const Fil
     const auto lacks = std::find_if(files.begin(), files.end(), [](const FileDigests& file) { return !file.of_all; });
     if (!has_checkpoint_digest || lacks == files.end()) return std::nullopt;
     Error error(Errc::header_bad_metadata,
-                "the checkpoint has a digest, but " + std::string(lacks->listed ? "some tensors" : "the tensors") +
-                    " of this file have none in " + safemap::quoted(safetensors::digests_key));
+                "the checkpoint has a digest, but the metadata key " + safemap::quoted(safetensors::digests_key) +
+                    (lacks->listed ? " of this file does not list all of its tensors" : " is missing from this file"));
     return std::move(error.with_path(lacks->source->name()));
 }
 
@@ -133,7 +133,8 @@ std::optional<Digest> found_identity(const state::Contents& contents, std::span<
     bool unique = true;
     const auto name_of_known = [&](std::uint32_t i) { return known[i]->name; };
     names.add_all(static_cast<std::uint32_t>(known.size()), name_of_known, [&](auto, auto) { unique = false; });
-    // Two files have a tensor of the same name: an index that leaves tensors out does not say which one it means.
+    // Two files have a tensor of the same name. The index places the name in one of them, but `contents` does not say
+    // in which, so either digest may be the right one.
     if (!unique) return std::nullopt;
 
     std::vector<safetensors::NamedDigest> all;
@@ -189,7 +190,7 @@ void check_identity(state::Contents& contents, std::span<const FileDigests> file
     const auto found = found_identity(contents, files);
     if (!found) {
         contents.notes.emplace_back(
-            "the digest of the checkpoint is not checked: its names differ from those in its files");
+            "the digest of the checkpoint is not checked: its tensors cannot be found in its files by name");
         return;
     }
     if (hex(*found) == *stored) return;

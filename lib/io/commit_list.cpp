@@ -57,7 +57,7 @@ bool is_staged(int folder, const std::string& name) {
 }
 
 Error written_to(const std::string& name) {
-    return damaged(safemap::quoted(name) + " was changed since that save was interrupted");
+    return damaged(safemap::quoted(name) + " has changed since that save was interrupted");
 }
 
 /// Throws if a file that is to be replaced has changed since the list was made. Another process may carry out the same

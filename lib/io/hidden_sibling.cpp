@@ -167,9 +167,9 @@ Descriptor lock_of_dead(int folder, const std::string& name) {
     const Lock state = try_lock(lock.number());
     if (state == Lock::taken) throw busy();
     if (state == Lock::unsupported)
-        throw Error(Errc::busy, safemap::quoted(name) +
-                                    " exists, and this file system has no "
-                                    "locks to tell whether its writer is running")
+        throw Error(Errc::busy,
+                    safemap::quoted(name) +
+                        " exists, and this file system has no locks, so it is unknown if its writer is still running")
             .with_hint(unlocked_hint(folder));
     return still_there(lock.number(), folder) ? std::move(lock) : Descriptor();
 }

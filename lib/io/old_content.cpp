@@ -142,8 +142,8 @@ private:
         int number = 0;
         const auto name = move_beside(sibling_, HiddenSibling::content, home_, target_name_, number);
         if (!name) throw system_error(number, "move files of another process out of " + safemap::quoted(name_));
-        notes_.push_back("what another process had put in place of " + safemap::quoted(target_name_) +
-                         " during the save is now named " + safemap::quoted(*name));
+        notes_.push_back("another process wrote " + safemap::quoted(target_name_) +
+                         " during the save; its version is now named " + safemap::quoted(*name));
     }
 
     /// Moves a file or folder to the first free name: NAME.saved-1, NAME.saved-2, and so on. Returns the name, or

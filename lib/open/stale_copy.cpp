@@ -20,6 +20,12 @@ namespace fs = std::filesystem;
 
 constexpr std::array endings{".pt", ".pth", ".bin", ".ckpt"};
 
+std::string stale_note(const fs::path& safetensors, const fs::path& torch) {
+    const std::string source = safemap::quoted(torch.filename().native());
+    return safemap::quoted(safetensors.filename().native()) + " was not converted from " + source + ", or " + source +
+           " has changed since: one of the two files is stale";
+}
+
 /// Compares with the file that this one was converted from, which may have any of the endings.
 void note_of_safetensors(const fs::path& path, Contents& contents) {
     const std::string* const stored = state::find_value(contents.metadata, state::source_key);
@@ -34,10 +40,7 @@ void note_of_safetensors(const fs::path& path, Contents& contents) {
         if (!stale) stale = std::move(other);
     }
     if (!stale) return;
-    contents.notes.push_back(
-        safemap::quoted(stale->filename().native()) +
-        " beside it is not the file that it was converted from, or has changed since: one of them is "
-        "stale");
+    contents.notes.push_back(stale_note(path, *stale));
 }
 
 void note_of_torch(const fs::path& path, Contents& contents) {
@@ -50,9 +53,7 @@ void note_of_torch(const fs::path& path, Contents& contents) {
                                     OpenOptions().max_header_bytes, faults);
     const std::string* const stored = state::find_value(header.metadata, state::source_key);
     if (stored == nullptr || *stored == state::fingerprint(*contents.sources.front())) return;
-    contents.notes.push_back(safemap::quoted(other.filename().native()) +
-                             " beside it was converted from another file, or before this one changed: one of them is "
-                             "stale");
+    contents.notes.push_back(stale_note(other, path));
 }
 
 }  // namespace

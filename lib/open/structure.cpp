@@ -33,9 +33,11 @@ auto find_structure_tensor(Contents& contents) {
 void require_digest(const std::string& document, const std::string* stored) {
     const std::string found = state::digest_of_structure(document);
     if (stored != nullptr && *stored == found) return;
+    if (stored == nullptr)
+        throw Error(Errc::checksum_mismatch,
+                    "the stored digest of the structure document is missing; the document has the digest " + found);
     throw Error(Errc::checksum_mismatch,
-                "the structure document has the digest " + found +
-                    (stored == nullptr ? ", but none is stored" : ", expected " + safemap::quoted(*stored)));
+                "the structure document has the digest " + found + ", expected " + safemap::quoted(*stored));
 }
 
 std::string load_document(const LazyTensor& tensor, const std::string& says) {

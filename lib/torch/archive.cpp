@@ -69,10 +69,12 @@ private:
         };
         constexpr std::array kinds{
             Kind{"archive_format", of_export, "a program of torch.export"},
-            Kind{".data/extern_modules", "PackageImporter.load_pickle() reads what is in it",
+            Kind{".data/extern_modules",
+                 "torch.package.PackageImporter(FILE).load_pickle(PACKAGE, RESOURCE) loads the objects in it",
                  "a package of torch.package"},
             Kind{"model.json",
-                 "torch.jit.save(torch.jit.load(FILE), NEW) with a later torch writes one that can be read",
+                 "torch.jit.save(torch.jit.load(FILE), NEW) with torch 1.4 or later writes an archive that safemap "
+                 "reads",
                  "a TorchScript archive of torch 1.0 to 1.3"},
         };
         for (const Kind& kind : kinds)

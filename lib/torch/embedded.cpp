@@ -62,14 +62,15 @@ bool is_embedded(const PickleGraph& pickle, Id id) { return is_call_of(pickle, i
 EmbeddedStorage embedded_storage(const PickleGraph& pickle, Id id, const Storages& storages, Allowance& allowance) {
     const auto arguments = pickle.items(pickle.call(id).arguments);
     if (arguments.size() != 1 || pickle.kind(arguments[0]) == Kind::text)
-        throw Error(Errc::bad_tensor, "_load_from_bytes of a value that is not bytes");
+        throw Error(Errc::bad_tensor, "invalid arguments of torch.storage._load_from_bytes; expected one bytes value");
     const RecordData bytes = embedded_bytes(pickle, arguments[0], storages, allowance);
     allowance.spend(file_cost + bytes.extent.size);
     const LegacyFile file(bytes.source, bytes.extent,
                           collecting(storages.globals, std::string(storages.record) + ", a storage in it: "));
     const StorageId storage = storage_id(file.object(), file.object().root());
     if (storage.first != 0 || storage.count != storage.elements) {
-        throw Error(Errc::bad_tensor, "_load_from_bytes of a view of a storage");
+        throw Error(Errc::bad_tensor,
+                    "the bytes for torch.storage._load_from_bytes hold a view of a storage; expected a whole storage");
     }
     return {.type = storage.type, .elements = storage.elements, .data = file.storage(storage.key)};
 }

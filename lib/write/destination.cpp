@@ -64,7 +64,7 @@ public:
     Read reader() const override {
         return [this](std::uint64_t offset, std::span<std::byte> into) {
             if (!sink_.read_back(offset, into))
-                throw Error(Errc::io_error, "the sink did not read back what it said it could read back");
+                throw Error(Errc::io_error, "read_back() of the sink returned false, but returned true before");
         };
     }
 

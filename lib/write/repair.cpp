@@ -73,7 +73,7 @@ public:
         if (header_.data_offset % 8 != 0)
             tell("the data begins at byte " + std::to_string(header_.data_offset) + ", which is not a multiple of 8");
         if (found_.repairs.size() == before && !same_head(head))
-            tell("the header is not written as the reference writes it");
+            tell("the header's text differs from the text that the reference writes, for example in spaces or escapes");
     }
 
     void add_tensors() {

@@ -60,7 +60,9 @@ const SaveOptions& require_sense(const SaveOptions& options) {
     if (options.dtype || options.keep_dtype)
         throw Error(Errc::invalid_argument,
                     "a ShardWriter writes the declared dtypes; it does not take dtype or keep_dtype");
-    if (options.resume) throw Error(Errc::invalid_argument, "a ShardWriter cannot resume, because it knows no sources");
+    if (options.resume)
+        throw Error(Errc::invalid_argument,
+                    "a ShardWriter does not take resume, because it has no sources to compare with an earlier save");
     if (!options.folders.empty()) throw Error(Errc::invalid_argument, "a ShardWriter does not write folders");
     if (options.plan_only) throw Error(Errc::invalid_argument, "a ShardWriter does not take plan_only");
     return options;

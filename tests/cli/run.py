@@ -1433,7 +1433,7 @@ class Plan(Case):
         words = self.expects(self.FITS)
         self.assertEqual(self.told(0, *words), {'ok': True, **{key: [] for key in self.KEYS[1:]}})
         self.assertEqual(self.safemap(*words).out,
-                         'small.safetensors is what model.json expects: 5 tensors\n')
+                         'small.safetensors matches model.json: 5 tensors\n')
         self.assertEqual(self.told(0, *words, '--non-strict')['missing'], [])
 
     def test_every_kind_of_mismatch(self):

@@ -135,7 +135,7 @@ TEST_CASE("a file that was written after a save was interrupted is neither repla
         const auto error = error_of([&] { open_folder(dir.path()); });
         REQUIRE(error);
         CHECK(error->code() == Errc::commit_list_damaged);
-        CHECK(error->message().find("was changed since") != std::string::npos);
+        CHECK(error->message().find("has changed since") != std::string::npos);
         CHECK(!error->hint().empty());
         CHECK_FAULT(io::finish_commit(opened(dir.path()).number()), Errc::commit_list_damaged);
         CHECK(TempDir::read(dir / name) == "newer");
