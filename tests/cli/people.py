@@ -27,43 +27,43 @@ def options_of(help_text):
     return re.findall(r'^  (?:-\w, )?(--[a-z-]+)', help_text, re.MULTILINE)
 
 
-class WhatIsTypedWrongly(Case):
-    def blamed(self, *words):
+class TypingErrors(Case):
+    def refusal(self, *words):
         error = self.refused('invalid_argument', 2, *words)
         return error['message'], error.get('hint')
 
-    def test_a_wrong_command_names_the_nearest_one(self):
+    def test_a_mistyped_command_suggests_the_nearest_one(self):
         for word, meant in [('convret', 'convert'), ('inspct', 'inspect'), ('verfy', 'verify'), ('hsah', 'hash')]:
-            self.assertEqual(self.blamed(word, 'small.safetensors'),
+            self.assertEqual(self.refusal(word, 'small.safetensors'),
                              (f"'{word}' is not a command", f'did you mean {meant}?'))
-        self.assertEqual(self.blamed('frobnicate')[1], 'safemap --help lists the commands')
-        self.assertEqual(self.blamed('small.safetensors'),
+        self.assertEqual(self.refusal('frobnicate')[1], 'safemap --help lists the commands')
+        self.assertEqual(self.refusal('small.safetensors'),
                          ("'small.safetensors' is not a command",
                           'safemap inspect small.safetensors lists what is in it'))
-        self.assertEqual(self.blamed('help', 'convret'), ("'convret' is not a command", 'did you mean convert?'))
+        self.assertEqual(self.refusal('help', 'convret'), ("'convret' is not a command", 'did you mean convert?'))
 
-    def test_a_wrong_option_is_blamed_and_no_other_word(self):
+    def test_only_the_wrong_option_is_reported(self):
         for words, option, meant in [
                 (('inspect', 'small.safetensors', '--treee'), '--treee', '--tree'),
                 (('inspect', '--treee'), '--treee', '--tree'),
                 (('convert', 'small.safetensors', 'out', '--dtyp', 'bf16'), '--dtyp', '--dtype'),
                 (('convert', '--forec', 'small.safetensors', 'out'), '--forec', '--force'),
                 (('load', 'small.safetensors', '--devcie=host'), '--devcie', '--device')]:
-            self.assertEqual(self.blamed(*words), (f"{words[0]} has no option '{option}'", f'did you mean {meant}?'))
-        self.assertEqual(self.blamed('inspect', 'small.safetensors', '--frobnicate'),
+            self.assertEqual(self.refusal(*words), (f"{words[0]} has no option '{option}'", f'did you mean {meant}?'))
+        self.assertEqual(self.refusal('inspect', 'small.safetensors', '--frobnicate'),
                          ("inspect has no option '--frobnicate'", 'safemap inspect --help lists the options'))
-        self.assertEqual(self.blamed('--vresion'), ("unknown option '--vresion'", 'did you mean --version?'))
-        self.assertEqual(self.blamed('--tree', 'inspect', 'small.safetensors'),
+        self.assertEqual(self.refusal('--vresion'), ("unknown option '--vresion'", 'did you mean --version?'))
+        self.assertEqual(self.refusal('--tree', 'inspect', 'small.safetensors'),
                          ("expected a command before '--tree'", 'safemap --help lists the commands'))
-        self.assertEqual(self.blamed('inspect', 'small.safetensors', 'b'),
+        self.assertEqual(self.refusal('inspect', 'small.safetensors', 'b'),
                          ("'b' is one argument too many", 'safemap inspect PATH [options]'))
         without = self.safemap('convert', 'small.safetensors', 'out', '--dtype')
         self.assertIn('error: --dtype needs a value\n', without.err)
-        self.assertEqual(self.blamed('inspect', 'small.safetensors', '--tree=yes')[0], '--tree takes no value')
-        self.assertEqual(self.blamed('convert', 'small.safetensors'),
+        self.assertEqual(self.refusal('inspect', 'small.safetensors', '--tree=yes')[0], '--tree takes no value')
+        self.assertEqual(self.refusal('convert', 'small.safetensors'),
                          ('OUT is missing', 'safemap convert IN... OUT [options]'))
 
-    def test_help_is_wherever_it_is_looked_for(self):
+    def test_every_spelling_of_help_works(self):
         usage = self.safemap('--help').out
         for words in ((), ('help',), ('-h',), ('help', 'help'), ('help', '--help')):
             result = self.safemap(*words)
@@ -75,7 +75,7 @@ class WhatIsTypedWrongly(Case):
         self.assertTrue(self.safemap('help', 'convert').out.startswith('safemap convert model.pt out/\n'))
         self.assertEqual(self.safemap('-V').out, self.safemap('--version').out)
 
-    def test_an_out_of_another_format_is_refused(self):
+    def test_an_output_in_another_format_is_refused(self):
         for ending in ('.pt', '.pth', '.bin', '.ckpt', '.gguf', '.PT'):
             for command in ('convert', 'repair'):
                 error = self.refused('invalid_argument', 2, command, 'small.safetensors', 'out' + ending)
@@ -85,21 +85,21 @@ class WhatIsTypedWrongly(Case):
         self.done('convert', 'small.safetensors', 'out.pt/')
         self.assertTrue((self.folder / 'out.pt' / 'model.safetensors').is_file())
 
-    def test_options_of_shards_want_shards(self):
+    def test_shard_options_are_refused_for_a_single_file(self):
         for option, value in [('--max-shard-size', '5GB'), ('--strategy', 'balanced'), ('--index-style', 'hub')]:
             for out in ('out.safetensors', 'out.sft'):
-                message, _ = self.blamed('convert', 'small.safetensors', out, option, value)
+                message, _ = self.refusal('convert', 'small.safetensors', out, option, value)
                 self.assertIn(option + ' is for shards', message)
         self.done('convert', 'small.safetensors', 'out.safetensors/', '--strategy', 'balanced')
 
-    def test_sft_is_one_file(self):
+    def test_an_output_that_ends_in_sft_is_one_file(self):
         self.done('convert', 'small.safetensors', 'out.sft')
         self.assertTrue((self.folder / 'out.sft').is_file())
         self.assertTrue(self.done('diff', 'small.safetensors', 'out.sft')['equal'])
         self.done('edit', 'out.sft', '--set', 'a=b')
         self.assertEqual(self.done('inspect', 'out.sft')['metadata']['a'], 'b')
 
-    def test_an_error_says_its_path_once(self):
+    def test_an_error_names_its_path_once(self):
         (self.folder / 'out').mkdir()
         (self.folder / 'out' / 'model.safetensors').write_bytes(b'mine')
         for out in ('out', 'out/'):
@@ -128,11 +128,11 @@ class WhatIsTypedWrongly(Case):
             told = self.done('convert', 'small.safetensors', 'x', '--dry-run', '--dtype', dtype)
             self.assertEqual(list(told['cast']), ['F32->F8_E4M3'])
         for dtype in ('fp8', 'float8', 'F8'):
-            message, _ = self.blamed('convert', 'small.safetensors', 'x', '--dtype', dtype)
+            message, _ = self.refusal('convert', 'small.safetensors', 'x', '--dtype', dtype)
             self.assertIn('F8_E4M3', message)
             self.assertIn('F8_E5M2', message)
 
-    def test_a_zip_of_somebody_else_is_said_to_be_one(self):
+    def test_a_zip_that_torch_did_not_write_is_reported_as_one(self):
         for name, member in [('a.whl', 'pkg/__init__.py'), ('a.jar', 'META-INF/MANIFEST.MF')]:
             data = io.BytesIO()
             with zipfile.ZipFile(data, 'w', zipfile.ZIP_DEFLATED) as archive:
@@ -143,7 +143,7 @@ class WhatIsTypedWrongly(Case):
             self.assertIn('a zip that torch did not write', error['message'])
 
 
-class PathsAsTheyStand(Case):
+class LiteralPaths(Case):
     def test_a_path_in_brackets_is_one_path(self):
         (self.folder / 'small.safetensors').rename(self.folder / '[small,x]')
         self.done('convert', '[small,x]', '[v1]')
@@ -163,7 +163,7 @@ class SeveralShards(Case):
             (self.folder / f'{name}.safetensors').write_bytes(safetensors(tensors, {'format': 'pt'}))
         self.before = self.leftovers()
 
-    def test_they_are_one_checkpoint(self):
+    def test_several_shards_are_read_as_one_checkpoint(self):
         whole = self.done('hash', 'small.safetensors')
         for out in ('out', 'out.safetensors'):
             told = self.done('convert', 'a.safetensors', '--dtype', 'f32', 'b.safetensors', out)
@@ -172,19 +172,19 @@ class SeveralShards(Case):
         self.done('convert', 'b.safetensors', 'a.safetensors', 'out', '--force')
         self.assertEqual(self.done('hash', 'out'), whole)
 
-    def test_they_have_no_root(self):
+    def test_root_is_refused_for_several_paths(self):
         error = self.refused('invalid_argument', 2, 'convert', 'a.safetensors', 'b.safetensors', 'out', '--root', 'a')
         self.assertIn('2 paths', error['message'])
 
-    def test_a_folder_of_them_says_what_can_be_done(self):
+    def test_the_error_for_a_folder_of_shards_has_a_hint(self):
         self.assertIn('all of them together', self.refused('several_models', 2, 'inspect', '.')['hint'])
 
-    def test_a_tensor_in_two_of_them_is_refused(self):
+    def test_a_tensor_in_two_shards_is_refused(self):
         error = self.refused('duplicate_name', 1, 'convert', 'a.safetensors', 'small.safetensors', 'out')
         self.assertEqual(error['tensor'], 'layers.0.w')
         self.assertEqual(self.leftovers(), self.before)
 
-    def test_no_shard_is_replaced(self):
+    def test_an_input_shard_is_never_replaced(self):
         content = (self.folder / 'b.safetensors').read_bytes()
         for more in ((), ('--force',)):
             error = self.refused('already_exists', 2, 'convert', 'a.safetensors', 'small.safetensors', 'b.safetensors',
@@ -232,7 +232,7 @@ class Terminals(Case):
     def widest_row(text):
         return max(len(line) for line in text.split('\n') if line.startswith('  '))
 
-    def test_tables_fit(self):
+    def test_tables_fit_the_terminal(self):
         names = [f'model.layers.{i * i}.self_attention.query_key_value.weight' for i in range(40)]
         (self.folder / 'odd.safetensors').write_bytes(safetensors([(name, 'U8', [1], b'x') for name in names]))
         (self.folder / 'none.safetensors').write_bytes(safetensors([]))
@@ -247,7 +247,7 @@ class Terminals(Case):
         self.assertIn('model.layers.{0..1,4,9,16,', whole)
         self.assertEqual(whole, self.safemap('inspect', 'odd.safetensors').out)
 
-    def test_help_fits(self):
+    def test_help_fits_the_terminal(self):
         for words in (('--help',), *[(command, '--help') for command in COMMANDS]):
             for columns in (50, 72, 200):
                 # Examples of calls stay on one line, so that they can be copied.
@@ -263,7 +263,7 @@ class Terminals(Case):
             self.assertIn('\n  ' + name + ' ' * (max(wide.values()) - wide[name]) + '    F32 [1]', text)
 
 
-class Texts(Case):
+class CompletionsAndManPage(Case):
     def setUp(self):
         super().setUp()
         if WRITE_TEXTS is None:
@@ -273,11 +273,11 @@ class Texts(Case):
     def text(self, which):
         return subprocess.run([WRITE_TEXTS, which], check=True, stdout=subprocess.PIPE).stdout.decode()
 
-    def test_they_are_the_same_each_time(self):
+    def test_texts_are_the_same_each_time(self):
         for which, text in self.texts.items():
             self.assertEqual(self.text(which), text)
 
-    def test_every_command_and_option_is_in_them(self):
+    def test_texts_have_every_command_and_option(self):
         listed = re.findall(r'^  ([a-z]+) ', self.safemap('--help').out, re.MULTILINE)
         self.assertEqual(sorted(listed), sorted(COMMANDS))
         for command in COMMANDS:
@@ -311,7 +311,7 @@ class Texts(Case):
         self.assertEqual(completed('help', 'ver'), ['verify'])
         self.assertEqual(completed('convert', 'a'), [])  # file names are left to readline
 
-    def test_zsh_and_fish_take_their_own(self):
+    def test_each_shell_accepts_the_syntax_of_its_completions(self):
         for shell, which in (('zsh', 'zsh'), ('fish', 'fish'), ('bash', 'bash')):
             if shutil.which(shell) is None:
                 continue

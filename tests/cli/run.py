@@ -165,7 +165,7 @@ class EveryCommand(Case):
         self.assertRegex(result.out, r'^safemap \d+\.\d+\.\d+\n$')
         self.assertEqual((result.code, result.err), (0, ''))
 
-    def test_usage_and_help_are_what_stands_here(self):
+    def test_usage_and_help_are_as_expected(self):
         for words in [('--help',), *[(c, '--help') for c in COMMANDS]]:
             result = self.safemap(*words)
             self.assertEqual((result.code, result.err), (0, ''))
@@ -180,7 +180,7 @@ class EveryCommand(Case):
             self.assertEqual((done.returncode, done.stderr), (0, b''), example)
             self.assertTrue(done.stdout)
 
-    def test_policies_differ_in_what_they_take(self):
+    def test_policies_differ_in_the_files_they_accept(self):
         text = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1}}'
         head = len(text).to_bytes(8, 'little') + text
         (self.folder / 'odd.safetensors').write_bytes(head + b'd')
@@ -196,7 +196,7 @@ class EveryCommand(Case):
         self.assertEqual(self.done('inspect', 'long.safetensors', '--policy', 'lenient')['notes'],
                          [note, 'allowed: 9 bytes after the last tensor'])
 
-    def test_a_call_that_is_wrong_is_exit_2(self):
+    def test_a_wrong_call_exits_with_2(self):
         for words in [('insect',), ('--insect',), ('inspect',), ('inspect', 'a', 'b'), ('convert', 'a'),
                       ('inspect', 'small.safetensors', '--insect'), ('load', 'small.safetensors'), ('hash',),
                       ('diff', 'small.safetensors'), ('diff', 'small.safetensors', 'b', 'c'),
@@ -218,14 +218,14 @@ class EveryCommand(Case):
                 self.refused('invalid_argument', 2, *words)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
-    def test_a_size_that_is_none_is_said_with_its_option(self):
+    def test_an_invalid_size_is_reported_with_its_option(self):
         for option, *words in [('--max-shard-size', 'convert', 'small.safetensors', 'out'),
                                ('--budget', 'load', 'small.safetensors', '--device', 'host')]:
             for size in ('5XB', '0', '', 'GB', '99999999999999999999GB'):
                 error = self.refused('invalid_argument', 2, *words, option, size)
                 self.assertTrue(error['message'].startswith(f"{option}: '{size}' is not a size"), error)
 
-    def test_a_selection_of_nothing_is_exit_2(self):
+    def test_an_empty_selection_exits_with_2(self):
         for command, *more in [('convert', 'out'), ('convert', 'out', '--dry-run'), ('load', '--device', 'host'),
                                ('hash',)]:
             words = (command, 'small.safetensors', *more)
@@ -242,7 +242,7 @@ class EveryCommand(Case):
         self.assertEqual(told['notes'], ["--include 'no.*' matches none of 5 tensors"])
         self.assertIn(told['notes'][0], self.safemap('inspect', 'small.safetensors', '--include', 'no.*').out)
 
-    def test_of_a_checkpoint_without_tensors_nothing_can_be_asked(self):
+    def test_a_checkpoint_without_tensors_allows_every_selection(self):
         (self.folder / 'none.safetensors').write_bytes(safetensors([], {'format': 'pt'}))
         self.assertEqual(self.done('inspect', 'none.safetensors', '--include', '*')['notes'], [])
         self.assertEqual(self.done('convert', 'none.safetensors', 'out', '--include', 'a')['tensors'], 0)
@@ -257,7 +257,7 @@ class EveryCommand(Case):
             self.assertEqual((told.code, told.json()['equal']), (1, False))
             self.refused('tensor_not_found', 2, 'diff', *words, '--include', 'a')
 
-    def test_an_index_is_told_by_its_content(self):
+    def test_an_index_is_recognised_by_its_content(self):
         self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
         index = self.folder / 'out' / 'model.safetensors.index.json'
         for name in ('weights.json', 'weights'):
@@ -268,7 +268,7 @@ class EveryCommand(Case):
         (self.folder / 'config.json').write_text('{"model_type": "gpt2"}')
         self.refused('unknown_format', 1, 'inspect', 'config.json')
 
-    def test_what_an_index_says_twice_is_noted(self):
+    def test_a_duplicate_name_in_an_index_is_noted(self):
         (self.folder / 'model.safetensors.index.json').write_text(
             '{"weight_map": {"ids": "gone.safetensors", "ids": "small.safetensors"}}')
         for command in ('inspect', 'verify'):
@@ -277,7 +277,7 @@ class EveryCommand(Case):
         error = self.refused('duplicate_name', 1, 'inspect', 'model.safetensors.index.json', '--policy', 'strict')
         self.assertEqual(error['tensor'], 'ids')
 
-    def test_a_shard_that_is_no_file_is_said_to_be_none(self):
+    def test_a_shard_that_is_not_a_regular_file_is_refused(self):
         (self.folder / 'model.safetensors.index.json').write_text('{"weight_map": {"a": "pipe", "b": "folder"}}')
         os.mkfifo(self.folder / 'pipe')
         (self.folder / 'folder').mkdir()
@@ -290,7 +290,7 @@ class EveryCommand(Case):
                          [('shard_missing', 'expected a regular file, found a folder', './folder'),
                           ('shard_missing', 'expected a regular file, found a pipe', './pipe')])
 
-    def test_what_a_trainer_leaves_beside_a_model_is_no_model(self):
+    def test_training_files_beside_a_model_are_not_read(self):
         model = self.folder / 'model'
         model.mkdir()
         (model / 'adapter_model.safetensors').write_bytes((self.folder / 'small.safetensors').read_bytes())
@@ -301,13 +301,13 @@ class EveryCommand(Case):
         self.assertEqual(told['files'], ['adapter_model.safetensors'])
         self.assertEqual(told['notes'], ['read adapter_model.safetensors; not read: ' + ', '.join(left)])
 
-    def test_json_is_believed_wherever_it_stands(self):
+    def test_json_is_accepted_at_any_position(self):
         for words in [('--json',), ('--json', 'inspect', 'small.safetensors'), ('inspect', '--json', '--insect')]:
             result = self.safemap(*words)
             self.assertEqual(result.json()['error']['code'], 'invalid_argument')
             self.assertEqual((result.code, result.err), (2, ''))
 
-    def test_a_flag_has_no_value(self):
+    def test_a_flag_takes_no_value(self):
         for words in [('inspect', 'small.safetensors', '--quiet=false'), ('inspect', 'small.safetensors', '--tree=0'),
                       ('convert', 'small.safetensors', 'out', '--dry-run=no'),
                       ('verify', 'small.safetensors', '--quiet=3'),
@@ -322,14 +322,14 @@ class EveryCommand(Case):
         self.assertEqual(len(self.safemap('inspect', 'small.safetensors', '--json=true').json()['tensors']), 5)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
-    def test_a_path_that_is_not_there_is_exit_2(self):
+    def test_a_missing_path_exits_with_2(self):
         for command, *more in [('inspect',), ('verify',), ('convert', 'out'), ('hash',), ('diff', 'small.safetensors'),
                                ('load', '--device', 'host')]:
             error = self.refused('path_not_found', 2, command, 'nowhere.safetensors', *more)
             self.assertIn('nowhere.safetensors', error['path'])
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
-    def test_what_is_no_checkpoint_is_exit_1(self):
+    def test_a_path_without_a_checkpoint_exits_with_1(self):
         (self.folder / 'x.bin').write_bytes(b'GGUF and so on, at some length')
         (self.folder / 'empty').mkdir()
         for command, *more in [('inspect',), ('convert', 'out'), ('hash',), ('diff', 'small.safetensors'),
@@ -337,7 +337,7 @@ class EveryCommand(Case):
             self.refused('unknown_format', 1, command, 'x.bin', *more)
             self.refused('not_a_checkpoint', 1, command, 'empty', *more)
 
-    def test_a_layout_of_training_is_refused_by_its_name(self):
+    def test_a_training_layout_is_refused_by_its_name(self):
         plain = (self.folder / 'small.safetensors').read_bytes()
         for name in ('dcp/.metadata', 'dcp/common.pt', 'accelerate/scheduler.bin', 'accelerate/model_0/.metadata',
                      'verl/data.pt', 'verl/actor/model_world_size_1_rank_0.pt', 'zero/latest',
@@ -374,7 +374,7 @@ class EveryCommand(Case):
         (self.folder / 'one' / 'other' / 'model.safetensors').write_bytes(plain)
         self.assertIn('one/final, one/other', self.refused('several_models', 2, 'inspect', 'one')['message'])
 
-    def test_quiet_says_nothing_but_errors(self):
+    def test_quiet_prints_only_errors(self):
         for words in [('inspect', 'small.safetensors'), ('verify', 'small.safetensors'),
                       ('convert', 'small.safetensors', 'out'), ('hash', 'small.safetensors'),
                       ('diff', 'small.safetensors', 'out'), ('load', 'small.safetensors', '--device', 'host')]:
@@ -384,13 +384,13 @@ class EveryCommand(Case):
         self.assertEqual((result.code, result.out), (2, ''))
         self.assertTrue(result.err.startswith('safemap: error: '))
 
-    def test_every_way_of_access_gives_the_same(self):
+    def test_every_access_mode_reads_the_same_values(self):
         told = [self.done('load', 'small.safetensors', '--device', 'host', '--digest', '--access', a, '--threads', '2',
                           '--policy', 'compatible')['digests'] for a in ('auto', 'mapped', 'copied')]
         self.assertEqual(told[0], told[1])
         self.assertEqual(told[0], told[2])
 
-    def test_a_reader_that_goes_away_is_no_crash(self):
+    def test_a_closed_pipe_is_not_a_crash(self):
         many = [(f'block.{i}.weight.{i * 7}', 'U8', [0], b'') for i in range(20000)]
         (self.folder / 'many.safetensors').write_bytes(safetensors(many))
         read, write = os.pipe()
@@ -400,7 +400,7 @@ class EveryCommand(Case):
         os.close(write)
         self.assertEqual((done.returncode, done.stderr), (3, b''))
 
-    def test_a_stdout_that_takes_nothing_is_exit_3(self):
+    def test_a_stdout_that_cannot_be_written_exits_with_3(self):
         with open('/dev/full', 'wb') as full:
             for more in ((), ('--json',)):
                 done = subprocess.run([SAFEMAP, 'inspect', 'small.safetensors', *more], cwd=self.folder, stdout=full,
@@ -418,7 +418,7 @@ class EveryCommand(Case):
             self.assertEqual((done.returncode, done.stderr),
                              (3, b'safemap: error: writing to stdout: Bad file descriptor\n'))
 
-    def test_a_stdout_that_fails_once_gets_no_second_object(self):
+    def test_no_second_object_is_written_after_stdout_fails(self):
         # A non-blocking pipe that is not read takes only a part of the report.
         many = [(f'block.{i}.weight.{i * 7}', 'U8', [0], b'') for i in range(2000)]
         (self.folder / 'many.safetensors').write_bytes(safetensors(many))
@@ -456,13 +456,13 @@ class EveryCommand(Case):
         os.close(ours)
         return process.wait(), text.decode()
 
-    def test_colours_only_on_a_terminal_that_has_them(self):
+    def test_colours_are_used_only_on_a_terminal_that_supports_them(self):
         self.assertNotIn('\x1b', self.safemap('inspect', 'nowhere').err)
         self.assertIn('\x1b[', self.on_terminal('inspect', 'nowhere')[1])
         self.assertNotIn('\x1b', self.on_terminal('inspect', 'nowhere', NO_COLOR='1')[1])
         self.assertNotIn('\x1b', self.on_terminal('inspect', 'nowhere', TERM='dumb')[1])
 
-    def test_no_progress_for_what_is_done_in_a_moment(self):
+    def test_a_short_run_shows_no_progress(self):
         code, text = self.on_terminal('convert', 'small.safetensors', 'out')
         self.assertEqual((code, text), (0, ''))
 
@@ -475,7 +475,7 @@ class EveryCommand(Case):
             self.assertFalse(set(text) & set('\x1b\u202e\u200b'), words)
         self.assertEqual(self.done('inspect', 'evil.safetensors')['tensors'][0]['name'], evil)
 
-    def test_text_is_never_much_longer_than_what_it_is_of(self):
+    def test_text_is_never_much_longer_than_the_file(self):
         names = [f'{i:x}' for i in range(2000)]
         long = 'x' * 1_000_000
         for file, value in (('a', b'a'), ('b', b'b')):
@@ -541,7 +541,7 @@ class Inspect(Case):
                 file = (self.folder / 'out' / tensor['file']).read_bytes()
                 self.assertEqual(file[tensor['offset']:tensor['offset'] + len(data)], data)
 
-    def test_files_of_the_same_name_in_folders_are_told_apart(self):
+    def test_files_of_the_same_name_in_different_folders_are_distinguished(self):
         # If `sub` is opened, the path of its m.safetensors ends in sub/m.safetensors, the name of another of its files.
         sub = self.folder / 'sub'
         (sub / 'sub' / 'sub').mkdir(parents=True)
@@ -583,7 +583,7 @@ class Inspect(Case):
         told = self.safemap('inspect', 'tied.safetensors', '--include', 'head').out
         self.assertIn('\ntied\n  head = wte\n', told)
 
-    def test_a_damaged_header_is_exit_1(self):
+    def test_a_damaged_header_exits_with_1(self):
         (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
         self.refused('header_past_end', 1, 'inspect', 'cut.safetensors')
 
@@ -608,7 +608,7 @@ class Convert(Case):
         inspected = self.done('inspect', 'out.safetensors')
         self.assertEqual(inspected['metadata'], {'format': 'pt', 'who': 'a "b"'})
 
-    def test_values_stay_what_they_were(self):
+    def test_values_do_not_change(self):
         digests = self.done('load', 'small.safetensors', '--device', 'host', '--digest')['digests']
         self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
         self.assertEqual(self.done('load', 'out', '--device', 'host', '--digest')['digests'], digests)
@@ -621,7 +621,7 @@ class Convert(Case):
         self.assertEqual(dtypes, {'layers.0.w': 'BF16', 'layers.1.w': 'BF16', 'ids': 'I64', 'norm': 'BF16',
                                   'none': 'U8'})
 
-    def test_kept_dtypes_stay(self):
+    def test_keep_dtype_exempts_tensors_from_the_cast(self):
         self.done('convert', 'small.safetensors', 'out', '--dtype', 'BF16', '--keep-dtype', 'norm',
                   '--keep-dtype', '*.0.*')
         dtypes = {t['name']: t['dtype'] for t in self.done('inspect', 'out')['tensors']}
@@ -632,13 +632,13 @@ class Convert(Case):
         self.assertEqual((result.code, result.err), (0, ''))
         self.expect('convert', result.out)
 
-    def test_a_dry_run_writes_nothing_and_says_what_it_would(self):
+    def test_a_dry_run_writes_nothing_and_prints_the_plan(self):
         result = self.safemap('convert', 'small.safetensors', 'out', '--max-shard-size', '30', '--dry-run')
         self.assertEqual((result.code, result.err), (0, ''))
         self.expect('convert_dry_run', result.out)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
-    def test_a_dry_run_has_the_plan_that_the_run_carries_out(self):
+    def test_a_dry_run_predicts_the_files_of_the_run(self):
         words = ('convert', 'small.safetensors', 'out', '--max-shard-size', '30', '--dtype', 'bf16')
         plan, text = self.done(*words, '--dry-run'), self.safemap(*words, '--dry-run')
         self.assertEqual(list(plan), self.KEYS + ['predicted_anon_bytes', 'plan'])
@@ -728,13 +728,13 @@ class Convert(Case):
         self.assertEqual((dtypes['h.0.weight'], dtypes['h.1.weight']), ('BF16', 'F32'))
         self.assertEqual(self.done('inspect', 'out.safetensors')['metadata'], {'format': 'pt', 'who': 'a "b"'})
 
-    def test_what_is_selected_is_so_by_its_name_before(self):
+    def test_tensors_are_selected_by_their_names_before_renaming(self):
         self.done('convert', 'small.safetensors', 'out.safetensors', '--include', 'layers.*', '--rename', 's/layers/h/')
         self.assertEqual(self.names('out.safetensors'), ['h.0.w', 'h.1.w'])
         self.refused('tensor_not_found', 2, 'convert', 'small.safetensors', 'more', '--include', 'h.*',
                      '--rename', 's/layers/h/')
 
-    def test_names_that_become_one_are_refused_before_anything_is_written(self):
+    def test_colliding_names_are_refused_before_anything_is_written(self):
         for more in ((), ('--dry-run',)):
             error = self.refused('name_collision', 2, 'convert', 'small.safetensors', 'out',
                                  '--rename', r's/\.[01]\./.N./', *more)
@@ -743,7 +743,7 @@ class Convert(Case):
         self.refused('invalid_argument', 2, 'convert', 'small.safetensors', 'out', '--rename', 's/.*ids.*//')
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
-    def test_a_rule_that_is_none_is_refused_before_the_path_is_looked_at(self):
+    def test_an_invalid_rule_is_refused_before_the_path_is_opened(self):
         for rule in ('', 's/(/x/', 's/a/$1/', 'a/b/', 's/a/b', 's/a/b/i'):
             error = self.refused('invalid_argument', 2, 'convert', 'nowhere', 'out', '--rename', rule)
             self.assertTrue(error['message'].startswith(f"--rename: '{rule}' "), error)
@@ -772,7 +772,7 @@ class Convert(Case):
         error = self.refused('name_collision', 2, 'convert', 'tied.safetensors', 'two', '--rename', 's/head/by/')
         self.assertEqual(error['message'], "'head' would become 'by', which is already a metadata key")
 
-    def test_a_part_of_tied_names_stays_tied(self):
+    def test_the_selected_names_of_a_tied_tensor_stay_tied(self):
         tied = safetensors([('wte', 'U8', [1], b'x'), ('b', 'U8', [1], b'y')],
                            {'head': 'wte', 'other': 'wte', 'by': 'me'})
         (self.folder / 'tied.safetensors').write_bytes(tied)
@@ -787,7 +787,7 @@ class Convert(Case):
         self.done('convert', 'tied.safetensors', 'one.safetensors', '--include', 'other')
         self.assertEqual(self.done('inspect', 'one.safetensors')['metadata'], {'format': 'pt', 'by': 'me'})
 
-    def test_every_name_of_a_tied_tensor_that_is_skipped_is_told(self):
+    def test_every_name_of_a_skipped_tied_tensor_is_reported(self):
         (self.folder / 'tied.pt').write_bytes(torch_file({'t': 'ComplexDoubleStorage', 'u': 'ComplexDoubleStorage',
                                                           'x': 'ComplexDoubleStorage', 'w': 'FloatStorage'}))
         for options, wanted in (([], ['t', 'u', 'x']), (['--exclude', 't'], ['u', 'x']),
@@ -850,18 +850,18 @@ class Convert(Case):
         self.assertEqual(self.done('verify', 'out')['checked_bytes'], count * size)
         self.assertTrue(self.done('diff', 'big.safetensors', 'out')['equal'])
 
-    def test_stdout_is_no_output(self):
+    def test_stdout_is_refused_as_output(self):
         error = self.refused('invalid_argument', 2, 'convert', 'small.safetensors', '-')
         self.assertIn("'-'", error['message'])
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
-    def test_a_slash_behind_the_output_makes_it_a_folder(self):
+    def test_a_slash_after_the_output_makes_it_a_folder(self):
         told = self.done('convert', 'small.safetensors', 'out.safetensors/')
         self.assertEqual(told['files'], ['model.safetensors'])
         self.assertTrue((self.folder / 'out.safetensors' / 'model.safetensors').is_file())
         self.assertEqual(len(self.done('inspect', 'out.safetensors')['tensors']), 5)
 
-    def test_what_only_has_the_name_of_our_temporary_folder_stays(self):
+    def test_a_foreign_folder_with_the_name_of_the_temporary_folder_is_kept(self):
         mine = self.folder / '.out.safemap-tmp'
         mine.mkdir()
         (mine / 'thesis.tex').write_text('mine')
@@ -869,7 +869,7 @@ class Convert(Case):
         self.assertIn("'.out.safemap-tmp'", error['message'])
         self.assertEqual((mine / 'thesis.tex').read_text(), 'mine')
 
-    def test_what_does_not_fit_is_told_with_path_and_bytes(self):
+    def test_a_file_that_does_not_fit_is_reported_with_path_and_bytes(self):
         def limited():  # the process also gets SIGXFSZ
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
@@ -907,7 +907,7 @@ class Convert(Case):
         self.done('convert', 'out.safetensors', 'again.safetensors', '--include', 'layers.*', '--checksums')
         self.assertEqual(self.done('verify', 'again.safetensors')['checked_bytes'], 48)
 
-    def test_a_dry_run_knows_what_checksums_take(self):
+    def test_a_dry_run_counts_the_bytes_of_checksums(self):
         words = ('small.safetensors', 'out', '--max-shard-size', '30', '--checksums')
         planned = self.done('convert', *words, '--dry-run')
         written = self.done('convert', *words)
@@ -971,7 +971,7 @@ class Extras(Case):
             self.assertEqual(self.files('out')[name], name.encode())
         self.assertEqual(self.leftovers(), ['in', 'out', 'small.safetensors'])
 
-    def test_every_way_to_a_folder_copies_them(self):
+    def test_every_conversion_of_a_folder_to_a_folder_copies_them(self):
         for words in (['--rename', 's/norm/x/'], ['--include', 'norm'], ['--max-shard-size', '1GB'], ['--resume']):
             self.assertEqual(self.done('convert', 'in', 'out', *words)['copied'], self.EXTRAS)
             self.assertEqual(self.files('out')['config.json'], b'config.json')
@@ -979,7 +979,7 @@ class Extras(Case):
                 file.unlink()
             (self.folder / 'out').rmdir()
 
-    def test_where_none_are_copied(self):
+    def test_other_conversions_copy_none(self):
         self.assertEqual(self.done('convert', 'in', 'plain', '--no-extras')['copied'], [])
         self.assertEqual(self.done('convert', 'in', 'out.safetensors')['copied'], [])
         for source in ('small.safetensors', 'in/model.safetensors.index.json'):
@@ -1053,7 +1053,7 @@ class Edit(Case):
         self.expect('edit', self.safemap('edit', 'small.safetensors', '--set', 'a=b').out)
         self.assertEqual(self.leftovers(), ['small.safetensors'])
 
-    def test_what_is_refused(self):
+    def test_invalid_edits_are_refused(self):
         before = self.done('inspect', 'small.safetensors')['metadata']
         for words in [(), ('--set', 'novalue'), ('--set', '=x'), ('--unset', 'missing'), ('--rename', 's/x'),
                       ('--set', 'a=b', '--include', '*')]:
@@ -1065,7 +1065,7 @@ class Edit(Case):
 
 
 class Repair(Case):
-    def test_what_is_wrong_is_mended_and_told(self):
+    def test_faults_are_repaired_and_reported(self):
         whole = (self.folder / 'small.safetensors').read_bytes()
         (self.folder / 'long.safetensors').write_bytes(whole + b'xyz')
         self.refused('trailing_bytes', 1, 'inspect', 'long.safetensors')
@@ -1077,7 +1077,7 @@ class Repair(Case):
         self.refused('already_exists', 2, 'repair', 'long.safetensors', 'out.safetensors')
         self.expect('repair', self.safemap('repair', 'long.safetensors', 'out.safetensors', '--force').out)
 
-    def test_what_cannot_be_mended(self):
+    def test_a_file_that_cannot_be_repaired_is_refused(self):
         whole = (self.folder / 'small.safetensors').read_bytes()
         (self.folder / 'short.safetensors').write_bytes(whole[:-1])
         self.refused('file_truncated', 1, 'repair', 'short.safetensors', 'out.safetensors')
@@ -1088,7 +1088,7 @@ class Repair(Case):
 class Verify(Case):
     KEYS = ['ok', 'tensors', 'bytes', 'checked_bytes', 'asks_for_code', 'faults', 'notes']
 
-    def test_what_is_right(self):
+    def test_a_valid_file_is_ok(self):
         told = self.done('verify', 'small.safetensors')
         self.assertEqual(list(told), self.KEYS)
         self.assertEqual((told['ok'], told['tensors'], told['bytes'], told['faults']), (True, 5, 72, []))
@@ -1101,7 +1101,7 @@ class Verify(Case):
             error = self.refused('invalid_argument', 2, 'verify', 'small.safetensors', option, '*')
             self.assertIn(option, error['message'])
 
-    def test_every_fault_is_told(self):
+    def test_every_fault_is_reported(self):
         header = {'a': {'dtype': 'F32', 'shape': [3], 'data_offsets': [0, 8]},
                   'b': {'dtype': 'F32', 'shape': [2, 2], 'data_offsets': [8, 16]}}
         text = json.dumps(header).encode()
@@ -1124,7 +1124,7 @@ class Verify(Case):
         self.assertEqual((quiet.code, quiet.out), (1, ''))
         self.assertEqual(quiet.err.count('safemap: error: '), 2)
 
-    def test_data_that_changed_are_told_with_the_tensor(self):
+    def test_changed_data_is_reported_with_the_tensor(self):
         self.done('convert', 'small.safetensors', 'out.safetensors', '--checksums')
         file = self.folder / 'out.safetensors'
         data = bytearray(file.read_bytes())
@@ -1188,7 +1188,7 @@ class Deflated(Case):
                 return
         self.fail('no bit changes the data alone')
 
-    def test_all_of_it_counts_as_checked(self):
+    def test_all_bytes_count_as_checked(self):
         self.repack('model.pt')
         with zipfile.ZipFile(self.folder / 'model.pt') as packed:
             total = sum(info.file_size for info in packed.infolist())
@@ -1258,13 +1258,13 @@ class Diff(Case):
         told = self.safemap('diff', 'small.safetensors', 'other.safetensors', '--include', 'none', '--json')
         self.assertEqual((told.code, told.json()['only_in_a']), (1, ['none']))
 
-    def test_a_damaged_side_is_an_error_and_no_difference(self):
+    def test_a_damaged_file_is_an_error_and_not_a_difference(self):
         (self.folder / 'cut.safetensors').write_bytes(safetensors(SMALL)[:100])
         for words in (('cut.safetensors', 'small.safetensors'), ('small.safetensors', 'cut.safetensors')):
             error = self.refused('header_past_end', 1, 'diff', *words)
             self.assertIn('cut.safetensors', error['path'])
 
-    def test_a_file_of_a_tebibyte_without_blocks_differs_at_once(self):
+    def test_diff_of_a_sparse_tebibyte_stops_at_the_first_difference(self):
         size = 1 << 40
         header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
         for name, first in (('a', b'a'), ('b', b'b')):
@@ -1306,7 +1306,7 @@ class DiffTolerance(Case):
         self.assertEqual([d['name'] for d in told['different']], ['w'])
         self.assertNotIn('max_abs', told['different'][0])
 
-    def test_a_difference_that_is_no_number_is_null(self):
+    def test_an_infinite_difference_is_null(self):
         self.write('a', ('w', 'F32', [1], floats(float('inf'))))
         self.write('b', ('w', 'F32', [1], floats(1)))
         self.assertIsNone(self.told(1, '--atol', '1e30')['different'][0]['max_abs'])
@@ -1316,12 +1316,12 @@ class DiffTolerance(Case):
         self.expect('diff_tolerance', self.safemap(*words, '--atol', '0.5').out)
         self.expect('diff_close', self.safemap(*words, '--atol', '1').out)
 
-    def test_a_tolerance_that_is_none(self):
+    def test_an_invalid_tolerance_is_refused(self):
         for bound in ('-1', 'x', 'inf', 'nan', '1e-5x'):
             error = self.refused('invalid_argument', 2, 'diff', 'a.safetensors', 'b.safetensors', '--rtol=' + bound)
             self.assertIn('--rtol', error['message'])
 
-    def test_names_of_a_are_changed(self):
+    def test_rename_options_change_the_names_of_the_first_checkpoint(self):
         self.write('a', ('module.h.0.w', 'U8', [1], b'x'), ('module.ids', 'U8', [1], b'y'), ('more', 'U8', [1], b'z'))
         self.write('b', ('layers.0.w', 'U8', [1], b'x'), ('ids', 'U8', [1], b'y'))
         words = ('--strip-prefix', 'module.', '--rename', 's/^h\\./layers./', '--rename', 's/never/x/')
@@ -1346,7 +1346,7 @@ class DiffTolerance(Case):
 
 
 class Hash(Case):
-    def test_the_digests_of_load(self):
+    def test_hash_and_load_give_the_same_digests(self):
         told = self.done('hash', 'small.safetensors')
         self.assertEqual(list(told), ['algorithm', 'checkpoint', 'tensors'])
         self.assertEqual(told['algorithm'], 'xxh3-128')
@@ -1359,7 +1359,7 @@ class Hash(Case):
     def test_text(self):
         self.expect('hash', self.safemap('hash', 'small.safetensors').out)
 
-    def test_sha256_is_what_python_says(self):
+    def test_sha256_agrees_with_hashlib(self):
         tried = self.safemap('hash', 'small.safetensors', '--algorithm', 'sha256', '--json')
         if tried.code == 2:  # a build without libcrypto
             error = tried.json()['error']
@@ -1377,7 +1377,7 @@ class Hash(Case):
         error = self.refused('invalid_argument', 2, 'hash', 'small.safetensors', '--algorithm', 'md5')
         self.assertEqual(error['message'].split(':')[0], '--algorithm')
 
-    def test_containers_do_not_count(self):
+    def test_digests_do_not_depend_on_the_container(self):
         whole = self.done('hash', 'small.safetensors')
         self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
         for words in (('out',), ('out', '--threads', '1'), ('out', '--access', 'copied')):
@@ -1389,7 +1389,7 @@ class Hash(Case):
         self.assertEqual(list(told['tensors']), ['norm'])
         self.assertNotEqual(told['checkpoint'], self.done('hash', 'small.safetensors')['checkpoint'])
 
-    def test_memory_does_not_grow_with_a_tensor(self):
+    def test_memory_does_not_grow_with_the_size_of_a_tensor(self):
         # Without blocks on disk, and larger than all the memory that the run may use.
         size = 1 << 28
         header = json.dumps({'w': {'dtype': 'U8', 'shape': [size], 'data_offsets': [0, size]}}).encode()
@@ -1429,7 +1429,7 @@ class Plan(Case):
                 'norm': {'dtype': 'bf16', 'shape': [1, 2]}, 'layers.0.w': {'dtype': 'F32', 'shape': [3, 2]},
                 'layers.1.w': {'dtype': 'F32', 'shape': [3, 2]}, 'ids': {'dtype': 'torch.int32', 'shape': [2]}}
 
-    def test_what_fits(self):
+    def test_a_checkpoint_that_matches(self):
         words = self.expects(self.FITS)
         self.assertEqual(self.told(0, *words), {'ok': True, **{key: [] for key in self.KEYS[1:]}})
         self.assertEqual(self.safemap(*words).out,
@@ -1447,7 +1447,7 @@ class Plan(Case):
                                          {'name': 'ids', 'expected': 'I32', 'found': 'I64'}])
         self.assertEqual(self.told(1, *words, '--non-strict'), told)
 
-    def test_each_alone(self):
+    def test_each_mismatch_alone(self):
         lacks = {name: tensor for name, tensor in self.FITS.items() if name != 'norm'}
         more = {**self.FITS, 'more': {'dtype': 'F32', 'shape': []}}
         for expected, key in ((lacks, 'unexpected'), (more, 'missing')):
@@ -1466,14 +1466,14 @@ class Plan(Case):
         quiet = self.safemap(*self.expects(self.differs()), '--quiet')
         self.assertEqual((quiet.code, quiet.out, quiet.err), (1, '', ''))
 
-    def test_text_of_what_is_allowed(self):
+    def test_text_with_non_strict(self):
         tied = {'norm': self.FITS['norm'], 'scale': {**self.FITS['norm'], 'alias_of': 'norm'},
                 **{f'h.{i}.bias': {'dtype': 'F32', 'shape': [4]} for i in range(12)}}
         result = self.safemap(*self.expects(tied), '--non-strict')
         self.assertEqual((result.code, result.err), (0, ''))
         self.expect('plan_non_strict', result.out)
 
-    def test_another_checkpoint_is_an_expectation(self):
+    def test_another_checkpoint_can_be_the_expectation(self):
         self.done('convert', 'small.safetensors', 'out', '--max-shard-size', '30')
         for path, expected in (('out', 'small.safetensors'), ('small.safetensors', 'out'),
                                ('out', 'out/model.safetensors.index.json')):
@@ -1482,7 +1482,7 @@ class Plan(Case):
         told = self.told(1, 'plan', 'half.safetensors', '--expect', 'small.safetensors')
         self.assertEqual([d['name'] for d in told['dtype']], ['layers.0.w', 'layers.1.w', 'norm'])
 
-    def test_a_header_is_an_expectation(self):
+    def test_a_header_can_be_the_expectation(self):
         header = header_of(self.folder / 'small.safetensors')
         self.assertIn('__metadata__', header)
         self.assertTrue(self.told(0, *self.expects(header))['ok'])
@@ -1497,14 +1497,14 @@ class Plan(Case):
             told = self.told(0, 'plan', 'tied.safetensors', '--expect', 'model.json')
             self.assertEqual(told['tied'], [['wte', 'head'] + (['out'] if 'out' in expected else [])])
 
-    def test_what_is_there_but_no_tensor_is_told(self):
+    def test_a_tensor_that_exists_but_cannot_be_loaded_is_noted(self):
         self.expects({'weight': {'dtype': 'F32', 'shape': [2, 2]}, 'real': {'dtype': 'F32', 'shape': [2, 2]}})
         told = self.told(1, 'plan', str(DATA / 'pt' / 'meta.pt'), '--expect', 'model.json')
         self.assertEqual(told['missing'], ['weight'])
         self.assertEqual(told['notes'], [
             "'weight' exists, but cannot be loaded: a tensor on the meta device, which has no data"])
 
-    def test_a_prefix_is_told(self):
+    def test_a_common_prefix_is_noted(self):
         told = self.told(1, *self.expects({'model.' + name: tensor for name, tensor in self.FITS.items()}))
         self.assertEqual(told['notes'], [
             "names of the model begin with 'model.'; without it, they are the names of the checkpoint"])
@@ -1517,7 +1517,7 @@ class Plan(Case):
         self.refused('tensor_not_found', 2, *words, '--include', 'nothing')
         self.told(0, *words, '--include', 'none', '--non-strict')
 
-    def test_what_is_no_expectation(self):
+    def test_an_invalid_expectation_is_refused(self):
         for text, code in (('[]', 'expectation_not_json'), ('{"w":', 'expectation_not_json'),
                            ('{"w":' * 1000 + '1' + '}' * 1000, 'expectation_not_json'),
                            ('{"w":{"dtype":"F32"}}', 'expectation_bad_field'),
@@ -1566,7 +1566,7 @@ class Load(Case):
         self.assertEqual(told['peak_device_bytes'], 24)
         self.refused('budget_exceeded', 2, 'load', 'small.safetensors', '--device', 'host', '--budget', '23')
 
-    def test_tensors_on_their_way_stay_within_the_budget(self):
+    def test_tensors_in_flight_stay_within_the_budget(self):
         mib = 1 << 20
         large = [(f'w.{i}', 'U8', [mib], bytes([i]) * mib) for i in range(12)]
         (self.folder / 'large.safetensors').write_bytes(safetensors(large))
@@ -1576,7 +1576,7 @@ class Load(Case):
         self.assertLessEqual(told['peak_device_bytes'], 5 * mib)
         self.assertEqual((told['bytes'], told['uploaded_bytes'] >= 12 * mib), (12 * mib, True))
 
-    def test_a_pass_more_costs_nothing_where_everything_stays(self):
+    def test_another_pass_uploads_nothing_if_everything_fits(self):
         told = self.done('load', 'small.safetensors', '--device', 'host', '--repeat', '3')
         self.assertEqual((told['tensors'], told['bytes'], told['uploaded_bytes']), (5, 72, 72))
         tight = self.done('load', 'small.safetensors', '--device', 'host', '--repeat', '3', '--budget', '24')
@@ -1598,7 +1598,7 @@ class Load(Case):
         self.assertEqual((told['tensors'], told['bytes']), (5, 0))
         self.assertEqual(set(told['digests'].values()), {self.NOTHING})
 
-    def test_other_devices_are_not_there(self):
+    def test_a_missing_device_is_refused(self):
         for device in ('cuda:0', 'opencl:0', 'abacus', ''):
             self.refused('no_such_device', 2, 'load', 'small.safetensors', '--device', device)
 
@@ -1614,7 +1614,7 @@ class Torch(Case):
     def pt(self, name):
         return str(DATA / 'pt' / name)
 
-    def test_another_name_that_is_a_key_of_the_metadata_is_refused(self):
+    def test_a_tied_name_that_is_a_metadata_key_is_refused(self):
         for name in ('format', 'safemap.source'):
             for structure in ('keep', 'drop'):
                 self.refused('name_collision', 2, 'convert', self.pt('tied.pt'), 'out', '--structure', structure,
@@ -1641,7 +1641,7 @@ class Torch(Case):
         one = self.done('load', 'one.safetensors', '--device', 'host', '--digest')
         self.assertEqual(one['digests'], {alias: digests[stored]})
 
-    def test_metadata_goes_over_ties(self):
+    def test_metadata_takes_precedence_over_ties(self):
         tied = self.done('inspect', self.pt('tied.pt'))
         alias = next(t['name'] for t in tied['tensors'] if 'alias_of' in t)
         (self.folder / 'tied.bin').write_bytes((DATA / 'pt' / 'tied.pt').read_bytes())
@@ -1702,7 +1702,7 @@ class Torch(Case):
         self.assertEqual(kept['optimizer']['param_groups'], groups)
         self.refused('invalid_argument', 2, 'convert', train, 'x', '--structure', 'maybe')
 
-    def test_a_part_of_a_training_checkpoint(self):
+    def test_root_converts_a_part_of_a_training_checkpoint(self):
         train = self.pt('train_gpt.pt')
         whole = self.done('convert', train, 'whole.safetensors')
         self.assertTrue([note for note in whole['notes'] if '--root PART converts one of them' in note])
@@ -1730,7 +1730,7 @@ class Torch(Case):
                     self.done('convert', self.pt(other), other + '.safetensors')
                     self.assertEqual(self.done('hash', other + '.safetensors'), whole)
 
-    def test_offsets_before_zips_are_places_in_the_file(self):
+    def test_offsets_in_formats_before_zip_are_places_in_the_file(self):
         for name in ('train_legacy_protocol4.pt', 'plain_pickle4.pkl', 'tar_0_1.pt'):
             file = (DATA / 'pt' / name).read_bytes()
             self.done('convert', self.pt(name), 'out.safetensors', '--force')
@@ -1743,7 +1743,7 @@ class Torch(Case):
                 place, other = tensor['offset'], written[tensor['name']]['offset']
                 self.assertEqual(file[place:place + tensor['nbytes']], out[other:other + tensor['nbytes']])
 
-    def test_a_script_archive_is_its_state_dict(self):
+    def test_a_script_archive_is_read_as_its_state_dict(self):
         told = self.done('inspect', self.pt('torchscript.pt'))
         self.assertEqual([t['name'] for t in told['tensors']], ['weight', 'shift', 'inner.scale'])
         self.assertTrue(any('TorchScript' in note for note in told['notes']))
@@ -1762,14 +1762,14 @@ class Torch(Case):
                           for key in ('gathered', 'views')], [True, True])
         self.assertEqual(self.done('convert', self.pt('deflated.pt'), 'x', '--dry-run')['unreferenced_bytes'], 0)
 
-    def test_a_quantized_tensor_is_listed_once_with_why_it_is_skipped(self):
+    def test_a_skipped_quantized_tensor_is_listed_once_with_the_reason(self):
         skipped = self.done('convert', self.pt('quantized.pt'), 'out.safetensors', '--structure', 'drop')['skipped']
         names = [object['name'] for object in skipped]
         self.assertIn('qint8', names)
         self.assertEqual(len(names), len(set(names)))
         self.assertTrue(all('quantized tensor' in object['why'] for object in skipped))
 
-    def test_what_safetensors_has_no_dtype_for_is_kept_with_the_structure_document(self):
+    def test_dtypes_that_safetensors_lacks_are_kept_with_the_structure_document(self):
         for name in ('quantized.pt', 'odd_dtypes.pt', 'conj_neg.pt', 'strided.pt'):
             source = self.pt(name)
             told = self.done('convert', source, 'out.safetensors', '--structure', 'keep', '--checksums', '--force')
@@ -1790,7 +1790,7 @@ class Torch(Case):
         self.assertIn('quint8', {object['name'] for object in left['skipped']})
         self.assertNotIn('qint8', {object['name'] for object in left['skipped']})
 
-    def test_a_tied_tensor_has_its_names_where_a_structure_document_keeps_it(self):
+    def test_a_tied_tensor_keeps_its_names_with_a_structure_document(self):
         tied = [['part.0', 'part.1']]  # unusual; made from a document, because no file of torch here has such a tie
         document = '{"v":2,"root":["l",["T",{"n":"part.0","dtype":"bits8"}],["@","0"]]}'
         header = json.dumps({'__metadata__': {'safemap.structure': document, 'part.1': 'part.0'},
@@ -1800,7 +1800,7 @@ class Torch(Case):
             told = self.done('convert', 'in.safetensors', 'out.safetensors', '--structure', how, '--force')
             self.assertEqual(told['aliases'], aliases)
 
-    def test_storages_of_what_is_not_written_are_unreferenced(self):
+    def test_storages_of_tensors_that_are_not_written_are_unreferenced(self):
         for name in ('state_dict.pt', 'tied_legacy.pt', 'tar_0_1.pt', 'deflated.pt'):
             tensors = [t for t in self.done('inspect', self.pt(name))['tensors'] if 'alias_of' not in t]
             whole = self.done('convert', self.pt(name), 'x', '--dry-run')
@@ -1868,7 +1868,7 @@ class Torch(Case):
             self.assertIn(': readable; ', self.safemap('verify', path).out)
         self.assertIn(': ok; ', self.safemap('verify', self.pt('train_gpt.pt')).out)
 
-    def test_shards_that_name_what_is_unknown_are_refused(self):
+    def test_shards_that_name_unknown_globals_are_refused(self):
         for name in ('tied', 'module'):
             (self.folder / f'{name}.bin').write_bytes((DATA / 'pt' / f'{name}.pt').read_bytes())
         names = {name: [t['name'] for t in self.done('inspect', f'{name}.bin')['tensors']]
@@ -1879,7 +1879,7 @@ class Torch(Case):
         error = self.refused('unknown_global', 1, 'inspect', 'pytorch_model.bin.index.json', '--strict-globals')
         self.assertTrue(error['path'].endswith('module.bin'))
 
-    def test_what_is_cut_short_says_what_was_wanted(self):
+    def test_a_truncated_file_is_reported_with_the_expected_size(self):
         error = self.refused('file_truncated', 1, 'inspect', self.pt('broken/legacy_truncated.pt'))
         self.assertIn('expected 160 bytes, found 140 bytes', error['message'])
         self.refused('zip_missing_record', 1, 'inspect', self.pt('broken/zip_without_entries.pt'))
@@ -1899,7 +1899,7 @@ class WholeModules(Case):
     def pt(self, name):
         return DATA / 'pt' / name
 
-    def test_has_the_names_of_its_state_dict_in_every_command(self):
+    def test_every_command_uses_the_names_of_the_state_dict(self):
         for name in ('module.pt', 'module_legacy.pt'):
             found = self.done('inspect', self.pt(name))
             self.assertEqual([tensor['name'] for tensor in found['tensors']], self.NAMES)
@@ -1913,13 +1913,13 @@ class WholeModules(Case):
             self.assertEqual(sorted(loaded['digests']), sorted(self.NAMES[2:7]))
         self.assertTrue(self.done('plan', self.pt('module.pt'), '--expect', self.pt('module_legacy.pt'))['ok'])
 
-    def test_would_call_its_classes(self):
+    def test_the_classes_of_a_module_are_listed_as_called(self):
         for name in ('module.pt', 'module_legacy.pt'):
             self.assertIn(f'{name}: readable; ', self.safemap('verify', self.pt(name)).out)
             listed = self.done('inspect', self.pt(name), '--globals')['globals']
             self.assertTrue(next(each for each in listed if each['name'] == 'SmallNet')['called'])
 
-    def test_root_of_a_module(self):
+    def test_root_selects_a_part_of_a_module(self):
         source = self.pt('module_main.pt')
         self.assertEqual(list(self.done('hash', source)['tensors']), ['net/weight', 'net/mean'])
         self.done('convert', source, 'whole.safetensors')
@@ -1931,7 +1931,7 @@ class WholeModules(Case):
         error = self.refused('invalid_argument', 2, 'convert', source, 'x', '--root', 'model')
         self.assertIn("'net'", error['hint'])
 
-    def test_its_names_become_others(self):
+    def test_the_names_of_a_module_can_be_changed(self):
         report = self.done('convert', self.pt('module.pt'), 'o.safetensors', '--rename', r's/^conv\./stem./',
                            '--structure', 'keep', '--checksums')
         self.assertEqual(report['tensors'], 9)

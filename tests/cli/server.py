@@ -67,7 +67,7 @@ class Server(unittest.TestCase):
         self.assertEqual(self.ask('rows', 'w', -1, 9), 'sum 13')
         self.assertEqual(self.ask('rows', 'half', 0, 2), 'sum 2')
 
-    def test_a_wrong_request_is_answered(self):
+    def test_a_wrong_request_is_answered_with_an_error(self):
         self.assertTrue(self.ask('rows', 'v', 0, 1).startswith('error tensor_not_found: '))
         self.assertTrue(self.ask('rows', 'w').startswith('error: '))
         self.assertTrue(self.ask('held', 'w').startswith('error: '))
@@ -83,7 +83,7 @@ class Server(unittest.TestCase):
         self.assertTrue(self.ask('open', self.folder / 'nowhere').startswith('error path_not_found: '))
         self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 28')
 
-    def test_a_checkpoint_that_is_not_as_expected_changes_nothing(self):
+    def test_a_checkpoint_that_does_not_match_changes_nothing(self):
         self.tearDown()
         expected = self.folder / 'expected.json'
         expected.write_text('{"w": {"dtype": "F32", "shape": [4, 2]}, "half": {"dtype": "BF16", "shape": [2]}}')
@@ -97,7 +97,7 @@ class Server(unittest.TestCase):
         self.assertEqual(refused.returncode, 1)
         self.assertIn('1 missing', refused.stderr)
 
-    def test_what_is_held_outlives_its_checkpoint(self):
+    def test_a_held_tensor_outlives_its_checkpoint(self):
         self.assertEqual(self.ask('hold', 'w'), 'holds w')
         self.assertEqual(self.ask('open', self.new), f'serves {self.new}')
         self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 828')
@@ -109,7 +109,7 @@ class Server(unittest.TestCase):
         self.assertEqual(self.ask('held', 'w'), 'sum 28')
         self.assertEqual(self.ask('rows', 'w', 0, 4), 'sum 828')
 
-    def test_many_requests_while_it_changes(self):
+    def test_many_requests_while_the_checkpoint_changes(self):
         for i in range(300):
             self.send('rows', 'w', i % 4, i % 4 + 1)
             if i % 3 == 0:

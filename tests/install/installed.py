@@ -105,7 +105,7 @@ class PkgConfig(Installed):
         self.without_shared()
         self.check_names(self.build('--static'))
 
-    def test_what_is_private_is_only_for_static_programs(self):
+    def test_private_dependencies_are_only_for_static_programs(self):
         self.library('so')
         self.assertNotIn('-D', self.flags('--cflags', '--static'))
         self.assertNotRegex(self.flags('--libs'), r'(?<!\S)-l(?!safemap)')
@@ -164,13 +164,13 @@ class Exports(Installed):
         for line in run('nm', '--dynamic', '--defined-only', self.library('so')).splitlines():
             yield line.split(maxsplit=2)[1:]
 
-    def test_only_safemap_leaves_the_library(self):
+    def test_the_library_exports_only_names_of_safemap(self):
         ours = re.compile(r'_Z(N[KRO]*|T[ISV]N|T[hv][n0-9_]*NK?)7safemap')
         names = [name for _, name in self.symbols()]
         self.assertGreater(len(names), 100)
         self.assertEqual([name for name in names if not ours.match(name)], [])
 
-    def test_every_symbol_says_of_which_abi_it_is(self):
+    def test_every_symbol_names_its_abi(self):
         abi = '{}v{}_{}'.format(len('v_'.join(VERSION.split('.')[:2])), *VERSION.split('.'))
         self.assertEqual([name for _, name in self.symbols() if f'7safemap{abi}' not in name], [])
 
@@ -183,7 +183,7 @@ class Exports(Installed):
 
 
 class Subproject(Case):
-    def test_it_is_the_library_alone(self):
+    def test_a_subproject_builds_only_the_library(self):
         (self.folder / 'subprojects').mkdir()
         (self.folder / 'subprojects/safemap').symlink_to(SOURCE)
         shutil.copy(EXAMPLE / 'names.cpp', self.folder)

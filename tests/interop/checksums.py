@@ -76,7 +76,7 @@ class Checksums(Case):
             loaded.update(huggingface_hub.load_state_dict_from_file(file))
         self.assert_same_dict(loaded, {name: tensor for name, tensor in state.items() if name != 'tied'})
 
-    def test_its_loader_fills_a_module(self):
+    def test_hub_loads_the_shards_into_a_module(self):
         def module():
             return torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.GELU(), torch.nn.Linear(30, 10))
 
@@ -100,13 +100,13 @@ class Checksums(Case):
         told = safemap('verify', file, status=1)
         self.assertEqual([f['code'] for f in told['faults']], ['checksum_mismatch'])
 
-    def test_sha256_is_what_python_says(self):
+    def test_sha256_agrees_with_hashlib(self):
         state, file = self.convert('out.safetensors')
         told = safemap('hash', file, '--algorithm', 'sha256')
         self.assertEqual(told['tensors'], {name: hashlib.sha256(raw(tensor)).hexdigest()
                                            for name, tensor in state.items()})
 
-    def test_what_its_writer_makes_of_them_is_still_right(self):
+    def test_digests_stay_valid_if_safetensors_rewrites_the_file(self):
         _, file = self.convert('out.safetensors')
         again = self.folder / 'again.safetensors'
         safetensors.torch.save_file(safetensors.torch.load_file(file), again, metadata_of(file))

@@ -137,7 +137,7 @@ class DLPack(Case):
                     del taken
             self.assertEqual(mappings_of(file), 0)
 
-    def test_what_numpy_writes_to_a_private_copy_stays_there(self):
+    def test_writes_of_numpy_to_a_private_copy_do_not_reach_the_file(self):
         file = self.saved({'w': torch.arange(6, dtype=torch.float32)})
         before = file.read_bytes()
         view = View.open(file, 'w', private_copy=True)
@@ -163,7 +163,7 @@ class DLPack(Case):
                     if elements:
                         self.assertEqual(told['data'], pointer)
 
-    def test_arrays_of_numpy_are_taken_without_a_copy_and_let_go(self):
+    def test_arrays_of_numpy_are_taken_without_a_copy_and_released(self):
         for versioned in (True, False):
             with self.subTest(versioned=versioned):
                 base = np.arange(24, dtype=np.int16).reshape(2, 3, 4)
@@ -184,13 +184,13 @@ class DLPack(Case):
         array.flags.writeable = False
         self.assertFalse(View.take(array, True).describe()['writable'])
 
-    def test_what_came_goes_on(self):
+    def test_a_tensor_that_was_taken_can_be_given_on(self):
         tensor = torch.arange(6).reshape(2, 3).t()
         back = torch.from_dlpack(View.take(tensor, True))
         self.assert_same(back, tensor, 'back')
         self.assertEqual(back.data_ptr(), tensor.data_ptr())
 
-    def test_float4_comes_from_torch_and_goes_there(self):
+    def test_float4_is_exchanged_with_torch_in_both_directions(self):
         tensor = torch.arange(8, dtype=torch.uint8).reshape(2, 4).view(torch.float4_e2m1fn_x2)
         told = View.take(tensor, True).describe()
         self.assertEqual((told['dtype'], told['shape']), ('float4_e2m1fn_x2', [2, 8]))

@@ -197,7 +197,7 @@ class FromTorch(Case):
                         wanted, loaded[name] = wanted.masked_fill(nan, 0), loaded[name].masked_fill(nan, 0)
                     self.assert_same(loaded[name], wanted, name)
 
-    def test_zips_in_company_are_read_as_torch_does_or_refused(self):
+    def test_zips_followed_by_other_bytes_are_read_as_torch_does_or_refused(self):
         one, two = ({'w': tensor_of(self.rng, torch.uint8, [64])} for _ in range(2))
         saved = []
         for state in (one, two):
@@ -215,7 +215,7 @@ class FromTorch(Case):
         refused = safemap('hash', self.folder / 'both.pt', status=1)
         self.assertEqual(refused['error']['code'], 'zip_bad_directory')
 
-    def test_shards_hold_what_the_file_would(self):
+    def test_shards_hold_the_same_tensors_as_one_file(self):
         state = {f'h.{i}.{name}': tensor_of(self.rng, self.rng.choice(common.DTYPES), shape_of(self.rng))
                  for i in range(12) for name in ('w', 'b', 'g')}
         torch.save(state, self.folder / 'in.pt')

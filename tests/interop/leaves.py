@@ -325,7 +325,7 @@ class Stored(dict):
 
 
 class EveryLeaf(Case):
-    def test_of_new_fixtures(self):
+    def test_every_leaf_of_new_fixtures(self):
         made = self.folder / 'made'
         subprocess.run([sys.executable, str(MAKE), str(made), '--seed', str(SEED % 1000)], check=True,
                        capture_output=True)

@@ -111,7 +111,7 @@ class LikeHub(Case):
                 for name in names:
                     self.assertEqual((ours / name).read_bytes(), (theirs / name).read_bytes(), name)
 
-    def test_the_splits_of_its_rule(self):
+    def test_special_cases_are_split_like_hub(self):
         for split in SPLITS:
             with self.subTest(split=split):
                 storages, state = {}, {}
@@ -156,7 +156,7 @@ class LikeHub(Case):
                 limit = self.rng.randrange(1, 2000)
                 self.assert_same_files(self.convert(state, limit), self.save(state, limit))
 
-    def test_metadata_goes_where_it_puts_it(self):
+    def test_metadata_is_stored_where_hub_stores_it(self):
         metadata = {'a "key"': 'é\n\\', 'b': '', 'é.€.𝄞': '1'}
         for format_ in ('pt', 'mlx', None):
             state = {name: tensor for name, tensor in self.random_state().items()}
@@ -189,7 +189,7 @@ class LikeHub(Case):
                                  json.dumps(index, indent=2, sort_keys=True) + '\n')
 
     @unittest.skipUnless(transformers, 'no transformers here')
-    def test_what_transformers_saves(self):
+    def test_files_are_those_that_transformers_saves(self):
         config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
                                           num_attention_heads=4, tie_word_embeddings=False)
         model = transformers.LlamaForCausalLM(config)
@@ -213,7 +213,7 @@ class LikeHub(Case):
         self.assertEqual(index['metadata'], split.metadata)
         self.assertEqual(sorted(p.name for p in ours.glob('*.safetensors')), sorted(split.filename_to_tensors))
 
-    def test_its_loader_fills_a_module(self):
+    def test_hub_loads_the_shards_into_a_module(self):
         def module():
             return torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.GELU(), torch.nn.Linear(30, 10))
 
@@ -224,7 +224,7 @@ class LikeHub(Case):
         huggingface_hub.load_torch_model(other, out, strict=False)
         self.assert_same_dict(other.state_dict(), model.state_dict())
 
-    def test_what_it_saved_opens(self):
+    def test_checkpoints_saved_by_hub_open(self):
         state = self.random_state()
         theirs = self.save(state, 500)
         listed = safemap('inspect', theirs)['tensors']

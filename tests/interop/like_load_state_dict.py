@@ -74,14 +74,14 @@ class LikeLoadStateDict(Case):
                 self.assertEqual(told['dtype'], [])
         self.assertGreater(fits, 0)
 
-    def test_a_tied_model_loads_what_its_package_stored_once(self):
+    def test_a_tied_model_matches_a_file_of_save_model(self):
         weight = torch.ones(3, 2)
         model = module_of({'wte.weight': weight, 'head.weight': weight, 'b': torch.zeros(2)})
         safetensors.torch.save_model(model, self.folder / 'model.safetensors')
         told = safemap('plan', self.folder / 'model.safetensors', '--expect', self.expectation(model.state_dict()))
         self.assertEqual([set(group) for group in told['tied']], [{'wte.weight', 'head.weight'}])
 
-    def test_another_dtype_is_told_with_both(self):
+    def test_a_dtype_mismatch_is_reported_with_both_dtypes(self):
         torch.save({'w': torch.zeros(2, dtype=torch.bfloat16)}, self.folder / 'held.pt')
         told = safemap('plan', self.folder / 'held.pt', '--expect', self.expectation({'w': torch.zeros(2)}), status=1)
         self.assertEqual(told['dtype'], [{'name': 'w', 'expected': 'F32', 'found': 'BF16'}])

@@ -78,7 +78,7 @@ class LikeNumpy(Case):
         self.assertGreater(refused, CASES // 200)
         self.assertLess(refused, CASES // 2)
 
-    def test_arrays_of_integers_look_alike(self):
+    def test_arrays_of_integers_are_printed_as_numpy_prints_them(self):
         lines, wanted = [], []
         for _ in range(2000):
             shape = [self.rng.choice([1, 2, 3, 5, 6, 7, 8, 20]) for _ in range(self.rng.randrange(5))]

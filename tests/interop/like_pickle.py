@@ -25,13 +25,13 @@ class Pickles(Case):
     def verdicts(self, data):
         return pickles.verdicts(common.BUILD / 'tests/interop/pickle_verdict', data)
 
-    def test_no_unpickler_asks_for_more_than_is_named(self):
+    def test_no_unpickler_imports_a_global_that_safemap_does_not_name(self):
         run = subprocess.run([sys.executable, pathlib.Path(pickles.__file__),
                               common.BUILD / 'tests/interop/pickle_verdict', '5000', str(common.SEED)],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, timeout=600)
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
 
-    def test_names_of_python_2_are_those_that_python_3_imports(self):
+    def test_python_2_names_are_mapped_as_python_3_maps_them(self):
         names = list(_compat_pickle.NAME_MAPPING) + [(module, 'any') for module in _compat_pickle.IMPORT_MAPPING]
         names += [('exceptions', 'any'), ('urllib', 'any'), ('os', 'system'), ('__builtin__', 'eval')]
         for protocol in range(6):
@@ -44,7 +44,7 @@ class Pickles(Case):
                         wanted, (_compat_pickle.IMPORT_MAPPING.get(module, module), name))
                 self.assertEqual(verdict['names'], [list(wanted)], (protocol, module, name))
 
-    def test_what_picklers_write_in_frames_is_read(self):
+    def test_framed_pickles_are_read(self):
         large = ['x' * 70000, b'x' * 70000, bytearray(b'x' * 70000), list(range(40000)), {'a': b'y' * 200000, 'b': 1},
                  ['small', b'z' * 65536, 'small', bytearray(65535)], None, 'abc']
         written = []
@@ -57,7 +57,7 @@ class Pickles(Case):
             self.assertIsNone(verdict['error'], (data[:40], verdict))
             self.assertEqual(verdict['consumed'], len(data))
 
-    def test_memo_entries_that_go_on_counting_are_read(self):
+    def test_memo_numbers_that_continue_after_an_earlier_dump_are_read(self):
         file = io.BytesIO()
         pickler = pickle.Pickler(file, 2)
         for _ in range(20):

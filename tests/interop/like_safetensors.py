@@ -51,7 +51,7 @@ class LikeSafetensors(Case):
                 continue  # a tensor without bytes has no place
             self.assertEqual(data[entry['offset']:entry['offset'] + tensor.nbytes], raw(tensor), name)
 
-    def test_converting_its_file_gives_its_bytes(self):
+    def test_converting_a_file_of_the_reference_gives_the_same_bytes(self):
         file = self.save(self.random_state(), {'format': 'pt'})
         out = self.folder / 'out.safetensors'
         safemap('convert', file, out)
@@ -75,7 +75,7 @@ class LikeSafetensors(Case):
                 return data
         raise AssertionError('never in order')
 
-    def test_exact_metadata_gives_its_bytes(self):
+    def test_exact_metadata_gives_the_bytes_of_the_reference(self):
         state = self.random_state()
         arrays = {name: tensor.numpy() for name, tensor in state.items()
                   if tensor.dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)}
@@ -95,7 +95,7 @@ class LikeSafetensors(Case):
         file = self.save({})
         self.assertEqual(safemap('inspect', file)['tensors'], [])
 
-    def test_a_broken_file_is_refused_as_it_refuses_it(self):
+    def test_a_broken_file_is_refused_by_both(self):
         data = self.save({'w': torch.zeros(100)}).read_bytes()
         for cut in (0, 4, 8, 40, len(data) - 1):
             with self.subTest(cut=cut):
@@ -105,7 +105,7 @@ class LikeSafetensors(Case):
                     safetensors.torch.load_file(file)
                 self.assertIn('error', safemap('inspect', file, status=1))
 
-    def test_headers_get_its_verdict(self):
+    def test_headers_get_the_verdict_of_the_reference(self):
         run = subprocess.run([sys.executable, pathlib.Path(__file__).with_name('headers.py'),
                               common.BUILD / 'tests/interop/header_verdict', '20000', str(common.SEED)],
                              stdout=subprocess.PIPE, text=True, check=False, timeout=600)
@@ -128,7 +128,7 @@ class LikeSafetensors(Case):
                                                          'checkpoint': xxhash.xxh3_128_hexdigest(b''.join(lines)),
                                                          'tensors': wanted})
 
-    def test_a_difference_is_where_torch_sees_it(self):
+    def test_the_first_difference_has_the_right_index(self):
         for _ in range(20):
             a = self.random_state()
             b = {name: tensor.clone() for name, tensor in a.items()}

@@ -85,7 +85,7 @@ class Modules(Case):
             entry = tensors[below + name]
             self.assert_same(stored[entry.get('alias_of', below + name)], tensor, name)
 
-    def test_a_root_is_its_state_dict(self):
+    def test_a_module_as_root_is_read_as_its_state_dict(self):
         for name, model in models().items():
             wanted = model.state_dict()
             formats = [{'pickle_protocol': protocol} for protocol in PROTOCOLS]
@@ -111,7 +111,7 @@ class Modules(Case):
                 loaded = safemap('load', whole, '--device', 'host', '--digest')
                 self.assertEqual(loaded['digests'], safemap('load', state, '--device', 'host', '--digest')['digests'])
 
-    def test_a_module_anywhere(self):
+    def test_modules_anywhere_in_a_tree(self):
         for name, model in models().items():
             optimizer = torch.optim.SGD([torch.randn(2, requires_grad=True)], lr=self.rng.random(), momentum=0.5)
             optimizer.param_groups[0]['params'][0].grad = torch.ones(2)
@@ -134,12 +134,12 @@ class Modules(Case):
                         safemap('convert', source, again, '--root', 'list/0/deep', '--force')
                         self.assert_holds(again, wanted)
 
-    def test_a_module_in_a_module_is_a_root(self):
+    def test_root_selects_a_module_inside_a_module(self):
         model = models()['nested']
         out, _ = self.converted(self.save({'model': model}), '--root', 'model/1.1')
         self.assert_holds(out, model[1][1].state_dict())
 
-    def test_what_is_not_in_the_state_dict_is_skipped(self):
+    def test_tensors_outside_the_state_dict_are_skipped(self):
         model = models()['not_persistent']
         wanted = {f'model/{part}.{name}' for part in (0, 1)
                   for name in ('inverse', 'table', 'cache/keys/0', 'hidden/0/_parameters/weight',

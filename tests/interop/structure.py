@@ -329,7 +329,7 @@ class Structure(Case):
         else:
             self.assertEqual(found, wanted)
 
-    def there_and_back(self, state, *options, protocol=2):
+    def round_trip(self, state, *options, protocol=2):
         torch.save(state, self.folder / 'in.pt', pickle_protocol=protocol)
         out = self.folder / 'out.safetensors'
         report = safemap('convert', self.folder / 'in.pt', out, '--structure', 'keep', '--force', *options)
@@ -345,7 +345,7 @@ class Structure(Case):
         for number in range(60):
             protocol = PROTOCOLS[number % len(PROTOCOLS)]
             with self.subTest(number=number, protocol=protocol):
-                self.there_and_back(random_tree(self.rng, 4, []), protocol=protocol)
+                self.round_trip(random_tree(self.rng, 4, []), protocol=protocol)
 
     def test_dtypes_that_safetensors_has_no_name_for(self):
         for protocol in PROTOCOLS:
@@ -357,7 +357,7 @@ class Structure(Case):
             matrix = tensor_of(self.rng, torch.complex128, (4, 3))
             state = {'complex': complexes, 'bits': bits, 'conj': matrix.conj(), 'columns': matrix.t()[1:],
                      'tied': [complexes[0], complexes[0].view(())], 'array': numpy.array([1j, self.rng.random()])}
-            report = self.there_and_back(state, '--checksums', protocol=protocol)
+            report = self.round_trip(state, '--checksums', protocol=protocol)
             self.assertEqual((report['skipped'], report['unsupported']), ([], []))
 
     def test_quantized_tensors(self):
@@ -375,7 +375,7 @@ class Structure(Case):
                                                                       dtype)
             state['columns'] = state['torch.qint8'].t()
             state['again'] = state['torch.qint8']
-            report = self.there_and_back({'model': state, 'one': state['axis']}, '--checksums', protocol=protocol)
+            report = self.round_trip({'model': state, 'one': state['axis']}, '--checksums', protocol=protocol)
             self.assertEqual((report['skipped'], report['unsupported']), ([], []))
 
     def test_a_training_state(self):
@@ -392,20 +392,20 @@ class Structure(Case):
         del state['model']._metadata  # plain Python has no place for attributes
         for protocol in PROTOCOLS:
             with self.subTest(protocol=protocol):
-                self.there_and_back(state, protocol=protocol)
-                self.there_and_back(state, '--strip-prefix', 'optimizer/', '--rename', 's/weight/kernel/',
+                self.round_trip(state, protocol=protocol)
+                self.round_trip(state, '--strip-prefix', 'optimizer/', '--rename', 's/weight/kernel/',
                                     '--checksums', protocol=protocol)
 
     def test_a_large_document_is_a_tensor(self):
         state = {'w': torch.randn(3), 'log': [self.rng.random() for _ in range(100_000)]}
-        report = self.there_and_back(state, '--checksums')
+        report = self.round_trip(state, '--checksums')
         self.assertEqual(report['tensors'], 2)
         out = self.folder / 'out.safetensors'
         self.assertIn('~structure', safetensors.torch.load_file(out))
         self.assertEqual([tensor['name'] for tensor in safemap('inspect', out)['tensors']], ['w'])
         self.assertEqual(list(safemap('hash', out)['tensors']), ['w'])
 
-    def test_a_part_of_safetensors_is_the_part_of_the_file(self):
+    def test_root_selects_the_same_part_before_and_after_conversion(self):
         parameter = torch.nn.Parameter(torch.randn(3), requires_grad=False)
         parameter.note, parameter.momentum = 'mine', torch.randn(5)
         tied = torch.randn(2)
@@ -432,7 +432,7 @@ class Structure(Case):
             meta = json.loads(opened.metadata()['safemap.structure'])['root']['meta']
         self.assertEqual((meta[3]['size'][1:], meta[3]['parameter'], meta[3]['requires_grad']), ([2], True, True))
 
-    def test_shards_tell_what_is_no_tensor_in_them(self):
+    def test_values_of_shards_that_are_not_tensors_are_reported(self):
         folder = self.folder / 'shards'
         folder.mkdir()
         shard = 'pytorch_model-00001-of-00001.bin'
@@ -489,10 +489,10 @@ class Structure(Case):
             for number in range(3):
                 self.assert_same_dict(found['state'][number], state['state'][number])
 
-    def test_flat_is_plain_unless_asked(self):
+    def test_a_flat_state_dict_has_no_structure_document_unless_requested(self):
         torch.save({'a/b': torch.ones(2), '0': torch.zeros(1)}, self.folder / 'in.pt')
         out = self.folder / 'flat.safetensors'
         safemap('convert', self.folder / 'in.pt', out)
         with safetensors.safe_open(out, 'pt') as file:
             self.assertEqual(file.metadata(), {'format': 'pt'})
-        self.there_and_back({'a/b': torch.ones(2), '0': torch.zeros(1)})
+        self.round_trip({'a/b': torch.ones(2), '0': torch.zeros(1)})

@@ -74,7 +74,7 @@ class TrainingFolders(unittest.TestCase):
                 self.assertIn(word, error['message'])
         return None
 
-    def test_every_folder_of_a_trainer_opens_or_is_refused_as_it_should(self):
+    def test_every_folder_of_a_trainer_opens_or_is_refused_as_expected(self):
         rows = json.loads((FIXTURES / 'shapes/expected.json').read_text(encoding='utf-8'))['rows']
         seen = collections.Counter()
         for row in rows:
@@ -95,7 +95,7 @@ class TrainingFolders(unittest.TestCase):
                 self.assertEqual(digests(FIXTURES / 'shapes' / row['folder']),
                                  {t['name']: t['sha256'] for t in row['tensors']})
 
-    def test_no_folder_of_a_format_is_opened_in_part(self):
+    def test_no_folder_of_an_unsupported_format_is_opened_in_part(self):
         whole = {'dcp/hf_consolidated', 'dcp/hf_one_rank', 'fsdp/accelerate_full'}
         codes = {'unsupported_layout', 'several_models', 'bad_tag', 'unfinished_checkpoint', 'rank_missing'}
         for kind, names in NOT_READ.items():

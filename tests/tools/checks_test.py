@@ -23,7 +23,7 @@ class Codes(unittest.TestCase):
                 path.write_text(text)
             return codes.check(folder)
 
-    def test_comments_are_no_codes(self):
+    def test_comments_are_not_codes(self):
         self.assertEqual(codes.enumerators(HEADER), ['first', 'second'])
 
     def test_a_row_and_a_test_for_each_is_enough(self):
@@ -55,7 +55,7 @@ class Names(unittest.TestCase):
     def test_overloads_are_one_name(self):
         self.assertEqual(self.names('void a(int);\nvoid a(char);'), ['a'])
 
-    def test_comments_operators_forward_declarations_and_details_have_none(self):
+    def test_comments_operators_forward_declarations_and_details_are_not_counted(self):
         self.assertEqual(self.names('// int a();\nclass B;\nstd::ostream& operator<<(std::ostream& o, int b);\n'
                                     'namespace detail { int c(); }\nnamespace { int d(); }\n'
                                     'void f(int) = delete;'), ['f'])
@@ -77,11 +77,11 @@ class Prose(unittest.TestCase):
                 self.assertEqual(len(self.faults('lib/a.cpp', text)), 1)
         self.assertEqual(self.faults('a.py', 'def f():\n    """What it does."""\n\n# Of\n'), [4, 1])
 
-    def test_a_comment_that_goes_on_is_one(self):
+    def test_a_comment_of_several_lines_is_one(self):
         self.assertEqual(self.faults('lib/a.cpp', '/// The bytes\n/// of it.\nint a;  // The rest\n  // of it.'), [])
         self.assertEqual(self.faults('lib/a.cpp', 'int a;  ///< the rest\nint b;  ///< of it'), [2])
 
-    def test_digit_separators_hide_no_comment(self):
+    def test_digit_separators_do_not_hide_comments(self):
         self.assertEqual(self.faults('lib/a.cpp', "f(1'000);  // of a\nf(2'000);  // of b"), [1, 2])
 
     def test_phrases_are_found_in_comments_pages_and_messages(self):
@@ -117,7 +117,7 @@ class Style(unittest.TestCase):
                 self.assertEqual(len(self.faults(f'// A.\nnamespace {opened} {{\n')), faults)
         self.assertEqual(self.faults('// A.\nnamespace safemap::cli {\n', 'cli/a.cpp'), [])
 
-    def test_the_line_is_told_behind_comments_of_several_lines(self):
+    def test_the_line_number_is_right_after_a_comment_of_several_lines(self):
         self.assertIn((4, 'a character beyond ASCII in code'),
                       style.faults_of('a.cpp', '// A.\n/* \u00d7\n*/\nint \u00e4;\n'.encode()))
 
@@ -133,7 +133,7 @@ class Count(unittest.TestCase):
         summary = '[doctest] test cases: 2 | 2 passed | 0 failed | 0 skipped'
         self.assertEqual(count.count([json.dumps({'result': 'FAIL', 'stdout': summary})]), (2, 1))
 
-    def test_failures_are_named_with_the_end_of_what_they_printed(self):
+    def test_failures_are_named_with_the_end_of_their_output(self):
         printed = 'first\n' + 'more\n' * count.SHOWN_LINES
         log = [{'name': 'good', 'result': 'OK', 'duration': 1.0, 'stdout': 'fine'},
                {'name': 'bad', 'result': 'TIMEOUT', 'duration': 2.0, 'stdout': printed}]

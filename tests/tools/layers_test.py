@@ -26,10 +26,10 @@ class Layers(unittest.TestCase):
         self.assertEqual(len(found), 1, found)
         self.assertIn(text, found[0])
 
-    def test_a_layer_includes_itself_and_those_below(self):
+    def test_a_layer_may_include_itself_and_lower_layers(self):
         self.accepts(lib__lazy__a_cpp='#include "lazy/b.hpp"\n#include "base/pool.hpp"\n#include <safemap/shape.hpp>\n')
 
-    def test_a_layer_does_not_include_its_sister_or_those_above(self):
+    def test_a_layer_may_not_include_sisters_or_higher_layers(self):
         self.refuses('io may not include tensor', lib__io__a_cpp='#include "tensor/kernels.hpp"\n')
         self.refuses('base may not include lazy', lib__base__a_hpp='#include "lazy/gatherer.hpp"\n')
         self.refuses('torch may not include safetensors', lib__torch__a_cpp='  #  include "safetensors/header.hpp"\n')
@@ -53,20 +53,20 @@ class Layers(unittest.TestCase):
                      cli__out_hpp='#include <string>\n')
         self.refuses('its own headers only', cli__main_cpp='#include "base/pool.hpp"\n', lib__base__pool_hpp='')
 
-    def test_third_party_headers_stay_where_they_are_named(self):
+    def test_third_party_headers_are_allowed_only_where_they_are_listed(self):
         self.accepts(lib__io__mapping_cpp='#include <boost/interprocess/mapped_region.hpp>\n',
                      lib__base__checksum_cpp='#include <xxhash.h>\n')
         self.refuses('may see it', lib__io__file_cpp='#include <boost/interprocess/mapped_region.hpp>\n')
         self.refuses('may see it', tests__io__file_cpp='#include <CLI/CLI.hpp>\n')
         self.refuses('does not know', lib__base__text_cpp='#include <absl/strings/str_cat.h>\n')
 
-    def test_a_header_beside_the_file_is_named_with_its_layer(self):
+    def test_a_header_in_the_same_folder_is_included_with_its_layer(self):
         self.refuses('"layer/file.hpp"', lib__base__a_cpp='#include "pool.hpp"\n')
 
-    def test_a_folder_that_is_no_layer_is_refused(self):
+    def test_a_folder_that_is_not_a_layer_is_refused(self):
         self.refuses('no layer', lib__misc__a_cpp='#include <vector>\n')
 
-    def test_an_empty_tree_is_no_success(self):
+    def test_an_empty_tree_is_a_fault(self):
         self.assertEqual(len(faults()), 1)
 
 
