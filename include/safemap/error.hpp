@@ -24,7 +24,7 @@ enum class Errc : std::uint8_t {
     misaligned,          ///< as<T>() of data that is not aligned for T
     not_contiguous,      ///< a contiguous span of a strided view
     no_view,             ///< view() of a tensor whose value is not in one mapped range
-    read_only,           ///< mutable access to a view whose bytes are not private memory
+    read_only,           ///< mutable access to a view that is not writable()
     index_out_of_range,  ///< an integer index outside the dimension
     too_many_indices,    ///< more indices than dimensions, or a second ellipsis
     partial_byte_slice,  ///< a slice of a sub-byte dtype that does not start and end at whole bytes

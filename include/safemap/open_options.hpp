@@ -31,7 +31,8 @@ enum class Access : std::uint8_t {
     copied,
     /// Makes views writable(), for changing weights in place. The file never changes.
     ///
-    /// - All views of one open, and of all copies of its checkpoint, share one private copy. It is freed with the last
+    /// - All views of one open, and of all copies of its checkpoint, share one private copy of each file: a mapping
+    ///   that copies a page when it is written to, or memory for a file that is not mapped. It is freed with the last
     ///   of them. Another open has its own copy.
     /// - load(), read(), save() and uploads read the file, without the changes to views.
     /// - Files that `automatic` maps are mapped here too; only pages that are written to become memory of this process.

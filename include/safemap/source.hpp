@@ -19,7 +19,8 @@ namespace safemap::SAFEMAP_ABI {
 struct SharedBytes {
     std::span<const std::byte> bytes = {};
     std::shared_ptr<const void> owner = {};
-    /// True if holders may write to the bytes. They are private memory then; writing changes no file.
+    /// True if holders may write to the bytes, and writing changes no file: the bytes are memory, or a mapping that
+    /// copies a page when it is written to.
     bool writable = false;
 };
 

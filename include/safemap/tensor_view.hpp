@@ -95,8 +95,8 @@ public:
         return detail::read_element<T>(bytes_.bytes.data(), indexed({index, sizeof...(Indices)}));
     }
 
-    /// Returns true if the bytes are private memory: those of LazyTensor::load(), those of a checkpoint opened with
-    /// Access::private_copy, and bytes that the caller passed in as writable.
+    /// Returns true if the bytes may be written to (see SharedBytes::writable): those of LazyTensor::load(), those of a
+    /// checkpoint opened with Access::private_copy, and bytes that the caller passed in as writable.
     bool writable() const noexcept { return bytes_.writable; }
     /// Return the same as bytes() and as<T>(), for writing. Changes show in all views that share the bytes, and in no
     /// file. Throw read_only unless the view is writable(), and whatever bytes() or as<T>() throws.

@@ -18,9 +18,9 @@ enum class Mapping : std::uint8_t {
     automatic,
     allowed,  ///< maps files on every file system
     never,    ///< reads every file
-    /// Maps where `automatic` maps, copy on write: a page that is written to becomes private memory, which no file and
-    /// no other mapping sees. Elsewhere, map() reads the requested bytes into private memory, each byte once, and
-    /// throws what reading throws. Access::private_copy describes the cost.
+    /// Makes a private copy (see Access::private_copy). Maps where `automatic` maps, copy on write: a page that is
+    /// written to becomes memory of this process, which no file and no other mapping sees. Elsewhere, map() reads the
+    /// requested bytes into memory, each byte once, and throws what reading throws.
     private_copy
 };
 
