@@ -153,7 +153,7 @@ LazyTensor in_one_run(Random& random, Shape shape, Recorders& sources) {
 /// Returns a tensor whose left half is stored row-major and whose right half is transposed, in two sources.
 LazyTensor in_boxes(std::uint64_t rows, std::uint64_t columns, Recorders& sources) {
     const std::uint64_t left = columns / 2;
-    for (int i = 0; i < 2; ++i) sources.push_back(std::make_shared<Recorder>(rows * columns * 4));
+    for (int i = 0; i < 2; ++i) sources.push_back(std::make_shared<Recorder>(12 + rows * columns * 4));
     const BoxPiece boxes[] = {
         {sources[0], 12, {{0, 0}, {rows, left}}, {static_cast<std::int64_t>(left), 1}},
         {sources[1], 4, {{0, left}, {rows, columns - left}}, {1, static_cast<std::int64_t>(rows)}},
