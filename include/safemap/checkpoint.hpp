@@ -7,6 +7,7 @@
 #include <safemap/selection.hpp>
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
+#include <safemap/training_layout.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +28,7 @@ namespace checkpoint {
 struct Origin;
 }
 
-/// Returns "safetensors" or "torch".
+/// Returns "safetensors", "torch" or "zero".
 SAFEMAP_API std::string_view name(Format format) noexcept;
 
 /// A small file that is stored beside a model: a configuration, a tokenizer, a licence.
@@ -200,6 +201,15 @@ public:
     /// Returns the entries of the tree's root that hold tensors, such as "model" and "optimizer": arguments for
     /// below(). Empty for a flat state dict and for a checkpoint without a tree.
     std::vector<std::string> parts() const;
+
+    /// Returns what the folder says of the training run; nothing if it is not a folder of a training framework.
+    const std::optional<TrainingLayout>& layout() const& noexcept;
+    const std::optional<TrainingLayout>& layout() const&& = delete;
+    /// Returns the state of the optimizer of a DeepSpeed checkpoint, or nothing if its files have none. The tensors of a
+    /// parameter are called `optimizer/state/PARAMETER/exp_avg`, and so on; all other state, such as step counts,
+    /// hyper-parameters and the loss scaler, is in the tree. Reads no tensor; the cost grows with the number of tensors
+    /// and ranks. Throws as open() does.
+    std::optional<Checkpoint> optimizer() const;
 
     /// Returns a fingerprint of the one file that the checkpoint was opened from, which later shows if that file has
     /// changed. docs/format.md, "safemap.source", defines it. Returns nothing for several files. Reads up to 1.4 MiB,

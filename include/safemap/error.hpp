@@ -101,6 +101,15 @@ enum class Errc : std::uint8_t {
     unfinished_checkpoint,  ///< a checkpoint whose save was interrupted, or that was copied in part
     bad_tag,                ///< a file such as `latest` that names no checkpoint in its folder
     rank_missing,           ///< a missing file of a rank
+    rank_repeated,          ///< two files for one rank
+    world_mismatch,         ///< names and contents of files that disagree on the number of ranks
+    ranks_differ,           ///< files of two ranks that contradict each other
+    field_missing,          ///< a file of a rank without a field that its layout needs
+    piece_mismatch,         ///< a part of a tensor with another dtype or size than expected, or that is no tensor
+    piece_outside,          ///< a part of a tensor that reaches past the tensor
+    pieces_overlap,         ///< two parts of a tensor that hold the same element
+    not_covered,            ///< elements of a tensor that no part holds
+    unsafe_call,            ///< a pickle of a training checkpoint that would run code
 
     // The system failed while working.
     permission_denied,    ///< EACCES, EPERM, EROFS

@@ -45,7 +45,15 @@ enum class Access : std::uint8_t {
 /// The formats that can be opened.
 enum class Format : std::uint8_t {
     safetensors,  ///< a safetensors file, or shards
-    torch         ///< a file that PyTorch wrote, or shards: .pt, .pth, .bin, .ckpt
+    torch,        ///< a file that PyTorch wrote, or shards: .pt, .pth, .bin, .ckpt
+    zero          ///< a folder that DeepSpeed wrote (ZeRO), also a universal one
+};
+
+/// The weights of a DeepSpeed checkpoint that open() gives.
+enum class Weights : std::uint8_t {
+    automatic,  ///< the fp32 masters; of stage 0, whose masters have no names, the weights of the module
+    fp32,       ///< the fp32 masters; those of stage 0 get the names `fp32/GROUP/NUMBER`
+    module      ///< the 16-bit weights that the engine computes with; no file of stage 3 has them
 };
 
 /// Options of Checkpoint::open().
@@ -66,6 +74,13 @@ struct OpenOptions {
     /// If true, tensor names that OLMo wrote, which are pickles in base64, are decoded to the paths that they contain.
     /// If false, the names are not changed.
     bool olmo_names = true;
+    /// The weights to give, if the path is a folder of DeepSpeed. Has no effect on other checkpoints. Weights::module
+    /// throws invalid_argument for stage 3, whose files do not have them.
+    Weights weights = Weights::automatic;
+    /// If true, a folder of DeepSpeed gives what DeepSpeed's own script `zero_to_fp32` gives: frozen weights and
+    /// buffers with DeepSpeed's dtypes and shapes, without what the script leaves out. Throws invalid_argument for a
+    /// folder that the script refuses, and together with Weights::module. Has no effect on other checkpoints.
+    bool deepspeed_compat = false;
 
     // Options that affect performance.
     /// Threads for the headers of many files, at most 256. A stop request cancels between two files. No progress is

@@ -22,5 +22,6 @@
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
 #include <safemap/tensor_view.hpp>
+#include <safemap/training_layout.hpp>
 #include <safemap/uploader.hpp>
 #include <safemap/verify.hpp>

@@ -129,6 +129,9 @@ struct SaveOptions {
     /// known when the file is closed. If only the process is killed, the old or the new checkpoint is complete, as with
     /// `durable`.
     bool durable = true;
+    /// Evicts the bytes of the sources from the page cache once they have been written, so that a large save does not
+    /// displace what other programs have cached.
+    bool drop_cache = false;
     /// Progress, cancellation and threads. A number of threads above 8 counts as 8; 0 means 2, or 1 on one processor.
     Work work = {};
     bool plan_only = false;  ///< computes the layout and the report, and writes nothing

@@ -113,6 +113,13 @@ const std::vector<SkippedObject>& Checkpoint::skipped() const& noexcept { return
 const std::vector<AliasGroup>& Checkpoint::aliases() const& noexcept { return state_->contents.aliases; }
 const StateTree* Checkpoint::tree() const& { return state_->tree(); }
 
+const std::optional<TrainingLayout>& Checkpoint::layout() const& noexcept { return state_->contents.layout; }
+
+std::optional<Checkpoint> Checkpoint::optimizer() const {
+    if (!state_->contents.optimizer) return std::nullopt;
+    return Checkpoint(std::make_shared<const State>(state_->contents.optimizer()));
+}
+
 std::optional<std::string> Checkpoint::fingerprint() const {
     const auto& sources = state_->contents.sources;
     if (sources.size() != 1) return std::nullopt;

@@ -267,6 +267,7 @@ bool is_index(const Source& source) {
 }
 
 std::string_view name_of(Format format) noexcept {
+    if (format == Format::zero) return "zero";  // a folder, which no row recognises
     const Row* const row = first_row([=](const Row& each) { return each.read != nullptr && each.format == format; });
     return row == nullptr ? "unknown" : row->name;
 }

@@ -8,8 +8,10 @@
 #include <safemap/open_options.hpp>
 #include <safemap/source.hpp>
 #include <safemap/state_tree.hpp>
+#include <safemap/training_layout.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -54,6 +56,9 @@ struct Contents {
     /// The index or file that makes a folder the folder of a finished model; empty for every other folder.
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
+    std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
+    /// Returns the state of the optimizer; empty if there is none. May be called from several threads at once.
+    std::function<Contents()> optimizer = {};
 };
 
 /// Returns the size of all values in bytes. Throws shape_overflow, with the path of the first file, if it does not fit

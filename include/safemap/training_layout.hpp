@@ -1,0 +1,28 @@
+// TrainingLayout: what the folder of a training framework says of the run that saved it.
+#pragma once
+
+#include <safemap/api.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI {
+
+/// What a folder says of the training run that saved it. Members that do not apply are empty.
+///
+/// Example:
+///     auto model = safemap::Checkpoint::open("run/");
+///     if (const auto& layout = model.layout(); layout && layout->stage == 3) std::cout << layout->tag << '\n';
+struct TrainingLayout {
+    std::string kind;                              ///< "deepspeed" or "universal"
+    std::optional<int> stage = {};                 ///< ZeRO stage, 0 to 3
+    std::optional<std::uint64_t> world_size = {};  ///< ranks of data parallelism
+    std::string tag = {};                          ///< the folder that was read, "global_step500"
+    std::string version = {};                      ///< of the framework that saved it, "0.19.8"
+    std::string dtype = {};                        ///< the dtype trained in: "fp32", "bf16" or "fp16"
+    std::vector<std::string> optimizer = {};       ///< names of the state for each parameter, "exp_avg"
+};
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,1 @@
+#include "distributed/whole.hpp"
