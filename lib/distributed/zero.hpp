@@ -1,0 +1,94 @@
+// The data of a DeepSpeed checkpoint, between the steps that read it: files, what each rank says, whole tensors. The
+// steps are
+//
+//   zero_files     names of files                    -> ZeroFiles
+//   zero_ranks     one file of a rank                -> ModelFile, OptimizerFile
+//   zero_gather    all files of one model rank       -> Gathered, with the formulas of zero_runs
+//   zero_parallel  several model ranks, experts      -> one Gathered
+//   zero_universal the folder `zero`                 -> one Gathered
+//   zero           Gathered                          -> Contents
+#pragma once
+
+#include "base/folder.hpp"
+#include "distributed/whole.hpp"
+#include "state/contents.hpp"
+
+#include <safemap/lazy_tensor.hpp>
+#include <safemap/open_options.hpp>
+#include <safemap/state_tree.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// A trainable parameter, at its place in the flat buffer of its group.
+struct Parameter {
+    std::string name;
+    Shape shape;
+    std::uint64_t count = 0;  ///< elements
+};
+/// The parameters of an optimizer group or sub-group, in the order of the flat buffer.
+using Group = std::vector<Parameter>;
+
+/// Named tensors, in order.
+using Named = std::vector<std::pair<std::string, LazyTensor>>;
+
+/// What a file of model states says. Missing fields are empty.
+struct ModelFile {
+    std::string file = {};  ///< path in the folder
+    std::uint32_t rank = 0;        ///< rank of data parallelism; 0 where one file serves all ranks
+    std::uint32_t model_rank = 0;  ///< rank of tensor or pipeline parallelism
+    bool has_module = false;       ///< false for a pipeline, whose weights are in the files of its layers
+    Named module = {};             ///< tensors of `module`, in order; stage 3 has placeholders of shape [0]
+    std::vector<std::string> buffers = {};  ///< names
+    std::vector<Group> groups = {};         ///< of `param_shapes`
+    std::vector<Parameter> frozen_shapes = {};
+    Named frozen = {};                                              ///< fragments
+    std::vector<std::pair<std::string, std::string>> shared = {};  ///< second name, first name
+    std::optional<std::uint64_t> data_ranks = {};                  ///< dp_world_size
+    std::string version = {};
+    std::string dtype = {};  ///< "fp32", "bf16", "fp16" of the configuration
+    std::vector<std::uint64_t> experts = {};  ///< num_experts, by layer
+    bool autoep = false;                      ///< true if `ds_autoep_layers` lists layers
+    /// Everything else that belongs to the state of the training: counters, scheduler, client state. Only of the first
+    /// file.
+    StateTree rest = {};
+};
+
+/// What a file of optimizer states says.
+struct OptimizerFile {
+    std::string file = {};
+    std::uint32_t rank = 0;
+    std::uint32_t model_rank = 0;
+    int stage = 0;
+    bool bf16_optimizer = false;                    ///< BF16_Optimizer, which writes no `zero_stage`
+    std::vector<std::uint64_t> partition_count = {};  ///< one for each group; one for stage 3
+    std::vector<LazyTensor> masters = {};           ///< flat, by group or sub-group; without padding if it was stripped
+    std::vector<std::uint64_t> group_paddings = {};
+    std::vector<std::vector<std::uint64_t>> gaps = {};  ///< param_alignment_paddings, by group and parameter
+    std::vector<Named> state = {};                      ///< by group: the tensors of the state, such as exp_avg and step
+    /// Everything else: steps, hyper-parameters, the loss scaler. Only of the first file.
+    StateTree rest = {};
+};
+
+/// The weights and the optimizer state of one model rank, or of the whole model: tensors are gathered over the ranks of
+/// data parallelism.
+struct Gathered {
+    struct Weight {
+        std::string name;
+        LazyTensor tensor;
+        enum class Kind : std::uint8_t { master, frozen, buffer, plain } kind = Kind::plain;
+        /// State of the parameter, such as exp_avg, each with the shape of the parameter. Only masters have any.
+        Named state = {};
+    };
+    std::vector<Weight> weights = {};       ///< in the order of the model
+    std::vector<AliasGroup> aliases = {};   ///< the stored name first
+    std::vector<std::string> notes = {};
+    std::vector<std::string> state_names = {};  ///< "exp_avg", "exp_avg_sq"
+};
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
