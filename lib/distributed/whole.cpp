@@ -1,1 +1,364 @@
+// Checks that parts make up a tensor, and turns them into pieces: runs if every part is a row of the whole or flat,
+// boxes otherwise.
 #include "distributed/whole.hpp"
+
+#include "base/checked.hpp"
+#include "base/faults.hpp"
+#include "lazy/grid.hpp"
+#include "lazy/stored_tensor.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+std::string elements_text(std::uint64_t count) {
+    return std::to_string(count) + (count == 1 ? " element" : " elements");
+}
+
+/// Returns the name of the first file that holds elements of `value`; empty if none does.
+std::string file_of(const LazyTensor& value) {
+    const std::string* found = nullptr;
+    value.stored()->each_source([&](const Source& source) {
+        if (found == nullptr) found = &source.name();
+    });
+    return found == nullptr ? std::string() : *found;
+}
+
+[[noreturn]] void fail(Errc code, std::string message, const LazyTensor& value) {
+    throw Error(code, std::move(message)).with_path(file_of(value));
+}
+
+std::uint64_t elements_of(Dtype dtype, const Shape& shape) {
+    const auto count = element_count(shape);
+    if (!count || !byte_size(dtype, *count))
+        throw Error(Errc::shape_overflow, "the size of shape " + to_string(shape) + " of " +
+                                              std::string(safemap::name(dtype)) + " does not fit in 64 bits");
+    return *count;
+}
+
+void check_dtype(const LazyTensor& value, Dtype dtype, Decoding decoding) {
+    if (value.dtype() != dtype || value.stored()->dtype() != dtype)
+        fail(Errc::piece_mismatch,
+             "a part has the dtype " + std::string(safemap::name(value.dtype())) + "; expected " +
+                 std::string(safemap::name(dtype)),
+             value);
+    if (!whole_bytes(dtype))
+        fail(Errc::piece_mismatch, "parts cannot have the sub-byte dtype " + std::string(safemap::name(dtype)), value);
+    if (!(value.decoding() == decoding))
+        fail(Errc::piece_mismatch, "the bytes of a part are decoded in another way than those of the parts before it",
+             value);
+}
+
+/// Calls visit(part) for all parts with elements, in the order of their first elements.
+template <class Visit> void in_order(std::span<const FlatPart> parts, Visit&& visit) {
+    const auto before = [](const FlatPart& a, const FlatPart& b) { return a.first < b.first; };
+    if (std::is_sorted(parts.begin(), parts.end(), before)) {
+        for (const FlatPart& part : parts)
+            if (part.count > 0) visit(part);
+        return;
+    }
+    std::vector<FlatPart> sorted(parts.begin(), parts.end());
+    std::stable_sort(sorted.begin(), sorted.end(), before);
+    for (const FlatPart& part : sorted)
+        if (part.count > 0) visit(part);
+}
+
+/// Makes the runs of a tensor of flat parts.
+class FlatWhole {
+public:
+    FlatWhole(Dtype dtype, std::uint64_t elements, const RankSources& sources)
+        : dtype_(dtype), elements_(elements), sources_(sources) {}
+
+    void add(const FlatPart& part) {
+        if (!decoding_) decoding_ = part.value->decoding();
+        check_dtype(*part.value, dtype_, *decoding_);
+        check_place(part);
+        covered_ = part.first + part.count;
+        add_runs(part);
+        last_value_ = part.value;
+    }
+
+    void require_all() const {
+        if (covered_ == elements_) return;
+        Error error(Errc::not_covered, "elements " + std::to_string(covered_) + " to " + std::to_string(elements_ - 1) +
+                                           " of " + std::to_string(elements_) + " are in no part");
+        if (last_value_ != nullptr) error.with_path(file_of(*last_value_));
+        throw error;
+    }
+
+    Decoding decoding() const { return decoding_.value_or(Decoding()); }
+    const std::vector<IndexedRun>& runs() const { return runs_; }
+
+private:
+    void check_place(const FlatPart& part) const {
+        const LazyTensor& value = *part.value;
+        if (!Extent{part.from, part.count}.inside(value.element_count()))
+            fail(Errc::piece_mismatch,
+                 "a part has " + elements_text(value.element_count()) + "; expected " + elements_text(part.count) +
+                     " from element " + std::to_string(part.from),
+                 value);
+        if (!Extent{part.first, part.count}.inside(elements_))
+            fail(Errc::piece_outside,
+                 "a part of " + elements_text(part.count) + " from element " + std::to_string(part.first) +
+                     " reaches past the " + elements_text(elements_) + " of the tensor",
+                 value);
+        if (part.first < covered_)
+            fail(Errc::pieces_overlap, "element " + std::to_string(part.first) + " is in two parts", value);
+        if (part.first > covered_)
+            fail(Errc::not_covered,
+                 "elements " + std::to_string(covered_) + " to " + std::to_string(part.first - 1) + " are in no part",
+                 value);
+    }
+
+    void add_runs(const FlatPart& part) {
+        const StoredTensor& stored = *part.value->stored();
+        const StridedView view = part.value->strided_view();
+        if (!is_contiguous(view.shape, view.strides))
+            fail(Errc::piece_mismatch, "a part is strided; expected contiguous elements", *part.value);
+        const std::uint64_t begin = static_cast<std::uint64_t>(view.offset) + part.from;
+        for (std::uint64_t done = 0; done < part.count;) {
+            const StoredTensor::Place place = stored.locate(begin + done);
+            const std::uint64_t count = place.stride == 1 ? std::min(place.count, part.count - done) : 1;
+            add_run({.offset = place.offset,
+                     .first = part.first + done,
+                     .count = count,
+                     .source = sources_.number(stored.source(place.source))});
+            done += count;
+        }
+    }
+
+    /// Joins runs that follow each other in the same file.
+    void add_run(const IndexedRun& run) {
+        if (!runs_.empty()) {
+            IndexedRun& last = runs_.back();
+            if (last.source == run.source && last.offset + last.count * element_size(dtype_) == run.offset) {
+                last.count += run.count;
+                return;
+            }
+        }
+        runs_.push_back(run);
+    }
+
+    Dtype dtype_;
+    std::uint64_t elements_;
+    const RankSources& sources_;
+    std::optional<Decoding> decoding_ = {};
+    std::uint64_t covered_ = 0;
+    const LazyTensor* last_value_ = nullptr;
+    std::vector<IndexedRun> runs_ = {};
+};
+
+LazyTensor flat_whole(std::string name, Dtype dtype, const Shape& shape, std::span<const FlatPart> parts,
+                      const RankSources& sources) {
+    FlatWhole made(dtype, elements_of(dtype, shape), sources);
+    in_order(parts, [&](const FlatPart& part) { made.add(part); });
+    made.require_all();
+    const std::vector<IndexedRun>& runs = made.runs();
+    // One run needs no table, and a tensor without elements no source.
+    if (runs.empty()) return {std::move(name), stored_runs(dtype, shape, std::span<const RunPiece>()), Decoding()};
+    if (runs.size() == 1)
+        return {std::move(name), stored_run(dtype, shape, (*sources.table())[runs.front().source], runs.front().offset),
+                made.decoding()};
+    return {std::move(name), stored_runs(dtype, shape, sources.table(), runs), made.decoding()};
+}
+
+// Parts that are boxes.
+
+void check_inside(const Part& part, Dtype dtype, const Shape& shape, Decoding decoding) {
+    const Shape& extent = part.value.shape();
+    if (extent.size() != shape.size() || part.start.size() != shape.size())
+        fail(Errc::piece_mismatch, "a part has the shape " + to_string(extent) + "; the tensor has " + to_string(shape),
+             part.value);
+    check_dtype(part.value, dtype, decoding);
+    for (std::size_t d = 0; d < shape.size(); ++d)
+        if (!Extent{part.start[d], extent[d]}.inside(shape[d]))
+            fail(Errc::piece_outside,
+                 "a part of shape " + to_string(extent) + " from " + to_string(part.start) +
+                     " reaches past the shape " + to_string(shape),
+                 part.value);
+}
+
+bool starts_before(const Part* a, const Part* b) {
+    return std::lexicographical_compare(a->start.begin(), a->start.end(), b->start.begin(), b->start.end());
+}
+
+/// Throws pieces_overlap or not_covered. `parts` are inside the shape, not empty, and sorted by their starts.
+void check_cover(const std::vector<const Part*>& parts, const Shape& shape, std::uint64_t elements) {
+    std::vector<std::uint64_t> places;
+    for (const Part* part : parts) {
+        places.insert(places.end(), part->start.begin(), part->start.end());
+        places.insert(places.end(), part->value.shape().begin(), part->value.shape().end());
+    }
+    const auto overlap = [&](const Shape& element) {
+        throw Error(Errc::pieces_overlap, "element " + to_string(element) + " is in two parts")
+            .with_path(file_of(parts.back()->value));
+    };
+    if (shape.empty() && parts.size() > 1) overlap(shape);
+    if (!shape.empty())
+        if (const auto shared = Grid(shape, parts.size(), std::move(places)).first_shared()) overlap(*shared);
+    std::uint64_t volume = 0;  // no more than the whole, because nothing overlaps
+    for (const Part* part : parts) volume += part->value.element_count();
+    if (volume != elements)
+        throw Error(Errc::not_covered, std::to_string(elements - volume) + " of " + elements_text(elements) +
+                                           " are in no part; the parts hold " + std::to_string(volume));
+}
+
+/// Returns true if the part is complete rows of the whole, contiguous in its file or files.
+bool is_rows(const Part& part, const Shape& shape) {
+    const StridedView view = part.value.strided_view();
+    if (shape.empty() || !is_contiguous(view.shape, view.strides)) return false;
+    for (std::size_t d = 1; d < shape.size(); ++d)
+        if (part.value.shape()[d] != shape[d]) return false;
+    return true;
+}
+
+LazyTensor whole_of_rows(std::string name, Dtype dtype, const Shape& shape, const std::vector<const Part*>& parts,
+                         std::uint64_t elements) {
+    const std::uint64_t row = shape[0] == 0 ? 0 : elements / shape[0];
+    RankSources sources;
+    std::vector<FlatPart> flat;
+    for (const Part* part : parts) {
+        sources.add(part->value);
+        flat.push_back({part->start[0] * row, part->value.element_count(), &part->value, 0});
+    }
+    return flat_whole(std::move(name), dtype, shape, flat, sources);
+}
+
+/// Makes boxes of a part, whose elements may be in several runs.
+class Boxes {
+public:
+    explicit Boxes(const Shape& shape) : rank_(shape.size()) {}
+
+    void add(const Part& part) {
+        const StoredTensor& stored = *part.value.stored();
+        const StridedView view = part.value.strided_view();
+        const std::uint64_t elements = part.value.element_count();
+        if (stored.in_one_run()) {
+            const StoredTensor::Place base = stored.locate(0);
+            const std::uint64_t size = stored.unit_size();
+            return push(stored, base.source, base.offset + static_cast<std::uint64_t>(view.offset) * size, part.start,
+                        part.value.shape(), view.strides);
+        }
+        if (!is_contiguous(view.shape, view.strides))
+            fail(Errc::piece_mismatch, "a part in several pieces is strided; expected contiguous elements", part.value);
+        for (std::uint64_t done = 0; done < elements;) {
+            const StoredTensor::Place place = stored.locate(static_cast<std::uint64_t>(view.offset) + done);
+            const std::uint64_t count = place.stride == 1 ? std::min(place.count, elements - done) : 1;
+            add_run(part, {.stored = &stored, .source = place.source, .offset = place.offset}, done, count);
+            done += count;
+        }
+    }
+
+    const std::vector<BoxPiece>& all() const { return boxes_; }
+
+private:
+    struct Run {
+        const StoredTensor* stored;
+        std::uint32_t source;
+        std::uint64_t offset;
+    };
+
+    /// Cuts elements [first, first + count) of the part, which are contiguous in a source, into boxes: each is as many
+    /// whole rows of the innermost possible dimension as there are.
+    void add_run(const Part& part, Run run, std::uint64_t first, std::uint64_t count) {
+        const Shape& shape = part.value.shape();
+        const Strides strides = row_major(shape);
+        while (count > 0) {
+            // The outermost dimension at whose slices the run stands, and of which it holds at least one.
+            std::size_t d = 0;
+            while (d + 1 < rank_ && (first % step(strides, d) != 0 || count < step(strides, d))) ++d;
+            const std::uint64_t inner = step(strides, d);
+            const std::uint64_t at = first / inner % shape[d];
+            const std::uint64_t slices = std::min(count / inner, shape[d] - at);
+            Shape start = part.start;
+            Shape extent = shape;
+            for (std::size_t i = 0; i < d; ++i) {
+                start[i] += first / step(strides, i) % shape[i];
+                extent[i] = 1;
+            }
+            start[d] += at;
+            extent[d] = slices;
+            push(*run.stored, run.source, run.offset, start, extent, strides);
+            run.offset += slices * inner * run.stored->unit_size();
+            first += slices * inner;
+            count -= slices * inner;
+        }
+    }
+    static std::uint64_t step(const Strides& strides, std::size_t d) { return static_cast<std::uint64_t>(strides[d]); }
+
+    void push(const StoredTensor& stored, std::uint32_t source, std::uint64_t offset, const Shape& start,
+              const Shape& extent, const Strides& strides) {
+        boxes_.push_back({stored.shared_source(source), offset, {start, extent}, strides});
+    }
+
+    std::size_t rank_;
+    std::vector<BoxPiece> boxes_ = {};
+};
+
+LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts) {
+    const std::uint64_t elements = elements_of(dtype, shape);
+    std::vector<const Part*> kept;
+    std::optional<Decoding> decoding;
+    for (const Part& part : parts) {
+        if (!decoding && part.value.element_count() > 0) decoding = part.value.decoding();
+        check_inside(part, dtype, shape, part.value.element_count() > 0 ? *decoding : part.value.decoding());
+        if (part.value.element_count() > 0) kept.push_back(&part);
+    }
+    std::stable_sort(kept.begin(), kept.end(), starts_before);
+    check_cover(kept, shape, elements);
+    const auto rows = [&](const Part* part) { return is_rows(*part, shape); };
+    if (!kept.empty() && std::all_of(kept.begin(), kept.end(), rows))
+        return whole_of_rows(std::move(name), dtype, shape, kept, elements);
+    if (kept.size() == 1) return kept.front()->value.renamed(std::move(name));  // it is the whole
+    Boxes boxes(shape);
+    for (const Part* part : kept) boxes.add(*part);
+    return {std::move(name), stored_boxes(dtype, shape, boxes.all()), decoding.value_or(Decoding())};
+}
+
+}  // namespace
+
+void RankSources::add(const LazyTensor& value) {
+    const StoredTensor& stored = *value.stored();
+    const auto known = [this](const Source& source) { return numbers_.contains(&source); };
+    const std::uint64_t units = byte_size(stored.dtype(), stored.element_count()).value_or(0) / stored.unit_size();
+    stored.each_source([&](const Source& source) {
+        if (known(source)) return;
+        // Finds the owner of this source among the pieces.
+        for (std::uint64_t at = 0; at < units;) {
+            const StoredTensor::Place place = stored.locate(at);
+            const auto& owner = stored.shared_source(place.source);
+            if (owner.get() == &source) {
+                numbers_.emplace(&source, static_cast<std::uint32_t>(sources_.size()));
+                sources_.push_back(owner);
+                return;
+            }
+            at += place.count;
+        }
+    });
+}
+
+const std::shared_ptr<const SourceTable>& RankSources::table() const {
+    if (!table_) table_ = std::make_shared<const SourceTable>(sources_);
+    return table_;
+}
+
+std::uint32_t RankSources::number(const Source& source) const { return numbers_.at(&source); }
+
+LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const FlatPart> parts,
+                 const RankSources& sources) {
+    const std::string about = name;
+    return about_tensor(about, [&] { return flat_whole(std::move(name), dtype, shape, parts, sources); });
+}
+
+LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts) {
+    const std::string about = name;
+    return about_tensor(about, [&] { return whole_of_boxes(std::move(name), dtype, shape, parts); });
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -39,19 +39,19 @@ using Named = std::vector<std::pair<std::string, LazyTensor>>;
 
 /// What a file of model states says. Missing fields are empty.
 struct ModelFile {
-    std::string file = {};  ///< path in the folder
-    std::uint32_t rank = 0;        ///< rank of data parallelism; 0 where one file serves all ranks
-    std::uint32_t model_rank = 0;  ///< rank of tensor or pipeline parallelism
-    bool has_module = false;       ///< false for a pipeline, whose weights are in the files of its layers
-    Named module = {};             ///< tensors of `module`, in order; stage 3 has placeholders of shape [0]
+    std::string file = {};                  ///< path in the folder
+    std::uint32_t rank = 0;                 ///< rank of data parallelism; 0 where one file serves all ranks
+    std::uint32_t model_rank = 0;           ///< rank of tensor or pipeline parallelism
+    bool has_module = false;                ///< false for a pipeline, whose weights are in the files of its layers
+    Named module = {};                      ///< tensors of `module`, in order; stage 3 has placeholders of shape [0]
     std::vector<std::string> buffers = {};  ///< names
     std::vector<Group> groups = {};         ///< of `param_shapes`
     std::vector<Parameter> frozen_shapes = {};
-    Named frozen = {};                                              ///< fragments
+    Named frozen = {};                                             ///< fragments
     std::vector<std::pair<std::string, std::string>> shared = {};  ///< second name, first name
     std::optional<std::uint64_t> data_ranks = {};                  ///< dp_world_size
     std::string version = {};
-    std::string dtype = {};  ///< "fp32", "bf16", "fp16" of the configuration
+    std::string dtype = {};                   ///< "fp32", "bf16", "fp16" of the configuration
     std::vector<std::uint64_t> experts = {};  ///< num_experts, by layer
     bool autoep = false;                      ///< true if `ds_autoep_layers` lists layers
     /// Everything else that belongs to the state of the training: counters, scheduler, client state. Only of the first
@@ -65,12 +65,12 @@ struct OptimizerFile {
     std::uint32_t rank = 0;
     std::uint32_t model_rank = 0;
     int stage = 0;
-    bool bf16_optimizer = false;                    ///< BF16_Optimizer, which writes no `zero_stage`
+    bool bf16_optimizer = false;                      ///< BF16_Optimizer, which writes no `zero_stage`
     std::vector<std::uint64_t> partition_count = {};  ///< one for each group; one for stage 3
-    std::vector<LazyTensor> masters = {};           ///< flat, by group or sub-group; without padding if it was stripped
+    std::vector<LazyTensor> masters = {};  ///< flat, by group or sub-group; without padding if it was stripped
     std::vector<std::uint64_t> group_paddings = {};
     std::vector<std::vector<std::uint64_t>> gaps = {};  ///< param_alignment_paddings, by group and parameter
-    std::vector<Named> state = {};                      ///< by group: the tensors of the state, such as exp_avg and step
+    std::vector<Named> state = {};  ///< by group: the tensors of the state, such as exp_avg and step
     /// Everything else: steps, hyper-parameters, the loss scaler. Only of the first file.
     StateTree rest = {};
 };
@@ -85,8 +85,8 @@ struct Gathered {
         /// State of the parameter, such as exp_avg, each with the shape of the parameter. Only masters have any.
         Named state = {};
     };
-    std::vector<Weight> weights = {};       ///< in the order of the model
-    std::vector<AliasGroup> aliases = {};   ///< the stored name first
+    std::vector<Weight> weights = {};      ///< in the order of the model
+    std::vector<AliasGroup> aliases = {};  ///< the stored name first
     std::vector<std::string> notes = {};
     std::vector<std::string> state_names = {};  ///< "exp_avg", "exp_avg_sq"
 };
