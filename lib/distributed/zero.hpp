@@ -75,6 +75,15 @@ struct OptimizerFile {
     StateTree rest = {};
 };
 
+/// Two tensors that should be equal: a weight that several ranks hold whole.
+struct Replica {
+    std::string name = {};
+    LazyTensor first;  ///< the one that is listed
+    LazyTensor other;
+    std::string first_file = {};
+    std::string other_file = {};
+};
+
 /// The weights and the optimizer state of one model rank, or of the whole model: tensors are gathered over the ranks of
 /// data parallelism.
 struct Gathered {
@@ -89,6 +98,7 @@ struct Gathered {
     std::vector<AliasGroup> aliases = {};  ///< the stored name first
     std::vector<std::string> notes = {};
     std::vector<std::string> state_names = {};  ///< "exp_avg", "exp_avg_sq"
+    std::vector<Replica> replicas = {};         ///< not compared yet
 };
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

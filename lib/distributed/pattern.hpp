@@ -1,0 +1,47 @@
+// Regular expressions of Python, of the kind that DeepSpeed and its users write to select parameters by their names.
+// Patterns and names come from files, so that the time for each match is bounded: states times characters.
+#pragma once
+
+#include <safemap/api.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// A regular expression that matches as Python's re.match does: from the first character on, not necessarily to the
+/// last. Known are literals, `.`, classes, `\d`, `\w` and `\s` with their complements, `\A`, `\Z`, `^`, `$`, groups,
+/// `|`, and the greedy and lazy forms of `*`, `+` and `?`.
+class Pattern {
+public:
+    /// Returns the pattern, or nothing if Python refuses it or it has anything else: counted repeats, references, word
+    /// boundaries, look-around, flags, or characters beyond ASCII. Also if it is longer than 1,024 characters.
+    static std::optional<Pattern> parse(std::string_view text);
+
+    /// Returns true if the beginning of `name`, which must be ASCII, matches. Takes one of `steps` for each state and
+    /// character that is looked at. Throws unsupported_layout if it has none left.
+    bool matches(std::string_view name, std::uint64_t& steps) const;
+
+private:
+    friend class PatternParser;
+
+    struct State {
+        enum class Kind : std::uint8_t { set, split, empty, begin, end, line_end, match } kind = Kind::empty;
+        std::uint32_t set = 0;   ///< number in sets_
+        std::uint32_t next = 0;  ///< the state that follows
+        std::uint32_t also = 0;  ///< of a split, the other one
+    };
+    /// The ASCII characters that a state accepts.
+    struct Set {
+        std::uint64_t low = 0;
+        std::uint64_t high = 0;
+    };
+
+    std::vector<State> states_;
+    std::vector<Set> sets_;
+    std::uint32_t start_ = 0;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
