@@ -37,20 +37,37 @@ public:
         : zip_(ZipDirectory::read(source, faults)), faults_(faults), globals_(globals), root_(root_of(zip_)) {}
 
     Archive read() {
-        const ZipRecord* pickle = find("data.pkl");
-        if (pickle == nullptr) {
-            faults_.fault(without_pickle());
-        } else {
-            if (zip_.trailing() > 0) out_.notes.push_back(bytes_text(zip_.trailing()) + " after the zip are ignored");
-            check_root();
-            note_unchecked();
+        if (const ZipRecord* const pickle = pickle_record()) {
             reporting(faults_, [&] { read_pickle_record(*pickle); });
             list_records();  // last: by then the pickle and its graph are freed
         }
         return std::move(out_);
     }
+    Archive read_with(const Interpret& interpret) {
+        if (const ZipRecord* const pickle = pickle_record()) {
+            reporting(faults_, [&] {
+                const HeldPickle data = pickle_to_its_end(*pickle);
+                out_.take(interpret(data.graph, storages("data/", *pickle), faults_));
+            });
+        }
+        return std::move(out_);
+    }
 
 private:
+    /// Returns the record of the pickle, after checks and notes about all records. Returns null if the zip has none and
+    /// the sink returns.
+    const ZipRecord* pickle_record() {
+        const ZipRecord* const pickle = find("data.pkl");
+        if (pickle == nullptr) {
+            faults_.fault(without_pickle());
+            return nullptr;
+        }
+        if (zip_.trailing() > 0) out_.notes.push_back(bytes_text(zip_.trailing()) + " after the zip are ignored");
+        check_root();
+        note_unchecked();
+        return pickle;
+    }
+
     /// Returns the folder that begins every record name, with its slash. torch names it after the file at the time of
     /// the save, so it may differ from the file's name now. Returns "/", which begins no record name, if the first
     /// record is not in a folder.
@@ -121,17 +138,23 @@ private:
         }
     }
 
-    void read_pickle_record(const ZipRecord& record) {
-        const HeldPickle data = pickle_of(record);
-        const PickleGraph& pickle = data.graph;
-        if (const std::size_t count = data.bytes.size() - pickle.consumed(); count > 0)
+    /// Reads data.pkl, and notes bytes after the pickle.
+    HeldPickle pickle_to_its_end(const ZipRecord& record) {
+        HeldPickle data = pickle_of(record);
+        if (const std::size_t count = data.bytes.size() - data.graph.consumed(); count > 0)
             out_.notes.push_back(bytes_text(count) + " after the end of the pickle in data.pkl are ignored");
+        return data;
+    }
+
+    void read_pickle_record(const ZipRecord& record) {
+        const HeldPickle data = pickle_to_its_end(record);
+        const PickleGraph& pickle = data.graph;
         // Only TorchScript archives have constants.
         const ZipRecord* const constants = find("constants.pkl");
         if (constants == nullptr || !is_script(pickle))
             return out_.take(rebuild_state(pickle, storages("data/", record), faults_));
         const std::vector<NamedValue> state = script_state(pickle);
-        out_.take(rebuild(pickle, state, storages("data/", record), faults_));
+        out_.take(rebuild(pickle, state, storages("data/", record), faults_, is_known_in_script));
         if (state.empty()) return read_constants(*constants);
         if (globals_ != nullptr) add_globals(*constants);
         out_.notes.push_back(
@@ -157,7 +180,7 @@ private:
         std::vector<NamedValue> constants;
         for (const PickleGraph::Id constant : pickle.items(pickle.root()))
             constants.push_back({"CONSTANTS.c" + std::to_string(constants.size()), constant});
-        out_.take(rebuild(pickle, constants, storages("constants/", record), faults_));
+        out_.take(rebuild(pickle, constants, storages("constants/", record), faults_, is_known_in_script));
         out_.notes.push_back(
             "a TorchScript archive whose modules have no tensors, as in a frozen one: its constants are read, its code "
             "is not");
@@ -251,6 +274,11 @@ private:
 
 Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals) {
     return ArchiveReader(source, faults, globals).read();
+}
+
+Archive read_archive_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
+                          NamedGlobals* globals) {
+    return ArchiveReader(source, faults, globals).read_with(interpret);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -38,4 +38,8 @@ struct Archive {
 /// place.
 Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
+/// Reads the tree of an archive of torch.save with `interpret`. Lists no records and no storages.
+Archive read_archive_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
+                          NamedGlobals* globals);
+
 }  // namespace safemap::SAFEMAP_ABI::torch

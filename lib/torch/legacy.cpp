@@ -119,6 +119,14 @@ std::vector<StoragePlace> LegacyFile::storages() const {
 }
 
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals) {
+    const auto whole = [](const PickleGraph& pickle, const Storages& storages, FaultSink& to) {
+        return rebuild(pickle, storages, to);
+    };
+    return read_legacy_with(whole, source, faults, globals);
+}
+
+Archive read_legacy_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
+                         NamedGlobals* globals) {
     Archive out;
     reporting(faults, [&] {
         const LegacyFile file(source, {0, source->size()}, collecting(globals));
@@ -128,7 +136,7 @@ Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faul
         const Storages storages{.find = [&](std::string_view key) { return file.storage(key); },
                                 .globals = globals,
                                 .record = object_record};
-        out.take(rebuild(file.object(), storages, faults));
+        out.take(interpret(file.object(), storages, faults));
         out.storages = file.storages();
     });
     return out;

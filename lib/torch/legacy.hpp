@@ -62,4 +62,8 @@ private:
 /// is left out: an opaque object takes its place.
 Archive read_legacy(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals = nullptr);
 
+/// Reads a legacy file as read_legacy() does, but its value with `interpret`.
+Archive read_legacy_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
+                         NamedGlobals* globals);
+
 }  // namespace safemap::SAFEMAP_ABI::torch

@@ -349,6 +349,12 @@ void NamedGlobals::refuse() const {
         .with_hint("without --strict-globals they become opaque objects, and nothing is called");
 }
 
+void NamedGlobals::refuse_code() const {
+    if (unsafe_.first.empty()) return;
+    throw Error(Errc::unsafe_call, "the pickle names functions that run code: " + unsafe_.text())
+        .with_hint("nothing was called; such a file is made to run code on the machine that loads it");
+}
+
 std::optional<std::string> NamedGlobals::note() const {
     std::set<std::string> names;
     const NamedGlobal* first = nullptr;

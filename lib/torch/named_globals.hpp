@@ -48,6 +48,8 @@ public:
     void add_unread() noexcept { unread_ = asks_for_code_ = true; }
     /// Throws unknown_global if strict and a pickle names unknown globals. The error lists globals that run code first.
     void refuse() const;
+    /// Throws unsafe_call if a pickle names globals that run code, strict or not. The error lists them.
+    void refuse_code() const;
 
     /// Returns the globals in the order of the pickles, each once per record.
     const std::vector<NamedGlobal>& all() const noexcept { return all_; }

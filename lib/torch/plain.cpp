@@ -24,12 +24,21 @@ Error unseen(std::uint64_t bytes) {
 }  // namespace
 
 Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& faults, NamedGlobals* globals) {
+    const auto whole = [](const PickleGraph& pickle, const Storages& storages, FaultSink& to) {
+        return rebuild(pickle, storages, to);
+    };
+    return read_plain_with(whole, source, faults, globals);
+}
+
+Archive read_plain_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
+                        NamedGlobals* globals) {
     Archive out;
     reporting(faults, [&] {
         PickleStream stream(source, {0, source->size()});
         const HeldPickle held = stream.pickle(record);
         // A legacy file whose first pickle is too long for the head that formats are detected from.
-        if (is_magic_number(held.graph)) return static_cast<void>(out = read_legacy(source, faults, globals));
+        if (is_magic_number(held.graph))
+            return static_cast<void>(out = read_legacy_with(interpret, source, faults, globals));
         if (stream.left() > 0) {
             out.notes.push_back(bytes_text(stream.left()) + " after the end of the pickle are ignored");
         }
@@ -41,7 +50,7 @@ Archive read_plain(const std::shared_ptr<const Source>& source, FaultSink& fault
                                 .bytes = held.bytes,
                                 .globals = globals,
                                 .record = record};
-        out.take(rebuild(held.graph, storages, faults));
+        out.take(interpret(held.graph, storages, faults));
         if (globals != nullptr && globals->strict() && stream.left() > 0) throw unseen(stream.left());
     });
     return out;

@@ -276,12 +276,14 @@ void add_globals(const PickleGraph& pickle, const Storages& storages, NamedGloba
             embedded_storage(pickle, id, storages, allowance);
         } catch (const Error& error) {
             storages.globals->refuse();
-            if (storages.globals->strict() || remedy(error.code()) != Remedy::reject_data) throw;
+            const bool must_be_read = storages.globals->strict() || storages.refuses_code;
+            if (must_be_read || remedy(error.code()) != Remedy::reject_data) throw;
             storages.globals->add_unread();
             if (allowance.left() == 0) break;
         }
     }
     storages.globals->refuse();
+    if (storages.refuses_code) storages.globals->refuse_code();
 }
 
 }  // namespace
@@ -306,8 +308,8 @@ Rebuilt rebuild_state(const PickleGraph& pickle, const Storages& storages, Fault
 }
 
 Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
-                FaultSink& faults) {
-    add_globals(pickle, storages, is_known_in_script);
+                FaultSink& faults, NamedGlobals::Known* known) {
+    add_globals(pickle, storages, known);
     return Rebuilder(pickle, storages, faults).run(parts);
 }
 

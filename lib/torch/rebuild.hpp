@@ -36,6 +36,9 @@ struct Storages {
     /// Collects the globals of the pickle, if not null. If it is strict, rebuild() throws unknown_global.
     NamedGlobals* globals = nullptr;
     std::string_view record = {};  ///< name of the pickle, for `globals`
+    /// If true, rebuild() throws unsafe_call if the pickle, or a file embedded in it, names a function that runs code,
+    /// also if the value is not asked for. `globals` must not be null.
+    bool refuses_code = false;
 };
 
 /// The value of a pickle: a tree or a flat dictionary.
@@ -58,8 +61,12 @@ struct NamedValue {
     std::string name;
     PickleGraph::Id value;
 };
-/// Rebuilds a dictionary of these parts as rebuild() does; the pickle itself does not contain this dictionary.
+/// Rebuilds a dictionary of these parts as rebuild() does; the pickle itself does not contain this dictionary. `known`
+/// tells which globals are known.
 Rebuilt rebuild(const PickleGraph& pickle, std::span<const NamedValue> parts, const Storages& storages,
-                FaultSink& faults);
+                FaultSink& faults, NamedGlobals::Known* known);
+
+/// A function that rebuilds the value of a file's pickle, or some of it, as rebuild() does.
+using Interpret = std::function<Rebuilt(const PickleGraph& pickle, const Storages& storages, FaultSink& faults)>;
 
 }  // namespace safemap::SAFEMAP_ABI::torch
