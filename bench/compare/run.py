@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -51,11 +52,12 @@ def anonymous_bytes(pid):
 
 
 class Run:
-    """A command: its duration and its peak anonymous memory. Its output is kept only on request."""
+    """A command: its duration, its processor time and its peak anonymous memory. Its output is kept only on
+    request."""
 
     def __init__(self, command, keep_output=False):
         self.peak_anon = 0
-        start = time.perf_counter()
+        start, busy_before = time.perf_counter(), children_seconds()
         process = subprocess.Popen(command, stdout=subprocess.PIPE if keep_output else subprocess.DEVNULL,
                                    stderr=subprocess.PIPE)
         over = threading.Event()
@@ -63,6 +65,7 @@ class Run:
         sampler.start()
         self.output, errors = process.communicate()
         self.seconds = time.perf_counter() - start
+        self.busy = children_seconds() - busy_before
         over.set()
         sampler.join()
         if process.returncode != 0:
@@ -71,6 +74,12 @@ class Run:
     def _sample(self, pid, over):
         while not over.wait(SAMPLE_SECONDS):
             self.peak_anon = max(self.peak_anon, anonymous_bytes(pid))
+
+
+def children_seconds():
+    """Returns the processor time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def remove(path):
@@ -191,11 +200,16 @@ class Compare:
 
 def arguments(description):
     """The arguments that every comparison takes."""
+    parser = common_arguments(description)
+    parser.add_argument("--size", default="4GB", help="of the input, as make_pt takes it")
+    return parser
+
+
+def common_arguments(description):
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--size", default="4GB", help="of the input, as make_pt takes it")
     parser.add_argument("--rounds", type=rounds, default=5)
-    parser.add_argument("--work", type=pathlib.Path, help="a folder with three times SIZE to spare")
+    parser.add_argument("--work", type=pathlib.Path, help="a folder with three times the size of the input to spare")
     return parser
 
 
