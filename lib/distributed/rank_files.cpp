@@ -1,0 +1,82 @@
+// Opens and reads the files of ranks on the threads of the pool. Tested by tests/distributed/rank_files_test.cpp.
+#include "distributed/rank_files.hpp"
+
+#include "base/faults.hpp"
+#include "base/pool.hpp"
+#include "base/watch.hpp"
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+using Read = std::function<void(std::size_t, const std::shared_ptr<const Source>&)>;
+
+/// Each thread holds the pickle and the tree of one file: of a large model, a few megabytes.
+constexpr ThreadLimits reading_threads{8, 8};
+
+std::shared_ptr<const Source> open_file_of(const Folder& folder, const std::string& file) {
+    try {
+        if (auto source = folder.open(file)) return source;
+    } catch (const Error& error) {
+        if (error.code() != Errc::shard_missing) throw;
+        throw Error(Errc::rank_missing, error.message());
+    }
+    throw Error(Errc::rank_missing, "there is no such file (or it is a broken link)");
+}
+
+void read_one(const Folder& folder, std::span<const std::string> files, std::size_t i, const Read& read) {
+    const auto path = [&] { return folder.name() + "/" + files[i]; };
+    about_file(path, [&] {
+        const auto source = open_file_of(folder, files[i]);
+        about_file(source->name(), [&] { read(i, source); });
+    });
+}
+
+/// The exception of the file that comes first of those that have one.
+class FirstFailure {
+public:
+    explicit FirstFailure(std::size_t files) : at_(files) {}
+
+    /// Returns true if a file before number `i` has failed.
+    bool is_before(std::size_t i) const noexcept { return at_.load(std::memory_order_relaxed) < i; }
+    void add(std::size_t i, std::exception_ptr error) {
+        const std::lock_guard lock(mutex_);
+        if (i >= at_) return;
+        at_ = i;
+        error_ = std::move(error);
+    }
+    /// Must not be called while others add.
+    void rethrow() {
+        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+
+private:
+    std::mutex mutex_;
+    std::atomic<std::size_t> at_;
+    std::exception_ptr error_;
+};
+
+}  // namespace
+
+/// The pool gives out the files in order: when a file fails, all before it have begun, and end.
+void for_each_file(const Folder& folder, std::span<const std::string> files, const Work& work, const Read& read) {
+    const Watch watch(work.monitor, "opening", 0);
+    FirstFailure failure(files.size());
+    parallel_for(files.size(), thread_count(work.threads, reading_threads), [&](std::size_t i, unsigned) {
+        if (failure.is_before(i)) return;
+        watch.check_stop();
+        try {
+            read_one(folder, files, i, read);
+        } catch (...) {
+            failure.add(i, std::current_exception());
+        }
+    });
+    failure.rethrow();
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
