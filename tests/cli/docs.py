@@ -154,10 +154,10 @@ def dozen(root, compiler):
 def programs(root, compiler):
     tutorial = compiles(root, compiler, 'docs/tutorial.md', 'bool& stop', blocks(root, 'docs/tutorial.md'))
     advanced = compiles(root, compiler, 'docs/advanced.md', ADVANCED, blocks(root, 'docs/advanced.md'))
-    short = compiles(root, compiler, 'docs/errors.md, lifetimes.md, saving.md or untrusted.md',
+    short = compiles(root, compiler, 'docs/deepspeed.md, errors.md, lifetimes.md, saving.md or untrusted.md',
                      'const safemap::Checkpoint& model',
                      ''.join(separate_blocks(root, f'docs/{name}.md')
-                             for name in ('errors', 'lifetimes', 'saving', 'untrusted')))
+                             for name in ('deepspeed', 'errors', 'lifetimes', 'saving', 'untrusted')))
     headers = {f'`advanced/{path.name}`' for path in (root / 'include/safemap/advanced').glob('*.hpp')}
     page = (root / 'docs/advanced.md').read_text(encoding='utf-8')
     return tutorial + advanced + short + [f'docs/advanced.md: {header} is not in its table'
