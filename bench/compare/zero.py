@@ -5,10 +5,10 @@ the probe of the disk: prints Markdown for docs/performance.md.
     bench/compare/zero.py BUILD [--gib 4] [--stage 2 3] [--world 4 8 64 192] [--rounds 5] [--small] [--dtype bf16]
                           [--python PYTHON] [--work DIR]
 
-BUILD is a build folder with the command line and bench/bench_limits in it. --gib is the size of the fp32 weights. With
---small, the model is many matrices of 512 × 512; with --dtype, both inputs are also converted with a cast. PYTHON, if
-given and if it has deepspeed, runs DeepSpeed's convert_zero_checkpoint_to_fp32_state_dict(): without imports, and not
-flushed to disk.
+BUILD is a build folder with the command line and bench/bench_limits in it. --gib is the size of the fp32 weights;
+several sizes are also drawn. With --small, the model is many matrices of 512 × 512; with --dtype, both inputs are also
+converted with a cast. PYTHON, if given and if it has deepspeed, runs DeepSpeed's function
+convert_zero_checkpoint_to_fp32_state_dict(): without imports, and not flushed to disk.
 
 Each round runs every command once on warm input, in alternating order, and ratios are medians of the rounds' ratios.
 Before the first round, `safemap diff` makes sure that the folder and the .pt hold the same weights.
@@ -35,7 +35,8 @@ import contextlib, json, os, sys, time
 os.environ['DS_ACCELERATOR'] = 'cpu'
 with contextlib.redirect_stdout(sys.stderr):
     from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict as convert
-    # The function imports these.
+    # The function and the pickles import these.
+    import deepspeed.runtime.fp16.loss_scaler, deepspeed.runtime.zero.config, deepspeed.utils.tensor_fragment
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
     start, busy = time.perf_counter(), time.process_time()
@@ -159,22 +160,18 @@ class Bench:
         zero_files.one_file(self.one_file, self.model, self.weights)
 
     def case(self, stage, world, rounds):
-        """Returns the rows of one folder, and the write limits that were measured in its rounds."""
+        """Returns one folder after its rounds."""
         case = Case(self, stage, world)
         for number in range(rounds):
             case.round(number)
             print(f"stage {stage}, {world} ranks: round {number + 1} of {rounds}", file=sys.stderr)
         run.remove(case.folder)
-        return case.rows(), case.probes
+        return case
 
 
-def section(bench, options):
+def section(bench, cases):
     """Returns the table of one model."""
-    rows, probes = [], []
-    for stage, world in itertools.product(options.stage, options.world):
-        of_case, limits = bench.case(stage, world, options.rounds)
-        rows += of_case
-        probes += limits
+    probes = list(itertools.chain(*(case.probes for case in cases)))
     return [
         "",
         f"{bench.bytes / 1e9:.2f} GB of fp32 in {len(bench.model)} tensors. The probe of the disk in the same rounds:",
@@ -183,8 +180,28 @@ def section(bench, options):
         "| job | seconds (least to most) | in the same rounds | seconds of processor | in the same rounds "
         "| of the probe | peak RssAnon |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-        *rows,
+        *itertools.chain(*(case.rows() for case in cases)),
     ]
+
+
+def plot(cases):
+    """Returns a drawing of the seconds by the size of the model, for each stage and number of ranks."""
+    titles = {"zero": "safemap", "pt": "one .pt", "deepspeed": "DeepSpeed"}
+    medians = {(case, name): statistics.median(case.times[name].seconds)
+               for case in cases for name in titles if name in case.times}
+    scale = 60 / max(medians.values())
+    lines = ["", "```text"]
+    for (stage, world), same in itertools.groupby(sorted(cases, key=lambda case: (case.stage, case.world)),
+                                                  key=lambda case: (case.stage, case.world)):
+        lines += [f"seconds, stage {stage}, {world} ranks"]
+        for case in same:
+            size = f"{case.bench.bytes / GIB:.3g} GiB"
+            for name, title in titles.items():
+                if (case, name) in medians:
+                    seconds = medians[case, name]
+                    lines += [f"{size:>11}  {title:9}  {'█' * max(1, round(scale * seconds))} {seconds:.2f}"]
+                    size = ""
+    return [*lines, "```"]
 
 
 def main():
@@ -199,10 +216,16 @@ def main():
     if options.python and not has_deepspeed(options.python):
         print(f"{options.python} has no deepspeed: it is not compared with", file=sys.stderr)
         options.python = None
-    lines = []
+    lines, cases = [], []
     with tempfile.TemporaryDirectory(prefix="safemap-zero-", dir=options.work) as work:
         for gib in options.gib:
-            lines += section(Bench(options, pathlib.Path(work), gib), options)
+            bench = Bench(options, pathlib.Path(work), gib)
+            of_model = [bench.case(stage, world, options.rounds)
+                        for stage, world in itertools.product(options.stage, options.world)]
+            lines += section(bench, of_model)
+            cases += of_model
+        if len(options.gib) > 1:
+            lines += plot(cases)
         command = " ".join(["./dev bench zero", *sys.argv[2:]])
         print(f"Machine: {run.machine(work)}. Date: {datetime.date.today()}. Command: `{command}`. Input",
               f"warm; medians of {options.rounds} rounds.", *lines, sep="\n")
