@@ -35,7 +35,8 @@ import contextlib, json, os, sys, time
 os.environ['DS_ACCELERATOR'] = 'cpu'
 with contextlib.redirect_stdout(sys.stderr):
     from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict as convert
-    # The function and the pickles import these.
+    # The function, the pickles and huggingface_hub import these.
+    import torch.distributed.tensor
     import deepspeed.runtime.fp16.loss_scaler, deepspeed.runtime.zero.config, deepspeed.utils.tensor_fragment
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
