@@ -51,6 +51,7 @@ constexpr std::string_view example_file =
 std::vector<std::string> words_of(std::string_view value) {
     if (value == "POLICY") return {"compatible", "strict", "lenient"};
     if (value == "ACCESS") return {"auto", "mapped", "copied"};
+    if (value == "WHICH") return {"fp32", "module"};
     if (value == "HOW") return {"greedy", "balanced", "by_prefix"};
     if (value == "STYLE") return {"hub", "transformers"};
     if (value == "WHEN") return {"auto", "keep", "drop"};

@@ -6,9 +6,11 @@
 //   - Convert::run(): opens IN, selects, renames and saves to OUT. The plan is printed before the first byte is
 //     written, the outcome after the last.
 //   - take_out() and protect_shards(): checks of OUT against IN, before anything is opened.
+//   - open_in() and add_optimizer(): IN, and the state of its optimizer for --optimizer.
 //   - known_before(), note_parts() and kept(): notes, skipped objects and --keep-dtype, by the names of IN.
 #include "command.hpp"
 #include "entries.hpp"
+#include "layout.hpp"
 #include "memory.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
@@ -22,6 +24,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -30,12 +33,16 @@
 namespace safemap::cli {
 namespace {
 
+constexpr const char* optimizer_folder = "optimizer";
+
 /// The parts of the report that SaveReport does not have.
 struct Around {
     std::vector<AliasGroup> aliases = {};
     std::vector<SkippedObject> skipped = {};  ///< `quantized` is set only if the values of the tensor are selected
     std::vector<std::string> notes = {};
-    std::size_t planned_notes = 0;  ///< number of notes that the plan has printed
+    std::optional<TrainingLayout> layout = {};
+    Weights weights = Weights::automatic;  ///< those that are written, if `layout` is set
+    std::size_t planned_notes = 0;         ///< number of notes that the plan has printed
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
     bool dry_run = false;
@@ -113,6 +120,10 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
     json.member("unaligned_tensors", saved.layout.unaligned_tensors).member("resumed", saved.resumed);
     json.member("copied", saved.extras);
     write_reading(json, saved);
+    if (around.layout) {
+        write_layout(json, *around.layout);
+        json.member("weights", around.weights == Weights::module ? "module" : "fp32");
+    }
     if (around.dry_run) {
         json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
         json.key("plan").begin_array();
@@ -167,6 +178,12 @@ std::string extras_text(const SaveReport& saved) {
     return text.empty() ? text : text + '\n';
 }
 
+std::string run_text(const Around& around) {
+    if (!around.layout) return {};
+    return fmt::format("  layout   {}\n  weights  {}\n", layout_text(*around.layout),
+                       around.weights == Weights::module ? "of the module" : "fp32 masters");
+}
+
 std::string total_text(const SaveReport& saved, const std::string& out, std::string_view verb) {
     return fmt::format("{}: {} {}, {}, {}\n", printable(out), verb, count_text(saved.tensors, "tensor"),
                        count_text(saved.files.size(), "file"), bytes_text(saved.bytes_written));
@@ -174,8 +191,8 @@ std::string total_text(const SaveReport& saved, const std::string& out, std::str
 
 /// Returns the report before the first byte is written.
 std::string plan_text(const SaveReport& saved, const Around& around, const std::string& out, bool align_tensors) {
-    std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + files_text(saved);
-    text += extras_text(saved) + reading_text(saved);
+    std::string text = total_text(saved, out, around.dry_run ? "would write" : "will write") + run_text(around);
+    text += files_text(saved) + extras_text(saved) + reading_text(saved);
     if (align_tensors)
         text += fmt::format("  aligned  all but {}\n", count_text(saved.layout.unaligned_tensors, "tensor"));
     for (const AliasGroup& group : around.written_aliases(saved)) {
@@ -243,6 +260,8 @@ public:
         add_parsed(app, "--structure", options_.structure, parse_structure,
                    "write the structure document: auto (default: for nested trees), keep (always) or drop (never)")
             ->type_name("WHEN");
+        app.add_flag("--optimizer", optimizer_,
+                     "also write the optimizer state of a DeepSpeed folder, to OUT/optimizer/");
         app.add_flag("--checksums", options_.checksums, "store a digest of each tensor, for verify to check");
         app.add_flag("--no-extras", no_extras_,
                      "do not copy the small files beside a model: config.json, tokenizer.json, ...");
@@ -257,12 +276,14 @@ public:
         Renaming renaming(prefixes_, rules_);
         MemoryPeak memory;
         ProgressBar bar(console);
-        const Checkpoint opened = open_root();
+        const Checkpoint in = open_in();
+        const Checkpoint opened = root_.empty() ? in : root_of(in);
         require_selection({opened}, common);
         const Checkpoint chosen = opened.select(common.selection());
         const Checkpoint model =
             renaming.empty() ? chosen : chosen.renamed([&](std::string_view name) { return renaming.apply(name); });
         Around around = known_before(opened, chosen, model, renaming.notes());
+        if (optimizer_) add_optimizer(in, around);
         if (!no_extras_) options_.extras = opened.extras();
         if (!console.json() && !around.dry_run)
             options_.on_plan = [&](const SaveReport& plan) {
@@ -306,6 +327,9 @@ private:
                 throw Error(Errc::invalid_argument, fmt::format("{} is for shards, but OUT is one file: {}",
                                                                 option->get_name(), printable(out_)))
                     .with_hint("for a folder of shards, give an OUT that does not end in .safetensors or .sft");
+        if (optimizer_ && is_one_file(out_))
+            throw Error(Errc::invalid_argument, "--optimizer writes a folder, but OUT is one file: " + printable(out_))
+                .with_hint("give an OUT that does not end in .safetensors or .sft");
         if (in_.size() == 1) return;
         if (!root_.empty())
             throw Error(Errc::invalid_argument,
@@ -339,9 +363,41 @@ private:
     }
 
     Checkpoint open_in() const {
-        if (in_.size() == 1) return Checkpoint::open(in_.front(), common.open);
+        if (in_.size() == 1)
+            return optimizer_ ? open_training(in_.front()) : Checkpoint::open(in_.front(), common.open);
         const std::vector<std::filesystem::path> files(in_.begin(), in_.end());
         return Checkpoint::open(files, common.open);
+    }
+
+    /// Opens a checkpoint with the state of an optimizer. Beside a finished model, a DeepSpeed folder is opened only if
+    /// its weights are asked for.
+    Checkpoint open_training(const std::string& path) const {
+        Checkpoint checkpoint = Checkpoint::open(path, common.open);
+        if (checkpoint.layout() || common.open.weights != Weights::automatic) return checkpoint;
+        OpenOptions options = common.open;
+        options.weights = Weights::fp32;
+        const Checkpoint beside = Checkpoint::open(path, options);
+        if (!beside.layout()) return checkpoint;
+        options.weights = weights_given(*beside.layout(), Weights::automatic);
+        return options.weights == Weights::fp32 ? beside : Checkpoint::open(path, options);
+    }
+
+    /// Adds the state of the optimizer to the folders to save. Throws invalid_argument if there is none.
+    void add_optimizer(const Checkpoint& in, Around& around) {
+        const std::optional<Checkpoint> optimizer = in.optimizer();
+        if (!optimizer) {
+            Error error(Errc::invalid_argument, in.layout()
+                                                    ? "--optimizer: the files have no state of an optimizer"
+                                                    : "--optimizer is for folders of DeepSpeed, and this is not one");
+            if (!in.layout()) error.with_hint("without --optimizer, all tensors are converted");
+            throw std::move(error.with_path(in_.front()));
+        }
+        std::erase_if(around.skipped, [](const SkippedObject& object) { return object.name == optimizer_folder; });
+        const auto& skipped = optimizer->skipped();
+        around.skipped.insert(around.skipped.end(), skipped.begin(), skipped.end());
+        for (const std::string& note : optimizer->notes())
+            around.notes.push_back(fmt::format("{}/: {}", optimizer_folder, note));
+        options_.folders.insert_or_assign(optimizer_folder, *optimizer);
     }
 
     Around known_before(const Checkpoint& opened, const Checkpoint& chosen, const Checkpoint& model,
@@ -349,7 +405,9 @@ private:
         Around around{.aliases = model.aliases(),
                       .skipped = opened.skipped(),
                       .notes = opened.notes(),
+                      .layout = opened.layout(),
                       .dry_run = options_.plan_only};
+        if (around.layout) around.weights = weights_given(*around.layout, common.open.weights);
         // An object that occurs a second time has no tensor of its own.
         for (SkippedObject& object : around.skipped)
             object.quantized =
@@ -359,9 +417,7 @@ private:
         return around;
     }
 
-    Checkpoint open_root() const {
-        const Checkpoint checkpoint = open_in();
-        if (root_.empty()) return checkpoint;
+    Checkpoint root_of(const Checkpoint& checkpoint) const {
         try {
             return checkpoint.below(root_);
         } catch (Error& error) {
@@ -403,6 +459,7 @@ private:
     std::vector<CLI::Option*> for_shards_;
     std::string root_;
     bool no_extras_ = false;
+    bool optimizer_ = false;
     std::vector<std::string> keep_;
     std::vector<std::string> prefixes_;
     std::vector<std::string> rules_;

@@ -16,7 +16,10 @@ namespace {
 
 class Edit final : public Command {
 public:
-    Edit() { common.selectable = false; }
+    Edit() {
+        common.selectable = false;
+        common.trainable = false;
+    }
 
     void declare(CLI::App& app) override {
         app.add_option("FILE", file_, "a file that ends in .safetensors or .sft")->required()->type_name("");

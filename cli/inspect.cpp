@@ -14,6 +14,7 @@
 #include "command.hpp"
 #include "describe.hpp"
 #include "entries.hpp"
+#include "layout.hpp"
 
 #include <fmt/core.h>
 
@@ -95,6 +96,7 @@ JsonWriter as_json(const Chosen& chosen, FileNames files, const std::vector<std:
     JsonWriter json;
     json.begin_object();
     json.member("format", name(checkpoint.format())).member("files", checkpoint.files());
+    if (checkpoint.layout()) write_layout(json, *checkpoint.layout());
     json.key("metadata").begin_object();
     for (const auto& [key, value] : checkpoint.metadata()) json.member(key, value);
     json.end_object();
@@ -124,18 +126,21 @@ struct Total {
     }
 };
 
-/// The files of the tensors, numbered from 1 in the order of the tensors. Empty if there is only one file.
+/// The files of the tensors, numbered from 1 in the order of the tensors. Empty if there is only one file, or if a
+/// tensor is in several.
 class Shards {
 public:
     Shards(const Checkpoint& tensors, FileNames files) {
+        bool in_pieces = false;
         for (const LazyTensor& tensor : tensors) {
+            in_pieces = in_pieces || tensor.piece_count() > 1;
             const auto placement = tensor.placement();
             if (!placement || !placement->source->is_file()) continue;
             const auto [known, fresh] = numbers_.try_emplace(placement->source.get(), totals_.size());
             if (fresh) totals_.emplace_back(files.of(*placement->source), Total{});
             totals_[known->second].second.add(tensor);
         }
-        if (totals_.size() < 2) numbers_.clear();
+        if (totals_.size() < 2 || in_pieces) numbers_.clear();
     }
 
     /// Returns the number of the tensor's file, or 0 if it has none or there is only one file.
@@ -357,6 +362,8 @@ private:
         std::string text = fmt::format("{}: {}, {}, {}, {}\n", printable(path_), name(checkpoint.format()),
                                        count_text(checkpoint.files().size(), "file"),
                                        count_text(tensors.size(), "tensor"), bytes_text(tensors.total_bytes()));
+        if (const auto& layout = checkpoint.layout())
+            text += layout_lines(*layout, name(checkpoint.format()), common.open.weights);
         text += section("tensors", tree_ ? Tree(folded).text() : tensor_table(folded));
         text += section("files", shards.lines());
         if (!tree_) text += section("prefixes", prefix_lines(tensors));

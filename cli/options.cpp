@@ -22,6 +22,14 @@ void CommonOptions::declare(CLI::App& app) {
                "how files are read: map local files (auto), always map (mapped), or never map (copied)")
         ->type_name("ACCESS");
     app.add_flag("--strict-globals", open.strict_globals, "refuse pickles that name an unknown class or function");
+    if (trainable) {
+        add_parsed(
+            app, "--weights", open.weights, parse_weights,
+            "weights of a DeepSpeed folder: the fp32 masters (fp32), or the 16-bit weights of the module (module)")
+            ->type_name("WHICH");
+        app.add_flag("--deepspeed-compat", open.deepspeed_compat,
+                     "read a DeepSpeed folder as DeepSpeed's own script zero_to_fp32 does");
+    }
     const auto add_selection = [&](const char* name, std::vector<std::string>& into, const char* help) {
         CLI::Option* const option = add_repeatable(app, name, into, help)->type_name("GLOB");
         if (!selectable) option->group("");  // hidden

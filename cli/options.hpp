@@ -18,10 +18,11 @@ namespace safemap::cli {
 struct CommonOptions {
     bool json = false;
     bool quiet = false;
-    OpenOptions open = {};  ///< --policy, --access, --threads
+    OpenOptions open = {};  ///< --policy, --access, --threads, --weights, ...
     std::vector<std::string> includes = {};
     std::vector<std::string> excludes = {};
     bool selectable = true;  ///< true if --help shows --include and --exclude
+    bool trainable = true;   ///< true if the command takes the options for folders of DeepSpeed
 
     void declare(CLI::App& app);
     bool selects_all() const noexcept { return includes.empty() && excludes.empty(); }

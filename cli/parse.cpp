@@ -111,6 +111,12 @@ Access parse_access(std::string_view text) {
     refuse(text, "an access mode: auto, mapped or copied");
 }
 
+Weights parse_weights(std::string_view text) {
+    if (text == "fp32") return Weights::fp32;
+    if (text == "module") return Weights::module;
+    refuse(text, "a kind of weights: fp32 or module");
+}
+
 ShardStrategy parse_strategy(std::string_view text) {
     if (text == "greedy") return ShardStrategy::greedy;
     if (text == "balanced") return ShardStrategy::balanced;

@@ -21,6 +21,7 @@ Dtype parse_dtype_name(std::string_view text);
 
 Policy parse_policy(std::string_view text);
 Access parse_access(std::string_view text);
+Weights parse_weights(std::string_view text);
 ShardStrategy parse_strategy(std::string_view text);
 IndexStyle parse_index_style(std::string_view text);
 StructurePolicy parse_structure(std::string_view text);

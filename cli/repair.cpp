@@ -14,7 +14,10 @@ namespace {
 
 class Repair final : public Command {
 public:
-    Repair() { common.selectable = false; }
+    Repair() {
+        common.selectable = false;
+        common.trainable = false;
+    }
 
     void declare(CLI::App& app) override {
         app.add_option("IN", in_, "a file, a folder or an index")->required()->type_name("");

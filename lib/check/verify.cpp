@@ -2,209 +2,23 @@
 #include <safemap/verify.hpp>
 
 #include "base/checked.hpp"
-#include "base/checksum.hpp"
-#include "base/ordered_digests.hpp"
 #include "base/watch.hpp"
+#include "check/rank_files.hpp"
 #include "check/stored_digests.hpp"
-#include "lazy/bulk.hpp"
+#include "check/stretches.hpp"
 #include "open/readers.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <functional>
 #include <iterator>
 #include <limits>
-#include <mutex>
-#include <tuple>
-#include <unordered_set>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI {
 
 namespace {
 
 using check::FileDigests;
-using check::StoredDigest;
+using check::Stretch;
 using state::Contents;
-
-using namespace literals;
-
-// Work is handed out in blocks of this size, or in smaller ones if the buffers of all workers would take more than
-// `all_buffers`.
-constexpr std::uint64_t largest_block = 8_MiB;
-constexpr std::uint64_t all_buffers = 32_MiB;
-
-/// A range of bytes with one checksum, or without a checksum.
-struct Stretch {
-    const Source* source = nullptr;
-    Extent extent = {};
-    const StoredChecksum* record = nullptr;
-    const StoredDigest* tensor = nullptr;
-    bool inflated = false;  ///< true for a deflated record, whose source compares the checksum itself
-
-    /// Returns true if one worker reads the bytes from the first to the last: for records, because a CRC-32 is computed
-    /// in order.
-    bool in_order() const noexcept { return record != nullptr || inflated; }
-};
-
-/// Returns the files, then the deflated records in them, whose streams are not part of a file's bytes.
-std::vector<const Source*> all_sources(const Contents& contents) {
-    std::vector<const Source*> sources;
-    std::unordered_set<const Source*> known;
-    const auto add = [&](const auto& holder) {
-        if (known.insert(holder.get()).second) sources.push_back(holder.get());
-    };
-    for (const auto& source : contents.sources) add(source);
-    for (const auto& record : contents.checksums) add(record.source);
-    for (const auto& storage : contents.storages) add(storage.source);
-    return sources;
-}
-
-/// Returns stretches that cover every byte of every source once: records and tensors with checksums, and the bytes
-/// between them.
-std::vector<Stretch> stretches_of(const Contents& contents, const std::vector<FileDigests>& files) {
-    std::vector<Stretch> checked;
-    for (const auto& record : contents.checksums) checked.push_back({record.source.get(), record.extent, &record});
-    for (const FileDigests& file : files)
-        for (const StoredDigest& tensor : file.tensors)
-            checked.push_back({file.source, tensor.extent, nullptr, &tensor});
-    const auto by_source = [](const Stretch& a, const Stretch& b) { return std::less<>()(a.source, b.source); };
-    std::stable_sort(checked.begin(), checked.end(), [&](const Stretch& a, const Stretch& b) {
-        return a.source != b.source ? by_source(a, b) : a.extent.offset < b.extent.offset;
-    });
-
-    std::vector<Stretch> stretches;
-    const std::vector<const Source*> sources = all_sources(contents);
-    stretches.reserve(checked.size() + sources.size());
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-        const Source* const source = sources[i];
-        const std::size_t before = stretches.size();
-        std::uint64_t done = 0;
-        const auto add_unchecked = [&](std::uint64_t end) {
-            if (done < end) stretches.push_back({source, {done, end - done}});
-        };
-        const auto [first, last] = std::equal_range(checked.begin(), checked.end(), Stretch{source}, by_source);
-        for (auto at = first; at != last; ++at) {
-            add_unchecked(at->extent.offset);
-            stretches.push_back(*at);
-            done = std::max(done, at->extent.end());
-        }
-        add_unchecked(source->size());
-        for (std::size_t each = before; each < stretches.size(); ++each)
-            stretches[each].inflated = i >= contents.sources.size();
-    }
-    return stretches;
-}
-
-/// The workers that read all stretches and compare their checksums.
-class Reader {
-public:
-    Reader(const std::vector<Stretch>& stretches, unsigned threads, Watch& watch)
-        : stretches_(stretches),
-          workers_(thread_count(threads)),
-          block_(std::min(largest_block, all_buffers / workers_.size() / Worker::page * Worker::page)),
-          watch_(watch),
-          digests_(stretches.size()) {
-        for (const Stretch& stretch : stretches_)
-            row_.add(stretch.in_order() ? 1 : (stretch.extent.size + block_ - 1) / block_);
-    }
-
-    void run(VerifyReport& report) {
-        row_.each(static_cast<unsigned>(workers_.size()), watch_,
-                  [this](auto place, unsigned worker) { do_block(place, worker); });
-        // Faults are reported in the order of the file, whichever worker found them first.
-        std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
-            return std::tie(a.place.item, a.place.block) < std::tie(b.place.item, b.place.block);
-        });
-        auto found = found_.begin();
-        for (std::size_t i = 0; i < stretches_.size(); ++i) {
-            const bool faulty = found != found_.end() && found->place.item == i;
-            for (; found != found_.end() && found->place.item == i; ++found)
-                report.faults.push_back(std::move(found->fault));
-            if (stretches_[i].tensor != nullptr && !faulty) compare(stretches_[i], digests_.of(i), report);
-        }
-        report.checked_bytes += checked_records_;
-    }
-
-private:
-    struct Found {
-        BlockRow::Place place;
-        Error fault;
-    };
-
-    void do_block(BlockRow::Place place, unsigned worker) {
-        const Stretch& stretch = stretches_[place.item];
-        try {
-            if (stretch.in_order()) read_record(place, worker);
-            else read_block(place, worker);
-        } catch (Error& error) {
-            if (exit_code(error.code()) != 1) {
-                digests_.abandon_all();
-                throw;
-            }
-            digests_.abandon(place.item);
-            if (error.code() == Errc::checksum_mismatch) checked_records_ += stretch.extent.size;
-            add(place, std::move(error.with_path(stretch.source->name())));
-        } catch (...) {
-            digests_.abandon_all();
-            throw;
-        }
-    }
-
-    void read_block(BlockRow::Place place, unsigned worker) {
-        const Stretch& stretch = stretches_[place.item];
-        const std::uint64_t done = place.block * block_;
-        const auto bytes = read(stretch, done, std::min(block_, stretch.extent.size - done), worker);
-        if (stretch.tensor == nullptr) return;
-        Watch* const watch = worker == 0 ? &watch_ : nullptr;  // worker 0 is the caller's thread
-        digests_.feed(place.item, stretch.extent.size, done, bytes, watch);
-    }
-
-    void read_record(BlockRow::Place place, unsigned worker) {
-        const Stretch& stretch = stretches_[place.item];
-        std::uint32_t crc = 0;
-        for (std::uint64_t done = 0; done < stretch.extent.size; done += block_) {
-            const auto bytes = read(stretch, done, std::min(block_, stretch.extent.size - done), worker);
-            if (!stretch.inflated) crc = crc32(crc, bytes);
-            if (worker == 0) watch_.tick();
-        }
-        if (stretch.record == nullptr) return;
-        checked_records_ += stretch.extent.size;
-        if (stretch.inflated || crc == stretch.record->crc32) return;
-        Error fault = crc32_mismatch(stretch.record->record, crc, stretch.record->crc32);
-        add(place, std::move(fault.with_path(stretch.source->name())));
-    }
-
-    static void compare(const Stretch& stretch, const Digest& found, VerifyReport& report) {
-        report.checked_bytes += stretch.extent.size;
-        if (found == stretch.tensor->digest) return;
-        Error fault(Errc::checksum_mismatch,
-                    "the data has XXH3-128 " + hex(found) + ", expected " + hex(stretch.tensor->digest));
-        report.faults.push_back(std::move(fault.with_path(stretch.source->name()).with_tensor(stretch.tensor->name)));
-    }
-
-    std::span<const std::byte> read(const Stretch& stretch, std::uint64_t offset, std::uint64_t size, unsigned worker) {
-        watch_.check_stop();
-        const auto bytes = workers_[worker].buffer(block_).first(size);
-        stretch.source->read_at(stretch.extent.offset + offset, bytes);
-        watch_.add(size);
-        return bytes;
-    }
-
-    void add(BlockRow::Place place, Error fault) {
-        const std::lock_guard lock(finding_);
-        found_.push_back({place, std::move(fault)});
-    }
-
-    const std::vector<Stretch>& stretches_;
-    std::vector<Worker> workers_;
-    std::uint64_t block_;
-    Watch& watch_;
-    BlockRow row_;
-    OrderedDigests digests_;  // by number of the stretch
-    std::atomic<std::uint64_t> checked_records_ = 0;
-    std::mutex finding_;
-    std::vector<Found> found_;
-};
 
 template <class T> void append(std::vector<T>& to, std::vector<T> from) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
@@ -221,6 +35,10 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
         contents = open::read_path(path, open_options, faults);
         report.bytes += state::total_bytes(contents);
     });
+    if (contents.format == Format::zero) {
+        contents.sources.clear();  // read_rank_files() reads them
+        if (contents.optimizer) reporting(faults, [&] { contents.optimizer(); });
+    }
     std::vector<FileDigests> own;
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
     // Missing tensors and files are faults of their own, so the digest is not compared.
@@ -241,22 +59,32 @@ void add_files(Contents from, Contents& to) {
     append(to.storages, std::move(from.storages));
 }
 
+/// Returns the files of ranks that were read. If the folder could not be opened, returns those that its names show:
+/// their records are checked all the same.
+open::RunFiles files_of_run(const Contents& contents, const std::filesystem::path& path, const VerifyReport& report) {
+    if (contents.format == Format::zero && contents.folder) return {contents.folder, contents.files};
+    if (report.ok() || !contents.files.empty()) return {};
+    return open::files_of_run(path);
+}
+
 }  // namespace
 
 VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
     VerifyReport report;
     std::vector<FileDigests> files;
     Contents contents = look_at(path, options, files, report);
+    const open::RunFiles run = files_of_run(contents, path, report);
     if (open::has_optimizer(path)) add_files(look_at(path / state::optimizer_folder, options, files, report), contents);
 
-    const std::vector<Stretch> stretches = stretches_of(contents, files);
-    std::uint64_t total = 0;
+    const std::vector<Stretch> stretches = check::stretches_of(contents, files);
+    std::uint64_t total = check::size_of(run);
     for (const Stretch& stretch : stretches)
         total = checked_add(total, stretch.extent.size).value_or(std::numeric_limits<std::uint64_t>::max());
     Watch watch(options.work.monitor, "verifying", total);
     watch.check_stop();
-    Reader(stretches, options.work.threads, watch).run(report);
+    check::read_stretches(stretches, options.work.threads, watch, report);
     for (const auto& source : contents.sources) source->require_unchanged();
+    check::read_rank_files(run, options.work.threads, watch, report);
     watch.tell();
     return report;
 }

@@ -32,6 +32,17 @@ Contents read_files(std::span<const std::shared_ptr<const Source>> sources, cons
 /// Reads the files of several ranks. `files` are paths in `folder` that begin with the folder of the rank. Merges
 /// nothing.
 Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults);
+/// Lists the records of a torch file that is a zip: their checksums, and the deflated records without one. Sets only
+/// `checksums`, `storages` and `sources`, and nothing if the directory cannot be read. A file of another kind has no
+/// records.
+Contents read_records(const std::shared_ptr<const Source>& source, FaultSink& faults);
+/// The files of a training run, as paths in the folder. The folder is null if there is no run.
+struct RunFiles {
+    std::shared_ptr<const Folder> folder = {};
+    FileNames files = {};
+};
+/// Returns the files of ranks in a DeepSpeed folder, by their names alone: for folders that cannot be opened.
+RunFiles files_of_run(const std::filesystem::path& path);
 /// Reads the shards of an index. The shards are in `folder`.
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
                      FaultSink& faults);

@@ -1,0 +1,62 @@
+#include "layout.hpp"
+
+#include <safemap/advanced/text.hpp>
+
+#include <fmt/core.h>
+
+#include <string_view>
+
+namespace safemap::cli {
+namespace {
+
+/// A list of words with commas between them. Empty words are left out.
+class Words {
+public:
+    Words& add(std::string_view word) {
+        if (!word.empty()) text_ += fmt::format("{}{}", text_.empty() ? "" : ", ", printable(word));
+        return *this;
+    }
+    const std::string& text() const noexcept { return text_; }
+
+private:
+    std::string text_;
+};
+
+}  // namespace
+
+void write_layout(JsonWriter& json, const TrainingLayout& layout) {
+    json.key("layout").begin_object();
+    json.member("kind", layout.kind);
+    if (layout.stage) json.member("stage", *layout.stage);
+    if (layout.world_size) json.member("world_size", *layout.world_size);
+    if (!layout.tag.empty()) json.member("tag", layout.tag);
+    if (!layout.version.empty()) json.member("version", layout.version);
+    if (!layout.optimizer.empty()) json.member("optimizer", layout.optimizer);
+    json.end_object();
+}
+
+std::string layout_text(const TrainingLayout& layout) {
+    Words words;
+    if (layout.kind != "deepspeed") words.add(layout.kind);
+    if (layout.stage) words.add(fmt::format("stage {}", *layout.stage));
+    if (layout.world_size) words.add(count_text(*layout.world_size, "rank"));
+    if (!layout.tag.empty()) words.add("tag " + layout.tag);
+    if (!layout.version.empty()) words.add("DeepSpeed " + layout.version);
+    return words.add(layout.dtype).text();
+}
+
+Weights weights_given(const TrainingLayout& layout, Weights asked) {
+    if (asked != Weights::automatic) return asked;
+    return layout.kind == "deepspeed" && layout.stage == 0 ? Weights::module : Weights::fp32;
+}
+
+std::string layout_lines(const TrainingLayout& layout, std::string_view format, Weights asked) {
+    std::string text = fmt::format("{}: {}\n", format, layout_text(layout));
+    text += weights_given(layout, asked) == Weights::module ? "weights: of the module" : "masters: fp32";
+    Words optimizer;
+    for (const std::string& state : layout.optimizer) optimizer.add(state);
+    if (!layout.optimizer.empty()) text += fmt::format("; optimizer: {}: --optimizer", optimizer.text());
+    return text + '\n';
+}
+
+}  // namespace safemap::cli

@@ -1,0 +1,65 @@
+// Lists the records of a torch file, for verify(). Reads its directory and none of its pickles.
+#include "io/folder.hpp"
+#include "open/formats.hpp"
+#include "open/readers.hpp"
+#include "pickle/zip.hpp"
+
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::open {
+
+namespace {
+
+Contents records_of(const std::shared_ptr<const Source>& source, FaultSink& faults) {
+    Contents contents;
+    if (sniff(*source).content == Content::zip) {
+        const ZipDirectory zip = ZipDirectory::read(source, faults);
+        for (const ZipRecord& record : zip.records()) {
+            if (!record.deflated && !record.has_crc32()) continue;
+            RecordData data = zip.open(record);
+            if (record.has_crc32())
+                contents.checksums.push_back(
+                    {std::move(data.source), data.extent, record.crc32, std::string(record.name)});
+            else contents.storages.push_back({std::move(data.source), data.extent});
+        }
+    }
+    contents.sources.push_back(source);
+    return contents;
+}
+
+/// Returns the files of DeepSpeed in a folder, as paths that begin with `prefix`.
+FileNames states_in(const Folder& folder, const std::string& prefix) {
+    FileNames files;
+    for (const std::string& name : folder.list())
+        if (name.ends_with("_states.pt")) files.push_back(prefix + name);
+    return files;
+}
+
+}  // namespace
+
+Contents read_records(const std::shared_ptr<const Source>& source, FaultSink& faults) {
+    Contents contents;
+    reporting(faults, [&] { about_file(source->name(), [&] { contents = records_of(source, faults); }); });
+    return contents;
+}
+
+RunFiles files_of_run(const std::filesystem::path& path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(path, ignored)) return {};
+    CollectFaults unused;
+    RunFiles run;
+    reporting(unused, [&] {
+        const Located found = locate(open_folder(path, Mapping::never));
+        if (found.shape.kind != ShapeKind::deepspeed || found.shape.files.empty()) return;
+        run.folder = found.folder;
+        const std::string& tag = found.shape.files.front();
+        const auto below = found.folder->folder(tag);
+        run.files = below ? states_in(*below, tag + '/') : states_in(*found.folder, "");
+    });
+    return run;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::open
