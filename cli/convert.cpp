@@ -41,7 +41,7 @@ struct Around {
     std::vector<SkippedObject> skipped = {};  ///< `quantized` is set only if the values of the tensor are selected
     std::vector<std::string> notes = {};
     std::optional<TrainingLayout> layout = {};
-    Weights weights = Weights::automatic;  ///< those that are written, if `layout` is set
+    Weights weights = Weights::automatic;  ///< the written weights, if `layout` is set
     std::size_t planned_notes = 0;         ///< number of notes that the plan has printed
     double seconds = 0;
     std::uint64_t peak_anon_bytes = 0;
@@ -382,7 +382,8 @@ private:
         return options.weights == Weights::fp32 ? beside : Checkpoint::open(path, options);
     }
 
-    /// Adds the state of the optimizer to the folders to save. Throws invalid_argument if there is none.
+    /// Adds the state of the optimizer to the folders to save. Throws invalid_argument if the
+    /// checkpoint has no such state.
     void add_optimizer(const Checkpoint& in, Around& around) {
         const std::optional<Checkpoint> optimizer = in.optimizer();
         if (!optimizer) {

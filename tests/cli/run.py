@@ -374,6 +374,28 @@ class EveryCommand(Case):
         (self.folder / 'one' / 'other' / 'model.safetensors').write_bytes(plain)
         self.assertIn('one/final, one/other', self.refused('several_models', 2, 'inspect', 'one')['message'])
 
+    def test_options_for_deepspeed_folders_do_nothing_elsewhere(self):
+        more = ('--weights', 'fp32', '--deepspeed-compat')
+        for words in [('inspect', 'small.safetensors'), ('inspect', str(DATA / 'pt' / 'train_gpt.pt')),
+                      ('verify', 'small.safetensors'), ('hash', 'small.safetensors'),
+                      ('diff', 'small.safetensors', 'small.safetensors'),
+                      ('plan', 'small.safetensors', '--expect', 'small.safetensors')]:
+            self.assertEqual(self.done(*words, *more), self.done(*words))
+        self.done('load', 'small.safetensors', '--device', 'host', *more)
+        self.done('convert', 'small.safetensors', 'a.safetensors', '--weights', 'module')
+        self.done('convert', 'small.safetensors', 'b.safetensors')
+        self.assertEqual(*[(self.folder / name).read_bytes() for name in ('a.safetensors', 'b.safetensors')])
+
+    def test_invalid_options_for_deepspeed_folders_are_refused(self):
+        for word in ('bf16', 'FP32', 'auto', ''):
+            error = self.refused('invalid_argument', 2, 'inspect', 'small.safetensors', '--weights', word)
+            self.assertEqual(error['message'], f"--weights: '{word}' is not a kind of weights: fp32 or module")
+        for words in [('edit', 'small.safetensors', '--set', 'a=b'), ('repair', 'small.safetensors', 'out')]:
+            for option in (('--weights', 'fp32'), ('--deepspeed-compat',)):
+                error = self.refused('invalid_argument', 2, *words, *option)
+                self.assertEqual(error['message'], f"{words[0]} has no option '{option[0]}'")
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
     def test_quiet_prints_only_errors(self):
         for words in [('inspect', 'small.safetensors'), ('verify', 'small.safetensors'),
                       ('convert', 'small.safetensors', 'out'), ('hash', 'small.safetensors'),
@@ -849,6 +871,17 @@ class Convert(Case):
         self.assertEqual(self.leftovers(), ['big.safetensors', 'out', 'small.safetensors'])
         self.assertEqual(self.done('verify', 'out')['checked_bytes'], count * size)
         self.assertTrue(self.done('diff', 'big.safetensors', 'out')['equal'])
+
+    def test_the_optimizer_of_other_checkpoints_is_not_separate(self):
+        for out in ('out.safetensors', 'out.sft'):
+            message = self.refused('invalid_argument', 2, 'convert', 'nothing', out, '--optimizer')['message']
+            self.assertEqual(message, '--optimizer writes a folder, but OUT is one file: ' + out)
+        for path in ('small.safetensors', str(DATA / 'pt' / 'train_gpt.pt')):
+            error = self.refused('invalid_argument', 2, 'convert', path, 'out', '--optimizer')
+            self.assertEqual((error['message'], error['path']),
+                             ('--optimizer is for folders of DeepSpeed, and this is not one', path))
+        self.refused('path_not_found', 2, 'convert', 'nothing', 'out', '--optimizer')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
 
     def test_stdout_is_refused_as_output(self):
         error = self.refused('invalid_argument', 2, 'convert', 'small.safetensors', '-')
