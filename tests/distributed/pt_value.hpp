@@ -2,6 +2,7 @@
 // Checks nothing, so that tests can write invalid files.
 #pragma once
 
+#include "forge.hpp"
 #include "torch/forge.hpp"
 
 #include <safemap/dtype.hpp>
@@ -168,9 +169,13 @@ private:
     explicit Writer(Container container) : container_(container) {}
 
     std::string zip(const std::string& object) const {
-        std::vector<std::pair<std::string, std::string>> records;
-        for (std::size_t i = 0; i < storages_.size(); ++i) records.emplace_back(std::to_string(i), storages_[i]->bytes);
-        return forge::archive(object, records);
+        std::vector<forge::ZipRecord> records;
+        records.push_back({.name = "archive/data.pkl", .bytes = forge::pickle(object)});
+        records.push_back({.name = "archive/byteorder", .bytes = "little"});
+        for (std::size_t i = 0; i < storages_.size(); ++i)
+            records.push_back({.name = "archive/data/" + std::to_string(i), .bytes = storages_[i]->bytes});
+        records.push_back({.name = "archive/version", .bytes = "3\n"});
+        return forge::zip(records);
     }
 
     std::string legacy(const std::string& object) const {

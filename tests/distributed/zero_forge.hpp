@@ -246,6 +246,7 @@ public:
                         detail::values(Dtype::f32, moment, param.name, pt::elements(param.shape))};
         return out;
     }
+    static Expected master_of(const Param& param) { return Forge({}).master(param); }
     /// Returns the names that exist in the model and in no file.
     static std::vector<std::string> not_saved(const Spec& spec) {
         Forge forge(spec);
@@ -307,7 +308,12 @@ private:
         std::uint64_t used = 0;       ///< elements before the padding at the end
         std::uint64_t partition = 0;  ///< elements of a rank
     };
-    Flat flat(const std::vector<Param>& group, std::string_view what) const {
+    const Flat& flat(const std::vector<Param>& group, std::string_view what) const {
+        Flat& kept = flats_[{&group, std::string(what)}];
+        if (kept.bytes.empty()) kept = made_flat(group, what);
+        return kept;
+    }
+    Flat made_flat(const std::vector<Param>& group, std::string_view what) const {
         const auto order = flat_order(group);
         const auto holes = gaps(order);
         Flat out;
@@ -363,10 +369,14 @@ private:
         const std::string own = bytes.substr(first, count * size);
         return own + detail::padding(dtype, count - own.size() / size);
     }
+    const std::string& whole(const Param& param, std::string_view what) const {
+        const auto [found, added] = values_.try_emplace({param.name, std::string(what)});
+        if (added) found->second = detail::values(Dtype::f32, what, param.name, pt::elements(param.shape));
+        return found->second;
+    }
     pt::Value split(const std::vector<Param>& group, std::string_view what, std::uint64_t rank) const {
         std::string bytes;
-        for (const Param& param : group)
-            bytes += slice(Dtype::f32, detail::values(Dtype::f32, what, param.name, pt::elements(param.shape)), rank);
+        for (const Param& param : group) bytes += slice(Dtype::f32, whole(param, what), rank);
         const std::uint64_t count = bytes.size() / 4;
         return pt::tensor(Dtype::f32, {count}, std::move(bytes));
     }
@@ -541,7 +551,7 @@ private:
         std::vector<std::uint64_t> paddings;
         pt::Value holes = pt::list();
         for (const auto& group : spec_.groups) {
-            const Flat master = flat(group, "master");
+            const Flat& master = flat(group, "master");
             masters.push_back(part(master, rank, !spec_.bf16_optimizer));
             paddings.push_back(group_padding(master, rank));
             holes.push(pt::integers(gaps(flat_order(group))));
@@ -573,7 +583,7 @@ private:
         for (const auto& group : spec_.groups) {
             const std::vector<Param>& order = spec_.alignment > 1 ? flat_order(group) : group;
             const auto holes = gaps(order);
-            const Flat buffer = flat(group, "master");
+            const Flat& buffer = flat(group, "master");
             const std::uint64_t first = rank * buffer.partition;
             const std::uint64_t end = first + buffer.partition;
             std::uint64_t offset = 0;
@@ -646,6 +656,9 @@ private:
     }
 
     Spec spec_;
+    // What all ranks are cut from.
+    mutable std::map<std::pair<const std::vector<Param>*, std::string>, Flat> flats_ = {};
+    mutable std::map<std::pair<std::string, std::string>, std::string> values_ = {};
 };
 
 /// Returns a spec of two groups, with everything that a small model can have.
