@@ -8,12 +8,13 @@
 #include "doctest_safemap.hpp"
 #include "fixtures.hpp"
 #include "forge.hpp"
+#include "soak.hpp"
 
 #include "state/structure.hpp"
 
 #include <array>
 #include <cstddef>
-#include <limits>
+#include <random>
 #include <thread>
 
 using namespace safemap;
@@ -389,4 +390,28 @@ TEST_CASE("files are read by several threads at once, each with its own globals"
     }
     for (std::thread& thread : threads) thread.join();
     for (const std::size_t count : named) CHECK(count == 1);
+}
+
+TEST_CASE("a mutated file gives some of the keys asked for, or an error with its path") {
+    std::mt19937 random(soak::seed(20));
+    const std::string file = legacy_of(four());
+    std::size_t read = 0;
+    std::size_t refused = 0;
+    for (int i = 0; i < soak::rounds(4000); ++i) {
+        std::string mutated = file;
+        const int changes = std::uniform_int_distribution(1, 3)(random);
+        for (int change = 0; change < changes; ++change)
+            mutated[random() % mutated.size()] = static_cast<char>(random() & 0xFF);
+        const auto error = error_of([&] {
+            const Parts parts = parts_of(mutated, {"one", "three"});
+            for (const std::string& key : keys_of(parts.tree)) CHECK((key == "one" || key == "three"));
+            ++read;
+        });
+        if (!error) continue;
+        ++refused;
+        CHECK(error->path() == "rank.pt");
+        CHECK(exit_code(error->code()) == 1);
+    }
+    CHECK(read > 0);
+    CHECK(refused > 0);
 }
