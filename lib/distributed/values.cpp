@@ -1,0 +1,116 @@
+#include "distributed/values.hpp"
+
+#include "base/text.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <variant>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+void Value::fail(std::string_view expected) const {
+    throw Error(Errc::field_missing,
+                (where_.empty() ? "the file" : "the field " + excerpt(where_)) + " is not " + std::string(expected));
+}
+
+Value Value::child(StateTree::NodeId node, std::string_view step) const {
+    return {*tree_, node, where_.empty() ? std::string(step) : where_ + '/' + std::string(step)};
+}
+
+bool Value::is_none() const { return std::holds_alternative<StateTree::None>((*tree_)[node_]); }
+bool Value::is_dict() const { return std::holds_alternative<StateTree::Dict>((*tree_)[node_]); }
+
+std::optional<Value> Value::find(std::string_view key) const {
+    const auto* const dict = std::get_if<StateTree::Dict>(&(*tree_)[node_]);
+    if (dict == nullptr) return std::nullopt;
+    for (const auto& [name, value] : dict->items) {
+        const auto* const text = std::get_if<std::string>(&(*tree_)[name]);
+        if (text == nullptr || *text != key) continue;
+        Value found = child(value, key);
+        if (found.is_none()) return std::nullopt;
+        return found;
+    }
+    return std::nullopt;
+}
+
+Value Value::at(std::string_view key) const {
+    if (auto found = find(key)) return *std::move(found);
+    throw Error(
+        Errc::field_missing,
+        "the field " + excerpt(where_.empty() ? std::string(key) : where_ + '/' + std::string(key)) + " is missing");
+}
+
+bool Value::is_list() const {
+    const auto* const sequence = std::get_if<StateTree::Sequence>(&(*tree_)[node_]);
+    using Kind = StateTree::Sequence::Kind;
+    return sequence != nullptr && (sequence->kind == Kind::list || sequence->kind == Kind::tuple);
+}
+
+std::vector<Value> Value::items() const {
+    if (!is_list()) fail("a list");
+    std::vector<Value> found;
+    for (const auto item : std::get<StateTree::Sequence>((*tree_)[node_]).items)
+        found.push_back(child(item, std::to_string(found.size())));
+    return found;
+}
+
+std::vector<std::pair<std::string, Value>> Value::entries() const {
+    const auto* const dict = std::get_if<StateTree::Dict>(&(*tree_)[node_]);
+    if (dict == nullptr) fail("a dictionary");
+    std::vector<std::pair<std::string, Value>> found;
+    found.reserve(dict->items.size());
+    for (const auto& [name, value] : dict->items) {
+        const StateTree::Node& key = (*tree_)[name];
+        if (const auto* const text = std::get_if<std::string>(&key)) found.emplace_back(*text, child(value, *text));
+        else if (const auto* const number = std::get_if<std::int64_t>(&key)) {
+            const std::string decimal = std::to_string(*number);
+            found.emplace_back(decimal, child(value, decimal));
+        }
+    }
+    return found;
+}
+
+std::optional<std::int64_t> Value::integer() const {
+    const StateTree::Node& node = (*tree_)[node_];
+    if (const auto* const number = std::get_if<std::int64_t>(&node)) return *number;
+    const auto* const object = std::get_if<StateTree::Opaque>(&node);
+    if (object == nullptr || object->arguments != 1 || object->children.size() != 1) return std::nullopt;
+    const auto* const number = std::get_if<std::int64_t>(&(*tree_)[object->children.front().second]);
+    return number == nullptr ? std::nullopt : std::optional(*number);
+}
+
+std::uint64_t Value::count() const {
+    const auto number = integer();
+    if (!number || *number < 0) fail("a number");
+    return static_cast<std::uint64_t>(*number);
+}
+
+std::optional<bool> Value::boolean() const {
+    const auto* const value = std::get_if<bool>(&(*tree_)[node_]);
+    return value == nullptr ? std::nullopt : std::optional(*value);
+}
+
+std::optional<std::string_view> Value::text() const {
+    const auto* const value = std::get_if<std::string>(&(*tree_)[node_]);
+    return value == nullptr ? std::nullopt : std::optional<std::string_view>(*value);
+}
+
+Shape Value::shape() const {
+    const auto* const sequence = std::get_if<StateTree::Sequence>(&(*tree_)[node_]);
+    if (sequence == nullptr || sequence->kind == StateTree::Sequence::Kind::set ||
+        sequence->kind == StateTree::Sequence::Kind::frozenset)
+        fail("a shape");
+    constexpr std::size_t most_dimensions = 64;  // as torch
+    if (sequence->items.size() > most_dimensions) fail("a shape of at most 64 dimensions");
+    Shape shape;
+    for (const auto item : sequence->items) shape.push_back(child(item, "size").count());
+    return shape;
+}
+
+const LazyTensor* Value::tensor() const {
+    const auto* const leaf = std::get_if<StateTree::Tensor>(&(*tree_)[node_]);
+    return leaf == nullptr ? nullptr : &leaf->tensor;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,0 +1,62 @@
+// Typed access to the values of a rank's tree. A value of another type than expected is a fault that names the field.
+#pragma once
+
+#include <safemap/state_tree.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// A node of a tree, which must outlive it. `where` is its path in the file, for messages.
+class Value {
+public:
+    Value(const StateTree& tree, StateTree::NodeId node, std::string where = {})
+        : tree_(&tree), node_(node), where_(std::move(where)) {}
+    /// The root of a tree.
+    explicit Value(const StateTree& tree) : Value(tree, tree.root()) {}
+
+    StateTree::NodeId node() const noexcept { return node_; }
+    const std::string& where() const noexcept { return where_; }
+    bool is_none() const;
+    bool is_dict() const;
+
+    /// Returns the value of a text key of a dictionary, or nothing if this is no dictionary, lacks the key, or has None
+    /// there.
+    std::optional<Value> find(std::string_view key) const;
+    /// Returns the value of a text key. Throws field_missing.
+    Value at(std::string_view key) const;
+    /// Returns the items of a list or tuple. Throws field_missing for anything else.
+    std::vector<Value> items() const;
+    /// Returns true for a list or tuple.
+    bool is_list() const;
+    /// Returns the entries of a dictionary whose keys are texts or integers; integers are given as decimal text. Skips
+    /// other keys. Throws field_missing if this is no dictionary.
+    std::vector<std::pair<std::string, Value>> entries() const;
+
+    /// Returns an integer, also that of an enumeration: an object of one argument, which is an integer. Returns nothing
+    /// for anything else.
+    std::optional<std::int64_t> integer() const;
+    /// Returns an integer that is not negative. Throws field_missing.
+    std::uint64_t count() const;
+    std::optional<bool> boolean() const;
+    std::optional<std::string_view> text() const;
+    /// Returns the sizes of a torch.Size, tuple or list. Throws field_missing.
+    Shape shape() const;
+    /// Returns the tensor, or null.
+    const LazyTensor* tensor() const;
+
+private:
+    [[noreturn]] void fail(std::string_view expected) const;
+    Value child(StateTree::NodeId node, std::string_view step) const;
+
+    const StateTree* tree_;
+    StateTree::NodeId node_;
+    std::string where_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

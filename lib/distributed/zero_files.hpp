@@ -1,0 +1,60 @@
+// The names of DeepSpeed's files: which rank a file belongs to, and which files are missing.
+#pragma once
+
+#include "state/folder_shape.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// What the name of a file of DeepSpeed says.
+struct ZeroName {
+    enum class Kind : std::uint8_t {
+        model,         ///< mp_rank_MM_model_states.pt
+        ranked_model,  ///< zero_pp_rank_R_mp_rank_MM_model_states.pt, of stage 3
+        optimizer,  ///< [bf16_|fp16_]zero_pp_rank_R_mp_rank_MM_optim_states.pt; the oldest lack the '_' before "optim"
+        expert,     ///< layer_L_expert_E_mp_rank_MM_model_states.pt; the oldest have no layer
+        expert_optimizer,  ///< expp_rank_E_mp_rank_MM_optim_states.pt
+        layer,  ///< layer_LL-model_MM-model_states.pt, of a pipeline; without tensor parallelism no "-model_MM"
+    };
+    Kind kind = Kind::model;
+    std::uint32_t rank = 0;        ///< of data parallelism
+    std::uint32_t model_rank = 0;  ///< of tensor or pipeline parallelism
+    std::uint32_t layer = 0;
+    std::uint32_t expert = 0;
+    std::string prefix = {};  ///< "bf16_", "fp16_" or nothing
+};
+
+/// Parses a file name. Returns nothing for a name that is not of this format, and for numbers above 2^24.
+std::optional<ZeroName> zero_name(std::string_view file);
+
+/// A file and what its name says.
+struct ZeroFile {
+    std::string file;
+    ZeroName name;
+};
+
+/// The files of a tag, in the order of model ranks, then ranks, layers and experts.
+struct ZeroFiles {
+    std::vector<ZeroFile> models = {};  ///< of both kinds
+    std::vector<ZeroFile> optimizers = {};
+    std::vector<ZeroFile> experts = {};
+    std::vector<ZeroFile> expert_optimizers = {};
+    std::vector<ZeroFile> layers = {};
+    std::uint32_t model_ranks = 0;  ///< number of model ranks
+    std::uint32_t ranks = 0;        ///< ranks with optimizer files, of one model rank; 0 without such files
+    bool ranked_models = false;     ///< true for stage 3: each rank has a file of model states
+};
+
+/// Sorts the names of a tag's folder. Throws rank_repeated if two files are of one rank, and rank_missing if the file
+/// of a rank below the highest is missing, or files of model states are; the message lists the missing names.
+ZeroFiles zero_files(const state::FileNames& files);
+
+/// Returns "a, b and 3 more" of the optimizer files for the ranks from `ranks.ranks` to `world` - 1.
+std::string missing_optimizers(const ZeroFiles& files, std::uint64_t world);
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,0 +1,203 @@
+// The keys of a rank's files, from DeepSpeed 0.3 to 0.19. A key that a version does not write is empty; a key that every
+// version needs is a fault.
+#include "distributed/zero_ranks.hpp"
+
+#include "base/faults.hpp"
+#include "base/text.hpp"
+#include "distributed/values.hpp"
+#include "torch/parts.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string_view>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+Parameter parameter(std::string name, const Value& shape) {
+    Parameter made{.name = std::move(name), .shape = shape.shape()};
+    const auto count = element_count(made.shape);
+    if (!count)
+        throw Error(Errc::shape_overflow, "the size of shape " + to_string(made.shape) + " does not fit in 64 bits")
+            .with_tensor(made.name);
+    made.count = *count;
+    return made;
+}
+
+Group group_of(const Value& shapes) {
+    Group group;
+    for (const auto& [name, shape] : shapes.entries()) group.push_back(parameter(name, shape));
+    return group;
+}
+
+/// Reads `param_shapes`: a list of dictionaries, or in old versions one dictionary.
+std::vector<Group> groups_of(const Value& shapes) {
+    if (shapes.is_dict()) return {group_of(shapes)};
+    std::vector<Group> groups;
+    for (const Value& each : shapes.items()) groups.push_back(group_of(each));
+    return groups;
+}
+
+/// Returns the tensors of a dictionary, without other values.
+Named tensors_of(const Value& dict) {
+    Named named;
+    for (const auto& [name, value] : dict.entries())
+        if (const LazyTensor* const tensor = value.tensor()) named.emplace_back(name, *tensor);
+    return named;
+}
+
+std::vector<LazyTensor> tensor_list(const Value& list) {
+    std::vector<LazyTensor> tensors;
+    for (const Value& each : list.items()) {
+        const LazyTensor* const tensor = each.tensor();
+        if (tensor == nullptr)
+            throw Error(Errc::piece_mismatch, "the field " + excerpt(each.where()) + " is no tensor");
+        tensors.push_back(*tensor);
+    }
+    return tensors;
+}
+
+/// Reads a list of numbers, or one number.
+std::vector<std::uint64_t> numbers_of(const Value& value) {
+    if (!value.is_list()) return {value.count()};
+    std::vector<std::uint64_t> numbers;
+    for (const Value& each : value.items()) numbers.push_back(each.count());
+    return numbers;
+}
+
+/// Returns true if a configuration enables the section, such as "bf16".
+bool enables(const Value& config, std::string_view section) {
+    const auto found = config.find(section);
+    if (!found) return false;
+    const auto enabled = found->find("enabled");
+    return enabled && enabled->boolean().value_or(false);
+}
+
+std::string trained_in(const Value& file) {
+    const auto config = file.find("ds_config");
+    if (!config || !config->is_dict()) return {};
+    return enables(*config, "bf16") || enables(*config, "bfloat16") ? "bf16" : enables(*config, "fp16") ? "fp16" : "fp32";
+}
+
+void read_shapes(const Value& root, ModelFile& out) {
+    if (const auto shapes = root.find("param_shapes")) out.groups = groups_of(*shapes);
+    if (const auto shapes = root.find("frozen_param_shapes")) out.frozen_shapes = group_of(*shapes);
+    if (const auto fragments = root.find("frozen_param_fragments")) out.frozen = tensors_of(*fragments);
+    if (const auto ranks = root.find("dp_world_size")) out.data_ranks = ranks->count();
+    if (const auto version = root.find("ds_version")) out.version = version->text().value_or("");
+}
+
+void read_module(const Value& root, ModelFile& out) {
+    if (const auto module = root.find("module"); module && module->is_dict()) {
+        out.has_module = true;
+        out.module = tensors_of(*module);
+    }
+    if (const auto names = root.find("buffer_names"); names && names->is_list())
+        for (const Value& name : names->items())
+            if (const auto text = name.text()) out.buffers.emplace_back(*text);
+    if (const auto shared = root.find("shared_params"); shared && shared->is_dict())
+        for (const auto& [alias, source] : shared->entries())
+            if (const auto text = source.text()) out.shared.emplace_back(alias, *text);
+    if (const auto experts = root.find("num_experts"); experts && experts->is_list())
+        for (const Value& layer : experts->items()) out.experts.push_back(layer.count());
+    if (const auto layers = root.find("ds_autoep_layers"))
+        out.autoep = !(layers->is_dict() && layers->entries().empty()) && !(layers->is_list() && layers->items().empty());
+    out.dtype = trained_in(root);
+}
+
+/// Keys of a file of model states that its tensors, shapes and configuration are read from: the rest is state of the
+/// training.
+constexpr std::array<std::string_view, 12> model_keys{
+    "module",       "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params",
+    "sparse_tensor_module_names", "ds_config", "num_experts", "ds_autoep_layers", "mp_world_size", "dp_world_size"};
+
+constexpr std::array<std::string_view, 5> share_keys{"param_shapes", "frozen_param_shapes", "frozen_param_fragments",
+                                                     "dp_world_size", "ds_version"};
+
+// Optimizer states.
+
+int stage_of(const Value& inner, OptimizerFile& out) {
+    if (const auto stage = inner.find("zero_stage")) {
+        const std::uint64_t number = stage->count();
+        if (number < 1 || number > 3)
+            throw Error(Errc::field_missing,
+                        "the field " + excerpt(stage->where()) + " is " + std::to_string(number) + "; expected 1 to 3");
+        return static_cast<int>(number);
+    }
+    if (inner.find("fp32_flat_groups")) return 3;
+    out.bf16_optimizer = true;
+    return 1;
+}
+
+/// The dictionaries of the state, by group. Elastic checkpoints have a list of them.
+std::vector<Value> states_of(const Value& inner, int stage) {
+    const auto base = inner.find(stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
+    if (!base) return {};
+    if (base->is_list()) return base->items();
+    const auto state = base->find("state");
+    if (!state) return {};
+    std::vector<std::pair<std::uint64_t, Value>> numbered;
+    for (const auto& [key, value] : state->entries())
+        if (!key.empty() && key.size() < 9 && key.find_first_not_of("0123456789") == key.npos)
+            numbered.emplace_back(std::stoul(key), value);
+    std::sort(numbered.begin(), numbered.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<Value> states;
+    for (auto& [number, value] : numbered) {
+        if (number != states.size())
+            throw Error(Errc::field_missing, "the field " + excerpt(state->where()) + " has no group " +
+                                                 std::to_string(states.size()));
+        states.push_back(std::move(value));
+    }
+    return states;
+}
+
+void read_fields(const Value& inner, OptimizerFile& out) {
+    if (inner.find("ds_zero_partition_groups"))
+        throw Error(Errc::unsupported_layout,
+                    "the field ds_zero_partition_groups says that experts are placed by AutoEP, which safemap does not "
+                    "read");
+    out.stage = stage_of(inner, out);
+    out.masters = tensor_list(inner.at(out.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups"));
+    if (const auto counts = inner.find("partition_count")) out.partition_count = numbers_of(*counts);
+    if (const auto paddings = inner.find("group_paddings")) out.group_paddings = numbers_of(*paddings);
+    if (const auto gaps = inner.find("param_alignment_paddings"))
+        for (const Value& group : gaps->items()) out.gaps.push_back(numbers_of(group));
+    for (const Value& state : states_of(inner, out.stage))
+        out.state.push_back(state.is_dict() ? tensors_of(state) : Named());
+}
+
+
+}  // namespace
+
+ModelFile read_model_file(const std::shared_ptr<const Source>& source, const ZeroFile& file, Detail detail,
+                          torch::NamedGlobals& globals) {
+    ModelFile out{.file = file.file, .rank = file.name.rank, .model_rank = file.name.model_rank};
+    const std::span<const std::string_view> wanted =
+        detail == Detail::all ? std::span<const std::string_view>() : std::span<const std::string_view>(share_keys);
+    torch::Parts parts = torch::read_parts(source, wanted, &globals);
+    const Value root(parts.tree);
+    read_shapes(root, out);
+    if (detail == Detail::share) return out;
+    read_module(root, out);
+    out.rest = std::move(parts.tree);
+    for (const std::string_view key : model_keys) out.rest.erase(key);
+    out.rest = out.rest.subtree(out.rest.root());
+    return out;
+}
+
+OptimizerFile read_optimizer_file(const std::shared_ptr<const Source>& source, const ZeroFile& file, Detail detail,
+                                  torch::NamedGlobals& globals) {
+    OptimizerFile out{.file = file.file, .rank = file.name.rank, .model_rank = file.name.model_rank};
+    constexpr std::array<std::string_view, 1> wanted{"optimizer_state_dict"};
+    torch::Parts parts = torch::read_parts(source, wanted, &globals);
+    const Value inner = Value(parts.tree).at("optimizer_state_dict");
+    read_fields(inner, out);
+    if (detail == Detail::all) out.rest = parts.tree.subtree(inner.node());
+    return out;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
