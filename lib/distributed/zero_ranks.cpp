@@ -1,5 +1,5 @@
-// The keys of a rank's files, from DeepSpeed 0.3 to 0.19. A key that a version does not write is empty; a key that every
-// version needs is a fault.
+// The keys of a rank's files, from DeepSpeed 0.3 to 0.19. A key that a version does not write is empty; a key that
+// every version needs is a fault.
 #include "distributed/zero_ranks.hpp"
 
 #include "base/faults.hpp"
@@ -80,11 +80,16 @@ bool enables(const Value& config, std::string_view section) {
 std::string trained_in(const Value& file) {
     const auto config = file.find("ds_config");
     if (!config || !config->is_dict()) return {};
-    return enables(*config, "bf16") || enables(*config, "bfloat16") ? "bf16" : enables(*config, "fp16") ? "fp16" : "fp32";
+    return enables(*config, "bf16") || enables(*config, "bfloat16") ? "bf16"
+           : enables(*config, "fp16")                               ? "fp16"
+                                                                    : "fp32";
 }
 
 void read_shapes(const Value& root, ModelFile& out) {
-    if (const auto shapes = root.find("param_shapes")) out.groups = groups_of(*shapes);
+    if (const auto shapes = root.find("param_shapes")) {
+        out.groups = groups_of(*shapes);
+        out.one_group = shapes->is_dict();
+    }
     if (const auto shapes = root.find("frozen_param_shapes")) out.frozen_shapes = group_of(*shapes);
     if (const auto fragments = root.find("frozen_param_fragments")) out.frozen = tensors_of(*fragments);
     if (const auto ranks = root.find("dp_world_size")) out.data_ranks = ranks->count();
@@ -105,15 +110,25 @@ void read_module(const Value& root, ModelFile& out) {
     if (const auto experts = root.find("num_experts"); experts && experts->is_list())
         for (const Value& layer : experts->items()) out.experts.push_back(layer.count());
     if (const auto layers = root.find("ds_autoep_layers"))
-        out.autoep = !(layers->is_dict() && layers->entries().empty()) && !(layers->is_list() && layers->items().empty());
+        out.autoep =
+            !(layers->is_dict() && layers->entries().empty()) && !(layers->is_list() && layers->items().empty());
     out.dtype = trained_in(root);
 }
 
 /// Keys of a file of model states that its tensors, shapes and configuration are read from: the rest is state of the
 /// training.
-constexpr std::array<std::string_view, 12> model_keys{
-    "module",       "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params",
-    "sparse_tensor_module_names", "ds_config", "num_experts", "ds_autoep_layers", "mp_world_size", "dp_world_size"};
+constexpr std::array<std::string_view, 12> model_keys{"module",
+                                                      "buffer_names",
+                                                      "param_shapes",
+                                                      "frozen_param_shapes",
+                                                      "frozen_param_fragments",
+                                                      "shared_params",
+                                                      "sparse_tensor_module_names",
+                                                      "ds_config",
+                                                      "num_experts",
+                                                      "ds_autoep_layers",
+                                                      "mp_world_size",
+                                                      "dp_world_size"};
 
 constexpr std::array<std::string_view, 5> share_keys{"param_shapes", "frozen_param_shapes", "frozen_param_fragments",
                                                      "dp_world_size", "ds_version"};
@@ -133,28 +148,6 @@ int stage_of(const Value& inner, OptimizerFile& out) {
     return 1;
 }
 
-/// The dictionaries of the state, by group. Elastic checkpoints have a list of them.
-std::vector<Value> states_of(const Value& inner, int stage) {
-    const auto base = inner.find(stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
-    if (!base) return {};
-    if (base->is_list()) return base->items();
-    const auto state = base->find("state");
-    if (!state) return {};
-    std::vector<std::pair<std::uint64_t, Value>> numbered;
-    for (const auto& [key, value] : state->entries())
-        if (!key.empty() && key.size() < 9 && key.find_first_not_of("0123456789") == key.npos)
-            numbered.emplace_back(std::stoul(key), value);
-    std::sort(numbered.begin(), numbered.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<Value> states;
-    for (auto& [number, value] : numbered) {
-        if (number != states.size())
-            throw Error(Errc::field_missing, "the field " + excerpt(state->where()) + " has no group " +
-                                                 std::to_string(states.size()));
-        states.push_back(std::move(value));
-    }
-    return states;
-}
-
 void read_fields(const Value& inner, OptimizerFile& out) {
     if (inner.find("ds_zero_partition_groups"))
         throw Error(Errc::unsupported_layout,
@@ -170,8 +163,29 @@ void read_fields(const Value& inner, OptimizerFile& out) {
         out.state.push_back(state.is_dict() ? tensors_of(state) : Named());
 }
 
-
 }  // namespace
+
+std::vector<Value> states_of(const Value& inner, int stage) {
+    const auto base = inner.find(stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
+    if (!base) return {};
+    // Elastic checkpoints have a list of them.
+    if (base->is_list()) return base->items();
+    const auto state = base->find("state");
+    if (!state) return {};
+    std::vector<std::pair<std::uint64_t, Value>> numbered;
+    for (const auto& [key, value] : state->entries())
+        if (!key.empty() && key.size() < 9 && key.find_first_not_of("0123456789") == key.npos)
+            numbered.emplace_back(std::stoul(key), value);
+    std::sort(numbered.begin(), numbered.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<Value> states;
+    for (auto& [number, value] : numbered) {
+        if (number != states.size())
+            throw Error(Errc::field_missing,
+                        "the field " + excerpt(state->where()) + " has no group " + std::to_string(states.size()));
+        states.push_back(std::move(value));
+    }
+    return states;
+}
 
 ModelFile read_model_file(const std::shared_ptr<const Source>& source, const ZeroFile& file, Detail detail,
                           torch::NamedGlobals& globals) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "distributed/zero.hpp"
+#include "distributed/values.hpp"
 #include "distributed/zero_files.hpp"
 #include "torch/named_globals.hpp"
 
@@ -21,5 +22,8 @@ ModelFile read_model_file(const std::shared_ptr<const Source>& source, const Zer
 /// Reads a file of optimizer states, likewise.
 OptimizerFile read_optimizer_file(const std::shared_ptr<const Source>& source, const ZeroFile& file, Detail detail,
                                   torch::NamedGlobals& globals);
+
+/// Returns the dictionaries of the state of the groups, in `inner`, the optimizer_state_dict of a file.
+std::vector<Value> states_of(const Value& inner, int stage);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

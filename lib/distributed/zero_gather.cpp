@@ -1,0 +1,288 @@
+// Whole tensors of one model rank, in the order of its module.
+#include "distributed/zero_gather.hpp"
+
+#include "base/text.hpp"
+#include "distributed/zero_runs.hpp"
+#include "lazy/same_tensor.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+using Weight = Gathered::Weight;
+using Kind = Weight::Kind;
+
+/// Returns the tensor of that name, or null. Looks at number `guess` first: all ranks list names in the same order.
+const LazyTensor* find(const Named& named, std::string_view name, std::size_t guess = 0) {
+    if (guess < named.size() && named[guess].first == name) return &named[guess].second;
+    const auto found =
+        std::find_if(named.begin(), named.end(), [name](const auto& each) { return each.first == name; });
+    return found == named.end() ? nullptr : &found->second;
+}
+
+bool is_float(Dtype dtype) { return can_cast(dtype, Dtype::f32); }
+
+/// Returns true if a tensor of the state has an element for each of the partition of `group`: then its length is that
+/// of the partition, with or without the padding at its end.
+bool is_per_element(const OptimizerFile& file, std::size_t group, const LazyTensor& tensor) {
+    if (tensor.shape().size() != 1) return false;
+    const std::uint64_t held = tensor.element_count();
+    const std::uint64_t partition = file.masters[group].element_count();
+    if (held == partition) return true;
+    if (group < file.group_paddings.size()) return held >= partition && held - partition == file.group_paddings[group];
+    return file.group_paddings.empty() && file.stage < 3 && held > partition;
+}
+
+/// Makes tensors of the runs of a parameter.
+class ParameterMaker {
+public:
+    ParameterMaker(const RankSet& set, const RankSources& sources) : set_(set), sources_(sources) {}
+
+    LazyTensor master(const Parameter& parameter, std::span<const PartitionRun> runs) const {
+        const auto of = [](const OptimizerFile& file, std::uint32_t group) { return &file.masters[group]; };
+        return made(parameter, runs, of);
+    }
+
+    /// Returns all state of a parameter that has its length. Without elements, there is none.
+    Named state(const Parameter& parameter, std::span<const PartitionRun> runs) const {
+        Named state;
+        if (runs.empty()) return state;
+        const OptimizerFile& first = set_.optimizers[runs.front().rank];
+        const std::size_t group = runs.front().group;
+        if (group >= first.state.size()) return state;
+        for (const auto& each : first.state[group]) {
+            if (!is_per_element(first, group, each.second)) continue;
+            const std::string& name = each.first;
+            state.emplace_back(name, made(parameter, runs, [&](const OptimizerFile& file, std::uint32_t of) {
+                                   return state_of(file, of, name);
+                               }));
+        }
+        return state;
+    }
+
+private:
+    static const LazyTensor* state_of(const OptimizerFile& file, std::uint32_t group, const std::string& name) {
+        const LazyTensor* const found = group < file.state.size() ? find(file.state[group], name) : nullptr;
+        if (found == nullptr)
+            throw Error(Errc::ranks_differ, "the state of group " + std::to_string(group) + " has no " + excerpt(name) +
+                                                ", which other ranks have")
+                .with_path(file.file);
+        if (!is_per_element(file, group, *found))
+            throw Error(Errc::piece_mismatch, excerpt(name) + " of group " + std::to_string(group) + " has the shape " +
+                                                  to_string(found->shape()) + "; expected " +
+                                                  std::to_string(file.masters[group].element_count()) +
+                                                  " elements, as the fp32 weights")
+                .with_path(file.file);
+        return found;
+    }
+
+    template <class Of>
+    LazyTensor made(const Parameter& parameter, std::span<const PartitionRun> runs, const Of& of) const {
+        std::vector<FlatPart> parts;
+        parts.reserve(runs.size());
+        for (const PartitionRun& run : runs)
+            parts.push_back({run.first, run.count, of(set_.optimizers[run.rank], run.group), run.from});
+        const Dtype dtype = parts.empty() ? Dtype::f32 : parts.front().value->dtype();
+        return whole(parameter.name, dtype, parameter.shape, parts, sources_);
+    }
+
+    const RankSet& set_;
+    const RankSources& sources_;
+};
+
+/// The frozen weights: whole tensors in stage 2, a share of each rank in stage 3.
+std::vector<Weight> frozen_weights(const RankSet& set, const RankSources& sources) {
+    std::vector<Weight> frozen;
+    const ModelFile& first = set.models.front();
+    if (set.stage() != 3) {
+        for (const auto& [name, tensor] : first.frozen)
+            frozen.push_back({name, tensor.renamed(name), Kind::frozen, {}});
+        return frozen;
+    }
+    for (std::size_t i = 0; i < first.frozen_shapes.size(); ++i) {
+        const Parameter& parameter = first.frozen_shapes[i];
+        std::vector<FlatPart> parts;
+        Dtype dtype = Dtype::f32;
+        for (const PartitionRun& run : shares_of(parameter.count, set.models.size())) {
+            const ModelFile& file = set.models[run.rank];
+            const LazyTensor* const share = find(file.frozen, parameter.name, i);
+            if (share == nullptr)
+                throw Error(Errc::field_missing, "frozen_param_fragments has no such tensor")
+                    .with_path(file.file)
+                    .with_tensor(parameter.name);
+            if (parts.empty()) dtype = share->dtype();
+            parts.push_back({run.first, run.count, share, 0});
+        }
+        if (const LazyTensor* const share = find(first.frozen, parameter.name, i)) dtype = share->dtype();
+        frozen.push_back(
+            {parameter.name, whole(parameter.name, dtype, parameter.shape, parts, sources), Kind::frozen, {}});
+    }
+    return frozen;
+}
+
+/// Weights by name, each of which is taken once.
+class ByName {
+public:
+    void add(std::vector<Weight> weights) {
+        for (Weight& weight : weights) {
+            if (!numbers_.try_emplace(weight.name, weights_.size()).second)
+                throw Error(Errc::duplicate_name, "two parameters have this name").with_tensor(weight.name);
+            weights_.push_back(std::move(weight));
+            taken_.push_back(false);
+        }
+    }
+    Weight* take(const std::string& name) {
+        const auto found = numbers_.find(name);
+        if (found == numbers_.end() || taken_[found->second]) return nullptr;
+        taken_[found->second] = true;
+        return &weights_[found->second];
+    }
+    /// Calls visit(weight) for those that were not taken.
+    template <class Visit> void each_left(Visit&& visit) {
+        for (std::size_t i = 0; i < weights_.size(); ++i)
+            if (!taken_[i]) visit(weights_[i]);
+    }
+
+private:
+    std::vector<Weight> weights_ = {};
+    std::vector<bool> taken_ = {};
+    std::unordered_map<std::string, std::size_t> numbers_ = {};
+};
+
+/// Groups of names of tied tensors, in the order of their first names.
+class Ties {
+public:
+    void add(const std::string& stored, const std::string& alias) {
+        const auto [place, is_new] = groups_.try_emplace(stored, all_.size());
+        if (is_new) all_.push_back({stored});
+        all_[place->second].push_back(alias);
+    }
+    std::vector<AliasGroup> take() { return std::move(all_); }
+
+private:
+    std::vector<AliasGroup> all_ = {};
+    std::unordered_map<std::string, std::size_t> groups_ = {};
+};
+
+/// Builds the list of weights in the order of the module.
+class Listing {
+public:
+    Listing(const ModelFile& model, int stage, bool compat)
+        : model_(model), stage_(stage), compat_(compat), buffers_(model.buffers.begin(), model.buffers.end()) {
+        for (const auto& [alias, source] : model.shared) shared_.emplace(alias, source);
+    }
+
+    Gathered made(ByName known) {
+        for (const auto& [name, tensor] : model_.module) place(name, tensor, known);
+        known.each_left([this](Weight& weight) { push(std::move(weight)); });
+        for (const auto& [alias, source] : model_.shared)
+            if (names_.contains(source) && names_.insert(alias).second) ties_.add(source, alias);
+        for (const std::string& name : lacking_)
+            if (!names_.contains(name)) not_saved_.push_back(name);
+        note_not_saved();
+        out_.aliases = ties_.take();
+        return std::move(out_);
+    }
+
+private:
+    void push(Weight weight) {
+        names_.insert(weight.name);
+        out_.weights.push_back(std::move(weight));
+    }
+
+    void place(const std::string& name, const LazyTensor& tensor, ByName& known) {
+        if (Weight* const weight = known.take(name)) {
+            stored_.try_emplace(&tensor, name);
+            return push(std::move(*weight));
+        }
+        if (buffers_.contains(name)) return push(buffer(name, tensor));
+        if (shared_.contains(name)) return;
+        if (stage_ == 3) return lacking_.push_back(name);
+        if (may_be_tied(tensor))
+            if (const auto same = stored_.find(&tensor); same != stored_.end()) {
+                names_.insert(name);
+                return ties_.add(same->second, name);
+            }
+        if (compat_) return;  // zero_to_fp32 leaves it out
+        stored_.try_emplace(&tensor, name);
+        push({name, tensor.renamed(name), Kind::plain, {}});
+    }
+
+    Weight buffer(const std::string& name, const LazyTensor& tensor) const {
+        LazyTensor value = tensor.renamed(name);
+        if (compat_ && is_float(value.dtype())) value = value.cast(Dtype::f32);
+        return {name, std::move(value), Kind::buffer, {}};
+    }
+
+    void note_not_saved() {
+        if (not_saved_.empty()) return;
+        constexpr std::size_t most = 64;
+        std::string note = "no file has the values of ";
+        for (std::size_t i = 0; i < std::min(not_saved_.size(), most); ++i)
+            note += (i > 0 ? ", " : "") + excerpt(not_saved_[i]);
+        if (not_saved_.size() > most) note += " and " + std::to_string(not_saved_.size() - most) + " more";
+        out_.notes.push_back(note + ": they were excluded when the checkpoint was saved");
+    }
+
+    const ModelFile& model_;
+    int stage_;
+    bool compat_;
+    std::unordered_set<std::string> buffers_;
+    std::unordered_map<std::string, std::string> shared_ = {};
+    TensorTable<std::string> stored_ = {};  ///< names of what is listed, by the tensors of the module
+    std::unordered_set<std::string> names_ = {};
+    std::vector<std::string> lacking_ = {};
+    std::vector<std::string> not_saved_ = {};
+    Ties ties_ = {};
+    Gathered out_ = {};
+};
+
+std::vector<std::string> state_names(const RankSet& set) {
+    std::vector<std::string> names;
+    const OptimizerFile& first = set.optimizers.front();
+    for (std::size_t group = 0; group < std::min(first.state.size(), first.masters.size()); ++group)
+        for (const auto& [name, tensor] : first.state[group])
+            if (is_per_element(first, group, tensor) && std::find(names.begin(), names.end(), name) == names.end())
+                names.push_back(name);
+    return names;
+}
+
+}  // namespace
+
+Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOptions& options) {
+    if (ranks.stage() == 0) return gather_module(ranks);
+    const ParameterMaker maker(ranks, sources);
+    std::vector<Weight> masters;
+    each_parameter(ranks, [&](const Parameter& parameter, std::span<const PartitionRun> runs) {
+        masters.push_back({parameter.name, maker.master(parameter, runs), Kind::master,
+                           options.optimizer ? maker.state(parameter, runs) : Named()});
+    });
+    ByName known;
+    known.add(std::move(masters));
+    known.add(frozen_weights(ranks, sources));
+    Gathered out = Listing(ranks.models.front(), ranks.stage(), options.compat).made(std::move(known));
+    out.state_names = state_names(ranks);
+    return out;
+}
+
+Gathered gather_module(const RankSet& ranks) { return Listing(ranks.models.front(), 0, false).made(ByName()); }
+
+void add_sources(const RankSet& ranks, RankSources& sources) {
+    for (const OptimizerFile& file : ranks.optimizers) {
+        for (const LazyTensor& master : file.masters) sources.add(master);
+        for (const Named& group : file.state)
+            for (const auto& each : group) sources.add(each.second);
+    }
+    for (const ModelFile& file : ranks.models)
+        for (const auto& each : file.frozen) sources.add(each.second);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,0 +1,50 @@
+// Gathers the files of one model rank: tensors that are split over the ranks of data parallelism become whole.
+#pragma once
+
+#include "distributed/zero.hpp"
+
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// All files of one model rank.
+struct RankSet {
+    std::vector<ModelFile> models = {};          ///< by rank; one, unless stage 3
+    std::vector<OptimizerFile> optimizers = {};  ///< by rank; none for stage 0
+    bool data_first = false;                     ///< use_data_before_expert_parallelism of the configuration
+
+    /// Returns the ZeRO stage.
+    int stage() const noexcept { return optimizers.empty() ? 0 : optimizers.front().stage; }
+};
+
+/// What to gather.
+struct GatherOptions {
+    bool compat = false;     ///< what DeepSpeed's zero_to_fp32 gives
+    bool optimizer = false;  ///< also the state of the parameters
+};
+
+/// Compares the file of a rank with that of the first rank, and drops what is the same in both: the lists of parameters.
+/// Throws ranks_differ.
+void compare_and_drop(const ModelFile& first, ModelFile& file);
+void compare_and_drop(const OptimizerFile& first, OptimizerFile& file);
+
+/// Throws world_mismatch or rank_missing if the files disagree on the number of ranks, ranks_differ if those of models
+/// and optimizers are not of one run, and unsupported_layout for AutoEP. compare_and_drop() must have passed for all
+/// files but the first.
+void check_ranks(const RankSet& ranks);
+
+/// Returns the fp32 masters of a set, and what has no master, in the order of the module. For stage 0, whose masters
+/// have no names, returns the module. check_ranks() must have passed. Throws what whole() throws, not_covered and
+/// piece_mismatch if partitions hold another number of elements than the parameters, and ranks_differ.
+Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOptions& options);
+
+/// Returns the 16-bit weights and the buffers: the module, as the engine computes with it.
+Gathered gather_module(const RankSet& ranks);
+
+/// Returns the unnamed masters of stage 0, as `fp32_groups/GROUP/NUMBER`, and then the buffers.
+Gathered gather_unnamed(const RankSet& ranks);
+
+/// Adds the sources of all tensors that gather() makes pieces of.
+void add_sources(const RankSet& ranks, RankSources& sources);
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,0 +1,224 @@
+#include "distributed/zero_runs.hpp"
+
+#include "base/checked.hpp"
+#include "distributed/experts.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <string>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+std::string elements_text(std::uint64_t count) {
+    return std::to_string(count) + (count == 1 ? " element" : " elements");
+}
+
+[[noreturn]] void fail(Errc code, const std::string& message, const OptimizerFile& file) {
+    throw Error(code, message).with_path(file.file);
+}
+
+std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
+    const auto result = checked_add(a, b);
+    if (!result) throw Error(Errc::shape_overflow, "the total size of the parameters does not fit in 64 bits");
+    return *result;
+}
+
+std::uint64_t rounded_up(std::uint64_t value, std::uint64_t step) {
+    const std::uint64_t over = value % step;
+    return over == 0 ? value : sum(value, step - over);
+}
+
+// Stages 1 and 2.
+
+/// One group, cut flat over some ranks.
+class FlatGroup {
+public:
+    FlatGroup(const RankSet& set, std::span<const std::uint64_t> ranks, std::uint32_t number, const Group& group)
+        : set_(set), ranks_(ranks), number_(number), group_(group) {
+        place_parameters();
+        for (const std::uint64_t rank : ranks_) lengths_.push_back(file(rank).masters[number_].element_count());
+        check_lengths();
+    }
+
+    void each(const VisitParameter& visit) const {
+        std::vector<PartitionRun> runs;
+        std::size_t slot = 0;
+        std::uint64_t begin = 0;  // of the slot's partition
+        for (std::size_t i = 0; i < group_.size(); ++i) {
+            runs.clear();
+            for (std::uint64_t done = 0; done < group_[i].count;) {
+                const std::uint64_t at = places_[i] + done;
+                while (at >= begin + lengths_[slot]) begin += lengths_[slot++];
+                const std::uint64_t count = std::min(group_[i].count - done, begin + lengths_[slot] - at);
+                runs.push_back({.first = done,
+                                .count = count,
+                                .from = at - begin,
+                                .rank = static_cast<std::uint32_t>(ranks_[slot]),
+                                .group = number_});
+                done += count;
+            }
+            visit(group_[i], runs);
+        }
+    }
+
+private:
+    const OptimizerFile& file(std::uint64_t rank) const { return set_.optimizers[rank]; }
+
+    void place_parameters() {
+        const OptimizerFile& first = file(ranks_.front());
+        const bool has_gaps = number_ < first.gaps.size();
+        if (has_gaps && first.gaps[number_].size() != group_.size())
+            fail(Errc::ranks_differ,
+                 "param_alignment_paddings lists " + std::to_string(first.gaps[number_].size()) +
+                     " parameters of group " + std::to_string(number_) + ", param_shapes lists " +
+                     std::to_string(group_.size()),
+                 first);
+        std::uint64_t at = 0;
+        for (std::size_t i = 0; i < group_.size(); ++i) {
+            places_.push_back(at);
+            at = sum(at, group_[i].count);
+            needed_ = at;
+            if (!has_gaps) continue;
+            at = sum(at, first.gaps[number_][i]);
+            gaps_ = gaps_ || first.gaps[number_][i] > 0;
+        }
+    }
+
+    std::uint64_t total() const {
+        std::uint64_t total = 0;
+        for (const std::uint64_t length : lengths_) total = sum(total, length);
+        return total;
+    }
+
+    /// All partitions have the same length, if padding is kept. Otherwise the last ones with elements are shorter, and
+    /// those after them empty.
+    void check_lengths() const {
+        const std::uint64_t full = *std::max_element(lengths_.begin(), lengths_.end());
+        bool padding = false;  // true from the first partition on that is not full
+        for (std::size_t slot = 0; slot < lengths_.size(); ++slot) {
+            const bool expected = padding ? lengths_[slot] == 0 : lengths_[slot] <= full;
+            if (!expected) fail_length(slot - 1, full);
+            padding = padding || lengths_[slot] < full;
+        }
+        const std::uint64_t held = total();
+        if (held < needed_) fail_length(lengths_.size() - 1, full);
+        if (!gaps_ && held != needed_ && held != rounded_up(needed_, lengths_.size()) &&
+            held != rounded_up(needed_, 2 * lengths_.size()))
+            fail_length(lengths_.size() - 1, full);
+    }
+
+    [[noreturn]] void fail_length(std::size_t slot, std::uint64_t full) const {
+        const std::uint64_t held = total();
+        fail(held < needed_ ? Errc::not_covered : Errc::piece_mismatch,
+             "the partition of group " + std::to_string(number_) + " has " + elements_text(lengths_[slot]) +
+                 "; the longest of another rank has " + std::to_string(full) + ", and all " +
+                 std::to_string(lengths_.size()) + " together have " + elements_text(held) +
+                 ", where the parameters of the group need " + std::to_string(needed_),
+             file(ranks_[slot]));
+    }
+
+    const RankSet& set_;
+    std::span<const std::uint64_t> ranks_;
+    std::uint32_t number_;
+    const Group& group_;
+    std::vector<std::uint64_t> places_ = {};  ///< of each parameter in the flat buffer
+    std::uint64_t needed_ = 0;                ///< end of the last parameter
+    bool gaps_ = false;
+    std::vector<std::uint64_t> lengths_ = {};  ///< of the partitions
+};
+
+std::uint64_t partitions_of(const RankSet& set, std::size_t group) {
+    const auto& counts = set.optimizers.front().partition_count;
+    if (counts.empty()) return set.optimizers.size();
+    return group < counts.size() ? counts[group] : counts.front();
+}
+
+void each_flat(const RankSet& set, const VisitParameter& visit) {
+    const ModelFile& model = set.models.front();
+    for (std::uint32_t number = 0; number < model.groups.size(); ++number)
+        for (const ExpertShare& share : expert_shares(model.groups[number], set.optimizers.size(),
+                                                      partitions_of(set, number), set.data_first, model.file))
+            FlatGroup(set, share.ranks, number, share.parameters).each(visit);
+}
+
+// Stage 3.
+
+std::uint64_t share_of(std::uint64_t count, std::uint64_t ranks) { return count / ranks + (count % ranks > 0 ? 1 : 0); }
+
+std::uint64_t wanted_elements(std::span<const Group> groups, std::uint64_t ranks) {
+    std::uint64_t wanted = 0;
+    for (const Group& group : groups)
+        for (const Parameter& parameter : group) wanted = sum(wanted, share_of(parameter.count, ranks));
+    return wanted;
+}
+
+void check_shares(const OptimizerFile& file, std::span<const Group> groups, std::uint64_t ranks, std::string_view of) {
+    std::uint64_t held = 0;
+    for (const LazyTensor& master : file.masters) held = sum(held, master.element_count());
+    const std::uint64_t wanted = wanted_elements(groups, ranks);
+    if (held != wanted)
+        fail(held < wanted ? Errc::not_covered : Errc::piece_mismatch,
+             std::string(of) + " have " + elements_text(held) + "; the shares of the parameters need " +
+                 std::to_string(wanted),
+             file);
+}
+
+/// Walks through the buffers of a rank. They are one after the other, wherever the parameters of a group begin.
+void each_split(const RankSet& set, const VisitParameter& visit) {
+    const ModelFile& model = set.models.front();
+    const OptimizerFile& first = set.optimizers.front();
+    const std::uint64_t ranks = set.optimizers.size();
+    check_shares(first, model.groups, ranks, "the sub-groups");
+    std::uint32_t buffer = 0;
+    std::uint64_t at = 0;  // in the buffer
+    std::vector<PartitionRun> runs;
+    for (const Group& group : model.groups) {
+        for (const Parameter& parameter : group) {
+            runs.clear();
+            const std::uint64_t share = share_of(parameter.count, ranks);
+            for (std::uint64_t done = 0; done < share;) {
+                while (at == first.masters[buffer].element_count()) {
+                    ++buffer;
+                    at = 0;
+                }
+                const std::uint64_t count = std::min(share - done, first.masters[buffer].element_count() - at);
+                for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+                    const std::uint64_t begin = rank * share + done;
+                    if (begin >= parameter.count) break;
+                    runs.push_back({.first = begin,
+                                    .count = std::min(count, parameter.count - begin),
+                                    .from = at,
+                                    .rank = static_cast<std::uint32_t>(rank),
+                                    .group = buffer});
+                }
+                done += count;
+                at += count;
+            }
+            visit(parameter, runs);
+        }
+    }
+}
+
+}  // namespace
+
+void each_parameter(const RankSet& ranks, const VisitParameter& visit) {
+    if (ranks.stage() == 3) each_split(ranks, visit);
+    else each_flat(ranks, visit);
+}
+
+std::vector<PartitionRun> shares_of(std::uint64_t count, std::size_t ranks) {
+    std::vector<PartitionRun> runs;
+    const std::uint64_t share = share_of(count, ranks);
+    for (std::uint64_t rank = 0; rank < ranks && rank * share < count; ++rank)
+        runs.push_back({.first = rank * share,
+                        .count = std::min(share, count - rank * share),
+                        .from = 0,
+                        .rank = static_cast<std::uint32_t>(rank),
+                        .group = 0});
+    return runs;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
