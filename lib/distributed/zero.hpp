@@ -46,7 +46,7 @@ struct ModelFile {
     Named module = {};                      ///< tensors of `module`, in order; stage 3 has placeholders of shape [0]
     std::vector<std::string> buffers = {};  ///< names
     std::vector<Group> groups = {};         ///< of `param_shapes`
-    bool one_group = false;  ///< true for old versions, whose `param_shapes` is no list
+    bool one_group = false;                 ///< true for old versions, whose `param_shapes` is no list
     std::vector<Parameter> frozen_shapes = {};
     Named frozen = {};                                             ///< fragments
     std::vector<std::pair<std::string, std::string>> shared = {};  ///< second name, first name

@@ -73,8 +73,7 @@ void compare_and_drop(const ModelFile& first, ModelFile& file) {
         check_parameters(first.groups[group], file.groups[group], first, file);
     check_parameters(first.frozen_shapes, file.frozen_shapes, first, file);
     require_same("dp_world_size", first, first.data_ranks.value_or(0), file, file.data_ranks.value_or(0));
-    if (file.version != first.version)
-        differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
+    if (file.version != first.version) differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
     file.groups = {};
     file.frozen_shapes = {};
 }

@@ -2,6 +2,7 @@
 #include "distributed/zero_gather.hpp"
 
 #include "base/text.hpp"
+#include "distributed/values.hpp"
 #include "distributed/zero_runs.hpp"
 #include "lazy/same_tensor.hpp"
 
@@ -245,14 +246,16 @@ private:
     Gathered out_ = {};
 };
 
-std::vector<std::string> state_names(const RankSet& set) {
-    std::vector<std::string> names;
-    const OptimizerFile& first = set.optimizers.front();
-    for (std::size_t group = 0; group < std::min(first.state.size(), first.masters.size()); ++group)
-        for (const auto& [name, tensor] : first.state[group])
-            if (is_per_element(first, group, tensor) && std::find(names.begin(), names.end(), name) == names.end())
-                names.push_back(name);
-    return names;
+/// Adds the tensors in nested lists, under their paths.
+void add_tensors(const std::string& path, const Value& value, int depth, std::vector<Weight>& out) {
+    if (!value.is_list()) return;
+    const std::vector<Value> items = value.items();
+    for (std::size_t i = 0; i < items.size(); ++i) {
+        const std::string below = path + '/' + std::to_string(i);
+        if (const LazyTensor* const tensor = items[i].tensor())
+            out.push_back({below, tensor->renamed(below), Kind::master, {}});
+        else if (depth < 2) add_tensors(below, items[i], depth + 1, out);
+    }
 }
 
 }  // namespace
@@ -270,6 +273,32 @@ Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOp
     known.add(frozen_weights(ranks, sources));
     Gathered out = Listing(ranks.models.front(), ranks.stage(), options.compat).made(std::move(known));
     out.state_names = state_names(ranks);
+    return out;
+}
+
+std::vector<std::string> state_names(const RankSet& set) {
+    std::vector<std::string> names;
+    if (set.optimizers.empty()) return names;
+    const OptimizerFile& first = set.optimizers.front();
+    for (std::size_t group = 0; group < std::min(first.state.size(), first.masters.size()); ++group)
+        for (const auto& [name, tensor] : first.state[group])
+            if (is_per_element(first, group, tensor) && std::find(names.begin(), names.end(), name) == names.end())
+                names.push_back(name);
+    return names;
+}
+
+Gathered gather_unnamed(const RankSet& set) {
+    const ModelFile& model = set.models.front();
+    const auto stored = model.rest.size() > 0 ? Value(model.rest).find("optimizer") : std::nullopt;
+    Gathered out;
+    std::unordered_set<std::string> buffers(model.buffers.begin(), model.buffers.end());
+    if (stored && stored->is_dict())
+        for (const auto& [name, groups] : stored->entries())
+            if (name.starts_with("fp32_groups")) add_tensors(name, groups, 0, out.weights);
+    if (out.weights.empty()) return gather_module(set);  // trained in fp32: the module is the masters
+    out.notes.push_back("the fp32 masters of stage 0 have no names in the file; they are in the order of param_groups");
+    for (const auto& [name, tensor] : model.module)
+        if (buffers.contains(name)) out.weights.push_back({name, tensor.renamed(name), Kind::buffer, {}});
     return out;
 }
 

@@ -23,8 +23,8 @@ struct GatherOptions {
     bool optimizer = false;  ///< also the state of the parameters
 };
 
-/// Compares the file of a rank with that of the first rank, and drops what is the same in both: the lists of parameters.
-/// Throws ranks_differ.
+/// Compares the file of a rank with that of the first rank, and drops what is the same in both: the lists of
+/// parameters. Throws ranks_differ.
 void compare_and_drop(const ModelFile& first, ModelFile& file);
 void compare_and_drop(const OptimizerFile& first, OptimizerFile& file);
 
@@ -43,6 +43,9 @@ Gathered gather_module(const RankSet& ranks);
 
 /// Returns the unnamed masters of stage 0, as `fp32_groups/GROUP/NUMBER`, and then the buffers.
 Gathered gather_unnamed(const RankSet& ranks);
+
+/// Returns the names of the state that has an element for each of a parameter: "exp_avg", "exp_avg_sq".
+std::vector<std::string> state_names(const RankSet& ranks);
 
 /// Adds the sources of all tensors that gather() makes pieces of.
 void add_sources(const RankSet& ranks, RankSources& sources);

@@ -189,7 +189,7 @@ std::vector<Value> states_of(const Value& inner, int stage) {
 
 ModelFile read_model_file(const std::shared_ptr<const Source>& source, const ZeroFile& file, Detail detail,
                           torch::NamedGlobals& globals) {
-    ModelFile out{.file = file.file, .rank = file.name.rank, .model_rank = file.name.model_rank};
+    ModelFile out{.file = source->name(), .rank = file.name.rank, .model_rank = file.name.model_rank};
     const std::span<const std::string_view> wanted =
         detail == Detail::all ? std::span<const std::string_view>() : std::span<const std::string_view>(share_keys);
     torch::Parts parts = torch::read_parts(source, wanted, &globals);
@@ -205,7 +205,7 @@ ModelFile read_model_file(const std::shared_ptr<const Source>& source, const Zer
 
 OptimizerFile read_optimizer_file(const std::shared_ptr<const Source>& source, const ZeroFile& file, Detail detail,
                                   torch::NamedGlobals& globals) {
-    OptimizerFile out{.file = file.file, .rank = file.name.rank, .model_rank = file.name.model_rank};
+    OptimizerFile out{.file = source->name(), .rank = file.name.rank, .model_rank = file.name.model_rank};
     constexpr std::array<std::string_view, 1> wanted{"optimizer_state_dict"};
     torch::Parts parts = torch::read_parts(source, wanted, &globals);
     const Value inner = Value(parts.tree).at("optimizer_state_dict");

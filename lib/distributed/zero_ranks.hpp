@@ -1,8 +1,8 @@
 // Reads one file of a rank of DeepSpeed: keys of every version become a ModelFile or an OptimizerFile.
 #pragma once
 
-#include "distributed/zero.hpp"
 #include "distributed/values.hpp"
+#include "distributed/zero.hpp"
 #include "distributed/zero_files.hpp"
 #include "torch/named_globals.hpp"
 

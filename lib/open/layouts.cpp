@@ -24,16 +24,10 @@ struct Layout {
 
 constexpr std::string_view dcp_hint =
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt writes a file that safemap reads";
-constexpr std::string_view deepspeed_hint =
-    "python zero_to_fp32.py FOLDER OUT writes a model that safemap reads; DeepSpeed leaves that script beside its tags";
-
 constexpr Layout layouts[] = {
     {ShapeKind::hf_shards, "hf_shards", "safetensors shards that hold parts of tensors (DCP_SHARDING_INFO)",
      "consolidate_safetensors_files of torch.distributed.checkpoint writes a model that safemap reads"},
     {ShapeKind::dcp, "dcp", "a checkpoint of torch.distributed.checkpoint (DCP)", dcp_hint},
-    {ShapeKind::deepspeed, "deepspeed", "a DeepSpeed checkpoint (ZeRO)", deepspeed_hint},
-    {ShapeKind::universal, "universal", "a universal checkpoint of DeepSpeed (ZeRO)",
-     "run zero_to_fp32.py on the DeepSpeed checkpoint that it was made from: safemap reads its output"},
     {ShapeKind::offloaded, "deepspeed", "a DeepSpeed checkpoint (ZeRO) with tensors offloaded to NVMe",
      "save it without offloading, or save a full state dict"},
     {ShapeKind::rank_files, "rank_files", "one file for each rank (FSDP)",

@@ -6,6 +6,7 @@
 #include "open/readers.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::open {
@@ -18,40 +19,57 @@ std::shared_ptr<const Source> opened(const Folder& folder, const std::string& na
     return source;
 }
 
-Contents read_indexed(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
-    return read_shards(folder, opened(folder, shape.files.front()), options, faults);
+Contents read_indexed(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
+                      FaultSink& faults) {
+    return read_shards(*folder, opened(*folder, shape.files.front()), options, faults);
 }
 
-Contents read_only_file(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
-    return read_file(opened(folder, shape.files.front()), options, faults);
+Contents read_only_file(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                        const OpenOptions& options, FaultSink& faults) {
+    return read_file(opened(*folder, shape.files.front()), options, faults);
 }
 
-Contents read_megatron(const Folder& folder, const FolderShape& shape, const OpenOptions& options, FaultSink& faults) {
-    return read_ranks(folder, shape.files, options, faults);
+Contents read_megatron(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                       const OpenOptions& options, FaultSink& faults) {
+    return read_ranks(*folder, shape.files, options, faults);
+}
+
+Contents read_zero(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
+                   FaultSink& faults) {
+    Contents contents;
+    reporting(faults, [&] { contents = read_deepspeed(folder, shape, options); });
+    return contents;
+}
+
+Contents read_zero_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                             const OpenOptions& options, FaultSink& faults) {
+    Contents contents;
+    reporting(faults, [&] { contents = read_universal(folder, shape, options); });
+    return contents;
 }
 
 /// The reader of a shape. A shape without a row is not read.
 struct Reader {
     ShapeKind kind;
-    Contents (*read)(const Folder&, const FolderShape&, const OpenOptions&, FaultSink&);
+    Contents (*read)(const std::shared_ptr<const Folder>&, const FolderShape&, const OpenOptions&, FaultSink&);
 };
 
 constexpr Reader readers[] = {
     {ShapeKind::index, read_indexed},
     {ShapeKind::file, read_only_file},
     {ShapeKind::megatron_ranks, read_megatron},
+    {ShapeKind::deepspeed, read_zero},
+    {ShapeKind::universal, read_zero_universal},
 };
 
-/// Throws if all tensors of a model are empty and training state is beside it. A trainer that did not gather its
-/// tensors writes such a model.
-void require_gathered(const Contents& contents, const FolderShape& shape, const FolderNames& names,
-                      const Folder& folder) {
+bool is_deepspeed(const FolderShape& shape) {
+    return shape.kind == ShapeKind::deepspeed || shape.kind == ShapeKind::universal;
+}
+
+/// Returns true if all tensors of a model are empty. A trainer that did not gather its tensors writes such a model.
+bool is_not_gathered(const Contents& contents) {
     const auto is_empty = [](const LazyTensor& tensor) { return tensor.nbytes() == 0; };
-    if (!shape.finished || contents.tensors.empty() ||
-        !std::all_of(contents.tensors.begin(), contents.tensors.end(), is_empty))
-        return;
-    const FolderShape beside = state::shape_beside_model(names);
-    if (beside.kind != ShapeKind::nothing) refuse(beside, names, folder.name());
+    return !contents.tensors.empty() && std::all_of(contents.tensors.begin(), contents.tensors.end(), is_empty);
 }
 
 void note_others(const FolderShape& shape, Contents& contents) {
@@ -62,17 +80,38 @@ void note_others(const FolderShape& shape, Contents& contents) {
     if (!others.empty()) contents.notes.push_back("read " + shape.files.front() + "; not read: " + listed(others));
 }
 
-Contents read_shape(const Folder& folder, const FolderShape& shape, const FolderNames& names,
-                    const OpenOptions& options, FaultSink& faults) {
+/// Reads a shape that has a reader; returns nothing for any other.
+std::optional<Contents> read_known(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                                   const OpenOptions& options, FaultSink& faults) {
     for (const Reader& reader : readers) {
         if (reader.kind != shape.kind) continue;
         Contents contents = reader.read(folder, shape, options, faults);
-        require_gathered(contents, shape, names, folder);
         if (shape.finished) contents.model_file = shape.files.front();
         note_others(shape, contents);
         return contents;
     }
-    refuse(shape, names, folder.name());
+    return std::nullopt;
+}
+
+/// Reads the training state beside a finished model that has no values, or beside one that is not wanted.
+Contents read_beside(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const FolderShape& model,
+                     const FolderNames& names, const OpenOptions& options, FaultSink& faults) {
+    auto contents = read_known(folder, shape, options, faults);
+    if (!contents) refuse(shape, names, folder->name());
+    contents->notes.push_back("not read: " + listed(model.files));
+    return *std::move(contents);
+}
+
+Contents read_shape(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const FolderNames& names,
+                    const OpenOptions& options, FaultSink& faults) {
+    const FolderShape beside = shape.finished ? state::shape_beside_model(names) : FolderShape();
+    const bool wants_state = options.weights != Weights::automatic || options.deepspeed_compat;
+    if (wants_state && is_deepspeed(beside)) return read_beside(folder, beside, shape, names, options, faults);
+    auto contents = read_known(folder, shape, options, faults);
+    if (!contents) refuse(shape, names, folder->name());
+    if (beside.kind != ShapeKind::nothing && is_not_gathered(*contents))
+        return read_beside(folder, beside, shape, names, options, faults);
+    return *std::move(contents);
 }
 
 /// Recognises the shape of the folder. Returns false if a folder in it is to be read instead; `found` then refers to
@@ -104,7 +143,7 @@ Located locate(std::shared_ptr<const Folder> folder) {
 
 Contents read_located(const Located& found, const OpenOptions& options, FaultSink& faults) {
     return about_file(found.folder->name(), [&] {
-        Contents contents = read_shape(*found.folder, found.shape, found.names, options, faults);
+        Contents contents = read_shape(found.folder, found.shape, found.names, options, faults);
         contents.notes.insert(contents.notes.begin(), found.notes.begin(), found.notes.end());
         contents.folder = found.folder;
         return contents;

@@ -179,6 +179,7 @@ FolderShape bad_tag(std::string_view file, std::string what) {
 FolderShape seen_from_root(FolderShape shape, const std::string& tag) {
     for (std::string& file : shape.files) file = tag + '/' + file;
     if (shape.kind != ShapeKind::offloaded) shape.files = {tag};
+    shape.inside = true;
     return shape;
 }
 
@@ -188,7 +189,7 @@ FolderShape named_tag(const FolderNames& names, std::string_view file, std::stri
     const auto found = std::find(names.folders.begin(), names.folders.end(), tag);
     if (found == names.folders.end()) return bad_tag(file, "it names '" + tag + "', but there is no such folder");
     auto shape = deepspeed_tag(names.below[static_cast<std::size_t>(found - names.folders.begin())]);
-    if (!shape) return {.kind = ShapeKind::deepspeed, .files = {tag}};
+    if (!shape) return {.kind = ShapeKind::deepspeed, .files = {tag}, .inside = true};
     return seen_from_root(std::move(*shape), tag);
 }
 

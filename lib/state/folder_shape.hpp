@@ -36,12 +36,12 @@ enum class ShapeKind : std::uint8_t {
     file,            ///< the only file of weights, or the finished model
     megatron_ranks,  ///< the file of each rank; they are not merged
     folder,          ///< the folder to read instead
+    deepspeed,       ///< the folder of the tag, or the files of ranks if the folder itself is one
+    universal,       ///< the folder of the tag, or the folder `zero`
 
     // Recognised and not read.
     hf_shards,            ///< the safetensors shards, which have DCP information
     dcp,                  ///< the metadata
-    deepspeed,            ///< the folder of the tag, or the files of ranks if the folder itself is one
-    universal,            ///< the folder of the tag, or the folder `zero`
     offloaded,            ///< the folder `offloaded_tensors` of DeepSpeed
     rank_files,           ///< the files of one set
     torch_checkpointing,  ///< `metadata.pkl`
@@ -66,7 +66,7 @@ struct FolderShape {
     bool finished = false;
     /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files.
     std::string what = {};
-    /// For several and unfinished: true if the names are folders in this one.
+    /// For several, unfinished, deepspeed and universal: true if the names are folders in this one.
     bool inside = false;
 };
 

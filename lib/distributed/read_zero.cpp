@@ -1,0 +1,375 @@
+// From the names of a tag's files to the contents of a checkpoint. The order of the steps:
+//
+//   read_files        all files of all ranks, in parallel, compared with those of the first rank
+//   gather_all        whole tensors of each model rank, merged over tensor parallelism, pipelines and experts
+//   contents_of       tensors, ties, notes, and what is not read: the optimizer
+#include "distributed/read_zero.hpp"
+
+#include "base/text.hpp"
+#include "distributed/experts.hpp"
+#include "distributed/pipeline.hpp"
+#include "distributed/rank_files.hpp"
+#include "distributed/universal.hpp"
+#include "distributed/zero_ranks.hpp"
+#include "distributed/zero_run.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+using state::Contents;
+
+[[noreturn]] void refuse_call(std::string message, std::string_view hint = {}) {
+    Error error(Errc::invalid_argument, std::move(message));
+    if (!hint.empty()) error.with_hint(hint);
+    throw error;
+}
+
+std::vector<std::string> names_of(const std::vector<ZeroFile>& files) {
+    std::vector<std::string> names;
+    for (const ZeroFile& file : files) names.push_back(file.file);
+    return names;
+}
+
+// Reading.
+
+/// The globals that pickles name, of the first files: those of the other ranks are the same.
+struct FoundGlobals {
+    std::vector<NamedGlobal> all = {};
+    bool asks_for_code = false;
+
+    void add(const torch::NamedGlobals& globals, const std::string& file) {
+        asks_for_code = asks_for_code || globals.asks_for_code();
+        for (NamedGlobal named : globals.all()) {
+            named.record.insert(0, file + ": ");
+            all.push_back(std::move(named));
+        }
+    }
+};
+
+/// Reads files of one kind into `out`, which has a place for each. The first file of each model rank is read before the
+/// others, which are compared with it.
+template <class File, class Read>
+void read_kind(const ZeroTag& tag, const OpenOptions& options, const std::vector<ZeroFile>& files, FoundGlobals& found,
+               std::vector<File>& out, const Read& read) {
+    out.resize(files.size());
+    std::vector<std::size_t> first(files.size());
+    std::vector<std::size_t> order[2];
+    for (std::size_t i = 0; i < files.size(); ++i) {
+        const bool begins = i == 0 || files[i].name.model_rank != files[i - 1].name.model_rank;
+        first[i] = begins ? i : first[i - 1];
+        order[begins ? 0 : 1].push_back(i);
+    }
+    std::vector<torch::NamedGlobals> globals;
+    for (std::size_t i = 0; i < order[0].size(); ++i) globals.emplace_back(options.strict_globals);
+    for (const std::size_t round : {0, 1}) {
+        std::vector<std::string> names;
+        for (const std::size_t i : order[round]) names.push_back(files[i].file);
+        for_each_file(*tag.folder, names, options.work, [&](std::size_t number, const auto& source) {
+            const std::size_t i = order[round][number];
+            if (round == 0) {
+                out[i] = read(source, files[i], Detail::all, globals[number]);
+                return;
+            }
+            torch::NamedGlobals own(options.strict_globals);
+            File file = read(source, files[i], Detail::share, own);
+            compare_and_drop(out[first[i]], file);
+            out[i] = std::move(file);
+        });
+    }
+    for (std::size_t i = 0; i < order[0].size(); ++i) found.add(globals[i], tag.prefix + files[order[0][i]].file);
+}
+
+/// Moves the files to the sets of their model ranks.
+void fill_sets(ZeroRun& run, std::vector<ModelFile> models, std::vector<OptimizerFile> optimizers) {
+    run.sets.resize(run.files.model_ranks);
+    for (ModelFile& file : models) run.sets[file.model_rank].models.push_back(std::move(file));
+    for (OptimizerFile& file : optimizers) run.sets[file.model_rank].optimizers.push_back(std::move(file));
+}
+
+/// Reads the fields of the first file of model states that say how the model is cut.
+void read_parallelism(ZeroRun& run) {
+    const StateTree& rest = run.first_model().rest;
+    if (rest.size() == 0) return;
+    const Value root(rest);
+    if (const auto info = root.find("universal_checkpoint_info")) run.info = read_universal_info(rest, info->node());
+    run.tensor_ranks = 0;
+    if (const auto dimensions = root.find("checkpoint_parallel_dimensions"); dimensions && dimensions->is_dict())
+        if (const auto degree = dimensions->find("tp_degree")) run.tensor_ranks = degree->count();
+    if (run.tensor_ranks == 0) run.tensor_ranks = run.is_pipeline() ? 1 : run.sets.size();
+}
+
+std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& options, FoundGlobals& found) {
+    auto run = std::make_shared<ZeroRun>();
+    run->files = zero_files(tag.folder->list());
+    if (!run->files.expert_optimizers.empty())
+        throw Error(Errc::unsupported_layout, "optimizer states of experts in files of their own, such as " +
+                                                  excerpt(run->files.expert_optimizers.front().file) +
+                                                  ", are not read");
+    std::vector<ModelFile> models;
+    std::vector<OptimizerFile> optimizers;
+    read_kind(tag, options, run->files.models, found, models, read_model_file);
+    read_kind(tag, options, run->files.optimizers, found, optimizers, read_optimizer_file);
+    fill_sets(*run, std::move(models), std::move(optimizers));
+    for (const RankSet& set : run->sets) check_ranks(set);
+    for (const RankSet& set : run->sets)
+        if (set.stage() != run->stage())
+            throw Error(Errc::ranks_differ, "model ranks are of the ZeRO stages " + std::to_string(run->stage()) +
+                                                " and " + std::to_string(set.stage()))
+                .with_path(set.models.front().file);
+    read_parallelism(*run);
+    for (const RankSet& set : run->sets) add_sources(set, run->sources);
+    return run;
+}
+
+// Options.
+
+void check_options(const OpenOptions& options) {
+    if (options.deepspeed_compat && options.weights == Weights::module)
+        refuse_call("the 16-bit weights of the module are not what zero_to_fp32 gives",
+                    "leave out --deepspeed-compat or --weights module");
+}
+
+/// Throws if DeepSpeed's zero_to_fp32 refuses the folder.
+void check_compat(const ZeroRun& run) {
+    const auto refuse = [](std::string_view what) {
+        refuse_call("zero_to_fp32 refuses " + std::string(what) + ", so there is nothing to be compatible with",
+                    "leave out --deepspeed-compat: safemap reads this folder without it");
+    };
+    if (run.stage() == 0) refuse("a checkpoint without ZeRO (stage 0)");
+    if (run.sets.front().optimizers.front().bf16_optimizer) refuse("a checkpoint of BF16_Optimizer");
+    if (run.is_pipeline()) refuse("a checkpoint with pipeline parallelism");
+    if (run.sets.size() > 1) refuse("a checkpoint with tensor parallelism");
+    if (!run.files.experts.empty()) refuse("a checkpoint with files of experts");
+    if (run.first_model().one_group) refuse("the files of old versions, whose param_shapes is no list");
+}
+
+void check_module(const ZeroRun& run) {
+    if (run.stage() != 3) return;
+    refuse_call("files of stage 3 have no 16-bit weights, only the fp32 masters",
+                "open the masters and cast them: --dtype bf16");
+}
+
+// Weights.
+
+/// Returns the module of each model rank, with the weights of experts, merged like the masters.
+Gathered gather_modules(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options,
+                        std::vector<std::string>& files) {
+    std::vector<ModelRank> ranks;
+    for (const RankSet& set : run.sets) {
+        Gathered one = gather_module(set);
+        const ModelFile& model = set.models.front();
+        if (!run.files.experts.empty()) {
+            ExpertFiles experts = read_experts(*tag.folder, model.model_rank, model.experts, options.work);
+            for (auto& [name, tensor] : experts.weights) one.weights.push_back({name, std::move(tensor), {}, {}});
+            std::move(experts.files.begin(), experts.files.end(), std::back_inserter(files));
+        }
+        ranks.push_back({model.model_rank, model.file, std::move(one)});
+    }
+    return merge(std::move(ranks), run.info ? &*run.info : nullptr);
+}
+
+/// Returns the layers of a pipeline: merged over tensor parallelism.
+Named pipeline_layers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, Gathered& out,
+                      std::vector<std::string>& files) {
+    std::vector<ModelRank> ranks;
+    for (std::uint64_t rank = 0; rank < run.tensor_ranks; ++rank) {
+        LayerFiles layers = read_layers(*tag.folder, rank, options.work);
+        ModelRank one{.number = rank, .file = layers.files.empty() ? std::string() : layers.files.front()};
+        for (auto& [name, tensor] : layers.weights) one.gathered.weights.push_back({name, std::move(tensor), {}, {}});
+        for (std::string& file : layers.files)
+            if (std::find(files.begin(), files.end(), file) == files.end()) files.push_back(std::move(file));
+        ranks.push_back(std::move(one));
+    }
+    Gathered merged = merge(std::move(ranks), run.info ? &*run.info : nullptr);
+    std::move(merged.notes.begin(), merged.notes.end(), std::back_inserter(out.notes));
+    Named layers;
+    for (Gathered::Weight& weight : merged.weights) layers.emplace_back(weight.name, std::move(weight.tensor));
+    return layers;
+}
+
+std::vector<std::string> buffers_of(const ZeroRun& run) {
+    std::vector<std::string> names;
+    for (const RankSet& set : run.sets)
+        names.insert(names.end(), set.models.front().buffers.begin(), set.models.front().buffers.end());
+    return names;
+}
+
+Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options,
+                    std::vector<std::string>& files) {
+    const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
+    if (module) check_module(run);
+    if (run.is_pipeline()) {
+        Gathered out;
+        if (!module) out = gather_all(run, {});
+        const Named layers = pipeline_layers(tag, run, options, out, files);
+        if (!module) add_layers(out, layers, buffers_of(run));
+        else
+            for (const auto& [name, tensor] : layers) out.weights.push_back({name, tensor, {}, {}});
+        return out;
+    }
+    if (module) return gather_modules(tag, run, options, files);
+    if (run.stage() == 0) return gather_unnamed(run.sets.front());
+    return gather_all(run, {.compat = options.deepspeed_compat});
+}
+
+// Contents.
+
+std::string joined(const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + excerpt(name);
+    return text;
+}
+
+/// Moves what was gathered to the contents.
+void set_gathered(Contents& contents, Gathered gathered) {
+    for (Gathered::Weight& weight : gathered.weights)
+        contents.tensors.push_back(std::move(weight.tensor).renamed(std::move(weight.name)));
+    contents.aliases = std::move(gathered.aliases);
+    state::move_to_end(gathered.notes, contents.notes);
+}
+
+void skip_optimizer(Contents& contents, const std::vector<std::string>& names, std::uint64_t bytes) {
+    std::string why = names.empty() ? std::string("its state") : joined(names);
+    if (bytes > 0) why += ", " + bytes_text(bytes);
+    contents.skipped.push_back({.name = "optimizer",
+                                .type = "the state of the optimizer",
+                                .why = why + "; Checkpoint::optimizer() gives it, --optimizer converts it"});
+}
+
+Contents optimizer_contents(StateTree tree, const Contents& weights) {
+    Contents contents;
+    contents.format = Format::zero;
+    contents.layout = weights.layout;
+    contents.files = weights.files;
+    state::set_tree(contents, std::move(tree));
+    return contents;
+}
+
+std::string trained_dtype(const ZeroRun& run) {
+    const ModelFile& model = run.first_model();
+    if (!model.dtype.empty()) return model.dtype;
+    if (!run.files.optimizers.empty() && run.files.optimizers.front().name.prefix == "bf16_") return "bf16";
+    return {};
+}
+
+Contents begin_contents(const ZeroTag& tag, std::string_view kind) {
+    Contents contents;
+    contents.format = Format::zero;
+    contents.layout = TrainingLayout{.kind = std::string(kind)};
+    contents.layout->tag = tag.tag;
+    return contents;
+}
+
+void add_files(Contents& contents, const ZeroTag& tag, const std::vector<std::string>& files) {
+    for (const std::string& file : files) contents.files.push_back(tag.prefix + file);
+}
+
+bool has_optimizer(const ZeroRun& run) {
+    if (run.stage() > 0) return true;
+    return run.first_model().rest.size() > 0 && Value(run.first_model().rest).find("optimizer").has_value();
+}
+
+}  // namespace
+
+Gathered gather_all(const ZeroRun& run, const GatherOptions& options) {
+    std::vector<ModelRank> ranks;
+    for (const RankSet& set : run.sets)
+        ranks.push_back({set.models.front().model_rank, set.models.front().file, gather(set, run.sources, options)});
+    const UniversalInfo* const info = run.info ? &*run.info : nullptr;
+    if (run.is_pipeline()) return join_model_ranks(std::move(ranks), run.tensor_ranks, info);
+    return merge(std::move(ranks), info);
+}
+
+Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
+    check_options(options);
+    FoundGlobals globals;
+    const std::shared_ptr<const ZeroRun> run = read_files(tag, options, globals);
+    if (options.deepspeed_compat) check_compat(*run);
+    Contents contents = begin_contents(tag, "deepspeed");
+    add_files(contents, tag, names_of(run->files.models));
+    add_files(contents, tag, names_of(run->files.optimizers));
+    std::vector<std::string> others;
+    set_gathered(contents, weights_of(tag, *run, options, others));
+    add_files(contents, tag, others);
+    contents.globals = std::move(globals.all);
+    contents.asks_for_code = globals.asks_for_code;
+
+    TrainingLayout& layout = *contents.layout;
+    layout.stage = run->stage();
+    layout.world_size = run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks));
+    layout.version = run->first_model().version;
+    layout.dtype = trained_dtype(*run);
+    layout.optimizer = state_names(run->sets.front());
+    if (!has_optimizer(*run)) return contents;
+    skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run));
+    const Contents described = {.files = contents.files, .layout = contents.layout};
+    contents.optimizer = [run, described] {
+        return optimizer_contents(optimizer_tree(*run, gather_all(*run, {.optimizer = true})), described);
+    };
+    return contents;
+}
+
+Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
+    check_options(options);
+    FoundGlobals globals;
+    std::vector<ModelFile> models;
+    const ZeroFiles files = zero_files(tag.folder->list());
+    read_kind(tag, options, files.models, globals, models, read_model_file);
+    std::optional<UniversalInfo> info;
+    if (!models.empty() && models.front().rest.size() > 0)
+        if (const auto found = Value(models.front().rest).find("universal_checkpoint_info"))
+            info = read_universal_info(models.front().rest, found->node());
+    if (options.weights == Weights::module) {
+        if (models.empty() || !models.front().has_module)
+            refuse_call("the universal checkpoint has no 16-bit weights, only fp32 ones", "cast them: --dtype bf16");
+    }
+    Universal read = read_universal(*tag.folder, models, info ? &*info : nullptr,
+                                    {.as_stored = options.deepspeed_compat, .optimizer = true, .work = options.work});
+    Contents contents = begin_contents(tag, "universal");
+    add_files(contents, tag, names_of(files.models));
+    add_files(contents, tag, read.files);
+    TrainingLayout& layout = *contents.layout;
+    layout.stage = read.stage;
+    layout.world_size = read.data_ranks;
+    layout.optimizer = read.gathered.state_names;
+    if (!models.empty()) {
+        layout.version = models.front().version;
+        layout.dtype = models.front().dtype;
+        if (!layout.world_size) layout.world_size = models.front().data_ranks;
+    }
+    const auto kept = std::make_shared<const Universal>(read);
+    if (options.weights == Weights::module) {
+        std::vector<ModelRank> ranks;
+        for (ModelFile& model : models) {
+            const std::uint64_t number = model.model_rank;
+            const std::string file = model.file;
+            RankSet set;
+            set.models.push_back(std::move(model));
+            ranks.push_back({number, file, gather_module(set)});
+        }
+        set_gathered(contents, merge(std::move(ranks), info ? &*info : nullptr));
+    } else {
+        set_gathered(contents, std::move(read.gathered));
+    }
+    contents.globals = std::move(globals.all);
+    contents.asks_for_code = globals.asks_for_code;
+    std::uint64_t bytes = 0;
+    for (const Gathered::Weight& weight : kept->gathered.weights)
+        for (const auto& each : weight.state) bytes += each.second.nbytes();
+    if (bytes == 0 && !kept->rest) return contents;
+    skip_optimizer(contents, layout.optimizer, bytes);
+    const Contents described = {.files = contents.files, .layout = contents.layout};
+    contents.optimizer = [kept, described] {
+        return optimizer_contents(optimizer_tree(kept->gathered, kept->rest), described);
+    };
+    return contents;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,0 +1,230 @@
+// The state of the optimizer as one tree: tensors of the parameters under their names, and everything else as the first
+// rank has it.
+#include "distributed/zero_ranks.hpp"
+#include "distributed/zero_run.hpp"
+#include "state/children.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+using NodeId = StateTree::NodeId;
+using Entries = std::vector<std::pair<std::string, NodeId>>;
+
+/// Builds a tree out of parts of other trees.
+class TreeMaker {
+public:
+    /// Copies all nodes of `from`. Returns the distance to add to their numbers.
+    NodeId graft(const StateTree& from) {
+        const auto base = static_cast<NodeId>(tree_.size());
+        for (NodeId id = 0; id < from.size(); ++id) {
+            StateTree::Node node = from[id];
+            state::for_each_child(node, [base](NodeId& child) { child += base; });
+            tree_.add(std::move(node));
+        }
+        return base;
+    }
+    NodeId text(std::string_view value) { return tree_.add(std::string(value)); }
+    NodeId tensor(const LazyTensor& value) { return tree_.add(StateTree::Tensor{.tensor = value}); }
+    NodeId dict(const Entries& entries) {
+        StateTree::Dict dict;
+        for (const auto& [name, value] : entries) dict.items.emplace_back(text(name), value);
+        return tree_.add(std::move(dict));
+    }
+    NodeId list(std::vector<NodeId> items) {
+        return tree_.add(StateTree::Sequence{StateTree::Sequence::Kind::list, std::move(items)});
+    }
+    /// Replaces the value of a key of a dictionary, or adds it.
+    void set(NodeId dict, std::string_view key, NodeId value) {
+        for (auto& [name, old] : std::get<StateTree::Dict>(tree_[dict]).items)
+            if (const auto* const found = std::get_if<std::string>(&tree_[name]); found != nullptr && *found == key) {
+                old = value;
+                return;
+            }
+        const NodeId name = text(key);
+        std::get<StateTree::Dict>(tree_[dict]).items.emplace_back(name, value);
+    }
+    const StateTree& tree() const { return tree_; }
+    StateTree take(NodeId root) {
+        tree_.set_root(root);
+        return tree_.subtree(root);
+    }
+
+private:
+    StateTree tree_ = {};
+};
+
+/// Fields that describe the partitions, which the whole tensors do not have.
+constexpr std::array<std::string_view, 12> partition_fields{"single_partition_of_fp32_groups",
+                                                            "fp32_flat_groups",
+                                                            "base_optimizer_state",
+                                                            "optimizer_state_dict",
+                                                            "zero_stage",
+                                                            "partition_count",
+                                                            "group_paddings",
+                                                            "param_alignment_paddings",
+                                                            "param_slice_mappings",
+                                                            "ds_zero_partition_groups",
+                                                            "param_groups",
+                                                            "universal_checkpoint_info"};
+
+bool is_partition_field(std::string_view name) {
+    return std::find(partition_fields.begin(), partition_fields.end(), name) != partition_fields.end();
+}
+
+/// The state of a parameter besides its tensors of the parameter's shape, such as its step.
+class OtherState {
+public:
+    OtherState(const ZeroRun& run, const Value& inner) {
+        const RankSet& set = run.sets.front();
+        const std::vector<Value> states = states_of(inner, set.stage());
+        each_parameter_group(set, states.size(),
+                             [&](const std::string& name, std::size_t group) { groups_.emplace(name, group); });
+        for (const Value& state : states) values_.push_back(state.is_dict() ? entries_of(state) : Entries());
+    }
+
+    /// Calls add(name, node) for the values that `state` does not have.
+    template <class Add> void each(const std::string& parameter, const Named& state, Add&& add) const {
+        const auto group = groups_.find(parameter);
+        if (group == groups_.end()) return;
+        for (const auto& [name, node] : values_[group->second]) {
+            const auto known = [&key = name](const auto& tensor) { return tensor.first == key; };
+            if (std::none_of(state.begin(), state.end(), known)) add(name, node);
+        }
+    }
+
+private:
+    static Entries entries_of(const Value& state) {
+        Entries entries;
+        for (const auto& [name, value] : state.entries()) entries.emplace_back(name, value.node());
+        return entries;
+    }
+    template <class Visit>
+    static void each_parameter_group(const RankSet& set, std::size_t states, const Visit& visit) {
+        const auto& groups = set.models.front().groups;
+        for (std::size_t group = 0; group < groups.size() && group < states; ++group)
+            for (const Parameter& parameter : groups[group]) visit(parameter.name, group);
+    }
+
+    std::unordered_map<std::string, std::size_t> groups_ = {};
+    std::vector<Entries> values_ = {};
+};
+
+/// Returns a dictionary of the state of all parameters.
+template <class Others> NodeId state_dict(TreeMaker& maker, const Gathered& gathered, const Others& others) {
+    Entries parameters;
+    for (const Gathered::Weight& weight : gathered.weights) {
+        Entries entries;
+        for (const auto& [name, tensor] : weight.state) entries.emplace_back(name, maker.tensor(tensor));
+        others(weight, [&](const std::string& name, NodeId node) { entries.emplace_back(name, node); });
+        if (!entries.empty()) parameters.emplace_back(weight.name, maker.dict(entries));
+    }
+    return maker.dict(parameters);
+}
+
+/// Returns the list of groups with the names of their parameters, where it has as many groups as `param_shapes`.
+NodeId parameter_groups(TreeMaker& maker, const Value& groups, const ModelFile& model) {
+    const std::vector<Value> items = groups.is_list() ? groups.items() : std::vector<Value>();
+    if (items.size() != model.groups.size()) return groups.node();
+    for (std::size_t i = 0; i < items.size(); ++i) {
+        if (!items[i].is_dict()) continue;
+        std::vector<NodeId> names;
+        for (const Parameter& parameter : model.groups[i]) names.push_back(maker.text(parameter.name));
+        maker.set(items[i].node(), "params", maker.list(std::move(names)));
+    }
+    return groups.node();
+}
+
+/// Returns the root: everything is below "optimizer", and the state of the training below "optimizer/training".
+StateTree finish(TreeMaker& maker, Entries optimizer, const StateTree& training) {
+    if (training.size() > 0) {
+        const NodeId base = maker.graft(training);
+        optimizer.emplace_back("training", training.root() + base);
+    }
+    return maker.take(maker.dict({{"optimizer", maker.dict(optimizer)}}));
+}
+
+/// The optimizer of stage 0, which is in the file of the model, as it is there.
+StateTree unpartitioned(const ModelFile& model) {
+    TreeMaker maker;
+    StateTree training = model.rest;
+    Entries optimizer;
+    if (const auto stored = Value(model.rest).find("optimizer"); stored && stored->is_dict()) {
+        const NodeId base = maker.graft(model.rest);
+        for (const auto& [name, value] : stored->entries()) optimizer.emplace_back(name, value.node() + base);
+    }
+    training.erase("optimizer");
+    return finish(maker, std::move(optimizer), training.subtree(training.root()));
+}
+
+StateTree training_state(const ModelFile& model) {
+    StateTree training = model.rest;
+    training.erase("optimizer");
+    return training.subtree(training.root());
+}
+
+}  // namespace
+
+StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
+    const ModelFile& model = run.first_model();
+    if (run.stage() == 0) return unpartitioned(model);
+    const OptimizerFile& first = run.sets.front().optimizers.front();
+    TreeMaker maker;
+    const NodeId base = maker.graft(first.rest);
+    // Values point into this copy, which does not move: the maker's own tree grows.
+    const StateTree copy = maker.tree();
+    const Value inner(copy, first.rest.root() + base);
+    const OtherState others(run, inner);
+    Entries optimizer;
+    optimizer.emplace_back("state", state_dict(maker, gathered, [&](const Gathered::Weight& weight, const auto& add) {
+                               if (weight.kind == Gathered::Weight::Kind::master)
+                                   others.each(weight.name, weight.state, add);
+                           }));
+    const auto state = inner.find(first.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
+    if (const auto groups = state ? state->find("param_groups") : std::nullopt)
+        optimizer.emplace_back("param_groups", parameter_groups(maker, *groups, model));
+    for (const auto& [name, value] : inner.entries())
+        if (!is_partition_field(name)) optimizer.emplace_back(name, value.node());
+    return finish(maker, std::move(optimizer), training_state(model));
+}
+
+StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest) {
+    TreeMaker maker;
+    Entries optimizer;
+    std::unordered_map<std::string, NodeId> steps;
+    Entries fields;
+    if (rest && rest->size() > 0) {
+        const NodeId base = maker.graft(*rest);
+        const Value root(*rest);
+        if (const auto step = root.find("step"); step && step->is_dict())
+            for (const auto& [name, value] : step->entries()) steps.emplace(name, value.node() + base);
+        if (root.is_dict())
+            for (const auto& [name, value] : root.entries())
+                if (name == "param_groups" || (name != "step" && !is_partition_field(name)))
+                    fields.emplace_back(name, value.node() + base);
+    }
+    optimizer.emplace_back("state", state_dict(maker, gathered, [&](const Gathered::Weight& weight, const auto& add) {
+                               if (const auto step = steps.find(weight.name); step != steps.end())
+                                   add("step", step->second);
+                           }));
+    optimizer.insert(optimizer.end(), fields.begin(), fields.end());
+    return finish(maker, std::move(optimizer), StateTree());
+}
+
+std::uint64_t optimizer_bytes(const ZeroRun& run) {
+    std::uint64_t bytes = 0;
+    for (const RankSet& set : run.sets)
+        for (const OptimizerFile& file : set.optimizers)
+            for (const Named& group : file.state)
+                for (const auto& each : group)
+                    if (each.second.shape().size() == 1) bytes += each.second.nbytes();
+    return bytes;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

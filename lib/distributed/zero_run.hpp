@@ -1,0 +1,38 @@
+// A DeepSpeed checkpoint whose files have been read: everything that its tensors are made of.
+#pragma once
+
+#include "distributed/slices.hpp"
+#include "distributed/zero_files.hpp"
+#include "distributed/zero_gather.hpp"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+struct ZeroRun {
+    ZeroFiles files = {};
+    std::vector<RankSet> sets = {};  ///< by model rank
+    RankSources sources = {};
+    std::optional<UniversalInfo> info = {};  ///< how slices of tensor parallelism are merged
+    std::uint64_t tensor_ranks = 1;          ///< model ranks of one stage of a pipeline
+
+    const ModelFile& first_model() const { return sets.front().models.front(); }
+    int stage() const noexcept { return sets.front().stage(); }
+    bool is_pipeline() const { return !first_model().has_module && !files.layers.empty(); }
+};
+
+/// Returns the weights of all model ranks, merged where the files say how, with the state of their optimizer if
+/// `options` ask for it.
+Gathered gather_all(const ZeroRun& run, const GatherOptions& options);
+
+/// Returns the tree of Checkpoint::optimizer(): `optimizer/state/PARAMETER/…` of the weights, and all other state.
+StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered);
+/// Returns the tree for a universal checkpoint, from the tree that its files hold besides the parameters.
+StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest);
+
+/// Returns the bytes of the state that parameters have, over all ranks.
+std::uint64_t optimizer_bytes(const ZeroRun& run);
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
