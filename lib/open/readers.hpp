@@ -32,7 +32,6 @@ Contents read_files(std::span<const std::shared_ptr<const Source>> sources, cons
 /// Reads the files of several ranks. `files` are paths in `folder` that begin with the folder of the rank. Merges
 /// nothing.
 Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOptions& options, FaultSink& faults);
-<<<<<<< HEAD
 /// Lists the records of a torch file that is a zip: their checksums, and the deflated records without one. Sets only
 /// `checksums`, `storages` and `sources`, and nothing if the directory cannot be read. A file of another kind has no
 /// records.
@@ -44,13 +43,11 @@ struct RunFiles {
 };
 /// Returns the files of ranks in a DeepSpeed folder, by their names alone: for folders that cannot be opened.
 RunFiles files_of_run(const std::filesystem::path& path);
-=======
 /// Reads a folder of DeepSpeed, whose shape is deepspeed or universal.
 Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options);
 Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options);
->>>>>>> e10c2d7 (open: DeepSpeed folders are read)
 /// Reads the shards of an index. The shards are in `folder`.
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
                      FaultSink& faults);
