@@ -1,17 +1,20 @@
 // Reads values from stored pieces. Data flow:
-// 1. A box of the value is cut into *parts*: rows of elements that are at equal distances in one source.
-// 2. A long contiguous part is read straight into the output.
-// 3. Other parts are collected, sorted by offset and read through a window, near ones together.
-// 4. The window is scattered into the output; parts that become columns of the output, several at a time.
-// 5. Stored elements are decoded and cast.
+// 1. A range of bytes or a box of a value becomes *jobs*: boxes whose stored elements have one place in memory.
+// 2. A job is cut into *parts*: rows of elements that are at equal distances in one source.
+// 3. A long contiguous part is read straight to its place.
+// 4. The other parts of all jobs are collected, sorted by source and offset, and read through a window, near ones
+//    together, whichever tensors they belong to.
+// 5. The window is scattered to the places of the jobs; parts that become columns of the output, several at a time.
+// 6. When all parts are read, the stored elements of each job are decoded and cast.
 // From top to bottom:
 //   - Part, and the functions that copy parts from a window: one at a time, columns together, rows together
 //   - each_box_of_range(), with_whole_rows(): a range of bytes as boxes
-//   - Gatherer::Impl: finds the pieces that overlap a box, makes parts of them, reads, scatters and casts
+//   - Gatherer::Impl: finds the pieces that overlap a box, makes parts of them, reads, scatters, decodes and casts
 //   - Gatherer: checks the arguments
 #include "lazy/gatherer.hpp"
 
 #include "base/faults.hpp"
+#include "base/watch.hpp"
 #include "lazy/regions.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "tensor/convert.hpp"
@@ -31,30 +34,32 @@
 namespace safemap::SAFEMAP_ABI {
 namespace {
 
-constexpr std::size_t window_size = 1U << 20;     // bytes read at once for scattered parts
-constexpr std::size_t rows_window = 256U << 10;   // the same for rows, which are copied while they are in the CPU cache
-constexpr std::size_t cast_size = 512U << 10;     // bytes of stored elements converted at once
-constexpr std::size_t max_parts = 8192;           // collected before they are read
-constexpr std::uint64_t direct_size = 16U << 10;  // a contiguous part of this size is read straight into the output
+constexpr std::size_t window_size = 1U << 20;    // bytes read at once for scattered parts
+constexpr std::size_t rows_window = 256U << 10;  // the same for rows, which are copied while they are in the CPU cache
+constexpr std::size_t cast_size = 512U << 10;    // bytes of stored elements converted at once
+constexpr std::size_t max_parts = 8192;          // collected before they are read
+constexpr std::size_t max_jobs = 2048;           // collected before they are read, decoded and cast
+constexpr std::uint64_t direct_size = Gatherer::long_part;
 // Gap in bytes between two parts that is cheaper to read than to skip: a warm pread costs about half a microsecond, the
 // time to copy 8 KiB.
 constexpr std::uint64_t worthwhile_gap = 8U << 10;
 constexpr std::size_t cache_line = 64;
 
 // Copies `count` units, `in_step` apart from byte `offset` of a source on, to places `out_step` apart from byte `out`
-// on. `rows` such rows follow each other at distance `row_in` in the source and `row_out` in the output; if there are
-// several, each row is contiguous.
+// of the job on. `rows` such rows follow each other at distance `row_in` in the source and `row_out` in the output; if
+// there are several, each row is contiguous.
 struct Part {
     const Source* source;
     std::uint64_t offset;
     std::uint64_t out;
     std::uint64_t count;
-    std::int64_t in_step;    // bytes
-    std::int64_t out_step;   // bytes
-    std::size_t window = 0;  // its position in the window
+    std::int64_t in_step;   // bytes
+    std::int64_t out_step;  // bytes
     std::uint64_t rows = 1;
     std::uint64_t row_in = 0;  // bytes
     std::int64_t row_out = 0;  // bytes
+    std::uint32_t window = 0;  // its position in the window
+    std::uint32_t job = 0;     // the job that it belongs to
 
     std::uint64_t low() const noexcept { return in_step < 0 ? offset - row_span() : offset; }
     std::uint64_t high(unsigned unit) const noexcept { return low() + row_span() + (rows - 1) * row_in + unit; }
@@ -62,7 +67,17 @@ struct Part {
 private:
     std::uint64_t row_span() const noexcept { return (count - 1) * static_cast<std::uint64_t>(std::abs(in_step)); }
 };
-static_assert(window_size + cast_size + max_parts * sizeof(Part) <= Gatherer::most_memory);
+
+// A box of a value: the place of its stored elements, and what becomes of them when all are read.
+struct Job {
+    const LazyTensor* tensor;
+    std::span<std::byte> stored;  // the place: the output, or a buffer if the value is cast
+    std::byte* cast;              // the output, if the value is cast; otherwise null
+    CastCounts* counts;           // the statistics that the cast is added to
+    Dtype dtype;                  // dtype of the value
+    unsigned unit;                // bytes of a stored unit
+};
+static_assert(window_size + cast_size + max_parts * sizeof(Part) + max_jobs * sizeof(Job) <= Gatherer::most_memory);
 
 template <class Unit>
 void copy_units(const std::byte* in, std::int64_t in_step, std::byte* out, std::int64_t out_step, std::uint64_t count) {
@@ -97,9 +112,9 @@ void copy_part(const Part& part, unsigned unit, const std::byte* window, std::by
 
 /// Returns true if `next` fills the column of the output next to that of `part`, and both are contiguous in the window.
 bool are_neighbours(const Part& part, const Part& next, unsigned unit) noexcept {
-    return part.rows == 1 && next.rows == 1 && next.out == part.out + unit && next.count == part.count &&
-           next.out_step == part.out_step && part.in_step == static_cast<std::int64_t>(unit) &&
-           next.in_step == part.in_step;
+    return part.job == next.job && part.rows == 1 && next.rows == 1 && next.out == part.out + unit &&
+           next.count == part.count && next.out_step == part.out_step &&
+           part.in_step == static_cast<std::int64_t>(unit) && next.in_step == part.in_step;
 }
 
 /// Copies neighbouring columns, at one time as many as fill a cache line of the output.
@@ -125,7 +140,8 @@ template <class Unit> void copy_columns(std::span<const Part> columns, const std
 
 /// Returns true if the rows of `next` continue the rows of `part` in the output.
 bool continue_rows(const Part& part, const Part& next, unsigned unit) noexcept {
-    return next.out == part.out + part.count * unit && next.rows == part.rows && next.row_out == part.row_out;
+    return part.job == next.job && next.out == part.out + part.count * unit && next.rows == part.rows &&
+           next.row_out == part.row_out;
 }
 
 /// Copies the rows of neighbours side by side. `size` is the bytes of each row if the compiler should know it, else 0.
@@ -160,6 +176,14 @@ std::size_t copy_rows(std::span<const Part> parts, unsigned unit, const std::byt
 
 // Cannot overflow: the box is inside a shape whose element count is known.
 std::uint64_t units_of(const Box& box) { return *element_count(box.extent); }
+
+void require_range(const LazyTensor& tensor, Dtype dtype, Extent range) {
+    const std::uint64_t size = byte_size(dtype, tensor.element_count()).value_or(0);
+    if (!range.inside(size))
+        throw Error(Errc::index_out_of_range, std::to_string(range.size) + " bytes from byte " +
+                                                  std::to_string(range.offset) + " are outside its " +
+                                                  std::to_string(size) + " bytes");
+}
 
 void require_inside(const LazyTensor& tensor, const Box& box, std::size_t out_size) {
     const Shape& shape = tensor.shape();
@@ -221,31 +245,63 @@ LazyTensor with_whole_rows(const LazyTensor& tensor) {
 
 class Gatherer::Impl {
 public:
-    void fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
-        if (out.empty()) return;
-        if (tensor.dtype() == tensor.stored()->dtype()) return fill_stored(tensor, box, out);
-        fill_cast(tensor, box, out);
+    void begin(const GatherRoom& room) {
+        jobs_.clear();
+        drop_parts();
+        watch_ = room.watch;
+        scratch_ = room.scratch;
+        scratch_used_ = 0;
     }
 
-    // Reads a byte range of a view that is contiguous and neither cast nor decoded: a range of stored elements.
-    void fill_contiguous(const LazyTensor& tensor, std::uint64_t first_byte, std::span<std::byte> out) {
-        const StoredTensor& stored = *tensor.stored();
-        const unsigned unit = stored.unit_size();
-        begin(stored, out);
-        if (stored.in_boxes()) walk_range(stored, first_byte / unit, out.size() / unit);
+    /// Says what the next calls of add() are for. The tensor must live until finish().
+    void want(const LazyTensor& tensor, Dtype dtype, CastCounts* counts) {
+        if (watch_ != nullptr) watch_->check_stop();
+        tensor_ = &tensor;
+        dtype_ = dtype;
+        stored_ = tensor.stored().get();
+        cast_counts_ = counts != nullptr ? counts : &counts_;
+    }
+
+    /// Adds a box of `view`: the wanted tensor, or the same elements in another shape.
+    void add(const LazyTensor& view, const Box& box, std::span<std::byte> out) {
+        if (out.empty()) return;
+        if (dtype_ != stored_->dtype()) return add_cast(view, box, out);
+        add_job({tensor_, out, nullptr, cast_counts_, dtype_, stored_->unit_size()});
+        walk(view, box);
+    }
+
+    // Adds a byte range of a view that is contiguous and neither cast nor decoded: a range of stored elements.
+    void add_contiguous(std::uint64_t first_byte, std::span<std::byte> out) {
+        const unsigned unit = stored_->unit_size();
+        add_job({tensor_, out, nullptr, cast_counts_, dtype_, unit});
+        if (stored_->in_boxes()) walk_range(*stored_, first_byte / unit, out.size() / unit);
         else emit(first_byte / unit, 0, {out.size() / unit, 1, unit});
-        flush();
+    }
+
+    /// Reads, decodes and casts what was added.
+    void finish() {
+        read_parts();
+        for (const Job& job : jobs_) {
+            const Dtype from = job.tensor->stored()->dtype();
+            const Decoding decoding = job.tensor->decoding();
+            if (decoding.byte_swap) byte_swap(job.stored, swap_size(from));
+            if (decoding.conj) conjugate(from, job.stored);
+            if (decoding.neg) negate(from, job.stored);
+            if (job.cast != nullptr) cast(job, from);
+        }
+        jobs_.clear();
+        scratch_used_ = 0;
     }
 
     CastCounts take_counts() noexcept { return std::exchange(counts_, {}); }
 
 private:
-    // Reads and casts through a fixed buffer: halves the box until its stored elements fit. Cuts along the first
-    // dimension with more than one element, so that both halves are contiguous in `out`.
-    void fill_cast(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
-        const Dtype from = tensor.stored()->dtype();
+    // Halves the box until its stored elements fit into a fixed part of the scratch. Cuts along the first dimension
+    // with more than one element, so that both halves are contiguous in `out`.
+    void add_cast(const LazyTensor& view, const Box& box, std::span<std::byte> out) {
         const std::uint64_t count = units_of(box);
-        if (count * element_size(from) > cast_size) {
+        const std::uint64_t size = count * element_size(stored_->dtype());
+        if (size > cast_size) {
             std::size_t d = 0;
             while (box.extent[d] == 1) ++d;
             Box low = box;
@@ -253,35 +309,38 @@ private:
             low.extent[d] = box.extent[d] / 2;
             high.start[d] += low.extent[d];
             high.extent[d] -= low.extent[d];
-            const auto cut = static_cast<std::size_t>(units_of(low) * element_size(tensor.dtype()));
-            fill_cast(tensor, low, out.first(cut));
-            fill_cast(tensor, high, out.subspan(cut));
+            const auto cut = static_cast<std::size_t>(units_of(low) * element_size(dtype_));
+            add_cast(view, low, out.first(cut));
+            add_cast(view, high, out.subspan(cut));
             return;
         }
-        raw_.resize(cast_size);
-        const auto raw = std::span(raw_).first(static_cast<std::size_t>(count * element_size(from)));
-        fill_stored(tensor, box, raw);
-        const ConvertCounts converted = convert(from, raw, tensor.dtype(), out);
-        counts_ += {count, converted.overflowed, converted.non_finite};
+        const auto raw = take_scratch(static_cast<std::size_t>(size));
+        add_job({tensor_, raw, out.data(), cast_counts_, dtype_, stored_->unit_size()});
+        walk(view, box);
     }
 
-    void fill_stored(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
-        const StoredTensor& stored = *tensor.stored();
-        begin(stored, out);
-        walk(tensor, box);
-        flush();
-
-        const Decoding& decoding = tensor.decoding();
-        if (decoding.byte_swap) byte_swap(out, swap_size(stored.dtype()));
-        if (decoding.conj) conjugate(stored.dtype(), out);
-        if (decoding.neg) negate(stored.dtype(), out);
+    // Returns a place for the stored elements of a job. If no space is left, finishes the jobs before it.
+    std::span<std::byte> take_scratch(std::size_t size) {
+        if (scratch_.size() < cast_size) {
+            raw_.resize(cast_size);
+            scratch_ = raw_;
+        }
+        if (jobs_.size() == max_jobs || size > scratch_.size() - scratch_used_) finish();
+        const auto taken = scratch_.subspan(scratch_used_, size);
+        scratch_used_ += size;
+        return taken;
     }
 
-    void begin(const StoredTensor& stored, std::span<std::byte> out) {
-        stored_ = &stored;
-        out_ = out;
-        parts_.clear();
-        at_once_ = window_size;
+    void add_job(const Job& job) {
+        if (jobs_.size() == max_jobs) finish();
+        jobs_.push_back(job);
+    }
+
+    static void cast(const Job& job, Dtype from) {
+        const std::uint64_t count = job.stored.size() / element_size(from);
+        const std::span out(job.cast, static_cast<std::size_t>(count * element_size(job.dtype)));
+        const ConvertCounts converted = convert(from, job.stored, job.dtype, out);
+        *job.counts += {count, converted.overflowed, converted.non_finite};
     }
 
     // Reads a range of elements of the base, box by box.
@@ -400,8 +459,11 @@ private:
         }
     }
 
+    unsigned unit_of(const Part& part) const noexcept { return jobs_[part.job].unit; }
+    const std::string& tensor_of(const Part& part) const noexcept { return jobs_[part.job].tensor->name(); }
+
     bool contiguous(const Part& part) const noexcept {
-        const auto unit = static_cast<std::int64_t>(stored_->unit_size());
+        const auto unit = static_cast<std::int64_t>(unit_of(part));
         return part.rows == 1 && (part.count == 1 || (part.in_step == unit && part.out_step == unit));
     }
 
@@ -410,21 +472,60 @@ private:
         about_file([&] { return source.name(); }, [&] { source.read_at(offset, into); });
     }
 
+    /// Reads the extent that holds all of `parts`. The error of a failure has the tensor that cannot be read.
+    void read(std::span<const Part> parts, std::uint64_t offset, std::span<std::byte> into) const {
+        if (watch_ != nullptr) watch_->check_stop();
+        try {
+            read(*parts.front().source, offset, into);
+        } catch (Error& error) {
+            if (error.code() != Errc::cancelled) find_unreadable(parts, offset, into);
+            error.with_tensor(tensor_of(parts.front()));
+            throw;
+        }
+    }
+
+    /// Throws the error of the first part that cannot be read by itself, if parts of several tensors were read
+    /// together.
+    void find_unreadable(std::span<const Part> parts, std::uint64_t offset, std::span<std::byte> into) const {
+        const LazyTensor* const first = jobs_[parts.front().job].tensor;
+        const auto of_first = [&](const Part& part) { return jobs_[part.job].tensor == first; };
+        if (std::all_of(parts.begin(), parts.end(), of_first)) return;
+        for (const Part& part : parts) {
+            const std::uint64_t low = part.low();
+            const auto own = into.subspan(low - offset, part.high(unit_of(part)) - low);
+            about_tensor(tensor_of(part), [&] { read(*part.source, low, own); });
+        }
+    }
+
+    /// Adds a part of the last job, and reads the parts if there are many.
+    void collect(const Part& part) {
+        parts_.push_back(part);
+        parts_.back().job = last_job();
+        if (part.rows > 1) at_once_ = rows_window;
+        if (parts_.size() == max_parts) read_parts();
+    }
+
+    std::uint32_t last_job() const noexcept { return static_cast<std::uint32_t>(jobs_.size() - 1); }
+
+    void drop_parts() noexcept {
+        parts_.clear();
+        at_once_ = window_size;
+    }
+
     // Adds a part, cut into parts that fit into the window. Elements that are far apart become one part each.
     void add(Part part) {
-        if (contiguous(part) && part.count * stored_->unit_size() >= direct_size) {
-            read(*part.source, part.offset, out_.subspan(part.out, part.count * stored_->unit_size()));
-            return;
-        }
+        part.job = last_job();
+        const unsigned unit = unit_of(part);
+        if (contiguous(part) && part.count * unit >= direct_size)
+            return read({&part, 1}, part.offset, jobs_.back().stored.subspan(part.out, part.count * unit));
         const auto distance = static_cast<std::uint64_t>(std::abs(part.in_step));
         const std::uint64_t most = distance == 0               ? part.count
                                    : distance > worthwhile_gap ? 1
-                                                               : (window_size - stored_->unit_size()) / distance + 1;
+                                                               : (window_size - unit) / distance + 1;
         while (part.count > 0) {
             Part piece = part;
             piece.count = std::min(part.count, most);
-            parts_.push_back(piece);
-            if (parts_.size() == max_parts) flush();
+            collect(piece);
             part.offset += piece.count * static_cast<std::uint64_t>(part.in_step);
             part.out += piece.count * static_cast<std::uint64_t>(part.out_step);
             part.count -= piece.count;
@@ -441,12 +542,11 @@ private:
             const std::uint64_t count = std::min(left, most);
             if (count == 1) add(row);
             else {
-                parts_.push_back(row);
-                at_once_ = rows_window;
-                parts_.back().rows = count;
-                parts_.back().row_in = distance;
-                parts_.back().row_out = rows.out;
-                if (parts_.size() == max_parts) flush();
+                Part several = row;
+                several.rows = count;
+                several.row_in = distance;
+                several.row_out = rows.out;
+                collect(several);
             }
             row.offset += count * distance;
             row.out += count * static_cast<std::uint64_t>(rows.out);
@@ -455,7 +555,7 @@ private:
     }
 
     // Reads the collected parts, near ones together. Scatters the window whenever it is full.
-    void flush() {
+    void read_parts() {
         const auto before = [](const Part& a, const Part& b) {
             return a.source != b.source ? std::less<>()(a.source, b.source) : a.low() < b.low();
         };
@@ -473,19 +573,21 @@ private:
                 filled = 0;
             }
             if (straight) {
-                read(*left.front().source, extent.offset, out_.subspan(left.front().out, extent.size));
+                const Part& part = left.front();
+                read({&part, 1}, extent.offset, jobs_[part.job].stored.subspan(part.out, extent.size));
                 in_window = left.subspan(1, 0);
             } else {
                 window_.resize(window_size);
-                read(*left.front().source, extent.offset, std::span(window_).subspan(filled, extent.size));
-                for (Part& part : left.first(count)) part.window = filled + (part.offset - extent.offset);
+                read(left.first(count), extent.offset, std::span(window_).subspan(filled, extent.size));
+                for (Part& part : left.first(count))
+                    part.window = static_cast<std::uint32_t>(filled + (part.offset - extent.offset));
                 in_window = std::span(in_window.data(), in_window.size() + count);
                 filled += extent.size;
             }
             left = left.subspan(count);
         }
         scatter(in_window);
-        parts_.clear();
+        drop_parts();
     }
 
     struct Run {
@@ -495,13 +597,12 @@ private:
 
     // Returns how many of `parts`, from the first one on, are cheaper to read together, and their extent.
     Run near_each_other(std::span<const Part> parts) const {
-        const unsigned unit = stored_->unit_size();
         const std::uint64_t low = parts.front().low();
-        std::uint64_t high = parts.front().high(unit);
+        std::uint64_t high = parts.front().high(unit_of(parts.front()));
         std::size_t count = 1;
         for (; count < parts.size(); ++count) {
             const Part& next = parts[count];
-            const std::uint64_t grown = std::max(high, next.high(unit));
+            const std::uint64_t grown = std::max(high, next.high(unit_of(next)));
             if (next.source != parts.front().source || grown - low > at_once_) break;
             if (next.low() > high && next.low() - high > worthwhile_gap) break;
             high = grown;
@@ -510,36 +611,45 @@ private:
     }
 
     void scatter(std::span<Part> parts) {
-        const unsigned unit = stored_->unit_size();
         // Rows that continue each other in the output are written together.
         const auto has_rows = [](const Part& part) { return part.rows > 1; };
         if (std::any_of(parts.begin(), parts.end(), has_rows))
-            std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.out < b.out; });
+            std::sort(parts.begin(), parts.end(),
+                      [](const Part& a, const Part& b) { return a.job != b.job ? a.job < b.job : a.out < b.out; });
         while (!parts.empty()) {
+            const unsigned unit = unit_of(parts.front());
+            std::byte* const out = jobs_[parts.front().job].stored.data();
             std::size_t count = 1;
             if (parts.front().rows > 1) {
                 while (count < parts.size() && continue_rows(parts[count - 1], parts[count], unit)) ++count;
-                count = copy_rows(parts.first(count), unit, window_.data(), out_.data());
+                count = copy_rows(parts.first(count), unit, window_.data(), out);
                 parts = parts.subspan(count);
                 continue;
             }
             while (count < parts.size() && are_neighbours(parts[count - 1], parts[count], unit)) ++count;
-            if (count == 1) copy_part(parts.front(), unit, window_.data(), out_.data());
+            if (count == 1) copy_part(parts.front(), unit, window_.data(), out);
             else
-                with_unit(unit, [&](auto each) {
-                    copy_columns<decltype(each)>(parts.first(count), window_.data(), out_.data());
-                });
+                with_unit(unit,
+                          [&](auto each) { copy_columns<decltype(each)>(parts.first(count), window_.data(), out); });
             parts = parts.subspan(count);
         }
     }
 
+    // The tensor that is being added.
+    const LazyTensor* tensor_ = nullptr;
+    Dtype dtype_ = {};
+    CastCounts* cast_counts_ = nullptr;
     const StoredTensor* stored_ = nullptr;
-    std::span<std::byte> out_;
+
+    std::vector<Job> jobs_;
     std::vector<Part> parts_;
     std::size_t at_once_ = window_size;
     std::vector<std::byte> window_;
-    std::vector<std::byte> raw_;
-    CastCounts counts_;
+    const Watch* watch_ = nullptr;
+    std::span<std::byte> scratch_;  // for the stored elements of values that are cast
+    std::size_t scratch_used_ = 0;
+    std::vector<std::byte> raw_;  // the scratch if the caller gives none
+    CastCounts counts_;           // casts without statistics of the caller
 };
 
 Gatherer::Gatherer() : impl_(std::make_unique<Impl>()) {}
@@ -547,41 +657,51 @@ Gatherer::~Gatherer() = default;
 Gatherer::Gatherer(Gatherer&&) noexcept = default;
 Gatherer& Gatherer::operator=(Gatherer&&) noexcept = default;
 
+void Gatherer::begin(const GatherRoom& room) { impl_->begin(room); }
+
+void Gatherer::add(const LazyTensor& tensor, Dtype dtype, std::uint64_t offset, std::span<std::byte> out,
+                   CastCounts* counts) {
+    about_tensor(tensor.name(), [&] {
+        require_range(tensor, dtype, {offset, out.size()});
+        impl_->want(tensor, dtype, counts);
+        if (out.empty()) return;
+        const unsigned width = bits(dtype);
+        const std::uint64_t unit = tensor.stored()->unit_size();
+        const bool as_stored = dtype == tensor.stored()->dtype() && tensor.decoding() == Decoding{};
+        const StridedView view = tensor.strided_view();
+        if (as_stored && offset % unit == 0 && out.size() % unit == 0 && is_contiguous(view.shape, view.strides))
+            return impl_->add_contiguous(static_cast<std::uint64_t>(view.offset) * width / 8 + offset, out);
+
+        if (offset * 8 % width != 0 || out.size() * 8 % width != 0)
+            throw Error(Errc::invalid_argument, "the range of bytes cuts an element of " + std::string(name(dtype)));
+        add_elements(whole_bytes(dtype) ? tensor : with_whole_rows(tensor), width, offset * 8 / width, out);
+    });
+}
+
+void Gatherer::add_elements(const LazyTensor& view, unsigned width, std::uint64_t first, std::span<std::byte> out) {
+    each_box_of_range(view.shape(), first, out.size() * 8 / width, [&](const Box& box, std::uint64_t count) {
+        const auto size = static_cast<std::size_t>(count * width / 8);
+        impl_->add(view, box, out.first(size));
+        out = out.subspan(size);
+    });
+}
+
+void Gatherer::flush() { impl_->finish(); }
+
 void Gatherer::fill(const LazyTensor& tensor, const Box& box, std::span<std::byte> out) {
+    begin();
     about_tensor(tensor.name(), [&] {
         require_inside(tensor, box, out.size());
-        impl_->fill(tensor, box, out);
+        impl_->want(tensor, tensor.dtype(), nullptr);
+        impl_->add(tensor, box, out);
     });
+    flush();
 }
 
 void Gatherer::fill(const LazyTensor& tensor, std::uint64_t offset, std::span<std::byte> out) {
-    return about_tensor(tensor.name(), [&] {
-        if (!Extent{offset, out.size()}.inside(tensor.nbytes()))
-            throw Error(Errc::index_out_of_range, std::to_string(out.size()) + " bytes from byte " +
-                                                      std::to_string(offset) + " are outside its " +
-                                                      std::to_string(tensor.nbytes()) + " bytes");
-        if (out.empty()) return;
-        const unsigned width = bits(tensor.dtype());
-        const std::uint64_t unit = tensor.stored()->unit_size();
-        const bool as_stored = tensor.dtype() == tensor.stored()->dtype() && tensor.decoding() == Decoding{};
-        const StridedView view = tensor.strided_view();
-        if (as_stored && offset % unit == 0 && out.size() % unit == 0 && is_contiguous(view.shape, view.strides))
-            return impl_->fill_contiguous(tensor, static_cast<std::uint64_t>(view.offset) * width / 8 + offset, out);
-
-        if (offset * 8 % width != 0 || out.size() * 8 % width != 0)
-            throw Error(Errc::invalid_argument,
-                        "the range of bytes cuts an element of " + std::string(name(tensor.dtype())));
-        fill_elements(whole_bytes(tensor.dtype()) ? tensor : with_whole_rows(tensor), offset * 8 / width, out);
-    });
-}
-
-void Gatherer::fill_elements(const LazyTensor& tensor, std::uint64_t first, std::span<std::byte> out) {
-    const unsigned width = bits(tensor.dtype());
-    each_box_of_range(tensor.shape(), first, out.size() * 8 / width, [&](const Box& box, std::uint64_t count) {
-        const auto size = static_cast<std::size_t>(count * width / 8);
-        impl_->fill(tensor, box, out.first(size));
-        out = out.subspan(size);
-    });
+    begin();
+    add(tensor, tensor.dtype(), offset, out);
+    flush();
 }
 
 CastCounts Gatherer::take_counts() noexcept { return impl_->take_counts(); }

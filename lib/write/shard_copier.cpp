@@ -1,12 +1,12 @@
 // Copies tensors into files. Files are cut into units of at most one block. Workers take the units in the order of the
 // output, gather each unit into their buffer and write it. From top to bottom:
-// - Block sizes, Stretch, stands_apart(): how a file is cut. A stream is tensors side by side, cut at the file's
-//   blocks. A tensor that is strided, in boxes or of sub-byte elements is a stretch by itself, cut as Blocks says.
+// - Stretch: a stretch of a file that is cut in one way; cuts.cpp finds them. A stream is tensors side by side, cut at
+//   the file's blocks. A tensor that is strided, in boxes or of sub-byte elements is a stretch by itself.
 // - Planning: each file is adopted from a killed process, or allocated and cut into stretches. A unit is computed from
-//   its number, so the plan is as short as the list of files.
-// - Copying: a unit is gathered, fed to the digests, and written from a buffer where it has the same offset in a page
-//   as in the file. Digests are computed from the bytes as they pass, in the order of the file. What is written in
-//   tiles is read back once for them.
+//   its number, so the plan is short.
+// - Copying: a unit, with all tensors in it, is gathered, fed to the digests, and written from a buffer where it has
+//   the same offset in a page as in the file. Digests are computed from the bytes as they pass, in the order of the
+//   file. What is written in tiles is read back once for them.
 // - finish(): the worker that does the last unit of a file writes its header and flushes it to disk.
 // - write_files() runs one copier for each part on common workers; buffer_bytes() predicts their memory.
 #include "write/shard_copier.hpp"
@@ -22,6 +22,7 @@
 #include "lazy/page_cache.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/digests.hpp"
+#include "write/cuts.hpp"
 #include "write/digest_patch.hpp"
 #include "write/saving.hpp"
 #include "write/shards.hpp"
@@ -39,45 +40,17 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
-using namespace literals;
-
-// Two workers reach the full speed of the machine, and blocks closer together are written faster. Past the page cache,
-// 3.8 GB took 2.0 to 3.7 s in blocks of 1 MiB, and 2.1 to 4.5 s in blocks of 8 MiB. Through the page cache, it took 2.1
-// to 17 s in blocks of 1 MiB, and 6 to 17 s in blocks of 8 MiB.
-constexpr std::uint64_t stream_block = 1_MiB;
-// A transposed tensor is gathered in tiles, and a tensor in boxes in rows; larger blocks are faster for both.
-constexpr std::uint64_t largest_block = 8_MiB;
-static_assert(Workers::buffer_size(saving_threads.most, 1, largest_block) >= stream_block);
-// A tensor above this size that is strided, or in boxes, is never cut at a block boundary: each part would read most of
-// the tensor.
-constexpr std::uint64_t small_strided = 64_KiB;
+static_assert(Workers::buffer_size(saving_threads.most, 1, largest_buffer) >= stream_block);
 
 // Blocks begin at multiples of a page, so they cut no element: writers align the data to eight bytes or more.
 constexpr std::uint64_t page = io::direct_alignment;
 static_assert(Worker::page == page);
 
-/// A stretch of one file that is cut into units in one way.
-struct Stretch {
-    enum class Kind : std::uint8_t {
-        stream,  ///< tensors side by side, cut wherever the file's offset is a multiple of a block
-        blocks,  ///< one tensor, cut as Blocks says
-    };
-    Extent bytes = {};
+/// A stretch of one file, with what is known while it is copied.
+struct Stretch : Cut {
     std::uint32_t file = 0;
-    std::uint32_t first = 0;  ///< first of its tensors, counted in the file
-    std::uint32_t count = 0;
-    Kind kind = Kind::stream;
     std::atomic<std::uint64_t>* boxes_left = nullptr;  ///< set for a tensor that is written in tiles and needs a digest
 };
-
-/// Returns true if a tensor must not be cut at an arbitrary byte.
-bool stands_apart(const LazyTensor& tensor, Dtype written) {
-    // A stream is cut at multiples of eight bytes, counted from the first byte of a tensor.
-    if (!whole_bytes(written) || element_size(written) > 8) return true;
-    if (tensor.nbytes() <= small_strided) return false;
-    const StridedView& view = tensor.strided_view();
-    return !is_contiguous(view.shape, view.strides) || Blocks::wants_rows(tensor);
-}
 
 /// The plan of one part of a save, and the work on its units.
 class ShardCopier {
@@ -147,40 +120,17 @@ private:
     }
 
     void plan(std::uint32_t file) {
-        const PlannedFile& planned = layout_.files[file];
         const std::size_t before = units_.size();
-        const auto count = static_cast<std::uint32_t>(planned.tensors.size());
-        for (std::uint32_t first = 0; first < count;) {
-            std::uint32_t end = first;
-            while (end < count && !stands_apart(planned.tensors[end])) ++end;
-            if (end > first) plan_stream(file, first, end);
-            if (end < count) plan_blocks(file, end++);
-            first = end;
+        for (const Cut& cut : cuts_of(tensors_, layout_.files[file], workers_.buffer_size())) {
+            if (cut.kind == Cut::Kind::stream) add({cut, file}, cut.units());
+            else plan_blocks({cut, file});
         }
         files_[file].units = units_.size() - before;
         files_[file].units_left = units_.size() - before;
     }
 
-    void plan_stream(std::uint32_t file, std::uint32_t first, std::uint32_t end) {
-        const std::uint64_t from = layout_.files[file].tensors[first].offset;
-        const std::uint64_t to = end_of(file, end - 1);
-        if (from == to) return;
-        add({.bytes = {from, to - from},
-             .file = file,
-             .first = first,
-             .count = end - first,
-             .kind = Stretch::Kind::stream},
-            (to - 1) / stream_block - from / stream_block + 1);
-    }
-
-    void plan_blocks(std::uint32_t file, std::uint32_t tensor) {
-        const PlannedTensor& planned = layout_.files[file].tensors[tensor];
-        const Blocks blocks = blocks_of(value(planned));
-        Stretch stretch{.bytes = {planned.offset, end_of(file, tensor) - planned.offset},
-                        .file = file,
-                        .first = tensor,
-                        .count = 1,
-                        .kind = Stretch::Kind::blocks};
+    void plan_blocks(Stretch stretch) {
+        const Blocks blocks = blocks_of(value(layout_.files[stretch.file].tensors[stretch.first]));
         if (digests_ && !blocks.ranges()) stretch.boxes_left = &boxes_left_.emplace_back(blocks.count());
         add(stretch, blocks.count());
     }
@@ -194,19 +144,10 @@ private:
     /// Returns the blocks of a tensor. One page of the buffer stays free, because a block has the same offset in a page
     /// of the buffer as in a page of the file.
     Blocks blocks_of(const LazyTensor& tensor) const {
-        const std::uint64_t most = workers_.buffer_size() - page;
+        const std::uint64_t most = std::min<std::uint64_t>(workers_.buffer_size(), largest_block) - page;
         // Digests need the bytes in order, and this destination cannot read tiles back.
         if (digests_ && !destination_.reads_back()) return Blocks::in_order(tensor, most);
         return Blocks::for_disk(tensor, most);
-    }
-
-    bool stands_apart(const PlannedTensor& planned) const {
-        return write::stands_apart(tensors_[planned.number], planned.dtype);
-    }
-
-    std::uint64_t end_of(std::uint32_t file, std::uint32_t tensor) const {
-        const PlannedFile& planned = layout_.files[file];
-        return tensor + 1 < planned.tensors.size() ? planned.tensors[tensor + 1].offset : planned.size;
     }
 
     /// Returns the tensor as it is written.
@@ -244,26 +185,48 @@ private:
     /// Copies a unit of a stream. Like the functions below, returns false if another worker has failed and the save
     /// ends.
     bool copy_stream(const Stretch& stretch, std::uint64_t number, unsigned worker) {
-        const std::uint64_t from = stretch.bytes.offset;
-        const std::uint64_t begin = std::max(from, (from / stream_block + number) * stream_block);
-        const std::uint64_t end = std::min(stretch.bytes.end(), (from / stream_block + number + 1) * stream_block);
-        const std::span<std::byte> whole = in_page(begin, end - begin, worker);
-        const auto& planned = layout_.files[stretch.file].tensors;
-        const auto first = planned.begin() + stretch.first;
-        auto at = std::upper_bound(first, first + stretch.count, begin,
+        const Extent unit = stretch.unit(number);
+        const std::span<std::byte> whole = in_page(unit.offset, unit.size, worker);
+        gather(stretch, unit, whole, worker);
+        const bool fed = each_part(stretch, unit, [&](const PlannedTensor& planned, std::uint64_t size, Extent part) {
+            const auto bytes = whole.subspan(planned.offset + part.offset - unit.offset, part.size);
+            return feed(planned, size, part.offset, bytes, worker);
+        });
+        if (!fed) return false;
+        output(stretch).write_at(unit.offset, whole);
+        watch_.add(whole.size());
+        return true;
+    }
+
+    /// Reads all tensors of a unit together.
+    void gather(const Stretch& stretch, Extent unit, std::span<std::byte> whole, unsigned worker) {
+        Gatherer& gatherer = workers_.gatherer(worker);
+        const std::size_t used = unit.offset % page + whole.size();
+        gatherer.begin({.scratch = workers_.buffer(worker).subspan(used, stretch.scratch), .watch = &watch_});
+        each_part(stretch, unit, [&](const PlannedTensor& planned, std::uint64_t, Extent part) {
+            gatherer.add(tensors_[planned.number], planned.dtype, part.offset,
+                         whole.subspan(planned.offset + part.offset - unit.offset, part.size),
+                         counts_of(planned, worker));
+            return true;
+        });
+        gatherer.flush();
+    }
+
+    /// Calls visit(planned, size, part) for each tensor with bytes in a unit of a stream: `part` of its `size` bytes.
+    /// Stops, and returns false, when a call returns false.
+    template <class Visit> bool each_part(const Stretch& stretch, Extent unit, Visit&& visit) const {
+        const PlannedFile& file = layout_.files[stretch.file];
+        const auto first = file.tensors.begin() + stretch.first;
+        auto at = std::upper_bound(first, first + stretch.count, unit.offset,
                                    [](std::uint64_t offset, const PlannedTensor& t) { return offset < t.offset; });
-        std::uint64_t filled = begin;
-        for (--at; filled < end; ++at) {
-            const std::uint64_t tensor_end = end_of(stretch.file, static_cast<std::uint32_t>(at - planned.begin()));
-            const std::uint64_t stop = std::min(end, tensor_end);
+        std::uint64_t filled = unit.offset;
+        for (--at; filled < unit.end(); ++at) {
+            const std::uint64_t tensor_end = end_of(file, static_cast<std::size_t>(at - file.tensors.begin()));
+            const std::uint64_t stop = std::min(unit.end(), tensor_end);
             if (stop <= filled) continue;  // no elements
-            const auto part = whole.subspan(filled - begin, stop - filled);
-            gather(*at, filled - at->offset, part, worker);
-            if (!feed(*at, tensor_end - at->offset, filled - at->offset, part, worker)) return false;
+            if (!visit(*at, tensor_end - at->offset, Extent{filled - at->offset, stop - filled})) return false;
             filled = stop;
         }
-        output(stretch).write_at(begin, whole);
-        watch_.add(whole.size());
         return true;
     }
 
@@ -307,19 +270,18 @@ private:
         return true;
     }
 
-    void gather(const PlannedTensor& planned, std::uint64_t offset, std::span<std::byte> into, unsigned worker) {
-        const LazyTensor& tensor = tensors_[planned.number];
-        if (tensor.dtype() == planned.dtype) workers_.gatherer(worker).fill(tensor, offset, into);
-        else workers_.gatherer(worker).fill(tensor.cast(planned.dtype), offset, into);
-        count_cast(planned, worker);
+    void count_cast(const PlannedTensor& planned, unsigned worker) {
+        const CastCounts counts = workers_.gatherer(worker).take_counts();
+        if (CastCounts* const all = counts_of(planned, worker)) *all += counts;
     }
 
-    void count_cast(const PlannedTensor& planned, unsigned worker) {
+    /// Returns the statistics of a worker for the cast of a tensor; null if it is not cast.
+    CastCounts* counts_of(const PlannedTensor& planned, unsigned worker) {
         const Dtype from = tensors_[planned.number].stored()->dtype();
-        if (from == planned.dtype) return;
+        if (from == planned.dtype) return nullptr;
         for (std::size_t i = 0; i < layout_.casts.size(); ++i)
-            if (layout_.casts[i].from == from && layout_.casts[i].to == planned.dtype)
-                counts_[worker][i] += workers_.gatherer(worker).take_counts();
+            if (layout_.casts[i].from == from && layout_.casts[i].to == planned.dtype) return &counts_[worker][i];
+        return nullptr;
     }
 
     /// Opens a file if it is not open yet. Units are taken in the order of the files, so at most one file more than
@@ -373,7 +335,7 @@ void write_files(std::span<const Written> parts, const Monitor& monitor, unsigne
     std::uint64_t bytes = 0;
     for (const Written& part : parts) bytes = sum_of_sizes(bytes, part.layout.data_bytes);
     Watch watch(monitor, "converting", bytes);
-    Workers workers(threads, 1, largest_block, saving_threads);
+    Workers workers(threads, 1, largest_buffer, saving_threads);
     std::deque<ShardCopier> engines;
     for (const Written& part : parts) engines.emplace_back(part, workers, watch);
     watch.tell();
@@ -384,19 +346,25 @@ void write_files(std::span<const Written> parts, const Monitor& monitor, unsigne
 
 std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads) {
     const unsigned workers = thread_count(threads, saving_threads);
-    const std::uint64_t largest = Workers::buffer_size(workers, 1, largest_block);
-    std::uint64_t block = std::min(stream_block, layout.data_bytes);
+    const std::uint64_t buffer = Workers::buffer_size(workers, 1, largest_buffer);
+    std::uint64_t used = 0;
     bool gathers = false;
-    for (const PlannedFile& file : layout.files)
+    for (const PlannedFile& file : layout.files) {
+        for (const Cut& cut : cuts_of(tensors, file, buffer)) {
+            const bool stream = cut.kind == Cut::Kind::stream;
+            const std::uint64_t block = stream ? cut.block : std::min(buffer, largest_block);
+            used = std::max(used, std::min(block, cut.bytes.size) + cut.scratch);
+            gathers = gathers || (stream && cut.block > stream_block);
+        }
         for (const PlannedTensor& planned : file.tensors) {
             const LazyTensor& tensor = tensors[planned.number];
-            if (stands_apart(tensor, planned.dtype)) block = std::max(block, std::min(largest, tensor.nbytes()));
             const StridedView& view = tensor.strided_view();
             gathers = gathers || tensor.stored()->dtype() != planned.dtype || tensor.stored()->piece_count() > 1 ||
-                      !is_contiguous(view.shape, view.strides);
+                      !is_contiguous(view.shape, view.strides) || tensor.nbytes() < Gatherer::long_part;
         }
+    }
     constexpr std::uint64_t stack = 64_KiB;
-    return workers * (block + page + (gathers ? Gatherer::most_memory : 0) + stack);
+    return workers * (used + page + (gathers ? Gatherer::most_memory : 0) + stack);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -1,0 +1,139 @@
+// Cuts files into stretches. From top to bottom: tensors that stand apart, the runs that a window of a stream is stored
+// in, the block that fits these runs, and the stretches.
+#include "write/cuts.hpp"
+
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/strides.hpp>
+
+#include "lazy/stored_tensor.hpp"
+
+#include <algorithm>
+
+namespace safemap::SAFEMAP_ABI::write {
+
+namespace {
+
+// A tensor above this size that is strided, or in boxes, is never cut at a block boundary: each part would read most of
+// the tensor.
+constexpr std::uint64_t small_strided = 64_KiB;
+// Runs of at most this size count as short: longer ones are read one by one in any case.
+constexpr std::uint64_t short_run = Gatherer::long_part;
+// A stream is judged in windows of this size, so that a few large tensors do not hide many small ones.
+constexpr std::uint64_t window_size = largest_block;
+
+/// Returns true if a tensor must not be cut at an arbitrary byte.
+bool stands_apart(const LazyTensor& tensor, Dtype written) {
+    // A stream is cut at multiples of eight bytes, counted from the first byte of a tensor.
+    if (!whole_bytes(written) || element_size(written) > 8) return true;
+    if (tensor.nbytes() <= small_strided) return false;
+    const StridedView& view = tensor.strided_view();
+    return !is_contiguous(view.shape, view.strides) || Blocks::wants_rows(tensor);
+}
+
+/// A window of a stream, and the runs that it is stored in.
+struct Window {
+    std::uint64_t begin = 0;  // in the file
+    std::uint64_t end = 0;
+    std::uint32_t first = 0;  // first and last of its tensors, counted in the file
+    std::uint32_t last = 0;
+    std::uint64_t stored = 0;  // bytes
+    std::uint64_t runs = 0;
+    std::uint64_t cast_from = 0;  // most stored bytes of eight written bytes of a value that is cast
+
+    /// Adds `size` written bytes of a tensor. Requires a tensor of a stream: one of whole bytes.
+    void add(const LazyTensor& tensor, Dtype written, std::uint64_t size) {
+        const StoredTensor& base = *tensor.stored();
+        const std::uint64_t from = element_size(base.dtype());
+        const std::uint64_t to = element_size(written);
+        const std::uint64_t mean = base.element_count() * from / std::max<std::size_t>(base.piece_count(), 1);
+        const std::uint64_t here = size / to * from;
+        stored += here;
+        runs += here / std::clamp<std::uint64_t>(tensor.element_count() * from, 1, std::max<std::uint64_t>(mean, 1));
+        if (base.dtype() != written) cast_from = std::max(cast_from, 8 * from / to);
+    }
+};
+
+/// Cuts one stream into windows, and joins windows that are cut alike.
+class StreamCutter {
+public:
+    StreamCutter(std::uint64_t buffer, std::vector<Cut>& cuts) : buffer_(buffer), cuts_(cuts), own_(cuts.size()) {}
+
+    /// Adds the bytes [begin, end) of the file, which are tensor number `i` of it. Consecutive.
+    void add(const LazyTensor& tensor, Dtype written, std::uint32_t i, std::uint64_t begin, std::uint64_t end) {
+        while (begin < end) {
+            if (window_.begin == window_.end) window_ = {.begin = begin, .end = begin, .first = i};
+            const std::uint64_t stop = std::min(end, (begin / window_size + 1) * window_size);
+            window_.add(tensor, written, stop - begin);
+            window_.end = stop;
+            window_.last = i;
+            if (stop % window_size == 0) close();
+            begin = stop;
+        }
+    }
+
+    void close() {
+        if (window_.begin == window_.end) return;
+        const Cut cut = cut_of(window_);
+        window_ = {};
+        if (cuts_.size() > own_ && cuts_.back().block == cut.block && cuts_.back().scratch == cut.scratch) {
+            Cut& last = cuts_.back();
+            last.bytes.size += cut.bytes.size;
+            last.count = cut.first + cut.count - last.first;
+        } else {
+            cuts_.push_back(cut);
+        }
+    }
+
+private:
+    Cut cut_of(const Window& window) const {
+        Cut cut{.bytes = {window.begin, window.end - window.begin},
+                .first = window.first,
+                .count = window.last - window.first + 1,
+                .block = stream_block};
+        if (window.runs == 0 || window.stored / window.runs > short_run) return cut;
+        const auto fits = [&] { return cut.block + scratch_of(cut, window) + Worker::page <= buffer_; };
+        for (cut.block = largest_block; cut.block > stream_block && !fits();) cut.block /= 2;
+        if (fits()) cut.scratch = scratch_of(cut, window);
+        return cut;
+    }
+
+    static std::uint64_t scratch_of(const Cut& cut, const Window& window) noexcept {
+        return cut.block / 8 * window.cast_from;
+    }
+
+    std::uint64_t buffer_;
+    std::vector<Cut>& cuts_;
+    std::size_t own_;  // cuts before those of this stream
+    Window window_;
+};
+
+}  // namespace
+
+Extent Cut::unit(std::uint64_t number) const noexcept {
+    const std::uint64_t begin = (bytes.offset / block + number) * block;
+    const std::uint64_t from = std::max(bytes.offset, begin);
+    return {from, std::min(bytes.end(), begin + block) - from};
+}
+
+std::vector<Cut> cuts_of(std::span<const LazyTensor> tensors, const PlannedFile& file, std::uint64_t buffer) {
+    std::vector<Cut> cuts;
+    const auto count = static_cast<std::uint32_t>(file.tensors.size());
+    const auto apart = [&](std::uint32_t i) {
+        return stands_apart(tensors[file.tensors[i].number], file.tensors[i].dtype);
+    };
+    for (std::uint32_t i = 0; i < count;) {
+        StreamCutter stream(buffer, cuts);
+        for (; i < count && !apart(i); ++i)
+            stream.add(tensors[file.tensors[i].number], file.tensors[i].dtype, i, file.tensors[i].offset,
+                       end_of(file, i));
+        stream.close();
+        if (i == count) break;
+        const std::uint64_t begin = file.tensors[i].offset;
+        const std::uint64_t size = end_of(file, i) - begin;
+        if (size > 0) cuts.push_back({.bytes = {begin, size}, .first = i, .count = 1, .kind = Cut::Kind::blocks});
+        ++i;
+    }
+    return cuts;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::write

@@ -1,0 +1,346 @@
+// Tests of gathers of several tensors: their values against the slow reference, the number of reads, faults and
+// cancelling. From top to bottom: random tensors whose pieces are neighbours in few sources, values, reads, faults.
+#include <safemap/advanced/dtypes.hpp>
+#include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/advanced/strides.hpp>
+
+#include "base/watch.hpp"
+#include "doctest_safemap.hpp"
+#include "lazy/gatherer.hpp"
+#include "reference/slow_tensor.hpp"
+#include "soak.hpp"
+
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace safemap;
+using namespace safemap::literals;
+using reference::Described;
+
+namespace {
+
+using Random = std::mt19937;
+
+std::size_t below(Random& random, std::size_t n) { return random() % n; }
+
+/// A source in memory that counts its reads, and fails on request.
+class Counting final : public Source {
+public:
+    Counting(std::string name, std::uint64_t size, std::uint32_t seed) : name_(std::move(name)), bytes_(size) {
+        std::uint32_t state = seed;
+        for (std::byte& byte : bytes_) byte = static_cast<std::byte>((state = state * 1664525 + 1013904223) >> 24);
+    }
+    const std::string& name() const noexcept override { return name_; }
+    std::uint64_t size() const noexcept override { return bytes_.size(); }
+    void read_at(std::uint64_t offset, std::span<std::byte> into) const override {
+        ++reads;
+        if (on_read) on_read();
+        if (bad >= offset && bad < offset + into.size()) throw Error(Errc::io_error, "a bad sector");
+        std::memcpy(into.data(), bytes_.data() + offset, into.size());
+    }
+
+    mutable std::size_t reads = 0;
+    std::uint64_t bad = UINT64_MAX;
+    std::function<void()> on_read = {};
+
+private:
+    std::string name_;
+    std::vector<std::byte> bytes_;
+};
+
+using Sources = std::vector<std::shared_ptr<Counting>>;
+
+Sources make_sources(std::size_t count, std::uint64_t size) {
+    Sources sources;
+    for (std::size_t i = 0; i < count; ++i)
+        sources.push_back(std::make_shared<Counting>("rank " + std::to_string(i), size, std::uint32_t(i + 1)));
+    return sources;
+}
+
+std::size_t reads_of(const Sources& sources) {
+    return std::accumulate(sources.begin(), sources.end(), std::size_t{0},
+                           [](std::size_t sum, const auto& source) { return sum + source->reads; });
+}
+
+/// Puts the pieces of tensors into sources, each behind the last one in its source, often without a gap.
+struct Filled {
+    Sources sources;
+    std::vector<std::uint64_t> used = std::vector<std::uint64_t>(sources.size());
+
+    std::uint64_t take(Random& random, std::size_t source, std::uint64_t size) {
+        used[source] += below(random, 3) == 0 ? below(random, 12'000) : 0;
+        if (used[source] + size > sources[source]->size()) used[source] = below(random, 50);
+        REQUIRE(used[source] + size <= sources[source]->size());
+        return std::exchange(used[source], used[source] + size);
+    }
+};
+
+void add_runs(Random& random, Filled& filled, Described& t) {
+    const std::uint64_t count = *element_count(t.shape);
+    const std::uint64_t each = count / (1 + below(random, filled.sources.size())) + 1;
+    std::size_t source = below(random, filled.sources.size());
+    for (std::uint64_t first = 0; first < count; first += each) {
+        const std::uint64_t n = std::min(each, count - first);
+        const std::uint64_t offset = filled.take(random, source, n * element_size(t.dtype));
+        t.runs.push_back({filled.sources[source], offset, first, n});
+        source = (source + 1) % filled.sources.size();
+    }
+}
+
+/// Cuts a matrix into columns, as tensor parallelism does; some are stored transposed.
+void add_boxes(Random& random, Filled& filled, Described& t) {
+    const std::uint64_t rows = t.shape[0];
+    const std::uint64_t each = t.shape[1] / 3 + 1;
+    for (std::uint64_t column = 0; column < t.shape[1]; column += each) {
+        const std::uint64_t n = std::min(each, t.shape[1] - column);
+        const std::size_t source = below(random, filled.sources.size());
+        const std::uint64_t offset = filled.take(random, source, rows * n * element_size(t.dtype));
+        const Strides strides = below(random, 2) == 0 ? Strides{static_cast<std::int64_t>(n), 1}
+                                                      : Strides{1, static_cast<std::int64_t>(rows)};
+        t.boxes.push_back({filled.sources[source], offset, {{0, column}, {rows, n}}, strides});
+    }
+}
+
+constexpr Dtype dtypes[] = {Dtype::u8,  Dtype::f16, Dtype::bf16, Dtype::f32,     Dtype::f64,
+                            Dtype::i16, Dtype::c64, Dtype::c128, Dtype::f8_e4m3, Dtype::boolean};
+
+Described random_tensor(Random& random, Filled& filled) {
+    Described t;
+    t.dtype = dtypes[below(random, std::size(dtypes))];
+    const std::uint64_t most = below(random, 8) == 0 ? 90 : 12;
+    t.shape = {below(random, 9) == 0 ? 0 : 1 + below(random, most), 1 + below(random, most)};
+    if (*element_count(t.shape) > 0 && below(random, 4) == 0) add_boxes(random, filled, t);
+    else add_runs(random, filled, t);
+    t.view = {t.shape, row_major(t.shape), 0};
+    if (below(random, 4) == 0) {
+        std::swap(t.view.shape[0], t.view.shape[1]);
+        std::swap(t.view.strides[0], t.view.strides[1]);
+    }
+    if (below(random, 5) == 0) t.view = slice(t.view, std::vector{Slice{.step = -1}, Slice{.start = 1, .step = 2}});
+    t.decoding = {below(random, 5) == 0, below(random, 8) == 0, below(random, 8) == 0};
+    constexpr Dtype targets[] = {Dtype::bf16, Dtype::f32, Dtype::f64, Dtype::f8_e5m2};
+    t.wanted = is_castable(t.dtype) && below(random, 2) == 0 ? targets[below(random, 4)] : t.dtype;
+    return t;
+}
+
+LazyTensor lazy(const Described& t) {
+    return {"t", t.boxes.empty() ? stored_runs(t.dtype, t.shape, t.runs) : stored_boxes(t.dtype, t.shape, t.boxes),
+            t.view, t.decoding};
+}
+
+/// A part of a tensor that is wanted, and the value that it must have.
+struct Wanted {
+    LazyTensor tensor;
+    Dtype dtype;
+    std::uint64_t offset;
+    std::vector<std::byte> value;
+};
+
+Wanted wanted_part(Random& random, Filled& filled) {
+    if (below(random, 8) == 0) {  // sub-byte elements: their bytes are those of a tensor of U8
+        const Dtype dtype = below(random, 2) == 0 ? Dtype::f4 : Dtype::f6_e2m3;
+        const std::uint64_t grain = dtype == Dtype::f4 ? 1 : 3;  // bytes of whole elements
+        Described bytes{.dtype = Dtype::u8, .shape = {3 * below(random, 400)}, .wanted = Dtype::u8};
+        bytes.view = {bytes.shape, {1}, 0};
+        Filled one{{filled.sources[0]}, {filled.used[0]}};
+        add_runs(random, dtype == Dtype::f4 ? filled : one, bytes);
+        std::vector<RunPiece> pieces = bytes.runs;
+        for (RunPiece& piece : pieces) {
+            piece.first = piece.first * 8 / bits(dtype);
+            piece.count = piece.count * 8 / bits(dtype);
+        }
+        const std::uint64_t units = bytes.shape[0] / grain;
+        const std::uint64_t first = below(random, units + 1);
+        const std::uint64_t count = below(random, units - first + 1);
+        const auto whole = reference::value_of(bytes);
+        const auto from = whole.begin() + static_cast<std::ptrdiff_t>(first * grain);
+        return {LazyTensor("t", stored_runs(dtype, {bytes.shape[0] * 8 / bits(dtype)}, pieces)),
+                dtype,
+                first * grain,
+                {from, from + static_cast<std::ptrdiff_t>(count * grain)}};
+    }
+    const Described t = random_tensor(random, filled);
+    const auto whole = reference::value_of(t);
+    const std::uint64_t size = element_size(t.wanted);
+    const std::uint64_t count = whole.size() / size;
+    const bool all = below(random, 2) == 0;
+    const std::uint64_t first = all ? 0 : below(random, count + 1);
+    const std::uint64_t n = all ? count : below(random, count - first + 1);
+    const auto from = whole.begin() + static_cast<std::ptrdiff_t>(first * size);
+    return {lazy(t), t.wanted, first * size, {from, from + static_cast<std::ptrdiff_t>(n * size)}};
+}
+
+/// Returns `count` square matrices whose rows are cut over all sources, one behind the other in each.
+std::vector<LazyTensor> experts(const Sources& sources, std::size_t count, Dtype dtype, std::uint64_t side) {
+    const std::uint64_t elements = side * side;
+    const std::uint64_t each = elements / sources.size();
+    std::vector<LazyTensor> tensors;
+    for (std::size_t i = 0; i < count; ++i) {
+        std::vector<RunPiece> runs;
+        for (std::size_t s = 0; s < sources.size(); ++s)
+            runs.push_back({sources[s], i * each * element_size(dtype), s * each, each});
+        tensors.emplace_back("expert " + std::to_string(i), stored_runs(dtype, {side, side}, runs));
+    }
+    return tensors;
+}
+
+}  // namespace
+
+TEST_CASE("random parts of tensors that are gathered together have the values of the slow reference") {
+    const unsigned seed = soak::seed(20261123);
+    CAPTURE(seed);
+    Random random(seed);
+    Gatherer together;
+    Gatherer single;
+    std::vector<std::byte> scratch(1_MiB);
+    for (int round = 0; round < soak::rounds(400); ++round) {
+        CAPTURE(round);
+        Filled filled{make_sources(1 + below(random, 6), 300'000)};
+        std::vector<Wanted> wanted;
+        std::uint64_t size = 0;
+        for (std::size_t i = below(random, 30); i > 0; --i)
+            size += wanted.emplace_back(wanted_part(random, filled)).value.size();
+        std::vector<std::byte> out(size);
+        std::vector<CastCounts> counts(wanted.size());
+        together.begin({.scratch = std::span(scratch).first(below(random, 2) * scratch.size())});
+        std::span<std::byte> left = out;
+        for (std::size_t i = 0; i < wanted.size(); ++i) {
+            together.add(wanted[i].tensor, wanted[i].dtype, wanted[i].offset, left.first(wanted[i].value.size()),
+                         &counts[i]);
+            left = left.subspan(wanted[i].value.size());
+        }
+        together.flush();
+        auto at = out.begin();
+        for (std::size_t i = 0; i < wanted.size(); ++i) {
+            const Wanted& part = wanted[i];
+            const auto end = at + static_cast<std::ptrdiff_t>(part.value.size());
+            if (!std::equal(at, end, part.value.begin()))
+                FAIL("round ", round, ": part ", i, " differs, shape ", to_string(part.tensor.shape()));
+            at = end;
+            std::vector<std::byte> alone(part.value.size());
+            single.fill(part.tensor.cast(part.dtype), part.offset, alone);
+            CHECK(alone == part.value);
+            const CastCounts expected = single.take_counts();
+            CHECK(counts[i].values == expected.values);
+            CHECK(counts[i].overflowed == expected.overflowed);
+            CHECK(counts[i].non_finite == expected.non_finite);
+        }
+        CHECK(together.take_counts().values == 0);
+    }
+}
+
+TEST_CASE("more tensors and parts than are collected at once are gathered, and an unfinished gather is dropped") {
+    const Sources sources = make_sources(3, 200'000);
+    std::vector<LazyTensor> tensors;
+    std::vector<std::byte> expected;
+    for (std::uint64_t i = 0; i < 5'000; ++i) {
+        std::vector<RunPiece> runs;
+        for (std::uint64_t s = 0; s < 3; ++s) {
+            runs.push_back({sources[s], i * 13 % 100'000, s * 4, 4});
+            expected.resize(expected.size() + 4);
+            sources[s]->read_at(i * 13 % 100'000, std::span(expected).last(4));
+        }
+        tensors.emplace_back("t", stored_runs(Dtype::u8, {12}, runs));
+    }
+    Gatherer gatherer;
+    std::vector<std::byte> lost(12);
+    gatherer.begin();
+    gatherer.add(tensors[7], Dtype::u8, 0, lost);
+    std::vector<std::byte> out(expected.size());
+    gatherer.begin();
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+        gatherer.add(tensors[i], Dtype::u8, 0, std::span(out).subspan(i * 12, 12));
+    gatherer.flush();
+    CHECK(out == expected);
+    CHECK(lost == std::vector<std::byte>(12));
+}
+
+TEST_CASE("tensors in short runs over many sources take one read for each source, not one for each run") {
+    constexpr std::size_t ranks = 64;
+    constexpr std::size_t count = 16;
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+        CAPTURE(dtype);
+        const std::uint64_t side = dtype == Dtype::bf16 ? 512 : 256;
+        const Sources sources = make_sources(ranks, count * side * side * element_size(dtype) / ranks);
+        const std::vector<LazyTensor> tensors = experts(sources, count, dtype, side);
+        const std::uint64_t each = side * side * 2;  // bytes as BF16
+        std::vector<std::byte> alone(count * each);
+        std::vector<std::byte> together(count * each);
+        Gatherer gatherer;
+        for (std::size_t i = 0; i < count; ++i)
+            gatherer.fill(tensors[i].cast(Dtype::bf16), 0, std::span(alone).subspan(i * each, each));
+        CHECK(reads_of(sources) == count * ranks);
+        for (const auto& source : sources) source->reads = 0;
+
+        std::vector<std::byte> scratch(dtype == Dtype::bf16 ? 0 : 2 * together.size());
+        gatherer.begin({.scratch = scratch});
+        for (std::size_t i = 0; i < count; ++i)
+            gatherer.add(tensors[i], Dtype::bf16, 0, std::span(together).subspan(i * each, each));
+        gatherer.flush();
+        CHECK(reads_of(sources) == ranks);
+        CHECK(together == alone);
+    }
+}
+
+TEST_CASE("a failure in the middle of a common read has the tensor that cannot be read, and its file") {
+    const Sources sources = make_sources(4, 100'000);
+    const std::vector<LazyTensor> tensors = experts(sources, 8, Dtype::u8, 64);  // runs of 1 KiB
+    std::vector<std::byte> out(8 * 4096);
+    Gatherer gatherer;
+    const auto gather = [&](std::size_t step) {
+        gatherer.begin();
+        for (std::size_t i = 0; i < tensors.size(); i += step)
+            gatherer.add(tensors[i], Dtype::u8, 0, std::span(out).subspan(i * 4096, 4096));
+        gatherer.flush();
+    };
+    sources[2]->bad = 5 * 1024 + 17;
+    auto error = error_of([&] { gather(1); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::io_error);
+    CHECK(error->tensor() == "expert 5");
+    CHECK(error->path() == "rank 2");
+    // A gap that is read to save a read fails too.
+    error = error_of([&] { gather(2); });
+    REQUIRE(error);
+    CHECK(error->tensor() == "expert 0");
+    CHECK(error->path() == "rank 2");
+    sources[2]->bad = UINT64_MAX;
+    CHECK_OK(gather(1));
+}
+
+TEST_CASE("what cannot be added is refused with the tensor's name") {
+    const Sources sources = make_sources(1, 1000);
+    const LazyTensor tensor("w", stored_run(Dtype::f32, {10}, sources[0], 0));
+    std::vector<std::byte> out(40);
+    Gatherer gatherer;
+    gatherer.begin();
+    const auto beyond = error_of([&] { gatherer.add(tensor, Dtype::f32, 4, out); });
+    REQUIRE(beyond);
+    CHECK(beyond->code() == Errc::index_out_of_range);
+    CHECK(beyond->tensor() == "w");
+    CHECK_FAULT(gatherer.add(tensor, Dtype::bf16, 4, std::span(out).first(20)), Errc::index_out_of_range);
+    CHECK_FAULT(gatherer.add(tensor, Dtype::bf16, 1, std::span(out).first(2)), Errc::invalid_argument);
+}
+
+TEST_CASE("a stop request ends a gather before the next read") {
+    std::stop_source stop;
+    const Monitor monitor{.stop = stop.get_token()};
+    Watch watch(monitor, "converting", 0);
+    const Sources sources = make_sources(4, 100'000);
+    const std::vector<LazyTensor> tensors = experts(sources, 8, Dtype::u8, 64);
+    for (const auto& source : sources) source->on_read = [&] { stop.request_stop(); };
+    std::vector<std::byte> out(8 * 4096);
+    Gatherer gatherer;
+    gatherer.begin({.watch = &watch});
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+        gatherer.add(tensors[i], Dtype::u8, 0, std::span(out).subspan(i * 4096, 4096));
+    CHECK(reads_of(sources) == 0);
+    CHECK_FAULT(gatherer.flush(), Errc::cancelled);
+    CHECK(reads_of(sources) == 1);
+    gatherer.begin({.watch = &watch});
+    CHECK_FAULT(gatherer.add(tensors[0], Dtype::u8, 0, std::span(out).first(4096)), Errc::cancelled);
+}
