@@ -105,6 +105,18 @@ void read_parallelism(ZeroRun& run) {
     if (run.tensor_ranks == 0) run.tensor_ranks = run.is_pipeline() ? 1 : run.sets.size();
 }
 
+/// Throws if the weights are in optimizer files and there are none.
+void require_optimizers(const ZeroRun& run) {
+    if (run.stage() == 0 || !run.files.optimizers.empty()) return;
+    const ModelFile& model = run.first_model();
+    const ZeroName like{.kind = ZeroName::Kind::optimizer, .prefix = model.dtype == "bf16" ? "bf16_" : ""};
+    Error error(Errc::rank_missing, "the file is of ZeRO stage " + std::to_string(run.stage()) +
+                                        ", and no file of optimizer states is there: missing are " +
+                                        optimizer_names(like, 0, model.data_ranks.value_or(1)));
+    if (run.stage() < 3) error.with_hint("--weights module gives the 16-bit weights, which are all there");
+    throw error.with_path(model.file);
+}
+
 std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& options, FoundGlobals& found) {
     auto run = std::make_shared<ZeroRun>();
     run->files = zero_files(tag.folder->list());
@@ -123,6 +135,7 @@ std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& optio
             throw Error(Errc::ranks_differ, "model ranks are of the ZeRO stages " + std::to_string(run->stage()) +
                                                 " and " + std::to_string(set.stage()))
                 .with_path(set.models.front().file);
+    if (options.weights != Weights::module) require_optimizers(*run);
     read_parallelism(*run);
     for (const RankSet& set : run->sets) add_sources(set, run->sources);
     return run;
@@ -272,7 +285,7 @@ void add_files(Contents& contents, const ZeroTag& tag, const std::vector<std::st
 }
 
 bool has_optimizer(const ZeroRun& run) {
-    if (run.stage() > 0) return true;
+    if (run.stage() > 0) return !run.files.optimizers.empty();
     return run.first_model().rest.size() > 0 && Value(run.first_model().rest).find("optimizer").has_value();
 }
 

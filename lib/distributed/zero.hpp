@@ -51,6 +51,7 @@ struct ModelFile {
     Named frozen = {};                                             ///< fragments
     std::vector<std::pair<std::string, std::string>> shared = {};  ///< second name, first name
     std::optional<std::uint64_t> data_ranks = {};                  ///< dp_world_size
+    std::optional<std::uint64_t> config_stage = {};                ///< ZeRO stage of the configuration
     std::string version = {};
     std::string dtype = {};                   ///< "fp32", "bf16", "fp16" of the configuration
     std::vector<std::uint64_t> experts = {};  ///< num_experts, by layer

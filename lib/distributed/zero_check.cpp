@@ -2,6 +2,7 @@
 // file was copied from another checkpoint, or left by an older save.
 #include "base/text.hpp"
 #include "distributed/experts.hpp"
+#include "distributed/zero_files.hpp"
 #include "distributed/zero_gather.hpp"
 
 #include <safemap/error.hpp>
@@ -44,9 +45,9 @@ void check_world(const RankSet& set) {
     const std::string said =
         "partition_count says " + std::to_string(partitions) + ", dp_world_size " + std::to_string(world);
     if (partitions > files && world == partitions) {
-        const std::string missing = std::to_string(files) + " to " + std::to_string(partitions - 1);
-        throw Error(Errc::rank_missing, "the optimizer files of ranks " + missing + " are missing: there are " +
-                                            std::to_string(files) + " files, and " + said)
+        const auto like = zero_name(first.file.substr(first.file.rfind('/') + 1)).value_or(ZeroName());
+        throw Error(Errc::rank_missing, "files of ranks are missing: " + optimizer_names(like, files, partitions) +
+                                            "; there are " + std::to_string(files) + " files, and " + said)
             .with_path(first.file);
     }
     throw Error(Errc::world_mismatch, "there are optimizer files of " + std::to_string(files) +

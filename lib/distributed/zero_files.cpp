@@ -219,12 +219,11 @@ ZeroFiles zero_files(const state::FileNames& files) {
     return found;
 }
 
-std::string missing_optimizers(const ZeroFiles& files, std::uint64_t world) {
+std::string optimizer_names(const ZeroName& like, std::uint64_t first, std::uint64_t world) {
     Missing missing;
-    const std::string prefix = files.optimizers.empty() ? std::string() : files.optimizers.front().name.prefix;
     constexpr std::uint64_t most = 1 << 20;
-    for (std::uint64_t rank = files.ranks; rank < std::min(world, files.ranks + most); ++rank)
-        missing.add(ranked_text(prefix, rank, 0, "_optim_states.pt"));
+    for (std::uint64_t rank = first; rank < std::min(world, first + most); ++rank)
+        missing.add(ranked_text(like.prefix, rank, like.model_rank, "_optim_states.pt"));
     return missing.text();
 }
 

@@ -54,7 +54,8 @@ struct ZeroFiles {
 /// of a rank below the highest is missing, or files of model states are; the message lists the missing names.
 ZeroFiles zero_files(const state::FileNames& files);
 
-/// Returns "a, b and 3 more" of the optimizer files for the ranks from `ranks.ranks` to `world` - 1.
-std::string missing_optimizers(const ZeroFiles& files, std::uint64_t world);
+/// Returns "a, b and 3 more" of the optimizer files for the ranks from `first` to `world` - 1. `like` has the prefix
+/// and the model rank.
+std::string optimizer_names(const ZeroName& like, std::uint64_t first, std::uint64_t world);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -246,6 +246,23 @@ private:
     Gathered out_ = {};
 };
 
+/// Returns the names of the state of the first parameter of stage 0 that are tensors of its shape.
+std::vector<std::string> unpartitioned_names(const ModelFile& model) {
+    std::vector<std::string> names;
+    if (model.rest.size() == 0) return names;
+    auto state = Value(model.rest).find("optimizer");
+    for (const char* const key : {"optimizer_state_dict", "state"})
+        if (state)
+            if (auto inner = state->find(key)) state = std::move(inner);
+    if (!state || !state->is_dict()) return names;
+    const auto parameters = state->entries();
+    if (parameters.empty() || !parameters.front().second.is_dict()) return names;
+    for (const auto& [name, value] : parameters.front().second.entries())
+        if (const LazyTensor* const tensor = value.tensor(); tensor != nullptr && !tensor->shape().empty())
+            names.push_back(name);
+    return names;
+}
+
 /// Adds the tensors in nested lists, under their paths.
 void add_tensors(const std::string& path, const Value& value, int depth, std::vector<Weight>& out) {
     if (!value.is_list()) return;
@@ -278,7 +295,7 @@ Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOp
 
 std::vector<std::string> state_names(const RankSet& set) {
     std::vector<std::string> names;
-    if (set.optimizers.empty()) return names;
+    if (set.optimizers.empty()) return unpartitioned_names(set.models.front());
     const OptimizerFile& first = set.optimizers.front();
     for (std::size_t group = 0; group < std::min(first.state.size(), first.masters.size()); ++group)
         for (const auto& [name, tensor] : first.state[group])
@@ -294,7 +311,7 @@ Gathered gather_unnamed(const RankSet& set) {
     std::unordered_set<std::string> buffers(model.buffers.begin(), model.buffers.end());
     if (stored && stored->is_dict())
         for (const auto& [name, groups] : stored->entries())
-            if (name.starts_with("fp32_groups")) add_tensors(name, groups, 0, out.weights);
+            if (name.starts_with("fp32_groups")) add_tensors("fp32", groups, 0, out.weights);
     if (out.weights.empty()) return gather_module(set);  // trained in fp32: the module is the masters
     out.notes.push_back("the fp32 masters of stage 0 have no names in the file; they are in the order of param_groups");
     for (const auto& [name, tensor] : model.module)

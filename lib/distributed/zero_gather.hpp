@@ -13,8 +13,13 @@ struct RankSet {
     std::vector<OptimizerFile> optimizers = {};  ///< by rank; none for stage 0
     bool data_first = false;                     ///< use_data_before_expert_parallelism of the configuration
 
-    /// Returns the ZeRO stage.
-    int stage() const noexcept { return optimizers.empty() ? 0 : optimizers.front().stage; }
+    /// Returns the ZeRO stage. Without optimizer files, it is that of the configuration, if parameters are listed: they
+    /// are for stages from 1 on.
+    int stage() const noexcept {
+        if (!optimizers.empty()) return optimizers.front().stage;
+        const ModelFile& model = models.front();
+        return model.groups.empty() ? 0 : static_cast<int>(model.config_stage.value_or(1) % 4);
+    }
 };
 
 /// What to gather.
@@ -41,7 +46,7 @@ Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOp
 /// Returns the 16-bit weights and the buffers: the module, as the engine computes with it.
 Gathered gather_module(const RankSet& ranks);
 
-/// Returns the unnamed masters of stage 0, as `fp32_groups/GROUP/NUMBER`, and then the buffers.
+/// Returns the unnamed masters of stage 0, as `fp32/GROUP/NUMBER`, and then the buffers.
 Gathered gather_unnamed(const RankSet& ranks);
 
 /// Returns the names of the state that has an element for each of a parameter: "exp_avg", "exp_avg_sq".

@@ -113,6 +113,9 @@ void read_module(const Value& root, ModelFile& out) {
         out.autoep =
             !(layers->is_dict() && layers->entries().empty()) && !(layers->is_list() && layers->items().empty());
     out.dtype = trained_in(root);
+    if (const auto config = root.find("ds_config"); config && config->is_dict())
+        if (const auto zero = config->find("zero_optimization"); zero && zero->is_dict())
+            if (const auto stage = zero->find("stage"); stage && stage->integer()) out.config_stage = stage->count();
 }
 
 /// Keys of a file of model states that its tensors, shapes and configuration are read from: the rest is state of the
@@ -154,7 +157,12 @@ void read_fields(const Value& inner, OptimizerFile& out) {
                     "the field ds_zero_partition_groups says that experts are placed by AutoEP, which safemap does not "
                     "read");
     out.stage = stage_of(inner, out);
-    out.masters = tensor_list(inner.at(out.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups"));
+    const std::string_view field = out.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
+    const std::string_view other = out.stage == 3 ? "single_partition_of_fp32_groups" : "fp32_flat_groups";
+    if (!inner.find(field) && inner.find(other))
+        throw Error(Errc::ranks_differ, "zero_stage is " + std::to_string(out.stage) + ", but the file has the field " +
+                                            std::string(other) + " of another ZeRO stage");
+    out.masters = tensor_list(inner.at(field));
     if (const auto counts = inner.find("partition_count")) out.partition_count = numbers_of(*counts);
     if (const auto paddings = inner.find("group_paddings")) out.group_paddings = numbers_of(*paddings);
     if (const auto gaps = inner.find("param_alignment_paddings"))

@@ -77,6 +77,7 @@ void note_others(const FolderShape& shape, Contents& contents) {
     std::erase_if(others, [&contents](const std::string& name) {
         return std::find(contents.files.begin(), contents.files.end(), name) != contents.files.end();
     });
+    if (is_deepspeed(shape) && !shape.what.empty()) contents.notes.push_back(shape.what);
     if (!others.empty()) contents.notes.push_back("read " + shape.files.front() + "; not read: " + listed(others));
 }
 
@@ -98,7 +99,7 @@ Contents read_beside(const std::shared_ptr<const Folder>& folder, const FolderSh
                      const FolderNames& names, const OpenOptions& options, FaultSink& faults) {
     auto contents = read_known(folder, shape, options, faults);
     if (!contents) refuse(shape, names, folder->name());
-    contents->notes.push_back("not read: " + listed(model.files));
+    contents->notes.push_back("read " + listed(shape.files) + "; not read: " + listed(model.files));
     return *std::move(contents);
 }
 

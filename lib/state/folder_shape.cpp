@@ -185,26 +185,36 @@ FolderShape seen_from_root(FolderShape shape, const std::string& tag) {
 
 FolderShape named_tag(const FolderNames& names, std::string_view file, std::string_view text) {
     const std::string tag(path_segment(text));
-    if (tag.empty()) return bad_tag(file, "expected one line with the name of a folder beside it");
+    if (tag.empty()) return bad_tag(file, "expected one line with a tag, the name of a folder beside it");
     const auto found = std::find(names.folders.begin(), names.folders.end(), tag);
-    if (found == names.folders.end()) return bad_tag(file, "it names '" + tag + "', but there is no such folder");
+    if (found == names.folders.end())
+        return bad_tag(file, "it names the tag '" + tag + "', but there is no such folder");
     auto shape = deepspeed_tag(names.below[static_cast<std::size_t>(found - names.folders.begin())]);
     if (!shape) return {.kind = ShapeKind::deepspeed, .files = {tag}, .inside = true};
     return seen_from_root(std::move(*shape), tag);
 }
 
-MaybeShape deepspeed_root(const FolderNames& names) {
-    std::vector<std::pair<std::string, FolderShape>> tags;
-    for (std::size_t i = 0; i < names.below.size(); ++i)
-        if (!names.folders[i].starts_with('.'))
-            if (auto shape = deepspeed_tag(names.below[i])) tags.emplace_back(names.folders[i], std::move(*shape));
-    if (tags.empty()) return std::nullopt;
+FolderShape one_of_tags(const FolderNames& names, const FileNames& tags) {
     if (names.latest) return named_tag(names, "latest", *names.latest);
     if (names.latest_universal) return named_tag(names, "latest_universal", *names.latest_universal);
-    if (tags.size() == 1) return seen_from_root(std::move(tags.front().second), tags.front().first);
+    if (tags.size() == 1) return named_tag(names, "latest", tags.front());
     std::string what = "it is missing, and there are " + std::to_string(tags.size()) + " tags:";
-    for (const auto& tag : tags) what += ' ' + tag.first + (&tag == &tags.back() ? "" : ",");
+    for (const std::string& tag : tags) what += ' ' + tag + (&tag == &tags.back() ? "" : ",");
     return bad_tag("latest", std::move(what));
+}
+
+MaybeShape deepspeed_root(const FolderNames& names) {
+    FileNames tags;
+    for (std::size_t i = 0; i < names.below.size(); ++i)
+        if (!names.folders[i].starts_with('.') && deepspeed_tag(names.below[i])) tags.push_back(names.folders[i]);
+    if (tags.empty()) return std::nullopt;
+    FolderShape shape = one_of_tags(names, tags);
+    if (!shape.inside) return shape;
+    std::erase(tags, shape.files.front());
+    shape.others = std::move(tags);
+    // Nothing but the folder itself says that it is meant.
+    if (!names.latest) shape.what = "read the tag '" + shape.files.front() + "'";
+    return shape;
 }
 
 // 6: Megatron.

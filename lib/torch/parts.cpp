@@ -89,8 +89,8 @@ Archive read_file(const Interpret& interpret, const std::shared_ptr<const Source
     if (is_legacy(head)) return read_legacy_with(interpret, source, faults, &globals);
     if (head.starts_with('\x80')) return read_plain_with(interpret, source, faults, &globals);
     if (ends_as_zip(*source)) return read_archive_with(interpret, source, faults, &globals);
-    throw Error(Errc::unknown_format,
-                head.empty() ? "an empty file; expected a file of torch.save" : "expected a file of torch.save");
+    if (head.empty()) throw Error(Errc::file_truncated, "the file is empty; expected a file of torch.save");
+    throw Error(Errc::unknown_format, "expected a file of torch.save");
 }
 
 /// Reads a file with `interpret`, and refuses calls that run code.

@@ -28,7 +28,8 @@ struct Parts {
 ///
 /// Throws, with the path of the source:
 ///
-/// - unknown_format if the file is of another kind, field_missing if it holds no dictionary
+/// - file_truncated if the file is empty, unknown_format if it is of another kind, field_missing if it holds no
+/// dictionary
 /// - unsafe_call if a pickle of the file names a function that runs code, also in a value that is not asked for.
 ///   Unknown classes and functions that do not are opaque objects, as in any file of torch.save.
 /// - unknown_global if `globals` is strict; it is thrown in place of unsafe_call
