@@ -235,12 +235,13 @@ public:
         }
         return out;
     }
-    /// Returns the moments of all parameters, by their names in the checkpoint of the optimizer.
+    /// Returns the moments of all parameters with elements, by their names in the checkpoint of the optimizer.
     static Tensors moments(const Spec& spec) {
         Tensors out;
         for (const auto& group : spec.groups)
             for (const Param& param : group)
-                for (const std::string& moment : spec.moments)
+                for (const std::string& moment :
+                     pt::elements(param.shape) > 0 ? spec.moments : std::vector<std::string>())
                     out["optimizer/state/" + param.name + "/" + moment] = {
                         Dtype::f32, param.shape,
                         detail::values(Dtype::f32, moment, param.name, pt::elements(param.shape))};

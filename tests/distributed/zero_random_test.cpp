@@ -121,10 +121,8 @@ TEST_CASE("every stage: parameters with fewer elements than ranks, and one more 
         for (const std::uint64_t world : {2, 5, 8}) {
             Spec spec = zero_forge::small(stage, world);
             spec.groups = {{{"one", {1}}, {"scalar", {}}}, {}};
-            for (std::uint64_t n = world - 1; n <= world + 1; ++n)
-                spec.groups[1].push_back({"n" + std::to_string(n), {n}});
-            for (std::uint64_t n = 2 * world - 1; n <= 2 * world + 1; ++n)
-                spec.groups[1].push_back({"n" + std::to_string(n), {n}});
+            for (const std::uint64_t n : {world - 1, world, world + 1, 2 * world - 1, 2 * world, 2 * world + 1})
+                spec.groups[1].push_back({"n" + std::to_string(spec.groups[1].size()), {n}});
             spec.ties = {};
             check_run(spec);
         }
