@@ -21,16 +21,29 @@ Value Value::child(StateTree::NodeId node, std::string_view step) const {
 bool Value::is_none() const { return std::holds_alternative<StateTree::None>((*tree_)[node_]); }
 bool Value::is_dict() const { return std::holds_alternative<StateTree::Dict>((*tree_)[node_]); }
 
-std::optional<Value> Value::find(std::string_view key) const {
+std::optional<Value> Value::entry(std::string_view key) const {
     const auto* const dict = std::get_if<StateTree::Dict>(&(*tree_)[node_]);
     if (dict == nullptr) return std::nullopt;
     for (const auto& [name, value] : dict->items) {
         const auto* const text = std::get_if<std::string>(&(*tree_)[name]);
-        if (text == nullptr || *text != key) continue;
-        Value found = child(value, key);
-        if (found.is_none()) return std::nullopt;
-        return found;
+        if (text != nullptr && *text == key) return child(value, key);
     }
+    return std::nullopt;
+}
+
+bool Value::has(std::string_view key) const { return entry(key).has_value(); }
+
+std::optional<Value> Value::find(std::string_view key) const {
+    auto found = entry(key);
+    if (found && found->is_none()) return std::nullopt;
+    return found;
+}
+
+std::optional<Value> Value::attribute(std::string_view name) const {
+    const auto* const dict = std::get_if<StateTree::Dict>(&(*tree_)[node_]);
+    if (dict == nullptr) return std::nullopt;
+    for (const auto& [key, value] : dict->attributes)
+        if (key == name) return child(value, name);
     return std::nullopt;
 }
 

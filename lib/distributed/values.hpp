@@ -28,6 +28,10 @@ public:
     /// Returns the value of a text key of a dictionary, or nothing if this is no dictionary, lacks the key, or has None
     /// there.
     std::optional<Value> find(std::string_view key) const;
+    /// Returns true if this is a dictionary with the key, even if it has None there.
+    bool has(std::string_view key) const;
+    /// Returns an attribute of a dictionary, such as `_metadata`, or nothing.
+    std::optional<Value> attribute(std::string_view name) const;
     /// Returns the value of a text key. Throws field_missing.
     Value at(std::string_view key) const;
     /// Returns the items of a list or tuple. Throws field_missing for anything else.
@@ -51,6 +55,7 @@ public:
     const LazyTensor* tensor() const;
 
 private:
+    std::optional<Value> entry(std::string_view key) const;
     [[noreturn]] void fail(std::string_view expected) const;
     Value child(StateTree::NodeId node, std::string_view step) const;
 

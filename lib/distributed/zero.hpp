@@ -45,6 +45,8 @@ struct ModelFile {
     bool has_module = false;                ///< false for a pipeline, whose weights are in the files of its layers
     Named module = {};                      ///< tensors of `module`, in order; stage 3 has placeholders of shape [0]
     std::vector<std::string> buffers = {};  ///< names
+    std::vector<std::string> modules = {};  ///< names of the modules that the state dict is of
+    bool without_frozen = false;            ///< saved with exclude_frozen_parameters
     std::vector<Group> groups = {};         ///< of `param_shapes`
     bool one_group = false;                 ///< true for old versions, whose `param_shapes` is no list
     std::vector<Parameter> frozen_shapes = {};

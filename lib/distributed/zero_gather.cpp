@@ -224,13 +224,40 @@ private:
     }
 
     void note_not_saved() {
-        if (not_saved_.empty()) return;
+        if (!not_saved_.empty())
+            out_.notes.push_back("no file has the values of " + listed(not_saved_) +
+                                 ": they were excluded when the checkpoint was saved");
+        // Nothing names frozen parameters that were left out, but the modules are listed.
+        if (!model_.without_frozen || stage_ < 2) return;
+        const std::vector<std::string> modules = modules_without_tensors();
+        if (!modules.empty())
+            out_.notes.push_back(
+                "frozen parameters were excluded when the checkpoint was saved; these modules have no "
+                "tensors in it: " +
+                listed(modules));
+    }
+
+    std::vector<std::string> modules_without_tensors() const {
+        std::unordered_set<std::string_view> with;
+        const auto add_all = [&](std::string_view name) {
+            for (std::size_t dot = name.rfind('.'); dot != name.npos; dot = name.rfind('.'))
+                with.insert(name = name.substr(0, dot));
+        };
+        for (const std::string& name : names_) add_all(name);
+        // A module in another that has no tensors is not listed on its own.
+        for (const std::string& name : model_.modules) add_all(name);
+        std::vector<std::string> without;
+        for (const std::string& name : model_.modules)
+            if (!name.empty() && !with.contains(name)) without.push_back(name);
+        return without;
+    }
+
+    static std::string listed(const std::vector<std::string>& names) {
         constexpr std::size_t most = 64;
-        std::string note = "no file has the values of ";
-        for (std::size_t i = 0; i < std::min(not_saved_.size(), most); ++i)
-            note += (i > 0 ? ", " : "") + excerpt(not_saved_[i]);
-        if (not_saved_.size() > most) note += " and " + std::to_string(not_saved_.size() - most) + " more";
-        out_.notes.push_back(note + ": they were excluded when the checkpoint was saved");
+        std::string text;
+        for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
+        if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
+        return text;
     }
 
     const ModelFile& model_;

@@ -86,6 +86,7 @@ std::string trained_in(const Value& file) {
 }
 
 void read_shapes(const Value& root, ModelFile& out) {
+    out.without_frozen = root.has("frozen_param_shapes") && !root.find("frozen_param_shapes");
     if (const auto shapes = root.find("param_shapes")) {
         out.groups = groups_of(*shapes);
         out.one_group = shapes->is_dict();
@@ -100,6 +101,8 @@ void read_module(const Value& root, ModelFile& out) {
     if (const auto module = root.find("module"); module && module->is_dict()) {
         out.has_module = true;
         out.module = tensors_of(*module);
+        if (const auto metadata = module->attribute("_metadata"); metadata && metadata->is_dict())
+            for (const auto& each : metadata->entries()) out.modules.push_back(each.first);
     }
     if (const auto names = root.find("buffer_names"); names && names->is_list())
         for (const Value& name : names->items())

@@ -77,7 +77,6 @@ void note_others(const FolderShape& shape, Contents& contents) {
     std::erase_if(others, [&contents](const std::string& name) {
         return std::find(contents.files.begin(), contents.files.end(), name) != contents.files.end();
     });
-    if (is_deepspeed(shape) && !shape.what.empty()) contents.notes.push_back(shape.what);
     if (!others.empty()) contents.notes.push_back("read " + shape.files.front() + "; not read: " + listed(others));
 }
 

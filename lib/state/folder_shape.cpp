@@ -212,8 +212,6 @@ MaybeShape deepspeed_root(const FolderNames& names) {
     if (!shape.inside) return shape;
     std::erase(tags, shape.files.front());
     shape.others = std::move(tags);
-    // Nothing but the folder itself says that it is meant.
-    if (!names.latest) shape.what = "read the tag '" + shape.files.front() + "'";
     return shape;
 }
 

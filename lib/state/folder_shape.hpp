@@ -64,8 +64,7 @@ struct FolderShape {
     FileNames others = {};
     /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
-    /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files. For deepspeed
-    /// and universal: a note, or nothing.
+    /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files.
     std::string what = {};
     /// For several, unfinished, deepspeed and universal: true if the names are folders in this one.
     bool inside = false;
