@@ -8,9 +8,13 @@
 #include "check/stretches.hpp"
 #include "open/readers.hpp"
 
+#include <algorithm>
 #include <iterator>
 #include <limits>
+#include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -22,6 +26,13 @@ using state::Contents;
 
 template <class T> void append(std::vector<T>& to, std::vector<T> from) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+/// Adds the names that are not there yet.
+void add_names(const std::vector<std::string>& from, std::vector<std::string>& to) {
+    const std::unordered_set<std::string> known(to.begin(), to.end());
+    std::copy_if(from.begin(), from.end(), std::back_inserter(to),
+                 [&known](const std::string& name) { return !known.contains(name); });
 }
 
 /// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `files` and `report`.
@@ -37,7 +48,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     });
     if (contents.format == Format::zero) {
         contents.sources.clear();  // read_rank_files() reads them
-        if (contents.optimizer) reporting(faults, [&] { contents.optimizer(); });
+        if (contents.optimizer) reporting(faults, [&] { add_names(contents.optimizer().files, contents.files); });
     }
     std::vector<FileDigests> own;
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));

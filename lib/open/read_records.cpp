@@ -30,12 +30,13 @@ Contents records_of(const std::shared_ptr<const Source>& source, FaultSink& faul
     return contents;
 }
 
-/// Returns the files of DeepSpeed in a folder, as paths that begin with `prefix`.
-FileNames states_in(const Folder& folder, const std::string& prefix) {
-    FileNames files;
+/// Adds the torch files in a folder, and in `levels` levels of folders below it, as paths that begin with `prefix`.
+void add_files(const Folder& folder, const std::string& prefix, int levels, FileNames& files) {
     for (const std::string& name : folder.list())
-        if (name.ends_with("_states.pt")) files.push_back(prefix + name);
-    return files;
+        if (name.ends_with(".pt")) files.push_back(prefix + name);
+    if (levels == 0) return;
+    for (const std::string& name : folder.folders())
+        if (const auto below = folder.folder(name)) add_files(*below, prefix + name + '/', levels - 1, files);
 }
 
 }  // namespace
@@ -53,11 +54,14 @@ RunFiles files_of_run(const std::filesystem::path& path) {
     RunFiles run;
     reporting(unused, [&] {
         const Located found = locate(open_folder(path, Mapping::never));
-        if (found.shape.kind != ShapeKind::deepspeed || found.shape.files.empty()) return;
+        const bool universal = found.shape.kind == ShapeKind::universal;
+        if ((!universal && found.shape.kind != ShapeKind::deepspeed) || found.shape.files.empty()) return;
         run.folder = found.folder;
         const std::string& tag = found.shape.files.front();
         const auto below = found.folder->folder(tag);
-        run.files = below ? states_in(*below, tag + '/') : states_in(*found.folder, "");
+        // The state of a parameter is in a folder of its own: TAG/zero/PARAMETER/fp32.pt.
+        if (below) add_files(*below, tag + '/', universal ? 2 : 0, run.files);
+        else add_files(*found.folder, "", 0, run.files);
     });
     return run;
 }

@@ -8,7 +8,7 @@
 
 #include <safemap/verify.hpp>
 
-#include <algorithm>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -138,14 +138,23 @@ TEST_CASE("checking the files of ranks can be cancelled") {
 
 TEST_CASE("the records of a DeepSpeed folder are checked even if the folder cannot be opened") {
     const TempDir dir;
-    std::filesystem::create_directory(dir / "global_step1");
-    dir.write("latest", "global_step1");
-    dir.write("global_step1/mp_rank_00_model_states.pt", file_with());
-    dir.write("global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt", file_with(3));
+    std::string damaged;
+    SUBCASE("files of ranks") {
+        dir.write("latest", "global_step1");
+        std::filesystem::create_directory(dir / "global_step1");
+        dir.write("global_step1/mp_rank_00_model_states.pt", file_with());
+        damaged = dir.write("global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt", file_with(3)).native();
+    }
+    SUBCASE("a universal checkpoint") {
+        dir.write("latest_universal", "global_step1");
+        std::filesystem::create_directories(dir / "global_step1/zero/w");
+        dir.write("global_step1/mp_rank_00_model_states.pt", file_with());
+        damaged = dir.write("global_step1/zero/w/fp32.pt", file_with(3)).native();
+    }
     const VerifyReport report = verify(dir.path());
     REQUIRE(report.faults.size() >= 2);
     CHECK(report.faults[0].code() != Errc::checksum_mismatch);
     CHECK(report.faults.back().code() == Errc::checksum_mismatch);
-    CHECK(report.faults.back().path() == (dir / "global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt").native());
+    CHECK(report.faults.back().path() == damaged);
     CHECK(report.checked_bytes == 2 * bytes_of_records());
 }
