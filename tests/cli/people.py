@@ -308,6 +308,7 @@ class CompletionsAndManPage(Case):
         self.assertEqual(set(COMMANDS) - set(completed('')), set())
         self.assertEqual(completed('convert', 'a.pt', '--dr'), ['--dry-run'])
         self.assertEqual(completed('inspect', '--policy', 'le'), ['lenient'])
+        self.assertEqual(completed('hash', '--weights', ''), ['fp32', 'module'])
         self.assertEqual(completed('help', 'ver'), ['verify'])
         self.assertEqual(completed('convert', 'a'), [])  # file names are left to readline
 

@@ -1,0 +1,299 @@
+"""Tests what the command line says of folders that DeepSpeed wrote: deepspeed_cli.py SAFEMAP DATA [arguments].
+
+The folders are beside the checkout, in ../shared/fixtures/zero, or in SAFEMAP_FIXTURES/zero, and have an expected.json;
+without them, these tests are skipped. Covers exit codes, the layout, the plan, and the files that --optimizer writes;
+deepspeed.py compares the tensors.
+"""
+import json
+import os
+import pathlib
+import shutil
+import sys
+import unittest
+import zipfile
+
+import run
+from run import Case
+
+ZERO = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
+                    pathlib.Path(__file__).resolve().parents[3] / 'shared/fixtures') / 'zero'
+EXPECTED = json.loads((ZERO / 'expected.json').read_text()) if (ZERO / 'expected.json').is_file() else None
+ROWS = {row['folder']: row for row in EXPECTED['checkpoints']} if EXPECTED else {}
+MOMENTS = ['exp_avg', 'exp_avg_sq']
+
+
+def at(folder):
+    return str(ZERO / folder)
+
+
+def given(row):
+    """Returns the weights that a folder gives without options."""
+    return 'module' if row['stage'] == 0 else 'fp32'
+
+
+def place_in_record(file):
+    """Returns the place of a byte in the middle of the largest record of a zip."""
+    with zipfile.ZipFile(file) as archive:
+        largest = max(archive.infolist(), key=lambda record: record.file_size)
+    data = file.read_bytes()
+    header = data[largest.header_offset:largest.header_offset + 30]
+    names = int.from_bytes(header[26:28], 'little') + int.from_bytes(header[28:30], 'little')
+    return largest.header_offset + 30 + names + largest.file_size // 2
+
+
+class Folders(Case):
+    def copy(self, folder, to='run'):
+        shutil.copytree(at(folder), self.folder / to)
+        return self.folder / to
+
+
+@unittest.skipUnless(EXPECTED, 'no folders of DeepSpeed beside the checkout')
+class Inspect(Folders):
+    def test_the_layout_says_what_the_folder_says(self):
+        for folder, row in ROWS.items():
+            with self.subTest(folder):
+                report = self.done('inspect', at(folder))
+                self.assertEqual(report['format'], 'zero')
+                layout = report['layout']
+                self.assertLessEqual(set(layout), {'kind', 'stage', 'world_size', 'tag', 'version', 'mesh', 'chunks',
+                                                   'optimizer'})
+                self.assertEqual(layout['kind'], 'universal' if row['layout'] == 'universal' else 'deepspeed')
+                self.assertEqual(layout['tag'], row['tag'])
+                if row['layout'] != 'universal':
+                    self.assertEqual(layout['stage'], row['stage'])
+                if row['layout'] == 'data':
+                    self.assertEqual(layout['world_size'], row['world'])
+                self.assertEqual([name for name in layout['optimizer'] if name != 'step'], MOMENTS)
+                for file in report['files']:
+                    self.assertTrue((ZERO / folder / file).is_file(), file)
+
+    def test_the_head_of_the_text_is_the_layout(self):
+        for folder, row in ROWS.items():
+            with self.subTest(folder):
+                layout = self.done('inspect', at(folder))['layout']
+                lines = self.safemap('inspect', at(folder)).out.splitlines()
+                self.assertRegex(lines[0], r': zero, \d+ files?, \d+ tensors?, ')
+                words = ['universal'] if layout['kind'] == 'universal' else []
+                words += [f"stage {layout['stage']}"] if 'stage' in layout else []
+                words += [f"{layout['world_size']} ranks"] if layout.get('world_size', 1) > 1 else []
+                for word in words:
+                    self.assertIn(word, lines[1])
+                self.assertTrue(lines[1].startswith('zero: '), lines[1])
+                self.assertIn(f"tag {row['tag']}", lines[1])
+                if 'version' in layout:
+                    self.assertIn('DeepSpeed ' + layout['version'], lines[1])
+                weights = 'weights: of the module' if given(row) == 'module' else 'masters: fp32'
+                self.assertEqual(lines[2], f"{weights}; optimizer: {', '.join(layout['optimizer'])}: --optimizer")
+
+    def test_a_head_to_the_byte(self):
+        lines = self.safemap('inspect', at('z3-w4-bf16-sub-groups')).out.splitlines()
+        self.assertEqual(lines[1], 'zero: stage 3, 4 ranks, tag global_step2, DeepSpeed 0.19.8, bf16')
+        self.assertEqual(lines[2], 'masters: fp32; optimizer: exp_avg, exp_avg_sq: --optimizer')
+        module = self.safemap('inspect', at('z2-w2-fp16'), '--weights', 'module').out.splitlines()
+        self.assertEqual(module[1], 'zero: stage 2, 2 ranks, tag global_step2, DeepSpeed 0.19.8, fp16')
+        self.assertTrue(module[2].startswith('weights: of the module'), module[2])
+
+    def test_a_tag_is_opened_by_itself(self):
+        root = at('z2-w2-two-tags')
+        for tag in ('global_step1', 'global_step2'):
+            self.assertEqual(self.done('inspect', root + '/' + tag)['layout']['tag'], tag)
+        self.assertEqual(self.done('hash', root), self.done('hash', root + '/global_step2'))
+        self.assertEqual(self.safemap('diff', root, root + '/global_step1').code, 1)
+
+
+@unittest.skipUnless(EXPECTED, 'no folders of DeepSpeed beside the checkout')
+class Weights(Folders):
+    def test_every_command_gives_the_weights_that_are_asked_for(self):
+        path = at('z2-w3-bf16')
+        fp32, module = self.done('hash', path), self.done('hash', path, '--weights', 'module')
+        self.assertEqual(self.done('hash', path, '--weights', 'fp32'), fp32)
+        self.assertEqual(set(fp32['tensors']), set(module['tensors']))
+        self.assertNotEqual(fp32['checkpoint'], module['checkpoint'])
+        for weights, hashes in (('fp32', fp32), ('module', module)):
+            load = self.done('load', path, '--device', 'host', '--digest', '--weights', weights)
+            self.assertEqual(load['digests'], hashes['tensors'])
+            report = self.done('convert', path, weights, '--weights', weights)
+            self.assertEqual(report['weights'], weights)
+            self.assertEqual(self.done('hash', weights), hashes)
+            self.assertTrue(self.done('diff', path, weights, '--weights', weights)['equal'])
+            self.assertTrue(self.done('plan', path, '--expect', weights, '--weights', weights)['ok'])
+            self.assertTrue(self.done('verify', path, '--weights', weights)['ok'])
+        self.assertEqual(self.safemap('plan', path, '--expect', 'module').code, 1)
+        # Both sides of a comparison are opened with the option.
+        self.assertTrue(self.done('diff', path, path, '--weights', 'module')['equal'])
+
+    def test_stage_3_has_no_weights_of_the_module(self):
+        error = self.refused('invalid_argument', 2, 'inspect', at('z3-w3-fp32'), '--weights', 'module')
+        self.assertIn('--dtype bf16', error['hint'])
+
+    def test_compat_refuses_what_the_script_refuses(self):
+        for folder, row in ROWS.items():
+            with self.subTest(folder):
+                if 'deepspeed_error' in row:
+                    self.refused('invalid_argument', 2, 'inspect', at(folder), '--deepspeed-compat')
+                else:
+                    self.done('inspect', at(folder), '--deepspeed-compat')
+        self.refused('invalid_argument', 2, 'hash', at('z1-w2-bf16'), '--deepspeed-compat', '--weights', 'module')
+
+    def test_beside_a_finished_model_the_folder_is_opened_on_request(self):
+        self.done('convert', 'small.safetensors', 'run')
+        copy = self.copy('z2-w2-fp16', 'copy')
+        for each in copy.iterdir():
+            shutil.move(each, self.folder / 'run')
+        self.assertEqual(self.done('inspect', 'run')['format'], 'safetensors')
+        for words in (('--weights', 'fp32'), ('--weights', 'module'), ('--deepspeed-compat',)):
+            self.assertEqual(self.done('inspect', 'run', *words)['format'], 'zero')
+        report = self.done('convert', 'run', 'out', '--optimizer')
+        self.assertEqual((report['layout']['stage'], report['weights']), (2, 'fp32'))
+        self.assertTrue(self.done('diff', at('z2-w2-fp16'), 'out')['equal'])
+
+
+@unittest.skipUnless(EXPECTED, 'no folders of DeepSpeed beside the checkout')
+class Convert(Folders):
+    def test_the_plan_says_what_is_read_and_skipped(self):
+        for folder, row in ROWS.items():
+            with self.subTest(folder):
+                plan = self.done('convert', at(folder), 'out', '--dry-run')
+                self.assertEqual(plan['layout'], self.done('inspect', at(folder))['layout'])
+                self.assertEqual((plan['weights'], plan['unreferenced_bytes']), (given(row), 0))
+                state = [each for each in plan['skipped'] if 'optimizer' in each['name']]
+                self.assertEqual(len(state), 1, plan['skipped'])
+                self.assertRegex(state[0]['why'], r'\d [kMG]?B')
+                lines = self.safemap('convert', at(folder), 'out', '--dry-run').out.splitlines()
+                self.assertTrue(lines[1].startswith('  layout   '), lines)
+                masters = 'of the module' if given(row) == 'module' else 'fp32 masters'
+                self.assertEqual(lines[2], '  weights  ' + masters)
+                self.assertTrue(any(line.startswith('  skipped  ' + state[0]['name']) for line in lines), lines)
+                self.assertRegex(lines[-1], 'to read, .* of memory at most')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_the_optimizer_is_written_beside_the_model(self):
+        for folder, row in ROWS.items():
+            with self.subTest(folder):
+                out = folder + '.out'
+                alone = self.done('convert', at(folder), out + '.alone')
+                report = self.done('convert', at(folder), out, '--optimizer')
+                names = [f"optimizer/state/{name}/{state}" for name in row['optimizer'] for state in MOMENTS]
+                written = self.done('inspect', out + '/optimizer', '--structure')
+                if folder != 'z0-w2-bf16':  # its masters have no names
+                    self.assertLessEqual(set(names), {tensor['name'] for tensor in written['tensors']})
+                self.assertIn('structure', written)
+                added = sum('alias_of' not in tensor for tensor in written['tensors'])
+                self.assertEqual(report['tensors'], alone['tensors'] + added)
+                self.assertIn('optimizer/model.safetensors', report['files'])
+                self.assertEqual(report['bytes_written'], sum((self.folder / out / f).stat().st_size
+                                                              for f in report['files']))
+                self.assertEqual([each for each in report['skipped'] if each['name'] == 'optimizer'], [])
+                self.assertTrue(self.done('diff', at(folder), out)['equal'])
+                self.assertTrue(self.done('verify', out)['ok'])
+
+    def test_the_structure_of_the_optimizer_is_written_unless_it_is_dropped(self):
+        path = at('z3-w2-fp16')
+        for how, there in (('auto', True), ('keep', True), ('drop', False)):
+            self.done('convert', path, how, '--optimizer', '--structure', how, '--checksums')
+            metadata = run.header_of(self.folder / how / 'optimizer' / 'model.safetensors')['__metadata__']
+            self.assertEqual('safemap.structure' in metadata, there)
+            model = run.header_of(self.folder / how / 'model.safetensors')['__metadata__']
+            self.assertEqual('safemap.structure' in model, how == 'keep')
+            self.assertTrue(self.done('verify', how)['ok'])
+        root = self.done('inspect', 'auto/optimizer', '--structure')['structure']['root']
+        self.assertIn('loss_scaler', json.dumps(root))
+
+    def test_a_later_save_without_it_says_that_it_stays(self):
+        path = at('z2-w2-fp16')
+        self.done('convert', path, 'out', '--optimizer', '--checksums')
+        before = (self.folder / 'out' / 'optimizer' / 'model.safetensors').read_bytes()
+        for words in (('--dry-run',), ()):
+            notes = self.done('convert', path, 'out', '--force', '--dtype', 'bf16', *words)['notes']
+            self.assertEqual([note for note in notes if 'optimizer' in note],
+                             ["'optimizer' in the output folder is from another save, and stays"])
+        self.assertEqual((self.folder / 'out' / 'optimizer' / 'model.safetensors').read_bytes(), before)
+        again = self.done('convert', path, 'out', '--force', '--optimizer')
+        self.assertEqual([note for note in again['notes'] if 'another save' in note], [])
+
+    def test_options_for_tensors_do_not_apply_to_the_optimizer(self):
+        path = at('z2-w2-fp16')
+        self.done('convert', path, 'plain', '--optimizer')
+        self.done('convert', path, 'out', '--optimizer', '--dtype', 'bf16', '--include', '*.weight', '--rename',
+                  's/^/x./')
+        self.assertEqual(self.done('hash', 'out/optimizer'), self.done('hash', 'plain/optimizer'))
+        self.assertTrue(all(name.startswith('x.') for name in self.done('hash', 'out')['tensors']))
+
+    def test_the_optimizer_needs_a_folder(self):
+        for out in ('out.safetensors', 'out.sft'):
+            self.refused('invalid_argument', 2, 'convert', at('z2-w2-fp16'), out, '--optimizer')
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+    def test_a_folder_without_state_of_an_optimizer_is_refused(self):
+        copy = self.copy('z2-w3-bf16-universal')
+        for pattern in ('exp_avg.pt', 'exp_avg_sq.pt', 'step.pt', 'optimizer_state.pt'):
+            for file in copy.rglob(pattern):
+                file.unlink()
+        self.assertNotIn('optimizer', self.done('inspect', 'run')['layout'])
+        self.done('convert', 'run', 'out')
+        error = self.refused('invalid_argument', 2, 'convert', 'run', 'other', '--optimizer')
+        self.assertEqual((error['message'], error['path']),
+                         ('--optimizer: the files have no state of an optimizer', 'run'))
+
+
+@unittest.skipUnless(EXPECTED, 'no folders of DeepSpeed beside the checkout')
+class Verify(Folders):
+    def test_every_folder_is_ok_and_all_its_records_are_checked(self):
+        for folder in ROWS:
+            with self.subTest(folder):
+                report = self.done('verify', at(folder))
+                self.assertTrue(report['ok'])
+                records = 0
+                for file in self.done('inspect', at(folder))['files']:
+                    with zipfile.ZipFile(ZERO / folder / file) as archive:
+                        records += sum(record.file_size for record in archive.infolist() if record.CRC)
+                self.assertGreaterEqual(report['checked_bytes'], records)
+
+    def test_a_wrong_bit_in_any_file_is_found(self):
+        for folder in ('z1-w2-bf16', 'z3-w2-fp16', 'z0-w2-bf16', 'z2-w3-bf16-universal'):
+            copy = self.copy(folder, folder)
+            for file in sorted(copy.rglob('*.pt')):
+                if file.name == 'optimizer_state.pt':
+                    continue
+                data = bytearray(file.read_bytes())
+                place = place_in_record(file)
+                data[place] ^= 1
+                file.write_bytes(data)
+                result = self.safemap('verify', folder, '--json')
+                data[place] ^= 1
+                file.write_bytes(data)
+                faults = result.json()['faults']
+                self.assertEqual(result.code, 1, file)
+                found = [fault for fault in faults if fault.get('path', '').endswith(file.name)]
+                self.assertTrue(found, (file, faults))
+
+    def test_two_damaged_ranks_are_two_faults(self):
+        copy = self.copy('z3-w2-fp16')
+        files = sorted(copy.rglob('*_optim_states.pt'))
+        self.assertEqual(len(files), 2)
+        for file in files:
+            data = bytearray(file.read_bytes())
+            data[place_in_record(file)] ^= 1
+            file.write_bytes(data)
+        result = self.safemap('verify', 'run', '--json')
+        faults = result.json()['faults']
+        self.assertEqual(([fault['code'] for fault in faults], result.code), (['checksum_mismatch'] * 2, 1))
+        self.assertEqual([pathlib.Path(fault['path']).name for fault in faults], [file.name for file in files])
+
+    def test_a_broken_folder_is_a_fault_and_stops_every_other_command(self):
+        for row in EXPECTED['broken']:
+            with self.subTest(row['folder']):
+                result = self.safemap('verify', at(row['folder']), '--json')
+                faults = result.json()['faults']
+                self.assertEqual(result.code, 1)
+                error = self.safemap('inspect', at(row['folder']), '--json')
+                self.assertEqual(error.code, 1)
+                self.assertIn(error.json()['error']['code'], [fault['code'] for fault in faults])
+                self.assertEqual(self.safemap('convert', at(row['folder']), 'out').code, 1)
+        self.assertEqual(self.leftovers(), ['small.safetensors'])
+
+
+if __name__ == '__main__':
+    words = sys.argv[1:]
+    run.SAFEMAP, run.DATA = os.path.abspath(words[0]), pathlib.Path(words[1]).absolute()
+    unittest.main(argv=[sys.argv[0], *words[2:]])
