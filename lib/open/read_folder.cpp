@@ -37,14 +37,14 @@ Contents read_megatron(const std::shared_ptr<const Folder>& folder, const Folder
 Contents read_zero(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
                    FaultSink& faults) {
     Contents contents;
-    reporting(faults, [&] { contents = read_deepspeed(folder, shape, options); });
+    reporting(faults, [&] { about_file(folder->name(), [&] { contents = read_deepspeed(folder, shape, options); }); });
     return contents;
 }
 
 Contents read_zero_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                              const OpenOptions& options, FaultSink& faults) {
     Contents contents;
-    reporting(faults, [&] { contents = read_universal(folder, shape, options); });
+    reporting(faults, [&] { about_file(folder->name(), [&] { contents = read_universal(folder, shape, options); }); });
     return contents;
 }
 

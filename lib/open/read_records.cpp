@@ -58,10 +58,10 @@ RunFiles files_of_run(const std::filesystem::path& path) {
         if ((!universal && found.shape.kind != ShapeKind::deepspeed) || found.shape.files.empty()) return;
         run.folder = found.folder;
         const std::string& tag = found.shape.files.front();
-        const auto below = found.folder->folder(tag);
+        const auto below = found.shape.inside ? found.folder->folder(tag) : nullptr;
         // The state of a parameter is in a folder of its own: TAG/zero/PARAMETER/fp32.pt.
         if (below) add_files(*below, tag + '/', universal ? 2 : 0, run.files);
-        else add_files(*found.folder, "", 0, run.files);
+        else add_files(*found.folder, "", universal ? 2 : 0, run.files);
     });
     return run;
 }

@@ -154,6 +154,7 @@ TEST_CASE("the records of a DeepSpeed folder are checked even if the folder cann
     const VerifyReport report = verify(dir.path());
     REQUIRE(report.faults.size() >= 2);
     CHECK(report.faults[0].code() != Errc::checksum_mismatch);
+    CHECK(report.faults[0].path().starts_with(dir.path().native()));
     CHECK(report.faults.back().code() == Errc::checksum_mismatch);
     CHECK(report.faults.back().path() == damaged);
     CHECK(report.checked_bytes == 2 * bytes_of_records());
