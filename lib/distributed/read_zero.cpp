@@ -320,7 +320,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     layout.world_size = run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks));
     layout.version = run->first_model().version;
     layout.dtype = trained_dtype(*run);
-    layout.optimizer = state_names(run->sets.front());
+    layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
     if (!has_optimizer(*run)) return contents;
     skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run));
     const Contents described = {.files = contents.files, .layout = contents.layout};

@@ -217,8 +217,34 @@ StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree
     return finish(maker, std::move(optimizer), StateTree());
 }
 
+std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
+    constexpr std::size_t most = 64;
+    const StateTree& rest = run.first_model().rest;
+    auto state = rest.size() > 0 ? Value(rest).find("optimizer") : std::nullopt;
+    if (const auto inner = state ? state->find("optimizer_state_dict") : std::nullopt) state = inner;
+    if (state) state = state->find("state");
+    std::vector<std::string> names;
+    if (!state || !state->is_dict()) return names;
+    for (const auto& parameter : state->entries()) {
+        if (!parameter.second.is_dict()) continue;
+        for (const auto& [name, value] : parameter.second.entries()) {
+            const LazyTensor* const tensor = value.tensor();
+            if (tensor != nullptr && !tensor->shape().empty() && names.size() < most &&
+                std::find(names.begin(), names.end(), name) == names.end())
+                names.push_back(name);
+        }
+    }
+    return names;
+}
+
 std::uint64_t optimizer_bytes(const ZeroRun& run) {
     std::uint64_t bytes = 0;
+    if (run.stage() == 0) {
+        const StateTree tree = unpartitioned(run.first_model());
+        for (StateTree::NodeId id = 0; id < tree.size(); ++id)
+            if (const auto* const leaf = std::get_if<StateTree::Tensor>(&tree[id])) bytes += leaf->tensor.nbytes();
+        return bytes;
+    }
     for (const RankSet& set : run.sets)
         for (const OptimizerFile& file : set.optimizers)
             for (const Named& group : file.state)

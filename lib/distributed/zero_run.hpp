@@ -32,7 +32,9 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered);
 /// Returns the tree for a universal checkpoint, from the tree that its files hold besides the parameters.
 StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest);
 
-/// Returns the bytes of the state that parameters have, over all ranks.
+/// Returns the names of the state that each parameter has at stage 0, whose files do not say which parameter it is.
+std::vector<std::string> unnamed_state_names(const ZeroRun& run);
+/// Returns the bytes of the state that parameters have, over all ranks; at stage 0, of the optimizer.
 std::uint64_t optimizer_bytes(const ZeroRun& run);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed
