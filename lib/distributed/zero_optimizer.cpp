@@ -31,7 +31,8 @@ public:
         return base;
     }
     NodeId text(std::string_view value) { return tree_.add(std::string(value)); }
-    NodeId tensor(const LazyTensor& value) { return tree_.add(StateTree::Tensor{.tensor = value}); }
+    /// Adds a tensor without a name: flatten() and the structure document then name it by its place.
+    NodeId tensor(const LazyTensor& value) { return tree_.add(StateTree::Tensor{.tensor = value.renamed({})}); }
     NodeId dict(const Entries& entries) {
         StateTree::Dict dict;
         for (const auto& [name, value] : entries) dict.items.emplace_back(text(name), value);

@@ -178,6 +178,8 @@ class Convert(Folders):
                 if folder != 'z0-w2-bf16':  # its masters have no names
                     self.assertLessEqual(set(names), {tensor['name'] for tensor in written['tensors']})
                 self.assertIn('structure', written)
+                self.assertEqual([note for note in written['notes'] if 'document' in note], [])
+                self.assertNotIn('not stored', json.dumps(written['structure']))
                 added = sum('alias_of' not in tensor for tensor in written['tensors'])
                 self.assertEqual(report['tensors'], alone['tensors'] + added)
                 self.assertIn('optimizer/model.safetensors', report['files'])
