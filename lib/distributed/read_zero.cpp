@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_set>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -39,17 +40,34 @@ std::vector<std::string> names_of(const std::vector<ZeroFile>& files) {
 
 // Reading.
 
-/// The globals that pickles name, of the first files: those of the other ranks are the same.
+/// Keys of globals, by which those of two files are compared.
+using GlobalKeys = std::unordered_set<std::string>;
+
+std::string key_of(const NamedGlobal& named) { return named.module + '\0' + named.name + (named.called ? "()" : ""); }
+
+GlobalKeys keys_of(const torch::NamedGlobals& globals) {
+    GlobalKeys keys;
+    for (const NamedGlobal& named : globals.all()) keys.insert(key_of(named));
+    return keys;
+}
+
+/// The globals that pickles name. Of a file that is not the first of its model rank, only those that the first does not
+/// name: all ranks of a run name the same.
 struct FoundGlobals {
     std::vector<NamedGlobal> all = {};
     bool asks_for_code = false;
 
-    void add(const torch::NamedGlobals& globals, const std::string& file) {
+    void add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed = {}) {
         asks_for_code = asks_for_code || globals.asks_for_code();
         for (NamedGlobal named : globals.all()) {
+            if (listed.contains(key_of(named))) continue;
             named.record.insert(0, file + ": ");
             all.push_back(std::move(named));
         }
+    }
+    void add(FoundGlobals other) {
+        asks_for_code = asks_for_code || other.asks_for_code;
+        std::move(other.all.begin(), other.all.end(), std::back_inserter(all));
     }
 };
 
@@ -59,31 +77,30 @@ template <class File, class Read>
 void read_kind(const ZeroTag& tag, const OpenOptions& options, const std::vector<ZeroFile>& files, FoundGlobals& found,
                std::vector<File>& out, const Read& read) {
     out.resize(files.size());
-    std::vector<std::size_t> first(files.size());
+    std::vector<std::size_t> group(files.size());  // number of the file's model rank among those that have files
     std::vector<std::size_t> order[2];
     for (std::size_t i = 0; i < files.size(); ++i) {
         const bool begins = i == 0 || files[i].name.model_rank != files[i - 1].name.model_rank;
-        first[i] = begins ? i : first[i - 1];
         order[begins ? 0 : 1].push_back(i);
+        group[i] = order[0].size() - 1;
     }
-    std::vector<torch::NamedGlobals> globals;
-    for (std::size_t i = 0; i < order[0].size(); ++i) globals.emplace_back(options.strict_globals);
+    std::vector<FoundGlobals> globals[2] = {std::vector<FoundGlobals>(order[0].size()),
+                                            std::vector<FoundGlobals>(order[1].size())};
+    std::vector<GlobalKeys> listed(order[0].size());
     for (const std::size_t round : {0, 1}) {
         std::vector<std::string> names;
         for (const std::size_t i : order[round]) names.push_back(files[i].file);
         for_each_file(*tag.folder, names, options.work, [&](std::size_t number, const auto& source) {
             const std::size_t i = order[round][number];
-            if (round == 0) {
-                out[i] = read(source, files[i], Detail::all, globals[number]);
-                return;
-            }
             torch::NamedGlobals own(options.strict_globals);
-            File file = read(source, files[i], Detail::share, own);
-            compare_and_drop(out[first[i]], file);
-            out[i] = std::move(file);
+            out[i] = read(source, files[i], round == 0 ? Detail::all : Detail::share, own);
+            if (round == 1) compare_and_drop(out[order[0][group[i]]], out[i]);
+            globals[round][number].add(own, tag.prefix + files[i].file, listed[group[i]]);
+            if (round == 0) listed[number] = keys_of(own);
         });
     }
-    for (std::size_t i = 0; i < order[0].size(); ++i) found.add(globals[i], tag.prefix + files[order[0][i]].file);
+    for (std::vector<FoundGlobals>& of_round : globals)
+        for (FoundGlobals& of_file : of_round) found.add(std::move(of_file));
 }
 
 /// Moves the files to the sets of their model ranks.
