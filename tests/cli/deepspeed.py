@@ -291,6 +291,9 @@ class Trainers(Case):
         got, out, _ = self.converted(path, *options)
         for name in row.get('omitted_by_deepspeed', []):
             got.pop(name, None)
+        # These rows leave out parameters without elements of stage 3, which ../zero lists.
+        listed = {t['name'] for t in row['tensors']}
+        got = {name: value for name, value in got.items() if name in listed or 0 not in value[1]}
         self.same(got, {t['name']: value_of(t) for t in row['tensors']})
         if row['optimizer']:
             state, _ = model_of(out / 'optimizer')
