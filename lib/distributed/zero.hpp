@@ -56,6 +56,7 @@ struct ModelFile {
     std::optional<std::uint64_t> config_stage = {};                ///< ZeRO stage of the configuration
     std::string version = {};
     std::string dtype = {};                   ///< "fp32", "bf16", "fp16" of the configuration
+    bool flat_order_is_listed = false;  ///< the configuration is there, and without round_robin_gradients
     std::vector<std::uint64_t> experts = {};  ///< num_experts, by layer
     bool autoep = false;                      ///< true if `ds_autoep_layers` lists layers
     /// Everything else that belongs to the state of the training: counters, scheduler, client state. Only of the first
@@ -75,6 +76,9 @@ struct OptimizerFile {
     std::vector<std::uint64_t> group_paddings = {};
     std::vector<std::vector<std::uint64_t>> gaps = {};  ///< param_alignment_paddings, by group and parameter
     std::vector<Named> state = {};  ///< by group: the tensors of the state, such as exp_avg and step
+    /// Digests of the parameters' names that `param_slice_mappings` lists, by group: they tell ranks apart.
+    std::vector<std::uint64_t> listed = {};
+    std::string version = {};
     /// Everything else: steps, hyper-parameters, the loss scaler. Only of the first file.
     StateTree rest = {};
 };

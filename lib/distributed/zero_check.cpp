@@ -17,15 +17,16 @@ namespace {
 /// Throws ranks_differ: `what` is "stage" or the like, and the texts are its values in the two files.
 template <class File>
 [[noreturn]] void differ(const std::string& what, const File& first, const std::string& there, const File& file,
-                         const std::string& here) {
-    throw Error(Errc::ranks_differ, what + " is " + here + ", but " + excerpt(first.file) + " of rank " +
-                                        std::to_string(first.rank) + " has " + there)
+                         const std::string& here, Errc code = Errc::ranks_differ) {
+    throw Error(code, what + " is " + here + ", but " + excerpt(first.file) + " of rank " + std::to_string(first.rank) +
+                          " has " + there)
         .with_path(file.file);
 }
 
 template <class File, class Number>
-void require_same(const std::string& what, const File& first, Number there, const File& file, Number here) {
-    if (there != here) differ(what, first, std::to_string(there), file, std::to_string(here));
+void require_same(const std::string& what, const File& first, Number there, const File& file, Number here,
+                  Errc code = Errc::ranks_differ) {
+    if (there != here) differ(what, first, std::to_string(there), file, std::to_string(here), code);
 }
 
 std::string numbers_text(const std::vector<std::uint64_t>& numbers) {
@@ -73,7 +74,8 @@ void compare_and_drop(const ModelFile& first, ModelFile& file) {
     for (std::size_t group = 0; group < file.groups.size(); ++group)
         check_parameters(first.groups[group], file.groups[group], first, file);
     check_parameters(first.frozen_shapes, file.frozen_shapes, first, file);
-    require_same("dp_world_size", first, first.data_ranks.value_or(0), file, file.data_ranks.value_or(0));
+    require_same("dp_world_size", first, first.data_ranks.value_or(0), file, file.data_ranks.value_or(0),
+                 Errc::world_mismatch);
     if (file.version != first.version) differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
     file.groups = {};
     file.frozen_shapes = {};
@@ -83,7 +85,9 @@ void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
     require_same("the ZeRO stage", first, first.stage, file, file.stage);
     require_same("the number of groups of fp32 weights", first, first.masters.size(), file, file.masters.size());
     if (file.partition_count != first.partition_count)
-        differ("partition_count", first, numbers_text(first.partition_count), file, numbers_text(file.partition_count));
+        differ("partition_count", first, numbers_text(first.partition_count), file, numbers_text(file.partition_count),
+               Errc::world_mismatch);
+    if (file.version != first.version) differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
     if (file.gaps != first.gaps)
         throw Error(Errc::ranks_differ, "param_alignment_paddings are not those of " + excerpt(first.file))
             .with_path(file.file);

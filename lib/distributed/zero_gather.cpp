@@ -99,13 +99,28 @@ private:
     const RankSources& sources_;
 };
 
+/// Throws if a frozen weight has another shape than the file says. Its place in both lists is the same, if it is
+/// listed.
+void require_frozen_shape(const ModelFile& file, std::size_t i) {
+    const auto& [name, tensor] = file.frozen[i];
+    if (i >= file.frozen_shapes.size() || file.frozen_shapes[i].name != name) return;
+    if (tensor.shape() == file.frozen_shapes[i].shape) return;
+    throw Error(Errc::piece_mismatch, "frozen_param_fragments has the shape " + to_string(tensor.shape()) +
+                                          ", but frozen_param_shapes says " + to_string(file.frozen_shapes[i].shape))
+        .with_path(file.file)
+        .with_tensor(name);
+}
+
 /// The frozen weights: whole tensors in stage 2, a share of each rank in stage 3.
 std::vector<Weight> frozen_weights(const RankSet& set, const RankSources& sources) {
     std::vector<Weight> frozen;
     const ModelFile& first = set.models.front();
     if (set.stage() != 3) {
-        for (const auto& [name, tensor] : first.frozen)
+        for (std::size_t i = 0; i < first.frozen.size(); ++i) {
+            const auto& [name, tensor] = first.frozen[i];
+            require_frozen_shape(first, i);
             frozen.push_back({name, tensor.renamed(name), Kind::frozen, {}});
+        }
         return frozen;
     }
     for (std::size_t i = 0; i < first.frozen_shapes.size(); ++i) {

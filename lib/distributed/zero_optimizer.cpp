@@ -88,6 +88,10 @@ public:
         each_parameter_group(set, states.size(),
                              [&](const std::string& name, std::size_t group) { groups_.emplace(name, group); });
         for (const Value& state : states) values_.push_back(state.is_dict() ? entries_of(state) : Entries());
+        // A parameter without elements has none of these.
+        for (const std::string& name : state_names(set))
+            for (Entries& entries : values_)
+                std::erase_if(entries, [&](const auto& entry) { return entry.first == name; });
     }
 
     /// Calls add(name, node) for the values that `state` does not have.

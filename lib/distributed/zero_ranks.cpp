@@ -56,6 +56,9 @@ std::vector<LazyTensor> tensor_list(const Value& list) {
         const LazyTensor* const tensor = each.tensor();
         if (tensor == nullptr)
             throw Error(Errc::piece_mismatch, "the field " + excerpt(each.where()) + " is no tensor");
+        if (tensor->shape().size() != 1)
+            throw Error(Errc::piece_mismatch, "the field " + excerpt(each.where()) + " has the shape " +
+                                                  to_string(tensor->shape()) + "; expected one dimension");
         tensors.push_back(*tensor);
     }
     return tensors;
@@ -83,6 +86,16 @@ std::string trained_in(const Value& file) {
     return enables(*config, "bf16") || enables(*config, "bfloat16") ? "bf16"
            : enables(*config, "fp16")                               ? "fp16"
                                                                     : "fp32";
+}
+
+/// Returns true if the configuration says that the order of parameters in the flat buffers is that of the groups.
+bool keeps_order(const Value& file) {
+    const auto config = file.find("ds_config");
+    if (!config || !config->is_dict()) return false;
+    const auto zero = config->find("zero_optimization");
+    if (!zero || !zero->is_dict()) return false;
+    const auto round_robin = zero->find("round_robin_gradients");
+    return !round_robin || !round_robin->boolean().value_or(true);
 }
 
 void read_shapes(const Value& root, ModelFile& out) {
@@ -116,6 +129,7 @@ void read_module(const Value& root, ModelFile& out) {
         out.autoep =
             !(layers->is_dict() && layers->entries().empty()) && !(layers->is_list() && layers->items().empty());
     out.dtype = trained_in(root);
+    out.flat_order_is_listed = keeps_order(root);
     if (const auto config = root.find("ds_config"); config && config->is_dict())
         if (const auto zero = config->find("zero_optimization"); zero && zero->is_dict())
             if (const auto stage = zero->find("stage"); stage && stage->integer()) out.config_stage = stage->count();
@@ -154,12 +168,37 @@ int stage_of(const Value& inner, OptimizerFile& out) {
     return 1;
 }
 
+/// Throws if the file has the weights of another stage than its `zero_stage` says.
+void check_stage(const Value& inner, int stage) {
+    constexpr std::string_view split = "fp32_flat_groups";
+    constexpr std::string_view flat = "single_partition_of_fp32_groups";
+    const std::string_view own = stage == 3 ? split : flat;
+    const std::string_view other = stage == 3 ? flat : split;
+    if (!inner.find(own) && inner.find(other))
+        throw Error(Errc::ranks_differ, "zero_stage says stage " + std::to_string(stage) + ", but the file has " +
+                                            std::string(other) + ", as " +
+                                            (stage == 3 ? "stages 1 and 2 have" : "stage 3 has"));
+}
+
+/// Reads which parameters the partition of each group holds.
+void read_mappings(const Value& inner, OptimizerFile& out) {
+    const auto mappings = inner.find("param_slice_mappings");
+    if (!mappings || !mappings->is_list()) return;
+    for (const Value& group : mappings->items()) {
+        if (!group.is_dict()) break;
+        NameDigest digest;
+        for (const auto& entry : group.entries()) digest.add(entry.first);
+        out.listed.push_back(digest.value());
+    }
+}
+
 void read_fields(const Value& inner, OptimizerFile& out) {
     if (inner.find("ds_zero_partition_groups"))
         throw Error(Errc::unsupported_layout,
                     "the field ds_zero_partition_groups says that experts are placed by AutoEP, which safemap does not "
                     "read");
     out.stage = stage_of(inner, out);
+    check_stage(inner, out.stage);
     const std::string_view field = out.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
     const std::string_view other = out.stage == 3 ? "single_partition_of_fp32_groups" : "fp32_flat_groups";
     if (!inner.find(field) && inner.find(other))
@@ -170,6 +209,7 @@ void read_fields(const Value& inner, OptimizerFile& out) {
     if (const auto paddings = inner.find("group_paddings")) out.group_paddings = numbers_of(*paddings);
     if (const auto gaps = inner.find("param_alignment_paddings"))
         for (const Value& group : gaps->items()) out.gaps.push_back(numbers_of(group));
+    read_mappings(inner, out);
     for (const Value& state : states_of(inner, out.stage))
         out.state.push_back(state.is_dict() ? tensors_of(state) : Named());
 }
@@ -217,9 +257,11 @@ ModelFile read_model_file(const std::shared_ptr<const Source>& source, const Zer
 OptimizerFile read_optimizer_file(const std::shared_ptr<const Source>& source, const ZeroFile& file, Detail detail,
                                   torch::NamedGlobals& globals) {
     OptimizerFile out{.file = source->name(), .rank = file.name.rank, .model_rank = file.name.model_rank};
-    constexpr std::array<std::string_view, 1> wanted{"optimizer_state_dict"};
+    constexpr std::array<std::string_view, 2> wanted{"optimizer_state_dict", "ds_version"};
     torch::Parts parts = torch::read_parts(source, wanted, &globals);
-    const Value inner = Value(parts.tree).at("optimizer_state_dict");
+    const Value root(parts.tree);
+    const Value inner = root.at("optimizer_state_dict");
+    if (const auto version = root.find("ds_version")) out.version = version->text().value_or("");
     read_fields(inner, out);
     if (detail == Detail::all) out.rest = parts.tree.subtree(inner.node());
     return out;

@@ -10,6 +10,20 @@
 
 namespace safemap::SAFEMAP_ABI::distributed {
 
+/// A digest of a list of names, to compare lists without keeping them.
+class NameDigest {
+public:
+    void add(std::string_view name) {
+        for (const char c : name) mix(static_cast<unsigned char>(c));
+        mix(0x100);  // the end of a name
+    }
+    std::uint64_t value() const noexcept { return value_; }
+
+private:
+    void mix(std::uint64_t byte) { value_ = (value_ ^ byte) * 0x100000001b3; }
+    std::uint64_t value_ = 0xcbf29ce484222325;
+};
+
 /// How much of a file is read.
 enum class Detail : std::uint8_t {
     all,    ///< everything: of the first file of a model rank

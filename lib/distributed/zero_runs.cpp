@@ -2,6 +2,7 @@
 
 #include "base/checked.hpp"
 #include "distributed/experts.hpp"
+#include "distributed/zero_ranks.hpp"
 
 #include <safemap/error.hpp>
 
@@ -40,7 +41,9 @@ public:
         : set_(set), ranks_(ranks), number_(number), group_(group) {
         place_parameters();
         for (const std::uint64_t rank : ranks_) lengths_.push_back(file(rank).masters[number_].element_count());
+        check_paddings();
         check_lengths();
+        check_order();
     }
 
     void each(const VisitParameter& visit) const {
@@ -108,6 +111,57 @@ private:
         if (!gaps_ && held != needed_ && held != rounded_up(needed_, lengths_.size()) &&
             held != rounded_up(needed_, 2 * lengths_.size()))
             fail_length(lengths_.size() - 1, full);
+    }
+
+    bool keeps_padding() const { return file(ranks_.front()).bf16_optimizer; }
+    bool has_paddings() const {
+        return std::all_of(ranks_.begin(), ranks_.end(),
+                           [this](std::uint64_t rank) { return number_ < file(rank).group_paddings.size(); });
+    }
+
+    /// A partition and its padding, or the partition if padding is kept, have the same length in all ranks. Old
+    /// versions count the padding of several ranks at the last one, where it can be more than a partition.
+    void check_paddings() const {
+        if (!has_paddings()) return;
+        const auto padding = [this](std::size_t slot) {
+            return keeps_padding() ? 0 : file(ranks_[slot]).group_paddings[number_];
+        };
+        const std::uint64_t full = sum(lengths_.front(), padding(0));
+        for (std::size_t slot = 1; slot < lengths_.size(); ++slot)
+            if (padding(slot) <= full && sum(lengths_[slot], padding(slot)) != full) fail_length(slot, full);
+    }
+
+    /// Throws if a file lists the parameters of another rank's partition. If files list what no rank has, the order of
+    /// the list is not that of the buffer, and `param_shapes` holds.
+    void check_order() const {
+        if (!set_.models.front().flat_order_is_listed) return;
+        std::vector<std::uint64_t> wanted;
+        std::uint64_t begin = 0;
+        for (const std::uint64_t length : lengths_) {
+            wanted.push_back(digest(begin, begin + length));
+            begin += length;
+        }
+        for (std::size_t slot = 0; slot < ranks_.size(); ++slot) {
+            const auto& listed = file(ranks_[slot]).listed;
+            if (number_ >= listed.size() || listed[number_] == wanted[slot]) continue;
+            const auto other = std::find(wanted.begin(), wanted.end(), listed[number_]);
+            if (other == wanted.end()) continue;
+            fail(Errc::ranks_differ,
+                 "param_slice_mappings lists the parameters of rank " +
+                     std::to_string(ranks_[static_cast<std::size_t>(other - wanted.begin())]) +
+                     ", but the name of the file says rank " + std::to_string(ranks_[slot]),
+                 file(ranks_[slot]));
+        }
+    }
+
+    /// Returns the digest of the names of the parameters with elements in [begin, end) of the buffer.
+    std::uint64_t digest(std::uint64_t begin, std::uint64_t end) const {
+        NameDigest names;
+        auto first = std::upper_bound(places_.begin(), places_.end(), begin);
+        if (first != places_.begin()) --first;
+        for (auto i = static_cast<std::size_t>(first - places_.begin()); i < places_.size() && places_[i] < end; ++i)
+            if (places_[i] + group_[i].count > begin && group_[i].count > 0) names.add(group_[i].name);
+        return names.value();
     }
 
     [[noreturn]] void fail_length(std::size_t slot, std::uint64_t full) const {

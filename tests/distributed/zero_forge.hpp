@@ -466,8 +466,10 @@ private:
     }
     pt::Value config() const {
         const auto enabled = [](bool on) { return pt::dict({{"enabled", pt::boolean(on)}}); };
-        pt::Value out = pt::dict({{"train_micro_batch_size_per_gpu", pt::integer(2)},
-                                  {"zero_optimization", pt::dict({{"stage", pt::integer(stage_number())}})}});
+        pt::Value out =
+            pt::dict({{"train_micro_batch_size_per_gpu", pt::integer(2)},
+                      {"zero_optimization", pt::dict({{"stage", pt::integer(stage_number())},
+                                                      {"round_robin_gradients", pt::boolean(spec_.round_robin)}})}});
         if (spec_.dtype == Dtype::bf16) out.set("bf16", enabled(true));
         if (spec_.dtype == Dtype::f16) out.set("fp16", enabled(true));
         return out;
