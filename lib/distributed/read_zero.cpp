@@ -56,9 +56,11 @@ GlobalKeys keys_of(const torch::NamedGlobals& globals) {
 struct FoundGlobals {
     std::vector<NamedGlobal> all = {};
     bool asks_for_code = false;
+    std::optional<std::string> note = {};  ///< on the first file that would call unknown functions
 
     void add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed = {}) {
         asks_for_code = asks_for_code || globals.asks_for_code();
+        if (const auto said = note ? std::nullopt : globals.note()) note = file + ": " + *said;
         for (NamedGlobal named : globals.all()) {
             if (listed.contains(key_of(named))) continue;
             named.record.insert(0, file + ": ");
@@ -67,7 +69,13 @@ struct FoundGlobals {
     }
     void add(FoundGlobals other) {
         asks_for_code = asks_for_code || other.asks_for_code;
+        if (!note) note = std::move(other.note);
         std::move(other.all.begin(), other.all.end(), std::back_inserter(all));
+    }
+    void move_to(Contents& contents) {
+        contents.globals = std::move(all);
+        contents.asks_for_code = asks_for_code;
+        if (note) contents.notes.push_back(std::move(*note));
     }
 };
 
@@ -329,8 +337,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     std::vector<std::string> others;
     set_gathered(contents, weights_of(tag, *run, options, others));
     add_files(contents, tag, others);
-    contents.globals = std::move(globals.all);
-    contents.asks_for_code = globals.asks_for_code;
+    globals.move_to(contents);
 
     TrainingLayout& layout = *contents.layout;
     layout.stage = run->stage();
@@ -389,8 +396,7 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     } else {
         set_gathered(contents, std::move(read.gathered));
     }
-    contents.globals = std::move(globals.all);
-    contents.asks_for_code = globals.asks_for_code;
+    globals.move_to(contents);
     std::uint64_t bytes = 0;
     for (const Gathered::Weight& weight : kept->gathered.weights)
         for (const auto& each : weight.state) bytes += each.second.nbytes();

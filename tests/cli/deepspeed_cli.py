@@ -251,6 +251,15 @@ class Verify(Folders):
                         records += sum(record.file_size for record in archive.infolist() if record.CRC)
                 self.assertGreaterEqual(report['checked_bytes'], records)
 
+    def test_a_folder_whose_pickles_call_classes_of_deepspeed_is_readable(self):
+        for command in ('inspect', 'verify'):
+            notes = [note for note in self.done(command, at('z2-w3-bf16'))['notes'] if 'would call' in note]
+            self.assertEqual(len(notes), 1)
+            self.assertIn('deepspeed.', notes[0])
+            self.assertIn('--globals', notes[0])
+        self.assertRegex(self.safemap('verify', at('z2-w3-bf16')).out, ': readable; ')
+        self.refused('unknown_global', 1, 'hash', at('z2-w3-bf16'), '--strict-globals')
+
     def test_a_wrong_bit_in_any_file_is_found(self):
         for folder in ('z1-w2-bf16', 'z3-w2-fp16', 'z0-w2-bf16', 'z2-w3-bf16-universal'):
             copy = self.copy(folder, folder)
