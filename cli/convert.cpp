@@ -268,6 +268,8 @@ public:
         app.add_flag("--force", options_.overwrite,
                      "replace an existing checkpoint at OUT once the new one is complete");
         app.add_flag("--resume", options_.resume, "continue an interrupted conversion");
+        app.add_flag("--drop-cache", options_.drop_cache,
+                     "evict what is read of IN from the page cache once it is written");
         app.add_flag("--dry-run", options_.plan_only, "report what would be written, and write nothing");
     }
 

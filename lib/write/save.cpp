@@ -88,7 +88,7 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
         add(folder.input.tensors, folder.layout);
     }
     add(input.tensors, layout);  // last: the last file is the index, which names the others
-    write::write_files(parts, options.work.monitor, options.work.threads);
+    write::write_files(parts, options.work.monitor, options.work.threads, options.drop_cache);
     target.commit();
     report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());
     add_done(report, layout);
@@ -104,7 +104,7 @@ SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
     const auto destination = write::into_sink(sink);
     try {
         const write::Written all[] = {{input.tensors, layout, *destination}};
-        write::write_files(all, options.work.monitor, options.work.threads);
+        write::write_files(all, options.work.monitor, options.work.threads, options.drop_cache);
         destination->commit();
     } catch (...) {
         destination->abandon();

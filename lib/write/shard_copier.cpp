@@ -24,6 +24,7 @@
 #include "safetensors/digests.hpp"
 #include "write/cuts.hpp"
 #include "write/digest_patch.hpp"
+#include "write/evictions.hpp"
 #include "write/saving.hpp"
 #include "write/shards.hpp"
 
@@ -49,19 +50,22 @@ static_assert(Worker::page == page);
 /// A stretch of one file, with what is known while it is copied.
 struct Stretch : Cut {
     std::uint32_t file = 0;
+    std::uint64_t first_unit = 0;                      ///< its number for evictions
     std::atomic<std::uint64_t>* boxes_left = nullptr;  ///< set for a tensor that is written in tiles and needs a digest
 };
 
 /// The plan of one part of a save, and the work on its units.
 class ShardCopier {
 public:
-    ShardCopier(const Written& part, Workers& workers, Watch& watch)
+    /// Evicts sources if `evictions` is not null.
+    ShardCopier(const Written& part, Workers& workers, Watch& watch, Evictions* evictions)
         : tensors_(part.tensors),
           layout_(part.layout),
           workers_(workers),
           counts_(workers_.count(), std::vector<CastCounts>(layout_.casts.size())),
           files_(layout_.files.size()),
           destination_(part.destination),
+          evictions_(evictions),
           watch_(watch) {
         const auto lists = [](const PlannedFile& file) { return file.lists_digests; };
         if (std::any_of(layout_.files.begin(), layout_.files.end(), lists)) digests_.emplace(tensors_.size());
@@ -135,10 +139,26 @@ private:
         add(stretch, blocks.count());
     }
 
-    void add(const Stretch& stretch, std::uint64_t units) {
+    void add(Stretch stretch, std::uint64_t units) {
         if (units == 0) return;
+        if (evictions_ != nullptr) plan_evictions(stretch, units);
         stretches_.push_back(stretch);
         units_.add(units);
+    }
+
+    /// Announces the units of a stretch, and the tensors that they read to the end.
+    void plan_evictions(Stretch& stretch, std::uint64_t units) {
+        stretch.first_unit = evictions_->add_units(units);
+        const PlannedFile& file = layout_.files[stretch.file];
+        for (std::uint32_t i = stretch.first; i < stretch.first + stretch.count; ++i) {
+            const std::uint64_t end = end_of(file, i);
+            if (end > stretch.bytes.end()) return;
+            if (end == file.tensors[i].offset) continue;  // no elements
+            const bool stream = stretch.kind == Cut::Kind::stream;
+            const std::uint64_t last =
+                stream ? (end - 1) / stretch.block - stretch.bytes.offset / stretch.block : units - 1;
+            evictions_->add(tensors_[file.tensors[i].number], stretch.first_unit + last);
+        }
     }
 
     /// Returns the blocks of a tensor. One page of the buffer stays free, because a block has the same offset in a page
@@ -176,6 +196,7 @@ private:
             const bool done = stretch.kind == Stretch::Kind::stream ? copy_stream(stretch, unit.block, worker)
                                                                     : copy_block(stretch, unit.block, worker);
             if (!done) return;
+            if (evictions_ != nullptr) evictions_->done(stretch.first_unit + unit.block);
             // The worker that does a file's last unit flushes the file to disk, while the other workers continue to
             // write.
             if (files_[stretch.file].units_left.fetch_sub(1) == 1) finish(stretch.file);
@@ -324,6 +345,7 @@ private:
     std::deque<std::atomic<std::uint64_t>> boxes_left_;
     std::mutex opening_;
     Destination& destination_;
+    Evictions* evictions_;
     std::vector<Stretch> stretches_;
     BlockRow units_;  // units of all stretches
     Watch& watch_;
@@ -331,15 +353,17 @@ private:
 
 }  // namespace
 
-void write_files(std::span<const Written> parts, const Monitor& monitor, unsigned threads) {
+void write_files(std::span<const Written> parts, const Monitor& monitor, unsigned threads, bool drop_cache) {
     std::uint64_t bytes = 0;
     for (const Written& part : parts) bytes = sum_of_sizes(bytes, part.layout.data_bytes);
     Watch watch(monitor, "converting", bytes);
     Workers workers(threads, 1, largest_buffer, saving_threads);
     std::deque<ShardCopier> engines;
-    for (const Written& part : parts) engines.emplace_back(part, workers, watch);
+    Evictions evictions;  // of all parts, which may be in the same files
+    for (const Written& part : parts) engines.emplace_back(part, workers, watch, drop_cache ? &evictions : nullptr);
     watch.tell();
     for (ShardCopier& engine : engines) engine.prepare();
+    evictions.plan();
     for (ShardCopier& engine : engines) engine.run();
     watch.tell();
 }

@@ -28,6 +28,7 @@
 #include "write/copy.hpp"
 #include "write/coverage.hpp"
 #include "write/digest_patch.hpp"
+#include "write/evictions.hpp"
 #include "write/extras.hpp"
 #include "write/open_files.hpp"
 #include "write/saving.hpp"
@@ -153,6 +154,7 @@ public:
           declared_(declare(declarations)),
           layout_(write::lay_out_at(out, {.tensors = declared_, .metadata = options.metadata}, require_sense(options))),
           direct_io_(io::prefers_direct_io(layout_.data_bytes)),
+          drop_cache_(options.drop_cache),
           target_(out, options, {.durable = options.durable}),
           files_(target_.staging(), names_of(layout_), direct_io_),
           tensors_(declared_.size()),
@@ -385,6 +387,7 @@ private:
         }
         const write::WriterSlots::Taken slot = slots_.take();
         write::copy_value(to, value.lazy(), *slot);
+        if (drop_cache_ && value.tensor) write::evict_quietly(ranges_of({&*value.tensor, 1}));
         return slot->gatherer.take_counts();
     }
 
@@ -450,6 +453,7 @@ private:
     NameIndex names_;
     Layout layout_;
     bool direct_io_;
+    bool drop_cache_;
     write::Target target_;
     write::OpenFiles files_;
     write::WriterSlots slots_{writer_slots};
