@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t page = 4_KiB;
 constexpr std::uint64_t most_steps = 256;
-constexpr std::uint64_t most_entries = 1U << 20;  // of the table of steps and files
+constexpr std::uint64_t most_entries = 1U << 20;  // entries of the table of steps and files
 
 /// Sorts ranges, and merges those that are less than a page apart.
 void merge(std::vector<Extent>& ranges) {

@@ -359,7 +359,7 @@ void write_files(std::span<const Written> parts, const Monitor& monitor, unsigne
     Watch watch(monitor, "converting", bytes);
     Workers workers(threads, 1, largest_buffer, saving_threads);
     std::deque<ShardCopier> engines;
-    Evictions evictions;  // of all parts, which may be in the same files
+    Evictions evictions;  // for all parts, which may read the same files
     for (const Written& part : parts) engines.emplace_back(part, workers, watch, drop_cache ? &evictions : nullptr);
     watch.tell();
     for (ShardCopier& engine : engines) engine.prepare();

@@ -844,6 +844,11 @@ class Convert(Case):
         self.refused('already_exists', 2, 'convert', 'small.safetensors', 'out/config.json', '--force')
         self.assertEqual(self.leftovers(), ['out', 'small.safetensors'])
 
+    def test_evicting_the_sources_changes_no_byte(self):
+        self.done('convert', 'small.safetensors', 'kept.safetensors')
+        self.done('convert', 'small.safetensors', 'out.safetensors', '--drop-cache')
+        self.assertEqual(*((self.folder / name).read_bytes() for name in ('out.safetensors', 'kept.safetensors')))
+
     def test_a_killed_conversion_is_resumed(self):
         # The input is sparse, so that it is made quickly; the output is not.
         count, size = 12, 1 << 24

@@ -90,7 +90,7 @@ TEST_CASE("after each step, a file is evicted up to the first byte that a later 
     CHECK(file->evicted.empty());
     evictions.done(0);
     CHECK(file->evicted_exactly(5'000, 105'000 / page * page));
-    evictions.done(1);  // what the next step reads lies before it
+    evictions.done(1);  // the next step reads bytes that lie before it
     CHECK(file->evicted_exactly(5'000, 105'000 / page * page));
     evictions.done(2);
     CHECK(file->evicted_exactly(5'000, 500'000));
