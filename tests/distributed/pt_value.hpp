@@ -67,17 +67,17 @@ struct Value {
     Kind kind = Kind::none;
     std::int64_t number = 0;
     double real = 0;
-    std::string text = {};                ///< of `raw`: opcodes
-    std::vector<std::string> keys = {};   ///< of dicts, beside `items`
+    std::string text = {};                ///< a text, or the opcodes of `raw`
+    std::vector<std::string> keys = {};   ///< keys of a dict, beside `items`
     bool number_keys = false;             ///< the keys are written as integers
-    std::vector<Value> items = {};        ///< of lists, tuples and dicts
-    std::vector<std::string> paths = {};  ///< of an OrderedDict: the modules that its `_metadata` names
+    std::vector<Value> items = {};        ///< the items of a list, tuple or dict
+    std::vector<std::string> paths = {};  ///< modules that the `_metadata` of an OrderedDict names
     StoragePtr storage = {};              ///< the members of a tensor
     std::uint64_t offset = 0;
     Shape shape = {};
     bool derived = false;  ///< the tensor has attributes, and is wrapped in another call for them
 
-    /// Returns the item with this key. Throws if there is none, so that a test cannot change nothing.
+    /// Returns the item with this key. Throws if it is missing, so that a test cannot change nothing.
     Value& operator[](std::string_view key) { return items[place(key)]; }
     Value& operator[](std::size_t i) { return items.at(i); }
     bool has(std::string_view key) const {
@@ -162,15 +162,26 @@ public:
     static std::string file(const Value& value, Container container = Container::zip) {
         Writer writer(container);
         const std::string object = writer.pickled(value);
-        return container == Container::zip ? writer.zip(object) : writer.legacy(object);
+        return container == Container::zip ? writer.zip(forge::pickle(object)) : writer.legacy(object);
+    }
+    /// Returns the pickle of a zip, without the storages.
+    static std::string pickle(const Value& value) {
+        Writer writer(Container::zip);
+        return forge::pickle(writer.pickled(value));
+    }
+    /// Returns a zip with the storages of `value`, and another pickle.
+    static std::string file_with(const Value& value, const std::string& pickle) {
+        Writer writer(Container::zip);
+        static_cast<void>(writer.pickled(value));
+        return writer.zip(pickle);
     }
 
 private:
     explicit Writer(Container container) : container_(container) {}
 
-    std::string zip(const std::string& object) const {
+    std::string zip(const std::string& pickle) const {
         std::vector<forge::ZipRecord> records;
-        records.push_back({.name = "archive/data.pkl", .bytes = forge::pickle(object)});
+        records.push_back({.name = "archive/data.pkl", .bytes = pickle});
         records.push_back({.name = "archive/byteorder", .bytes = "little"});
         for (std::size_t i = 0; i < storages_.size(); ++i)
             records.push_back({.name = "archive/data/" + std::to_string(i), .bytes = storages_[i]->bytes});

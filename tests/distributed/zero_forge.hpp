@@ -38,18 +38,18 @@ struct Buffer {
     Shape shape;
 };
 
-/// What a checkpoint is made of.
+/// The parts of a checkpoint.
 struct Spec {
     int stage = 2;
     bool bf16_optimizer = false;  ///< stage 1 with fp32 gradients: no `zero_stage`, partitions keep their padding
     std::uint64_t world = 2;
-    Dtype dtype = Dtype::bf16;  ///< of the weights that the engine computes with
+    Dtype dtype = Dtype::bf16;  ///< dtype of the weights that the engine computes with
     std::vector<std::vector<Param>> groups = {};
     std::vector<Param> frozen = {};  ///< without a master; those without elements are never excluded by DeepSpeed
     std::vector<Buffer> buffers = {};
     std::vector<std::pair<std::string, std::string>> ties = {};  ///< second name, first name
     std::uint64_t sub_group_size = 0;                            ///< stage 3: elements of a rank; 0 means no limit
-    std::uint64_t alignment = 1;    ///< of parameters in the flat buffer, in elements; stages 1 and 2
+    std::uint64_t alignment = 1;    ///< alignment of parameters in the flat buffer, in elements; stages 1 and 2
     bool round_robin = false;       ///< stages 1 and 2: the flat order is not the order of the model
     bool elastic = false;           ///< the optimizer state is a list without padding; stages 1 and 2
     bool integer_steps = false;     ///< as DeepSpeedCPUAdam counts them
@@ -62,7 +62,7 @@ struct Spec {
     std::string version = "0.19.8";
 };
 
-/// What a tensor must be.
+/// The value that a tensor must have.
 struct Expected {
     Dtype dtype;
     Shape shape;
@@ -87,27 +87,30 @@ inline std::uint64_t hash(std::string_view text) {
     return value;
 }
 
-/// Returns the bytes of an element that is not NaN, infinite or, in F64, beyond F32.
-inline std::string element(Dtype dtype, std::uint64_t bits) {
+/// Returns the bits of an element that is not NaN, infinite or, in F64, beyond F32.
+inline std::uint64_t element(Dtype dtype, std::uint64_t bits) {
     const auto finite = [bits](std::uint64_t exponents, unsigned at) {
         return (bits >> at & exponents) == exponents ? bits ^ std::uint64_t{1} << at : bits;
     };
     switch (dtype) {
-        case Dtype::boolean: return forge::little(bits & 1, 1);
-        case Dtype::f16: return forge::little(finite(0x1f, 10), 2);
-        case Dtype::bf16: return forge::little(finite(0xff, 7), 2);
-        case Dtype::f32: return forge::little(finite(0xff, 23), 4);
-        case Dtype::f64:
-            return forge::little(std::bit_cast<std::uint64_t>(static_cast<double>(bits >> 11) * 0x1p-53 - 0.5), 8);
-        default: return forge::little(bits, pt::element_bytes(dtype));
+        case Dtype::boolean: return bits & 1;
+        case Dtype::f16: return finite(0x1f, 10);
+        case Dtype::bf16: return finite(0xff, 7);
+        case Dtype::f32: return finite(0xff, 23);
+        case Dtype::f64: return std::bit_cast<std::uint64_t>(static_cast<double>(bits >> 11) * 0x1p-53 - 0.5);
+        default: return bits;
     }
 }
 
 /// Returns the bytes of a tensor, a function of its name and of what it is.
 inline std::string values(Dtype dtype, std::string_view what, std::string_view name, std::uint64_t count) {
     const std::uint64_t seed = hash(what) * 31 + hash(name);
-    std::string bytes;
-    for (std::uint64_t i = 0; i < count; ++i) bytes += element(dtype, mixed(seed + i));
+    const std::size_t size = pt::element_bytes(dtype);
+    std::string bytes(count * size, '\0');
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const std::uint64_t bits = element(dtype, mixed(seed + i));
+        std::memcpy(bytes.data() + i * size, &bits, size);
+    }
     return bytes;
 }
 
@@ -193,7 +196,7 @@ class Forge {
 public:
     static Run run(const Spec& spec) { return Forge(spec).made(); }
 
-    // What the reader must give.
+    // The values that the reader must give.
 
     /// Returns the tensors of an ordinary open.
     static Tensors weights(const Spec& spec) {
@@ -291,7 +294,7 @@ private:
         return order;
     }
 
-    /// Returns the gap after each parameter of a group; there is none after the last.
+    /// Returns the gap after each parameter of a group; after the last there is no gap.
     std::vector<std::uint64_t> gaps(const std::vector<Param>& order) const {
         std::vector<std::uint64_t> out;
         std::uint64_t offset = 0;
@@ -659,7 +662,7 @@ private:
     }
 
     Spec spec_;
-    // What all ranks are cut from.
+    // Made once for all ranks.
     mutable std::map<std::pair<const std::vector<Param>*, std::string>, Flat> flats_ = {};
     mutable std::map<std::pair<std::string, std::string>, std::string> values_ = {};
 };

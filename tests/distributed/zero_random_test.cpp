@@ -97,7 +97,7 @@ void check_random(int stage, bool bf16_optimizer = false) {
     const unsigned seed = soak::seed(17U + static_cast<unsigned>(stage));
     CAPTURE(seed);
     std::mt19937 random(seed);
-    for (int world = 1; world <= 70; world += soak::step(12)) {
+    for (int world = 1; world <= 70; world += soak::step(16)) {
         Spec spec = zero_forge::random_spec(random, stage, static_cast<std::uint64_t>(world));
         if (bf16_optimizer) {
             spec.bf16_optimizer = true;
@@ -195,6 +195,7 @@ TEST_CASE("an optimizer that is not asked for is skipped, with its size") {
 
 TEST_CASE("200 ranks are read with 64 descriptors") {
     for (const int stage : {2, 3}) {
+        if (stage == 2 && !soak::whole()) continue;
         CAPTURE(stage);
         const Spec spec = zero_forge::small(stage, 200);
         const TempDir dir = TempDir::in_memory();
