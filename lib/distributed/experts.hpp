@@ -42,11 +42,7 @@ struct ExpertFiles {
 ExpertFiles read_experts(const Folder& folder, std::uint64_t model_rank, const std::vector<std::uint64_t>& experts,
                          const Work& work = {});
 
-/// Throws unsupported_layout, with the path `file`, if a file of model states or of optimizer states has the keys of
-/// AutoEP: `ds_autoep_layers` or `autoep_layers` that is not None, or `ds_zero_partition_groups` that is not empty, at
-/// the root or in `optimizer_state_dict`.
-void refuse_autoep(const StateTree& tree, const std::string& file);
-/// The same for a file whose keys were read: `autoep` is ModelFile::autoep.
+/// Throws unsupported_layout, with the path `file`, for a checkpoint of AutoEP.
 [[noreturn]] void throw_autoep(const std::string& file);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

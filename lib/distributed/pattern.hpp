@@ -4,9 +4,13 @@
 
 #include <safemap/api.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -38,10 +42,38 @@ private:
         std::uint64_t low = 0;
         std::uint64_t high = 0;
     };
+    static bool accepts(const Set& set, char c) {
+        const auto bit = static_cast<unsigned char>(c);
+        return bit < 64 ? (set.low >> bit & 1) != 0 : bit < 128 && (set.high >> (bit - 64) & 1) != 0;
+    }
 
     std::vector<State> states_;
     std::vector<Set> sets_;
     std::uint32_t start_ = 0;
+};
+
+/// A list of patterns. Those that match one name only, as tools write one for each parameter, are found at once.
+class PatternList {
+public:
+    /// Adds a pattern; one that is there already is passed by. Returns false if Pattern::parse() does not know it.
+    bool add(const std::string& text);
+
+    std::size_t size() const noexcept { return texts_.size(); }
+    const std::string& text(std::size_t number) const noexcept { return texts_[number]; }
+
+    /// How many patterns match, and the number of the first.
+    struct Found {
+        std::size_t count = 0;
+        std::size_t first = 0;
+    };
+    /// Returns which patterns match the beginning of `name`, as Pattern::matches() does.
+    Found find(const std::string& name, std::uint64_t& steps) const;
+
+private:
+    std::vector<std::string> texts_ = {};
+    std::vector<std::pair<std::size_t, Pattern>> patterns_ = {};  ///< with their numbers
+    std::unordered_map<std::string, std::size_t> exact_ = {};     ///< numbers by the only name
+    std::unordered_map<std::string, std::size_t> known_ = {};     ///< numbers by text
 };
 
 }  // namespace safemap::SAFEMAP_ABI::distributed
