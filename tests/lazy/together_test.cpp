@@ -259,6 +259,31 @@ TEST_CASE("more tensors and parts than are collected at once are gathered, and a
     CHECK(lost == std::vector<std::byte>(12));
 }
 
+TEST_CASE("rows of two matrices that fill a window side by side are not taken for rows of one") {
+    const Sources sources = make_sources(2, 256_KiB);
+    constexpr std::uint64_t rows = 64;
+    constexpr std::uint64_t half = 2048;  // two parts of 128 KiB fill the window for rows
+    const auto matrix = [&](std::size_t left, std::uint64_t left_at, std::size_t right, std::uint64_t right_at) {
+        Described t{.dtype = Dtype::u8, .shape = {rows, 2 * half}, .wanted = Dtype::u8};
+        t.view = {t.shape, row_major(t.shape), 0};
+        t.boxes = {{sources[left], left_at, {{0, 0}, {rows, half}}, {half, 1}},
+                   {sources[right], right_at, {{0, half}, {rows, half}}, {half, 1}}};
+        return t;
+    };
+    const Described matrices[] = {matrix(0, 0, 1, 128_KiB), matrix(1, 0, 0, 128_KiB)};
+    const LazyTensor tensors[] = {lazy(matrices[0]), lazy(matrices[1])};
+    std::vector<std::byte> out(2 * 256_KiB);
+    Gatherer gatherer;
+    gatherer.begin();
+    for (std::size_t i = 0; i < 2; ++i)
+        gatherer.add(tensors[i], Dtype::u8, 0, std::span(out).subspan(i * 256_KiB, 256_KiB));
+    gatherer.flush();
+    for (std::size_t i = 0; i < 2; ++i) {
+        const auto expected = reference::value_of(matrices[i]);
+        CHECK(std::memcmp(expected.data(), out.data() + i * 256_KiB, expected.size()) == 0);
+    }
+}
+
 TEST_CASE("tensors in short runs over many sources take one read for each source, not one for each run") {
     constexpr std::size_t ranks = 64;
     constexpr std::size_t count = 16;
