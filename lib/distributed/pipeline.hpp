@@ -30,13 +30,11 @@ struct LayerFiles {
 };
 
 /// Reads `layer_LL-model_states.pt` or, if there is none, `layer_LL-model_MM-model_states.pt` of the tensor rank MM.
-/// The list is empty if the folder has no such files. Throws rank_missing if a number between the layers is missing
-/// from a rank but not from the others, and what reading throws.
+/// The list is empty if the folder has no such files. Throws what reading throws.
 LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Work& work = {});
 
-/// Adds what only the files of layers hold to a joined pipeline: frozen weights and buffers. `buffers` are the names
-/// of the buffers. Weights of tied layers, whose names differ between the files of layers and of masters, become
-/// aliases.
+/// Adds what only the files of layers hold to a joined pipeline: frozen weights and buffers. `buffers` are the names of
+/// the buffers.
 void add_layers(Gathered& joined, const Named& layers, const std::vector<std::string>& buffers);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

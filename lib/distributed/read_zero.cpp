@@ -232,6 +232,24 @@ Named pipeline_layers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions&
     return layers;
 }
 
+/// Throws if a parameter of a stage is in no file of a layer. Parameters of tied layers are not named after a layer.
+void require_layers(const ZeroRun& run, const Named& layers) {
+    std::unordered_set<std::string_view> names;
+    for (const auto& each : layers) names.insert(each.first);
+    for (const RankSet& set : run.sets)
+        for (const Group& group : set.models.front().groups)
+            for (const Parameter& parameter : group) {
+                const bool is_numbered = parameter.name.find_first_not_of("0123456789") == parameter.name.find('.');
+                if (!is_numbered || names.contains(parameter.name)) continue;
+                const std::string layer = parameter.name.substr(0, parameter.name.find('.'));
+                throw Error(Errc::rank_missing, "no file of a layer holds the parameter; expected it in layer_" +
+                                                    std::string(layer.size() < 2 ? "0" : "") + layer +
+                                                    "-model_states.pt")
+                    .with_path(set.models.front().file)
+                    .with_tensor(parameter.name);
+            }
+}
+
 std::vector<std::string> buffers_of(const ZeroRun& run) {
     std::vector<std::string> names;
     for (const RankSet& set : run.sets)
@@ -247,6 +265,7 @@ Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& o
         Gathered out;
         if (!module) out = gather_all(run, {});
         const Named layers = pipeline_layers(tag, run, options, out, files);
+        require_layers(run, layers);
         if (!module) add_layers(out, layers, buffers_of(run));
         else
             for (const auto& [name, tensor] : layers) out.weights.push_back({name, tensor, {}, {}});
