@@ -48,7 +48,8 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     });
     if (contents.format == Format::zero) {
         contents.sources.clear();  // read_rank_files() reads them
-        if (contents.optimizer) reporting(faults, [&] { add_names(contents.optimizer().files, contents.files); });
+        const auto look_at_optimizer = [&] { add_names(contents.optimizer().files, contents.files); };
+        if (contents.optimizer) reporting(faults, [&] { about_file(path.native(), look_at_optimizer); });
     }
     std::vector<FileDigests> own;
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
