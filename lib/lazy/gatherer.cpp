@@ -657,11 +657,23 @@ Gatherer::~Gatherer() = default;
 Gatherer::Gatherer(Gatherer&&) noexcept = default;
 Gatherer& Gatherer::operator=(Gatherer&&) noexcept = default;
 
+namespace {
+
+/// Runs `work`. Adds the tensor's name to an Error that leaves it, unless that is a stop request.
+template <class Work> void about_wanted(const LazyTensor& tensor, Work&& work) {
+    const auto add = [&](Error& error) {
+        if (error.code() != Errc::cancelled) error.with_tensor(tensor.name());
+    };
+    adding(add, std::forward<Work>(work));
+}
+
+}  // namespace
+
 void Gatherer::begin(const GatherRoom& room) { impl_->begin(room); }
 
 void Gatherer::add(const LazyTensor& tensor, Dtype dtype, std::uint64_t offset, std::span<std::byte> out,
                    CastCounts* counts) {
-    about_tensor(tensor.name(), [&] {
+    about_wanted(tensor, [&] {
         require_range(tensor, dtype, {offset, out.size()});
         impl_->want(tensor, dtype, counts);
         if (out.empty()) return;

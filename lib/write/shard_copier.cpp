@@ -332,8 +332,12 @@ private:
         return workers_.buffer(worker).subspan(static_cast<std::size_t>(begin % page), static_cast<std::size_t>(size));
     }
 
+    /// Runs `work`. Adds the path of the file to an Error that leaves it, unless that is a stop request.
     template <class Work> void in_file(std::uint32_t file, Work&& work) {
-        about_file([&] { return destination_.path_of(layout_.files[file]); }, std::forward<Work>(work));
+        const auto add = [&](Error& error) {
+            if (error.code() != Errc::cancelled) error.with_path(destination_.path_of(layout_.files[file]));
+        };
+        adding(add, std::forward<Work>(work));
     }
 
     std::span<const LazyTensor> tensors_;
