@@ -56,7 +56,7 @@ struct ModelFile {
     std::optional<std::uint64_t> config_stage = {};                ///< ZeRO stage of the configuration
     std::string version = {};
     std::string dtype = {};                   ///< "fp32", "bf16", "fp16" of the configuration
-    bool flat_order_is_listed = false;  ///< the configuration is there, and without round_robin_gradients
+    bool flat_order_is_listed = false;        ///< the configuration is there, and without round_robin_gradients
     std::vector<std::uint64_t> experts = {};  ///< num_experts, by layer
     bool autoep = false;                      ///< true if `ds_autoep_layers` lists layers
     /// Everything else that belongs to the state of the training: counters, scheduler, client state. Only of the first

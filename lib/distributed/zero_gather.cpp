@@ -361,6 +361,13 @@ Gathered gather_unnamed(const RankSet& set) {
     return out;
 }
 
+Gathered list_weights(const RankSet& ranks, const RankSources& sources, std::vector<Weight> masters) {
+    ByName known;
+    known.add(std::move(masters));
+    known.add(frozen_weights(ranks, sources));
+    return Listing(ranks.models.front(), ranks.stage(), false).made(std::move(known));
+}
+
 Gathered gather_module(const RankSet& ranks) { return Listing(ranks.models.front(), 0, false).made(ByName()); }
 
 void add_sources(const RankSet& ranks, RankSources& sources) {

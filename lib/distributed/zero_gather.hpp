@@ -43,6 +43,9 @@ void check_ranks(const RankSet& ranks);
 /// piece_mismatch if partitions hold another number of elements than the parameters, and ranks_differ.
 Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOptions& options);
 
+/// Returns masters that are whole already, and what has no master, in the order of the module.
+Gathered list_weights(const RankSet& ranks, const RankSources& sources, std::vector<Gathered::Weight> masters);
+
 /// Returns the 16-bit weights and the buffers: the module, as the engine computes with it.
 Gathered gather_module(const RankSet& ranks);
 
