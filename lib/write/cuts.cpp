@@ -62,7 +62,11 @@ public:
     void add(const LazyTensor& tensor, Dtype written, std::uint32_t i, std::uint64_t begin, std::uint64_t end) {
         while (begin < end) {
             if (window_.begin == window_.end) window_ = {.begin = begin, .end = begin, .first = i};
-            const std::uint64_t stop = std::min(end, (begin / window_size + 1) * window_size);
+            // Windows that one tensor fills are alike: all of them at once, however large the tensor is.
+            const std::uint64_t full = end / window_size * window_size;
+            const std::uint64_t stop = begin % window_size == 0 && full > begin
+                                           ? full
+                                           : std::min(end, (begin / window_size + 1) * window_size);
             window_.add(tensor, written, stop - begin);
             window_.end = stop;
             window_.last = i;

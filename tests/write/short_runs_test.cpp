@@ -140,6 +140,19 @@ TEST_CASE("stretches of short runs have large blocks, and all others have blocks
     CHECK(cuts[2].block == 1_MiB);
 }
 
+TEST_CASE("a tensor of any size is cut at once") {
+    const auto source = callback_source("never read", UINT64_MAX, [](std::uint64_t, std::span<std::byte>) {});
+    const std::vector<LazyTensor> tensors = {
+        {"small", stored_run(Dtype::u8, {1000}, source, 0)},
+        {"large", stored_run(Dtype::u8, {std::uint64_t{1} << 60}, source, 1000)},
+    };
+    const write::PlannedFile file = file_of(tensors, 500);
+    const std::vector<Cut> cuts = write::cuts_of(tensors, file, buffer_of(2));
+    REQUIRE(cuts.size() == 1);
+    CHECK(cuts[0].bytes == Extent{500, (std::uint64_t{1} << 60) + 1000});
+    CHECK(cuts[0].block == 1_MiB);
+}
+
 TEST_CASE("the stored elements of casts get a place in the buffer, and the blocks are smaller") {
     const std::vector<LazyTensor> tensors = experts(20, Dtype::f32, 60);
     write::PlannedFile file = file_of(tensors, 800);
