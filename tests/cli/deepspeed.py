@@ -159,7 +159,8 @@ class Folders(Case):
         got, _, answer = self.converted(path)
         self.same(got, {t['name']: value_of(t) for t in row['tensors']})
         ties = [sorted(group) for group in answer.object['aliases']]
-        self.assertEqual(ties, [sorted(pair) for pair in row.get('shared', [])] if ties else [])
+        shared = [[t['name'], t['note'].rpartition(' ')[2]] for t in row['tensors'] if t['kind'] == 'shared']
+        self.assertEqual(ties, [sorted(pair) for pair in row.get('shared', shared)] if ties else [])
         if row['layout'] == 'data':
             self.assertEqual(len(ties), len(row['shared']))
 
@@ -232,7 +233,8 @@ class Folders(Case):
                                 for name, state in row['optimizer'].items()
                                 for moment in ('exp_avg', 'exp_avg_sq')})
         self.assertIn('safemap.structure', metadata)
-        self.check_steps(row, got, json.loads(metadata['safemap.structure']))
+        if row['layout'] != 'universal' or row['stage'] < 3:  # ds_to_universal drops the steps of stage 3
+            self.check_steps(row, got, json.loads(metadata['safemap.structure']))
 
     def check_steps(self, row, tensors, document):
         """Checks that every step is there: a tensor of one F32, or a number in the document."""
