@@ -7,6 +7,7 @@
 #include <safemap/advanced/strides.hpp>
 
 #include "doctest_safemap.hpp"
+#include "write/killed_save.hpp"
 #include "write/samples.hpp"
 
 #include <fcntl.h>
@@ -217,6 +218,25 @@ TEST_CASE("saves to sinks and writers of declared tensors evict too, and failure
     writer.write("a", tensors[0]);
     writer.commit();
     CHECK(file->evicted.size() == 1);
+}
+
+TEST_CASE("a killed save that evicts is continued, and only the rest is read") {
+    const TempDir dir = TempDir::in_memory();
+    std::vector<LazyTensor> tensors;
+    for (std::uint64_t i = 0; i < 8; ++i) tensors.push_back(tensor("t" + std::to_string(i), Dtype::u8, {20'000}, i));
+    save(dir / "in", tensors);
+    SaveOptions options{.max_shard_size = 20'000, .resume = true, .drop_cache = true};
+    options.work.threads = 1;
+    save(dir / "expected", Checkpoint::open(dir / "in"), options);
+    bool resumed = false;
+    for (int nth = 20; killed_at(nth, dir / "in", dir / "out", options); nth += 9) {
+        const SaveReport report = save(dir / "out", Checkpoint::open(dir / "in"), options);
+        resumed = resumed || (!report.resumed.empty() && report.resumed.size() < 8);
+        for (const std::string& file : report.files)
+            REQUIRE(TempDir::read(dir / "out" / file) == TempDir::read(dir / "expected" / file));
+        fs::remove_all(dir / "out");
+    }
+    CHECK(resumed);
 }
 
 TEST_CASE("the pages of a file are in memory before a save that evicts it, and not afterwards") {
