@@ -214,6 +214,18 @@ void read_fields(const Value& inner, OptimizerFile& out) {
         out.state.push_back(state.is_dict() ? tensors_of(state) : Named());
 }
 
+/// Reads values of a file. DataStates gives its files the names of DeepSpeed's.
+torch::Parts parts_of(const std::shared_ptr<const Source>& source, std::span<const std::string_view> wanted,
+                      torch::NamedGlobals& globals) {
+    try {
+        return torch::read_parts(source, wanted, &globals);
+    } catch (const Error& error) {
+        if (error.code() != Errc::unknown_format) throw;
+        throw Error(Errc::unsupported_layout, error.message() + "; the containers of DataStates are not read")
+            .with_path(source->name());
+    }
+}
+
 }  // namespace
 
 std::vector<Value> states_of(const Value& inner, int stage) {
@@ -243,7 +255,7 @@ ModelFile read_model_file(const std::shared_ptr<const Source>& source, const Zer
     ModelFile out{.file = source->name(), .rank = file.name.rank, .model_rank = file.name.model_rank};
     const std::span<const std::string_view> wanted =
         detail == Detail::all ? std::span<const std::string_view>() : std::span<const std::string_view>(share_keys);
-    torch::Parts parts = torch::read_parts(source, wanted, &globals);
+    torch::Parts parts = parts_of(source, wanted, globals);
     const Value root(parts.tree);
     read_shapes(root, out);
     if (detail == Detail::share) return out;
@@ -258,7 +270,7 @@ OptimizerFile read_optimizer_file(const std::shared_ptr<const Source>& source, c
                                   torch::NamedGlobals& globals) {
     OptimizerFile out{.file = source->name(), .rank = file.name.rank, .model_rank = file.name.model_rank};
     constexpr std::array<std::string_view, 2> wanted{"optimizer_state_dict", "ds_version"};
-    torch::Parts parts = torch::read_parts(source, wanted, &globals);
+    torch::Parts parts = parts_of(source, wanted, globals);
     const Value root(parts.tree);
     const Value inner = root.at("optimizer_state_dict");
     if (const auto version = root.find("ds_version")) out.version = version->text().value_or("");

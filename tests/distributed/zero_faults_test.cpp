@@ -483,7 +483,7 @@ TEST_CASE("a file that ends early, is empty, or is no file of torch") {
             files[file].pop_back();
             CHECK(error_of_files(files).has_value());
             files[file] = "not a checkpoint";
-            check_error(error_of_files(files), {Errc::unknown_format, Errc::not_a_checkpoint, Errc::pickle_bad_opcode},
+            check_error(error_of_files(files), {Errc::unsupported_layout, Errc::pickle_bad_opcode},
                         {run.optimizer_name(1)});
         }
     }

@@ -1,5 +1,6 @@
 """Compares DeepSpeed's own script, zero_to_fp32, with --deepspeed-compat, on the same folders: random ones that a forge
-writes, and real ones; and what a running engine holds with the checkpoint that it saves. Skipped if DeepSpeed is not installed.
+writes, and real ones. Also compares a running engine with the checkpoint that it saves. Skipped if DeepSpeed is not
+installed.
 """
 import contextlib
 import os

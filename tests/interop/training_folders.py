@@ -53,7 +53,13 @@ class TrainingFolders(unittest.TestCase):
             self.assertIn(word, ' '.join(answer['notes']))
         if row.get('compare'):
             return
+        listed = {t['name'] for t in row['tensors']}
         got = {t['name']: (t['dtype'], t['shape']) for t in answer['tensors']}
+        if row['layout']['kind'] == 'zero':
+            # Rows of stage 3 leave out parameters without elements; tests/cli/deepspeed.py compares the rest.
+            got = {name: value for name, value in got.items() if name in listed or 0 not in value[1]}
+            for name in row.get('omitted_by_deepspeed', []):
+                got.pop(name, None)
         self.assertEqual(got, {t['name']: (t['dtype'], t['shape']) for t in row['tensors']})
 
     def row(self, row):
