@@ -188,8 +188,8 @@ void check_compat(const ZeroRun& run) {
     if (run.first_model().one_group) refuse("the files of old versions, whose param_shapes is no list");
 }
 
-void check_module(const ZeroRun& run) {
-    if (run.stage() != 3) return;
+void check_module(int stage) {
+    if (stage != 3) return;
     refuse_call("files of stage 3 have no 16-bit weights, only the fp32 masters",
                 "open the masters and cast them: --dtype bf16");
 }
@@ -260,7 +260,7 @@ std::vector<std::string> buffers_of(const ZeroRun& run) {
 Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options,
                     std::vector<std::string>& files) {
     const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
-    if (module) check_module(run);
+    if (module) check_module(run.stage());
     if (run.is_pipeline()) {
         Gathered out;
         if (!module) out = gather_all(run, {});
@@ -386,6 +386,7 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     if (options.weights == Weights::module) {
         if (models.empty() || !models.front().has_module)
             refuse_call("the universal checkpoint has no 16-bit weights, only fp32 ones", "cast them: --dtype bf16");
+        check_module(RankSet{.models = {models.front()}}.stage());
     }
     Universal read = read_universal(*tag.folder, models, info ? &*info : nullptr,
                                     {.as_stored = options.deepspeed_compat, .optimizer = true, .work = options.work});
