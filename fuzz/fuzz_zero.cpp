@@ -72,7 +72,7 @@ void try_open(const std::map<std::string, std::string>& files, const OpenOptions
     try {
         open_all(files, options);
     } catch (const Error& error) {
-        // Of some stages there is no module, and nothing to be compatible with.
+        // Some stages have no module, and DeepSpeed refuses some.
         require(remedy(error.code()) == Remedy::reject_data || error.code() == Errc::invalid_argument);
     }
 }

@@ -105,7 +105,7 @@ enum class Errc : std::uint8_t {
     world_mismatch,         ///< names and contents of files that disagree on the number of ranks
     ranks_differ,           ///< files of two ranks that contradict each other
     field_missing,          ///< a file of a rank without a field that its layout needs
-    piece_mismatch,         ///< a part of a tensor with another dtype or size than expected, or that is no tensor
+    piece_mismatch,         ///< a part with another dtype or size than expected, or that is not a tensor
     piece_outside,          ///< a part of a tensor that reaches past the tensor
     pieces_overlap,         ///< two parts of a tensor that hold the same element
     not_covered,            ///< elements of a tensor that no part holds

@@ -10,7 +10,7 @@
 
 namespace safemap::SAFEMAP_ABI {
 
-/// What a folder says of the training run that saved it. Members that do not apply are empty.
+/// Facts about the training run that saved a folder. Members that do not apply are empty.
 ///
 /// Example:
 ///     auto model = safemap::Checkpoint::open("run/");
@@ -20,7 +20,7 @@ struct TrainingLayout {
     std::optional<int> stage = {};                 ///< ZeRO stage, 0 to 3
     std::optional<std::uint64_t> world_size = {};  ///< ranks of data parallelism
     std::string tag = {};                          ///< the folder that was read, "global_step500"
-    std::string version = {};                      ///< of the framework that saved it, "0.19.8"
+    std::string version = {};                      ///< version of the framework, "0.19.8"
     std::string dtype = {};                        ///< the dtype trained in: "fp32", "bf16" or "fp16"
     std::vector<std::string> optimizer = {};       ///< names of the state for each parameter, "exp_avg"
 };

@@ -16,7 +16,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 /// The experts of one rank of expert parallelism. An ordinary group is the case of one share, with all ranks.
 struct ExpertShare {
-    std::vector<std::uint64_t> ranks = {};  ///< of data parallelism, in the order of their partitions
+    std::vector<std::uint64_t> ranks = {};  ///< ranks of data parallelism, in the order of their partitions
     Group parameters = {};                  ///< with the names of the whole model
 };
 

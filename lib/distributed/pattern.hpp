@@ -35,7 +35,7 @@ private:
         enum class Kind : std::uint8_t { set, split, empty, begin, end, line_end, match } kind = Kind::empty;
         std::uint32_t set = 0;   ///< number in sets_
         std::uint32_t next = 0;  ///< the state that follows
-        std::uint32_t also = 0;  ///< of a split, the other one
+        std::uint32_t also = 0;  ///< the other state that follows a split
     };
     /// The ASCII characters that a state accepts.
     struct Set {

@@ -29,7 +29,7 @@ struct LayerFiles {
     Named weights = {};                   ///< `LAYER.KEY`, without leading zeros
 };
 
-/// Reads `layer_LL-model_states.pt` or, if there is none, `layer_LL-model_MM-model_states.pt` of the tensor rank MM.
+/// Reads `layer_LL-model_states.pt` or, if that is missing, `layer_LL-model_MM-model_states.pt` of the tensor rank MM.
 /// The list is empty if the folder has no such files. Throws what reading throws.
 LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Work& work = {});
 

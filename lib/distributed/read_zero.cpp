@@ -130,7 +130,7 @@ void read_parallelism(ZeroRun& run) {
     if (run.tensor_ranks == 0) run.tensor_ranks = run.is_pipeline() ? 1 : run.sets.size();
 }
 
-/// Throws if the weights are in optimizer files and there are none.
+/// Throws if the weights are in optimizer files, and these are missing.
 void require_optimizers(const ZeroRun& run) {
     if (run.stage() == 0 || !run.files.optimizers.empty()) return;
     const ModelFile& model = run.first_model();
@@ -185,7 +185,7 @@ void check_compat(const ZeroRun& run) {
     if (run.is_pipeline()) refuse("a checkpoint with pipeline parallelism");
     if (run.sets.size() > 1) refuse("a checkpoint with tensor parallelism");
     if (!run.files.experts.empty()) refuse("a checkpoint with files of experts");
-    if (run.first_model().one_group) refuse("the files of old versions, whose param_shapes is no list");
+    if (run.first_model().one_group) refuse("the files of old versions, whose param_shapes is one dictionary");
 }
 
 void check_module(int stage) {

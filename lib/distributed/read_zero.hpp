@@ -15,7 +15,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 struct ZeroTag {
     std::shared_ptr<const Folder> folder;
     std::string tag = {};     ///< its name
-    std::string prefix = {};  ///< what stands before the names of its files in Contents::files: "global_step500/"
+    std::string prefix = {};  ///< "global_step500/": begins the names in Contents::files
 };
 
 /// Reads a tag: ZeRO of stages 0 to 3, with tensor and pipeline parallelism and experts. Tensors are fp32 masters,

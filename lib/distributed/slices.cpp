@@ -33,7 +33,7 @@ std::string rank_prefix(std::uint64_t number) {
     return (number < 10 ? "mp_rank_0" : "mp_rank_") + std::to_string(number) + '/';
 }
 
-/// The tensors of all ranks for one name; the value is the whole, or why there is none.
+/// The tensors of all ranks for one name; the value is the whole, or the reason why it cannot be made.
 struct Merged {
     std::optional<LazyTensor> tensor = {};
     std::string why = {};
@@ -320,7 +320,7 @@ private:
         return weights;
     }
 
-    /// Throws if dtypes differ. Slices without elements are no masters, and may have the dtype of the model.
+    /// Throws if dtypes differ. Slices without elements are not masters, and may have the dtype of the model.
     void check_dtypes(const std::vector<const Weight*>& weights) const {
         std::size_t first = 0;
         while (first + 1 < weights.size() && weights[first]->tensor.element_count() == 0) ++first;

@@ -11,10 +11,10 @@
 
 namespace safemap::SAFEMAP_ABI::distributed {
 
-/// What was gathered of one model rank.
+/// The tensors that were gathered of one model rank.
 struct ModelRank {
     std::uint64_t number = 0;  ///< mp_rank
-    std::string file = {};     ///< of its model states, for errors
+    std::string file = {};     ///< its file of model states, for errors
     Gathered gathered = {};
 };
 

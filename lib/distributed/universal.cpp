@@ -34,10 +34,10 @@ struct StateFile {
     std::string path;
 };
 
-/// What such a file holds.
+/// The content of such a file.
 struct StateValue {
     std::optional<LazyTensor> tensor = {};
-    std::optional<StateTree> other = {};  ///< of a step that is a number
+    std::optional<StateTree> other = {};  ///< set for a step that is a number
     bool vocabulary = false;              ///< `vocab_tensor`
 };
 
@@ -78,7 +78,7 @@ StateValue read_state(const std::shared_ptr<const Source>& source, const StateFi
     if (root.is_dict()) {
         const Value param = root.at("param");
         if (param.tensor() == nullptr)
-            throw Error(Errc::piece_mismatch, "the field param is no tensor").with_tensor(file.parameter);
+            throw Error(Errc::piece_mismatch, "the field param is not a tensor").with_tensor(file.parameter);
         value.tensor = *param.tensor();
         if (const auto flag = root.find("vocab_tensor")) value.vocabulary = flag->boolean().value_or(false);
         return value;

@@ -17,7 +17,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 /// A universal checkpoint.
 struct Universal {
     Gathered gathered = {};
-    std::vector<std::string> files = {};  ///< that were read, relative to the tag's folder, sorted
+    std::vector<std::string> files = {};  ///< files that were read, relative to the tag's folder, sorted
     /// `zero/optimizer_state.pt` without its flat tensors; a dictionary `step`, by parameter, is added where there are
     /// files `step.pt`. Empty if there is neither.
     std::optional<StateTree> rest = {};
@@ -25,7 +25,7 @@ struct Universal {
     std::optional<std::uint64_t> data_ranks = {};  ///< its number of ranks of data parallelism
 };
 
-/// What to give of a universal checkpoint.
+/// Options of read_universal().
 struct UniversalOptions {
     bool as_stored = false;  ///< exactly what the files `fp32.pt` hold
     bool optimizer = true;   ///< also the state of the parameters

@@ -36,8 +36,8 @@ struct Placement {
         Shape extent = {};
         Shape from = {};  ///< in the slice of the rank
     };
-    Shape shape = {};                ///< of the whole
-    std::vector<Shape> slices = {};  ///< of the ranks
+    Shape shape = {};                ///< shape of the whole
+    std::vector<Shape> slices = {};  ///< shapes that the ranks hold
     std::vector<Piece> pieces = {};
     std::string fault = {};  ///< why it cannot be used; empty if it can
 };

@@ -25,8 +25,8 @@ public:
     bool is_none() const;
     bool is_dict() const;
 
-    /// Returns the value of a text key of a dictionary, or nothing if this is no dictionary, lacks the key, or has None
-    /// there.
+    /// Returns the value of a text key of a dictionary, or nothing if this is not a dictionary, lacks the key, or has
+    /// None there.
     std::optional<Value> find(std::string_view key) const;
     /// Returns true if this is a dictionary with the key, even if it has None there.
     bool has(std::string_view key) const;
@@ -39,7 +39,7 @@ public:
     /// Returns true for a list or tuple.
     bool is_list() const;
     /// Returns the entries of a dictionary whose keys are texts or integers; integers are given as decimal text. Skips
-    /// other keys. Throws field_missing if this is no dictionary.
+    /// other keys. Throws field_missing if this is not a dictionary.
     std::vector<std::pair<std::string, Value>> entries() const;
 
     /// Returns an integer, also that of an enumeration: an object of one argument, which is an integer. Returns nothing

@@ -37,7 +37,7 @@ using Group = std::vector<Parameter>;
 /// Named tensors, in order.
 using Named = std::vector<std::pair<std::string, LazyTensor>>;
 
-/// What a file of model states says. Missing fields are empty.
+/// The content of a file of model states. Missing fields are empty.
 struct ModelFile {
     std::string file = {};                  ///< path in the folder
     std::uint32_t rank = 0;                 ///< rank of data parallelism; 0 where one file serves all ranks
@@ -47,8 +47,8 @@ struct ModelFile {
     std::vector<std::string> buffers = {};  ///< names
     std::vector<std::string> modules = {};  ///< names of the modules that the state dict is of
     bool without_frozen = false;            ///< saved with exclude_frozen_parameters
-    std::vector<Group> groups = {};         ///< of `param_shapes`
-    bool one_group = false;                 ///< true for old versions, whose `param_shapes` is no list
+    std::vector<Group> groups = {};         ///< the groups of `param_shapes`
+    bool one_group = false;                 ///< true for old versions, whose `param_shapes` is one dictionary
     std::vector<Parameter> frozen_shapes = {};
     Named frozen = {};                                             ///< fragments
     std::vector<std::pair<std::string, std::string>> shared = {};  ///< second name, first name
@@ -64,7 +64,7 @@ struct ModelFile {
     StateTree rest = {};
 };
 
-/// What a file of optimizer states says.
+/// The content of a file of optimizer states.
 struct OptimizerFile {
     std::string file = {};
     std::uint32_t rank = 0;

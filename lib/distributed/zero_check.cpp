@@ -14,7 +14,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 
 namespace {
 
-/// Throws ranks_differ: `what` is "stage" or the like, and the texts are its values in the two files.
+/// Throws ranks_differ: `what` names the field, and the texts are its values in the two files.
 template <class File>
 [[noreturn]] void differ(const std::string& what, const File& first, const std::string& there, const File& file,
                          const std::string& here, Errc code = Errc::ranks_differ) {

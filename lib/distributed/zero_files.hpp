@@ -11,7 +11,7 @@
 
 namespace safemap::SAFEMAP_ABI::distributed {
 
-/// What the name of a file of DeepSpeed says.
+/// The parts of the name of a file of DeepSpeed.
 struct ZeroName {
     enum class Kind : std::uint8_t {
         model,         ///< mp_rank_MM_model_states.pt
@@ -22,8 +22,8 @@ struct ZeroName {
         layer,  ///< layer_LL-model_MM-model_states.pt, of a pipeline; without tensor parallelism no "-model_MM"
     };
     Kind kind = Kind::model;
-    std::uint32_t rank = 0;        ///< of data parallelism
-    std::uint32_t model_rank = 0;  ///< of tensor or pipeline parallelism
+    std::uint32_t rank = 0;        ///< rank of data parallelism
+    std::uint32_t model_rank = 0;  ///< rank of tensor or pipeline parallelism
     std::uint32_t layer = 0;
     std::uint32_t expert = 0;
     std::string prefix = {};  ///< "bf16_", "fp16_" or nothing
@@ -40,7 +40,7 @@ struct ZeroFile {
 
 /// The files of a tag, in the order of model ranks, then ranks, layers and experts.
 struct ZeroFiles {
-    std::vector<ZeroFile> models = {};  ///< of both kinds
+    std::vector<ZeroFile> models = {};  ///< model and ranked_model
     std::vector<ZeroFile> optimizers = {};
     std::vector<ZeroFile> experts = {};
     std::vector<ZeroFile> expert_optimizers = {};

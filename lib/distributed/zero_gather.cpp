@@ -52,7 +52,7 @@ public:
         return made(parameter, runs, of);
     }
 
-    /// Returns all state of a parameter that has its length. Without elements, there is none.
+    /// Returns all state of a parameter that has its length. A parameter without elements has no state.
     Named state(const Parameter& parameter, std::span<const PartitionRun> runs) const {
         Named state;
         if (runs.empty()) return state;

@@ -22,9 +22,9 @@ struct RankSet {
     }
 };
 
-/// What to gather.
+/// Options of gather().
 struct GatherOptions {
-    bool compat = false;     ///< what DeepSpeed's zero_to_fp32 gives
+    bool compat = false;     ///< give what DeepSpeed's zero_to_fp32 gives
     bool optimizer = false;  ///< also the state of the parameters
 };
 

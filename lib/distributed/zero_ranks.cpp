@@ -55,7 +55,7 @@ std::vector<LazyTensor> tensor_list(const Value& list) {
     for (const Value& each : list.items()) {
         const LazyTensor* const tensor = each.tensor();
         if (tensor == nullptr)
-            throw Error(Errc::piece_mismatch, "the field " + excerpt(each.where()) + " is no tensor");
+            throw Error(Errc::piece_mismatch, "the field " + excerpt(each.where()) + " is not a tensor");
         if (tensor->shape().size() != 1)
             throw Error(Errc::piece_mismatch, "the field " + excerpt(each.where()) + " has the shape " +
                                                   to_string(tensor->shape()) + "; expected one dimension");

@@ -27,7 +27,7 @@ private:
 /// How much of a file is read.
 enum class Detail : std::uint8_t {
     all,    ///< everything: of the first file of a model rank
-    share,  ///< what differs between ranks, and what is compared
+    share,  ///< the fields that differ between ranks, and those that are compared
 };
 
 /// Reads a file of model states. Throws field_missing, unsafe_call and whatever reading a `.pt` throws.

@@ -49,7 +49,7 @@ public:
     void each(const VisitParameter& visit) const {
         std::vector<PartitionRun> runs;
         std::size_t slot = 0;
-        std::uint64_t begin = 0;  // of the slot's partition
+        std::uint64_t begin = 0;  // where the partition of the slot begins
         for (std::size_t i = 0; i < group_.size(); ++i) {
             runs.clear();
             for (std::uint64_t done = 0; done < group_[i].count;) {
@@ -178,10 +178,10 @@ private:
     std::span<const std::uint64_t> ranks_;
     std::uint32_t number_;
     const Group& group_;
-    std::vector<std::uint64_t> places_ = {};  ///< of each parameter in the flat buffer
+    std::vector<std::uint64_t> places_ = {};  ///< where each parameter begins in the flat buffer
     std::uint64_t needed_ = 0;                ///< end of the last parameter
     bool gaps_ = false;
-    std::vector<std::uint64_t> lengths_ = {};  ///< of the partitions
+    std::vector<std::uint64_t> lengths_ = {};  ///< elements of each partition
 };
 
 std::uint64_t partitions_of(const RankSet& set, std::size_t group) {

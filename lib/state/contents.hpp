@@ -57,7 +57,7 @@ struct Contents {
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
-    /// Returns the state of the optimizer; empty if there is none. May be called from several threads at once.
+    /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.
     std::function<Contents()> optimizer = {};
 };
 

@@ -25,7 +25,7 @@ def rows_of(name, part):
 
 
 class Answer:
-    """What a command said; its only object on stdout."""
+    """The answer of a command; its only object is on stdout."""
 
     def __init__(self, done):
         self.code = done.returncode
@@ -167,7 +167,7 @@ class Folders(Case):
     @each_row
     def test_what_no_file_holds_is_noted(self, row, path):
         for name in row.get('not_saved', []):
-            # Of frozen weights that were not saved, files name the modules only.
+            # If frozen weights were not saved, files name their modules only.
             notes = safemap('inspect', path).notes()
             self.assertTrue(name in notes or name.rpartition('.')[0] in notes, (name, notes))
 
