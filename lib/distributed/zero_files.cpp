@@ -113,10 +113,13 @@ std::string ranked_text(std::string_view prefix, std::uint64_t rank, std::uint64
 /// Collects names of missing files, for one message.
 class Missing {
 public:
+    static constexpr std::size_t most = 64;  ///< names in the message
+
     void add(std::string name) {
         if (names_.size() < most) names_.push_back(std::move(name));
         ++count_;
     }
+    void add_unnamed(std::uint64_t count) { count_ += count; }
     std::string text() const {
         std::string text;
         for (const std::string& name : names_) text += (text.empty() ? "" : ", ") + name;
@@ -131,7 +134,6 @@ public:
     }
 
 private:
-    static constexpr std::size_t most = 64;
     std::vector<std::string> names_ = {};
     std::uint64_t count_ = 0;
 };
@@ -221,9 +223,10 @@ ZeroFiles zero_files(const state::FileNames& files) {
 
 std::string optimizer_names(const ZeroName& like, std::uint64_t first, std::uint64_t world) {
     Missing missing;
-    constexpr std::uint64_t most = 1 << 20;
-    for (std::uint64_t rank = first; rank < std::min(world, first + most); ++rank)
+    const std::uint64_t listed = std::min(world, first + Missing::most);
+    for (std::uint64_t rank = first; rank < listed; ++rank)
         missing.add(ranked_text(like.prefix, rank, like.model_rank, "_optim_states.pt"));
+    missing.add_unnamed(world - std::max(first, listed));
     return missing.text();
 }
 

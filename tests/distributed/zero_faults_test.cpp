@@ -509,3 +509,98 @@ TEST_CASE("one state of the optimizer is of another length, or one rank lacks it
                     {Errc::ranks_differ, Errc::field_missing, Errc::not_covered}, {"exp_avg_sq"});
     }
 }
+
+TEST_CASE("numbers that no checkpoint has take neither memory nor time") {
+    const std::uint64_t huge = std::uint64_t{1} << 40;
+    for (const int stage : {2, 3}) {
+        CAPTURE(stage);
+        Run run = good(stage);
+        for (const std::uint64_t rank : {0, 1, 2})
+            run.state(rank)["partition_count"] = stage == 3 ? pt::integer(huge) : pt::integers({huge, huge});
+        for (std::uint64_t rank = 0; rank < (stage == 3 ? 3U : 1U); ++rank)
+            run.model(rank)["dp_world_size"] = pt::integer(huge);
+        refused(run, {Errc::rank_missing, Errc::world_mismatch, Errc::field_missing}, {});
+
+        run = good(stage);
+        run.files["bf16_zero_pp_rank_16000000_mp_rank_00_optim_states.pt"] = run.optimizer_file(0);
+        refused(run, {Errc::rank_missing, Errc::world_mismatch}, {});
+        run = good(stage);
+        run.files["bf16_zero_pp_rank_0_mp_rank_16000000_optim_states.pt"] = run.optimizer_file(0);
+        refused(run, {Errc::rank_missing, Errc::world_mismatch}, {});
+        run = good(stage);
+        run.files["bf16_zero_pp_rank_00_mp_rank_00_optim_states.pt"] = run.optimizer_file(0);
+        refused(run, Errc::rank_repeated, {"bf16_zero_pp_rank_00_mp_rank_00_optim_states.pt"});
+    }
+    for (const std::string_view field : {"group_paddings", "param_alignment_paddings"}) {
+        for (const std::uint64_t number : {huge, std::uint64_t{1} << 62, ~std::uint64_t{0}}) {
+            CAPTURE(field);
+            CAPTURE(number);
+            Run run = good(2);
+            for (const std::uint64_t rank : {0, 1, 2}) {
+                pt::Value& numbers = run.state(rank)[field][std::size_t{0}];
+                (numbers.kind == pt::Value::Kind::list ? numbers[std::size_t{0}] : numbers) = pt::integer(number);
+            }
+            CHECK(error_of_files(run.packed()).has_value());
+        }
+    }
+}
+
+TEST_CASE("two groups name one parameter") {
+    for (const int stage : {2, 3}) {
+        CAPTURE(stage);
+        Run run = good(stage);
+        for (std::uint64_t rank = 0; rank < (stage == 3 ? 3U : 1U); ++rank) {
+            pt::Value& group = run.model(rank)["param_shapes"][std::size_t{1}];
+            group.keys[0] = "embed.weight";
+        }
+        CHECK(error_of_files(run.packed()).has_value());
+    }
+}
+
+TEST_CASE("ties that lead nowhere, to themselves or in a circle are passed by") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        Spec spec = small(stage);
+        spec.ties = {};
+        Run run = Forge::run(spec);
+        pt::Value& shared = run.model()["shared_params"];
+        for (const auto& [second, first] : std::initializer_list<std::pair<std::string, std::string>>{
+                 {"nowhere", "missing"}, {"self", "self"}, {"one", "two"}, {"two", "one"}, {"gain", "up.bias"}})
+            shared.set(second, pt::text(first));
+        const TempDir dir = TempDir::in_memory();
+        run.write(dir.path());
+        const Checkpoint checkpoint = Checkpoint::open(dir.path());
+        for (const auto& [name, tensor] : Forge::weights(spec))
+            if (name != "gain") zero_forge::check_tensor(checkpoint, name, tensor);
+        for (const char* const name : {"nowhere", "self", "one", "two"}) CHECK(checkpoint.find(name) == nullptr);
+    }
+}
+
+TEST_CASE("lists of the optimizer that are shorter than the groups, or no lists") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        const std::string base = stage == 3 ? "optimizer_state_dict" : "base_optimizer_state";
+        const auto opens_or_is_refused = [](const Run& run) {
+            const TempDir dir = TempDir::in_memory();
+            run.write(dir.path());
+            const auto error = error_of([&] {
+                const Checkpoint checkpoint = Checkpoint::open(dir.path());
+                if (const auto optimizer = checkpoint.optimizer())
+                    for (const LazyTensor& tensor : *optimizer) static_cast<void>(tensor.load());
+            });
+            if (error) CHECK(remedy(error->code()) == Remedy::reject_data);
+        };
+        Run run = good(stage);
+        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank)[base]["state"].erase("1");
+        opens_or_is_refused(run);
+        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank)[base]["state"].erase("0");
+        opens_or_is_refused(run);
+        run.state(1)[base] = pt::integer(3);
+        opens_or_is_refused(run);
+        run = good(stage);
+        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank)[base]["param_groups"] = pt::text("none");
+        opens_or_is_refused(run);
+        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank).erase(base);
+        opens_or_is_refused(run);
+    }
+}
