@@ -196,17 +196,25 @@ void check_cover(const std::vector<const Part*>& parts, const Shape& shape, std:
         places.insert(places.end(), part->value.shape().begin(), part->value.shape().end());
     }
     const auto overlap = [&](const Shape& element) {
-        throw Error(Errc::pieces_overlap, "element " + to_string(element) + " is in two parts")
-            .with_path(file_of(parts.back()->value));
+        const auto holds = [&](const Part* part) {
+            for (std::size_t d = 0; d < shape.size(); ++d)
+                if (element[d] < part->start[d] || element[d] - part->start[d] >= part->value.shape()[d]) return false;
+            return true;
+        };
+        const auto first = std::find_if(parts.begin(), parts.end(), holds);
+        const auto second = std::find_if(first + 1, parts.end(), holds);
+        fail(Errc::pieces_overlap, "element " + to_string(element) + " is in two parts", (*second)->value);
     };
     if (shape.empty() && parts.size() > 1) overlap(shape);
     if (!shape.empty())
         if (const auto shared = Grid(shape, parts.size(), std::move(places)).first_shared()) overlap(*shared);
     std::uint64_t volume = 0;  // no more than the whole, because nothing overlaps
     for (const Part* part : parts) volume += part->value.element_count();
-    if (volume != elements)
-        throw Error(Errc::not_covered, std::to_string(elements - volume) + " of " + elements_text(elements) +
-                                           " are in no part; the parts hold " + std::to_string(volume));
+    if (volume == elements) return;
+    Error error(Errc::not_covered, std::to_string(elements - volume) + " of " + elements_text(elements) +
+                                       " are in no part; the parts hold " + std::to_string(volume));
+    if (!parts.empty()) error.with_path(file_of(parts.back()->value));
+    throw error;
 }
 
 /// Returns true if the part is complete rows of the whole, contiguous in its file or files.
@@ -245,8 +253,10 @@ public:
             return push(stored, base.source, base.offset + static_cast<std::uint64_t>(view.offset) * size, part.start,
                         part.value.shape(), view.strides);
         }
-        if (!is_contiguous(view.shape, view.strides))
-            fail(Errc::piece_mismatch, "a part in several pieces is strided; expected contiguous elements", part.value);
+        if (!is_contiguous(view.shape, view.strides)) {
+            require_ascending(part, view);
+            return add_strided(part, view.strides, part.start, view.shape, static_cast<std::uint64_t>(view.offset));
+        }
         for (std::uint64_t done = 0; done < elements;) {
             const StoredTensor::Place place = stored.locate(static_cast<std::uint64_t>(view.offset) + done);
             const std::uint64_t count = place.stride == 1 ? std::min(place.count, elements - done) : 1;
@@ -290,6 +300,38 @@ private:
             count -= slices * inner;
         }
     }
+
+    static void require_ascending(const Part& part, const StridedView& view) {
+        for (std::size_t d = 0; d < view.shape.size(); ++d)
+            if (view.shape[d] > 1 && view.strides[d] <= 0)
+                fail(Errc::piece_mismatch, "a part in several pieces is strided backwards; expected ascending elements",
+                     part.value);
+    }
+
+    /// Makes boxes of the region of `extent` at `start`, which begins at element `at` of its base: each is as many
+    /// slices along the outermost dimension as stand in one run. A slice that is in several runs is cut in turn.
+    void add_strided(const Part& part, const Strides& strides, Shape start, const Shape& extent, std::uint64_t at) {
+        const StoredTensor& stored = *part.value.stored();
+        std::size_t d = 0;
+        while (d + 1 < rank_ && extent[d] == 1) ++d;
+        std::uint64_t reach = 1;  // elements of the base from the first of a slice to its last
+        for (std::size_t i = d + 1; i < rank_; ++i) reach += (extent[i] - 1) * step(strides, i);
+        Shape box = extent;
+        for (std::uint64_t left = extent[d]; left > 0; left -= box[d]) {
+            const StoredTensor::Place place = stored.locate(at);
+            const std::uint64_t held = place.stride == 1 ? place.count : 1;
+            box[d] = 1;
+            if (held >= reach) {
+                if (left > 1) box[d] = std::min(left, (held - reach) / step(strides, d) + 1);
+                push(stored, place.source, place.offset, start, box, strides);
+            } else {
+                add_strided(part, strides, start, box, at);
+            }
+            start[d] += box[d];
+            at += box[d] * step(strides, d);
+        }
+    }
+
     static std::uint64_t step(const Strides& strides, std::size_t d) { return static_cast<std::uint64_t>(strides[d]); }
 
     void push(const StoredTensor& stored, std::uint32_t source, std::uint64_t offset, const Shape& start,

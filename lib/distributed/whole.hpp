@@ -51,7 +51,8 @@ private:
 ///
 /// - piece_mismatch if a part has another dtype or rank than the whole, or fewer elements than it should give
 /// - piece_outside if a part reaches past the whole
-/// - pieces_overlap, not_covered, with the first element concerned
+/// - piece_mismatch if a part that is not contiguous is flat, or in several runs and strided backwards
+/// - pieces_overlap, with the first element concerned; not_covered, with it, or with the number of elements for boxes
 /// - shape_overflow
 ///
 /// Linear in the number of pieces for parts in ascending order.
