@@ -26,6 +26,7 @@ constexpr std::uint64_t compared_tensor = 64 << 10;  // bytes of one tensor that
 constexpr std::uint64_t compared_in_all = 8 << 20;
 constexpr std::uint64_t pattern_steps = 1ULL << 30;
 constexpr std::size_t named_in_a_note = 8;
+constexpr std::uint64_t most_parts = 4096;  // parts that one parameter may consist of
 
 using Kind = Gathered::Weight::Kind;
 
@@ -129,7 +130,8 @@ Merged join_parts(const std::string& name, const Slices& slices, std::size_t dim
     std::vector<std::uint64_t> done(slices.size(), 0);
     for (const auto& part : widths)
         for (std::size_t rank = 0; rank < slices.size(); ++rank) {
-            if (part[rank] > 0) joiner.add(narrow(*slices[rank], dimension, done[rank], part[rank]));
+            if (part[rank] == 0 || slices[rank]->element_count() == 0) continue;
+            joiner.add(narrow(*slices[rank], dimension, done[rank], part[rank]));
             done[rank] += part[rank];
         }
     return {joiner.made(name), {}};
@@ -167,6 +169,17 @@ bool is_as_said(const Shape& shape, const SubParameters& parts) {
     return true;
 }
 
+/// Returns the sums of the widths of each part; a sum that does not fit in 64 bits is 0.
+std::vector<std::uint64_t> sums_of(const ShardWidths& widths) {
+    std::vector<std::uint64_t> sums;
+    for (const auto& part : widths) {
+        std::uint64_t sum = 0;
+        for (const std::uint64_t width : part) sum = checked_add(sum, width).value_or(0);
+        sums.push_back(sum);
+    }
+    return sums;
+}
+
 Merged join_several(const std::string& name, const Slices& slices, const Rule& rule) {
     const SubParameters& parts = *rule.parts;
     for (const LazyTensor* slice : slices)
@@ -175,9 +188,8 @@ Merged join_several(const std::string& name, const Slices& slices, const Rule& r
     std::vector<std::uint64_t> sizes = parts.sizes;
     if (sizes.empty()) {
         const auto sum = total(slices, parts.dimension);
-        if (!sum || parts.count == 0 || parts.count > *sum || *sum % parts.count != 0)
+        if (!sum || parts.count == 0 || parts.count > most_parts || *sum % parts.count != 0)
             return Merged::none("their sizes are no multiple of the number of their parts");
-        if (*sum / parts.count < slices.size()) return Merged::none("their parts are smaller than the number of ranks");
         sizes.assign(static_cast<std::size_t>(parts.count), *sum / parts.count);
     }
     ShardWidths even;
@@ -188,6 +200,8 @@ Merged join_several(const std::string& name, const Slices& slices, const Rule& r
         }
     } else if (rule.widths->size() != sizes.size()) {
         return Merged::none("sub_param_shard_widths is of another number of parts");
+    } else if (!parts.sizes.empty() && sums_of(*rule.widths) != parts.sizes) {
+        return Merged::none("sub_param_shard_widths contradicts the sizes of their parts");
     }
     return join_parts(name, slices, parts.dimension, rule.widths == nullptr ? even : *rule.widths);
 }
@@ -221,7 +235,7 @@ bool have_one_shape(const Slices& slices) {
 
 /// Returns the first of slices that should be equal.
 Merged first_of(const std::string& name, const Slices& slices) {
-    if (!have_one_shape(slices)) return Merged::none("their shapes differ, although a pattern calls them replicated");
+    if (!have_one_shape(slices)) return Merged::none("all ranks should hold them alike, but their shapes differ");
     return {slices.front()->renamed(name), {}};
 }
 
