@@ -321,7 +321,7 @@ Contents begin_contents(const ZeroTag& tag, std::string_view kind) {
     contents.format = Format::zero;
     contents.layout = TrainingLayout{.kind = std::string(kind)};
     contents.layout->tag = tag.tag;
-    contents.notes.push_back("read the tag " + quoted(tag.tag));
+    contents.notes.push_back("read the tag " + safemap::quoted(tag.tag));
     return contents;
 }
 
