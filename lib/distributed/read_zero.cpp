@@ -128,6 +128,10 @@ void read_parallelism(ZeroRun& run) {
     if (const auto dimensions = root.find("checkpoint_parallel_dimensions"); dimensions && dimensions->is_dict())
         if (const auto degree = dimensions->find("tp_degree")) run.tensor_ranks = degree->count();
     if (run.tensor_ranks == 0) run.tensor_ranks = run.is_pipeline() ? 1 : run.sets.size();
+    if (run.is_pipeline() && run.sets.size() % run.tensor_ranks != 0)
+        throw Error(Errc::world_mismatch, "tp_degree is " + std::to_string(run.tensor_ranks) + "; there are files of " +
+                                              std::to_string(run.sets.size()) + " model ranks")
+            .with_path(run.first_model().file);
 }
 
 /// Throws if the weights are in optimizer files, and these are missing.

@@ -83,7 +83,11 @@ StateValue read_state(const std::shared_ptr<const Source>& source, const StateFi
         if (const auto flag = root.find("vocab_tensor")) value.vocabulary = flag->boolean().value_or(false);
         return value;
     }
-    if (file.state != "step") throw Error(Errc::piece_mismatch, "the file holds no tensor").with_tensor(file.parameter);
+    // Nodes with children would refer to this tree, and the step becomes a part of another.
+    const StateTree::Node& node = parts.tree[parts.tree.root()];
+    const bool is_number = std::holds_alternative<std::int64_t>(node) || std::holds_alternative<double>(node);
+    if (file.state != "step" || !is_number)
+        throw Error(Errc::piece_mismatch, "the file holds no tensor").with_tensor(file.parameter);
     value.other = std::move(parts.tree);
     return value;
 }
