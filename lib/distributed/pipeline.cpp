@@ -119,13 +119,48 @@ LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Wo
     return read;
 }
 
+namespace {
+
+/// Returns the master `tied_modules.MODULE.KEY` of a tied layer's weight `LAYER.KEY`; null unless exactly one fits.
+const LazyTensor* tied_master(const std::vector<LazyTensor>& tied, const std::string& name, const LazyTensor& tensor) {
+    const std::string key = name.substr(std::min(name.find('.'), name.size()));
+    const LazyTensor* found = nullptr;
+    for (const LazyTensor& master : tied) {
+        if (!master.name().ends_with(key) || !(master.shape() == tensor.shape())) continue;
+        if (found != nullptr) return nullptr;
+        found = &master;
+    }
+    return found;
+}
+
+/// Returns the masters of tied layers. Models have few; of more than a thousand, none is looked at.
+std::vector<LazyTensor> tied_masters(const Gathered& joined) {
+    std::vector<LazyTensor> tied;
+    for (const Gathered::Weight& weight : joined.weights)
+        if (weight.kind == Kind::master && weight.name.starts_with("tied_modules."))
+            tied.push_back(weight.tensor.renamed(weight.name));
+    if (tied.size() > 1000) tied.clear();
+    return tied;
+}
+
+void add_alias(Gathered& joined, const std::string& master, const std::string& name) {
+    for (AliasGroup& group : joined.aliases)
+        if (group.front() == master) return group.push_back(name);
+    joined.aliases.push_back({master, name});
+}
+
+}  // namespace
+
 void add_layers(Gathered& joined, const Named& layers, const std::vector<std::string>& buffers) {
     std::unordered_set<std::string> names;
     for (const Gathered::Weight& weight : joined.weights) names.insert(weight.name);
+    const std::vector<LazyTensor> tied = tied_masters(joined);
     const std::unordered_set<std::string> of_buffers(buffers.begin(), buffers.end());
-    for (const auto& [name, tensor] : layers)
-        if (names.insert(name).second)
-            joined.weights.push_back({name, tensor, of_buffers.contains(name) ? Kind::buffer : Kind::frozen, {}});
+    for (const auto& [name, tensor] : layers) {
+        if (!names.insert(name).second) continue;
+        if (const LazyTensor* const master = tied_master(tied, name, tensor)) add_alias(joined, master->name(), name);
+        else joined.weights.push_back({name, tensor, of_buffers.contains(name) ? Kind::buffer : Kind::frozen, {}});
+    }
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

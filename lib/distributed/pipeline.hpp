@@ -34,7 +34,8 @@ struct LayerFiles {
 LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Work& work = {});
 
 /// Adds what only the files of layers hold to a joined pipeline: frozen weights and buffers. `buffers` are the names of
-/// the buffers.
+/// the buffers. A weight `LAYER.KEY` of a tied layer, whose master is `tied_modules.MODULE.KEY`, becomes an alias of
+/// it.
 void add_layers(Gathered& joined, const Named& layers, const std::vector<std::string>& buffers);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed
