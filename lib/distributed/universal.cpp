@@ -204,9 +204,9 @@ void add_unlisted(Gathered& out, const Values& values, std::size_t models) {
             ++added;
         }
     if (added > 0)
-        out.notes.push_back(models == 0
-                                ? "there are no files of model states: shapes and dtypes are those of fp32.pt"
-                                : std::to_string(added) + " weights are only in fp32.pt, with its shapes and dtypes");
+        out.notes.push_back(models == 0 ? "there are no files of model states: shapes and dtypes are those of fp32.pt"
+                                        : std::to_string(added) + (added == 1 ? " weight is" : " weights are") +
+                                              " only in fp32.pt, with its shapes and dtypes");
 }
 
 /// Returns `optimizer_state.pt` with the steps of the parameters, or nothing if there is neither.
