@@ -367,21 +367,10 @@ LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std
 
 void RankSources::add(const LazyTensor& value) {
     const StoredTensor& stored = *value.stored();
-    const auto known = [this](const Source& source) { return numbers_.contains(&source); };
-    const std::uint64_t units = byte_size(stored.dtype(), stored.element_count()).value_or(0) / stored.unit_size();
-    stored.each_source([&](const Source& source) {
-        if (known(source)) return;
-        // Finds the owner of this source among the pieces.
-        for (std::uint64_t at = 0; at < units;) {
-            const StoredTensor::Place place = stored.locate(at);
-            const auto& owner = stored.shared_source(place.source);
-            if (owner.get() == &source) {
-                numbers_.emplace(&source, static_cast<std::uint32_t>(sources_.size()));
-                sources_.push_back(owner);
-                return;
-            }
-            at += place.count;
-        }
+    stored.each_piece([&](const StoredTensor::Piece& piece, std::size_t) {
+        const std::shared_ptr<const Source>& source = stored.shared_source(piece.source);
+        if (numbers_.try_emplace(source.get(), static_cast<std::uint32_t>(sources_.size())).second)
+            sources_.push_back(source);
     });
 }
 

@@ -478,15 +478,21 @@ TEST_CASE("boxes: scalars, and tensors without elements, which need no parts") {
     CHECK((numbers_of(whole("m", Dtype::u32, {2}, mixed)) == counted(2)));
 }
 
-TEST_CASE("the sources of a tensor are numbered once, whatever tensors they are in") {
+TEST_CASE("the sources of tensors are numbered once, in time linear in their pieces") {
     std::mt19937 random(7);
-    const LazyTensor several = several_runs(random, "rank0", {40}, counted(40));
+    const LazyTensor several = several_runs(random, "rank0", {60'000}, counted(60'000));
+    const std::vector<Part> boxes = {{{0, 0}, transposed("left", {2, 2}, counted(4), {})},
+                                     {{0, 2}, transposed("right", {2, 2}, counted(4), {})}};
+    const LazyTensor boxed = whole("w", Dtype::u32, {2, 4}, boxes);
+    const LazyTensor empty = one_run("nothing", {0}, {});
     RankSources sources;
-    sources.add(several);
+    for (const LazyTensor* each : {&several, &boxed, &several, &empty, &boxed}) sources.add(*each);
     sources.add(several.slice({{.start = 3}}));
-    std::size_t count = 0;
-    std::vector<std::uint32_t> numbers;
-    for (; count < sources.table()->size(); ++count) numbers.push_back(sources.number(*(*sources.table())[count]));
-    CHECK(count == several.piece_count());
-    for (std::uint32_t i = 0; i < numbers.size(); ++i) CHECK(numbers[i] == i);
+    const SourceTable& table = *sources.table();
+    REQUIRE(table.size() == several.piece_count() + 2);
+    std::uint32_t wrong = 0;
+    for (std::uint32_t i = 0; i < table.size(); ++i) wrong += sources.number(*table[i]) != i ? 1 : 0;
+    CHECK(wrong == 0);
+    CHECK(table[0]->name() == "rank0");
+    CHECK(table[table.size() - 1]->name() == "right");
 }
