@@ -59,7 +59,7 @@ struct Banded {
     std::uint64_t columns = 0;
     pt::Value map = pt::dict();
     std::vector<Shape> shapes = {};
-    std::vector<Numbers> slices = {};  ///< of the ranks; an element is its number in the whole
+    std::vector<Numbers> slices = {};  ///< The slices of the ranks; an element is its number in the whole.
 };
 
 Banded random_bands(std::mt19937& random) {
