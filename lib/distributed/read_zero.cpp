@@ -95,7 +95,7 @@ void read_kind(const ZeroTag& tag, const OpenOptions& options, const std::vector
     std::vector<FoundGlobals> globals[2] = {std::vector<FoundGlobals>(order[0].size()),
                                             std::vector<FoundGlobals>(order[1].size())};
     std::vector<GlobalKeys> listed(order[0].size());
-    for (const std::size_t round : {0, 1}) {
+    for (const std::size_t round : {std::size_t{0}, std::size_t{1}}) {
         std::vector<std::string> names;
         for (const std::size_t i : order[round]) names.push_back(files[i].file);
         for_each_file(*tag.folder, names, options.work, [&](std::size_t number, const auto& source) {

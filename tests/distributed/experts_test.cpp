@@ -36,7 +36,7 @@ std::map<std::string, std::string> files_of(std::initializer_list<const char*> n
 }  // namespace
 
 TEST_CASE("shares of a group of experts, in both orders of the ranks") {
-    for (const std::uint64_t data_ranks : {1, 2, 6, 12, 64})
+    for (const std::uint64_t data_ranks : {1U, 2U, 6U, 12U, 64U})
         for (std::uint64_t partitions = 1; partitions <= data_ranks; ++partitions)
             for (const bool data_first : {false, true}) {
                 if (data_ranks % partitions != 0) continue;

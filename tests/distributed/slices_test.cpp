@@ -212,7 +212,7 @@ TEST_CASE("slices along dimension 0 and 1, of any sizes") {
     const UniversalInfo rows = patterns("parameter_with_row_parallelism_patterns", {"w"});
     for (int turn = 0; turn < 200; ++turn) {
         CAPTURE(turn);
-        const std::size_t dimension = turn % 2;
+        const std::size_t dimension = turn % 2 == 0 ? 0 : 1;
         const Array whole = counted(random_shape(random, dimension + 1));
         const auto widths = random_widths(whole.shape[dimension], 2 + random() % 4, random);
         check_merged(ranks_of(slices_of(whole, dimension, widths), random), dimension == 0 ? columns : rows, whole);
@@ -312,7 +312,7 @@ TEST_CASE("several parameters in one: older versions have a count, and cut evenl
         along.read({{"parameter_with_sub_params", along.several("w", along.numbers({-1, 2}), 1)}});
     const std::vector<Array> halves = {counted({3, 2}, 1), counted({3, 2}, 50)};
     const std::vector<float> expected = {1, 50, 2, 51, 3, 52, 4, 53, 5, 54, 6, 55};
-    for (const std::size_t files : {1, 2, 3, 4})
+    for (const std::size_t files : {1U, 2U, 3U, 4U})
         check_merged(ranks_of(halves, random, Kind::master, files), columns, {{3, 4}, expected});
 
     Info none;

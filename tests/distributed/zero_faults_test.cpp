@@ -94,7 +94,7 @@ TEST_CASE("a missing model file is named") {
         run.files.erase(run.model_name());
         refused(run, Errc::rank_missing, {run.model_name()});
     }
-    for (const std::uint64_t rank : {0, 1, 2}) {
+    for (const std::uint64_t rank : {0U, 1U, 2U}) {
         Run run = good(3);
         run.files.erase(run.model_name(rank));
         refused(run, Errc::rank_missing, {run.model_name(rank)});
@@ -103,7 +103,7 @@ TEST_CASE("a missing model file is named") {
 
 TEST_CASE("the module needs no file of the optimizer") {
     Run run = good(2);
-    for (const std::uint64_t rank : {0, 1, 2}) run.files.erase(run.optimizer_name(rank));
+    for (const std::uint64_t rank : {0U, 1U, 2U}) run.files.erase(run.optimizer_name(rank));
     CHECK_FALSE(error_of_files(run.packed(), {.weights = Weights::module}).has_value());
 }
 
@@ -122,7 +122,7 @@ TEST_CASE("the number of ranks: files, partition_count and the model file disagr
             CAPTURE(stage);
             CAPTURE(by);
             Run run = good(stage);
-            for (const std::uint64_t rank : {0, 1, 2}) {
+            for (const std::uint64_t rank : {0U, 1U, 2U}) {
                 pt::Value& count = run.state(rank)["partition_count"];
                 const auto changed = static_cast<std::uint64_t>(3 + by);
                 count = stage == 3 ? pt::integer(changed) : pt::integers({changed, changed});
@@ -137,9 +137,9 @@ TEST_CASE("more files than ranks, left by an older and larger run") {
         CAPTURE(stage);
         Run run = good(stage);
         const Run older = good(stage, 5);
-        for (const std::uint64_t rank : {3, 4})
+        for (const std::uint64_t rank : {3U, 4U})
             run.files[older.optimizer_name(rank)] = older.files.at(older.optimizer_name(rank));
-        for (const std::uint64_t rank : {3, 4})
+        for (const std::uint64_t rank : {3U, 4U})
             if (stage == 3) run.files[older.model_name(rank)] = older.files.at(older.model_name(rank));
         refused(run, Errc::world_mismatch, {"5", "3"});
     }
@@ -168,8 +168,8 @@ TEST_CASE("stages are mixed") {
 
 TEST_CASE("a partition is one element short or long, in any rank and group") {
     for (const int stage : {1, 2, 3}) {
-        for (const std::uint64_t rank : {0, 1, 2}) {
-            for (const std::size_t group : {0, 1}) {
+        for (const std::uint64_t rank : {0U, 1U, 2U}) {
+            for (const std::size_t group : {0U, 1U}) {
                 for (const int by : {-1, 1}) {
                     CAPTURE(stage);
                     CAPTURE(rank);
@@ -189,7 +189,7 @@ TEST_CASE("a partition is one element short or long, in any rank and group") {
 TEST_CASE("a partition of BF16_Optimizer is one element short or long: its padding hides nothing") {
     Spec spec = small(1, 3);
     spec.bf16_optimizer = true;
-    for (const std::uint64_t rank : {0, 1, 2}) {
+    for (const std::uint64_t rank : {0U, 1U, 2U}) {
         for (const int by : {-1, 1}) {
             CAPTURE(rank);
             CAPTURE(by);
@@ -203,7 +203,7 @@ TEST_CASE("a partition of BF16_Optimizer is one element short or long: its paddi
 TEST_CASE("all partitions of a group are short") {
     for (const int stage : {2, 3}) {
         Run run = good(stage);
-        for (const std::uint64_t rank : {0, 1, 2}) {
+        for (const std::uint64_t rank : {0U, 1U, 2U}) {
             pt::Value& flat = run.state(rank)[masters_of(stage)][std::size_t{0}];
             resize(flat, -static_cast<std::int64_t>(flat.shape[0]) / 2);
         }
@@ -213,7 +213,7 @@ TEST_CASE("all partitions of a group are short") {
 
 TEST_CASE("a shape wants one row more or less than the partitions hold") {
     for (const int stage : {1, 2, 3}) {
-        for (const std::uint64_t rows : {4, 6}) {
+        for (const std::uint64_t rows : {4U, 6U}) {
             CAPTURE(stage);
             CAPTURE(rows);
             Run run = good(stage);
@@ -298,7 +298,7 @@ TEST_CASE("the number of groups contradicts the shapes") {
     for (const int stage : {2, 3}) {
         CAPTURE(stage);
         Run run = good(stage);
-        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank)[masters_of(stage)].items.pop_back();
+        for (const std::uint64_t rank : {0U, 1U, 2U}) run.state(rank)[masters_of(stage)].items.pop_back();
         refused(run, {Errc::not_covered, Errc::piece_mismatch, Errc::ranks_differ, Errc::world_mismatch}, {"group"});
     }
 }
@@ -359,11 +359,11 @@ TEST_CASE("gaps that contradict the parameters") {
     spec.alignment = 8;
     const Run aligned = Forge::run(spec);
     Run run = aligned;
-    for (const std::uint64_t rank : {0, 1})
+    for (const std::uint64_t rank : {0U, 1U})
         run.state(rank)["param_alignment_paddings"][std::size_t{0}].items.pop_back();
     refused(run, {Errc::piece_mismatch, Errc::field_missing, Errc::ranks_differ}, {"param_alignment_paddings"});
     run = aligned;
-    for (const std::uint64_t rank : {0, 1})
+    for (const std::uint64_t rank : {0U, 1U})
         run.state(rank)["param_alignment_paddings"][std::size_t{0}][std::size_t{0}] = pt::integer(1U << 30);
     refused(run, {Errc::piece_mismatch, Errc::not_covered}, {"elements"});
     run = aligned;
@@ -422,7 +422,7 @@ TEST_CASE("AutoEP is refused by name, and its keys without layers mean nothing")
         refused(run, Errc::unsupported_layout, {"AutoEP"});
     }
     Run run = good(3);
-    for (const std::uint64_t rank : {0, 1, 2})
+    for (const std::uint64_t rank : {0U, 1U, 2U})
         run.state(rank).set("ds_zero_partition_groups",
                             pt::list({pt::dict({{"sub_group", pt::integer(1)}, {"partition_count", pt::integer(1)}})}));
     refused(run, Errc::unsupported_layout, {"AutoEP"});
@@ -432,8 +432,8 @@ TEST_CASE("partitions that lie in swap files") {
     for (const int stage : {2, 3}) {
         CAPTURE(stage);
         Run run = good(stage);
-        for (const std::uint64_t rank : {0, 1, 2})
-            for (const std::size_t group : {0, 1})
+        for (const std::uint64_t rank : {0U, 1U, 2U})
+            for (const std::size_t group : {0U, 1U})
                 run.state(rank)[masters_of(stage)][group] = pt::tensor(Dtype::f32, {0}, {});
         run.others["global_step7/offloaded_tensors/rank00/0_1_param.tensor.swp"] = "x";
         refused(run, Errc::unsupported_layout, {"offloaded_tensors"});
@@ -515,7 +515,7 @@ TEST_CASE("numbers that no checkpoint has take neither memory nor time") {
     for (const int stage : {2, 3}) {
         CAPTURE(stage);
         Run run = good(stage);
-        for (const std::uint64_t rank : {0, 1, 2})
+        for (const std::uint64_t rank : {0U, 1U, 2U})
             run.state(rank)["partition_count"] = stage == 3 ? pt::integer(huge) : pt::integers({huge, huge});
         for (std::uint64_t rank = 0; rank < (stage == 3 ? 3U : 1U); ++rank)
             run.model(rank)["dp_world_size"] = pt::integer(huge);
@@ -536,7 +536,7 @@ TEST_CASE("numbers that no checkpoint has take neither memory nor time") {
             CAPTURE(field);
             CAPTURE(number);
             Run run = good(2);
-            for (const std::uint64_t rank : {0, 1, 2}) {
+            for (const std::uint64_t rank : {0U, 1U, 2U}) {
                 pt::Value& numbers = run.state(rank)[field][std::size_t{0}];
                 (numbers.kind == pt::Value::Kind::list ? numbers[std::size_t{0}] : numbers) = pt::integer(number);
             }
@@ -591,16 +591,16 @@ TEST_CASE("lists of the optimizer that are shorter than the groups, or no lists"
             if (error) CHECK(remedy(error->code()) == Remedy::reject_data);
         };
         Run run = good(stage);
-        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank)[base]["state"].erase("1");
+        for (const std::uint64_t rank : {0U, 1U, 2U}) run.state(rank)[base]["state"].erase("1");
         opens_or_is_refused(run);
-        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank)[base]["state"].erase("0");
+        for (const std::uint64_t rank : {0U, 1U, 2U}) run.state(rank)[base]["state"].erase("0");
         opens_or_is_refused(run);
         run.state(1)[base] = pt::integer(3);
         opens_or_is_refused(run);
         run = good(stage);
-        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank)[base]["param_groups"] = pt::text("none");
+        for (const std::uint64_t rank : {0U, 1U, 2U}) run.state(rank)[base]["param_groups"] = pt::text("none");
         opens_or_is_refused(run);
-        for (const std::uint64_t rank : {0, 1, 2}) run.state(rank).erase(base);
+        for (const std::uint64_t rank : {0U, 1U, 2U}) run.state(rank).erase(base);
         opens_or_is_refused(run);
     }
 }

@@ -118,7 +118,7 @@ TEST_CASE("stage 3: random models and sub groups") { check_random(3); }
 
 TEST_CASE("every stage: parameters with fewer elements than ranks, and one more or less than a multiple of them") {
     for (const int stage : {1, 2, 3}) {
-        for (const std::uint64_t world : {2, 5, 8}) {
+        for (const std::uint64_t world : {2U, 5U, 8U}) {
             Spec spec = zero_forge::small(stage, world);
             spec.groups = {{{"one", {1}}, {"scalar", {}}}, {}};
             for (const std::uint64_t n : {world - 1, world, world + 1, 2 * world - 1, 2 * world, 2 * world + 1})
