@@ -12,10 +12,12 @@
 #include "distributed/universal.hpp"
 #include "distributed/zero_ranks.hpp"
 #include "distributed/zero_run.hpp"
+#include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <unordered_set>
 #include <utility>
@@ -146,13 +148,25 @@ void require_optimizers(const ZeroRun& run) {
     throw error.with_path(model.file);
 }
 
+/// Without ZeRO, ranks of experts have the state of their optimizer in files of their own, which are not read. With
+/// ZeRO, older versions write these files too, with nothing in them. Throws unsupported_layout if they are needed.
+void check_expert_optimizers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options) {
+    const std::vector<std::string> files = names_of(run.files.expert_optimizers);
+    const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
+    if (files.empty() || module) return;
+    for_each_file(*tag.folder, files, options.work, [](std::size_t, const std::shared_ptr<const Source>& source) {
+        constexpr std::array<std::string_view, 1> wanted{"optimizer"};
+        torch::NamedGlobals globals(false);
+        const torch::Parts parts = torch::read_parts(source, wanted, &globals);
+        if (Value(parts.tree).find("optimizer"))
+            throw Error(Errc::unsupported_layout,
+                        "optimizer states of experts in files of their own are not read; --weights module needs none");
+    });
+}
+
 std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& options, FoundGlobals& found) {
     auto run = std::make_shared<ZeroRun>();
     run->files = zero_files(tag.folder->list());
-    if (!run->files.expert_optimizers.empty())
-        throw Error(Errc::unsupported_layout, "optimizer states of experts in files of their own, such as " +
-                                                  excerpt(run->files.expert_optimizers.front().file) +
-                                                  ", are not read");
     std::vector<ModelFile> models;
     std::vector<OptimizerFile> optimizers;
     read_kind(tag, options, run->files.models, found, models, read_model_file);
@@ -164,6 +178,7 @@ std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& optio
             throw Error(Errc::ranks_differ, "model ranks are of the ZeRO stages " + std::to_string(run->stage()) +
                                                 " and " + std::to_string(set.stage()))
                 .with_path(set.models.front().file);
+    check_expert_optimizers(tag, *run, options);
     if (options.weights != Weights::module) require_optimizers(*run);
     read_parallelism(*run);
     for (const RankSet& set : run->sets) add_sources(set, run->sources);
@@ -261,6 +276,14 @@ std::vector<std::string> buffers_of(const ZeroRun& run) {
     return names;
 }
 
+Gathered unnamed_masters(const ZeroRun& run) {
+    if (run.sets.size() > 1)
+        refuse_call("the fp32 masters of stage 0 have no names in the files, so those of " +
+                        std::to_string(run.sets.size()) + " model ranks cannot be joined",
+                    "--weights module gives the weights of all model ranks");
+    return gather_unnamed(run.sets.front());
+}
+
 Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options,
                     std::vector<std::string>& files) {
     const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
@@ -276,8 +299,16 @@ Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& o
         return out;
     }
     if (module) return gather_modules(tag, run, options, files);
-    if (run.stage() == 0) return gather_unnamed(run.sets.front());
-    return gather_all(run, {.compat = options.deepspeed_compat});
+    if (run.stage() == 0) return unnamed_masters(run);
+    Gathered out = gather_all(run, {.compat = options.deepspeed_compat});
+    if (!run.files.experts.empty()) {
+        // Experts have weights without masters: frozen ones and buffers.
+        Named experts;
+        for (Gathered::Weight& weight : gather_modules(tag, run, options, files).weights)
+            experts.emplace_back(weight.name, std::move(weight.tensor));
+        add_layers(out, experts, buffers_of(run));
+    }
+    return out;
 }
 
 // Contents.
@@ -333,6 +364,19 @@ void add_files(Contents& contents, const ZeroTag& tag, const std::vector<std::st
     for (const std::string& file : files) contents.files.push_back(tag.prefix + file);
 }
 
+/// Notes how many parameters have no state, where others have.
+void note_stateless(const Gathered& gathered, Contents& optimizer) {
+    std::size_t without = 0;
+    std::size_t with = 0;
+    for (const Gathered::Weight& weight : gathered.weights)
+        if (weight.kind == Gathered::Weight::Kind::master && weight.tensor.element_count() > 0)
+            ++(weight.state.empty() ? without : with);
+    if (with == 0 || without == 0) return;
+    optimizer.notes.push_back("no file has the state of " + std::to_string(without) + " of " +
+                              std::to_string(with + without) +
+                              " parameters; DeepSpeed saves none of what its offloading keeps on the GPU");
+}
+
 bool has_optimizer(const ZeroRun& run) {
     if (run.stage() > 0) return !run.files.optimizers.empty();
     return run.first_model().rest.size() > 0 && Value(run.first_model().rest).find("optimizer").has_value();
@@ -367,12 +411,22 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     layout.world_size = run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks));
     layout.version = run->first_model().version;
     layout.dtype = trained_dtype(*run);
-    layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
     if (!has_optimizer(*run)) return contents;
+    if (run->stage() == 0 && (run->sets.size() > 1 || !run->files.expert_optimizers.empty())) {
+        contents.skipped.push_back(
+            {.name = "optimizer",
+             .type = "the state of the optimizer",
+             .why = "without ZeRO it has no names of parameters, so the states of several ranks cannot be joined"});
+        return contents;
+    }
+    layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
     skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run));
     const Contents described = {.files = contents.files, .layout = contents.layout};
     contents.optimizer = [run, described] {
-        return optimizer_contents(optimizer_tree(*run, gather_all(*run, {.optimizer = true})), described);
+        const Gathered gathered = gather_all(*run, {.optimizer = true});
+        Contents optimizer = optimizer_contents(optimizer_tree(*run, gathered), described);
+        note_stateless(gathered, optimizer);
+        return optimizer;
     };
     return contents;
 }

@@ -44,6 +44,7 @@ struct ModelFile {
     std::uint32_t model_rank = 0;           ///< rank of tensor or pipeline parallelism
     bool has_module = false;                ///< false for a pipeline, whose weights are in the files of its layers
     Named module = {};                      ///< tensors of `module`, in order; stage 3 has placeholders of shape [0]
+    std::vector<std::string> objects = {};  ///< names of other values than tensors in `module` and the frozen fragments
     std::vector<std::string> buffers = {};  ///< names
     std::vector<std::string> modules = {};  ///< names of the modules that the state dict is of
     bool without_frozen = false;            ///< saved with exclude_frozen_parameters

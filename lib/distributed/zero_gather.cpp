@@ -22,7 +22,7 @@ using Weight = Gathered::Weight;
 using Kind = Weight::Kind;
 
 /// Returns the tensor of that name, or null. Looks at number `guess` first: all ranks list names in the same order.
-const LazyTensor* find(const Named& named, std::string_view name, std::size_t guess = 0) {
+const LazyTensor* find(const Named& named, std::string_view name, std::size_t guess) {
     if (guess < named.size() && named[guess].first == name) return &named[guess].second;
     const auto found =
         std::find_if(named.begin(), named.end(), [name](const auto& each) { return each.first == name; });
@@ -59,19 +59,20 @@ public:
         const OptimizerFile& first = set_.optimizers[runs.front().rank];
         const std::size_t group = runs.front().group;
         if (group >= first.state.size()) return state;
-        for (const auto& each : first.state[group]) {
-            if (!is_per_element(first, group, each.second)) continue;
-            const std::string& name = each.first;
-            state.emplace_back(name, made(parameter, runs, [&](const OptimizerFile& file, std::uint32_t of) {
-                                   return state_of(file, of, name);
+        for (std::size_t i = 0; i < first.state[group].size(); ++i) {
+            if (!is_per_element(first, group, first.state[group][i].second)) continue;
+            const std::string& name = first.state[group][i].first;
+            state.emplace_back(name, made(parameter, runs, [&, i](const OptimizerFile& file, std::uint32_t of) {
+                                   return state_of(file, of, name, i);
                                }));
         }
         return state;
     }
 
 private:
-    static const LazyTensor* state_of(const OptimizerFile& file, std::uint32_t group, const std::string& name) {
-        const LazyTensor* const found = group < file.state.size() ? find(file.state[group], name) : nullptr;
+    static const LazyTensor* state_of(const OptimizerFile& file, std::uint32_t group, const std::string& name,
+                                      std::size_t guess) {
+        const LazyTensor* const found = group < file.state.size() ? find(file.state[group], name, guess) : nullptr;
         if (found == nullptr)
             throw Error(Errc::ranks_differ, "the state of group " + std::to_string(group) + " has no " + excerpt(name) +
                                                 ", which other ranks have")
@@ -99,45 +100,69 @@ private:
     const RankSources& sources_;
 };
 
-/// Throws if a frozen weight has another shape than the file says. Its place in both lists is the same, if it is
-/// listed.
-void require_frozen_shape(const ModelFile& file, std::size_t i) {
-    const auto& [name, tensor] = file.frozen[i];
-    if (i >= file.frozen_shapes.size() || file.frozen_shapes[i].name != name) return;
-    if (tensor.shape() == file.frozen_shapes[i].shape) return;
-    throw Error(Errc::piece_mismatch, "frozen_param_fragments has the shape " + to_string(tensor.shape()) +
-                                          ", but frozen_param_shapes says " + to_string(file.frozen_shapes[i].shape))
-        .with_path(file.file)
-        .with_tensor(name);
+/// The frozen fragments of a file, by name. All ranks list them in the same order: only if one does not, its names are
+/// sorted.
+class Fragments {
+public:
+    explicit Fragments(const ModelFile& file) : file_(&file) {}
+
+    /// Returns the fragment of that name, or null. Looks at number `guess` first.
+    const LazyTensor* find(const std::string& name, std::size_t guess) {
+        const Named& named = file_->frozen;
+        if (guess < named.size() && named[guess].first == name) return &named[guess].second;
+        if (by_name_.empty())
+            for (const auto& each : named) by_name_.emplace(each.first, &each.second);
+        const auto found = by_name_.find(name);
+        return found == by_name_.end() ? nullptr : found->second;
+    }
+    [[noreturn]] void fail_missing(const std::string& name) const {
+        throw Error(Errc::field_missing, "frozen_param_fragments has no such tensor")
+            .with_path(file_->file)
+            .with_tensor(name);
+    }
+
+private:
+    const ModelFile* file_;
+    std::unordered_map<std::string_view, const LazyTensor*> by_name_ = {};
+};
+
+/// The frozen weights of stage 2, which are whole. What is listed as frozen and is no tensor is among the objects.
+std::vector<Weight> whole_frozen(const ModelFile& file) {
+    std::vector<Weight> frozen;
+    Fragments fragments(file);
+    const std::unordered_set<std::string_view> objects(file.objects.begin(), file.objects.end());
+    for (std::size_t i = 0; i < file.frozen_shapes.size(); ++i) {
+        const auto& [name, shape, count] = file.frozen_shapes[i];
+        const LazyTensor* const tensor = fragments.find(name, i);
+        if (tensor == nullptr && objects.contains(name)) continue;
+        if (tensor == nullptr) fragments.fail_missing(name);
+        if (tensor->shape() != shape)
+            throw Error(Errc::piece_mismatch, "frozen_param_fragments has the shape " + to_string(tensor->shape()) +
+                                                  ", but frozen_param_shapes says " + to_string(shape))
+                .with_path(file.file)
+                .with_tensor(name);
+    }
+    for (const auto& [name, tensor] : file.frozen) frozen.push_back({name, tensor.renamed(name), Kind::frozen, {}});
+    return frozen;
 }
 
 /// The frozen weights: whole tensors in stage 2, a share of each rank in stage 3.
 std::vector<Weight> frozen_weights(const RankSet& set, const RankSources& sources) {
-    std::vector<Weight> frozen;
     const ModelFile& first = set.models.front();
-    if (set.stage() != 3) {
-        for (std::size_t i = 0; i < first.frozen.size(); ++i) {
-            const auto& [name, tensor] = first.frozen[i];
-            require_frozen_shape(first, i);
-            frozen.push_back({name, tensor.renamed(name), Kind::frozen, {}});
-        }
-        return frozen;
-    }
+    if (set.stage() != 3) return whole_frozen(first);
+    std::vector<Weight> frozen;
+    std::vector<Fragments> fragments(set.models.begin(), set.models.end());
     for (std::size_t i = 0; i < first.frozen_shapes.size(); ++i) {
         const Parameter& parameter = first.frozen_shapes[i];
         std::vector<FlatPart> parts;
         Dtype dtype = Dtype::f32;
         for (const PartitionRun& run : shares_of(parameter.count, set.models.size())) {
-            const ModelFile& file = set.models[run.rank];
-            const LazyTensor* const share = find(file.frozen, parameter.name, i);
-            if (share == nullptr)
-                throw Error(Errc::field_missing, "frozen_param_fragments has no such tensor")
-                    .with_path(file.file)
-                    .with_tensor(parameter.name);
+            const LazyTensor* const share = fragments[run.rank].find(parameter.name, i);
+            if (share == nullptr) fragments[run.rank].fail_missing(parameter.name);
             if (parts.empty()) dtype = share->dtype();
             parts.push_back({run.first, run.count, share, 0});
         }
-        if (const LazyTensor* const share = find(first.frozen, parameter.name, i)) dtype = share->dtype();
+        if (const LazyTensor* const share = fragments.front().find(parameter.name, i)) dtype = share->dtype();
         frozen.push_back(
             {parameter.name, whole(parameter.name, dtype, parameter.shape, parts, sources), Kind::frozen, {}});
     }
@@ -199,8 +224,9 @@ public:
     Gathered made(ByName known) {
         for (const auto& [name, tensor] : model_.module) place(name, tensor, known);
         known.each_left([this](Weight& weight) { push(std::move(weight)); });
-        for (const auto& [alias, source] : model_.shared)
-            if (names_.contains(source) && names_.insert(alias).second) ties_.add(source, alias);
+        for (const auto& [alias, source] : model_.shared) tie(alias, source);
+        for (const auto& [name, tensor] : second_names_)
+            if (!names_.contains(name)) place_plain(name, *tensor);
         for (const std::string& name : lacking_)
             if (!names_.contains(name)) not_saved_.push_back(name);
         note_not_saved();
@@ -220,16 +246,31 @@ private:
             return push(std::move(*weight));
         }
         if (buffers_.contains(name)) return push(buffer(name, tensor));
-        if (shared_.contains(name)) return;
-        if (stage_ == 3) return lacking_.push_back(name);
+        if (shared_.contains(name)) return static_cast<void>(second_names_.emplace_back(name, &tensor));
+        place_plain(name, tensor);
+    }
+
+    /// A tensor that only the module has. Stage 3 leaves a tensor without elements where the values are elsewhere.
+    void place_plain(const std::string& name, const LazyTensor& tensor) {
+        if (stage_ == 3 && tensor.element_count() == 0) return lacking_.push_back(name);
         if (may_be_tied(tensor))
             if (const auto same = stored_.find(&tensor); same != stored_.end()) {
                 names_.insert(name);
+                first_names_.emplace(name, same->second);
                 return ties_.add(same->second, name);
             }
         if (compat_) return;  // zero_to_fp32 leaves it out
         stored_.try_emplace(&tensor, name);
         push({name, tensor.renamed(name), Kind::plain, {}});
+    }
+
+    /// The first name of a tensor can be one that was left out: then the second stands for itself.
+    void tie(const std::string& alias, const std::string& source) {
+        if (!names_.contains(source) || !names_.insert(alias).second) return;
+        const auto first = first_names_.find(source);
+        const std::string stored = first == first_names_.end() ? source : first->second;
+        first_names_.emplace(alias, stored);
+        ties_.add(stored, alias);
     }
 
     Weight buffer(const std::string& name, const LazyTensor& tensor) const {
@@ -242,6 +283,9 @@ private:
         if (!not_saved_.empty())
             out_.notes.push_back("no file has the values of " + listed(not_saved_) +
                                  ": they were excluded when the checkpoint was saved");
+        if (!model_.objects.empty())
+            out_.notes.push_back("the module also has values other than tensors, which are not read: " +
+                                 listed(model_.objects));
         // Nothing names frozen parameters that were left out, but the modules are listed.
         if (!model_.without_frozen || stage_ < 2) return;
         const std::vector<std::string> modules = modules_without_tensors();
@@ -282,6 +326,9 @@ private:
     std::unordered_map<std::string, std::string> shared_ = {};
     TensorTable<std::string> stored_ = {};  ///< names of what is listed, by the tensors of the module
     std::unordered_set<std::string> names_ = {};
+    std::vector<std::pair<std::string, const LazyTensor*>> second_names_ =
+        {};                                                          ///< names of shared_params, in the module
+    std::unordered_map<std::string, std::string> first_names_ = {};  ///< names as stored, by second names
     std::vector<std::string> lacking_ = {};
     std::vector<std::string> not_saved_ = {};
     Ties ties_ = {};

@@ -2,12 +2,14 @@
 // rank has it.
 #include "distributed/zero_ranks.hpp"
 #include "distributed/zero_run.hpp"
+#include "distributed/zero_runs.hpp"
 #include "state/children.hpp"
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -79,19 +81,14 @@ bool is_partition_field(std::string_view name) {
     return std::find(partition_fields.begin(), partition_fields.end(), name) != partition_fields.end();
 }
 
+/// The `optimizer_state_dict` of the first file of each model rank.
+using Inners = std::vector<Value>;
+
 /// The state of a parameter besides its tensors of the parameter's shape, such as its step.
 class OtherState {
 public:
-    OtherState(const ZeroRun& run, const Value& inner) {
-        const RankSet& set = run.sets.front();
-        const std::vector<Value> states = states_of(inner, set.stage());
-        each_parameter_group(set, states.size(),
-                             [&](const std::string& name, std::size_t group) { groups_.emplace(name, group); });
-        for (const Value& state : states) values_.push_back(state.is_dict() ? entries_of(state) : Entries());
-        // A parameter without elements has none of these.
-        for (const std::string& name : state_names(set))
-            for (Entries& entries : values_)
-                std::erase_if(entries, [&](const auto& entry) { return entry.first == name; });
+    OtherState(const ZeroRun& run, const Inners& inners) {
+        for (std::size_t i = 0; i < run.sets.size(); ++i) add(run.sets[i], inners[i]);
     }
 
     /// Calls add(name, node) for the values that `state` does not have.
@@ -105,19 +102,27 @@ public:
     }
 
 private:
+    void add(const RankSet& set, const Value& inner) {
+        const std::size_t groups = set.models.front().groups.size();
+        const auto states = states_of(inner, set.stage(), set.optimizers.front().masters.size());
+        const std::vector<std::string> known = state_names(set);
+        for (std::size_t group = 0; group < groups && group < states.size(); ++group) {
+            if (!states[group] || !states[group]->is_dict()) continue;
+            for (std::string& name : names_of_group(set, group)) groups_.emplace(std::move(name), values_.size());
+            values_.push_back(entries_of(*states[group]));
+            // A parameter without elements has none of these.
+            std::erase_if(values_.back(), [&](const auto& entry) {
+                return std::find(known.begin(), known.end(), entry.first) != known.end();
+            });
+        }
+    }
     static Entries entries_of(const Value& state) {
         Entries entries;
         for (const auto& [name, value] : state.entries()) entries.emplace_back(name, value.node());
         return entries;
     }
-    template <class Visit>
-    static void each_parameter_group(const RankSet& set, std::size_t states, const Visit& visit) {
-        const auto& groups = set.models.front().groups;
-        for (std::size_t group = 0; group < groups.size() && group < states; ++group)
-            for (const Parameter& parameter : groups[group]) visit(parameter.name, group);
-    }
 
-    std::unordered_map<std::string, std::size_t> groups_ = {};
+    std::unordered_map<std::string, std::size_t> groups_ = {};  ///< places in `values_`, by parameter
     std::vector<Entries> values_ = {};
 };
 
@@ -133,16 +138,24 @@ template <class Others> NodeId state_dict(TreeMaker& maker, const Gathered& gath
     return maker.dict(parameters);
 }
 
-/// Returns the list of groups with the names of their parameters, where it has as many groups as `param_shapes`.
-NodeId parameter_groups(TreeMaker& maker, const Value& groups, const ModelFile& model) {
-    const std::vector<Value> items = groups.is_list() ? groups.items() : std::vector<Value>();
-    if (items.size() != model.groups.size()) return groups.node();
-    for (std::size_t i = 0; i < items.size(); ++i) {
-        if (!items[i].is_dict()) continue;
-        std::vector<NodeId> names;
-        for (const Parameter& parameter : model.groups[i]) names.push_back(maker.text(parameter.name));
-        maker.set(items[i].node(), "params", maker.list(std::move(names)));
+/// Returns the names of the parameters of a group, over all model ranks.
+std::vector<NodeId> names_in_group(TreeMaker& maker, const ZeroRun& run, std::size_t group) {
+    std::unordered_set<std::string> known;
+    std::vector<NodeId> names;
+    for (const RankSet& set : run.sets) {
+        if (group >= set.models.front().groups.size()) continue;
+        for (const std::string& name : names_of_group(set, group))
+            if (known.insert(name).second) names.push_back(maker.text(name));
     }
+    return names;
+}
+
+/// Returns the list of groups with the names of their parameters, where it has as many groups as `param_shapes`.
+NodeId parameter_groups(TreeMaker& maker, const Value& groups, const ZeroRun& run) {
+    const std::vector<Value> items = groups.is_list() ? groups.items() : std::vector<Value>();
+    if (items.size() != run.first_model().groups.size()) return groups.node();
+    for (std::size_t i = 0; i < items.size(); ++i)
+        if (items[i].is_dict()) maker.set(items[i].node(), "params", maker.list(names_in_group(maker, run, i)));
     return groups.node();
 }
 
@@ -181,11 +194,18 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
     if (run.stage() == 0) return unpartitioned(model);
     const OptimizerFile& first = run.sets.front().optimizers.front();
     TreeMaker maker;
-    const NodeId base = maker.graft(first.rest);
+    std::vector<NodeId> roots;
+    for (const RankSet& set : run.sets) {
+        const StateTree& rest = set.optimizers.front().rest;
+        const NodeId base = maker.graft(rest);
+        roots.push_back(rest.root() + base);
+    }
     // Values point into this copy, which does not move: the maker's own tree grows.
     const StateTree copy = maker.tree();
-    const Value inner(copy, first.rest.root() + base);
-    const OtherState others(run, inner);
+    Inners inners;
+    for (const NodeId root : roots) inners.emplace_back(copy, root);
+    const Value& inner = inners.front();
+    const OtherState others(run, inners);
     Entries optimizer;
     optimizer.emplace_back("state", state_dict(maker, gathered, [&](const Gathered::Weight& weight, const auto& add) {
                                if (weight.kind == Gathered::Weight::Kind::master)
@@ -193,7 +213,7 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
                            }));
     const auto state = inner.find(first.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
     if (const auto groups = state ? state->find("param_groups") : std::nullopt)
-        optimizer.emplace_back("param_groups", parameter_groups(maker, *groups, model));
+        optimizer.emplace_back("param_groups", parameter_groups(maker, *groups, run));
     for (const auto& [name, value] : inner.entries())
         if (!is_partition_field(name)) optimizer.emplace_back(name, value.node());
     return finish(maker, std::move(optimizer), training_state(model));

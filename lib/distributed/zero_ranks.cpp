@@ -50,6 +50,12 @@ Named tensors_of(const Value& dict) {
     return named;
 }
 
+/// Adds the names of values other than tensors and None.
+void add_objects(const Value& dict, std::vector<std::string>& out) {
+    for (const auto& [name, value] : dict.entries())
+        if (value.tensor() == nullptr && !value.is_none()) out.push_back(name);
+}
+
 std::vector<LazyTensor> tensor_list(const Value& list) {
     std::vector<LazyTensor> tensors;
     for (const Value& each : list.items()) {
@@ -105,7 +111,10 @@ void read_shapes(const Value& root, ModelFile& out) {
         out.one_group = shapes->is_dict();
     }
     if (const auto shapes = root.find("frozen_param_shapes")) out.frozen_shapes = group_of(*shapes);
-    if (const auto fragments = root.find("frozen_param_fragments")) out.frozen = tensors_of(*fragments);
+    if (const auto fragments = root.find("frozen_param_fragments")) {
+        out.frozen = tensors_of(*fragments);
+        add_objects(*fragments, out.objects);
+    }
     if (const auto ranks = root.find("dp_world_size")) out.data_ranks = ranks->count();
     if (const auto version = root.find("ds_version")) out.version = version->text().value_or("");
 }
@@ -114,6 +123,7 @@ void read_module(const Value& root, ModelFile& out) {
     if (const auto module = root.find("module"); module && module->is_dict()) {
         out.has_module = true;
         out.module = tensors_of(*module);
+        add_objects(*module, out.objects);
         if (const auto metadata = module->attribute("_metadata"); metadata && metadata->is_dict())
             for (const auto& each : metadata->entries()) out.modules.push_back(each.first);
     }
@@ -210,8 +220,8 @@ void read_fields(const Value& inner, OptimizerFile& out) {
     if (const auto gaps = inner.find("param_alignment_paddings"))
         for (const Value& group : gaps->items()) out.gaps.push_back(numbers_of(group));
     read_mappings(inner, out);
-    for (const Value& state : states_of(inner, out.stage))
-        out.state.push_back(state.is_dict() ? tensors_of(state) : Named());
+    for (const auto& state : states_of(inner, out.stage, out.masters.size()))
+        out.state.push_back(state && state->is_dict() ? tensors_of(*state) : Named());
 }
 
 /// Reads values of a file. DataStates gives its files the names of DeepSpeed's.
@@ -228,24 +238,23 @@ torch::Parts parts_of(const std::shared_ptr<const Source>& source, std::span<con
 
 }  // namespace
 
-std::vector<Value> states_of(const Value& inner, int stage) {
+std::vector<std::optional<Value>> states_of(const Value& inner, int stage, std::size_t groups) {
     const auto base = inner.find(stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
     if (!base) return {};
+    std::vector<std::optional<Value>> states;
     // Elastic checkpoints have a list of them.
-    if (base->is_list()) return base->items();
+    if (base->is_list()) {
+        for (Value& each : base->items()) states.emplace_back(std::move(each));
+        return states;
+    }
     const auto state = base->find("state");
     if (!state) return {};
-    std::vector<std::pair<std::uint64_t, Value>> numbered;
-    for (const auto& [key, value] : state->entries())
-        if (!key.empty() && key.size() < 9 && key.find_first_not_of("0123456789") == key.npos)
-            numbered.emplace_back(std::stoul(key), value);
-    std::sort(numbered.begin(), numbered.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<Value> states;
-    for (auto& [number, value] : numbered) {
-        if (number != states.size())
-            throw Error(Errc::field_missing,
-                        "the field " + excerpt(state->where()) + " has no group " + std::to_string(states.size()));
-        states.push_back(std::move(value));
+    for (auto& [key, value] : state->entries()) {
+        if (key.empty() || key.size() > 8 || key.find_first_not_of("0123456789") != key.npos) continue;
+        const std::size_t number = std::stoul(key);
+        if (number >= groups) continue;
+        states.resize(std::max(states.size(), number + 1));
+        states[number] = std::move(value);
     }
     return states;
 }

@@ -37,7 +37,9 @@ ModelFile read_model_file(const std::shared_ptr<const Source>& source, const Zer
 OptimizerFile read_optimizer_file(const std::shared_ptr<const Source>& source, const ZeroFile& file, Detail detail,
                                   torch::NamedGlobals& globals);
 
-/// Returns the dictionaries of the state of the groups, in `inner`, the optimizer_state_dict of a file.
-std::vector<Value> states_of(const Value& inner, int stage);
+/// Returns the dictionaries of the state of the groups, in `inner`, the optimizer_state_dict of a file. A group can
+/// have none: where a part of the sub-groups is offloaded (Twin-Flow), DeepSpeed saves the state of that part only.
+/// Numbers from `groups` on are passed by.
+std::vector<std::optional<Value>> states_of(const Value& inner, int stage, std::size_t groups);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -190,11 +190,15 @@ std::uint64_t partitions_of(const RankSet& set, std::size_t group) {
     return group < counts.size() ? counts[group] : counts.front();
 }
 
-void each_flat(const RankSet& set, const VisitParameter& visit) {
+std::vector<ExpertShare> shares_of_group(const RankSet& set, std::size_t group) {
     const ModelFile& model = set.models.front();
-    for (std::uint32_t number = 0; number < model.groups.size(); ++number)
-        for (const ExpertShare& share : expert_shares(model.groups[number], set.optimizers.size(),
-                                                      partitions_of(set, number), set.data_first, model.file))
+    return expert_shares(model.groups[group], set.optimizers.size(), partitions_of(set, group), set.data_first,
+                         model.file);
+}
+
+void each_flat(const RankSet& set, const VisitParameter& visit) {
+    for (std::uint32_t number = 0; number < set.models.front().groups.size(); ++number)
+        for (const ExpertShare& share : shares_of_group(set, number))
             FlatGroup(set, share.ranks, number, share.parameters).each(visit);
 }
 
@@ -261,6 +265,19 @@ void each_split(const RankSet& set, const VisitParameter& visit) {
 void each_parameter(const RankSet& ranks, const VisitParameter& visit) {
     if (ranks.stage() == 3) each_split(ranks, visit);
     else each_flat(ranks, visit);
+}
+
+std::vector<std::string> names_of_group(const RankSet& ranks, std::size_t group) {
+    std::vector<std::string> names;
+    const auto add = [&names](const Group& parameters) {
+        for (const Parameter& parameter : parameters) names.push_back(parameter.name);
+    };
+    if (ranks.stage() == 3) {
+        add(ranks.models.front().groups[group]);
+        return names;
+    }
+    for (const ExpertShare& share : shares_of_group(ranks, group)) add(share.parameters);
+    return names;
 }
 
 std::vector<PartitionRun> shares_of(std::uint64_t count, std::size_t ranks) {

@@ -7,6 +7,7 @@ deepspeed.py compares the tensors.
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import sys
 import unittest
@@ -39,6 +40,22 @@ def place_in_record(file):
     header = data[largest.header_offset:largest.header_offset + 30]
     names = int.from_bytes(header[26:28], 'little') + int.from_bytes(header[28:30], 'little')
     return largest.header_offset + 30 + names + largest.file_size // 2
+
+
+def write_pt(file, value):
+    """Writes a value without tensors as torch.save does."""
+    with zipfile.ZipFile(file, 'w') as archive:
+        archive.writestr('archive/data.pkl', pickle.dumps(value, protocol=2))
+        archive.writestr('archive/version', '3\n')
+
+
+def rename_in_pickle(file, name, new):
+    """Changes a name in the pickle of a zip. Both names are of one length."""
+    with zipfile.ZipFile(file) as archive:
+        records = {record.filename: archive.read(record) for record in archive.infolist()}
+    with zipfile.ZipFile(file, 'w') as archive:
+        for record, data in records.items():
+            archive.writestr(record, data.replace(name, new) if record.endswith('data.pkl') else data)
 
 
 class Folders(Case):
@@ -126,6 +143,28 @@ class Weights(Folders):
         error = self.refused('invalid_argument', 2, 'inspect', at('z3-w3-fp32'), '--weights', 'module')
         self.assertIn('--dtype bf16', error['hint'])
 
+    def test_experts_without_masters_are_read_from_their_files(self):
+        folder = self.copy('z2-w2-experts')
+        before = self.done('hash', folder)['tensors']
+        for file in (folder / ROWS['z2-w2-experts']['tag']).glob('layer_*'):
+            rename_in_pickle(file, b'down.bias', b'down.lora')
+        after = self.done('hash', folder)['tensors']
+        added = ['mixture.deepspeed_moe.experts.deepspeed_experts.%d.down.lora' % i for i in range(4)]
+        self.assertEqual(set(after), set(before) | set(added))
+        module = self.done('hash', folder, '--weights', 'module')['tensors']
+        self.assertEqual([after[name] for name in added], [module[name] for name in added])
+        self.assertEqual({name: after[name] for name in before}, before)
+
+    def test_empty_optimizer_files_of_experts_do_not_matter(self):
+        folder = self.copy('z2-w2-experts')
+        tag = folder / ROWS['z2-w2-experts']['tag']
+        before = self.done('hash', folder)
+        write_pt(tag / 'expp_rank_0_mp_rank_00_optim_states.pt', {'optimizer': None})
+        self.assertEqual(self.done('hash', folder), before)
+        write_pt(tag / 'expp_rank_0_mp_rank_00_optim_states.pt', {'optimizer': {'state': {}}})
+        self.refused('unsupported_layout', 1, 'hash', folder)
+        self.done('hash', folder, '--weights', 'module')
+
     def test_compat_refuses_what_the_script_refuses(self):
         for folder, row in ROWS.items():
             with self.subTest(folder):
@@ -200,6 +239,18 @@ class Convert(Folders):
             self.assertTrue(self.done('verify', how)['ok'])
         root = self.done('inspect', 'auto/optimizer', '--structure')['structure']['root']
         self.assertIn('loss_scaler', json.dumps(root))
+
+    def test_every_parameter_has_a_step_and_a_group(self):
+        for folder in ('z2-w2-experts', 'z1-w4-pipeline', 'z1-w4-tensor-parallel', 'z3-w3-fp32'):
+            with self.subTest(folder):
+                self.done('convert', at(folder), folder, '--optimizer')
+                data = (self.folder / folder / 'optimizer/model.safetensors').read_bytes()
+                metadata = json.loads(data[8:8 + int.from_bytes(data[:8], 'little')])['__metadata__']
+                optimizer = json.loads(metadata['safemap.structure'])['root']['optimizer']
+                names = set(ROWS[folder]['optimizer'])
+                self.assertEqual({name for name, state in optimizer['state'].items() if 'step' in state}, names)
+                grouped = [name for group in optimizer['param_groups'][1:] for name in group['params'][1:]]
+                self.assertEqual(sorted(grouped), sorted(names))
 
     def test_a_later_save_without_it_says_that_it_stays(self):
         path = at('z2-w2-fp16')

@@ -1,0 +1,170 @@
+// Opens DeepSpeed checkpoints in which something that is usually there is left out, or is in another place: what is
+// there is read, and what is not is said.
+#include "distributed/zero_check.hpp"
+#include "distributed/zero_forge.hpp"
+#include "doctest_safemap.hpp"
+#include "temp_dir.hpp"
+
+#include <safemap/checkpoint.hpp>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+using namespace safemap;
+using zero_forge::check_tensor;
+using zero_forge::check_tensors;
+using zero_forge::Expected;
+using zero_forge::Forge;
+using zero_forge::Run;
+using zero_forge::small;
+using zero_forge::Spec;
+
+namespace {
+
+struct Opened {
+    explicit Opened(const Run& run, const OpenOptions& options = {}) : checkpoint(opened(dir, run, options)) {}
+
+    TempDir dir = TempDir::in_memory();
+    Checkpoint checkpoint;
+
+private:
+    static Checkpoint opened(const TempDir& dir, const Run& run, const OpenOptions& options) {
+        for (const auto& [name, bytes] : run.packed()) {
+            std::filesystem::create_directories((dir / name).parent_path());
+            dir.write(name, bytes);
+        }
+        return Checkpoint::open(dir.path(), options);
+    }
+};
+
+bool notes_have(const Checkpoint& checkpoint, std::string_view words) {
+    return std::any_of(checkpoint.notes().begin(), checkpoint.notes().end(),
+                       [words](const std::string& note) { return note.find(words) != std::string::npos; });
+}
+
+/// Changes `module` in the files of all ranks.
+template <class Change> void each_module(Run& run, Change&& change) {
+    for (auto& [name, file] : run.files)
+        if (name.ends_with("_model_states.pt")) change(file);
+}
+
+}  // namespace
+
+TEST_CASE("sub-groups whose optimizer state is not saved have weights, and the others their state") {
+    Spec spec = small(3, 2);
+    spec.sub_group_size = 8;
+    Run run = Forge::run(spec);
+    for (const std::uint64_t rank : {0, 1}) {
+        pt::Value& state = run.state(rank)["optimizer_state_dict"]["state"];
+        REQUIRE(state.keys.size() > 2);
+        state.erase("0");
+        state.erase(std::string(state.keys.back()));
+    }
+    const Opened opened(run);
+    check_tensors(opened.checkpoint, Forge::weights(spec));
+    const auto optimizer = opened.checkpoint.optimizer();
+    REQUIRE(optimizer.has_value());
+    CHECK(notes_have(*optimizer, "no file has the state of "));
+    std::size_t found = 0;
+    for (const auto& [name, wanted] : Forge::moments(spec))
+        if (optimizer->find(name) != nullptr) {
+            check_tensor(*optimizer, name, wanted);
+            ++found;
+        }
+    CHECK(found > 0);
+    CHECK(found < Forge::moments(spec).size());
+    const Opened whole(Forge::run(spec));
+    CHECK(!notes_have(*whole.checkpoint.optimizer(), "no file has the state of "));
+}
+
+TEST_CASE("a second name of a tensor whose first name was left out stands for itself") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        const Spec spec = small(stage);
+        Run run = Forge::run(spec);
+        each_module(run, [](pt::Value& file) {
+            file["shared_params"] = pt::dict({{"head.weight", pt::text("left.out")}});
+            file["module"]["head.weight"] = pt::tensor(Dtype::f32, {2}, "12345678");
+        });
+        const Opened opened(run);
+        check_tensor(opened.checkpoint, "head.weight", {Dtype::f32, {2}, "12345678"});
+        each_module(
+            run, [](pt::Value& file) { file["module"]["head.weight"] = pt::tensor(Dtype::f32, {0}, std::string()); });
+        if (stage != 3) continue;
+        const Opened placeholder(run);
+        CHECK(placeholder.checkpoint.find("head.weight") == nullptr);
+        CHECK(notes_have(placeholder.checkpoint, "no file has the values of head.weight"));
+    }
+}
+
+TEST_CASE("a second name can be the first name of another") {
+    Run run = Forge::run(small(2));
+    run.model()["shared_params"] = pt::dict({{"head.weight", pt::text("embed.weight")},
+                                             {"third", pt::text("head.weight")},
+                                             {"loop", pt::text("loop")},
+                                             {"a", pt::text("b")},
+                                             {"b", pt::text("a")}});
+    const Opened opened(run);
+    CHECK(opened.checkpoint.aliases() == std::vector<AliasGroup>{{"embed.weight", "head.weight", "third"}});
+}
+
+TEST_CASE("values of the module that are neither parameters nor buffers are read, or named in a note") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        Run run = Forge::run(small(stage));
+        each_module(run, [](pt::Value& file) {
+            file["module"].set("fp8._extra_state", pt::tensor(Dtype::i32, {1}, "abcd"));
+            file["module"].set("scales._extra_state", pt::dict({{"a", pt::integer(1)}}));
+            file["module"].set("none._extra_state", pt::none());
+        });
+        const Opened opened(run);
+        check_tensor(opened.checkpoint, "fp8._extra_state", {Dtype::i32, {1}, "abcd"});
+        CHECK(notes_have(opened.checkpoint, "values other than tensors, which are not read: scales._extra_state"));
+        CHECK(!notes_have(opened.checkpoint, "fp8._extra_state"));
+        CHECK(!notes_have(opened.checkpoint, "none._extra_state"));
+        if (stage == 3) continue;
+        OpenOptions options;
+        options.deepspeed_compat = true;
+        const Opened compat(run, options);
+        CHECK(compat.checkpoint.find("fp8._extra_state") == nullptr);
+    }
+}
+
+TEST_CASE(
+    "a frozen weight that is listed and is not there is refused, and the order of the fragments does not matter") {
+    for (const int stage : {2, 3}) {
+        CAPTURE(stage);
+        const Spec spec = small(stage);
+        Run run = Forge::run(spec);
+        each_module(run, [](pt::Value& file) {
+            pt::Value& fragments = file["frozen_param_fragments"];
+            std::reverse(fragments.keys.begin(), fragments.keys.end());
+            std::reverse(fragments.items.begin(), fragments.items.end());
+        });
+        check_tensors(Opened(run).checkpoint, Forge::weights(spec));
+        each_module(run, [](pt::Value& file) { file["frozen_param_fragments"].erase("adapter.weight"); });
+        const auto error = error_of([&] { const Opened opened(run); });
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::field_missing);
+        CHECK(error->tensor() == "adapter.weight");
+    }
+}
+
+TEST_CASE("fragments in another order take no longer") {
+    constexpr std::size_t many = 40'000;
+    Run run = Forge::run(small(3));
+    each_module(run, [](pt::Value& file) {
+        pt::Value& shapes = file["frozen_param_shapes"] = pt::ordered();
+        pt::Value& fragments = file["frozen_param_fragments"] = pt::ordered();
+        const auto storage = pt::store(Dtype::bf16, "12");
+        for (std::size_t i = 0; i < many; ++i) {
+            shapes.keys.push_back("frozen." + std::to_string(i));
+            shapes.items.push_back(pt::size({1}));
+            fragments.keys.push_back("frozen." + std::to_string(many - 1 - i));
+            fragments.items.push_back(pt::tensor(storage, {1}));
+        }
+    });
+    CHECK(Opened(run).checkpoint.size() > many);
+}
