@@ -426,6 +426,9 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
         const Gathered gathered = gather_all(*run, {.optimizer = true});
         Contents optimizer = optimizer_contents(optimizer_tree(*run, gathered), described);
         note_stateless(gathered, optimizer);
+        if (const auto unread = unread_state(*run); run->stage() > 0 && !unread.empty())
+            optimizer.notes.push_back("not read: " + joined(unread) +
+                                      ", which the optimizer has for the partition of each rank, not for parameters");
         return optimizer;
     };
     return contents;

@@ -81,6 +81,12 @@ bool is_partition_field(std::string_view name) {
     return std::find(partition_fields.begin(), partition_fields.end(), name) != partition_fields.end();
 }
 
+/// Returns true for an array. One that does not have an element for each of the partition belongs to the partition of
+/// one rank, such as the scales of 8-bit optimizers.
+bool is_of_partition(const LazyTensor* tensor) {
+    return tensor != nullptr && !tensor->shape().empty() && tensor->element_count() > 1;
+}
+
 /// The `optimizer_state_dict` of the first file of each model rank.
 using Inners = std::vector<Value>;
 
@@ -118,7 +124,8 @@ private:
     }
     static Entries entries_of(const Value& state) {
         Entries entries;
-        for (const auto& [name, value] : state.entries()) entries.emplace_back(name, value.node());
+        for (const auto& [name, value] : state.entries())
+            if (!is_of_partition(value.tensor())) entries.emplace_back(name, value.node());
         return entries;
     }
 
@@ -258,6 +265,22 @@ std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
                 std::find(names.begin(), names.end(), name) == names.end())
                 names.push_back(name);
         }
+    }
+    return names;
+}
+
+std::vector<std::string> unread_state(const ZeroRun& run) {
+    std::vector<std::string> names;
+    for (const RankSet& set : run.sets) {
+        const std::vector<std::string> known = state_names(set);
+        const auto is_in = [](const std::vector<std::string>& list, const std::string& name) {
+            return std::find(list.begin(), list.end(), name) != list.end();
+        };
+        if (set.optimizers.empty()) continue;
+        for (const Named& group : set.optimizers.front().state)
+            for (const auto& [name, tensor] : group)
+                if (is_of_partition(&tensor) && !is_in(known, name) && !is_in(names, name) && names.size() < 64)
+                    names.push_back(name);
     }
     return names;
 }

@@ -34,6 +34,9 @@ StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree
 
 /// Returns the names of the state that each parameter has at stage 0, whose files do not say which parameter it is.
 std::vector<std::string> unnamed_state_names(const ZeroRun& run);
+/// Returns the names of tensors of the state that are of the partitions of ranks, not of parameters: optimizer_tree()
+/// leaves them out. At most 64.
+std::vector<std::string> unread_state(const ZeroRun& run);
 /// Returns the bytes of the state that parameters have, over all ranks; at stage 0, of the optimizer.
 std::uint64_t optimizer_bytes(const ZeroRun& run);
 
