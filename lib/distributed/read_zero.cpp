@@ -222,7 +222,7 @@ Gathered gather_modules(const ZeroTag& tag, const ZeroRun& run, const OpenOption
     for (const RankSet& set : run.sets) {
         Gathered one = gather_module(set);
         const ModelFile& model = set.models.front();
-        if (!run.files.experts.empty()) {
+        if (!run.files.experts.empty() || !model.experts.empty()) {
             ExpertFiles experts = read_experts(*tag.folder, model.model_rank, model.experts, options.work);
             for (auto& [name, tensor] : experts.weights) one.weights.push_back({name, std::move(tensor), {}, {}});
             std::move(experts.files.begin(), experts.files.end(), std::back_inserter(files));

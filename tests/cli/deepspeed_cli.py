@@ -155,6 +155,14 @@ class Weights(Folders):
         self.assertEqual([after[name] for name in added], [module[name] for name in added])
         self.assertEqual({name: after[name] for name in before}, before)
 
+    def test_the_module_is_refused_without_the_files_of_experts(self):
+        folder = self.copy('z2-w2-experts')
+        before = self.done('hash', folder)
+        for file in (folder / ROWS['z2-w2-experts']['tag']).glob('layer_*'):
+            file.unlink()
+        self.refused('rank_missing', 1, 'hash', folder, '--weights', 'module')
+        self.assertEqual(self.done('hash', folder), before)
+
     def test_empty_optimizer_files_of_experts_do_not_matter(self):
         folder = self.copy('z2-w2-experts')
         tag = folder / ROWS['z2-w2-experts']['tag']
