@@ -4,6 +4,7 @@
 #include "base/checked.hpp"
 #include "base/watch.hpp"
 #include "check/rank_files.hpp"
+#include "check/replicas.hpp"
 #include "check/stored_digests.hpp"
 #include "check/stretches.hpp"
 #include "open/readers.hpp"
@@ -97,6 +98,7 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     check::read_stretches(stretches, options.work.threads, watch, report);
     for (const auto& source : contents.sources) source->require_unchanged();
     check::read_rank_files(run, options.work.threads, watch, report);
+    append(report.notes, check::compare_replicas(contents.replicas, watch));
     watch.tell();
     return report;
 }

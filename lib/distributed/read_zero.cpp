@@ -324,6 +324,7 @@ void set_gathered(Contents& contents, Gathered gathered) {
     for (Gathered::Weight& weight : gathered.weights)
         contents.tensors.push_back(std::move(weight.tensor).renamed(std::move(weight.name)));
     contents.aliases = std::move(gathered.aliases);
+    state::move_to_end(gathered.replicas, contents.replicas);
     state::move_to_end(gathered.notes, contents.notes);
 }
 

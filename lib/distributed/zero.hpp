@@ -84,14 +84,7 @@ struct OptimizerFile {
     StateTree rest = {};
 };
 
-/// Two tensors that should be equal: a weight that several ranks hold whole.
-struct Replica {
-    std::string name = {};
-    LazyTensor first;  ///< the one that is listed
-    LazyTensor other;
-    std::string first_file = {};
-    std::string other_file = {};
-};
+using state::Replica;
 
 /// The weights and the optimizer state of one model rank, or of the whole model: tensors are gathered over the ranks of
 /// data parallelism.

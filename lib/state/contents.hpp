@@ -29,6 +29,15 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 /// Returns the value of a key, or null if the key is missing.
 const std::string* find_value(const Metadata& metadata, std::string_view key);
 
+/// Two tensors that should be equal: a weight that several ranks hold whole.
+struct Replica {
+    std::string name = {};
+    LazyTensor first;  ///< the one that is listed
+    LazyTensor other;
+    std::string first_file = {};
+    std::string other_file = {};
+};
+
 /// The contents of an opened checkpoint.
 struct Contents {
     Format format = Format::safetensors;
@@ -56,6 +65,7 @@ struct Contents {
     /// The index or file that makes a folder the folder of a finished model; empty for every other folder.
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
+    std::vector<Replica> replicas = {};         ///< verify() compares them
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
     /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.
     std::function<Contents()> optimizer = {};
