@@ -80,6 +80,7 @@ struct OptimizerFile {
     /// Digests of the parameters' names that `param_slice_mappings` lists, by group: they tell ranks apart.
     std::vector<std::uint64_t> listed = {};
     std::string version = {};
+    std::optional<double> step = {};  ///< step of the first group that has one
     /// Everything else: steps, hyper-parameters, the loss scaler. Only of the first file.
     StateTree rest = {};
 };

@@ -8,6 +8,9 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
 #include <string>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -27,6 +30,12 @@ template <class File, class Number>
 void require_same(const std::string& what, const File& first, Number there, const File& file, Number here,
                   Errc code = Errc::ranks_differ) {
     if (there != here) differ(what, first, std::to_string(there), file, std::to_string(here), code);
+}
+
+std::string step_text(double step) {
+    constexpr double most = 1e15;
+    return step > -most && step < most && step == std::trunc(step) ? std::to_string(static_cast<std::int64_t>(step))
+                                                                   : std::to_string(step);
 }
 
 std::string numbers_text(const std::vector<std::uint64_t>& numbers) {
@@ -88,6 +97,9 @@ void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
         differ("partition_count", first, numbers_text(first.partition_count), file, numbers_text(file.partition_count),
                Errc::world_mismatch);
     if (file.version != first.version) differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
+    if (file.step && first.step &&
+        std::bit_cast<std::uint64_t>(*file.step) != std::bit_cast<std::uint64_t>(*first.step))
+        differ("the step of the optimizer", first, step_text(*first.step), file, step_text(*file.step));
     if (file.gaps != first.gaps)
         throw Error(Errc::ranks_differ, "param_alignment_paddings are not those of " + excerpt(first.file))
             .with_path(file.file);

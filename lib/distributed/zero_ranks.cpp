@@ -202,6 +202,18 @@ void read_mappings(const Value& inner, OptimizerFile& out) {
     }
 }
 
+/// Returns the step of a group: a number, or a tensor of one F32. The tensor is read.
+std::optional<double> step_of(const Value& state) {
+    const auto step = state.find("step");
+    if (!step) return std::nullopt;
+    if (const auto number = step->integer()) return static_cast<double>(*number);
+    const LazyTensor* const tensor = step->tensor();
+    if (tensor == nullptr || tensor->dtype() != Dtype::f32 || tensor->element_count() != 1) return std::nullopt;
+    float value = 0;
+    tensor->read(0, std::as_writable_bytes(std::span(&value, 1)));
+    return value;
+}
+
 void read_fields(const Value& inner, OptimizerFile& out) {
     if (inner.find("ds_zero_partition_groups"))
         throw Error(Errc::unsupported_layout,
@@ -220,8 +232,11 @@ void read_fields(const Value& inner, OptimizerFile& out) {
     if (const auto gaps = inner.find("param_alignment_paddings"))
         for (const Value& group : gaps->items()) out.gaps.push_back(numbers_of(group));
     read_mappings(inner, out);
-    for (const auto& state : states_of(inner, out.stage, out.masters.size()))
-        out.state.push_back(state && state->is_dict() ? tensors_of(*state) : Named());
+    for (const auto& state : states_of(inner, out.stage, out.masters.size())) {
+        const bool is_dict = state && state->is_dict();
+        out.state.push_back(is_dict ? tensors_of(*state) : Named());
+        if (is_dict && !out.step) out.step = step_of(*state);
+    }
 }
 
 /// Reads values of a file. DataStates gives its files the names of DeepSpeed's.

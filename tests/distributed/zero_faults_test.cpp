@@ -8,6 +8,7 @@
 #include <safemap/checkpoint.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -573,6 +574,21 @@ TEST_CASE("ties that lead nowhere, to themselves or in a circle are passed by") 
         for (const auto& [name, tensor] : Forge::weights(spec))
             if (name != "gain") zero_forge::check_tensor(checkpoint, name, tensor);
         for (const char* const name : {"nowhere", "self", "one", "two"}) CHECK(checkpoint.find(name) == nullptr);
+    }
+}
+
+TEST_CASE("the optimizer file of another step is refused, whether steps are tensors or numbers") {
+    for (const int stage : {2, 3}) {
+        CAPTURE(stage);
+        const char* const base = stage == 3 ? "optimizer_state_dict" : "base_optimizer_state";
+        Run run = good(stage);
+        const auto other = forge::little(std::bit_cast<std::uint32_t>(8.0F), 4);
+        run.state(1)[base]["state"]["0"]["step"] = pt::tensor(Dtype::f32, {}, other);
+        refused(run, Errc::ranks_differ, {"step", "8", "7", run.optimizer_name(1)});
+        run.state(1)[base]["state"]["0"]["step"] = pt::integer(6);
+        refused(run, Errc::ranks_differ, {"step", "6", "7", run.optimizer_name(1)});
+        run.state(1)[base]["state"]["0"]["step"] = pt::integer(7);
+        CHECK_FALSE(error_of_files(run.packed()).has_value());
     }
 }
 
