@@ -306,7 +306,7 @@ class CompletionsAndManPage(Case):
 
         self.assertEqual(completed('conv'), ['convert'])
         self.assertEqual(set(COMMANDS) - set(completed('')), set())
-        self.assertEqual(completed('convert', 'a.pt', '--dr'), ['--dry-run'])
+        self.assertEqual(completed('convert', 'a.pt', '--dr'), ['--drop-cache', '--dry-run'])
         self.assertEqual(completed('inspect', '--policy', 'le'), ['lenient'])
         self.assertEqual(completed('hash', '--weights', ''), ['fp32', 'module'])
         self.assertEqual(completed('help', 'ver'), ['verify'])
