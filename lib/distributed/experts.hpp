@@ -38,7 +38,8 @@ struct ExpertFiles {
 
 /// Reads `layer_L_expert_E_mp_rank_MM_model_states.pt`, or the older `expert_E_mp_rank_MM_model_states.pt`. `experts`
 /// are the numbers of experts by layer, as num_experts lists them. Throws rank_missing, with the names of missing
-/// files, and what reading throws. Without `experts`, the files that are there say how many there are.
+/// files, world_mismatch for a file of an expert that num_experts does not count, and what reading throws. Without
+/// `experts`, the files that are there say how many there are.
 ExpertFiles read_experts(const Folder& folder, std::uint64_t model_rank, const std::vector<std::uint64_t>& experts,
                          const Work& work = {});
 

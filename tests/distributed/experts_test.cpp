@@ -103,3 +103,14 @@ TEST_CASE("files of experts are read in the order of their numbers") {
     CHECK(error->code() == Errc::rank_missing);
     CHECK(error->message().find("layer_1_expert_2_mp_rank_00_model_states.pt") != std::string::npos);
 }
+
+TEST_CASE("a file of an expert that num_experts does not count is refused") {
+    const forge::Folder folder(
+        files_of({"mp_rank_00_model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt",
+                  "layer_0_expert_1_mp_rank_00_model_states.pt", "layer_0_expert_2_mp_rank_00_model_states.pt"}));
+    CHECK(read_experts(folder, 0, {3}).weights.size() == 3);
+    const auto error = error_of([&] { read_experts(folder, 0, {2}); });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::world_mismatch);
+    CHECK(error->message().find("layer_0_expert_2_mp_rank_00_model_states.pt") != std::string::npos);
+}
