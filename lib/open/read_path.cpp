@@ -57,9 +57,11 @@ Contents read_settled(const std::filesystem::path& path, Mapping mapping, const 
     }
 }
 
-/// Adds a note if the file is the part of one rank.
+/// Adds a note if the file is one of several that are one checkpoint.
 void note_rank(const std::filesystem::path& path, Contents& contents) {
-    const auto one = state::rank_file(path.filename().native());
+    const std::string name = path.filename().native();
+    if (auto note = note_of_deepspeed_file(name)) return contents.notes.push_back(std::move(*note));
+    const auto one = state::rank_file(name);
     if (!one) return;
     std::uint64_t ranks = 0;
     try {

@@ -10,7 +10,10 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 
 namespace safemap::SAFEMAP_ABI::open {
 
@@ -48,6 +51,8 @@ Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const Folde
                         const OpenOptions& options);
 Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options);
+/// Returns a note for a file of that name that is opened by itself, if it is one of a DeepSpeed folder.
+std::optional<std::string> note_of_deepspeed_file(std::string_view name);
 /// Reads the shards of an index. The shards are in `folder`.
 Contents read_shards(const Folder& folder, const std::shared_ptr<const Source>& index, const OpenOptions& options,
                      FaultSink& faults);

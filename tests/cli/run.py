@@ -363,6 +363,11 @@ class EveryCommand(Case):
             (self.folder / 'verl' / f'a_rank{rank}.bin').write_bytes(plain)
         note = self.done('inspect', 'verl/a_rank1.bin')['notes'][0]
         self.assertEqual(note, 'this is rank 1 of 2; the whole checkpoint is in the files a_rank*.bin')
+        for file, part in (('zero_pp_rank_3_mp_rank_00_optim_states.pt', 'the part of rank 3'),
+                           ('mp_rank_00_model_states.pt', 'one file')):
+            (self.folder / 'verl' / file).write_bytes(plain)
+            note = self.done('inspect', f'verl/{file}')['notes'][0]
+            self.assertTrue(note.startswith(f'this is {part} of a DeepSpeed checkpoint; open its folder'), note)
         # The only subfolder with a model is read as the model; saving beside it overwrites nothing.
         one = self.done('inspect', 'one')
         self.assertEqual((len(one['tensors']), one['notes']), (5, ['read the checkpoint in final']))
