@@ -42,35 +42,88 @@ bool is_per_element(const OptimizerFile& file, std::size_t group, const LazyTens
     return file.group_paddings.empty() && file.stage < 3 && held > partition;
 }
 
+/// A name of the state, and its place in the file that has it first.
+struct StateName {
+    std::string_view name;
+    std::size_t place = 0;
+};
+
+/// What the files of all ranks have under one name of the state of a group.
+class SeenState {
+public:
+    /// Adds a tensor of `length` elements of a rank; `fits` if it has one for each of the `partition`.
+    void add(std::uint64_t length, std::uint64_t partition, bool fits) {
+        one_length_ = one_length_ && (partition_ == 0 || length == length_);
+        length_ = length;
+        fits_ = fits_ || fits;
+        if (partition >= partition_) fits_longest_ = fits || (partition == partition_ && fits_longest_);
+        partition_ = std::max(partition_, partition);
+    }
+    /// Returns true if it has an element for each of a partition. What has one length in all ranks is not that if it
+    /// fits a short partition only, by chance.
+    bool is_per_element() const { return fits_longest_ || (fits_ && !one_length_); }
+
+private:
+    bool fits_ = false;
+    bool fits_longest_ = false;  ///< fits one of the longest partitions
+    bool one_length_ = true;
+    std::uint64_t length_ = 0;
+    std::uint64_t partition_ = 0;  ///< the longest
+};
+
+/// Returns the names of the state of a group that has an element for each of the partitions, in any rank that has a
+/// partition.
+std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
+    std::vector<StateName> names;
+    std::vector<SeenState> seen;
+    std::unordered_map<std::string_view, std::size_t> numbers;
+    for (const OptimizerFile& file : set.optimizers) {
+        const std::uint64_t partition = file.masters[group].element_count();
+        if (group >= file.state.size() || partition == 0) continue;
+        for (std::size_t i = 0; i < file.state[group].size(); ++i) {
+            const auto& [name, tensor] = file.state[group][i];
+            const auto [found, is_new] = numbers.try_emplace(name, names.size());
+            if (is_new) {
+                names.push_back({name, i});
+                seen.emplace_back();
+            }
+            seen[found->second].add(tensor.element_count(), partition, is_per_element(file, group, tensor));
+        }
+    }
+    std::vector<StateName> kept;
+    for (std::size_t i = 0; i < names.size(); ++i)
+        if (seen[i].is_per_element()) kept.push_back(names[i]);
+    return kept;
+}
+
 /// Makes tensors of the runs of a parameter.
 class ParameterMaker {
 public:
-    ParameterMaker(const RankSet& set, const RankSources& sources) : set_(set), sources_(sources) {}
+    ParameterMaker(const RankSet& set, const RankSources& sources, bool optimizer) : set_(set), sources_(sources) {
+        if (optimizer)
+            for (std::size_t group = 0; group < set.optimizers.front().masters.size(); ++group)
+                names_.push_back(names_of_state(set, group));
+    }
 
     LazyTensor master(const Parameter& parameter, std::span<const PartitionRun> runs) const {
         const auto of = [](const OptimizerFile& file, std::uint32_t group) { return &file.masters[group]; };
         return made(parameter, runs, of);
     }
 
-    /// Returns all state of a parameter that has its length. A parameter without elements has no state.
+    /// Returns all state of a parameter that has its length. A parameter without elements has no state. Throws if a
+    /// rank with elements of the parameter lacks what another rank has.
     Named state(const Parameter& parameter, std::span<const PartitionRun> runs) const {
         Named state;
         if (runs.empty()) return state;
-        const OptimizerFile& first = set_.optimizers[runs.front().rank];
-        const std::size_t group = runs.front().group;
-        if (group >= first.state.size()) return state;
-        for (std::size_t i = 0; i < first.state[group].size(); ++i) {
-            if (!is_per_element(first, group, first.state[group][i].second)) continue;
-            const std::string& name = first.state[group][i].first;
-            state.emplace_back(name, made(parameter, runs, [&, i](const OptimizerFile& file, std::uint32_t of) {
-                                   return state_of(file, of, name, i);
+        for (const auto& [name, place] : names_[runs.front().group])
+            state.emplace_back(name, made(parameter, runs, [&name = name, place = place](const auto& file, auto group) {
+                                   return state_of(file, group, name, place);
                                }));
-        }
         return state;
     }
 
 private:
-    static const LazyTensor* state_of(const OptimizerFile& file, std::uint32_t group, const std::string& name,
+    static const LazyTensor* state_of(const OptimizerFile& file, std::uint32_t group, std::string_view name,
                                       std::size_t guess) {
         const LazyTensor* const found = group < file.state.size() ? find(file.state[group], name, guess) : nullptr;
         if (found == nullptr)
@@ -98,6 +151,7 @@ private:
 
     const RankSet& set_;
     const RankSources& sources_;
+    std::vector<std::vector<StateName>> names_ = {};  ///< of the state, by group
 };
 
 /// The frozen fragments of a file, by name. All ranks list them in the same order: only if one does not, its names are
@@ -146,6 +200,18 @@ std::vector<Weight> whole_frozen(const ModelFile& file) {
     return frozen;
 }
 
+/// Throws if a rank's share of a frozen weight does not have the length that all shares have.
+void check_share(const Parameter& parameter, const LazyTensor& share, std::uint64_t ranks, const ModelFile& file) {
+    const std::uint64_t wanted = parameter.count / ranks + (parameter.count % ranks > 0 ? 1 : 0);
+    if (share.element_count() == wanted) return;
+    throw Error(Errc::piece_mismatch, "frozen_param_fragments has " + std::to_string(share.element_count()) +
+                                          " elements; expected " + std::to_string(wanted) + ", the share of " +
+                                          std::to_string(ranks) + " ranks of the shape " + to_string(parameter.shape) +
+                                          " of frozen_param_shapes")
+        .with_path(file.file)
+        .with_tensor(parameter.name);
+}
+
 /// The frozen weights: whole tensors in stage 2, a share of each rank in stage 3.
 std::vector<Weight> frozen_weights(const RankSet& set, const RankSources& sources) {
     const ModelFile& first = set.models.front();
@@ -159,6 +225,7 @@ std::vector<Weight> frozen_weights(const RankSet& set, const RankSources& source
         for (const PartitionRun& run : shares_of(parameter.count, set.models.size())) {
             const LazyTensor* const share = fragments[run.rank].find(parameter.name, i);
             if (share == nullptr) fragments[run.rank].fail_missing(parameter.name);
+            check_share(parameter, *share, set.models.size(), set.models[run.rank]);
             if (parts.empty()) dtype = share->dtype();
             parts.push_back({run.first, run.count, share, 0});
         }
@@ -335,23 +402,6 @@ private:
     Gathered out_ = {};
 };
 
-/// Returns the names of the state of the first parameter of stage 0 that are tensors of its shape.
-std::vector<std::string> unpartitioned_names(const ModelFile& model) {
-    std::vector<std::string> names;
-    if (model.rest.size() == 0) return names;
-    auto state = Value(model.rest).find("optimizer");
-    for (const char* const key : {"optimizer_state_dict", "state"})
-        if (state)
-            if (auto inner = state->find(key)) state = std::move(inner);
-    if (!state || !state->is_dict()) return names;
-    const auto parameters = state->entries();
-    if (parameters.empty() || !parameters.front().second.is_dict()) return names;
-    for (const auto& [name, value] : parameters.front().second.entries())
-        if (const LazyTensor* const tensor = value.tensor(); tensor != nullptr && !tensor->shape().empty())
-            names.push_back(name);
-    return names;
-}
-
 /// Adds the tensors in nested lists, under their paths.
 void add_tensors(const std::string& path, const Value& value, int depth, std::vector<Weight>& out) {
     if (!value.is_list()) return;
@@ -368,7 +418,7 @@ void add_tensors(const std::string& path, const Value& value, int depth, std::ve
 
 Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOptions& options) {
     if (ranks.stage() == 0) return gather_module(ranks);
-    const ParameterMaker maker(ranks, sources);
+    const ParameterMaker maker(ranks, sources, options.optimizer);
     std::vector<Weight> masters;
     each_parameter(ranks, [&](const Parameter& parameter, std::span<const PartitionRun> runs) {
         masters.push_back({parameter.name, maker.master(parameter, runs), Kind::master,
@@ -384,12 +434,11 @@ Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOp
 
 std::vector<std::string> state_names(const RankSet& set) {
     std::vector<std::string> names;
-    if (set.optimizers.empty()) return unpartitioned_names(set.models.front());
-    const OptimizerFile& first = set.optimizers.front();
-    for (std::size_t group = 0; group < std::min(first.state.size(), first.masters.size()); ++group)
-        for (const auto& [name, tensor] : first.state[group])
-            if (is_per_element(first, group, tensor) && std::find(names.begin(), names.end(), name) == names.end())
-                names.push_back(name);
+    std::unordered_set<std::string_view> known;
+    if (set.optimizers.empty()) return names;
+    for (std::size_t group = 0; group < set.optimizers.front().masters.size(); ++group)
+        for (const StateName& state : names_of_state(set, group))
+            if (known.insert(state.name).second) names.emplace_back(state.name);
     return names;
 }
 

@@ -222,10 +222,6 @@ void read_fields(const Value& inner, OptimizerFile& out) {
     out.stage = stage_of(inner, out);
     check_stage(inner, out.stage);
     const std::string_view field = out.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
-    const std::string_view other = out.stage == 3 ? "single_partition_of_fp32_groups" : "fp32_flat_groups";
-    if (!inner.find(field) && inner.find(other))
-        throw Error(Errc::ranks_differ, "zero_stage is " + std::to_string(out.stage) + ", but the file has the field " +
-                                            std::string(other) + " of another ZeRO stage");
     out.masters = tensor_list(inner.at(field));
     if (const auto counts = inner.find("partition_count")) out.partition_count = numbers_of(*counts);
     if (const auto paddings = inner.find("group_paddings")) out.group_paddings = numbers_of(*paddings);

@@ -7,6 +7,7 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -108,6 +109,10 @@ private:
         }
         const std::uint64_t held = total();
         if (held < needed_) fail_length(lengths_.size() - 1, full);
+        if (const auto kept = kept_padding()) {
+            if (held - needed_ != *kept) fail_padding(held, *kept);
+            return;
+        }
         if (!gaps_ && held != needed_ && held != rounded_up(needed_, lengths_.size()) &&
             held != rounded_up(needed_, 2 * lengths_.size()))
             fail_length(lengths_.size() - 1, full);
@@ -117,6 +122,20 @@ private:
     bool has_paddings() const {
         return std::all_of(ranks_.begin(), ranks_.end(),
                            [this](std::uint64_t rank) { return number_ < file(rank).group_paddings.size(); });
+    }
+
+    /// Returns the elements of padding that all partitions together hold, or nothing if the files do not say it. Old
+    /// versions count the padding of several ranks at the last one, where it can be more than a partition.
+    std::optional<std::uint64_t> kept_padding() const {
+        if (!has_paddings()) return std::nullopt;
+        std::uint64_t padding = 0;
+        for (std::size_t slot = 0; slot < ranks_.size(); ++slot) {
+            const std::uint64_t own = file(ranks_[slot]).group_paddings[number_];
+            if (!keeps_padding() && own > sum(lengths_.front(), file(ranks_.front()).group_paddings[number_]))
+                return std::nullopt;
+            padding = sum(padding, own);
+        }
+        return keeps_padding() ? padding : 0;
     }
 
     /// A partition and its padding, or the partition if padding is kept, have the same length in all ranks. Old
@@ -174,6 +193,15 @@ private:
              file(ranks_[slot]));
     }
 
+    [[noreturn]] void fail_padding(std::uint64_t held, std::uint64_t padding) const {
+        const std::uint64_t wanted = sum(needed_, padding);
+        fail(held < wanted ? Errc::not_covered : Errc::piece_mismatch,
+             "the partitions of group " + std::to_string(number_) + " together have " + elements_text(held) +
+                 "; expected " + std::to_string(wanted) + ": " + std::to_string(needed_) + " of the parameters and " +
+                 std::to_string(padding) + " of padding",
+             file(ranks_.front()));
+    }
+
     const RankSet& set_;
     std::span<const std::uint64_t> ranks_;
     std::uint32_t number_;
@@ -213,15 +241,25 @@ std::uint64_t wanted_elements(std::span<const Group> groups, std::uint64_t ranks
     return wanted;
 }
 
-void check_shares(const OptimizerFile& file, std::span<const Group> groups, std::uint64_t ranks, std::string_view of) {
+void check_shares(const OptimizerFile& file, std::span<const LazyTensor> masters, std::span<const Group> groups,
+                  std::uint64_t ranks, const std::string& of) {
     std::uint64_t held = 0;
-    for (const LazyTensor& master : file.masters) held = sum(held, master.element_count());
+    for (const LazyTensor& master : masters) held = sum(held, master.element_count());
     const std::uint64_t wanted = wanted_elements(groups, ranks);
     if (held != wanted)
         fail(held < wanted ? Errc::not_covered : Errc::piece_mismatch,
-             std::string(of) + " have " + elements_text(held) + "; the shares of the parameters need " +
-                 std::to_string(wanted),
-             file);
+             of + elements_text(held) + "; the shares of the parameters need " + std::to_string(wanted), file);
+}
+
+/// Where `param_shapes` has a group for each sub-group, each is checked by itself. Old versions list the parameters of
+/// several sub-groups as one group.
+void check_shares(const OptimizerFile& file, std::span<const Group> groups, std::uint64_t ranks) {
+    const std::span<const LazyTensor> masters = file.masters;
+    if (masters.size() == groups.size())
+        for (std::size_t i = 0; i < groups.size(); ++i)
+            check_shares(file, masters.subspan(i, 1), groups.subspan(i, 1), ranks,
+                         "sub-group " + std::to_string(i) + " has ");
+    else check_shares(file, masters, groups, ranks, "the sub-groups have ");
 }
 
 /// Walks through the buffers of a rank. They are one after the other, wherever the parameters of a group begin.
@@ -229,7 +267,7 @@ void each_split(const RankSet& set, const VisitParameter& visit) {
     const ModelFile& model = set.models.front();
     const OptimizerFile& first = set.optimizers.front();
     const std::uint64_t ranks = set.optimizers.size();
-    check_shares(first, model.groups, ranks, "the sub-groups");
+    check_shares(first, model.groups, ranks);
     std::uint32_t buffer = 0;
     std::uint64_t at = 0;  // in the buffer
     std::vector<PartitionRun> runs;
