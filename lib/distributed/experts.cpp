@@ -2,7 +2,6 @@
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
-#include "distributed/rank_files.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_files.hpp"
 #include "torch/parts.hpp"
@@ -105,8 +104,7 @@ void require_experts(const std::vector<ZeroFile>& files, std::uint64_t model_ran
                                             std::to_string(layers.size()));
 }
 
-Named tensors_of(const std::shared_ptr<const Source>& source) {
-    torch::NamedGlobals globals(false);
+Named tensors_of(const std::shared_ptr<const Source>& source, torch::NamedGlobals& globals) {
     const torch::Parts parts = torch::read_parts(source, {}, &globals);
     Named named;
     for (const auto& [name, value] : Value(parts.tree).entries())
@@ -140,15 +138,15 @@ std::vector<ExpertShare> expert_shares(const Group& parameters, std::uint64_t da
 }
 
 ExpertFiles read_experts(const Folder& folder, std::uint64_t model_rank, const std::vector<std::uint64_t>& experts,
-                         const Work& work) {
+                         const Work& work, FoundGlobals* globals) {
     std::vector<ZeroFile> files = zero_files(folder.list()).experts;
     std::erase_if(files, [model_rank](const ZeroFile& file) { return file.name.model_rank != model_rank; });
     require_experts(files, model_rank, experts);
     ExpertFiles read;
     for (const ZeroFile& file : files) read.files.push_back(file.file);
     std::vector<Named> tensors(files.size());
-    for_each_file(folder, read.files, work,
-                  [&](std::size_t i, const std::shared_ptr<const Source>& source) { tensors[i] = tensors_of(source); });
+    for_each_pickle(folder, read.files, work, globals,
+                    [&](std::size_t i, const auto& source, auto& named) { tensors[i] = tensors_of(source, named); });
     for (Named& each : tensors) std::move(each.begin(), each.end(), std::back_inserter(read.weights));
     return read;
 }

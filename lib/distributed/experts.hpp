@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/folder.hpp"
+#include "distributed/found_globals.hpp"
 #include "distributed/zero.hpp"
 
 #include <safemap/progress.hpp>
@@ -39,9 +40,9 @@ struct ExpertFiles {
 /// Reads `layer_L_expert_E_mp_rank_MM_model_states.pt`, or the older `expert_E_mp_rank_MM_model_states.pt`. `experts`
 /// are the numbers of experts by layer, as num_experts lists them. Throws rank_missing, with the names of missing
 /// files, world_mismatch for a file of an expert that num_experts does not count, and what reading throws. Without
-/// `experts`, the files that are there say how many there are.
+/// `experts`, the files that are there say how many there are. Adds the globals of the files to `globals`, unless null.
 ExpertFiles read_experts(const Folder& folder, std::uint64_t model_rank, const std::vector<std::uint64_t>& experts,
-                         const Work& work = {});
+                         const Work& work = {}, FoundGlobals* globals = nullptr);
 
 /// Throws unsupported_layout, with the path `file`, for a checkpoint of AutoEP.
 [[noreturn]] void throw_autoep(const std::string& file);

@@ -1,7 +1,6 @@
 #include "distributed/pipeline.hpp"
 
 #include "base/text.hpp"
-#include "distributed/rank_files.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_files.hpp"
 #include "torch/parts.hpp"
@@ -53,8 +52,7 @@ std::vector<ZeroFile> layer_files(const Folder& folder, std::uint64_t tensor_ran
     return files;
 }
 
-Named tensors_of(const std::shared_ptr<const Source>& source, std::uint32_t layer) {
-    torch::NamedGlobals globals(false);
+Named tensors_of(const std::shared_ptr<const Source>& source, std::uint32_t layer, torch::NamedGlobals& globals) {
     const torch::Parts parts = torch::read_parts(source, {}, &globals);
     Named named;
     for (const auto& [key, value] : Value(parts.tree).entries()) {
@@ -107,13 +105,13 @@ Gathered join_model_ranks(std::vector<ModelRank> ranks, std::uint64_t tensor_ran
     return join_stages(std::move(stages));
 }
 
-LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Work& work) {
+LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Work& work, FoundGlobals* globals) {
     const std::vector<ZeroFile> files = layer_files(folder, tensor_rank);
     LayerFiles read;
     for (const ZeroFile& file : files) read.files.push_back(file.file);
     std::vector<Named> tensors(files.size());
-    for_each_file(folder, read.files, work, [&](std::size_t i, const std::shared_ptr<const Source>& source) {
-        tensors[i] = tensors_of(source, files[i].name.layer);
+    for_each_pickle(folder, read.files, work, globals, [&](std::size_t i, const auto& source, auto& named) {
+        tensors[i] = tensors_of(source, files[i].name.layer, named);
     });
     for (Named& each : tensors) std::move(each.begin(), each.end(), std::back_inserter(read.weights));
     return read;

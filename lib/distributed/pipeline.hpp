@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/folder.hpp"
+#include "distributed/found_globals.hpp"
 #include "distributed/slices.hpp"
 #include "distributed/zero.hpp"
 
@@ -30,8 +31,10 @@ struct LayerFiles {
 };
 
 /// Reads `layer_LL-model_states.pt` or, if that is missing, `layer_LL-model_MM-model_states.pt` of the tensor rank MM.
-/// The list is empty if the folder has no such files. Throws what reading throws.
-LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Work& work = {});
+/// The list is empty if the folder has no such files. Adds the globals of the files to `globals`, unless it is null.
+/// Throws what reading throws.
+LayerFiles read_layers(const Folder& folder, std::uint64_t tensor_rank, const Work& work = {},
+                       FoundGlobals* globals = nullptr);
 
 /// Adds what only the files of layers hold to a joined pipeline: frozen weights and buffers. `buffers` are the names of
 /// the buffers. A weight `LAYER.KEY` of a tied layer, whose master is `tied_modules.MODULE.KEY`, becomes an alias of

@@ -7,6 +7,7 @@
 
 #include "base/text.hpp"
 #include "distributed/experts.hpp"
+#include "distributed/found_globals.hpp"
 #include "distributed/pipeline.hpp"
 #include "distributed/rank_files.hpp"
 #include "distributed/universal.hpp"
@@ -42,45 +43,6 @@ std::vector<std::string> names_of(const std::vector<ZeroFile>& files) {
 
 // Reading.
 
-/// Keys of globals, by which those of two files are compared.
-using GlobalKeys = std::unordered_set<std::string>;
-
-std::string key_of(const NamedGlobal& named) { return named.module + '\0' + named.name + (named.called ? "()" : ""); }
-
-GlobalKeys keys_of(const torch::NamedGlobals& globals) {
-    GlobalKeys keys;
-    for (const NamedGlobal& named : globals.all()) keys.insert(key_of(named));
-    return keys;
-}
-
-/// The globals that pickles name. Of a file that is not the first of its model rank, only those that the first does not
-/// name: all ranks of a run name the same.
-struct FoundGlobals {
-    std::vector<NamedGlobal> all = {};
-    bool asks_for_code = false;
-    std::optional<std::string> note = {};  ///< on the first file that would call unknown functions
-
-    void add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed = {}) {
-        asks_for_code = asks_for_code || globals.asks_for_code();
-        if (const auto said = note ? std::nullopt : globals.note()) note = file + ": " + *said;
-        for (NamedGlobal named : globals.all()) {
-            if (listed.contains(key_of(named))) continue;
-            named.record.insert(0, file + ": ");
-            all.push_back(std::move(named));
-        }
-    }
-    void add(FoundGlobals other) {
-        asks_for_code = asks_for_code || other.asks_for_code;
-        if (!note) note = std::move(other.note);
-        std::move(other.all.begin(), other.all.end(), std::back_inserter(all));
-    }
-    void move_to(Contents& contents) {
-        contents.globals = std::move(all);
-        contents.asks_for_code = asks_for_code;
-        if (note) contents.notes.push_back(std::move(*note));
-    }
-};
-
 /// Reads files of one kind into `out`, which has a place for each. The first file of each model rank is read before the
 /// others, which are compared with it.
 template <class File, class Read>
@@ -94,8 +56,8 @@ void read_kind(const ZeroTag& tag, const OpenOptions& options, const std::vector
         order[begins ? 0 : 1].push_back(i);
         group[i] = order[0].size() - 1;
     }
-    std::vector<FoundGlobals> globals[2] = {std::vector<FoundGlobals>(order[0].size()),
-                                            std::vector<FoundGlobals>(order[1].size())};
+    std::vector<FoundGlobals> globals[2] = {std::vector<FoundGlobals>(order[0].size(), found.another()),
+                                            std::vector<FoundGlobals>(order[1].size(), found.another())};
     std::vector<GlobalKeys> listed(order[0].size());
     for (const std::size_t round : {std::size_t{0}, std::size_t{1}}) {
         std::vector<std::string> names;
@@ -105,7 +67,7 @@ void read_kind(const ZeroTag& tag, const OpenOptions& options, const std::vector
             torch::NamedGlobals own(options.strict_globals);
             out[i] = read(source, files[i], round == 0 ? Detail::all : Detail::share, own);
             if (round == 1) compare_and_drop(out[order[0][group[i]]], out[i]);
-            globals[round][number].add(own, tag.prefix + files[i].file, listed[group[i]]);
+            globals[round][number].add(own, files[i].file, listed[group[i]]);
             if (round == 0) listed[number] = keys_of(own);
         });
     }
@@ -150,13 +112,12 @@ void require_optimizers(const ZeroRun& run) {
 
 /// Without ZeRO, ranks of experts have the state of their optimizer in files of their own, which are not read. With
 /// ZeRO, older versions write these files too, with nothing in them. Throws unsupported_layout if they are needed.
-void check_expert_optimizers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options) {
+void check_expert_optimizers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found) {
     const std::vector<std::string> files = names_of(run.files.expert_optimizers);
     const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
     if (files.empty() || module) return;
-    for_each_file(*tag.folder, files, options.work, [](std::size_t, const std::shared_ptr<const Source>& source) {
+    for_each_pickle(*tag.folder, files, options.work, &found, [](std::size_t, const auto& source, auto& globals) {
         constexpr std::array<std::string_view, 1> wanted{"optimizer"};
-        torch::NamedGlobals globals(false);
         const torch::Parts parts = torch::read_parts(source, wanted, &globals);
         if (Value(parts.tree).find("optimizer"))
             throw Error(Errc::unsupported_layout,
@@ -178,7 +139,7 @@ std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& optio
             throw Error(Errc::ranks_differ, "model ranks are of the ZeRO stages " + std::to_string(run->stage()) +
                                                 " and " + std::to_string(set.stage()))
                 .with_path(set.models.front().file);
-    check_expert_optimizers(tag, *run, options);
+    check_expert_optimizers(tag, *run, options, found);
     if (options.weights != Weights::module) require_optimizers(*run);
     read_parallelism(*run);
     for (const RankSet& set : run->sets) add_sources(set, run->sources);
@@ -216,14 +177,14 @@ void check_module(int stage) {
 // Weights.
 
 /// Returns the module of each model rank, with the weights of experts, merged like the masters.
-Gathered gather_modules(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options,
+Gathered gather_modules(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
                         std::vector<std::string>& files) {
     std::vector<ModelRank> ranks;
     for (const RankSet& set : run.sets) {
         Gathered one = gather_module(set);
         const ModelFile& model = set.models.front();
         if (!run.files.experts.empty() || !model.experts.empty()) {
-            ExpertFiles experts = read_experts(*tag.folder, model.model_rank, model.experts, options.work);
+            ExpertFiles experts = read_experts(*tag.folder, model.model_rank, model.experts, options.work, &found);
             for (auto& [name, tensor] : experts.weights) one.weights.push_back({name, std::move(tensor), {}, {}});
             std::move(experts.files.begin(), experts.files.end(), std::back_inserter(files));
         }
@@ -233,11 +194,11 @@ Gathered gather_modules(const ZeroTag& tag, const ZeroRun& run, const OpenOption
 }
 
 /// Returns the layers of a pipeline: merged over tensor parallelism.
-Named pipeline_layers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, Gathered& out,
-                      std::vector<std::string>& files) {
+Named pipeline_layers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
+                      Gathered& out, std::vector<std::string>& files) {
     std::vector<ModelRank> ranks;
     for (std::uint64_t rank = 0; rank < run.tensor_ranks; ++rank) {
-        LayerFiles layers = read_layers(*tag.folder, rank, options.work);
+        LayerFiles layers = read_layers(*tag.folder, rank, options.work, &found);
         ModelRank one{.number = rank, .file = layers.files.empty() ? std::string() : layers.files.front()};
         for (auto& [name, tensor] : layers.weights) one.gathered.weights.push_back({name, std::move(tensor), {}, {}});
         for (std::string& file : layers.files)
@@ -284,27 +245,27 @@ Gathered unnamed_masters(const ZeroRun& run) {
     return gather_unnamed(run.sets.front());
 }
 
-Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options,
+Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
                     std::vector<std::string>& files) {
     const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
     if (module) check_module(run.stage());
     if (run.is_pipeline()) {
         Gathered out;
         if (!module) out = gather_all(run, {});
-        const Named layers = pipeline_layers(tag, run, options, out, files);
+        const Named layers = pipeline_layers(tag, run, options, found, out, files);
         require_layers(run, layers);
         if (!module) add_layers(out, layers, buffers_of(run));
         else
             for (const auto& [name, tensor] : layers) out.weights.push_back({name, tensor, {}, {}});
         return out;
     }
-    if (module) return gather_modules(tag, run, options, files);
+    if (module) return gather_modules(tag, run, options, found, files);
     if (run.stage() == 0) return unnamed_masters(run);
     Gathered out = gather_all(run, {.compat = options.deepspeed_compat});
     if (!run.files.experts.empty()) {
         // Experts have weights without masters: frozen ones and buffers.
         Named experts;
-        for (Gathered::Weight& weight : gather_modules(tag, run, options, files).weights)
+        for (Gathered::Weight& weight : gather_modules(tag, run, options, found, files).weights)
             experts.emplace_back(weight.name, std::move(weight.tensor));
         add_layers(out, experts, buffers_of(run));
     }
@@ -396,14 +357,14 @@ Gathered gather_all(const ZeroRun& run, const GatherOptions& options) {
 
 Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     check_options(options);
-    FoundGlobals globals;
+    FoundGlobals globals(options.strict_globals, tag.prefix);
     const std::shared_ptr<const ZeroRun> run = read_files(tag, options, globals);
     if (options.deepspeed_compat) check_compat(*run);
     Contents contents = begin_contents(tag, "deepspeed");
     add_files(contents, tag, names_of(run->files.models));
     add_files(contents, tag, names_of(run->files.optimizers));
     std::vector<std::string> others;
-    set_gathered(contents, weights_of(tag, *run, options, others));
+    set_gathered(contents, weights_of(tag, *run, options, globals, others));
     add_files(contents, tag, others);
     globals.move_to(contents);
 
@@ -437,7 +398,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
 
 Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     check_options(options);
-    FoundGlobals globals;
+    FoundGlobals globals(options.strict_globals, tag.prefix);
     std::vector<ModelFile> models;
     const ZeroFiles files = zero_files(tag.folder->list());
     read_kind(tag, options, files.models, globals, models, read_model_file);
@@ -450,8 +411,9 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
             refuse_call("the universal checkpoint has no 16-bit weights, only fp32 ones", "cast them: --dtype bf16");
         check_module(RankSet{.models = {models.front()}}.stage());
     }
-    Universal read = read_universal(*tag.folder, models, info ? &*info : nullptr,
-                                    {.as_stored = options.deepspeed_compat, .optimizer = true, .work = options.work});
+    Universal read = read_universal(
+        *tag.folder, models, info ? &*info : nullptr,
+        {.as_stored = options.deepspeed_compat, .optimizer = true, .work = options.work, .globals = &globals});
     Contents contents = begin_contents(tag, "universal");
     add_files(contents, tag, names_of(files.models));
     add_files(contents, tag, read.files);

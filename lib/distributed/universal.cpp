@@ -2,7 +2,6 @@
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
-#include "distributed/rank_files.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_gather.hpp"
 #include "torch/parts.hpp"
@@ -66,8 +65,8 @@ std::vector<StateFile> state_files(const Folder& tag) {
 }
 
 /// Reads a tensor, or a dictionary with the tensor under `param`. A step may be a number.
-StateValue read_state(const std::shared_ptr<const Source>& source, const StateFile& file) {
-    torch::NamedGlobals globals(false);
+StateValue read_state(const std::shared_ptr<const Source>& source, const StateFile& file,
+                      torch::NamedGlobals& globals) {
     torch::Parts parts = torch::read_whole(source, &globals);
     const Value root(parts.tree);
     StateValue value;
@@ -127,12 +126,12 @@ private:
 /// All values, by parameter and then by state.
 using Values = std::map<std::string, std::map<std::string, StateValue>>;
 
-Values read_values(const Folder& tag, const std::vector<StateFile>& files, const Work& work) {
+Values read_values(const Folder& tag, const std::vector<StateFile>& files, const UniversalOptions& options) {
     std::vector<std::string> paths;
     for (const StateFile& file : files) paths.push_back(file.path);
     std::vector<StateValue> values(files.size());
-    for_each_file(tag, paths, work, [&](std::size_t i, const std::shared_ptr<const Source>& source) {
-        values[i] = read_state(source, files[i]);
+    for_each_pickle(tag, paths, options.work, options.globals, [&](std::size_t i, const auto& source, auto& globals) {
+        values[i] = read_state(source, files[i], globals);
     });
     Values found;
     for (std::size_t i = 0; i < files.size(); ++i) found[files[i].parameter][files[i].state] = std::move(values[i]);
@@ -210,12 +209,16 @@ void add_unlisted(Gathered& out, const Values& values, std::size_t models) {
 }
 
 /// Returns `optimizer_state.pt` with the steps of the parameters, or nothing if there is neither.
-std::optional<StateTree> other_state(const Folder& tag, const Values& values, std::vector<std::string>& files) {
+std::optional<StateTree> other_state(const Folder& tag, const Values& values, const UniversalOptions& options,
+                                     std::vector<std::string>& files) {
     StateTree tree;
-    if (const auto source = tag.open("zero/optimizer_state.pt")) {
-        torch::NamedGlobals globals(false);
+    const std::string file = "zero/optimizer_state.pt";
+    if (const auto source = tag.open(file)) {
+        const bool strict = options.globals != nullptr && options.globals->strict();
+        torch::NamedGlobals globals(strict);
         tree = about_file(source->name(), [&] { return torch::read_whole(source, &globals).tree; });
-        files.emplace_back("zero/optimizer_state.pt");
+        if (options.globals != nullptr) options.globals->add(globals, file);
+        files.push_back(file);
         if (!Value(tree).is_dict())
             throw Error(Errc::field_missing, "the file holds no dictionary").with_path(source->name());
     }
@@ -247,10 +250,10 @@ Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models
                          const UniversalOptions& options) {
     std::vector<StateFile> files = state_files(tag);
     if (!options.optimizer) std::erase_if(files, [](const StateFile& file) { return file.state != "fp32"; });
-    const Values values = read_values(tag, files, options.work);
+    const Values values = read_values(tag, files, options);
     Universal read;
     for (const StateFile& file : files) read.files.push_back(file.path);
-    if (options.optimizer) read.rest = other_state(tag, values, read.files);
+    if (options.optimizer) read.rest = other_state(tag, values, options, read.files);
     if (!models.empty()) {
         read.data_ranks = models.front().data_ranks;
         if (models.front().config_stage) read.stage = static_cast<int>(*models.front().config_stage % 4);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/folder.hpp"
+#include "distributed/found_globals.hpp"
 #include "distributed/slices.hpp"
 #include "distributed/zero.hpp"
 
@@ -30,6 +31,7 @@ struct UniversalOptions {
     bool as_stored = false;  ///< exactly what the files `fp32.pt` hold
     bool optimizer = true;   ///< also the state of the parameters
     Work work = {};
+    FoundGlobals* globals = nullptr;  ///< gets the globals of the files, unless null; says if unknown ones are refused
 };
 
 /// Reads the folder `zero` of a tag's folder. `models` are the files of model states beside it, in ascending order of

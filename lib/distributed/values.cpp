@@ -9,13 +9,51 @@
 
 namespace safemap::SAFEMAP_ABI::distributed {
 
+/// Counts the values that are returned, and 256 bytes of a key as one more.
+class Value::Budget {
+public:
+    void spend(const StateTree& tree, std::uint64_t values) {
+        if (!left_) left_ = least + times * size_of(tree);
+        if (values > *left_)
+            throw Error(Errc::pickle_too_large,
+                        "the pickle has containers in many places; together they hold too many values for its size");
+        *left_ -= values;
+    }
+
+private:
+    static constexpr std::uint64_t least = std::uint64_t{1} << 18;
+    static constexpr std::uint64_t times = 4;  // readers go through a container at most three times
+
+    /// Returns the number of nodes, and of places where containers have them.
+    static std::uint64_t size_of(const StateTree& tree) {
+        std::uint64_t size = tree.size();
+        for (StateTree::NodeId id = 0; id < tree.size(); ++id) {
+            if (const auto* const sequence = std::get_if<StateTree::Sequence>(&tree[id]))
+                size += sequence->items.size();
+            else if (const auto* const dict = std::get_if<StateTree::Dict>(&tree[id])) size += dict->items.size();
+        }
+        return size;
+    }
+
+    std::optional<std::uint64_t> left_ = {};
+};
+
+Value::Value(const StateTree& tree, StateTree::NodeId node, std::string where)
+    : tree_(&tree), node_(node), where_(std::move(where)), budget_(std::make_shared<Budget>()) {}
+
+Value::Value(const Value& parent, StateTree::NodeId node, std::string where)
+    : tree_(parent.tree_), node_(node), where_(std::move(where)), budget_(parent.budget_) {}
+
 void Value::fail(std::string_view expected) const {
     throw Error(Errc::field_missing,
                 (where_.empty() ? "the file" : "the field " + excerpt(where_)) + " is not " + std::string(expected));
 }
 
 Value Value::child(StateTree::NodeId node, std::string_view step) const {
-    return {*tree_, node, where_.empty() ? std::string(step) : where_ + '/' + std::string(step)};
+    constexpr std::size_t longest = 1024;  // paths are copied for each item
+    if (where_.size() > longest) return {*this, node, where_};
+    step = step.substr(0, longest);
+    return {*this, node, where_.empty() ? std::string(step) : where_ + '/' + std::string(step)};
 }
 
 bool Value::is_none() const { return std::holds_alternative<StateTree::None>((*tree_)[node_]); }
@@ -62,21 +100,25 @@ bool Value::is_list() const {
 
 std::vector<Value> Value::items() const {
     if (!is_list()) fail("a list");
+    const auto& items = std::get<StateTree::Sequence>((*tree_)[node_]).items;
+    budget_->spend(*tree_, items.size());
     std::vector<Value> found;
-    for (const auto item : std::get<StateTree::Sequence>((*tree_)[node_]).items)
-        found.push_back(child(item, std::to_string(found.size())));
+    for (const auto item : items) found.push_back(child(item, std::to_string(found.size())));
     return found;
 }
 
 std::vector<std::pair<std::string, Value>> Value::entries() const {
     const auto* const dict = std::get_if<StateTree::Dict>(&(*tree_)[node_]);
     if (dict == nullptr) fail("a dictionary");
+    budget_->spend(*tree_, dict->items.size());
     std::vector<std::pair<std::string, Value>> found;
     found.reserve(dict->items.size());
     for (const auto& [name, value] : dict->items) {
         const StateTree::Node& key = (*tree_)[name];
-        if (const auto* const text = std::get_if<std::string>(&key)) found.emplace_back(*text, child(value, *text));
-        else if (const auto* const number = std::get_if<std::int64_t>(&key)) {
+        if (const auto* const text = std::get_if<std::string>(&key)) {
+            budget_->spend(*tree_, text->size() / 256);
+            found.emplace_back(*text, child(value, *text));
+        } else if (const auto* const number = std::get_if<std::int64_t>(&key)) {
             const std::string decimal = std::to_string(*number);
             found.emplace_back(decimal, child(value, decimal));
         }
@@ -95,7 +137,9 @@ std::optional<std::int64_t> Value::integer() const {
 
 std::uint64_t Value::count() const {
     const auto number = integer();
-    if (!number || *number < 0) fail("a number");
+    const bool is_large = std::holds_alternative<StateTree::BigInt>((*tree_)[node_]);
+    if (is_large || (number && *number < 0)) fail("in the range from 0 to 2^63 - 1");
+    if (!number) fail("a number");
     return static_cast<std::uint64_t>(*number);
 }
 

@@ -4,6 +4,7 @@
 #include <safemap/state_tree.hpp>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,10 +14,13 @@
 namespace safemap::SAFEMAP_ABI::distributed {
 
 /// A node of a tree, which must outlive it. `where` is its path in the file, for messages.
+///
+/// A pickle may have one container in many places, so that a small file may seem to hold many values. What all calls of
+/// items() and entries() on a value and on the values below it return is bounded by the size of the tree: they throw
+/// pickle_too_large beyond a few times as many values as it holds.
 class Value {
 public:
-    Value(const StateTree& tree, StateTree::NodeId node, std::string where = {})
-        : tree_(&tree), node_(node), where_(std::move(where)) {}
+    Value(const StateTree& tree, StateTree::NodeId node, std::string where = {});
     /// The root of a tree.
     explicit Value(const StateTree& tree) : Value(tree, tree.root()) {}
 
@@ -45,7 +49,7 @@ public:
     /// Returns an integer, also that of an enumeration: an object of one argument, which is an integer. Returns nothing
     /// for anything else.
     std::optional<std::int64_t> integer() const;
-    /// Returns an integer that is not negative. Throws field_missing.
+    /// Returns an integer from 0 to 2^63 - 1. Throws field_missing.
     std::uint64_t count() const;
     std::optional<bool> boolean() const;
     std::optional<std::string_view> text() const;
@@ -55,6 +59,10 @@ public:
     const LazyTensor* tensor() const;
 
 private:
+    class Budget;
+
+    Value(const Value& parent, StateTree::NodeId node, std::string where);
+
     std::optional<Value> entry(std::string_view key) const;
     [[noreturn]] void fail(std::string_view expected) const;
     Value child(StateTree::NodeId node, std::string_view step) const;
@@ -62,6 +70,7 @@ private:
     const StateTree* tree_;
     StateTree::NodeId node_;
     std::string where_;
+    std::shared_ptr<Budget> budget_;  ///< shared with all values below
 };
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -195,7 +195,7 @@ void read_mappings(const Value& inner, OptimizerFile& out) {
     const auto mappings = inner.find("param_slice_mappings");
     if (!mappings || !mappings->is_list()) return;
     for (const Value& group : mappings->items()) {
-        if (!group.is_dict()) break;
+        if (!group.is_dict() || out.listed.size() == out.masters.size()) break;
         NameDigest digest;
         for (const auto& entry : group.entries()) digest.add(entry.first);
         out.listed.push_back(digest.value());
@@ -226,7 +226,8 @@ void read_fields(const Value& inner, OptimizerFile& out) {
     if (const auto counts = inner.find("partition_count")) out.partition_count = numbers_of(*counts);
     if (const auto paddings = inner.find("group_paddings")) out.group_paddings = numbers_of(*paddings);
     if (const auto gaps = inner.find("param_alignment_paddings"))
-        for (const Value& group : gaps->items()) out.gaps.push_back(numbers_of(group));
+        for (const Value& group : gaps->items())
+            if (out.gaps.size() < out.masters.size()) out.gaps.push_back(numbers_of(group));
     read_mappings(inner, out);
     for (const auto& state : states_of(inner, out.stage, out.masters.size())) {
         const bool is_dict = state && state->is_dict();
@@ -255,7 +256,8 @@ std::vector<std::optional<Value>> states_of(const Value& inner, int stage, std::
     std::vector<std::optional<Value>> states;
     // Elastic checkpoints have a list of them.
     if (base->is_list()) {
-        for (Value& each : base->items()) states.emplace_back(std::move(each));
+        for (Value& each : base->items())
+            if (states.size() < groups) states.emplace_back(std::move(each));
         return states;
     }
     const auto state = base->find("state");

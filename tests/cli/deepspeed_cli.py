@@ -4,6 +4,7 @@ The folders are beside the checkout, in ../shared/fixtures/zero, or in SAFEMAP_F
 without them, these tests are skipped. Covers exit codes, the layout, the plan, and the files that --optimizer writes;
 deepspeed.py compares the tensors.
 """
+import argparse
 import json
 import os
 import pathlib
@@ -318,6 +319,36 @@ class Verify(Folders):
             self.assertIn('--globals', notes[0])
         self.assertRegex(self.safemap('verify', at('z2-w3-bf16')).out, ': readable; ')
         self.refused('unknown_global', 1, 'hash', at('z2-w3-bf16'), '--strict-globals')
+
+    def test_the_classes_of_every_file_are_listed(self):
+        for folder, name, old, new in (
+                ('z2-w3-bf16-universal', 'zero/blocks.0.up.weight/fp32.pt', b'OrderedDict', b'OrderedXict'),
+                ('z2-w3-bf16-universal', 'zero/optimizer_state.pt', b'LossScaler', b'LossXcaler'),
+                ('z2-w2-experts', 'layer_0_expert_3_mp_rank_00_model_states.pt', b'OrderedDict', b'OrderedXict')):
+            with self.subTest(name):
+                shutil.rmtree(self.folder / 'run', ignore_errors=True)
+                file = self.copy(folder) / ROWS[folder]['tag'] / name
+                rename_in_pickle(file, old, new)
+                self.check_listed(file, new.decode())
+        tag = self.copy('z1-w4-pipeline', 'pipeline') / ROWS['z1-w4-pipeline']['tag']
+        write_pt(tag / 'layer_09-model_states.pt', {'x': argparse.Namespace(y=1)})
+        self.check_listed(tag / 'layer_09-model_states.pt', 'Namespace')
+
+    def check_listed(self, file, name):
+        root = file.relative_to(self.folder).parts[0]
+        found = [named for named in self.done('inspect', root, '--globals')['globals'] if named['name'] == name]
+        self.assertEqual([(named['known'], named['called']) for named in found], [(False, True)])
+        self.assertIn(str(file.relative_to(self.folder / root)), found[0]['record'])
+
+    def test_unknown_classes_of_a_parameter_are_refused_on_request(self):
+        tag = self.copy('z2-w3-bf16-universal') / ROWS['z2-w3-bf16-universal']['tag']
+        (tag / 'zero/optimizer_state.pt').unlink()
+        self.done('hash', 'run', '--strict-globals')
+        self.assertRegex(self.safemap('verify', 'run').out, ': ok; ')
+        rename_in_pickle(tag / 'zero/blocks.0.up.weight/exp_avg.pt', b'OrderedDict', b'OrderedXict')
+        self.assertRegex(self.safemap('verify', 'run').out, ': readable; ')
+        error = self.refused('unknown_global', 1, 'hash', 'run', '--strict-globals')
+        self.assertTrue(error['path'].endswith('zero/blocks.0.up.weight/exp_avg.pt'))
 
     def test_a_wrong_bit_in_any_file_is_found(self):
         for folder in ('z1-w2-bf16', 'z3-w2-fp16', 'z0-w2-bf16', 'z2-w3-bf16-universal'):

@@ -87,10 +87,53 @@ TEST_CASE("values of another type are nothing, or a fault with the path of the f
         check_missing([&] { value.at("a"); }, "the field w/a is missing");
         check_missing([&] { value.items(); }, "the field w is not a list");
         check_missing([&] { value.entries(); }, "the field w is not a dictionary");
-        check_missing([&] { value.count(); }, "the field w is not a number");
+        const bool is_number =
+            std::holds_alternative<std::int64_t>(node) || std::holds_alternative<StateTree::BigInt>(node);
+        check_missing([&] { value.count(); },
+                      is_number ? "the field w is not in the range from 0 to 2^63 - 1" : "the field w is not a number");
         check_missing([&] { value.shape(); }, "the field w is not a shape");
     }
     check_missing([&] { Value(tree, tree.add(true)).items(); }, "the file is not a list");
+}
+
+TEST_CASE("a container that is in many places is not read without end") {
+    StateTree tree;
+    StateTree::Dict names;
+    for (int i = 0; i < 2000; ++i) names.items.emplace_back(tree.add("name " + std::to_string(i)), tree.add(true));
+    const std::vector<StateTree::NodeId> places(5000, tree.add(std::move(names)));
+    tree.set_root(tree.add(Sequence{Sequence::Kind::list, places}));
+    std::size_t read = 0;
+    const auto error = error_of([&] {
+        for (const Value& each : Value(tree).items()) read += each.entries().size();
+    });
+    REQUIRE(error.has_value());
+    CHECK(error->code() == Errc::pickle_too_large);
+    CHECK(read > 100 * 2000);
+    CHECK(read < 500 * 2000);
+}
+
+TEST_CASE("a long key that is in many places is not read without end") {
+    StateTree tree;
+    const StateTree::NodeId key = tree.add(std::string(1 << 20, 'x'));
+    Sequence list{Sequence::Kind::list};
+    for (int i = 0; i < 1000; ++i) list.items.push_back(tree.add(StateTree::Dict{.items = {{key, tree.add(true)}}}));
+    const StateTree::NodeId inner = tree.add(list);
+    tree.set_root(tree.add(StateTree::Dict{.items = {{key, inner}}}));
+    const Value below = Value(tree).entries().front().second;
+    CHECK(below.items().back().where().size() < 2000);
+    const auto read_all = [&] {
+        for (const Value& each : below.items()) each.entries();
+    };
+    CHECK_FAULT(read_all(), Errc::pickle_too_large);
+}
+
+TEST_CASE("a large tree without such containers is read several times") {
+    StateTree tree;
+    Sequence list{Sequence::Kind::list};
+    for (int i = 0; i < 1 << 20; ++i) list.items.push_back(tree.add(true));
+    tree.set_root(tree.add(list));
+    const Value root(tree);
+    for (int i = 0; i < 4; ++i) CHECK(root.items().size() == 1 << 20);
 }
 
 TEST_CASE("numbers, also those of an enumeration") {

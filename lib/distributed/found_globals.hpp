@@ -1,0 +1,65 @@
+// The classes and functions that the pickles of a checkpoint of many files name.
+#pragma once
+
+#include "base/folder.hpp"
+#include "state/contents.hpp"
+#include "torch/named_globals.hpp"
+
+#include <safemap/progress.hpp>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// Keys of globals, by which those of two files are compared.
+using GlobalKeys = std::unordered_set<std::string>;
+
+GlobalKeys keys_of(const torch::NamedGlobals& globals);
+
+/// Collects the globals of all files. Ranks of a run name the same, so that most are listed with one file only.
+class FoundGlobals {
+public:
+    /// If `strict`, readers refuse unknown globals. `prefix` begins the names of files in the list.
+    explicit FoundGlobals(bool strict = false, std::string prefix = {}) : strict_(strict), prefix_(std::move(prefix)) {}
+
+    bool strict() const noexcept { return strict_; }
+    /// Returns an empty list for files of the same checkpoint.
+    FoundGlobals another() const { return FoundGlobals(strict_, prefix_); }
+
+    /// Adds the globals of a file, but not those whose keys are in `listed`.
+    void add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed = {});
+    void add(FoundGlobals other);
+    /// Moves the list to the contents, with a note on the first file that would call unknown functions.
+    void move_to(state::Contents& contents);
+
+private:
+    friend void for_each_pickle(
+        const Folder&, std::span<const std::string>, const Work&, FoundGlobals*,
+        const std::function<void(std::size_t, const std::shared_ptr<const Source>&, torch::NamedGlobals&)>&);
+
+    /// Adds the globals of `other` whose keys no call of this function has added.
+    void add_new(FoundGlobals other);
+
+    bool strict_;
+    std::string prefix_;
+    std::vector<NamedGlobal> all_ = {};
+    bool asks_for_code_ = false;
+    std::optional<std::string> note_ = {};
+    GlobalKeys new_ = {};  ///< keys that add_new() has added
+};
+
+/// Reads files as for_each_file() does, and adds the globals that they name to `found`, if it is not null: each with
+/// the first file that names it, over all calls with the same `found`. The callback gets an empty list for its file,
+/// which is strict if `found` is. The first file is read before the others.
+void for_each_pickle(
+    const Folder& folder, std::span<const std::string> files, const Work& work, FoundGlobals* found,
+    const std::function<void(std::size_t, const std::shared_ptr<const Source>&, torch::NamedGlobals&)>& read);
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
