@@ -265,17 +265,19 @@ std::optional<Pattern> Pattern::parse(std::string_view text) {
     return PatternParser(text).parse();
 }
 
-bool Pattern::matches(std::string_view name, std::uint64_t& steps) const {
-    std::vector<std::uint32_t> active = {start_};
-    std::vector<std::uint32_t> following;
-    std::vector<std::size_t> seen_at(states_.size(), 0);  // one more than the position
+bool Pattern::matches(std::string_view name, std::uint64_t& steps, Scratch& scratch) const {
+    std::vector<std::uint32_t>& active = scratch.active_;
+    std::vector<std::uint32_t>& following = scratch.following_;
+    active.assign(1, start_);
+    // A new mark for each position, so that nothing is cleared for the next pattern.
+    if (scratch.seen_.size() < states_.size()) scratch.seen_.resize(states_.size(), 0);
     for (std::size_t at = 0; at <= name.size() && !active.empty(); ++at) {
         following.clear();
+        ++scratch.mark_;
         while (!active.empty()) {
             const std::uint32_t number = active.back();
             active.pop_back();
-            if (seen_at[number] == at + 1) continue;
-            seen_at[number] = at + 1;
+            if (std::exchange(scratch.seen_[number], scratch.mark_) == scratch.mark_) continue;
             if (steps == 0)
                 throw Error(Errc::unsupported_layout,
                             "the patterns of universal_checkpoint_info are too many, or too long, for the names");
@@ -327,8 +329,9 @@ PatternList::Found PatternList::find(const std::string& name, std::uint64_t& ste
         ++found.count;
     };
     if (const auto exact = exact_.find(name); exact != exact_.end()) add(exact->second);
+    Pattern::Scratch scratch;
     for (const auto& [number, pattern] : patterns_)
-        if (pattern.matches(name, steps)) add(number);
+        if (pattern.matches(name, steps, scratch)) add(number);
     return found;
 }
 

@@ -24,9 +24,22 @@ public:
     /// boundaries, look-around, flags, or characters beyond ASCII. Also if it is longer than 1,024 characters.
     static std::optional<Pattern> parse(std::string_view text);
 
+    /// Memory for matching, which many matches can share.
+    class Scratch {
+        friend class Pattern;
+        std::vector<std::uint32_t> active_ = {};
+        std::vector<std::uint32_t> following_ = {};
+        std::vector<std::uint64_t> seen_ = {};  ///< by state: the last mark with which it was looked at
+        std::uint64_t mark_ = 0;
+    };
+
     /// Returns true if the beginning of `name`, which must be ASCII, matches. Takes one of `steps` for each state and
     /// character that is looked at. Throws unsupported_layout if it has none left.
-    bool matches(std::string_view name, std::uint64_t& steps) const;
+    bool matches(std::string_view name, std::uint64_t& steps, Scratch& scratch) const;
+    bool matches(std::string_view name, std::uint64_t& steps) const {
+        Scratch scratch;
+        return matches(name, steps, scratch);
+    }
 
 private:
     friend class PatternParser;

@@ -38,10 +38,6 @@ void require_alike(const LazyTensor& first, const std::string& first_file, const
         .with_tensor(first.name());
 }
 
-void add_name(std::vector<std::string>& names, const std::string& name) {
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-}
-
 /// Returns the files of one tensor rank. Without tensor parallelism, names have none.
 std::vector<ZeroFile> layer_files(const Folder& folder, std::uint64_t tensor_rank) {
     std::vector<ZeroFile> files = zero_files(folder.list()).layers;
@@ -68,6 +64,7 @@ Named tensors_of(const std::shared_ptr<const Source>& source, std::uint32_t laye
 
 Gathered join_stages(std::vector<ModelRank> stages) {
     Gathered joined;
+    std::unordered_set<std::string> state_names;
     std::unordered_map<std::string, Listed> listed;
     for (ModelRank& stage : stages) {
         for (Gathered::Weight& weight : stage.gathered.weights) {
@@ -83,7 +80,8 @@ Gathered join_stages(std::vector<ModelRank> stages) {
         std::move(stage.gathered.aliases.begin(), stage.gathered.aliases.end(), std::back_inserter(joined.aliases));
         std::move(stage.gathered.notes.begin(), stage.gathered.notes.end(), std::back_inserter(joined.notes));
         std::move(stage.gathered.replicas.begin(), stage.gathered.replicas.end(), std::back_inserter(joined.replicas));
-        for (const std::string& name : stage.gathered.state_names) add_name(joined.state_names, name);
+        for (const std::string& name : stage.gathered.state_names)
+            if (state_names.insert(name).second) joined.state_names.push_back(name);
     }
     return joined;
 }

@@ -238,10 +238,10 @@ std::optional<StateTree> other_state(const Folder& tag, const Values& values, co
 }
 
 void add_state_names(Gathered& out) {
+    std::unordered_set<std::string> known(out.state_names.begin(), out.state_names.end());
     for (const Weight& weight : out.weights)
         for (const auto& each : weight.state)
-            if (std::find(out.state_names.begin(), out.state_names.end(), each.first) == out.state_names.end())
-                out.state_names.push_back(each.first);
+            if (known.insert(each.first).second) out.state_names.push_back(each.first);
 }
 
 }  // namespace

@@ -364,17 +364,17 @@ private:
     }
 
     std::vector<std::string> modules_without_tensors() const {
-        std::unordered_set<std::string_view> with;
-        const auto add_all = [&](std::string_view name) {
-            for (std::size_t dot = name.rfind('.'); dot != name.npos; dot = name.rfind('.'))
-                with.insert(name = name.substr(0, dot));
-        };
-        for (const std::string& name : names_) add_all(name);
         // A module in another that has no tensors is not listed on its own.
-        for (const std::string& name : model_.modules) add_all(name);
+        std::vector<std::string_view> all(names_.begin(), names_.end());
+        all.insert(all.end(), model_.modules.begin(), model_.modules.end());
+        std::sort(all.begin(), all.end());
         std::vector<std::string> without;
-        for (const std::string& name : model_.modules)
-            if (!name.empty() && !with.contains(name)) without.push_back(name);
+        for (const std::string& name : model_.modules) {
+            const std::string beginning = name + '.';
+            const auto inside = std::lower_bound(all.begin(), all.end(), beginning);
+            const bool is_empty = inside == all.end() || !inside->starts_with(beginning);
+            if (!name.empty() && is_empty) without.push_back(name);
+        }
         return without;
     }
 

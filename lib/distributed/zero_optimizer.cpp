@@ -111,15 +111,14 @@ private:
     void add(const RankSet& set, const Value& inner) {
         const std::size_t groups = set.models.front().groups.size();
         const auto states = states_of(inner, set.stage(), set.optimizers.front().masters.size());
-        const std::vector<std::string> known = state_names(set);
+        const std::vector<std::string> names = state_names(set);
+        const std::unordered_set<std::string_view> known(names.begin(), names.end());
         for (std::size_t group = 0; group < groups && group < states.size(); ++group) {
             if (!states[group] || !states[group]->is_dict()) continue;
             for (std::string& name : names_of_group(set, group)) groups_.emplace(std::move(name), values_.size());
             values_.push_back(entries_of(*states[group]));
             // A parameter without elements has none of these.
-            std::erase_if(values_.back(), [&](const auto& entry) {
-                return std::find(known.begin(), known.end(), entry.first) != known.end();
-            });
+            std::erase_if(values_.back(), [&](const auto& entry) { return known.contains(entry.first); });
         }
     }
     static Entries entries_of(const Value& state) {
@@ -272,14 +271,15 @@ std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
 std::vector<std::string> unread_state(const ZeroRun& run) {
     std::vector<std::string> names;
     for (const RankSet& set : run.sets) {
-        const std::vector<std::string> known = state_names(set);
+        const std::vector<std::string> listed = state_names(set);
+        const std::unordered_set<std::string_view> known(listed.begin(), listed.end());
         const auto is_in = [](const std::vector<std::string>& list, const std::string& name) {
             return std::find(list.begin(), list.end(), name) != list.end();
         };
         if (set.optimizers.empty()) continue;
         for (const Named& group : set.optimizers.front().state)
             for (const auto& [name, tensor] : group)
-                if (is_of_partition(&tensor) && !is_in(known, name) && !is_in(names, name) && names.size() < 64)
+                if (is_of_partition(&tensor) && names.size() < 64 && !known.contains(name) && !is_in(names, name))
                     names.push_back(name);
     }
     return names;

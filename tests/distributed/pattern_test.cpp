@@ -3,6 +3,7 @@
 
 #include "doctest_safemap.hpp"
 
+#include <ctime>
 #include <string>
 
 using namespace safemap;
@@ -123,4 +124,28 @@ TEST_CASE("a list finds how many patterns match, and the first") {
     const std::uint64_t before = steps;
     CHECK(PatternList().find("norm", steps).count == 0);
     CHECK(steps == before);
+}
+
+TEST_CASE("a pattern that fails at the first character takes little time, however long it is") {
+    PatternList list;
+    for (int i = 0; i < 3000; ++i) {
+        const std::string number = std::to_string(i);
+        REQUIRE(list.add(number + '.' + std::string(1000 - number.size(), 'x')));
+    }
+    std::uint64_t steps = 1 << 30;
+    const std::clock_t begin = std::clock();
+    for (int i = 0; i < 1000; ++i) CHECK(list.find("name", steps).count == 0);
+    CHECK(std::clock() - begin < 3 * CLOCKS_PER_SEC);
+}
+
+TEST_CASE("memory for matching is shared by patterns and names of any length") {
+    std::uint64_t steps = 1 << 20;
+    Pattern::Scratch scratch;
+    for (int round = 0; round < 3; ++round)
+        for (const char* text : {"a+b", "(a|ab)*c", "a", "[ab]+$"}) {
+            const auto pattern = Pattern::parse(text);
+            REQUIRE(pattern.has_value());
+            for (const char* name : {"", "a", "aab", "abac", "b", "aaaaaaaaaaaaaaaaaaaab"})
+                CHECK(pattern->matches(name, steps, scratch) == pattern->matches(name, steps));
+        }
 }

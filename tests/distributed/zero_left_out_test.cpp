@@ -2,14 +2,17 @@
 // there is read, and what is not is said.
 #include "distributed/zero_check.hpp"
 #include "distributed/zero_forge.hpp"
+#include "distributed/zero_gather.hpp"
 #include "doctest_safemap.hpp"
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>
 
 #include <algorithm>
+#include <ctime>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 using namespace safemap;
@@ -173,4 +176,24 @@ TEST_CASE("state of a partition that is not of its elements is left out, with a 
         CHECK(has("/count"));
         CHECK(has("/exp_avg"));
     }
+}
+
+TEST_CASE("modules without tensors are named, whatever dots their names have") {
+    const auto notes_on = [](std::vector<std::string> modules) {
+        distributed::RankSet set;
+        set.models.push_back({.modules = std::move(modules), .without_frozen = true});
+        set.optimizers.push_back({.stage = 2});
+        std::vector<distributed::Gathered::Weight> masters;
+        for (const char* name : {"a.b.weight", "a-b.c", "top"})
+            masters.push_back({name, LazyTensor(name, stored_run(Dtype::u8, {1}, forge::source("x"), 0)), {}, {}});
+        std::string all;
+        for (const std::string& note : distributed::list_weights(set, {}, std::move(masters)).notes) all += note;
+        return all;
+    };
+    CHECK(notes_on({"", "a", "a.b", "a-b"}).empty());
+    CHECK(notes_on({"", "a", "a.b", "a-b", "a.bc", "c", "c.d", "top", "a.b.weigh"})
+              .ends_with(" have no tensors in it: a.bc, c.d, top, a.b.weigh"));
+    const std::clock_t begin = std::clock();
+    CHECK(!notes_on({std::string(400'000, '.'), "a"}).empty());
+    CHECK(std::clock() - begin < 2 * CLOCKS_PER_SEC);
 }
