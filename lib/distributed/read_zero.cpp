@@ -134,15 +134,12 @@ std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& optio
     read_kind(tag, options, run->files.optimizers, found, optimizers, read_optimizer_file);
     fill_sets(*run, std::move(models), std::move(optimizers));
     for (const RankSet& set : run->sets) check_ranks(set);
-    for (const RankSet& set : run->sets)
-        if (set.stage() != run->stage())
-            throw Error(Errc::ranks_differ, "model ranks are of the ZeRO stages " + std::to_string(run->stage()) +
-                                                " and " + std::to_string(set.stage()))
-                .with_path(set.models.front().file);
+    for (const RankSet& set : run->sets) compare_sets(run->sets.front(), set);
     check_expert_optimizers(tag, *run, options, found);
     if (options.weights != Weights::module) require_optimizers(*run);
     read_parallelism(*run);
     for (const RankSet& set : run->sets) add_sources(set, run->sources);
+    static_cast<void>(run->sources.table());  // made before threads share the run
     return run;
 }
 

@@ -143,6 +143,12 @@ std::uint64_t Value::count() const {
     return static_cast<std::uint64_t>(*number);
 }
 
+std::optional<double> Value::real() const {
+    if (const auto* const value = std::get_if<double>(&(*tree_)[node_])) return *value;
+    const auto number = integer();
+    return number ? std::optional(static_cast<double>(*number)) : std::nullopt;
+}
+
 std::optional<bool> Value::boolean() const {
     const auto* const value = std::get_if<bool>(&(*tree_)[node_]);
     return value == nullptr ? std::nullopt : std::optional(*value);

@@ -51,6 +51,8 @@ public:
     std::optional<std::int64_t> integer() const;
     /// Returns an integer from 0 to 2^63 - 1. Throws field_missing.
     std::uint64_t count() const;
+    /// Returns an integer or a floating-point number.
+    std::optional<double> real() const;
     std::optional<bool> boolean() const;
     std::optional<std::string_view> text() const;
     /// Returns the sizes of a torch.Size, tuple or list. Throws field_missing.

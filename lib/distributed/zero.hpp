@@ -54,7 +54,9 @@ struct ModelFile {
     Named frozen = {};                                             ///< fragments
     std::vector<std::pair<std::string, std::string>> shared = {};  ///< second name, first name
     std::optional<std::uint64_t> data_ranks = {};                  ///< dp_world_size
-    std::optional<std::uint64_t> config_stage = {};                ///< ZeRO stage of the configuration
+    std::optional<std::uint64_t> steps = {};         ///< global_steps: those of the optimizer, and skipped ones
+    std::optional<std::uint64_t> skipped = {};       ///< skipped_steps
+    std::optional<std::uint64_t> config_stage = {};  ///< ZeRO stage of the configuration
     std::string version = {};
     std::string dtype = {};                   ///< "fp32", "bf16", "fp16" of the configuration
     bool flat_order_is_listed = false;        ///< the configuration is there, and without round_robin_gradients
@@ -80,7 +82,8 @@ struct OptimizerFile {
     /// Digests of the parameters' names that `param_slice_mappings` lists, by group: they tell ranks apart.
     std::vector<std::uint64_t> listed = {};
     std::string version = {};
-    std::optional<double> step = {};  ///< step of the first group that has one
+    std::vector<std::optional<double>> steps = {};  ///< by group; by param_groups if the state has none
+    std::vector<std::optional<double>> rates = {};  ///< learning rates, by param_groups
     /// Everything else: steps, hyper-parameters, the loss scaler. Only of the first file.
     StateTree rest = {};
 };

@@ -8,10 +8,14 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI::distributed {
 
@@ -32,10 +36,28 @@ void require_same(const std::string& what, const File& first, Number there, cons
     if (there != here) differ(what, first, std::to_string(there), file, std::to_string(here), code);
 }
 
-std::string step_text(double step) {
+std::string number_text(double number) {
     constexpr double most = 1e15;
-    return step > -most && step < most && step == std::trunc(step) ? std::to_string(static_cast<std::int64_t>(step))
-                                                                   : std::to_string(step);
+    if (number > -most && number < most && number == std::trunc(number))
+        return std::to_string(static_cast<std::int64_t>(number));
+    std::array<char, 32> digits;
+    return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr};
+}
+
+/// Compares numbers of groups, where both files have them.
+void require_same(const std::string& what, const OptimizerFile& first, const std::vector<std::optional<double>>& there,
+                  const OptimizerFile& file, const std::vector<std::optional<double>>& here) {
+    for (std::size_t i = 0; i < std::min(there.size(), here.size()); ++i)
+        if (there[i] && here[i] && std::bit_cast<std::uint64_t>(*there[i]) != std::bit_cast<std::uint64_t>(*here[i]))
+            differ(what + " of group " + std::to_string(i), first, number_text(*there[i]), file, number_text(*here[i]));
+}
+
+template <class File> void require_version(const File& first, const File& file) {
+    if (file.version != first.version) differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
+}
+
+void require_steps(const ModelFile& first, const ModelFile& file) {
+    if (first.steps && file.steps) require_same("global_steps", first, *first.steps, file, *file.steps);
 }
 
 std::string numbers_text(const std::vector<std::uint64_t>& numbers) {
@@ -65,6 +87,16 @@ void check_world(const RankSet& set) {
         .with_path(first.file);
 }
 
+/// Compares the version that saved the model with that which saved the optimizer.
+void check_version(const RankSet& set) {
+    const ModelFile& model = set.models.front();
+    const OptimizerFile& file = set.optimizers.front();
+    if (model.version.empty() || file.version.empty() || model.version == file.version) return;
+    throw Error(Errc::ranks_differ, "ds_version is " + excerpt(file.version) + ", but " + excerpt(model.file) +
+                                        " has " + excerpt(model.version))
+        .with_path(file.file);
+}
+
 void check_parameters(const Group& first, const Group& other, const ModelFile& first_file, const ModelFile& file) {
     require_same("the number of parameters of a group", first_file, first.size(), file, other.size());
     for (std::size_t i = 0; i < first.size(); ++i) {
@@ -85,9 +117,17 @@ void compare_and_drop(const ModelFile& first, ModelFile& file) {
     check_parameters(first.frozen_shapes, file.frozen_shapes, first, file);
     require_same("dp_world_size", first, first.data_ranks.value_or(0), file, file.data_ranks.value_or(0),
                  Errc::world_mismatch);
-    if (file.version != first.version) differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
+    require_version(first, file);
+    require_steps(first, file);
+    if (!file.shared.empty() && first.shared.empty())
+        throw Error(Errc::ranks_differ,
+                    "shared_params lists tied weights, which DeepSpeed writes for rank 0 only, and "
+                    "that of " +
+                        excerpt(first.file) + " is empty: ranks may be swapped")
+            .with_path(file.file);
     file.groups = {};
     file.frozen_shapes = {};
+    file.shared = {};
 }
 
 void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
@@ -96,10 +136,9 @@ void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
     if (file.partition_count != first.partition_count)
         differ("partition_count", first, numbers_text(first.partition_count), file, numbers_text(file.partition_count),
                Errc::world_mismatch);
-    if (file.version != first.version) differ("ds_version", first, excerpt(first.version), file, excerpt(file.version));
-    if (file.step && first.step &&
-        std::bit_cast<std::uint64_t>(*file.step) != std::bit_cast<std::uint64_t>(*first.step))
-        differ("the step of the optimizer", first, step_text(*first.step), file, step_text(*file.step));
+    require_version(first, file);
+    require_same("the step", first, first.steps, file, file.steps);
+    require_same("the learning rate", first, first.rates, file, file.rates);
     if (file.gaps != first.gaps)
         throw Error(Errc::ranks_differ, "param_alignment_paddings are not those of " + excerpt(first.file))
             .with_path(file.file);
@@ -110,11 +149,33 @@ void compare_and_drop(const OptimizerFile& first, OptimizerFile& file) {
                      first.masters[group].element_count(), file, file.masters[group].element_count());
 }
 
+void compare_sets(const RankSet& first, const RankSet& set) {
+    const ModelFile& model = set.models.front();
+    if (set.stage() != first.stage())
+        throw Error(Errc::ranks_differ, "model ranks are of the ZeRO stages " + std::to_string(first.stage()) +
+                                            " and " + std::to_string(set.stage()))
+            .with_path(model.file);
+    require_version(first.models.front(), model);
+    require_steps(first.models.front(), model);
+    if (first.optimizers.empty() || set.optimizers.empty()) return;
+    const OptimizerFile& there = first.optimizers.front();
+    const OptimizerFile& here = set.optimizers.front();
+    require_version(there, here);
+    // Groups of another stage of a pipeline are others.
+    const auto step = [](const OptimizerFile& file) {
+        const auto has = [](const auto& each) { return each.has_value(); };
+        const auto found = std::find_if(file.steps.begin(), file.steps.end(), has);
+        return found == file.steps.end() ? std::vector<std::optional<double>>() : std::vector{*found};
+    };
+    require_same("the first step", there, step(there), here, step(here));
+}
+
 void check_ranks(const RankSet& set) {
     const ModelFile& model = set.models.front();
     if (model.autoep) throw_autoep(model.file);
     if (set.optimizers.empty()) return;
     check_world(set);
+    check_version(set);
     const OptimizerFile& first = set.optimizers.front();
     if (model.groups.empty())
         throw Error(Errc::field_missing, "the field param_shapes is missing").with_path(model.file);

@@ -288,7 +288,9 @@ public:
         for (const auto& [alias, source] : model.shared) shared_.emplace(alias, source);
     }
 
-    Gathered made(ByName known) {
+    /// `one_model_rank` if the weights that are known are those of the model file's own rank, not merged ones.
+    Gathered made(ByName known, bool one_model_rank = false) {
+        one_model_rank_ = one_model_rank;
         for (const auto& [name, tensor] : model_.module) place(name, tensor, known);
         known.each_left([this](Weight& weight) { push(std::move(weight)); });
         for (const auto& [alias, source] : model_.shared) tie(alias, source);
@@ -309,6 +311,7 @@ private:
 
     void place(const std::string& name, const LazyTensor& tensor, ByName& known) {
         if (Weight* const weight = known.take(name)) {
+            if (one_model_rank_) check_shape(*weight, tensor);
             stored_.try_emplace(&tensor, name);
             return push(std::move(*weight));
         }
@@ -346,10 +349,22 @@ private:
         return {name, std::move(value), Kind::buffer, {}};
     }
 
+    /// Throws if the module has another shape than `param_shapes`. Stage 3 has placeholders.
+    void check_shape(const Weight& weight, const LazyTensor& tensor) const {
+        if (stage_ == 3 || weight.kind != Kind::master || weight.tensor.shape() == tensor.shape()) return;
+        throw Error(Errc::piece_mismatch, "param_shapes has the shape " + to_string(weight.tensor.shape()) +
+                                              ", but module has " + to_string(tensor.shape()))
+            .with_path(model_.file)
+            .with_tensor(weight.name);
+    }
+
     void note_not_saved() {
         if (!not_saved_.empty())
             out_.notes.push_back("no file has the values of " + listed(not_saved_) +
-                                 ": they were excluded when the checkpoint was saved");
+                                 (model_.without_frozen
+                                      ? ": neither param_shapes nor shared_params lists them, and frozen parameters "
+                                        "were excluded when the checkpoint was saved"
+                                      : ": param_shapes, frozen_param_shapes and shared_params do not list them"));
         if (!model_.objects.empty())
             out_.notes.push_back("the module also has values other than tensors, which are not read: " +
                                  listed(model_.objects));
@@ -389,6 +404,7 @@ private:
     const ModelFile& model_;
     int stage_;
     bool compat_;
+    bool one_model_rank_ = false;
     std::unordered_set<std::string> buffers_;
     std::unordered_map<std::string, std::string> shared_ = {};
     TensorTable<std::string> stored_ = {};  ///< names of what is listed, by the tensors of the module
@@ -401,6 +417,39 @@ private:
     Ties ties_ = {};
     Gathered out_ = {};
 };
+
+/// Throws if the files of some ranks have the step of a group and others, with state too, do not.
+void check_steps(const RankSet& set) {
+    const auto has_state = [](const OptimizerFile& file, std::size_t group) {
+        return group < file.state.size() && group < file.steps.size() && !file.state[group].empty() &&
+               file.masters[group].element_count() > 0;
+    };
+    for (std::size_t group = 0; group < set.optimizers.front().masters.size(); ++group) {
+        const OptimizerFile* with = nullptr;
+        const OptimizerFile* without = nullptr;
+        for (const OptimizerFile& file : set.optimizers)
+            if (has_state(file, group)) (file.steps[group] ? with : without) = &file;
+        if (with != nullptr && without != nullptr)
+            throw Error(Errc::ranks_differ, "the state of group " + std::to_string(group) +
+                                                " has no step that is a number, which other ranks have")
+                .with_path(without->file);
+    }
+}
+
+/// Notes that the files of the model and of the optimizer say different numbers of steps.
+void note_steps(const RankSet& set, Gathered& out) {
+    const ModelFile& model = set.models.front();
+    const auto& steps = set.optimizers.front().steps;
+    const auto step = std::find_if(steps.begin(), steps.end(), [](const auto& each) { return each.has_value(); });
+    constexpr double most = 1e15;
+    if (!model.steps || model.model_rank > 0 || step == steps.end() || !(**step >= 0 && **step < most)) return;
+    const std::uint64_t taken = *model.steps - std::min(model.skipped.value_or(0), *model.steps);
+    const auto counted = static_cast<std::uint64_t>(**step);
+    if (counted == taken) return;
+    out.notes.push_back("the optimizer counts " + std::to_string(counted) + " steps, and the model " +
+                        std::to_string(taken) +
+                        ": it began anew during the run, or its files are of another save than those of the model");
+}
 
 /// Adds the tensors in nested lists, under their paths.
 void add_tensors(const std::string& path, const Value& value, int depth, std::vector<Weight>& out) {
@@ -419,6 +468,7 @@ void add_tensors(const std::string& path, const Value& value, int depth, std::ve
 Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOptions& options) {
     if (ranks.stage() == 0) return gather_module(ranks);
     const ParameterMaker maker(ranks, sources, options.optimizer);
+    if (options.optimizer) check_steps(ranks);
     std::vector<Weight> masters;
     each_parameter(ranks, [&](const Parameter& parameter, std::span<const PartitionRun> runs) {
         masters.push_back({parameter.name, maker.master(parameter, runs), Kind::master,
@@ -427,7 +477,8 @@ Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOp
     ByName known;
     known.add(std::move(masters));
     known.add(frozen_weights(ranks, sources));
-    Gathered out = Listing(ranks.models.front(), ranks.stage(), options.compat).made(std::move(known));
+    Gathered out = Listing(ranks.models.front(), ranks.stage(), options.compat).made(std::move(known), true);
+    note_steps(ranks, out);
     out.state_names = state_names(ranks);
     return out;
 }

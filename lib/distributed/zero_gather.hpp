@@ -38,6 +38,9 @@ void compare_and_drop(const OptimizerFile& first, OptimizerFile& file);
 /// files but the first.
 void check_ranks(const RankSet& ranks);
 
+/// Throws ranks_differ if the first files of two model ranks are not of one run and step.
+void compare_sets(const RankSet& first, const RankSet& set);
+
 /// Returns the fp32 masters of a set, and what has no master, in the order of the module. For stage 0, whose masters
 /// have no names, returns the module. check_ranks() must have passed. Throws what whole() throws, not_covered and
 /// piece_mismatch if partitions hold another number of elements than the parameters, and ranks_differ.

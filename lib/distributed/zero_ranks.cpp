@@ -115,8 +115,17 @@ void read_shapes(const Value& root, ModelFile& out) {
         out.frozen = tensors_of(*fragments);
         add_objects(*fragments, out.objects);
     }
+}
+
+/// Reads the fields that are the same in the files of all ranks, or of one rank only.
+void read_run(const Value& root, ModelFile& out) {
     if (const auto ranks = root.find("dp_world_size")) out.data_ranks = ranks->count();
+    if (const auto steps = root.find("global_steps"); steps && steps->integer()) out.steps = steps->count();
+    if (const auto steps = root.find("skipped_steps"); steps && steps->integer()) out.skipped = steps->count();
     if (const auto version = root.find("ds_version")) out.version = version->text().value_or("");
+    if (const auto shared = root.find("shared_params"); shared && shared->is_dict())
+        for (const auto& [alias, source] : shared->entries())
+            if (const auto text = source.text()) out.shared.emplace_back(alias, *text);
 }
 
 void read_module(const Value& root, ModelFile& out) {
@@ -130,9 +139,6 @@ void read_module(const Value& root, ModelFile& out) {
     if (const auto names = root.find("buffer_names"); names && names->is_list())
         for (const Value& name : names->items())
             if (const auto text = name.text()) out.buffers.emplace_back(*text);
-    if (const auto shared = root.find("shared_params"); shared && shared->is_dict())
-        for (const auto& [alias, source] : shared->entries())
-            if (const auto text = source.text()) out.shared.emplace_back(alias, *text);
     if (const auto experts = root.find("num_experts"); experts && experts->is_list())
         for (const Value& layer : experts->items()) out.experts.push_back(layer.count());
     if (const auto layers = root.find("ds_autoep_layers"))
@@ -160,8 +166,9 @@ constexpr std::array<std::string_view, 12> model_keys{"module",
                                                       "mp_world_size",
                                                       "dp_world_size"};
 
-constexpr std::array<std::string_view, 5> share_keys{"param_shapes", "frozen_param_shapes", "frozen_param_fragments",
-                                                     "dp_world_size", "ds_version"};
+constexpr std::array<std::string_view, 8> share_keys{"param_shapes",  "frozen_param_shapes", "frozen_param_fragments",
+                                                     "dp_world_size", "global_steps",        "skipped_steps",
+                                                     "ds_version",    "shared_params"};
 
 // Optimizer states.
 
@@ -202,16 +209,45 @@ void read_mappings(const Value& inner, OptimizerFile& out) {
     }
 }
 
-/// Returns the step of a group: a number, or a tensor of one F32. The tensor is read.
-std::optional<double> step_of(const Value& state) {
-    const auto step = state.find("step");
-    if (!step) return std::nullopt;
-    if (const auto number = step->integer()) return static_cast<double>(*number);
-    const LazyTensor* const tensor = step->tensor();
-    if (tensor == nullptr || tensor->dtype() != Dtype::f32 || tensor->element_count() != 1) return std::nullopt;
-    float value = 0;
-    tensor->read(0, std::as_writable_bytes(std::span(&value, 1)));
-    return value;
+template <class Number> double element_of(const LazyTensor& tensor) {
+    Number value = 0;
+    tensor.read(0, std::as_writable_bytes(std::span(&value, 1)));
+    return static_cast<double>(value);
+}
+
+/// Returns a field that is a number, or a tensor of one element, which is read.
+std::optional<double> number_of(const Value& dict, std::string_view key) {
+    const auto field = dict.find(key);
+    if (!field) return std::nullopt;
+    const LazyTensor* const tensor = field->tensor();
+    if (tensor == nullptr) return field->real();
+    if (tensor->element_count() != 1) return std::nullopt;
+    switch (tensor->dtype()) {
+        case Dtype::f32: return element_of<float>(*tensor);
+        case Dtype::f64: return element_of<double>(*tensor);
+        case Dtype::i32: return element_of<std::int32_t>(*tensor);
+        case Dtype::i64: return element_of<std::int64_t>(*tensor);
+        default: return std::nullopt;
+    }
+}
+
+/// Reads the state of all groups, their steps and learning rates.
+void read_state(const Value& inner, OptimizerFile& out) {
+    for (const auto& state : states_of(inner, out.stage, out.masters.size())) {
+        const bool is_dict = state && state->is_dict();
+        out.state.push_back(is_dict ? tensors_of(*state) : Named());
+        out.steps.push_back(is_dict ? number_of(*state, "step") : std::nullopt);
+    }
+    const auto base = inner.find(out.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
+    const auto groups = base ? base->find("param_groups") : std::nullopt;
+    if (!groups || !groups->is_list()) return;
+    std::vector<std::optional<double>> steps;
+    for (const Value& group : groups->items()) {
+        out.rates.push_back(number_of(group, "lr"));
+        steps.push_back(number_of(group, "step"));
+    }
+    const auto has = [](const std::optional<double>& step) { return step.has_value(); };
+    if (std::none_of(out.steps.begin(), out.steps.end(), has)) out.steps = std::move(steps);
 }
 
 void read_fields(const Value& inner, OptimizerFile& out) {
@@ -229,11 +265,7 @@ void read_fields(const Value& inner, OptimizerFile& out) {
         for (const Value& group : gaps->items())
             if (out.gaps.size() < out.masters.size()) out.gaps.push_back(numbers_of(group));
     read_mappings(inner, out);
-    for (const auto& state : states_of(inner, out.stage, out.masters.size())) {
-        const bool is_dict = state && state->is_dict();
-        out.state.push_back(is_dict ? tensors_of(*state) : Named());
-        if (is_dict && !out.step) out.step = step_of(*state);
-    }
+    read_state(inner, out);
 }
 
 /// Reads values of a file. DataStates gives its files the names of DeepSpeed's.
@@ -280,6 +312,7 @@ ModelFile read_model_file(const std::shared_ptr<const Source>& source, const Zer
     torch::Parts parts = parts_of(source, wanted, globals);
     const Value root(parts.tree);
     read_shapes(root, out);
+    read_run(root, out);
     if (detail == Detail::share) return out;
     read_module(root, out);
     out.rest = std::move(parts.tree);

@@ -1,6 +1,7 @@
 #include "distributed/zero_runs.hpp"
 
 #include "base/checked.hpp"
+#include "base/text.hpp"
 #include "distributed/experts.hpp"
 #include "distributed/zero_ranks.hpp"
 
@@ -150,21 +151,33 @@ private:
             if (padding(slot) <= full && sum(lengths_[slot], padding(slot)) != full) fail_length(slot, full);
     }
 
-    /// Throws if a file lists the parameters of another rank's partition. If files list what no rank has, the order of
-    /// the list is not that of the buffer, and `param_shapes` holds.
+    /// Throws if a file lists the parameters of another rank's partition, or of none. With round_robin_gradients the
+    /// list is not in the order of the buffer, unless parameters are aligned, and `param_shapes` holds.
     void check_order() const {
-        if (!set_.models.front().flat_order_is_listed) return;
+        const ModelFile& model = set_.models.front();
+        if (!model.flat_order_is_listed && !gaps_) return;
+        // Experts are listed by their numbers in the rank.
+        const bool all_listed =
+            model.flat_order_is_listed && model.experts.empty() && ranks_.size() == set_.optimizers.size();
         std::vector<std::uint64_t> wanted;
         std::uint64_t begin = 0;
         for (const std::uint64_t length : lengths_) {
             wanted.push_back(digest(begin, begin + length));
             begin += length;
         }
-        for (std::size_t slot = 0; slot < ranks_.size(); ++slot) {
+        begin = 0;
+        for (std::size_t slot = 0; slot < ranks_.size(); begin += lengths_[slot++]) {
             const auto& listed = file(ranks_[slot]).listed;
             if (number_ >= listed.size() || listed[number_] == wanted[slot]) continue;
             const auto other = std::find(wanted.begin(), wanted.end(), listed[number_]);
-            if (other == wanted.end()) continue;
+            if (other == wanted.end()) {
+                if (!all_listed || listed[number_] == digest(begin, begin + lengths_[slot], true)) continue;
+                fail(Errc::ranks_differ,
+                     "param_slice_mappings of group " + std::to_string(number_) +
+                         " lists other parameters, or in another order, than param_shapes of " + excerpt(model.file) +
+                         " gives this rank",
+                     file(ranks_[slot]));
+            }
             fail(Errc::ranks_differ,
                  "param_slice_mappings lists the parameters of rank " +
                      std::to_string(ranks_[static_cast<std::size_t>(other - wanted.begin())]) +
@@ -173,13 +186,16 @@ private:
         }
     }
 
-    /// Returns the digest of the names of the parameters with elements in [begin, end) of the buffer.
-    std::uint64_t digest(std::uint64_t begin, std::uint64_t end) const {
+    /// Returns the digest of the names of the parameters with elements in [begin, end) of the buffer; if `touching`,
+    /// also of those that end at `begin`, which old versions list too.
+    std::uint64_t digest(std::uint64_t begin, std::uint64_t end, bool touching = false) const {
         NameDigest names;
-        auto first = std::upper_bound(places_.begin(), places_.end(), begin);
+        auto first = touching ? std::lower_bound(places_.begin(), places_.end(), begin)
+                              : std::upper_bound(places_.begin(), places_.end(), begin);
         if (first != places_.begin()) --first;
         for (auto i = static_cast<std::size_t>(first - places_.begin()); i < places_.size() && places_[i] < end; ++i)
-            if (places_[i] + group_[i].count > begin && group_[i].count > 0) names.add(group_[i].name);
+            if (places_[i] + group_[i].count + (touching ? 1 : 0) > begin && group_[i].count > 0)
+                names.add(group_[i].name);
         return names.value();
     }
 

@@ -154,6 +154,11 @@ TEST_CASE("numbers, also those of an enumeration") {
     CHECK(!object({std::int64_t{3}, std::int64_t{4}}, 2).integer().has_value());
     CHECK(!object({std::string("3")}, 1).integer().has_value());
     CHECK(!object({}, 0).integer().has_value());
+    CHECK(Value(tree, tree.add(0.5)).real() == 0.5);
+    CHECK(Value(tree, tree.add(std::int64_t{-3})).real() == -3.0);
+    CHECK(object({std::int64_t{3}}, 1).real() == 3.0);
+    CHECK(!Value(tree, tree.add(true)).real().has_value());
+    CHECK(!Value(tree, tree.add(std::string("3"))).real().has_value());
 }
 
 TEST_CASE("lists and shapes") {

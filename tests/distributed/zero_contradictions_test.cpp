@@ -189,3 +189,187 @@ TEST_CASE("sub-groups of stage 3 are swapped in all ranks") {
     }
     refused(run, Errc::piece_mismatch, {"sub-group 0", run.optimizer_name(0)});
 }
+
+TEST_CASE("param_shapes and the module disagree on a shape") {
+    for (const int stage : {1, 2}) {
+        CAPTURE(stage);
+        Run run = Forge::run(small(stage));
+        run.model()["param_shapes"][std::size_t{0}]["up.weight"] = pt::size({3, 4});
+        refused(run, Errc::piece_mismatch, {"up.weight", "[3, 4]", "[4, 3]", run.model_name()});
+    }
+}
+
+TEST_CASE("param_shapes is in another order than the mappings of all ranks") {
+    const auto turned = [](const Spec& spec) {
+        Run run = Forge::run(spec);
+        for (pt::Value& group : run.model()["param_shapes"].items) {
+            std::reverse(group.keys.begin(), group.keys.end());
+            std::reverse(group.items.begin(), group.items.end());
+        }
+        return run;
+    };
+    Spec spec = small(2, 2);
+    spec.groups = {{{"a", {4}}, {"b", {3}}, {"c", {2}}, {"d", {3}}}};
+    spec.ties = {};
+    refused(turned(spec), Errc::ranks_differ, {"param_slice_mappings", "order", "optim_states.pt"});
+    // The lists are wrong with round_robin_gradients, so that they say nothing.
+    spec.round_robin = true;
+    CHECK_OK(Opened(turned(spec)));
+}
+
+TEST_CASE("mappings of old versions also list the parameter that ends where a partition begins") {
+    Spec spec = small(2, 2);
+    spec.groups = {{{"a", {4}}, {"b", {4}}}};
+    spec.ties = {};
+    Run run = Forge::run(spec);
+    pt::Value& held = run.state(1)["param_slice_mappings"][std::size_t{0}];
+    pt::Value both = pt::ordered();
+    both.set("a", pt::Value(held["b"]));
+    both.set("b", pt::Value(held["b"]));
+    held = both;
+    check_tensors(Opened(run).checkpoint, Forge::weights(spec));
+}
+
+TEST_CASE("ranks of aligned parameters are swapped, with round_robin_gradients too") {
+    for (const bool round_robin : {false, true}) {
+        CAPTURE(round_robin);
+        Spec spec = small(2, 2);
+        spec.groups = {{{"a", {6}}, {"b", {7}}, {"c", {5}}, {"d", {8}}}};
+        spec.ties = {};
+        spec.alignment = 8;
+        spec.round_robin = round_robin;
+        Run run = Forge::run(spec);
+        check_tensors(Opened(run).checkpoint, Forge::weights(spec));
+        std::swap(run.files[run.optimizer_name(0)], run.files[run.optimizer_name(1)]);
+        refused(run, Errc::ranks_differ, {"param_slice_mappings", run.optimizer_name(0)});
+    }
+}
+
+TEST_CASE("ranks of stage 3 are swapped, and tied weights tell") {
+    Run run = Forge::run(small(3, 2));
+    std::swap(run.files[run.model_name(0)], run.files[run.model_name(1)]);
+    std::swap(run.files[run.optimizer_name(0)], run.files[run.optimizer_name(1)]);
+    refused(run, Errc::ranks_differ, {"shared_params", run.model_name(1)});
+}
+
+TEST_CASE("a note on a weight that no file has says what does not list it") {
+    Run run = Forge::run(small(3, 2));
+    for (const std::uint64_t rank : {0U, 1U}) run.model(rank)["shared_params"] = pt::dict();
+    const Opened opened(run);
+    const auto& notes = opened.checkpoint.notes();
+    const auto about = [](const std::string& note) { return note.find("head.weight") != std::string::npos; };
+    const auto note = std::find_if(notes.begin(), notes.end(), about);
+    REQUIRE(note != notes.end());
+    CHECK(note->find("shared_params do not list") != std::string::npos);
+    CHECK(note->find("excluded") == std::string::npos);
+}
+
+TEST_CASE("a step or a learning rate of one rank differs, in any group and as any number") {
+    const auto f64 = [](double value) {
+        return pt::tensor(Dtype::f64, {}, forge::little(std::bit_cast<std::uint64_t>(value), 8));
+    };
+    for (const int stage : {1, 2, 3}) {
+        for (const char* const group : {"0", "1"}) {
+            CAPTURE(stage);
+            CAPTURE(group);
+            for (const pt::Value& step :
+                 {pt::tensor(Dtype::i64, {}, forge::little(8, 8)), pt::tensor(Dtype::i32, {1}, forge::little(8, 4)),
+                  f64(8), pt::integer(8), pt::real(8)}) {
+                Run run = Forge::run(small(stage, 3));
+                state_of(run, 1, group)["step"] = step;
+                refused(run, Errc::ranks_differ, {"step", "8", "7", run.optimizer_name(1)});
+            }
+            Run run = Forge::run(small(stage, 3));
+            state_of(run, 2, group)["step"] = pt::tensor(Dtype::i64, {}, forge::little(7, 8));
+            CHECK_OK(Opened(run));
+            state_of(run, 0, group).erase("step");
+            optimizer_refused(run, Errc::ranks_differ, {"step", run.optimizer_name(0)});
+        }
+        Run run = Forge::run(small(stage, 3));
+        pt::Value& base = run.state(1)[stage == 3 ? "optimizer_state_dict" : "base_optimizer_state"];
+        base["param_groups"][std::size_t{1}]["lr"] = pt::real(0.015);
+        refused(run, Errc::ranks_differ, {"learning rate of group 1", "0.015", "0.01", run.optimizer_name(1)});
+    }
+}
+
+TEST_CASE("the step is in param_groups") {
+    for (const int stage : {2, 3}) {
+        CAPTURE(stage);
+        Run run = Forge::run(small(stage, 2));
+        for (const std::uint64_t rank : {0U, 1U}) {
+            for (const char* const group : {"0", "1"}) state_of(run, rank, group).erase("step");
+            pt::Value& base = run.state(rank)[stage == 3 ? "optimizer_state_dict" : "base_optimizer_state"];
+            base["param_groups"][std::size_t{0}].set("step", pt::integer(7 + rank));
+        }
+        refused(run, Errc::ranks_differ, {"step", "8", "7", run.optimizer_name(1)});
+    }
+}
+
+TEST_CASE("files of models and of optimizers are of different saves") {
+    Run run = Forge::run(small(3, 2));
+    run.model(1)["global_steps"] = pt::integer(6);
+    refused(run, Errc::ranks_differ, {"global_steps is 6", "7", run.model_name(1)});
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        run = Forge::run(small(stage, 2));
+        for (std::uint64_t rank = 0; rank < (stage == 3 ? 2U : 1U); ++rank)
+            run.model(rank)["ds_version"] = pt::text("0.19.7");
+        refused(run, Errc::ranks_differ, {"ds_version", "0.19.7", "0.19.8", run.optimizer_name(0)});
+
+        run = Forge::run(small(stage, 2));
+        for (std::uint64_t rank = 0; rank < (stage == 3 ? 2U : 1U); ++rank)
+            run.model(rank)["global_steps"] = pt::integer(9);
+        const auto noted = [&run] {
+            const Opened opened(run);
+            const auto& notes = opened.checkpoint.notes();
+            return std::any_of(notes.begin(), notes.end(), [](const std::string& note) {
+                return note.starts_with("the optimizer counts 7 steps, and the model 9");
+            });
+        };
+        CHECK(noted());
+        for (std::uint64_t rank = 0; rank < (stage == 3 ? 2U : 1U); ++rank)
+            run.model(rank)["skipped_steps"] = pt::integer(2);
+        CHECK_FALSE(noted());
+    }
+}
+
+namespace {
+
+/// Returns a run of two model ranks whose files are alike.
+Run two_model_ranks(int stage) {
+    Run run = Forge::run(small(stage, 2));
+    const auto files = run.files;
+    for (const auto& [name, value] : files) {
+        std::string other = name;
+        other.replace(other.find("mp_rank_00"), 10, "mp_rank_01");
+        run.files[other] = value;
+    }
+    return run;
+}
+
+}  // namespace
+
+TEST_CASE("model ranks are of different saves") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        const Run good = two_model_ranks(stage);
+        CHECK_OK(Opened(good));
+        const auto each = [](Run& run, std::string_view kind, const auto& change) {
+            for (auto& [name, file] : run.files)
+                if (name.find("mp_rank_01") != name.npos && name.ends_with(kind)) change(file);
+        };
+        Run run = good;
+        each(run, "model_states.pt", [](pt::Value& file) { file["global_steps"] = pt::integer(8); });
+        refused(run, Errc::ranks_differ, {"global_steps is 8", "mp_rank_01_model_states.pt"});
+        run = good;
+        for (const char* const kind : {"model_states.pt", "optim_states.pt"})
+            each(run, kind, [](pt::Value& file) { file["ds_version"] = pt::text("0.19.7"); });
+        refused(run, Errc::ranks_differ, {"0.19.7", "0.19.8", "mp_rank_01"});
+        run = good;
+        each(run, "optim_states.pt", [&](pt::Value& file) {
+            pt::Value& state = file["optimizer_state_dict"];
+            state[stage == 3 ? "optimizer_state_dict" : "base_optimizer_state"]["state"]["0"]["step"] = pt::integer(8);
+        });
+        refused(run, Errc::ranks_differ, {"step", "8", "7", "mp_rank_01_optim_states.pt"});
+    }
+}
