@@ -8,9 +8,11 @@
 #include "base/text.hpp"
 #include "distributed/experts.hpp"
 #include "distributed/found_globals.hpp"
+#include "distributed/model_ranks.hpp"
 #include "distributed/pipeline.hpp"
 #include "distributed/rank_files.hpp"
 #include "distributed/universal.hpp"
+#include "distributed/zero_layers.hpp"
 #include "distributed/zero_ranks.hpp"
 #include "distributed/zero_run.hpp"
 #include "torch/parts.hpp"
@@ -80,6 +82,14 @@ void fill_sets(ZeroRun& run, std::vector<ModelFile> models, std::vector<Optimize
     run.sets.resize(run.files.model_ranks);
     for (ModelFile& file : models) run.sets[file.model_rank].models.push_back(std::move(file));
     for (OptimizerFile& file : optimizers) run.sets[file.model_rank].optimizers.push_back(std::move(file));
+    for (RankSet& set : run.sets) set.data_first = set.models.front().data_first;
+}
+
+/// Returns how many ranks of tensor parallelism the files of layers are of.
+std::uint64_t layer_ranks(const ZeroFiles& files) {
+    std::uint64_t ranks = 1;
+    for (const ZeroFile& file : files.layers) ranks = std::max(ranks, std::uint64_t{file.name.model_rank} + 1);
+    return ranks;
 }
 
 /// Reads the fields of the first file of model states that say how the model is cut.
@@ -88,12 +98,12 @@ void read_parallelism(ZeroRun& run) {
     if (rest.size() == 0) return;
     const Value root(rest);
     if (const auto info = root.find("universal_checkpoint_info")) run.info = read_universal_info(rest, info->node());
-    run.tensor_ranks = 0;
-    if (const auto dimensions = root.find("checkpoint_parallel_dimensions"); dimensions && dimensions->is_dict())
-        if (const auto degree = dimensions->find("tp_degree")) run.tensor_ranks = degree->count();
-    if (run.tensor_ranks == 0) run.tensor_ranks = run.is_pipeline() ? 1 : run.sets.size();
+    run.tensor_ranks = parallel_degrees(run.first_model()).tensor_ranks.value_or(0);
+    if (run.tensor_ranks == 0) run.tensor_ranks = run.is_pipeline() ? layer_ranks(run.files) : run.sets.size();
     if (run.is_pipeline() && run.sets.size() % run.tensor_ranks != 0)
-        throw Error(Errc::world_mismatch, "tp_degree is " + std::to_string(run.tensor_ranks) + "; there are files of " +
+        throw Error(Errc::world_mismatch, "tp_degree, or the files of layers, say that there are " +
+                                              std::to_string(run.tensor_ranks) +
+                                              " ranks of tensor parallelism; there are files of " +
                                               std::to_string(run.sets.size()) + " model ranks")
             .with_path(run.first_model().file);
 }
@@ -133,6 +143,7 @@ std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& optio
     read_kind(tag, options, run->files.models, found, models, read_model_file);
     read_kind(tag, options, run->files.optimizers, found, optimizers, read_optimizer_file);
     fill_sets(*run, std::move(models), std::move(optimizers));
+    require_model_ranks(run->first_model(), run->files);
     for (const RankSet& set : run->sets) check_ranks(set);
     for (const RankSet& set : run->sets) compare_sets(run->sets.front(), set);
     check_expert_optimizers(tag, *run, options, found);
@@ -190,43 +201,6 @@ Gathered gather_modules(const ZeroTag& tag, const ZeroRun& run, const OpenOption
     return merge(std::move(ranks), run.info ? &*run.info : nullptr);
 }
 
-/// Returns the layers of a pipeline: merged over tensor parallelism.
-Named pipeline_layers(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
-                      Gathered& out, std::vector<std::string>& files) {
-    std::vector<ModelRank> ranks;
-    for (std::uint64_t rank = 0; rank < run.tensor_ranks; ++rank) {
-        LayerFiles layers = read_layers(*tag.folder, rank, options.work, &found);
-        ModelRank one{.number = rank, .file = layers.files.empty() ? std::string() : layers.files.front()};
-        for (auto& [name, tensor] : layers.weights) one.gathered.weights.push_back({name, std::move(tensor), {}, {}});
-        for (std::string& file : layers.files)
-            if (std::find(files.begin(), files.end(), file) == files.end()) files.push_back(std::move(file));
-        ranks.push_back(std::move(one));
-    }
-    Gathered merged = merge(std::move(ranks), run.info ? &*run.info : nullptr);
-    std::move(merged.notes.begin(), merged.notes.end(), std::back_inserter(out.notes));
-    Named layers;
-    for (Gathered::Weight& weight : merged.weights) layers.emplace_back(weight.name, std::move(weight.tensor));
-    return layers;
-}
-
-/// Throws if a parameter of a stage is in no file of a layer. Parameters of tied layers are not named after a layer.
-void require_layers(const ZeroRun& run, const Named& layers) {
-    std::unordered_set<std::string_view> names;
-    for (const auto& each : layers) names.insert(each.first);
-    for (const RankSet& set : run.sets)
-        for (const Group& group : set.models.front().groups)
-            for (const Parameter& parameter : group) {
-                const bool is_numbered = parameter.name.find_first_not_of("0123456789") == parameter.name.find('.');
-                if (!is_numbered || names.contains(parameter.name)) continue;
-                const std::string layer = parameter.name.substr(0, parameter.name.find('.'));
-                throw Error(Errc::rank_missing, "no file of a layer holds the parameter; expected it in layer_" +
-                                                    std::string(layer.size() < 2 ? "0" : "") + layer +
-                                                    "-model_states.pt")
-                    .with_path(set.models.front().file)
-                    .with_tensor(parameter.name);
-            }
-}
-
 std::vector<std::string> buffers_of(const ZeroRun& run) {
     std::vector<std::string> names;
     for (const RankSet& set : run.sets)
@@ -242,20 +216,27 @@ Gathered unnamed_masters(const ZeroRun& run) {
     return gather_unnamed(run.sets.front());
 }
 
+Gathered pipeline_weights(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
+                          bool module, std::vector<std::string>& files) {
+    const LayerWeights wanted = module ? LayerWeights::all : LayerWeights::untrained;
+    Gathered layers = pipeline_layers(*tag.folder, run, wanted, options.work, found, files);
+    if (module) return layers;
+    Gathered out = gather_all(run, {});
+    Named named;
+    for (Gathered::Weight& weight : layers.weights) named.emplace_back(weight.name, std::move(weight.tensor));
+    add_layers(out, named, buffers_of(run));
+    for (std::string& note : layers.notes)
+        if (std::find(out.notes.begin(), out.notes.end(), note) == out.notes.end())
+            out.notes.push_back(std::move(note));
+    state::move_to_end(layers.replicas, out.replicas);
+    return out;
+}
+
 Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& options, FoundGlobals& found,
                     std::vector<std::string>& files) {
     const bool module = options.weights == Weights::module || (run.stage() == 0 && options.weights != Weights::fp32);
     if (module) check_module(run.stage());
-    if (run.is_pipeline()) {
-        Gathered out;
-        if (!module) out = gather_all(run, {});
-        const Named layers = pipeline_layers(tag, run, options, found, out, files);
-        require_layers(run, layers);
-        if (!module) add_layers(out, layers, buffers_of(run));
-        else
-            for (const auto& [name, tensor] : layers) out.weights.push_back({name, tensor, {}, {}});
-        return out;
-    }
+    if (run.is_pipeline()) return pipeline_weights(tag, run, options, found, module, files);
     if (module) return gather_modules(tag, run, options, found, files);
     if (run.stage() == 0) return unnamed_masters(run);
     Gathered out = gather_all(run, {.compat = options.deepspeed_compat});
@@ -399,6 +380,10 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     std::vector<ModelFile> models;
     const ZeroFiles files = zero_files(tag.folder->list());
     read_kind(tag, options, files.models, globals, models, read_model_file);
+    if (!models.empty()) {
+        require_model_ranks(models.front(), files);
+        require_ranked_models(models.front(), files);
+    }
     std::optional<UniversalInfo> info;
     if (!models.empty() && models.front().rest.size() > 0)
         if (const auto found = Value(models.front().rest).find("universal_checkpoint_info"))

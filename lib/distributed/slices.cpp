@@ -34,12 +34,21 @@ std::string rank_prefix(std::uint64_t number) {
     return (number < 10 ? "mp_rank_0" : "mp_rank_") + std::to_string(number) + '/';
 }
 
+/// A part of a weight that two ranks hold.
+struct SharedPiece {
+    LazyTensor first;
+    LazyTensor other;
+    std::size_t first_rank = 0;
+    std::size_t other_rank = 0;
+};
+
 /// The tensors of all ranks for one name; the value is the whole, or the reason why it cannot be made.
 struct Merged {
     std::optional<LazyTensor> tensor = {};
     std::string why = {};
+    std::vector<SharedPiece> shared = {};
 
-    static Merged none(std::string why) { return {std::nullopt, std::move(why)}; }
+    static Merged none(std::string why) { return {std::nullopt, std::move(why), {}}; }
 };
 
 using Slices = std::vector<const LazyTensor*>;
@@ -206,6 +215,11 @@ Merged join_several(const std::string& name, const Slices& slices, const Rule& r
     return join_parts(name, slices, parts.dimension, rule.widths == nullptr ? even : *rule.widths);
 }
 
+using Numbers = std::vector<std::uint64_t>;
+
+Numbers numbers_of(const Shape& shape) { return {shape.begin(), shape.end()}; }
+
+/// Joins boxes. A box that several ranks hold is taken from the first, and Merged::shared has the others.
 Merged join_placed(const std::string& name, const Slices& slices, const Placement& placement) {
     if (placement.slices.size() != slices.size()) return Merged::none("affine_map is of another number of ranks");
     const LazyTensor* filled = nullptr;
@@ -216,17 +230,20 @@ Merged join_placed(const std::string& name, const Slices& slices, const Placemen
         filled = &slice;
     }
     if (filled == nullptr) return Merged::none("they have no elements");
+    Merged merged;
     std::vector<Part> parts;
-    std::set<std::pair<std::vector<std::uint64_t>, std::vector<std::uint64_t>>> seen;  // pieces that ranks share
+    std::map<std::pair<Numbers, Numbers>, std::pair<std::size_t, std::size_t>> seen;  // by box: part, rank
     for (const Placement::Piece& piece : placement.pieces) {
-        const std::vector<std::uint64_t> start(piece.start.begin(), piece.start.end());
-        const std::vector<std::uint64_t> extent(piece.extent.begin(), piece.extent.end());
-        if (!seen.emplace(start, extent).second) continue;
         LazyTensor value = *slices[piece.rank];
         for (std::size_t d = 0; d < piece.from.size(); ++d) value = narrow(value, d, piece.from[d], piece.extent[d]);
-        parts.push_back({piece.start, std::move(value)});
+        const auto [place, is_new] =
+            seen.try_emplace({numbers_of(piece.start), numbers_of(piece.extent)}, parts.size(), piece.rank);
+        const auto [part, rank] = place->second;
+        if (is_new) parts.push_back({piece.start, std::move(value)});
+        else merged.shared.push_back({parts[part].value, std::move(value), rank, piece.rank});
     }
-    return {whole(name, filled->dtype(), placement.shape, parts), {}};
+    merged.tensor = whole(name, filled->dtype(), placement.shape, parts);
+    return merged;
 }
 
 bool have_one_shape(const Slices& slices) {
@@ -376,6 +393,7 @@ private:
         Weight made = {.name = name, .tensor = trimmed(rule, *merged.tensor), .kind = model.kind};
         if (auto why = merge_states(rule, weights, model, made); !why.empty()) return list(weights, why);
         if (rule.how == Rule::How::replicated) add_replicas(name, slices);
+        add_shared(name, std::move(merged.shared));
         merged_.insert(name);
         whole_.weights.push_back(std::move(made));
     }
@@ -434,6 +452,19 @@ private:
     void add_replicas(const std::string& name, const Slices& slices) {
         for (std::size_t rank = 1; rank < slices.size(); ++rank)
             whole_.replicas.push_back({name, *slices.front(), *slices[rank], ranks_.front().file, ranks_[rank].file});
+        compare(name, slices);
+    }
+
+    void add_shared(const std::string& name, std::vector<SharedPiece> pieces) {
+        for (SharedPiece& piece : pieces) {
+            if (unequal_.empty() || unequal_.back() != name) compare(name, {&piece.first, &piece.other});
+            whole_.replicas.push_back({name, std::move(piece.first), std::move(piece.other),
+                                       ranks_[piece.first_rank].file, ranks_[piece.other_rank].file});
+        }
+    }
+
+    /// Compares small tensors, and remembers the name of those that differ.
+    void compare(const std::string& name, const Slices& slices) {
         const std::uint64_t bytes = slices.front()->nbytes();
         if (bytes > compared_tensor || bytes * slices.size() > compare_left_) return;
         compare_left_ -= bytes * slices.size();

@@ -37,6 +37,7 @@ struct StateFile {
 struct StateValue {
     std::optional<LazyTensor> tensor = {};
     std::optional<StateTree> other = {};  ///< set for a step that is a number
+    bool in_dict = false;                 ///< false for a bare tensor, as ds_to_universal writes them of stage 3
     bool vocabulary = false;              ///< `vocab_tensor`
 };
 
@@ -75,6 +76,7 @@ StateValue read_state(const std::shared_ptr<const Source>& source, const StateFi
         return value;
     }
     if (root.is_dict()) {
+        value.in_dict = true;
         const Value param = root.at("param");
         if (param.tensor() == nullptr)
             throw Error(Errc::piece_mismatch, "the field param is not a tensor").with_tensor(file.parameter);
@@ -136,6 +138,24 @@ Values read_values(const Folder& tag, const std::vector<StateFile>& files, const
     Values found;
     for (std::size_t i = 0; i < files.size(); ++i) found[files[i].parameter][files[i].state] = std::move(values[i]);
     return found;
+}
+
+/// Throws unless each parameter has the moments that it must have. For a parameter with gradients ds_to_universal
+/// writes all of fp32.pt, exp_avg.pt and exp_avg_sq.pt, of stages 1 and 2 also step.pt. Without gradients it writes
+/// fp32.pt alone, of stages 1 and 2: a dictionary, as of frozen weights and buffers.
+void require_moments(const Values& values) {
+    std::vector<const char*> written;
+    for (const char* const moment : {"exp_avg", "exp_avg_sq"})
+        if (std::any_of(values.begin(), values.end(), [&](const auto& each) { return each.second.contains(moment); }))
+            written.push_back(moment);
+    for (const auto& [parameter, states] : values) {
+        const bool has_state = !states.at("fp32").in_dict || states.size() > 1;
+        for (const char* const moment : written)
+            if (has_state && !states.contains(moment))
+                throw Error(Errc::unfinished_checkpoint,
+                            "the file zero/" + excerpt(parameter) + '/' + moment + ".pt is missing")
+                    .with_tensor(parameter);
+    }
 }
 
 /// Returns the weight of a parameter with its state.
@@ -251,6 +271,7 @@ Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models
     std::vector<StateFile> files = state_files(tag);
     if (!options.optimizer) std::erase_if(files, [](const StateFile& file) { return file.state != "fp32"; });
     const Values values = read_values(tag, files, options);
+    if (options.optimizer) require_moments(values);
     Universal read;
     for (const StateFile& file : files) read.files.push_back(file.path);
     if (options.optimizer) read.rest = other_state(tag, values, options, read.files);

@@ -215,7 +215,6 @@ private:
         return number(node, "universal_checkpoint_version") && vocabulary(node) &&
                list(node, "vocabulary_parameter_patterns", info_.vocabulary_names) &&
                list(node, "tp_replicated_parameter_patterns", info_.replicated) &&
-               list(node, "pipeline_replicated_parameter_patterns", info_.stage_replicated) &&
                list(node, "parameter_with_row_parallelism_patterns", info_.rows) &&
                list(node, "parameter_to_average_patterns", info_.averaged) &&
                list(node, "parameter_with_2_sub_params_cat_dim_0", info_.halves) &&

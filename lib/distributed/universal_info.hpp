@@ -43,12 +43,12 @@ struct Placement {
 };
 
 /// The rules. Lists of patterns have the names of DeepSpeed's keys behind them.
+/// `pipeline_replicated_parameter_patterns` is not read: stages say by their names what they share.
 struct UniversalInfo {
     double version = 0;
     std::optional<std::uint64_t> vocabulary = {};  ///< original_vocab_size
     PatternList vocabulary_names = {};             ///< vocabulary_parameter_patterns
     PatternList replicated = {};                   ///< tp_replicated_parameter_patterns
-    PatternList stage_replicated = {};             ///< pipeline_replicated_parameter_patterns
     PatternList rows = {};                         ///< parameter_with_row_parallelism_patterns
     PatternList averaged = {};                     ///< parameter_to_average_patterns
     PatternList halves = {};                       ///< parameter_with_2_sub_params_cat_dim_0

@@ -56,12 +56,14 @@ struct ModelFile {
     std::optional<std::uint64_t> data_ranks = {};                  ///< dp_world_size
     std::optional<std::uint64_t> steps = {};         ///< global_steps: those of the optimizer, and skipped ones
     std::optional<std::uint64_t> skipped = {};       ///< skipped_steps
+    std::optional<std::uint64_t> model_ranks = {};   ///< mp_world_size: stages of a pipeline times tensor ranks
+    bool data_first = false;                         ///< use_data_before_expert_parallelism of the configuration
     std::optional<std::uint64_t> config_stage = {};  ///< ZeRO stage of the configuration
     std::string version = {};
     std::string dtype = {};                   ///< "fp32", "bf16", "fp16" of the configuration
     bool flat_order_is_listed = false;        ///< the configuration is there, and without round_robin_gradients
     std::vector<std::uint64_t> experts = {};  ///< num_experts, by layer
-    bool autoep = false;                      ///< true if `ds_autoep_layers` lists layers
+    bool autoep = false;  ///< true if `ds_autoep_layers`, or the older `autoep_layers`, lists layers
     /// Everything else that belongs to the state of the training: counters, scheduler, client state. Only of the first
     /// file.
     StateTree rest = {};

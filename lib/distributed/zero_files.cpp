@@ -1,5 +1,6 @@
 #include "distributed/zero_files.hpp"
 
+#include "base/checked.hpp"
 #include "base/text.hpp"
 
 #include <safemap/error.hpp>
@@ -16,6 +17,8 @@ namespace {
 
 using Kind = ZeroName::Kind;
 
+constexpr std::uint32_t largest_number = 1 << 24;
+
 /// Takes pieces of a name from its beginning.
 class NameReader {
 public:
@@ -26,10 +29,11 @@ public:
         rest_.remove_prefix(text.size());
         return true;
     }
+    /// Takes a number. One above the largest is given as that and one.
     bool take(std::uint32_t& number) {
-        constexpr std::uint32_t most = 1 << 24;
         const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), number);
-        if (error != std::errc() || number > most) return false;
+        if (error != std::errc() && error != std::errc::result_out_of_range) return false;
+        if (error == std::errc::result_out_of_range || number > largest_number) number = largest_number + 1;
         rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
         return true;
     }
@@ -110,6 +114,10 @@ std::string ranked_text(std::string_view prefix, std::uint64_t rank, std::uint64
            std::string(ending);
 }
 
+std::string model_text(std::uint64_t model_rank) {
+    return "mp_rank_" + number_text(model_rank, 2) + "_model_states.pt";
+}
+
 /// Collects names of missing files, for one message.
 class Missing {
 public:
@@ -126,11 +134,11 @@ public:
         if (count_ > names_.size()) text += " and " + std::to_string(count_ - names_.size()) + " more";
         return text;
     }
-    void refuse() const {
+    void refuse(std::string_view hint) const {
         if (count_ > 0)
             throw Error(Errc::rank_missing, std::to_string(count_) +
                                                 (count_ == 1 ? " file of a rank is" : " files of ranks are") +
-                                                " missing: " + text());
+                                                " missing: " + text() + std::string(hint));
     }
 
 private:
@@ -181,14 +189,19 @@ void require_all(const ZeroFiles& files) {
     each_gap(files.models, files.ranked_models ? ranks : 1, files.model_ranks,
              [&](std::uint32_t rank, std::uint32_t model_rank) {
                  missing.add(files.ranked_models ? ranked_text({}, rank, model_rank, "_model_states.pt")
-                                                 : "mp_rank_" + number_text(model_rank, 2) + "_model_states.pt");
+                                                 : model_text(model_rank));
              });
-    missing.refuse();
+    missing.refuse(files.models.empty()
+                       ? "; of stage 3 there is one for each rank, such as zero_pp_rank_0_mp_rank_00_model_states.pt"
+                       : "");
 }
 
 }  // namespace
 
-std::optional<ZeroName> zero_name(std::string_view file) {
+namespace {
+
+/// Parses a file name. Numbers above the largest are given as that and one.
+std::optional<ZeroName> parsed_name(std::string_view file) {
     const NameReader name(file);
     for (const std::string_view prefix : {"", "bf16_", "fp16_"})
         if (auto found = ranked(name, prefix)) return found;
@@ -198,11 +211,26 @@ std::optional<ZeroName> zero_name(std::string_view file) {
     return of_expert_optimizer(name);
 }
 
+bool has_large_number(const ZeroName& name) {
+    return std::max({name.rank, name.model_rank, name.layer, name.expert}) > largest_number;
+}
+
+}  // namespace
+
+std::optional<ZeroName> zero_name(std::string_view file) {
+    auto name = parsed_name(file);
+    if (name && has_large_number(*name)) return std::nullopt;
+    return name;
+}
+
 ZeroFiles zero_files(const state::FileNames& files) {
     ZeroFiles found;
     for (const std::string& file : files) {
-        auto name = zero_name(file);
+        auto name = parsed_name(file);
         if (!name) continue;
+        if (has_large_number(*name))
+            throw Error(Errc::world_mismatch, "a number in the name of the file " + excerpt(file) + " is above " +
+                                                  std::to_string(largest_number) + ", which no run has");
         found.ranked_models = found.ranked_models || name->kind == Kind::ranked_model;
         auto& kind = name->kind == Kind::optimizer          ? found.optimizers
                      : name->kind == Kind::expert           ? found.experts
@@ -227,6 +255,32 @@ std::string optimizer_names(const ZeroName& like, std::uint64_t first, std::uint
     for (std::uint64_t rank = first; rank < listed; ++rank)
         missing.add(ranked_text(like.prefix, rank, like.model_rank, "_optim_states.pt"));
     missing.add_unnamed(world - std::max(first, listed));
+    return missing.text();
+}
+
+std::string model_rank_names(const ZeroFiles& files, std::uint64_t first, std::uint64_t end) {
+    const std::uint64_t ranks = std::max<std::uint64_t>(1, std::max(files.ranks, ranks_of(files.models)));
+    Missing missing;
+    const std::uint64_t listed = std::min(end, first + Missing::most);
+    for (std::uint64_t model_rank = first; model_rank < listed; ++model_rank) {
+        if (!files.ranked_models) missing.add(model_text(model_rank));
+        for (std::uint64_t rank = 0; files.ranked_models && rank < ranks; ++rank)
+            missing.add(ranked_text({}, rank, model_rank, "_model_states.pt"));
+        for (std::uint64_t rank = 0; rank < files.ranks; ++rank)
+            missing.add(ranked_text(files.optimizers.front().name.prefix, rank, model_rank, "_optim_states.pt"));
+    }
+    const std::uint64_t each = (files.ranked_models ? ranks : 1) + files.ranks;
+    missing.add_unnamed(checked_mul(end - std::max(first, listed), each).value_or(0));
+    return missing.text();
+}
+
+std::string ranked_model_names(const ZeroFiles& files, std::uint64_t first, std::uint64_t world) {
+    Missing missing;
+    const std::uint64_t listed = std::min(world, first + Missing::most);
+    for (std::uint64_t model_rank = 0; model_rank < files.model_ranks; ++model_rank)
+        for (std::uint64_t rank = first; rank < listed; ++rank)
+            missing.add(ranked_text({}, rank, model_rank, "_model_states.pt"));
+    missing.add_unnamed(checked_mul(world - std::max(first, listed), files.model_ranks).value_or(0));
     return missing.text();
 }
 

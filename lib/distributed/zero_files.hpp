@@ -51,11 +51,17 @@ struct ZeroFiles {
 };
 
 /// Sorts the names of a tag's folder. Throws rank_repeated if two files are of one rank, and rank_missing if the file
-/// of a rank below the highest is missing, or files of model states are; the message lists the missing names.
+/// of a rank below the highest is missing, or files of model states are; the message lists the missing names. Throws
+/// world_mismatch for a number above 2^24.
 ZeroFiles zero_files(const state::FileNames& files);
 
 /// Returns "a, b and 3 more" of the optimizer files for the ranks from `first` to `world` - 1. `like` has the prefix
 /// and the model rank.
 std::string optimizer_names(const ZeroName& like, std::uint64_t first, std::uint64_t world);
+/// Likewise, all files of the model ranks from `first` to `end` - 1: each has as many as the model ranks that are
+/// there.
+std::string model_rank_names(const ZeroFiles& files, std::uint64_t first, std::uint64_t end);
+/// Likewise, the files of model states of the ranks from `first` to `world` - 1 of stage 3, for each model rank.
+std::string ranked_model_names(const ZeroFiles& files, std::uint64_t first, std::uint64_t world);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

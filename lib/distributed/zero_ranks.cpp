@@ -128,6 +128,11 @@ void read_run(const Value& root, ModelFile& out) {
             if (const auto text = source.text()) out.shared.emplace_back(alias, *text);
 }
 
+/// Returns true for anything but an empty list or dictionary.
+bool has_entries(const Value& value) {
+    return !(value.is_dict() && value.entries().empty()) && !(value.is_list() && value.items().empty());
+}
+
 void read_module(const Value& root, ModelFile& out) {
     if (const auto module = root.find("module"); module && module->is_dict()) {
         out.has_module = true;
@@ -141,14 +146,17 @@ void read_module(const Value& root, ModelFile& out) {
             if (const auto text = name.text()) out.buffers.emplace_back(*text);
     if (const auto experts = root.find("num_experts"); experts && experts->is_list())
         for (const Value& layer : experts->items()) out.experts.push_back(layer.count());
-    if (const auto layers = root.find("ds_autoep_layers"))
-        out.autoep =
-            !(layers->is_dict() && layers->entries().empty()) && !(layers->is_list() && layers->items().empty());
+    for (const char* const key : {"ds_autoep_layers", "autoep_layers"})
+        if (const auto layers = root.find(key)) out.autoep = out.autoep || has_entries(*layers);
+    if (const auto ranks = root.find("mp_world_size")) out.model_ranks = ranks->count();
     out.dtype = trained_in(root);
     out.flat_order_is_listed = keeps_order(root);
-    if (const auto config = root.find("ds_config"); config && config->is_dict())
-        if (const auto zero = config->find("zero_optimization"); zero && zero->is_dict())
-            if (const auto stage = zero->find("stage"); stage && stage->integer()) out.config_stage = stage->count();
+    const auto config = root.find("ds_config");
+    if (!config || !config->is_dict()) return;
+    if (const auto order = config->find("use_data_before_expert_parallelism"))
+        out.data_first = order->boolean().value_or(false);
+    if (const auto zero = config->find("zero_optimization"); zero && zero->is_dict())
+        if (const auto stage = zero->find("stage"); stage && stage->integer()) out.config_stage = stage->count();
 }
 
 /// Keys of a file of model states that its tensors, shapes and configuration are read from: the rest is state of the

@@ -20,7 +20,8 @@ struct ZeroRun {
 
     const ModelFile& first_model() const { return sets.front().models.front(); }
     int stage() const noexcept { return sets.front().stage(); }
-    bool is_pipeline() const { return !first_model().has_module && !files.layers.empty(); }
+    /// Returns true for a pipeline, whose files of model states have no `module`: its weights are in files of layers.
+    bool is_pipeline() const { return !first_model().has_module && (stage() > 0 || !files.layers.empty()); }
 };
 
 /// Returns the weights of all model ranks, merged where the files say how, with the state of their optimizer if

@@ -144,6 +144,36 @@ TEST_CASE("affine maps: random bands of columns, some of them on two ranks, make
     }
 }
 
+TEST_CASE("affine maps: a band that two ranks hold is a replica, and small ones are compared") {
+    std::mt19937 random(soak::seed(4));
+    int shared = 0;
+    for (int round = 0; round < soak::rounds(40); ++round) {
+        const Banded banded = random_bands(random);
+        const UniversalInfo info = info_of(banded.map);
+        std::vector<ModelRank> ranks = ranks_of(random, banded);
+        std::size_t held = 0;
+        for (const Shape& shape : banded.shapes) held += shape[0] / banded.rows;
+        const std::size_t twice = held - banded.columns / banded.shapes[0][1];
+        const Gathered merged = merge(ranks, &info);
+        REQUIRE(merged.replicas.size() == twice);
+        for (const auto& replica : merged.replicas) {
+            CHECK(replica.name == "w");
+            CHECK(replica.first_file != replica.other_file);
+            CHECK(numbers_of(replica.first) == numbers_of(replica.other));
+        }
+        if (twice == 0) continue;
+        ++shared;
+        Numbers changed = banded.slices[1];
+        for (std::uint32_t& number : changed) number += 7;
+        ranks[1].gathered.weights[0].tensor = spread(random, "w", banded.shapes[1], changed);
+        const bool of_rank_1 = std::any_of(merged.replicas.begin(), merged.replicas.end(), [](const auto& replica) {
+            return replica.first_file == "rank 1" || replica.other_file == "rank 1";
+        });
+        CHECK(merge(ranks, &info).notes.size() == (of_rank_1 ? 1U : 0U));
+    }
+    CHECK(shared > 0);
+}
+
 TEST_CASE("affine maps that leave a band out, or have boxes that overlap, are refused with the tensor") {
     std::mt19937 random(soak::seed(2));
     int refused = 0;

@@ -280,6 +280,39 @@ TEST_CASE("folders without parameters, and parameters without their files") {
     CHECK(read_universal(forge::Folder(files), {model_of({w})}, nullptr).gathered.weights[0].state.size() == 1);
 }
 
+TEST_CASE("a parameter that lacks a moment that others have is unfinished") {
+    for (const bool in_dict : {true, false})
+        for (const std::string& moment : moments) {
+            Files files;
+            const distributed::Group group = {parameter("a", {2, 3}), parameter("b", {4})};
+            for (const Parameter& each : group)
+                add_parameter(files, each, in_dict ? each.shape : Shape{each.count}, in_dict);
+            files.erase("zero/b/" + moment + ".pt");
+            check_error(files, {model_of(group, in_dict ? 2 : 3)}, Errc::unfinished_checkpoint, "b", "",
+                        "the file zero/b/" + moment + ".pt is missing");
+            check_error(files, {}, Errc::unfinished_checkpoint, "b", "", moment);
+            // Without the state it is not missed, and what no parameter has is not, either.
+            CHECK_OK(read_universal(forge::Folder(files), {model_of(group)}, nullptr, {.optimizer = false}));
+            files.erase("zero/a/" + moment + ".pt");
+            CHECK_OK(read_universal(forge::Folder(files), {model_of(group)}, nullptr));
+        }
+}
+
+TEST_CASE("ds_to_universal writes fp32.pt alone for what had no gradients, in a dictionary, and not of stage 3") {
+    Files files;
+    add_parameter(files, parameter("a", {2, 3}), {2, 3});
+    add_parameter(files, parameter("b", {4}), {4});
+    for (const std::string& moment : moments) files.erase("zero/b/" + moment + ".pt");
+    const Universal read = read_universal(forge::Folder(files), {}, nullptr);
+    REQUIRE(read.gathered.weights.size() == 2);
+    CHECK(read.gathered.weights[1].state.empty());
+    files["zero/b/step.pt"] = tensor_file({}, forge::little(0, 4), false);
+    check_error(files, {}, Errc::unfinished_checkpoint, "b", "", "zero/b/exp_avg.pt");
+    files.erase("zero/b/step.pt");
+    files["zero/b/fp32.pt"] = tensor_file({4}, bytes_for(Dtype::f32, {4}, "fp32", "b"), false);
+    check_error(files, {}, Errc::unfinished_checkpoint, "b", "", "zero/b/exp_avg.pt");
+}
+
 TEST_CASE("moments and weights of another number of elements are refused") {
     const Parameter w = parameter("w", {2, 3});
     Files files;

@@ -338,6 +338,8 @@ namespace {
 /// Returns a run of two model ranks whose files are alike.
 Run two_model_ranks(int stage) {
     Run run = Forge::run(small(stage, 2));
+    for (std::uint64_t rank = 0; rank < (stage == 3 ? 2U : 1U); ++rank)
+        run.model(rank)["mp_world_size"] = pt::integer(2);
     const auto files = run.files;
     for (const auto& [name, value] : files) {
         std::string other = name;

@@ -414,13 +414,15 @@ TEST_CASE("latest names a tag of which only other files are there") {
 TEST_CASE("AutoEP is refused by name, and its keys without layers mean nothing") {
     for (const int stage : {2, 3}) {
         CAPTURE(stage);
-        Run run = good(stage);
-        for (std::uint64_t rank = 0; rank < (stage == 3 ? 3U : 1U); ++rank)
-            run.model(rank).set("ds_autoep_layers", pt::list());
-        CHECK_FALSE(error_of_files(run.packed()).has_value());
-        for (std::uint64_t rank = 0; rank < (stage == 3 ? 3U : 1U); ++rank)
-            run.model(rank)["ds_autoep_layers"].push(pt::dict({{"ep_size", pt::integer(2)}}));
-        refused(run, Errc::unsupported_layout, {"AutoEP"});
+        for (const std::string key : {"ds_autoep_layers", "autoep_layers"}) {
+            CAPTURE(key);
+            Run run = good(stage);
+            for (std::uint64_t rank = 0; rank < (stage == 3 ? 3U : 1U); ++rank) run.model(rank).set(key, pt::list());
+            CHECK_FALSE(error_of_files(run.packed()).has_value());
+            for (std::uint64_t rank = 0; rank < (stage == 3 ? 3U : 1U); ++rank)
+                run.model(rank)[key].push(pt::dict({{"checkpoint_format", pt::text("zero3_partitioned")}}));
+            refused(run, Errc::unsupported_layout, {"AutoEP"});
+        }
     }
     Run run = good(3);
     for (const std::uint64_t rank : {0U, 1U, 2U})

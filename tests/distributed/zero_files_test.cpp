@@ -181,6 +181,28 @@ TEST_CASE("each file that is left out of a complete folder is named") {
     }
 }
 
+TEST_CASE("files with numbers that no run has are not passed by") {
+    for (const std::string number : {"16777217", "100000000", "4294967296", "99999999999999999999"})
+        for (const auto& [before, after] : {std::pair{"zero_pp_rank_", "_mp_rank_00_optim_states.pt"},
+                                            {"bf16_zero_pp_rank_0_mp_rank_", "_optim_states.pt"},
+                                            {"mp_rank_", "_model_states.pt"},
+                                            {"layer_", "-model_states.pt"},
+                                            {"layer_01-model_", "-model_states.pt"},
+                                            {"layer_0_expert_", "_mp_rank_00_model_states.pt"},
+                                            {"layer_", "_expert_0_mp_rank_00_model_states.pt"},
+                                            {"expp_rank_", "_mp_rank_00_optim_states.pt"}}) {
+            const std::string file = before + number + after;
+            CHECK(!zero_name(file).has_value());
+            check_missing({model(0), file}, Errc::world_mismatch, file);
+        }
+    CHECK_OK(zero_files({model(0), "layer_16777216-model_states.pt"}));
+}
+
+TEST_CASE("without any file of model states, both names are asked for") {
+    check_missing({ranked(0, 0, "optim")}, Errc::rank_missing, model(0));
+    check_missing({ranked(0, 0, "optim")}, Errc::rank_missing, ranked(0, 0, "model"));
+}
+
 TEST_CASE("names of huge ranks are refused at once, and messages stay short") {
     check_missing({model(0), ranked(1 << 24, 0, "optim")}, Errc::rank_missing, "missing");
     check_missing({model(0), ranked(1 << 24, 1 << 24, "optim")}, Errc::rank_missing, "missing");
