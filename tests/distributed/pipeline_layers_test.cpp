@@ -56,3 +56,40 @@ TEST_CASE("files of layers add frozen weights and buffers, and second names of t
     CHECK(joined.weights[6].name == "5.p");       // fits two modules
     CHECK(joined.weights[7].name == "6.word.w");  // has another shape
 }
+
+TEST_CASE("a weight of a layer is a second name of a tied weight only if it has its values") {
+    constexpr std::uint64_t count = 60'000;  // longer than the parts that are compared
+    const auto filled = [](const std::string& name, std::uint64_t changed) {
+        std::vector<std::byte> bytes(count * 4, std::byte{0x3f});
+        if (changed < count) bytes[changed * 4] = std::byte{0x40};
+        return LazyTensor(name, stored_run(Dtype::f32, {count}, memory_source("file", std::move(bytes)), 0));
+    };
+    const auto joined_with = [&](const std::string& name, std::uint64_t changed,
+                                 std::vector<std::string> buffers = {}) {
+        Gathered joined;
+        joined.weights.push_back({"tied_modules.embed.w", filled("tied_modules.embed.w", count), Kind::master, {}});
+        add_layers(joined, {{name, filled(name, changed)}}, buffers);
+        return joined;
+    };
+    const Gathered same = joined_with("0.w", count);
+    CHECK(same.aliases == std::vector<AliasGroup>{{"tied_modules.embed.w", "0.w"}});
+    CHECK(same.weights.size() == 1);
+    REQUIRE(same.replicas.size() == 1);
+    CHECK(same.replicas[0].name == "0.w");
+    for (const std::uint64_t changed : {std::uint64_t{0}, count / 2, count - 1}) {
+        const Gathered other = joined_with("0.w", changed);
+        CHECK(other.aliases.empty());
+        CHECK(other.replicas.empty());
+        REQUIRE(other.weights.size() == 2);
+        CHECK(other.weights[1].name == "0.w");
+        CHECK(other.weights[1].kind == Kind::frozen);
+    }
+    // What differs between these parts, verify finds.
+    CHECK(joined_with("0.w", count / 4).replicas.size() == 1);
+    const Gathered buffer = joined_with("0.w", count, {"0.w"});
+    CHECK(buffer.aliases.empty());
+    REQUIRE(buffer.weights.size() == 2);
+    CHECK(buffer.weights[1].kind == Kind::buffer);
+    // Listed by model rank, a weight is tied to that of its own rank.
+    CHECK(joined_with("mp_rank_00/0.w", count).aliases.empty());
+}

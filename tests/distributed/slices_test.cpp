@@ -476,6 +476,8 @@ TEST_CASE("rules of a form that nobody writes are a fault, not a guess") {
     const auto fault = [&](const std::string& key, Info::Node value) { return info.read({{key, value}}).fault; };
     CHECK(fault("tp_replicated_parameter_patterns", info.number(1)).find("tp_replicated") != std::string::npos);
     CHECK(fault("tp_replicated_parameter_patterns", info.numbers({1})) != "");
+    CHECK(fault("tp_replicated_parameter_patterns", info.texts({"a{2}"})) != "");
+    CHECK(fault("pipeline_replicated_parameter_patterns", info.texts({"a{2}"})) == "");  // no rule needs them
     CHECK(fault("original_vocab_size", info.number(-1)) != "");
     CHECK(fault("original_vocab_size", info.text("x")) != "");
     CHECK(fault("universal_checkpoint_version", info.text("x")) != "");
