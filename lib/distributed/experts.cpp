@@ -1,6 +1,7 @@
 #include "distributed/experts.hpp"
 
 #include "base/checked.hpp"
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_files.hpp"
@@ -141,7 +142,7 @@ ExpertFiles read_experts(const Folder& folder, std::uint64_t model_rank, const s
                          const Work& work, FoundGlobals* globals) {
     std::vector<ZeroFile> files = zero_files(folder.list()).experts;
     std::erase_if(files, [model_rank](const ZeroFile& file) { return file.name.model_rank != model_rank; });
-    require_experts(files, model_rank, experts);
+    about_file(folder.name(), [&] { require_experts(files, model_rank, experts); });
     ExpertFiles read;
     for (const ZeroFile& file : files) read.files.push_back(file.file);
     std::vector<Named> tensors(files.size());

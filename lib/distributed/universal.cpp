@@ -281,7 +281,8 @@ Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models
     }
     if (read.rest)
         if (const auto stage = Value(*read.rest).find("zero_stage"); stage && stage->integer())
-            read.stage = static_cast<int>(stage->count() % 4);
+            read.stage = about_file(tag.name() + "/zero/optimizer_state.pt",
+                                    [&] { return static_cast<int>(stage->count() % 4); });
 
     std::vector<Weight> masters;
     if (!options.as_stored && !models.empty()) {

@@ -21,7 +21,7 @@ struct ZeroRun {
     const ModelFile& first_model() const { return sets.front().models.front(); }
     int stage() const noexcept { return sets.front().stage(); }
     /// Returns true for a pipeline, whose files of model states have no `module`: its weights are in files of layers.
-    bool is_pipeline() const { return !first_model().has_module && (stage() > 0 || !files.layers.empty()); }
+    bool is_pipeline() const { return !first_model().has_module; }
 };
 
 /// Returns the weights of all model ranks, merged where the files say how, with the state of their optimizer if

@@ -113,4 +113,5 @@ TEST_CASE("a file of an expert that num_experts does not count is refused") {
     REQUIRE(error.has_value());
     CHECK(error->code() == Errc::world_mismatch);
     CHECK(error->message().find("layer_0_expert_2_mp_rank_00_model_states.pt") != std::string::npos);
+    CHECK(error->path() == folder.name());
 }

@@ -84,7 +84,7 @@ TEST_CASE("a weight of a layer is a second name of a tied weight only if it has 
         CHECK(other.weights[1].name == "0.w");
         CHECK(other.weights[1].kind == Kind::frozen);
     }
-    // What differs between these parts, verify finds.
+    // A difference between these parts is found by verify.
     CHECK(joined_with("0.w", count / 4).replicas.size() == 1);
     const Gathered buffer = joined_with("0.w", count, {"0.w"});
     CHECK(buffer.aliases.empty());

@@ -355,6 +355,15 @@ TEST_CASE("files that hold something else are refused with their path") {
     check_error(other, {}, Errc::field_missing, "", "folder/zero/optimizer_state.pt", "no dictionary");
 }
 
+TEST_CASE("a stage that is no stage is refused with the path of its file") {
+    Files files;
+    add_parameter(files, parameter("a", {2}), {2});
+    pt::Value stage = pt::integer(0);
+    stage.number = -1;
+    files["zero/optimizer_state.pt"] = pt::Writer::file(pt::dict({{"zero_stage", stage}}));
+    check_error(files, {}, Errc::field_missing, "", "folder/zero/optimizer_state.pt", "zero_stage");
+}
+
 TEST_CASE("a stop request ends reading") {
     Files files;
     add_parameter(files, parameter("w", {2}), {2});

@@ -156,6 +156,16 @@ TEST_CASE("files of layers that are missing are named") {
     }
 }
 
+TEST_CASE("a pipeline of stage 0 without its layers has no weights, and is not empty") {
+    Run run = Forge::run(Spec{.stage = 0, .groups = {{{"0.weight", {4, 3}}}}});
+    run.model()["module"] = pt::none();
+    check_error(run, Errc::rank_missing, "mp_rank_00_model_states.pt", "layer_LL-model_states.pt");
+    run.files["layer_00-model_states.pt"] = layer_file(0);
+    const Opened opened(run);
+    REQUIRE(opened.checkpoint.has_value());
+    CHECK(opened.names() == std::set<std::string>{"0.weight", "0.bias", "0.frozen"});
+}
+
 TEST_CASE("a file of a layer that lacks a weight of another tensor rank") {
     Run run = pipeline(2);
     run.files.at("layer_02-model_01-model_states.pt").erase("frozen");
