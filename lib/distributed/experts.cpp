@@ -154,7 +154,8 @@ ExpertFiles read_experts(const Folder& folder, std::uint64_t model_rank, const s
 
 void throw_autoep(const std::string& file) {
     throw Error(Errc::unsupported_layout,
-                "the experts are placed by AutoEP (ds_autoep_layers, ds_zero_partition_groups), which safemap does not "
+                "the experts are placed by AutoEP (ds_autoep_layers, autoep_layers, ds_zero_partition_groups), which "
+                "safemap does not "
                 "read")
         .with_path(file);
 }

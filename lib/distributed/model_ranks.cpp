@@ -27,16 +27,16 @@ struct Said {
     std::string where = {};
 };
 
-std::optional<Said> said_by(const ModelFile& file) {
+/// Returns the larger of the two numbers that a file says: no field says more than there were. 0 if it says nothing.
+Said said_by(const ModelFile& file) {
+    const Said world{file.model_ranks.value_or(0), "mp_world_size"};
     const ParallelDegrees degrees = parallel_degrees(file);
-    if (degrees.stages && degrees.tensor_ranks) {
-        constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
-        return Said{checked_mul(*degrees.stages, *degrees.tensor_ranks).value_or(most),
-                    "checkpoint_parallel_dimensions (pp_degree " + std::to_string(*degrees.stages) + ", tp_degree " +
-                        std::to_string(*degrees.tensor_ranks) + ")"};
-    }
-    if (file.model_ranks.value_or(0) == 0) return std::nullopt;
-    return Said{*file.model_ranks, "mp_world_size"};
+    if (!degrees.stages || !degrees.tensor_ranks) return world;
+    constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+    const std::uint64_t ranks = checked_mul(*degrees.stages, *degrees.tensor_ranks).value_or(most);
+    if (ranks < world.ranks) return world;
+    return {ranks, "checkpoint_parallel_dimensions (pp_degree " + std::to_string(*degrees.stages) + ", tp_degree " +
+                       std::to_string(*degrees.tensor_ranks) + ")"};
 }
 
 }  // namespace
@@ -51,13 +51,13 @@ ParallelDegrees parallel_degrees(const ModelFile& file) {
 }
 
 void require_model_ranks(const ModelFile& first, const ZeroFiles& files) {
-    const auto said = said_by(first);
-    if (!said || said->ranks == files.model_ranks) return;
-    const std::string text = said->where + " says that the run has " + std::to_string(said->ranks) +
-                             (said->ranks == 1 ? " model rank" : " model ranks") + ", and there are files of " +
+    const Said said = said_by(first);
+    if (said.ranks == 0 || said.ranks == files.model_ranks) return;
+    const std::string text = said.where + " says that the run has " + std::to_string(said.ranks) +
+                             (said.ranks == 1 ? " model rank" : " model ranks") + ", and there are files of " +
                              std::to_string(files.model_ranks);
-    if (said->ranks < files.model_ranks) throw Error(Errc::world_mismatch, text).with_path(first.file);
-    throw Error(Errc::rank_missing, text + "; missing are " + model_rank_names(files, files.model_ranks, said->ranks))
+    if (said.ranks < files.model_ranks) throw Error(Errc::world_mismatch, text).with_path(first.file);
+    throw Error(Errc::rank_missing, text + "; missing are " + model_rank_names(files, files.model_ranks, said.ranks))
         .with_path(first.file);
 }
 

@@ -22,9 +22,9 @@ struct ParallelDegrees {
 /// if one is not a number.
 ParallelDegrees parallel_degrees(const ModelFile& file);
 
-/// Compares the number of model ranks that have files with pp_degree × tp_degree of the first file or, if it lacks
-/// them, with its mp_world_size: both count the stages of a pipeline times the ranks of tensor parallelism. A file with
-/// neither says nothing. Throws rank_missing with the names of the files that are missing, and world_mismatch if there
+/// Compares the number of model ranks that have files with pp_degree × tp_degree and with mp_world_size of the first
+/// file, of which the larger counts: both are the stages of a pipeline times the ranks of tensor parallelism. A file
+/// with neither says nothing. Throws rank_missing with the names of the files that are missing, and world_mismatch if there
 /// are more model ranks than the file says.
 void require_model_ranks(const ModelFile& first, const ZeroFiles& files);
 

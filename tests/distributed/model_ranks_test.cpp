@@ -59,16 +59,16 @@ TEST_CASE("all files of a model rank are missing: mp_world_size says so, of ever
     }
 }
 
-TEST_CASE("checkpoint_parallel_dimensions counts before mp_world_size: stages times tensor ranks") {
+TEST_CASE("checkpoint_parallel_dimensions: stages times tensor ranks. The larger number counts") {
     Run run = Forge::run(small(2));
     set_in_models(run, "checkpoint_parallel_dimensions", degrees(pt::integer(3), pt::integer(2)));
     check_missing(error_of_run(run), {"pp_degree 3, tp_degree 2", "6 model ranks", "mp_rank_05_model_states.pt"});
     set_in_models(run, "checkpoint_parallel_dimensions", degrees(pt::integer(1), pt::integer(1)));
-    set_in_models(run, "mp_world_size", pt::integer(4));
     CHECK_FALSE(error_of_run(run).has_value());
+    set_in_models(run, "mp_world_size", pt::integer(4));
+    check_missing(error_of_run(run), {"mp_world_size", "4 model ranks", "mp_rank_03_model_states.pt"});
     // A degree of 0 says nothing, and neither does one alone.
     set_in_models(run, "checkpoint_parallel_dimensions", degrees(pt::integer(0), pt::integer(2)));
-    check_missing(error_of_run(run), {"mp_world_size", "mp_rank_03_model_states.pt"});
     set_in_models(run, "mp_world_size", pt::integer(0));
     CHECK_FALSE(error_of_run(run).has_value());
 }
