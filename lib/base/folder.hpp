@@ -31,6 +31,12 @@ public:
     /// name. Throws shard_missing if it is not a file but, for example, a folder or a pipe; shard_outside_folder if the
     /// name is absolute or has a `..`.
     virtual std::shared_ptr<const Source> open(std::string_view file) const = 0;
+    /// Returns the name of the folder in it to which a symbolic link of this name leads. Returns an empty text if it is
+    /// no such link. Default: an empty text.
+    virtual std::string link_to_folder(const std::string& name) const;
+    /// Returns what has a name that is not in list(): "a folder", "a pipe", "a broken link". Returns an empty text if
+    /// nothing has it. Default: an empty text.
+    virtual std::string other_kind(const std::string& name) const;
     /// Returns true if its content was replaced after it was opened. Then files that were opened from it may belong to
     /// two models.
     virtual bool changed() const { return false; }

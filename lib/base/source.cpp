@@ -73,6 +73,8 @@ void Source::prefetch(Extent) const {}
 void Source::evict(Extent) const {}
 
 std::shared_ptr<const Folder> Folder::folder(std::string_view) const { return nullptr; }
+std::string Folder::link_to_folder(const std::string&) const { return {}; }
+std::string Folder::other_kind(const std::string&) const { return {}; }
 
 std::shared_ptr<const Source> memory_source(std::string name, SharedBytes bytes) {
     return std::make_shared<MemorySource>(std::move(name), std::move(bytes));

@@ -137,7 +137,7 @@ void check_expert_optimizers(const ZeroTag& tag, const ZeroRun& run, const OpenO
 
 std::shared_ptr<ZeroRun> read_files(const ZeroTag& tag, const OpenOptions& options, FoundGlobals& found) {
     auto run = std::make_shared<ZeroRun>();
-    run->files = zero_files(tag.folder->list());
+    run->files = zero_files(*tag.folder);
     std::vector<ModelFile> models;
     std::vector<OptimizerFile> optimizers;
     read_kind(tag, options, run->files.models, found, models, read_model_file);
@@ -296,7 +296,7 @@ Contents begin_contents(const ZeroTag& tag, std::string_view kind) {
     contents.format = Format::zero;
     contents.layout = TrainingLayout{.kind = std::string(kind)};
     contents.layout->tag = tag.tag;
-    contents.notes.push_back("read the tag " + safemap::quoted(tag.tag));
+    if (!tag.tag.empty()) contents.notes.push_back("read the tag " + safemap::quoted(tag.tag));
     return contents;
 }
 
@@ -378,7 +378,7 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     check_options(options);
     FoundGlobals globals(options.strict_globals, tag.prefix);
     std::vector<ModelFile> models;
-    const ZeroFiles files = zero_files(tag.folder->list());
+    const ZeroFiles files = zero_files(*tag.folder);
     read_kind(tag, options, files.models, globals, models, read_model_file);
     if (!models.empty()) {
         require_model_ranks(models.front(), files);

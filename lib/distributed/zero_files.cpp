@@ -123,8 +123,14 @@ class Missing {
 public:
     static constexpr std::size_t most = 64;  ///< names in the message
 
+    explicit Missing(const Folder* folder = nullptr) : folder_(folder) {}
+
     void add(std::string name) {
-        if (names_.size() < most) names_.push_back(std::move(name));
+        if (names_.size() < most) {
+            const std::string kind = folder_ != nullptr ? folder_->other_kind(name) : std::string();
+            if (!kind.empty()) name += " (" + kind + " has this name)";
+            names_.push_back(std::move(name));
+        }
         ++count_;
     }
     void add_unnamed(std::uint64_t count) { count_ += count; }
@@ -142,6 +148,7 @@ public:
     }
 
 private:
+    const Folder* folder_;  ///< null if it is not known
     std::vector<std::string> names_ = {};
     std::uint64_t count_ = 0;
 };
@@ -175,10 +182,10 @@ void bound_numbers(const ZeroFiles& files, std::uint32_t ranks) {
                                             " model ranks; most of their files are missing");
 }
 
-void require_all(const ZeroFiles& files) {
+void require_all(const ZeroFiles& files, const Folder* folder) {
     const std::uint32_t ranks = std::max(files.ranks, ranks_of(files.models));
     bound_numbers(files, ranks);
-    Missing missing;
+    Missing missing(folder);
     if (files.ranks > 0) {
         const std::string prefix = files.optimizers.front().name.prefix;
         each_gap(files.optimizers, files.ranked_models ? ranks : files.ranks, files.model_ranks,
@@ -223,7 +230,9 @@ std::optional<ZeroName> zero_name(std::string_view file) {
     return name;
 }
 
-ZeroFiles zero_files(const state::FileNames& files) {
+namespace {
+
+ZeroFiles sorted(const state::FileNames& files, const Folder* folder) {
     ZeroFiles found;
     for (const std::string& file : files) {
         auto name = parsed_name(file);
@@ -245,9 +254,14 @@ ZeroFiles zero_files(const state::FileNames& files) {
         for (const ZeroFile& file : *kind) found.model_ranks = std::max(found.model_ranks, file.name.model_rank + 1);
     found.model_ranks = std::max(found.model_ranks, 1U);
     found.ranks = ranks_of(found.optimizers);
-    require_all(found);
+    require_all(found, folder);
     return found;
 }
+
+}  // namespace
+
+ZeroFiles zero_files(const state::FileNames& files) { return sorted(files, nullptr); }
+ZeroFiles zero_files(const Folder& tag) { return sorted(tag.list(), &tag); }
 
 std::string optimizer_names(const ZeroName& like, std::uint64_t first, std::uint64_t world) {
     Missing missing;

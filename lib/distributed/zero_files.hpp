@@ -54,6 +54,8 @@ struct ZeroFiles {
 /// of a rank below the highest is missing, or files of model states are; the message lists the missing names. Throws
 /// world_mismatch for a number above 2^24.
 ZeroFiles zero_files(const state::FileNames& files);
+/// Sorts the names of a tag's folder. The message also says what has the name of a missing file, such as a pipe.
+ZeroFiles zero_files(const Folder& tag);
 
 /// Returns "a, b and 3 more" of the optimizer files for the ranks from `first` to `world` - 1. `like` has the prefix
 /// and the model rank.

@@ -12,6 +12,7 @@
 #include <safemap/advanced/file.hpp>
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -88,6 +89,34 @@ public:
         const std::lock_guard lock(opening_);
         if (source) opened_.emplace_back(file, source->identity());
         return source;
+    }
+
+    std::string link_to_folder(const std::string& name) const override {
+        std::string path(4096, '\0');
+        const ssize_t size = ::readlinkat(descriptor_->number(), name.c_str(), path.data(), path.size());
+        if (size <= 0) return {};
+        path.resize(static_cast<std::size_t>(size));
+        while (path.size() > 1 && path.back() == '/') path.pop_back();
+        const std::string last = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+        struct stat linked = {};
+        struct stat beside = {};
+        const bool is_same = calls.fstatat(descriptor_->number(), name.c_str(), &linked, 0) == 0 &&
+                             calls.fstatat(descriptor_->number(), last.c_str(), &beside, AT_SYMLINK_NOFOLLOW) == 0 &&
+                             S_ISDIR(beside.st_mode) && linked.st_dev == beside.st_dev &&
+                             linked.st_ino == beside.st_ino;
+        return is_same && last != "." && last != ".." ? last : std::string();
+    }
+
+    std::string other_kind(const std::string& name) const override {
+        struct stat status = {};
+        if (calls.fstatat(descriptor_->number(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return {};
+        if (calls.fstatat(descriptor_->number(), name.c_str(), &status, 0) != 0)
+            return errno == ELOOP ? "a link that leads back to itself" : "a broken link";
+        if (S_ISREG(status.st_mode)) return {};
+        return S_ISDIR(status.st_mode)    ? "a folder"
+               : S_ISFIFO(status.st_mode) ? "a pipe"
+               : S_ISSOCK(status.st_mode) ? "a socket"
+                                          : "a device";
     }
 
     bool changed() const override {

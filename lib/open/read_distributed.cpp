@@ -4,19 +4,23 @@
 #include "distributed/zero_files.hpp"
 #include "open/readers.hpp"
 
+#include <filesystem>
+#include <system_error>
+
 namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
 
-/// Returns the last part of a path.
-std::string last_part(std::string path) {
-    while (path.size() > 1 && path.back() == '/') path.pop_back();
-    return path.substr(path.rfind('/') + 1);
+/// Returns the name of the folder at a path, also if the path ends in "." or is a link; an empty text if it has none.
+std::string name_of_folder(const std::string& path) {
+    std::error_code failed;
+    const std::filesystem::path real = std::filesystem::canonical(path, failed);
+    return failed ? std::string() : real.filename().string();
 }
 
 /// Returns the folder of the tag: the one that the shape names, or the folder itself.
 distributed::ZeroTag tag_of(const std::shared_ptr<const Folder>& folder, const FolderShape& shape) {
-    if (!shape.inside) return {.folder = folder, .tag = last_part(folder->name())};
+    if (!shape.inside) return {.folder = folder, .tag = name_of_folder(folder->name())};
     const std::string& name = shape.files.front();
     auto inner = folder->folder(name);
     if (!inner) throw Error(Errc::bad_tag, excerpt(name) + " cannot be opened as a folder");

@@ -387,6 +387,15 @@ std::optional<std::string> marker(const Folder& folder, const FileNames& files, 
     return source->size() > longest ? std::string() : text;
 }
 
+/// Takes a link to a tag as the marker of that name, and not as another tag.
+void follow_link(const Folder& folder, const std::string& name, std::optional<std::string>& text, FolderNames& names) {
+    if (text || !has(names.folders, name)) return;
+    std::string tag = folder.link_to_folder(name);
+    if (tag.empty()) return;
+    std::erase(names.folders, name);
+    text = std::move(tag);
+}
+
 FolderNames level(const Folder& folder) {
     FolderNames names{.files = folder.list(), .folders = folder.folders()};
     std::sort(names.files.begin(), names.files.end());
@@ -479,6 +488,8 @@ FolderNames names_in(const Folder& folder) {
     FolderNames names = level(folder);
     names.latest = marker(folder, names.files, "latest");
     names.latest_universal = marker(folder, names.files, "latest_universal");
+    follow_link(folder, "latest", names.latest, names);
+    follow_link(folder, "latest_universal", names.latest_universal, names);
     names.latest_checkpointed_iteration = marker(folder, names.files, "latest_checkpointed_iteration.txt");
     if (finished_model(names) && !names.latest) return names;
     names.below.reserve(names.folders.size());

@@ -111,6 +111,46 @@ class Inspect(Folders):
         self.assertEqual(module[1], 'zero: stage 2, 2 ranks, tag global_step2, DeepSpeed 0.19.8, fp16')
         self.assertTrue(module[2].startswith('weights: of the module'), module[2])
 
+    def test_the_tag_has_the_name_of_its_folder(self):
+        root = self.copy('z2-w2-two-tags')
+        (root / 'link').symlink_to('global_step1')
+        self.folder = root / 'global_step1'
+        for path in ('.', '../global_step1', '../link', './'):
+            inspect = self.done('inspect', path)
+            self.assertEqual(inspect['layout']['tag'], 'global_step1', path)
+            self.assertIn("read the tag 'global_step1'", inspect['notes'])
+
+    def test_a_link_to_a_tag_is_as_good_as_the_file(self):
+        root = self.copy('z2-w2-two-tags')
+        (root / 'latest').unlink()
+        self.refused('bad_tag', 1, 'inspect', 'run')
+        for target in ('global_step1', './global_step2/', root / 'global_step1'):
+            (root / 'latest').symlink_to(target)
+            inspect = self.done('inspect', 'run')
+            self.assertEqual(inspect['layout']['tag'], pathlib.Path(target).name)
+            self.assertFalse([note for note in inspect['notes'] if 'latest' in note])
+            (root / 'latest').unlink()
+        shutil.copytree(root / 'global_step1', root / 'latest')
+        error = self.refused('bad_tag', 1, 'inspect', 'run')
+        self.assertIn('there are 3 tags', error['message'])
+
+    def test_something_else_with_the_name_of_a_file_is_named(self):
+        root = self.copy('z2-w3-bf16')
+        file = root / ROWS['z2-w3-bf16']['tag'] / 'mp_rank_00_model_states.pt'
+        for kind, make in (('a folder', file.mkdir), ('a pipe', lambda: os.mkfifo(file)),
+                           ('a broken link', lambda: file.symlink_to('nowhere')),
+                           ('a link that leads back to itself', lambda: file.symlink_to(file.name))):
+            file.unlink()
+            make()
+            error = self.refused('rank_missing', 1, 'inspect', 'run')
+            self.assertIn('1 file of a rank is missing: %s (%s has this name)' % (file.name, kind), error['message'])
+            if kind == 'a folder':
+                file.rmdir()
+                file.touch()
+        file.unlink()
+        error = self.refused('rank_missing', 1, 'inspect', 'run')
+        self.assertNotIn('has this name', error['message'])
+
     def test_a_tag_is_opened_by_itself(self):
         root = at('z2-w2-two-tags')
         for tag in ('global_step1', 'global_step2'):
