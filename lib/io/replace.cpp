@@ -120,6 +120,7 @@ Staging::Staging(const std::filesystem::path& target, Kind kind, Existing existi
         if (kind == Kind::file && read_commit_list(place_.parent.number()))
             HiddenSibling::clear(place_.parent.number(), HiddenSibling::suffix, notes_);
         if (existing != Existing::refuse) examine_old();
+        else if (take_published()) return;
         else place_.require_absent();
         claim();
         create_content();
@@ -152,6 +153,47 @@ void Staging::examine_old() {
     old_ = open_at(place_.parent.number(), place_.name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
     if (!old_) throw system_error(errno, "open it");
     lock_old();
+}
+
+/// Takes the folder at the target if a dead process has put it there as the content of this job: then its journal is
+/// still in the sibling, without the content. Otherwise leaves everything as it is, and returns false.
+bool Staging::take_published() {
+    struct stat found = {};
+    const std::string name = '.' + place_.name + HiddenSibling::suffix;
+    const int parent = place_.parent.number();
+    if (!job_.resume || job_.id.empty() || kind_ != Kind::folder || !place_.status(found) || !S_ISDIR(found.st_mode) ||
+        calls.fstatat(parent, name.c_str(), &found, AT_SYMLINK_NOFOLLOW) != 0)
+        return false;
+    HiddenSibling dead = HiddenSibling::recover_abandoned(parent, name);
+    if (!dead) return false;
+    try {
+        const bool has_content = calls.fstatat(dead.folder(), HiddenSibling::content, &found, AT_SYMLINK_NOFOLLOW) == 0;
+        Descriptor published = open_at(parent, place_.name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+        std::vector<std::string> done;
+        if (!has_content && published)
+            journal_ = Journal::resume(dead.folder(), published.number(), job_.id, done, job_.durable);
+        if (!journal_ || done.empty()) {
+            journal_ = {};
+            dead.abandon();
+            return false;
+        }
+        adoptable_.insert(done.begin(), done.end());
+        content_ = std::move(published);
+        sibling_ = std::move(dead);
+        state_ = State::published;
+        return true;
+    } catch (...) {
+        dead.abandon();
+        throw;
+    }
+}
+
+/// Does what the dead process did not come to.
+void Staging::finish_published() {
+    sync(place_.parent.number());
+    remove_journal();
+    sibling_.remove();
+    state_ = State::committed;
 }
 
 /// Returns an empty text if nothing has the name.
@@ -283,6 +325,7 @@ void Staging::add_folder(const std::string& name) {
         throw Error(Errc::already_exists,
                     safemap::quoted(name) + " in it is not a folder, but a folder would be written");
     folders_.push_back(name);
+    if (state_ == State::published) return;
     // EEXIST: a dead process may have created it.
     if (calls.mkdirat(content_.number(), name.c_str(), 0777) != 0 && errno != EEXIST)
         throw system_error(errno, "create the folder " + safemap::quoted(name));
@@ -290,6 +333,7 @@ void Staging::add_folder(const std::string& name) {
 }
 
 OutputFile Staging::add(const std::string& name) {
+    if (state_ == State::published) place_.require_absent();  // it was changed since
     files_.push_back(name);
     OutputFile file = OutputFile::create(files_folder(), name_in_folder(name), job_.durable);
     if (sibling_.denied() != 0) sibling_.grant(files_folder(), name_in_folder(name));
@@ -310,6 +354,7 @@ void Staging::sync(int folder) const {
 
 void Staging::commit(std::span<const std::string> old_files) {
     about_file(place_.target, [&] {
+        if (state_ == State::published) return finish_published();
         set_permissions(old_files);
         set_folder_permissions();
         if (old_) {
@@ -646,6 +691,10 @@ bool Staging::holds_only_ours(int folder, const std::string& prefix) const {
 
 Staging::~Staging() {
     if (state_ == State::committed) return;
+    if (state_ == State::published) {
+        sibling_.abandon();
+        return;
+    }
     const int parent = place_.parent.number();
     const char* name = place_.name.c_str();
     // The rename succeeded, but may not be on the disk. The caller got an error, so take the content back.

@@ -58,6 +58,10 @@ public:
     enum class Kind : std::uint8_t { file, folder };
 
     /// Locks the place and prepares the sibling. Follows a link to a folder; a link to a file is itself replaced.
+    ///
+    /// If the job is resumed and a dead process has put all of it at the target, but has not removed the sibling, that
+    /// content is taken: all its files can be adopted, nothing can be added, and commit() removes the sibling.
+    ///
     /// Throws as require_absent() does; busy; already_exists if the sibling's name is taken by something else, or if
     /// the target is not of this kind; permission_denied.
     Staging(const std::filesystem::path& target, Kind kind, Existing existing = Existing::refuse,
@@ -118,6 +122,8 @@ private:
     bool continue_old(const HiddenSibling& dead);
     void remove_unfinished(int folder, const std::string& prefix) const;
     void create_content();
+    bool take_published();
+    void finish_published();
 
     void sync(int folder) const;
     void set_permissions(std::span<const std::string> old_files) const;
@@ -164,6 +170,7 @@ private:
     Linked linked_;  ///< links in the content to the files that stay
     enum class State : std::uint8_t {
         preparing,
+        published,  ///< a dead process has put the content at the target
         appeared,   ///< content is at the target, which was free
         exchanged,  ///< content is at the target, old target in the sibling
         committed,

@@ -34,7 +34,8 @@ Layout lay_out_at(const std::filesystem::path& out, const Input& input, const Sa
     if (one_file && !options.folders.empty())
         throw Error(Errc::invalid_argument, "folders cannot be written with one file").with_path(out.native());
     const bool new_in_any_case = !one_file && counts_as_new(out, options);
-    if (!options.plan_only && !options.overwrite && !new_in_any_case) io::require_absent(out);
+    const bool may_be_published = !one_file && options.resume;  // by a save that was killed after that
+    if (!options.plan_only && !options.overwrite && !new_in_any_case && !may_be_published) io::require_absent(out);
     return lay_out(input, options, one_file ? std::optional(out.filename().native()) : std::nullopt);
 }
 

@@ -82,6 +82,63 @@ TEST_CASE("a save killed at any system call is continued, and gives the same fil
     }
 }
 
+TEST_CASE("a save that was killed after its folder appeared is finished") {
+    const TempDir dir = TempDir::in_memory();
+    const fs::path in = source_in(dir);
+    const fs::path journal = dir / ".out.safemap-tmp/journal";
+    const auto publish = [&] {
+        for (int nth = 1;; ++nth) {
+            REQUIRE(nth < 400);
+            fs::remove_all(dir / "out");
+            fs::remove_all(dir / ".out.safemap-tmp");
+            REQUIRE(killed_at(nth, in, dir / "out", options_for()));
+            if (fs::exists(dir / "out") && fs::exists(journal)) return;
+        }
+    };
+    const auto refused = [&](const SaveOptions& options) {
+        const auto before = contents_of(dir / "out");
+        CHECK_FAULT(save(dir / "out", Checkpoint::open(in), options), Errc::already_exists);
+        CHECK(contents_of(dir / "out") == before);
+        CHECK(fs::exists(journal));
+    };
+    publish();
+    const auto expected = contents_of(dir / "out");
+
+    SUBCASE("by the same save") {
+        SaveReport report;
+        CHECK_OK(report = save(dir / "out", Checkpoint::open(in), options_for()));
+        CHECK(report.resumed.size() == count + 1);
+        CHECK(report.bytes_read == 0);
+        CHECK(contents_of(dir / "out") == expected);
+        CHECK(names_in(dir.path()) == Names{"in.safetensors", "out"});
+        CHECK_FAULT(save(dir / "out", Checkpoint::open(in), options_for()), Errc::already_exists);
+    }
+    SUBCASE("but not without resume, or with other options") {
+        SaveOptions options = options_for();
+        options.resume = false;
+        refused(options);
+        options = options_for();
+        options.checksums = true;
+        refused(options);
+        CHECK_OK(save(dir / "out", Checkpoint::open(in), options_for()));
+    }
+    SUBCASE("but not if a file was changed or removed since") {
+        const fs::path file = dir / "out/model.safetensors.index.json";
+        REQUIRE(fs::exists(file));
+        fs::remove(file);
+        refused(options_for());
+        CHECK(!fs::exists(file));
+        dir.write("out/model.safetensors.index.json", "{}");
+        refused(options_for());
+    }
+    SUBCASE("but not if another folder has its name") {
+        fs::copy(dir / "out", dir / "copy", fs::copy_options::recursive);
+        fs::remove_all(dir / "out");
+        fs::rename(dir / "copy", dir / "out");
+        refused(options_for());
+    }
+}
+
 TEST_CASE("a save with a different input or different options is not continued") {
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
