@@ -1,6 +1,7 @@
 // Whole tensors of one model rank, in the order of its module.
 #include "distributed/zero_gather.hpp"
 
+#include "base/faults.hpp"
 #include "base/text.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_runs.hpp"
@@ -470,10 +471,12 @@ Gathered gather(const RankSet& ranks, const RankSources& sources, const GatherOp
     const ParameterMaker maker(ranks, sources, options.optimizer);
     if (options.optimizer) check_steps(ranks);
     std::vector<Weight> masters;
-    each_parameter(ranks, [&](const Parameter& parameter, std::span<const PartitionRun> runs) {
+    const auto add = [&](const Parameter& parameter, std::span<const PartitionRun> runs) {
         masters.push_back({parameter.name, maker.master(parameter, runs), Kind::master,
                            options.optimizer ? maker.state(parameter, runs) : Named()});
-    });
+    };
+    // The shapes are those of the first file.
+    about_file(ranks.models.front().file, [&] { each_parameter(ranks, add); });
     ByName known;
     known.add(std::move(masters));
     known.add(frozen_weights(ranks, sources));

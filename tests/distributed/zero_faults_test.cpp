@@ -237,6 +237,11 @@ TEST_CASE("a shape of more elements than 64 bits count") {
     run.model()["param_shapes"][std::size_t{0}]["embed.weight"] = pt::size({std::uint64_t{1} << 62, 1});
     run.model()["param_shapes"][std::size_t{0}]["up.weight"] = pt::size({std::uint64_t{1} << 62, 3});
     refused(run, {Errc::shape_overflow, Errc::not_covered, Errc::piece_mismatch}, {});
+    run.model()["param_shapes"][std::size_t{0}]["embed.weight"] = pt::size({std::uint64_t{1} << 62, 3});
+    const auto error = error_of_files(run.packed());
+    REQUIRE(error.has_value());
+    CHECK(error->message() == "the total size of the parameters does not fit in 64 bits");
+    CHECK(error->path().ends_with("mp_rank_00_model_states.pt"));
 }
 
 TEST_CASE("a shape with negative dimensions") {
