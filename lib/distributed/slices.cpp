@@ -30,10 +30,6 @@ constexpr std::uint64_t most_parts = 4096;  // parts that one parameter may cons
 
 using Kind = Gathered::Weight::Kind;
 
-std::string rank_prefix(std::uint64_t number) {
-    return (number < 10 ? "mp_rank_0" : "mp_rank_") + std::to_string(number) + '/';
-}
-
 /// A part of a weight that two ranks hold.
 struct SharedPiece {
     LazyTensor first;
@@ -539,6 +535,10 @@ private:
 };
 
 }  // namespace
+
+std::string rank_prefix(std::uint64_t number) {
+    return (number < 10 ? "mp_rank_0" : "mp_rank_") + std::to_string(number) + '/';
+}
 
 Gathered merge(std::vector<ModelRank> ranks, const UniversalInfo* info) {
     if (ranks.empty()) return {};

@@ -18,6 +18,9 @@ struct ModelRank {
     Gathered gathered = {};
 };
 
+/// Returns "mp_rank_00/", which the names of weights begin with that are listed by model rank.
+std::string rank_prefix(std::uint64_t number);
+
 /// Returns the whole weights of all ranks of tensor parallelism, in ascending order of their numbers, with their
 /// optimizer state. One rank is returned as it is. Parameters that no rule names are joined along dimension 0, as
 /// ds_to_universal joins them. All weights if `info` is null or has a fault, and otherwise those whose rule does not

@@ -49,7 +49,7 @@ struct StateName {
     std::size_t place = 0;
 };
 
-/// What the files of all ranks have under one name of the state of a group.
+/// The tensors of all ranks under one name of the state of a group.
 class SeenState {
 public:
     /// Adds a tensor of `length` elements of a rank; `fits` if it has one for each of the `partition`.
@@ -152,7 +152,7 @@ private:
 
     const RankSet& set_;
     const RankSources& sources_;
-    std::vector<std::vector<StateName>> names_ = {};  ///< of the state, by group
+    std::vector<std::vector<StateName>> names_ = {};  ///< names of the state, by group
 };
 
 /// The frozen fragments of a file, by name. All ranks list them in the same order: only if one does not, its names are

@@ -52,7 +52,8 @@ Gathered list_weights(const RankSet& ranks, const RankSources& sources, std::vec
 /// Returns the 16-bit weights and the buffers: the module, as the engine computes with it.
 Gathered gather_module(const RankSet& ranks);
 
-/// Returns the unnamed masters of stage 0, as `fp32/GROUP/NUMBER`, and then the buffers.
+/// Returns the unnamed masters of stage 0, as `fp32/GROUP/NUMBER`, or `fp32/GROUP` where a group is one flat tensor,
+/// and then the buffers.
 Gathered gather_unnamed(const RankSet& ranks);
 
 /// Returns the names of the state that has an element for each of a parameter: "exp_avg", "exp_avg_sq".

@@ -87,14 +87,30 @@ bool is_of_partition(const LazyTensor* tensor) {
     return tensor != nullptr && !tensor->shape().empty() && tensor->element_count() > 1;
 }
 
+/// The names under which the weights are listed: those of a model rank begin with its number if they are not merged.
+class ListedNames {
+public:
+    explicit ListedNames(const Gathered& gathered) {
+        for (const Gathered::Weight& weight : gathered.weights)
+            if (weight.kind == Gathered::Weight::Kind::master) all_.insert(weight.name);
+    }
+    std::string of(const RankSet& set, std::string name) const {
+        std::string own = rank_prefix(set.models.front().model_rank) + name;
+        return all_.contains(own) ? own : name;
+    }
+
+private:
+    std::unordered_set<std::string_view> all_ = {};
+};
+
 /// The `optimizer_state_dict` of the first file of each model rank.
 using Inners = std::vector<Value>;
 
 /// The state of a parameter besides its tensors of the parameter's shape, such as its step.
 class OtherState {
 public:
-    OtherState(const ZeroRun& run, const Inners& inners) {
-        for (std::size_t i = 0; i < run.sets.size(); ++i) add(run.sets[i], inners[i]);
+    OtherState(const ZeroRun& run, const Inners& inners, const ListedNames& listed) {
+        for (std::size_t i = 0; i < run.sets.size(); ++i) add(run.sets[i], inners[i], listed);
     }
 
     /// Calls add(name, node) for the values that `state` does not have.
@@ -108,14 +124,15 @@ public:
     }
 
 private:
-    void add(const RankSet& set, const Value& inner) {
+    void add(const RankSet& set, const Value& inner, const ListedNames& listed) {
         const std::size_t groups = set.models.front().groups.size();
         const auto states = states_of(inner, set.stage(), set.optimizers.front().masters.size());
         const std::vector<std::string> names = state_names(set);
         const std::unordered_set<std::string_view> known(names.begin(), names.end());
         for (std::size_t group = 0; group < groups && group < states.size(); ++group) {
             if (!states[group] || !states[group]->is_dict()) continue;
-            for (std::string& name : names_of_group(set, group)) groups_.emplace(std::move(name), values_.size());
+            for (std::string& name : names_of_group(set, group))
+                groups_.emplace(listed.of(set, std::move(name)), values_.size());
             values_.push_back(entries_of(*states[group]));
             // A parameter without elements has none of these.
             std::erase_if(values_.back(), [&](const auto& entry) { return known.contains(entry.first); });
@@ -145,23 +162,24 @@ template <class Others> NodeId state_dict(TreeMaker& maker, const Gathered& gath
 }
 
 /// Returns the names of the parameters of a group, over all model ranks.
-std::vector<NodeId> names_in_group(TreeMaker& maker, const ZeroRun& run, std::size_t group) {
+std::vector<NodeId> names_in_group(TreeMaker& maker, const ZeroRun& run, const ListedNames& listed, std::size_t group) {
     std::unordered_set<std::string> known;
     std::vector<NodeId> names;
     for (const RankSet& set : run.sets) {
         if (group >= set.models.front().groups.size()) continue;
-        for (const std::string& name : names_of_group(set, group))
-            if (known.insert(name).second) names.push_back(maker.text(name));
+        for (std::string& name : names_of_group(set, group))
+            if (const auto [found, is_new] = known.insert(listed.of(set, std::move(name))); is_new)
+                names.push_back(maker.text(*found));
     }
     return names;
 }
 
 /// Returns the list of groups with the names of their parameters, where it has as many groups as `param_shapes`.
-NodeId parameter_groups(TreeMaker& maker, const Value& groups, const ZeroRun& run) {
+NodeId parameter_groups(TreeMaker& maker, const Value& groups, const ZeroRun& run, const ListedNames& listed) {
     const std::vector<Value> items = groups.is_list() ? groups.items() : std::vector<Value>();
     if (items.size() != run.first_model().groups.size()) return groups.node();
     for (std::size_t i = 0; i < items.size(); ++i)
-        if (items[i].is_dict()) maker.set(items[i].node(), "params", maker.list(names_in_group(maker, run, i)));
+        if (items[i].is_dict()) maker.set(items[i].node(), "params", maker.list(names_in_group(maker, run, listed, i)));
     return groups.node();
 }
 
@@ -211,7 +229,8 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
     Inners inners;
     for (const NodeId root : roots) inners.emplace_back(copy, root);
     const Value& inner = inners.front();
-    const OtherState others(run, inners);
+    const ListedNames listed(gathered);
+    const OtherState others(run, inners, listed);
     Entries optimizer;
     optimizer.emplace_back("state", state_dict(maker, gathered, [&](const Gathered::Weight& weight, const auto& add) {
                                if (weight.kind == Gathered::Weight::Kind::master)
@@ -219,7 +238,7 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
                            }));
     const auto state = inner.find(first.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
     if (const auto groups = state ? state->find("param_groups") : std::nullopt)
-        optimizer.emplace_back("param_groups", parameter_groups(maker, *groups, run));
+        optimizer.emplace_back("param_groups", parameter_groups(maker, *groups, run, listed));
     for (const auto& [name, value] : inner.entries())
         if (!is_partition_field(name)) optimizer.emplace_back(name, value.node());
     return finish(maker, std::move(optimizer), training_state(model));

@@ -197,3 +197,47 @@ TEST_CASE("modules without tensors are named, whatever dots their names have") {
     CHECK(!notes_on({std::string(400'000, '.'), "a"}).empty());
     CHECK(std::clock() - begin < 2 * CLOCKS_PER_SEC);
 }
+
+TEST_CASE("slices that no rule merges keep all state of their optimizer, under their own names") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        Run run = Forge::run(small(stage, 2));
+        each_module(run, [](pt::Value& file) { file["mp_world_size"] = pt::integer(2); });
+        const auto files = run.files;
+        for (const auto& [name, value] : files) {
+            std::string other = name;
+            other.replace(other.find("mp_rank_00"), 10, "mp_rank_01");
+            run.files[other] = value;
+        }
+        const Opened opened(run);
+        const auto optimizer = opened.checkpoint.optimizer();
+        REQUIRE(optimizer.has_value());
+        for (const std::string rank : {"mp_rank_00", "mp_rank_01"})
+            for (const std::string state : {"exp_avg", "step"}) {
+                const std::string name = "optimizer/state/" + rank + "~1up.weight/" + state;
+                CHECK_MESSAGE(optimizer->find(name) != nullptr, name.c_str());
+            }
+        std::vector<std::string> groups;
+        const StateTree& tree = *optimizer->tree();
+        for (StateTree::NodeId id = 0; id < tree.size(); ++id)
+            if (const auto* const text = std::get_if<std::string>(&tree[id])) groups.push_back(*text);
+        const auto has = [&groups](const char* name) { return std::count(groups.begin(), groups.end(), name) > 1; };
+        CHECK(has("mp_rank_01/up.weight"));  // a key of the state, and a name of a group
+        CHECK(std::count(groups.begin(), groups.end(), "up.weight") == 0);
+    }
+}
+
+TEST_CASE("masters of stage 0 that are one flat tensor of each group are named by the group") {
+    Spec spec = small(0);
+    spec.dtype = Dtype::f16;
+    Run run = Forge::run(spec);
+    OpenOptions options;
+    options.weights = Weights::fp32;
+    const Opened listed(run, options);
+    CHECK(listed.checkpoint.find("fp32/0/0") != nullptr);
+    run.model()["optimizer"].erase("fp32_groups");
+    run.model()["optimizer"].set("fp32_groups_flat", pt::list({pt::tensor(Dtype::f32, {2}, "12345678")}));
+    const Opened opened(run, options);
+    check_tensor(opened.checkpoint, "fp32/0", {Dtype::f32, {2}, "12345678"});
+    CHECK(opened.checkpoint.find("fp32/0/0") == nullptr);
+}
