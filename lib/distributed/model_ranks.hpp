@@ -24,8 +24,8 @@ ParallelDegrees parallel_degrees(const ModelFile& file);
 
 /// Compares the number of model ranks that have files with pp_degree × tp_degree and with mp_world_size of the first
 /// file, of which the larger counts: both are the stages of a pipeline times the ranks of tensor parallelism. A file
-/// with neither says nothing. Throws rank_missing with the names of the files that are missing, and world_mismatch if there
-/// are more model ranks than the file says.
+/// with neither says nothing. Throws rank_missing with the names of the files that are missing, and world_mismatch if
+/// there are more model ranks than the file says.
 void require_model_ranks(const ModelFile& first, const ZeroFiles& files);
 
 /// Compares the number of files of model states that stage 3 writes, one for each rank of data parallelism, with
