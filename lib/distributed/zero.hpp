@@ -42,6 +42,7 @@ struct ModelFile {
     std::string file = {};                  ///< path in the folder
     std::uint32_t rank = 0;                 ///< rank of data parallelism; 0 where one file serves all ranks
     std::uint32_t model_rank = 0;           ///< rank of tensor or pipeline parallelism
+    std::string saved_as = {};              ///< the name of another rank, if the file was saved under it
     bool has_module = false;                ///< false for a pipeline, whose weights are in the files of its layers
     Named module = {};                      ///< tensors of `module`, in order; stage 3 has placeholders of shape [0]
     std::vector<std::string> objects = {};  ///< names of other values than tensors in `module` and the frozen fragments
@@ -74,6 +75,7 @@ struct OptimizerFile {
     std::string file = {};
     std::uint32_t rank = 0;
     std::uint32_t model_rank = 0;
+    std::string saved_as = {};  ///< the name of another rank, if the file was saved under it
     int stage = 0;
     bool bf16_optimizer = false;                      ///< BF16_Optimizer, which writes no `zero_stage`
     std::vector<std::uint64_t> partition_count = {};  ///< one for each group; one for stage 3

@@ -108,6 +108,15 @@ void check_parameters(const Group& first, const Group& other, const ModelFile& f
     }
 }
 
+template <class File> void require_own_name(const std::vector<File>& files) {
+    for (const File& file : files) {
+        if (file.saved_as.empty()) continue;
+        Error error(Errc::ranks_differ, "the file was saved as " + excerpt(file.saved_as) +
+                                            ": files of ranks were swapped, or one was copied over another");
+        throw error.with_path(file.file).with_hint("give each file the name that it was saved under");
+    }
+}
+
 }  // namespace
 
 void compare_and_drop(const ModelFile& first, ModelFile& file) {
@@ -173,8 +182,10 @@ void compare_sets(const RankSet& first, const RankSet& set) {
 void check_ranks(const RankSet& set) {
     const ModelFile& model = set.models.front();
     if (model.autoep) throw_autoep(model.file);
+    if (!set.optimizers.empty()) check_world(set);
+    require_own_name(set.models);
+    require_own_name(set.optimizers);
     if (set.optimizers.empty()) return;
-    check_world(set);
     check_version(set);
     const OptimizerFile& first = set.optimizers.front();
     if (model.groups.empty())

@@ -34,8 +34,8 @@ void compare_and_drop(const ModelFile& first, ModelFile& file);
 void compare_and_drop(const OptimizerFile& first, OptimizerFile& file);
 
 /// Throws world_mismatch or rank_missing if the files disagree on the number of ranks, ranks_differ if those of models
-/// and optimizers are not of one run, and unsupported_layout for AutoEP. compare_and_drop() must have passed for all
-/// files but the first.
+/// and optimizers are not of one run or a file was saved under the name of another rank, and unsupported_layout for
+/// AutoEP. compare_and_drop() must have passed for all files but the first.
 void check_ranks(const RankSet& ranks);
 
 /// Throws ranks_differ if the first files of two model ranks are not of one run and step.

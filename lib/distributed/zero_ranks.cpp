@@ -288,6 +288,15 @@ torch::Parts parts_of(const std::shared_ptr<const Source>& source, std::span<con
     }
 }
 
+/// Returns the name that a file was saved under, if it is that of another rank. A prefix that differs is no other rank,
+/// and neither is a name that is not DeepSpeed's.
+std::string name_of_another(const std::string& saved_as, const ZeroName& now) {
+    const std::string file = saved_as + ".pt";
+    const auto then = zero_name(file);
+    if (!then || then->kind != now.kind) return {};
+    return then->rank == now.rank && then->model_rank == now.model_rank ? std::string() : file;
+}
+
 }  // namespace
 
 std::vector<std::optional<Value>> states_of(const Value& inner, int stage, std::size_t groups) {
@@ -318,6 +327,7 @@ ModelFile read_model_file(const std::shared_ptr<const Source>& source, const Zer
     const std::span<const std::string_view> wanted =
         detail == Detail::all ? std::span<const std::string_view>() : std::span<const std::string_view>(share_keys);
     torch::Parts parts = parts_of(source, wanted, globals);
+    out.saved_as = name_of_another(parts.saved_as, file.name);
     const Value root(parts.tree);
     read_shapes(root, out);
     read_run(root, out);
@@ -334,6 +344,7 @@ OptimizerFile read_optimizer_file(const std::shared_ptr<const Source>& source, c
     OptimizerFile out{.file = source->name(), .rank = file.name.rank, .model_rank = file.name.model_rank};
     constexpr std::array<std::string_view, 2> wanted{"optimizer_state_dict", "ds_version"};
     torch::Parts parts = parts_of(source, wanted, globals);
+    out.saved_as = name_of_another(parts.saved_as, file.name);
     const Value root(parts.tree);
     const Value inner = root.at("optimizer_state_dict");
     if (const auto version = root.find("ds_version")) out.version = version->text().value_or("");

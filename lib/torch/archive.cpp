@@ -49,6 +49,7 @@ public:
                 const HeldPickle data = pickle_to_its_end(*pickle);
                 out_.take(interpret(data.graph, storages("data/", *pickle), faults_));
             });
+            out_.saved_as = root_.substr(0, root_.size() - 1);
         }
         return std::move(out_);
     }

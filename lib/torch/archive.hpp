@@ -22,7 +22,8 @@ struct Archive {
     std::optional<state::FlatDict> flat = {};  ///< if set, replaces the tree
     std::vector<std::string> notes;  ///< sentences for users: opaque classes, calls that were not made, trailing bytes
     std::vector<StoredChecksum> records;  ///< checksums of zip records, for verify()
-    std::vector<StoragePlace> storages;   ///< all storages, also those without tensors; empty for a plain pickle
+    std::string saved_as = {};  ///< name of the file when it was saved, without its extension; empty if not a zip
+    std::vector<StoragePlace> storages;  ///< all storages, also those without tensors; empty for a plain pickle
 
     /// Takes the tree or the flat dictionary, and appends the notes.
     void take(Rebuilt rebuilt) {

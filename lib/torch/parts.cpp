@@ -103,7 +103,9 @@ Parts read_safe(const Interpret& interpret, const std::shared_ptr<const Source>&
         };
         NamedGlobals unasked(false);
         Archive archive = read_file(refusing, source, globals == nullptr ? unasked : *globals);
-        return Parts{.tree = std::move(archive.tree), .notes = std::move(archive.notes)};
+        return Parts{.tree = std::move(archive.tree),
+                     .notes = std::move(archive.notes),
+                     .saved_as = std::move(archive.saved_as)};
     });
 }
 

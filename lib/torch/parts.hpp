@@ -19,6 +19,9 @@ namespace safemap::SAFEMAP_ABI::torch {
 struct Parts {
     StateTree tree;
     std::vector<std::string> notes;  ///< sentences for users: trailing bytes, keys that are not texts
+    /// Name of the file when it was saved, without its extension: torch names the folder in the zip after it. "archive"
+    /// if the file was saved through a stream; empty if it is not a zip.
+    std::string saved_as = {};
 };
 
 /// Reads the values under these keys of the dictionary that a file of torch.save holds, and returns a dictionary of

@@ -159,8 +159,11 @@ enum class Container : std::uint8_t { zip, legacy };
 /// Writes a value as a file of torch.save.
 class Writer {
 public:
-    static std::string file(const Value& value, Container container = Container::zip) {
+    /// `root` is the folder of the records of a zip.
+    static std::string file(const Value& value, Container container = Container::zip,
+                            const std::string& root = "archive") {
         Writer writer(container);
+        writer.root_ = root;
         const std::string object = writer.pickled(value);
         return container == Container::zip ? writer.zip(forge::pickle(object)) : writer.legacy(object);
     }
@@ -181,11 +184,11 @@ private:
 
     std::string zip(const std::string& pickle) const {
         std::vector<forge::ZipRecord> records;
-        records.push_back({.name = "archive/data.pkl", .bytes = pickle});
-        records.push_back({.name = "archive/byteorder", .bytes = "little"});
+        records.push_back({.name = root_ + "/data.pkl", .bytes = pickle});
+        records.push_back({.name = root_ + "/byteorder", .bytes = "little"});
         for (std::size_t i = 0; i < storages_.size(); ++i)
-            records.push_back({.name = "archive/data/" + std::to_string(i), .bytes = storages_[i]->bytes});
-        records.push_back({.name = "archive/version", .bytes = "3\n"});
+            records.push_back({.name = root_ + "/data/" + std::to_string(i), .bytes = storages_[i]->bytes});
+        records.push_back({.name = root_ + "/version", .bytes = "3\n"});
         return forge::zip(records);
     }
 
@@ -279,6 +282,7 @@ private:
         return {bytes.rbegin(), bytes.rend()};
     }
 
+    std::string root_ = "archive";
     Container container_;
     std::vector<StoragePtr> storages_ = {};
     std::map<const Storage*, std::size_t> numbers_ = {};

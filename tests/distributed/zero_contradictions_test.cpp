@@ -252,6 +252,43 @@ TEST_CASE("ranks of stage 3 are swapped, and tied weights tell") {
     refused(run, Errc::ranks_differ, {"shared_params", run.model_name(1)});
 }
 
+TEST_CASE("files have the names that they were saved under, where nothing else in them tells ranks apart") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        Spec spec = small(stage, 3);
+        spec.ties = {};
+        const Run run = Forge::run(spec);
+        const TempDir dir = TempDir::in_memory();
+        write(dir, run);
+        const auto tag = dir.path() / spec.tag;
+        const auto opened = [&] { return error_of([&] { static_cast<void>(Checkpoint::open(dir.path())); }); };
+        REQUIRE(!opened().has_value());
+
+        std::filesystem::copy_file(tag / run.optimizer_name(0), tag / run.optimizer_name(1),
+                                   std::filesystem::copy_options::overwrite_existing);
+        check_error(opened(), Errc::ranks_differ, {"was saved as", run.optimizer_name(0), run.optimizer_name(1)});
+        write(dir, run);
+        if (stage == 3) {
+            std::filesystem::rename(tag / run.model_name(1), tag / "kept");
+            std::filesystem::rename(tag / run.model_name(2), tag / run.model_name(1));
+            std::filesystem::rename(tag / "kept", tag / run.model_name(2));
+            check_error(opened(), Errc::ranks_differ, {"was saved as", run.model_name(2), run.model_name(1)});
+        }
+    }
+}
+
+TEST_CASE("the prefix of a name, and a name that is not DeepSpeed's, tell nothing") {
+    Run run = Forge::run(small(2, 2));
+    const TempDir dir = TempDir::in_memory();
+    for (const std::string root :
+         {"archive", "bf16_zero_pp_rank_0_mp_rank_00_optim_states", "mp_rank_07_model_states"}) {
+        write(dir, run);
+        dir.write(run.spec.tag + "/" + run.optimizer_name(0),
+                  pt::Writer::file(run.optimizer_file(0), pt::Container::zip, root));
+        check_tensors(Checkpoint::open(dir.path()), Forge::weights(run.spec));
+    }
+}
+
 TEST_CASE("a note on a weight that no file has says what does not list it") {
     Run run = Forge::run(small(3, 2));
     for (const std::uint64_t rank : {0U, 1U}) run.model(rank)["shared_params"] = pt::dict();

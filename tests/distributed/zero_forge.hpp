@@ -180,7 +180,9 @@ struct Run {
     std::map<std::string, std::string> packed() const {
         std::map<std::string, std::string> out = others;
         if (latest) out["latest"] = *latest;
-        for (const auto& [name, value] : files) out[spec.tag + "/" + name] = pt::Writer::file(value, spec.container);
+        for (const auto& [name, value] : files)
+            out[spec.tag + "/" + name] =
+                pt::Writer::file(value, spec.container, std::filesystem::path(name).stem().string());
         return out;
     }
     void write(const std::filesystem::path& root) const {
