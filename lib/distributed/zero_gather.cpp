@@ -72,8 +72,11 @@ private:
     std::uint64_t partition_ = 0;  ///< the longest
 };
 
+/// Most names of state of one group. Optimizers have less than ten; each name is a tensor for each parameter.
+constexpr std::size_t most_state_names = 256;
+
 /// Returns the names of the state of a group that has an element for each of the partitions, in any rank that has a
-/// partition.
+/// partition. Throws pickle_too_large if ranks have more than most_state_names.
 std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
     std::vector<StateName> names;
     std::vector<SeenState> seen;
@@ -85,6 +88,11 @@ std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
             const auto& [name, tensor] = file.state[group][i];
             const auto [found, is_new] = numbers.try_emplace(name, names.size());
             if (is_new) {
+                if (names.size() == most_state_names)
+                    throw Error(Errc::pickle_too_large, "the optimizer has more than " +
+                                                            std::to_string(most_state_names) +
+                                                            " tensors of state for group " + std::to_string(group))
+                        .with_path(file.file);
                 names.push_back({name, i});
                 seen.emplace_back();
             }

@@ -97,6 +97,22 @@ TEST_CASE("a state that one rank lacks is refused, whichever rank it is") {
     }
 }
 
+TEST_CASE("the names of state have a limit, since each is a tensor for each parameter") {
+    Run run = Forge::run(small(2, 2));
+    const auto fill = [&run](int names) {
+        for (const std::uint64_t rank : {0U, 1U}) {
+            pt::Value& state = state_of(run, rank);
+            const pt::Value moment = state["exp_avg"];
+            for (int i = 0; i < names; ++i) state.set("s" + std::to_string(i), moment);
+        }
+    };
+    fill(253);  // beside exp_avg, exp_avg_sq and step
+    const Opened opened(run);
+    CHECK(opened.checkpoint.layout()->optimizer.size() == 255);
+    fill(260);
+    refused(run, Errc::pickle_too_large, {"256", run.optimizer_name(0)});
+}
+
 TEST_CASE("ranks that have padding only need no state, and no rank has any before the first step") {
     Spec spec = small(3, 4);
     spec.groups = {{{"a", {6}}, {"b", {8}}}, {{"gain", {1}}}};
