@@ -59,7 +59,7 @@ TEST_CASE("sub-groups whose optimizer state is not saved have weights, and the o
     Spec spec = small(3, 2);
     spec.sub_group_size = 8;
     Run run = Forge::run(spec);
-    for (const std::uint64_t rank : {0, 1}) {
+    for (const std::uint64_t rank : {0U, 1U}) {
         pt::Value& state = run.state(rank)["optimizer_state_dict"]["state"];
         REQUIRE(state.keys.size() > 2);
         state.erase("0");
@@ -159,7 +159,7 @@ TEST_CASE("state of a partition that is not of its elements is left out, with a 
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
         Run run = Forge::run(small(stage));
-        for (const std::uint64_t rank : {0, 1}) {
+        for (const std::uint64_t rank : {0U, 1U}) {
             pt::Value& state =
                 stage == 3 ? run.state(rank)["optimizer_state_dict"] : run.state(rank)["base_optimizer_state"];
             state["state"]["0"].set("absmax", pt::tensor(Dtype::f32, {2}, "12345678"));
