@@ -132,7 +132,8 @@ struct SaveOptions {
     /// Evicts the bytes of the sources from the page cache once they have been written, so that a large save does not
     /// displace what other programs have cached.
     bool drop_cache = false;
-    /// Progress, cancellation and threads. A number of threads above 8 counts as 8; 0 means 2, or 1 on one processor.
+    /// Progress, cancellation and threads. A number of threads above 8 counts as 8; 0 means 4 if a tensor is in
+    /// several pieces, such as one of many ranks, and else 2, or 1 on one processor.
     Work work = {};
     bool plan_only = false;  ///< computes the layout and the report, and writes nothing
     /// Called once with the plan, on the thread that saves, before space is allocated and any tensor is written; with

@@ -355,13 +355,28 @@ private:
     Watch& watch_;
 };
 
+/// Threads that gather tensors of many pieces, unless the caller gives a number: they wait for the disk, and while they
+/// do, others read pieces. Also more than there are processors.
+constexpr unsigned gathering_threads = 4;
+static_assert(gathering_threads <= saving_threads.most);
+
+unsigned workers_for(std::span<const LazyTensor> tensors, unsigned threads) {
+    const auto in_pieces = [](const LazyTensor& tensor) { return tensor.stored()->piece_count() > 1; };
+    if (threads == 0 && std::any_of(tensors.begin(), tensors.end(), in_pieces)) return gathering_threads;
+    return thread_count(threads, saving_threads);
+}
+
 }  // namespace
 
 void write_files(std::span<const Written> parts, const Monitor& monitor, unsigned threads, bool drop_cache) {
     std::uint64_t bytes = 0;
-    for (const Written& part : parts) bytes = sum_of_sizes(bytes, part.layout.data_bytes);
+    unsigned most = 1;
+    for (const Written& part : parts) {
+        bytes = sum_of_sizes(bytes, part.layout.data_bytes);
+        most = std::max(most, workers_for(part.tensors, threads));
+    }
     Watch watch(monitor, "converting", bytes);
-    Workers workers(threads, 1, largest_buffer, saving_threads);
+    Workers workers(most, 1, largest_buffer, saving_threads);
     std::deque<ShardCopier> engines;
     Evictions evictions;  // for all parts, which may read the same files
     for (const Written& part : parts) engines.emplace_back(part, workers, watch, drop_cache ? &evictions : nullptr);
@@ -373,7 +388,7 @@ void write_files(std::span<const Written> parts, const Monitor& monitor, unsigne
 }
 
 std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& layout, unsigned threads) {
-    const unsigned workers = thread_count(threads, saving_threads);
+    const unsigned workers = workers_for(tensors, threads);
     const std::uint64_t buffer = Workers::buffer_size(workers, 1, largest_buffer);
     std::uint64_t used = 0;
     bool gathers = false;

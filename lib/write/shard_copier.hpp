@@ -19,7 +19,7 @@ struct Written {
 };
 
 /// Allocates every file of every layout, then fills the files one after the other and flushes each to disk. Writes the
-/// head of a file last. Uses the workers that `threads` means (see saving_threads). Fills in the counts of casts in the
+/// head of a file last. Uses the workers that SaveOptions::work says. Fills in the counts of casts in the
 /// layouts, and the digests where headers have places for them. With `drop_cache`, evicts the sources from the page
 /// cache as far as they are written. Takes at most 32 MiB for buffers, 16 bytes a tensor for digests, and for
 /// `drop_cache` what Evictions takes. Has at most twice as many files open as there are workers, plus one. Throws

@@ -6,6 +6,7 @@
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>
+#include <safemap/save.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -315,6 +316,18 @@ TEST_CASE("the prefix of a name, and a name that is not DeepSpeed's, tell nothin
                   pt::Writer::file(run.optimizer_file(0), pt::Container::zip, root));
         check_tensors(Checkpoint::open(dir.path()), Forge::weights(run.spec));
     }
+}
+
+TEST_CASE("tensors of many pieces are gathered by four threads unless the caller says how many") {
+    const auto buffers = [](const Checkpoint& checkpoint, unsigned threads) {
+        SaveOptions options;
+        options.work.threads = threads;
+        options.plan_only = true;
+        return save("/nowhere/out", checkpoint, options).layout.buffer_bytes;
+    };
+    const Opened opened(Forge::run(small(3, 2)));
+    CHECK(buffers(opened.checkpoint, 0) == buffers(opened.checkpoint, 4));
+    CHECK(buffers(opened.checkpoint, 0) == 4 * buffers(opened.checkpoint, 1));
 }
 
 TEST_CASE("a note on a weight that no file has says what does not list it") {
