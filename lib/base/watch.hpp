@@ -17,6 +17,7 @@ class Watch {
 public:
     Watch(const Monitor& monitor, std::string_view stage, std::uint64_t total)
         : monitor_(monitor), stage_(stage), total_(total) {}
+    Watch(Monitor&&, std::string_view, std::uint64_t) = delete;  // it would be gone
 
     void add(std::uint64_t bytes) noexcept { done_.fetch_add(bytes, std::memory_order_relaxed); }
     void check_stop() const {
