@@ -31,6 +31,8 @@ void write_layout(JsonWriter& json, const TrainingLayout& layout) {
     if (layout.world_size) json.member("world_size", *layout.world_size);
     if (!layout.tag.empty()) json.member("tag", layout.tag);
     if (!layout.version.empty()) json.member("version", layout.version);
+    if (!layout.mesh.empty()) json.member("mesh", layout.mesh);
+    if (layout.chunks) json.member("chunks", *layout.chunks);
     if (!layout.optimizer.empty()) json.member("optimizer", layout.optimizer);
     json.end_object();
 }

@@ -28,7 +28,7 @@ namespace checkpoint {
 struct Origin;
 }
 
-/// Returns "safetensors", "torch" or "zero".
+/// Returns "safetensors", "torch", "zero", "dcp" or "fsdp".
 SAFEMAP_API std::string_view name(Format format) noexcept;
 
 /// A small file that is stored beside a model: a configuration, a tokenizer, a licence.

@@ -109,6 +109,11 @@ enum class Errc : std::uint8_t {
     piece_outside,          ///< a part of a tensor that reaches past the tensor
     pieces_overlap,         ///< two parts of a tensor that hold the same element
     not_covered,            ///< elements of a tensor that no part holds
+    piece_missing,          ///< a part or object without a place in the files, or with one that reaches past its file
+    partial_placement,      ///< a tensor whose ranks hold the terms of a sum that was never computed
+    manifest_missing,       ///< flat parameters without a manifest that has their names and shapes
+    manifest_mismatch,      ///< a manifest that contradicts the files
+    unknown_transform,      ///< a part that was stored through an unknown extension
     unsafe_call,            ///< a pickle of a training checkpoint that would run code
 
     // The system failed while working.

@@ -46,7 +46,9 @@ enum class Access : std::uint8_t {
 enum class Format : std::uint8_t {
     safetensors,  ///< a safetensors file, or shards
     torch,        ///< a file that PyTorch wrote, or shards: .pt, .pth, .bin, .ckpt
-    zero          ///< a folder that DeepSpeed wrote (ZeRO), also a universal one
+    zero,         ///< a folder that DeepSpeed wrote (ZeRO), also a universal one
+    dcp,          ///< a folder of torch.distributed.checkpoint (DCP), or safetensors shards with DCP information
+    fsdp          ///< a file for each rank: DTensor, ShardedTensor, flat parameters
 };
 
 /// The weights of a DeepSpeed checkpoint that open() gives.

@@ -115,6 +115,11 @@ constexpr std::array table{
     Row{Errc::piece_outside, "piece_outside", reject_data, "a part of a tensor reaches past the tensor"},
     Row{Errc::pieces_overlap, "pieces_overlap", reject_data, "two parts of a tensor overlap"},
     Row{Errc::not_covered, "not_covered", reject_data, "no part holds some elements of a tensor"},
+    Row{Errc::piece_missing, "piece_missing", reject_data, "a part of a tensor is not in the files"},
+    Row{Errc::partial_placement, "partial_placement", reject_data, "the ranks hold terms of a sum"},
+    Row{Errc::manifest_missing, "manifest_missing", reject_data, "the layout needs a manifest"},
+    Row{Errc::manifest_mismatch, "manifest_mismatch", reject_data, "the manifest contradicts the files"},
+    Row{Errc::unknown_transform, "unknown_transform", reject_data, "a part went through an unknown extension"},
     Row{Errc::unsafe_call, "unsafe_call", reject_data, "the pickle would run code"},
 
     Row{Errc::permission_denied, "permission_denied", check_system, "permission denied"},

@@ -267,7 +267,10 @@ bool is_index(const Source& source) {
 }
 
 std::string_view name_of(Format format) noexcept {
-    if (format == Format::zero) return "zero";  // a folder, which no row recognises
+    // Folders and sets of files, which no row recognises.
+    if (format == Format::zero) return "zero";
+    if (format == Format::dcp) return "dcp";
+    if (format == Format::fsdp) return "fsdp";
     const Row* const row = first_row([=](const Row& each) { return each.read != nullptr && each.format == format; });
     return row == nullptr ? "unknown" : row->name;
 }
