@@ -375,7 +375,8 @@ private:
     /// its weights are asked for.
     Checkpoint open_training(const std::string& path) const {
         Checkpoint checkpoint = Checkpoint::open(path, common.open);
-        if (checkpoint.layout() || common.open.weights != Weights::automatic) return checkpoint;
+        if (checkpoint.layout() || checkpoint.optimizer() || common.open.weights != Weights::automatic)
+            return checkpoint;
         OpenOptions options = common.open;
         options.weights = Weights::fp32;
         const Checkpoint beside = Checkpoint::open(path, options);
@@ -389,9 +390,9 @@ private:
     void add_optimizer(const Checkpoint& in, Around& around) {
         const std::optional<Checkpoint> optimizer = in.optimizer();
         if (!optimizer) {
-            Error error(Errc::invalid_argument, in.layout()
-                                                    ? "--optimizer: the files have no state of an optimizer"
-                                                    : "--optimizer is for folders of DeepSpeed, and this is not one");
+            Error error(Errc::invalid_argument, in.layout() ? "--optimizer: the files have no state of an optimizer"
+                                                            : "--optimizer is for folders of DeepSpeed, and for models "
+                                                              "with a folder optimizer/; this is neither");
             if (!in.layout()) error.with_hint("without --optimizer, all tensors are converted");
             throw std::move(error.with_path(in_.front()));
         }

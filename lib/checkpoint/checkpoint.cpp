@@ -82,10 +82,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, const OpenOptions
 }
 
 Checkpoint Checkpoint::open(std::span<const std::filesystem::path> files, const OpenOptions& options) {
-    std::vector<std::shared_ptr<const Source>> sources;
-    sources.reserve(files.size());
-    for (const auto& file : files) sources.push_back(open_file(file, open::mapping_of(options.access)));
-    return open(sources, options);
+    ThrowFirst faults;
+    return Checkpoint(std::make_shared<const State>(open::read_paths(files, options, faults)));
 }
 
 Checkpoint Checkpoint::open(std::span<const std::shared_ptr<const Source>> files, const OpenOptions& options) {

@@ -68,8 +68,7 @@ FileNames inside(std::string_view folder, FileNames names) {
     const bool sets = shape.what == "sets of rank files";
     Error error(Errc::several_models, std::to_string(shape.files.size()) + ' ' + shape.what + ": " +
                                           listed(sets || shape.inside ? inside(folder, shape.files) : shape.files));
-    if (sets)
-        error.with_hint("safemap does not read a whole set yet; give one of the files to read the part of its rank");
+    if (sets) error.with_hint("give one of these globs in quotes");
     else if (shape.what == "files of weights and no index")
         error.with_hint("give one of them, or all of them together if they are the shards of one checkpoint");
     else error.with_hint("give one of them");

@@ -2,11 +2,15 @@
 #include "base/folder.hpp"
 #include "base/text.hpp"
 #include "io/folder.hpp"
+#include "io/glob.hpp"
 #include "open/formats.hpp"
+#include "open/layouts.hpp"
+#include "open/listed_files.hpp"
 #include "open/stale_copy.hpp"
 
 #include <safemap/advanced/file.hpp>
 
+#include <algorithm>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -36,25 +40,72 @@ private:
     const Located& found_;  ///< the folder inside `folder_` that is read, once it is found
 };
 
+/// Lets a model give the state of its optimizer, if a save has put it into a folder beside the model.
+void add_optimizer(const Located& found, const OpenOptions& options, Contents& contents) {
+    if (contents.optimizer || !has_optimizer(found.folder->name())) return;
+    const auto inner = found.folder->folder(state::optimizer_folder);
+    if (!inner) return;
+    contents.notes.push_back(
+        std::string(state::optimizer_folder) +
+        "/ has the state of the optimizer; Checkpoint::optimizer() gives it, --optimizer converts it");
+    contents.optimizer = [inner, options] {
+        ThrowFirst faults;
+        return read_located(locate(inner), options, faults);
+    };
+}
+
 /// Reads a folder. If the folder is replaced meanwhile, reads it again: the contents may be of two models, or gone.
 Contents read_settled(const std::filesystem::path& path, Mapping mapping, const OpenOptions& options,
                       FaultSink& faults) {
     constexpr int most_attempts = 20;
     for (int attempt = 1;; ++attempt) {
         const auto folder = open_folder(path, mapping);
-        if (attempt == most_attempts) return read_located(locate(folder), options, faults);
         Located found;
         SettledSink settled(faults, *folder, found);
         try {
             found = locate(folder);
-            Contents contents = read_located(found, options, settled);
-            if (!settled.changed()) return contents;
+            Contents contents =
+                read_located(found, options, attempt == most_attempts ? faults : static_cast<FaultSink&>(settled));
+            add_optimizer(found, options, contents);
+            if (attempt == most_attempts || !settled.changed()) return contents;
         } catch (const Replaced&) {
             continue;
         } catch (const Error&) {
-            if (!settled.changed()) throw;
+            if (attempt == most_attempts || !settled.changed()) throw;
         }
     }
+}
+
+std::filesystem::path folder_of(const std::filesystem::path& file) {
+    return file.has_parent_path() ? file.parent_path() : ".";
+}
+
+bool is_folder(const std::filesystem::path& path) {
+    std::error_code ignored;
+    return std::filesystem::is_directory(path, ignored);
+}
+
+/// Reads the DCP folder that a file of metadata belongs to, whatever else the folder holds.
+Contents read_metadata(const std::filesystem::path& file, Mapping mapping, const OpenOptions& options,
+                       FaultSink& faults) {
+    Located found{.folder = open_folder(folder_of(file), mapping)};
+    found.names = state::names_in(*found.folder);
+    found.shape = state::shape_of_dcp(found.names, file.filename().native());
+    return read_located(found, options, faults);
+}
+
+Contents read_matches(const std::filesystem::path& glob, const OpenOptions& options, FaultSink& faults) {
+    const std::vector<std::filesystem::path> paths = paths_matching(glob);
+    if (paths.empty())
+        throw Error(Errc::path_not_found, "nothing matches the glob, and no file has this name")
+            .with_path(glob.native());
+    if (paths.size() == 1) return read_path(paths.front(), options, faults);
+    if (std::none_of(paths.begin(), paths.end(), is_folder)) return read_paths(paths, options, faults);
+    FileNames names;
+    for (const std::filesystem::path& path : paths) names.push_back(path.native());
+    throw Error(Errc::several_models, "the glob matches " + std::to_string(names.size()) + " paths: " + listed(names))
+        .with_path(glob.native())
+        .with_hint("give one of them");
 }
 
 /// Adds a note if the file is one of several that are one checkpoint.
@@ -65,8 +116,7 @@ void note_rank(const std::filesystem::path& path, Contents& contents) {
     if (!one) return;
     std::uint64_t ranks = 0;
     try {
-        const auto parent = path.parent_path();
-        ranks = state::ranks_in_set(*one, open_folder(parent.empty() ? "." : parent, Mapping::never)->list());
+        ranks = state::ranks_in_set(*one, open_folder(folder_of(path), Mapping::never)->list());
     } catch (const Error&) {  // the folder cannot be listed
     }
     if (ranks < 2) return;
@@ -86,10 +136,27 @@ Mapping mapping_of(Access access) {
     throw Error(Errc::invalid_argument, "unknown access mode");
 }
 
-Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {
+Contents read_paths(std::span<const std::filesystem::path> paths, const OpenOptions& options, FaultSink& faults) {
+    if (paths.size() == 1 && state::is_dcp_metadata(paths.front().filename().native()))
+        return read_path(paths.front(), options, faults);
     const Mapping mapping = mapping_of(options.access);
-    std::error_code ignored;
-    if (std::filesystem::is_directory(path, ignored)) return read_settled(path, mapping, options, faults);
+    FileNames names;
+    for (const std::filesystem::path& path : paths) names.push_back(path.filename().native());
+    const FolderShape shape = state::shape_of_files(names);
+    if (shape.kind != ShapeKind::nothing)
+        return read_located({.folder = listed_files(paths, mapping), .names = {.files = names}, .shape = shape},
+                            options, faults);
+    std::vector<std::shared_ptr<const Source>> sources;
+    sources.reserve(paths.size());
+    for (const std::filesystem::path& path : paths) sources.push_back(open_file(path, mapping));
+    return read_files(sources, options, faults);
+}
+
+Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults) {
+    if (is_glob(path)) return read_matches(path, options, faults);
+    const Mapping mapping = mapping_of(options.access);
+    if (is_folder(path)) return read_settled(path, mapping, options, faults);
+    if (state::is_dcp_metadata(path.filename().native())) return read_metadata(path, mapping, options, faults);
 
     const auto source = open_file(path, mapping);
     if (!is_index(*source)) {
@@ -98,8 +165,7 @@ Contents read_path(const std::filesystem::path& path, const OpenOptions& options
         note_rank(path, contents);
         return contents;
     }
-    const auto parent = path.parent_path();
-    return read_shards(*open_folder(parent.empty() ? "." : parent, mapping), source, options, faults);
+    return read_shards(*open_folder(folder_of(path), mapping), source, options, faults);
 }
 
 bool has_optimizer(const std::filesystem::path& path) {

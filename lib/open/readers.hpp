@@ -71,7 +71,11 @@ Located locate(std::shared_ptr<const Folder> folder);
 Contents read_located(const Located& found, const OpenOptions& options, FaultSink& faults);
 /// Returns how the files of a path are mapped.
 Mapping mapping_of(Access access);
-/// Reads a file, an index or a folder of the file system.
+/// Reads several files that the caller names: the files of ranks, which are one set, or the shards of one checkpoint
+/// without an index. Throws several_models if they are several sets.
+Contents read_paths(std::span<const std::filesystem::path> paths, const OpenOptions& options, FaultSink& faults);
+/// Reads a file, an index or a folder of the file system, or the paths that a glob matches. Throws path_not_found if a
+/// glob matches nothing; several_models if it matches several folders or sets of files.
 Contents read_path(const std::filesystem::path& path, const OpenOptions& options, FaultSink& faults);
 /// Returns true if `path` is a folder with a checkpoint of its optimizer in it, as SaveOptions::folders writes it.
 bool has_optimizer(const std::filesystem::path& path);

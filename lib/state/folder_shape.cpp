@@ -463,6 +463,23 @@ std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files) {
     }));
 }
 
+bool is_dcp_metadata(std::string_view file) { return file == ".metadata" || is_rank_metadata(file); }
+
+FolderShape shape_of_dcp(const FolderNames& names, std::string_view file) {
+    if (file == ".metadata") return {.kind = ShapeKind::dcp, .files = {".metadata"}};
+    return {.kind = ShapeKind::dcp, .files = matching(names.files, is_rank_metadata)};
+}
+
+FolderShape shape_of_files(const FileNames& files) {
+    FolderNames names{.files = files};
+    std::sort(names.files.begin(), names.files.end());
+    const auto is_rank_file = [](const std::string& file) { return rank_file(file).has_value(); };
+    if (std::all_of(files.begin(), files.end(), is_rank_file)) return rank_files(names).value_or(FolderShape());
+    for (const Row row : {hf_shards, dcp})
+        if (auto shape = row(names); shape && shape->files.size() == files.size()) return std::move(*shape);
+    return {};
+}
+
 FolderShape shape_of_folder(const FolderNames& names) {
     FolderShape shape = first_of(rows, names);
     name_others(names, shape);
