@@ -120,10 +120,9 @@ JsonWriter as_json(const SaveReport& saved, const Around& around) {
     json.member("unaligned_tensors", saved.layout.unaligned_tensors).member("resumed", saved.resumed);
     json.member("copied", saved.extras);
     write_reading(json, saved);
-    if (around.layout) {
-        write_layout(json, *around.layout);
+    if (around.layout) write_layout(json, *around.layout);
+    if (around.layout && is_deepspeed(*around.layout))
         json.member("weights", around.weights == Weights::module ? "module" : "fp32");
-    }
     if (around.dry_run) {
         json.member("predicted_anon_bytes", around.predicted_anon_bytes(saved));
         json.key("plan").begin_array();
@@ -180,8 +179,10 @@ std::string extras_text(const SaveReport& saved) {
 
 std::string run_text(const Around& around) {
     if (!around.layout) return {};
-    return fmt::format("  layout   {}\n  weights  {}\n", layout_text(*around.layout),
-                       around.weights == Weights::module ? "of the module" : "fp32 masters");
+    std::string text = fmt::format("  layout   {}\n", layout_text(*around.layout));
+    if (is_deepspeed(*around.layout))
+        text += fmt::format("  weights  {}\n", around.weights == Weights::module ? "of the module" : "fp32 masters");
+    return text;
 }
 
 std::string total_text(const SaveReport& saved, const std::string& out, std::string_view verb) {

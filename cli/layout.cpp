@@ -3,7 +3,10 @@
 #include <safemap/advanced/text.hpp>
 
 #include <fmt/core.h>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string_view>
 
 namespace safemap::cli {
@@ -22,6 +25,19 @@ private:
     std::string text_;
 };
 
+std::string kind_text(const TrainingLayout& layout) {
+    std::string text = layout.kind;
+    std::replace(text.begin(), text.end(), '_', ' ');
+    return text;
+}
+
+/// Returns "mesh [2, 4] (dp, tp)".
+std::string mesh_text(const TrainingLayout& layout) {
+    std::string text = fmt::format("mesh [{}]", fmt::join(layout.mesh, ", "));
+    if (!layout.mesh_names.empty()) text += fmt::format(" ({})", fmt::join(layout.mesh_names, ", "));
+    return text;
+}
+
 }  // namespace
 
 void write_layout(JsonWriter& json, const TrainingLayout& layout) {
@@ -31,19 +47,27 @@ void write_layout(JsonWriter& json, const TrainingLayout& layout) {
     if (layout.world_size) json.member("world_size", *layout.world_size);
     if (!layout.tag.empty()) json.member("tag", layout.tag);
     if (!layout.version.empty()) json.member("version", layout.version);
-    if (!layout.mesh.empty()) json.member("mesh", layout.mesh);
+    if (!layout.mesh.empty()) {
+        json.key("mesh").begin_array();
+        for (const std::uint64_t size : layout.mesh) json.value(size);
+        json.end_array();
+    }
     if (layout.chunks) json.member("chunks", *layout.chunks);
     if (!layout.optimizer.empty()) json.member("optimizer", layout.optimizer);
     json.end_object();
 }
 
+bool is_deepspeed(const TrainingLayout& layout) { return layout.kind == "deepspeed" || layout.kind == "universal"; }
+
 std::string layout_text(const TrainingLayout& layout) {
     Words words;
-    if (layout.kind != "deepspeed") words.add(layout.kind);
+    if (layout.kind != "deepspeed" && layout.kind != "dcp") words.add(kind_text(layout));
     if (layout.stage) words.add(fmt::format("stage {}", *layout.stage));
     if (layout.world_size) words.add(count_text(*layout.world_size, "rank"));
+    if (!layout.mesh.empty()) words.add(mesh_text(layout));
     if (!layout.tag.empty()) words.add("tag " + layout.tag);
-    if (!layout.version.empty()) words.add("DeepSpeed " + layout.version);
+    if (!layout.version.empty()) words.add((is_deepspeed(layout) ? "DeepSpeed " : "torch metadata ") + layout.version);
+    if (layout.chunks) words.add(count_text(*layout.chunks, "chunk"));
     return words.add(layout.dtype).text();
 }
 
@@ -54,6 +78,7 @@ Weights weights_given(const TrainingLayout& layout, Weights asked) {
 
 std::string layout_lines(const TrainingLayout& layout, std::string_view format, Weights asked) {
     std::string text = fmt::format("{}: {}\n", format, layout_text(layout));
+    if (!is_deepspeed(layout)) return text;
     text += weights_given(layout, asked) == Weights::module ? "weights: of the module" : "masters: fp32";
     Words optimizer;
     for (const std::string& state : layout.optimizer) optimizer.add(state);

@@ -73,7 +73,7 @@ struct FolderShape {
 /// Returns the shape of the folder itself: the first row of the table that fits. docs/format.md lists the rows.
 FolderShape shape_of_folder(const FolderNames& names);
 /// Returns the shape of files that the caller names one by one: one set of rank files, metadata of DCP, or safetensors
-/// shards with DCP information. Returns nothing (ShapeKind::nothing) if one of the files is none of these.
+/// shards with DCP information. Returns ShapeKind::nothing if one of the files is something else.
 FolderShape shape_of_files(const FileNames& files);
 /// Returns true for `.metadata` and `__R.metadata`, the metadata of DCP.
 bool is_dcp_metadata(std::string_view file);

@@ -277,6 +277,19 @@ class Convert(Folders):
                 self.assertTrue(self.done('diff', at(folder), out)['equal'])
                 self.assertTrue(self.done('verify', out)['ok'])
 
+    def test_the_optimizer_beside_a_converted_model_is_converted_with_it(self):
+        self.done('convert', at('z3-w2-fp16'), 'first', '--optimizer')
+        report = self.done('convert', 'first', 'second', '--optimizer')
+        self.assertIn('optimizer/model.safetensors', report['files'])
+        for folder in ('', '/optimizer'):
+            self.assertTrue(self.done('diff', 'first' + folder, 'second' + folder)['equal'])
+            structure = [self.done('inspect', out + folder, '--structure').get('structure')
+                         for out in ('first', 'second')]
+            self.assertEqual(*structure)
+        report = self.done('convert', 'first', 'third')
+        self.assertTrue(any('--optimizer' in note for note in report['notes']), report['notes'])
+        self.assertFalse((self.folder / 'third/optimizer').exists())
+
     def test_the_structure_of_the_optimizer_is_written_unless_it_is_dropped(self):
         path = at('z3-w2-fp16')
         for how, there in (('auto', True), ('keep', True), ('drop', False)):
