@@ -1,4 +1,4 @@
-"""Tests that codes.py, names.py, prose.py, style.py and count.py find the faults they look for."""
+"""Tests that codes.py, names.py, one_definition.py, prose.py, style.py and count.py find what they look for."""
 import json
 import pathlib
 import tempfile
@@ -7,6 +7,7 @@ import unittest
 import codes
 import count
 import names
+import one_definition
 import prose
 import style
 
@@ -35,6 +36,26 @@ class Codes(unittest.TestCase):
 
     def test_a_code_without_a_test_is_found(self):
         self.assertEqual(self.faults('first second', 'Errc::first // Errc::second'), ['second: no test names it'])
+
+
+class OneDefinition(unittest.TestCase):
+    def faults(self, *sources):
+        with tempfile.TemporaryDirectory() as folder:
+            for i, source in enumerate(sources):
+                path = pathlib.Path(folder, f'lib/{i}.cpp')
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(source)
+            return one_definition.twice(pathlib.Path(folder))
+
+    def test_two_types_of_one_name_are_found(self):
+        one = 'namespace safemap::a {\n\nstruct Row {\n    struct Cell {};\n};\n\n}  // namespace safemap::a\n'
+        self.assertEqual(self.faults(one, one.replace('struct Row', 'class Row final')),
+                         {'safemap::a::Row': ['lib/0.cpp', 'lib/1.cpp']})
+        self.assertEqual(self.faults(one, one.replace('safemap::a', 'safemap::b'), one.replace('Row', 'Line')), {})
+
+    def test_types_in_unnamed_namespaces_are_their_own(self):
+        one = 'namespace safemap {\n\nnamespace {\n\nstruct Row {};\n\n}  // namespace\n\n}  // namespace safemap\n'
+        self.assertEqual(self.faults(one, one), {})
 
 
 class Names(unittest.TestCase):
