@@ -1,8 +1,10 @@
-// Tests which regions of a tensor a rank holds: against lists of indices that are cut as torch.chunk cuts, in plain
-// loops, for random meshes, placements and orders; and single cases, some of them taken from the sources of torch.
+// Tests which regions of a tensor a rank holds: against lists of indices that are cut in plain loops
+// (reference/slow_sharding.hpp), for random meshes, placements and orders; and single cases, some of them taken from
+// the sources of torch.
 #include "distributed/mesh.hpp"
 
 #include "doctest_safemap.hpp"
+#include "reference/slow_sharding.hpp"
 #include "soak.hpp"
 
 #include <safemap/error.hpp>
@@ -13,6 +15,8 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
+#include <utility>
 #include <vector>
 
 using namespace safemap;
@@ -27,7 +31,7 @@ using distributed::Sharding;
 
 namespace {
 
-using Numbers = std::vector<std::uint64_t>;
+using Numbers = slow::Numbers;
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
 Placement replicate() { return {}; }
@@ -36,51 +40,11 @@ Placement strided(std::int64_t dimension, std::uint64_t factor) {
     return {.kind = Placement::Kind::strided, .dimension = dimension, .split_factor = factor};
 }
 
-// The slow twin: a dimension is a list of its indices.
-
-/// Cuts a list as torch.chunk does, and adds empty chunks for the ranks that torch.chunk leaves out.
-std::vector<Numbers> chunks(const Numbers& list, std::uint64_t count) {
-    std::vector<Numbers> out;
-    const std::uint64_t length = (list.size() + count - 1) / count;
-    for (std::size_t at = 0; at < list.size(); at += length)
-        out.emplace_back(list.begin() + static_cast<std::ptrdiff_t>(at),
-                         list.begin() + static_cast<std::ptrdiff_t>(std::min(at + length, list.size())));
-    out.resize(count);
-    return out;
-}
-
-/// Cuts a list as _StridedShard._split_tensor does, and returns the list of one rank.
-Numbers cut(const Numbers& list, std::uint64_t pieces, std::uint64_t ranks, std::uint64_t rank) {
-    Numbers out;
-    for (const Numbers& piece : chunks(list, pieces)) {
-        const Numbers own = chunks(piece, ranks)[rank];
-        out.insert(out.end(), own.begin(), own.end());
-    }
-    return out;
-}
-
-/// A tensor on a mesh, and for each of its dimensions the dimensions of the mesh in the order in which they cut it.
-struct Case {
-    Shape whole = {};
-    Numbers mesh = {};
+/// A tensor on a mesh, and how its placements say so.
+struct Case : slow::Sharded {
     std::vector<Placement> placements = {};
-    std::vector<std::vector<std::size_t>> orders = {};
-    std::vector<std::uint64_t> pieces = {};  ///< by mesh dimension: the pieces of an interleaved cut
 
-    /// Returns the indices of each dimension that a rank holds.
-    std::vector<Numbers> held(const Numbers& coordinates) const {
-        std::vector<Numbers> all;
-        for (std::size_t d = 0; d < whole.size(); ++d) {
-            Numbers list(whole[d]);
-            std::iota(list.begin(), list.end(), 0);
-            for (const std::size_t m : orders[d]) list = cut(list, pieces[m], mesh[m], coordinates[m]);
-            all.push_back(std::move(list));
-        }
-        return all;
-    }
-    std::uint64_t ranks() const {
-        return std::accumulate(mesh.begin(), mesh.end(), std::uint64_t{1}, std::multiplies<>());
-    }
+    Shape shape() const { return Shape(std::span<const std::uint64_t>(whole)); }
 };
 
 /// Returns each element of a box as its place in the local value and in the whole, which are coordinates in turn.
@@ -133,7 +97,7 @@ void compare(const Case& one, const Sharding& sharding) {
         if (sharding.replica_of(at) == 0) elements += seen;
     }
     CHECK(covered.size() == elements);
-    CHECK(elements == volume(one.whole));
+    CHECK(elements == volume(one.shape()));
     if (several) CHECK(sharding.interleaves());
 }
 
@@ -169,17 +133,12 @@ Case random_case(Random& random) {
     return one;
 }
 
-/// Spells the orders of a case as factors, as DTensorSpec._convert_shard_order_to_StridedShard does: the factor of a
-/// mesh dimension is the product of the sizes of those that come before it in the order and after it in the mesh.
+/// Spells the orders of a case as factors.
 void spell_as_factors(Case& one) {
     for (std::size_t d = 0; d < one.orders.size(); ++d)
-        for (std::size_t i = 0; i < one.orders[d].size(); ++i) {
-            const std::size_t m = one.orders[d][i];
-            std::uint64_t factor = 1;
-            for (std::size_t j = 0; j < i; ++j)
-                if (one.orders[d][j] > m) factor *= one.mesh[one.orders[d][j]];
-            if (factor > 1) one.placements[m] = strided(static_cast<std::int64_t>(d), factor);
-        }
+        for (const std::size_t m : one.orders[d])
+            if (const std::uint64_t factor = one.factor(d, m); factor > 1)
+                one.placements[m] = strided(static_cast<std::int64_t>(d), factor);
 }
 
 TEST_CASE("random placements whose factors spell the order of the cuts") {
@@ -187,7 +146,7 @@ TEST_CASE("random placements whose factors spell the order of the cuts") {
     for (int round = 0; round < soak::rounds(4000); ++round) {
         Case one = random_case(random);
         spell_as_factors(one);
-        compare(one, Sharding(one.whole, one.mesh, one.placements, CutOrder::by_factors));
+        compare(one, Sharding(one.shape(), one.mesh, one.placements, CutOrder::by_factors));
     }
 }
 
@@ -198,7 +157,7 @@ TEST_CASE("random placements with a stated order of the cuts") {
         std::vector<Sharding::Order> orders;
         for (std::size_t d = 0; d < one.orders.size(); ++d)
             if (!one.orders[d].empty()) orders.push_back({d, Numbers(one.orders[d].begin(), one.orders[d].end())});
-        compare(one, Sharding(one.whole, one.mesh, one.placements, CutOrder::by_factors, orders));
+        compare(one, Sharding(one.shape(), one.mesh, one.placements, CutOrder::by_factors, orders));
     }
 }
 
@@ -212,7 +171,7 @@ TEST_CASE("random interleaved placements in the order of the mesh") {
             one.pieces[m] = random(1, 5);
             one.placements[m] = strided(one.placements[m].dimension, one.pieces[m]);
         }
-        compare(one, Sharding(one.whole, one.mesh, one.placements, CutOrder::by_mesh));
+        compare(one, Sharding(one.shape(), one.mesh, one.placements, CutOrder::by_mesh));
     }
 }
 
