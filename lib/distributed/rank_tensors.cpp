@@ -224,6 +224,12 @@ std::vector<RankTensors::Group> RankTensors::groups_of_shards(std::size_t i) con
     }
     for (std::size_t n = 0; n < shards.size(); ++n) {
         if (holders[n] > 0 || element_count(shards[n].extent) == 0) continue;
+        const auto same = [&](const StatedShard& one) {
+            return one.start == shards[n].start && one.extent == shards[n].extent;
+        };
+        if (std::find_if(shards.begin(), shards.end(), same) != shards.begin() + static_cast<std::ptrdiff_t>(n))
+            throw Error(Errc::pieces_overlap, "element " + to_string(shards[n].start) +
+                                                  " is in two shards: the metadata list one of them twice");
         const std::string rank = shards[n].rank ? " to rank " + std::to_string(*shards[n].rank) : std::string();
         throw Error(Errc::piece_missing, "the shard " + to_string(shards[n].start) + " + " +
                                              to_string(shards[n].extent) + ", which the metadata give" + rank +

@@ -58,9 +58,10 @@ std::optional<NodeId> placement_field(const StateTree& tree, NodeId node, std::s
                                       std::uint32_t argument) {
     if (const auto found = part_of(tree, node, name)) return found;
     if (const auto found = part_of(tree, node, other)) return found;
-    const auto& object = std::get<Opaque>(tree[node]);
-    if (argument >= object.arguments || argument >= object.children.size()) return std::nullopt;
-    return object.children[argument].second;
+    const auto* const object = std::get_if<Opaque>(&tree[node]);
+    if (object == nullptr || argument >= std::min<std::size_t>(object->arguments, object->children.size()))
+        return std::nullopt;
+    return object->children[argument].second;
 }
 
 [[noreturn]] void refuse_dimension(const Placement& placement, std::size_t rank) {

@@ -372,8 +372,7 @@ void RankSources::add(const std::shared_ptr<const Source>& source) {
 
 void RankSources::add(const LazyTensor& value) {
     const StoredTensor& stored = *value.stored();
-    stored.each_piece(
-        [&](const StoredTensor::Piece& piece, std::size_t) { add(stored.shared_source(piece.source)); });
+    stored.each_piece([&](const StoredTensor::Piece& piece, std::size_t) { add(stored.shared_source(piece.source)); });
 }
 
 const std::shared_ptr<const SourceTable>& RankSources::table() const {
