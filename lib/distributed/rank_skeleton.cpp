@@ -74,8 +74,8 @@ private:
             for (std::size_t i = 0; i < sequence->items.size(); ++i)
                 add(sequence->items[i], [&] { return state::item_segment(sequence->kind, i); });
         } else if (const auto* const object = std::get_if<StateTree::Opaque>(&tree_[node])) {
-            for (const auto& [name, child] : object->children)
-                add(child, [&] { return name.empty() ? std::string("~value") : state::child_segment(name); });
+            for (const auto& part : object->children)
+                add(part.second, [&] { return state::child_segment(part.first); });
         }
         return out;
     }
