@@ -100,7 +100,7 @@ LazyTensor joined_pieces(const Manifest& manifest, const FlatGroup& group, const
 }
 
 /// Returns how many elements all ranks have of a tensor that repeats a part of a flat one.
-std::uint64_t ignored_elements(const RankSet& set, std::size_t i) {
+std::uint64_t ignored_elements(const RankFileSet& set, std::size_t i) {
     std::uint64_t count = 0;
     for (const RankShare& share : set.shares) count += share.parts[i].offset;
     return count;
@@ -109,7 +109,7 @@ std::uint64_t ignored_elements(const RankSet& set, std::size_t i) {
 /// The parameters of FSDP1 that take the places of the tensors in the files.
 class Replacement {
 public:
-    Replacement(const RankSet& set, const RankTensors& tensors, const Manifest& manifest) : manifest_(manifest) {
+    Replacement(const RankFileSet& set, const RankTensors& tensors, const Manifest& manifest) : manifest_(manifest) {
         std::unordered_map<std::string_view, const FlatGroup*> groups;
         for (const FlatGroup& group : manifest.groups) groups.emplace(group.key, &group);
         const auto& all = set.skeleton->tensors();
@@ -142,7 +142,7 @@ public:
 private:
     using Items = std::vector<std::pair<NodeId, NodeId>>;
 
-    void add(const FlatGroup& group, const RankSet& set, const RankTensors& tensors, std::size_t i) {
+    void add(const FlatGroup& group, const RankFileSet& set, const RankTensors& tensors, std::size_t i) {
         const SkeletonTensor& described = set.skeleton->tensors()[i];
         LazyTensor flat = tensors.tensor(i);
         if (described.role == TensorRole::piece)
@@ -282,12 +282,12 @@ Skeleton::RoleOf roles_beside_flat(const Manifest& manifest) {
     };
 }
 
-void replace_flat_parameters(StateTree& tree, const RankSet& set, const RankTensors& tensors,
+void replace_flat_parameters(StateTree& tree, const RankFileSet& set, const RankTensors& tensors,
                              const Manifest& manifest) {
     Replacement(set, tensors, manifest).apply(tree);
 }
 
-StateTree parameters_of_chunks(const RankSet& set, const RankTensors& tensors, const Manifest& manifest) {
+StateTree parameters_of_chunks(const RankFileSet& set, const RankTensors& tensors, const Manifest& manifest) {
     const StateTree& tree = set.skeleton->tree();
     const auto& layers = list_at(tree, tree.root())->items;
     if (layers.size() != manifest.layers.size())

@@ -23,9 +23,10 @@ Skeleton::RoleOf roles_beside_flat(const Manifest& manifest);
 /// Replaces the flat parameters of `tree`, the tree of the skeleton, by the parameters in them. The tensors must have
 /// been made. Throws manifest_mismatch, with the path of the manifest, if it describes other tensors than the files
 /// have, or other sizes; and what whole() throws.
-void replace_flat_parameters(StateTree& tree, const RankSet& set, const RankTensors& tensors, const Manifest& manifest);
+void replace_flat_parameters(StateTree& tree, const RankFileSet& set, const RankTensors& tensors,
+                             const Manifest& manifest);
 
 /// Returns a dictionary of the parameters of layers that the ranks hold as chunks. Throws likewise.
-StateTree parameters_of_chunks(const RankSet& set, const RankTensors& tensors, const Manifest& manifest);
+StateTree parameters_of_chunks(const RankFileSet& set, const RankTensors& tensors, const Manifest& manifest);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -105,11 +105,12 @@ std::uint64_t size_after(const Cut& cut, std::uint64_t coordinate, std::uint64_t
 /// tensor, in the order that their factors spell. Goes from the last to the first: each is inserted before the cuts
 /// that it precedes.
 std::vector<Cut> by_factors(std::span<const std::size_t> dimensions, std::span<const std::uint64_t> mesh,
-                            std::span<const Placement> placements) {
+                            std::span<const MeshPlacement> placements) {
     std::vector<Cut> order;
     for (std::size_t i = dimensions.size(); i-- > 0;) {
         const std::size_t d = dimensions[i];
-        const std::uint64_t factor = placements[d].kind == Placement::Kind::strided ? placements[d].split_factor : 1;
+        const std::uint64_t factor =
+            placements[d].kind == MeshPlacement::Kind::strided ? placements[d].split_factor : 1;
         std::uint64_t product = 1;
         std::size_t place = 0;
         while (product != factor && place < order.size() && product < factor) product *= order[place++].ranks;
@@ -121,14 +122,15 @@ std::vector<Cut> by_factors(std::span<const std::size_t> dimensions, std::span<c
 }
 
 std::vector<Cut> in_order(std::span<const std::size_t> dimensions, std::span<const std::uint64_t> mesh,
-                          std::span<const Placement> placements) {
+                          std::span<const MeshPlacement> placements) {
     std::vector<Cut> order;
     for (const std::size_t d : dimensions)
-        order.push_back({d, mesh[d], placements[d].kind == Placement::Kind::strided ? placements[d].split_factor : 1});
+        order.push_back(
+            {d, mesh[d], placements[d].kind == MeshPlacement::Kind::strided ? placements[d].split_factor : 1});
     return order;
 }
 
-std::size_t dimension_of(const Placement& placement, std::size_t rank) {
+std::size_t dimension_of(const MeshPlacement& placement, std::size_t rank) {
     const std::int64_t d = placement.dimension;
     return static_cast<std::size_t>(d < 0 ? d + static_cast<std::int64_t>(rank) : d);
 }
@@ -162,24 +164,24 @@ std::string to_string(const Mesh& mesh) {
     return "[" + listed(sizes) + "]" + (mesh.names.empty() ? "" : " (" + listed(mesh.names) + ")");
 }
 
-std::string to_string(std::span<const Placement> placements) {
+std::string to_string(std::span<const MeshPlacement> placements) {
     std::vector<std::string> texts;
-    for (const Placement& one : placements) {
+    for (const MeshPlacement& one : placements) {
         const std::string dimension = std::to_string(one.dimension);
         switch (one.kind) {
-            case Placement::Kind::replicate: texts.emplace_back("Replicate"); break;
-            case Placement::Kind::shard: texts.push_back("Shard(" + dimension + ")"); break;
-            case Placement::Kind::strided:
+            case MeshPlacement::Kind::replicate: texts.emplace_back("Replicate"); break;
+            case MeshPlacement::Kind::shard: texts.push_back("Shard(" + dimension + ")"); break;
+            case MeshPlacement::Kind::strided:
                 texts.push_back("_StridedShard(" + dimension + ", " + std::to_string(one.split_factor) + ")");
                 break;
-            case Placement::Kind::partial: texts.push_back(one.reduction); break;
+            case MeshPlacement::Kind::partial: texts.push_back(one.reduction); break;
         }
     }
     return "(" + listed(texts) + ")";
 }
 
-Sharding::Sharding(Shape whole, std::vector<std::uint64_t> mesh, std::span<const Placement> placements, CutOrder order,
-                   std::span<const Order> orders)
+Sharding::Sharding(Shape whole, std::vector<std::uint64_t> mesh, std::span<const MeshPlacement> placements,
+                   CutOrder order, std::span<const Order> orders)
     : whole_(std::move(whole)), mesh_(std::move(mesh)), cuts_(whole_.size()) {
     assert(placements.size() == mesh_.size());
     std::vector<std::vector<std::size_t>> dimensions(whole_.size());

@@ -30,7 +30,7 @@ std::optional<std::uint64_t> place_of(const Mesh& mesh, std::uint64_t rank);
 std::string to_string(const Mesh& mesh);
 
 /// How the ranks along one dimension of a mesh share a tensor.
-struct Placement {
+struct MeshPlacement {
     enum class Kind : std::uint8_t {
         replicate,  ///< each has all of it
         shard,      ///< each has a chunk of dimension `dimension`, by the rule of torch.chunk
@@ -39,15 +39,15 @@ struct Placement {
     };
     Kind kind = Kind::replicate;
     std::int64_t dimension = 0;      ///< negative numbers count from the last dimension
-    std::uint64_t split_factor = 1;  ///< of `strided`; at least 1
-    std::string reduction = {};      ///< of `partial`: its class, for messages
+    std::uint64_t split_factor = 1;  ///< for `strided`; at least 1
+    std::string reduction = {};      ///< for `partial`: its class, for messages
 
     bool cuts() const noexcept { return kind == Kind::shard || kind == Kind::strided; }
-    friend bool operator==(const Placement&, const Placement&) = default;
+    friend bool operator==(const MeshPlacement&, const MeshPlacement&) = default;
 };
 
 /// Returns "(Replicate, Shard(0))".
-std::string to_string(std::span<const Placement> placements);
+std::string to_string(std::span<const MeshPlacement> placements);
 
 /// A number of consecutive indices of one dimension.
 struct Interval {
@@ -89,9 +89,9 @@ public:
     };
 
     /// `placements` has one entry for each dimension of `mesh`, none of them partial, and each cuts a dimension that
-    /// the tensor has. `orders` may be empty; for dimensions that it names it goes over `order`, and it names all mesh
-    /// dimensions that cut them.
-    Sharding(Shape whole, std::vector<std::uint64_t> mesh, std::span<const Placement> placements, CutOrder order,
+    /// the tensor has. `orders` may be empty. For the dimensions that it names, it is used in place of `order`; it
+    /// lists all mesh dimensions that cut them.
+    Sharding(Shape whole, std::vector<std::uint64_t> mesh, std::span<const MeshPlacement> placements, CutOrder order,
              std::span<const Order> orders = {});
 
     const Shape& whole() const noexcept { return whole_; }

@@ -128,22 +128,6 @@ private:
     std::string module_;
 };
 
-void compare(const std::vector<OlmoRank>& ranks, const RankNames& names) {
-    for (std::size_t r = 1; r < ranks.size(); ++r) {
-        const bool same = ranks[r].handles.size() == ranks[0].handles.size();
-        for (std::size_t h = 0; same && h < ranks[r].handles.size(); ++h)
-            if (ranks[r].handles[h].data.dtype() != ranks[0].handles[h].data.dtype())
-                throw Error(Errc::ranks_differ,
-                            "the dtypes differ between ranks: " + std::string(name(ranks[0].handles[h].data.dtype())) +
-                                " in " + excerpt(names.file(0)) + ", " +
-                                std::string(name(ranks[r].handles[h].data.dtype())) + " in this file")
-                    .with_path(names.file(r));
-        if (same && ranks[r].parameters == ranks[0].parameters) continue;
-        throw Error(Errc::ranks_differ, "the names or shapes of parameters are not those in " + excerpt(names.file(0)))
-            .with_path(names.file(r));
-    }
-}
-
 }  // namespace
 
 bool is_olmo_rank(const StateTree& tree) {
@@ -164,8 +148,19 @@ OlmoRank read_olmo_rank(const StateTree& tree) {
     return out;
 }
 
-StateTree parameters_of_olmo(const std::vector<OlmoRank>& ranks, const RankNames& names) {
-    compare(ranks, names);
+void compare_and_drop(const OlmoRank& first, const std::string& first_file, OlmoRank& rank) {
+    const auto differ = [&](const std::string& what) {
+        throw Error(Errc::ranks_differ, what + " are not those in " + excerpt(first_file));
+    };
+    if (rank.handles.size() != first.handles.size() || rank.parameters != first.parameters)
+        differ("the names or shapes of parameters");
+    for (std::size_t h = 0; h < rank.handles.size(); ++h)
+        if (rank.handles[h].data.dtype() != first.handles[h].data.dtype())
+            differ("the dtypes, such as " + std::string(name(rank.handles[h].data.dtype())) + ",");
+    rank.parameters = {};
+}
+
+StateTree parameters_of_olmo(const std::vector<OlmoRank>& ranks) {
     RankSources sources;
     const std::vector<OlmoParameter>& parameters = ranks.front().parameters;
     std::vector<std::vector<FlatPart>> parts(parameters.size());

@@ -2,8 +2,6 @@
 // the parameters in them, and which elements of each the rank has.
 #pragma once
 
-#include "distributed/rank_names.hpp"
-
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/state_tree.hpp>
 
@@ -36,7 +34,7 @@ struct OlmoParameter {
 
 /// The file of one rank.
 struct OlmoRank {
-    std::vector<OlmoParameter> parameters = {};  ///< of all handles
+    std::vector<OlmoParameter> parameters = {};  ///< in the order of the handles
     std::vector<OlmoHandle> handles = {};
 };
 
@@ -47,8 +45,11 @@ bool is_olmo_rank(const StateTree& tree);
 /// Throws field_missing; piece_outside if elements are outside their parameter or the flat tensor.
 OlmoRank read_olmo_rank(const StateTree& tree);
 
-/// Returns a dictionary of the parameters. Throws ranks_differ, with the path of a file, if the ranks list other
-/// parameters than the first one; what whole() throws.
-StateTree parameters_of_olmo(const std::vector<OlmoRank>& ranks, const RankNames& names);
+/// Throws ranks_differ if a rank lists other parameters than the first one, whose file is `first_file`, or has other
+/// dtypes. Frees the list of the rank.
+void compare_and_drop(const OlmoRank& first, const std::string& first_file, OlmoRank& rank);
+
+/// Returns a dictionary of the parameters, which the first rank lists. Throws what whole() throws.
+StateTree parameters_of_olmo(const std::vector<OlmoRank>& ranks);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -290,12 +290,22 @@ std::uint64_t count_of(const StateTree& tree, NodeId node, std::string_view name
     return static_cast<std::uint64_t>(*number);
 }
 
-std::uint32_t RankMeshes::add(Mesh mesh) {
-    const std::uint64_t digest = digest_of(mesh);
-    const std::lock_guard lock(mutex_);
+std::optional<std::uint32_t> RankMeshes::find(const Mesh& mesh, std::uint64_t digest) const {
     const auto [begin, end] = by_digest_.equal_range(digest);
     for (auto one = begin; one != end; ++one)
         if (meshes_[one->second] == mesh) return one->second;
+    return std::nullopt;
+}
+
+std::uint32_t RankMeshes::add(Mesh mesh, const std::function<void(const Mesh&)>& check) {
+    const std::uint64_t digest = digest_of(mesh);
+    {
+        const std::lock_guard lock(mutex_);
+        if (const auto known = find(mesh, digest)) return *known;
+    }
+    check(mesh);
+    const std::lock_guard lock(mutex_);
+    if (const auto known = find(mesh, digest)) return *known;  // another thread has added it
     const auto number = static_cast<std::uint32_t>(meshes_.size());
     meshes_.push_back(std::move(mesh));
     by_digest_.emplace(digest, number);
@@ -315,10 +325,11 @@ StatedMesh read_mesh(const StateTree& tree, NodeId node, const RankNames& names,
     if (tensor) read_tensor_of_ranks(tree, *tensor, names, mesh);
     else read_layout(tree, node, require_part(tree, node, "_layout"), names, stated.rank.value_or(rank), mesh);
     mesh.names = names_in(tree, node, mesh.shape.size());
-    require_distinct(mesh);
-    names.require_files_of(mesh.ranks, "the device mesh " + to_string(mesh));
     if (!stated.rank) stated.rank = rank_at_coordinates(tree, node, mesh);
-    stated.number = meshes.add(std::move(mesh));
+    stated.number = meshes.add(std::move(mesh), [&](const Mesh& fresh) {
+        require_distinct(fresh);
+        names.require_files_of(fresh.ranks, "the device mesh " + to_string(fresh));
+    });
     return stated;
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -27,12 +28,15 @@ std::uint64_t count_of(const StateTree& tree, StateTree::NodeId node, std::strin
 /// once.
 class RankMeshes {
 public:
-    /// Returns the number of the mesh, and adds it if it is new.
-    std::uint32_t add(Mesh mesh);
+    /// Returns the number of the mesh. If it is new, calls check(mesh), which may throw, and adds it.
+    std::uint32_t add(Mesh mesh, const std::function<void(const Mesh&)>& check);
     /// Returns a mesh. The reference is valid as long as this object.
     const Mesh& operator[](std::uint32_t number) const;
 
 private:
+    /// Returns the number of the mesh, or nothing if it was not added. `mutex_` is held.
+    std::optional<std::uint32_t> find(const Mesh& mesh, std::uint64_t digest) const;
+
     mutable std::mutex mutex_;
     std::deque<Mesh> meshes_ = {};
     std::unordered_multimap<std::uint64_t, std::uint32_t> by_digest_ = {};
@@ -41,7 +45,7 @@ private:
 /// A mesh as one file states it.
 struct StatedMesh {
     std::uint32_t number = 0;
-    std::optional<std::uint64_t> rank = {};  ///< of the process that saved the file, if the mesh says so
+    std::optional<std::uint64_t> rank = {};  ///< the process that saved the file, if stated
 };
 
 /// Reads a DeviceMesh: a tensor of ranks (torch 2.0 to 2.9), or a layout over a list of ranks (2.10 and later). Reads

@@ -1,4 +1,5 @@
-// What stays of a rank's file once it is read: where its parts of tensors are, and the values in which it differs.
+// The share of a rank: where its parts of tensors are in its file, and the values in which it differs from the lowest
+// rank. The file's pickle is freed.
 #pragma once
 
 #include "distributed/rank_meshes.hpp"
@@ -28,8 +29,8 @@ struct LocalPart {
         run,     ///< one contiguous run of the file, of the shape that the mesh, or the shard, gives
         values   ///< anything else: `count` of the share's values, from number `first` on
     };
-    std::uint64_t offset = 0;  ///< of a run, in bytes; of an ignored tensor, the number of its elements
-    std::uint32_t place = 0;   ///< of a DTensor, the number of its mesh; of a ShardedTensor, the number of its shard
+    std::uint64_t offset = 0;  ///< run: in bytes; ignored tensor: the number of its elements
+    std::uint32_t place = 0;   ///< DTensor: the number of its mesh; ShardedTensor: the number of its shard
     std::uint32_t first = 0;
     std::uint16_t count = 0;
     State state = State::absent;
@@ -39,7 +40,7 @@ struct LocalPart {
 
 /// A value of the file that is not one run of it.
 struct OddValue {
-    std::uint32_t shard = 0;  ///< of a ShardedTensor
+    std::uint32_t shard = 0;  ///< used for a ShardedTensor
     LazyTensor value;
 };
 

@@ -22,7 +22,7 @@ namespace safemap::SAFEMAP_ABI::distributed {
 /// tensors. Linear in the size of the tree.
 std::vector<bool> nodes_with_tensors(const StateTree& tree);
 
-/// What the ranks have under the name of a tensor.
+/// The kind of tensor that the ranks have under a name.
 enum class TensorRole : std::uint8_t {
     replica,  ///< a plain tensor, which all ranks should have alike
     dtensor,
@@ -35,14 +35,17 @@ enum class TensorRole : std::uint8_t {
 struct SkeletonTensor {
     TensorRole role = TensorRole::replica;
     StateTree::NodeId node = 0;
-    std::string name = {};     ///< path of the first place where the tree has it
-    Dtype dtype = Dtype::f32;  ///< of a plain tensor
-    Shape shape = {};          ///< of a plain tensor
+    std::string name = {};  ///< path of the first place where the tree has it
+    // A plain tensor.
+    Dtype dtype = Dtype::f32;
+    Shape shape = {};
     Decoding decoding = {};
-    StatedTensor said = {};  ///< of a distributed tensor
-    std::uint32_t mesh = 0;  ///< of a DTensor: the mesh of the lowest rank
+    // A distributed tensor.
+    StatedTensor said = {};
     bool requires_grad = false;
-    // Of a DTensor: how it is cut. If _StridedShard can be read in two ways, `other` is the second one.
+    // A DTensor: the mesh of the lowest rank, and how it is cut. If _StridedShard can be read in two ways, `other` is
+    // the second one.
+    std::uint32_t mesh = 0;
     std::optional<Sharding> sharding = {};
     std::optional<Sharding> other = {};
 };
@@ -74,7 +77,7 @@ private:
     StateTree tree_;
     std::vector<bool> with_tensors_;
     std::vector<SkeletonTensor> tensors_ = {};
-    std::vector<std::uint32_t> numbers_;  ///< of the tensors, by node
+    std::vector<std::uint32_t> numbers_;  ///< by node: the number of the tensor
     bool has_parts_ = false;
 };
 

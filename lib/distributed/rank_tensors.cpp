@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_set>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -36,7 +37,7 @@ bool is_row_part(const Part& part, const Shape& whole) {
 
 std::uint64_t row_elements(const Shape& whole) {
     std::uint64_t count = 1;
-    for (std::size_t d = 1; d < whole.size(); ++d) count *= whole[d];  // of a part that exists
+    for (std::size_t d = 1; d < whole.size(); ++d) count *= whole[d];  // no more than in a part
     return count;
 }
 
@@ -44,7 +45,7 @@ std::uint64_t row_elements(const Shape& whole) {
 
 // Checks.
 
-RankTensors::RankTensors(std::shared_ptr<RankSet> set) : set_(std::move(set)) {
+RankTensors::RankTensors(std::shared_ptr<RankFileSet> set) : set_(std::move(set)) {
     check_ranks();
     index_meshes();
     const std::size_t count = set_->skeleton->tensors().size();
@@ -98,11 +99,10 @@ void RankTensors::index_meshes() {
 
 /// Throws if a rank of a tensor's mesh states another mesh for it.
 void RankTensors::check_meshes(std::uint32_t number) const {
-    std::vector<std::uint32_t> checked;
+    std::unordered_set<std::uint32_t> checked;
     for (std::size_t s = 0; s < set_->shares.size(); ++s) {
         const std::uint32_t mesh = part(s, number).place;
-        if (std::find(checked.begin(), checked.end(), mesh) != checked.end()) continue;
-        checked.push_back(mesh);
+        if (!checked.insert(mesh).second) continue;
         for (const std::uint64_t rank : set_->meshes[mesh].ranks) {
             const std::size_t other = *set_->names.find(rank);
             if (part(other, number).place == mesh) continue;
@@ -178,8 +178,8 @@ void RankTensors::check_values() const {
             .with_path(share.source->name())
             .with_tensor(described(*share.other_value).name)
             .with_hint(
-                "the files hold local parts of tensors, such as the optimizer of FSDP1, and do not say how they "
-                "go together; give one of them to read the part of its rank");
+                "the files hold local parts of tensors, such as the optimizer of FSDP1, and do not say how they go "
+                "together, or they are different checkpoints; give one of them");
     }
 }
 
@@ -392,7 +392,7 @@ void RankTensors::each_replica_of(std::size_t i, const std::function<void(const 
     }
     const std::vector<Group> all = groups(i);
     for (std::size_t g = 1; g < all.size(); ++g) {
-        // Of a shard that only some groups hold again, the parts are compared one by one.
+        // If only some shards are held again, these are compared one by one.
         const bool complete = all[g].size() == all.front().size();
         if (complete) {
             visit({tensor.name, made_[i], whole_of(i, all[g]), file(all.front().front().share),

@@ -24,8 +24,8 @@
 namespace safemap::SAFEMAP_ABI::distributed {
 
 /// All files of a set, read.
-struct RankSet {
-    explicit RankSet(RankNames files) : names(std::move(files)) {}
+struct RankFileSet {
+    explicit RankFileSet(RankNames files) : names(std::move(files)) {}
 
     RankNames names;
     RankMeshes meshes = {};
@@ -45,7 +45,7 @@ public:
     /// - ranks_differ if ranks of one mesh state different meshes for a tensor, or if no tensor is distributed and the
     ///   values of a plain one differ
     /// - piece_mismatch if a _StridedShard fits the local values of all ranks in neither way
-    explicit RankTensors(std::shared_ptr<RankSet> set);
+    explicit RankTensors(std::shared_ptr<RankFileSet> set);
 
     /// Makes all tensors: that of number i of the skeleton has number i. Works in parallel. Throws what whole() throws,
     /// with the name of the tensor; piece_missing if no file has a shard; pickle_too_large if interleaved placements
@@ -64,7 +64,7 @@ private:
     /// A part of a whole tensor: what one rank has of it.
     struct Member {
         std::size_t share;
-        std::uint64_t place;  ///< of a DTensor, in the mesh; of a ShardedTensor, the number of the shard
+        std::uint64_t place;  ///< DTensor: in the mesh; ShardedTensor: the number of the shard
         std::uint32_t value;  ///< number of the share's odd value
     };
     /// The parts of one tensor, or of a replica of it.
@@ -92,7 +92,7 @@ private:
     void compare_meshes(std::size_t i, const std::vector<Group>& groups) const;
     void each_replica_of(std::size_t i, const std::function<void(const state::Replica&)>& visit) const;
 
-    std::shared_ptr<RankSet> set_;
+    std::shared_ptr<RankFileSet> set_;
     std::vector<Places> places_ = {};        ///< the places of ranks in each mesh
     std::vector<bool> second_order_ = {};    ///< tensors that are cut in the second of two ways
     std::vector<std::size_t> same_as_ = {};  ///< the first tensor with the same parts

@@ -38,9 +38,9 @@ enum class Layout : std::uint8_t { tensors, flat, chunks, olmo };
 
 /// The files of a set, read.
 struct ReadSet {
-    explicit ReadSet(RankNames names) : ranks(std::make_shared<RankSet>(std::move(names))) {}
+    explicit ReadSet(RankNames names) : ranks(std::make_shared<RankFileSet>(std::move(names))) {}
 
-    std::shared_ptr<RankSet> ranks;
+    std::shared_ptr<RankFileSet> ranks;
     Layout layout = Layout::tensors;
     std::optional<Manifest> manifest = {};
     std::vector<OlmoRank> olmo = {};
@@ -69,7 +69,7 @@ Skeleton::RoleOf same_role(TensorRole role) {
 
 /// Decides the layout. Unless it is OLMo's, sets the skeleton, which takes the tree.
 void begin(ReadSet& read, StateTree& tree, const RankFiles& set) {
-    RankSet& ranks = *read.ranks;
+    RankFileSet& ranks = *read.ranks;
     Skeleton::RoleOf role_of = same_role(TensorRole::replica);
     if (is_olmo_rank(tree)) {
         read.layout = Layout::olmo;
@@ -108,7 +108,7 @@ SampleSizes sample_sizes(std::size_t files) {
 
 void read_file(ReadSet& read, const RankFiles& set, std::size_t i, const std::shared_ptr<const Source>& source,
                torch::NamedGlobals& globals) {
-    RankSet& ranks = *read.ranks;
+    RankFileSet& ranks = *read.ranks;
     torch::Parts parts = torch::read_whole(source, &globals);
     if (i == 0) read.notes = std::move(parts.notes);
     const bool first = i == 0;
@@ -119,6 +119,7 @@ void read_file(ReadSet& read, const RankFiles& set, std::size_t i, const std::sh
     }
     if (read.layout == Layout::olmo) {
         read.olmo[i] = read_olmo_rank(*tree);
+        if (!first) compare_and_drop(read.olmo.front(), ranks.names.file(0), read.olmo[i]);
         return;
     }
     SampleSizes samples = sample_sizes(ranks.names.size());
@@ -170,7 +171,7 @@ void require_ranks(const RankFiles& set, const RankNames& names, const OpenOptio
 // Contents.
 
 /// Sets the mesh, if all tensors have one of the same form.
-void set_mesh(TrainingLayout& layout, const RankSet& ranks) {
+void set_mesh(TrainingLayout& layout, const RankFileSet& ranks) {
     const Mesh* found = nullptr;
     for (const SkeletonTensor& tensor : ranks.skeleton->tensors()) {
         if (tensor.role != TensorRole::dtensor) continue;
@@ -239,7 +240,7 @@ std::string free_key(const StateTree& tree, const StateTree::Dict& dict, std::st
 }
 
 /// Adds the values that differ between ranks to the root of the tree.
-void add_differences(StateTree& tree, const RankSet& ranks, std::vector<std::string>& notes) {
+void add_differences(StateTree& tree, const RankFileSet& ranks, std::vector<std::string>& notes) {
     std::size_t values = 0;
     std::string first;
     std::string lacking;
@@ -271,7 +272,7 @@ void add_differences(StateTree& tree, const RankSet& ranks, std::vector<std::str
 }
 
 /// Puts whole tensors in the places of distributed ones.
-StateTree tree_of_wholes(RankSet& ranks, const RankTensors& tensors) {
+StateTree tree_of_wholes(RankFileSet& ranks, const RankTensors& tensors) {
     StateTree tree = ranks.skeleton->take_tree();
     const auto& all = ranks.skeleton->tensors();
     for (std::size_t i = 0; i < all.size(); ++i)
@@ -282,7 +283,7 @@ StateTree tree_of_wholes(RankSet& ranks, const RankTensors& tensors) {
 }
 
 /// Frees what is not needed to make replicas.
-void drop_values(RankSet& ranks) {
+void drop_values(RankFileSet& ranks) {
     for (RankShare& share : ranks.shares) {
         share.objects = {};
         share.different = {};
@@ -363,7 +364,7 @@ Contents read_rank_files(const RankFiles& set, const OpenOptions& options) {
     const auto read_all = [&] {
         read_set(read, set, options, globals);
         Contents contents = begin_contents(read);
-        state::set_tree(contents, read.layout == Layout::olmo ? parameters_of_olmo(read.olmo, names)
+        state::set_tree(contents, read.layout == Layout::olmo ? parameters_of_olmo(read.olmo)
                                                               : tensors_of(read, options, contents));
         globals.move_to(contents);
         return contents;

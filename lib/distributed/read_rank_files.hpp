@@ -28,8 +28,8 @@ bool is_known_in_rank_files(const PickleGraph::Global& global);
 
 /// Opens a set as one checkpoint of whole tensors. Reads the pickles of all files in parallel, and keeps none of them.
 ///
-/// - A tensor that all ranks hold, and every value that is no tensor, is taken from the file of the lowest rank.
-/// - Values that are no tensors and differ in another rank are listed below `rank_1`, beside the others.
+/// - A tensor that all ranks hold, and every other value, is taken from the file of the lowest rank.
+/// - Other values than tensors that differ in a rank are listed below `rank_1`, beside the others.
 /// - Contents::each_replica gives the tensors that should be equal; they are not compared here.
 ///
 /// Throws, with the file and the tensor:

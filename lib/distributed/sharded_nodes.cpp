@@ -64,7 +64,7 @@ std::optional<NodeId> placement_field(const StateTree& tree, NodeId node, std::s
     return object->children[argument].second;
 }
 
-[[noreturn]] void refuse_dimension(const Placement& placement, std::size_t rank) {
+[[noreturn]] void refuse_dimension(const MeshPlacement& placement, std::size_t rank) {
     throw Error(Errc::piece_outside, "the placement " + to_string(std::span(&placement, 1)) +
                                          " cuts a dimension that a tensor of " + std::to_string(rank) +
                                          (rank == 1 ? " dimension" : " dimensions") + " does not have");
@@ -87,20 +87,21 @@ std::uint64_t split_factor_in(const StateTree& tree, NodeId node) {
     return static_cast<std::uint64_t>(*number);
 }
 
-Placement placement_in(const StateTree& tree, NodeId node, std::size_t rank) {
+MeshPlacement placement_in(const StateTree& tree, NodeId node, std::size_t rank) {
     const auto* const object = std::get_if<Opaque>(&tree[node]);
-    if (object == nullptr) throw Error(Errc::field_missing, "the field placements holds a value that is no placement");
+    if (object == nullptr)
+        throw Error(Errc::field_missing, "the field placements holds a value that is not a placement");
     const std::string_view name = class_of(*object);
     if (name == "Replicate") return {};
     // torch has Partial (before 2.4 also _Partial), _MaskPartial and _NormPartial.
-    if (name.ends_with("Partial")) return {.kind = Placement::Kind::partial, .reduction = std::string(name)};
+    if (name.ends_with("Partial")) return {.kind = MeshPlacement::Kind::partial, .reduction = std::string(name)};
     if (name != "Shard" && name != "_StridedShard")
         throw Error(Errc::unsupported_layout,
                     "a DTensor has the placement " + excerpt(object->type) + ", which safemap does not know")
             .with_hint("save it as a full tensor: full_tensor() of the DTensor");
-    Placement out{.kind = Placement::Kind::shard, .dimension = dimension_in(tree, node)};
+    MeshPlacement out{.kind = MeshPlacement::Kind::shard, .dimension = dimension_in(tree, node)};
     if (name == "_StridedShard") {
-        out.kind = Placement::Kind::strided;
+        out.kind = MeshPlacement::Kind::strided;
         out.split_factor = split_factor_in(tree, node);
     }
     const auto most = static_cast<std::int64_t>(rank);
@@ -109,8 +110,8 @@ Placement placement_in(const StateTree& tree, NodeId node, std::size_t rank) {
     return out;
 }
 
-void refuse_partial(const std::vector<Placement>& placements) {
-    const auto is_partial = [](const Placement& one) { return one.kind == Placement::Kind::partial; };
+void refuse_partial(const std::vector<MeshPlacement>& placements) {
+    const auto is_partial = [](const MeshPlacement& one) { return one.kind == MeshPlacement::Kind::partial; };
     if (std::none_of(placements.begin(), placements.end(), is_partial)) return;
     throw Error(Errc::partial_placement,
                 "the placements are " + to_string(placements) + ": each rank holds a term of a sum that was not taken")
@@ -166,8 +167,8 @@ Shape ShardedNodes::shape(NodeId node, std::string_view field) {
 
 // DTensor.
 
-std::vector<Placement> ShardedNodes::placements(NodeId node, std::size_t rank) {
-    std::vector<Placement> out;
+std::vector<MeshPlacement> ShardedNodes::placements(NodeId node, std::size_t rank) {
+    std::vector<MeshPlacement> out;
     const auto& list = items(node, "placements");
     if (list.size() > most_dimensions)
         throw Error(Errc::field_missing, "the field placements has " + std::to_string(list.size()) +

@@ -23,31 +23,31 @@ struct StatedShard {
     std::optional<std::uint64_t> rank = {};
 };
 
-/// What the files of ranks say alike of a distributed tensor.
+/// The facts about a distributed tensor that all ranks state alike.
 struct StatedTensor {
     enum class Kind : std::uint8_t { dtensor, sharded };
     Kind kind = Kind::dtensor;
     Dtype dtype = Dtype::f32;
     Shape shape = {};
-    // Of a DTensor.
-    std::vector<Placement> placements = {};
+    // A DTensor.
+    std::vector<MeshPlacement> placements = {};
     std::vector<Sharding::Order> orders = {};
     CutOrder order = CutOrder::by_factors;  ///< the order that is tried first
-    // Of a ShardedTensor.
+    // A ShardedTensor.
     std::vector<StatedShard> shards = {};
 };
 
 /// A tensor of one file that is a part of a distributed tensor.
 struct LocalValue {
-    Shape start = {};  ///< of a ShardedTensor; a DTensor's place follows from its mesh
+    Shape start = {};  ///< for a ShardedTensor; a DTensor's place follows from its mesh
     const LazyTensor* value = nullptr;
 };
 
 /// A distributed tensor as one file states it.
 struct StatedLocal {
     StatedTensor tensor = {};
-    std::uint32_t mesh = 0;               ///< of a DTensor: the number of its mesh
-    std::vector<LocalValue> values = {};  ///< of a DTensor, one
+    std::uint32_t mesh = 0;               ///< DTensor: the number of its mesh
+    std::vector<LocalValue> values = {};  ///< DTensor: one
     bool requires_grad = false;
 };
 
@@ -67,7 +67,7 @@ public:
     /// - partial_placement for a DTensor that is a term of a sum
     /// - unsupported_layout for a placement that is not known
     /// - piece_outside if it is cut along a dimension that it does not have
-    /// - piece_mismatch if a local value is no tensor, or two fields give different shapes
+    /// - piece_mismatch if a local value is not a plain tensor, or two fields give different shapes
     /// - field_missing if a field is missing or of another kind, or placements and mesh have different lengths
     /// - pickle_too_large if the pickle has lists in many places
     /// - what read_mesh() throws, also for the ranks that have the shards of a ShardedTensor
@@ -80,7 +80,7 @@ private:
 
     StatedLocal dtensor(NodeId node);
     StatedLocal sharded(NodeId node);
-    std::vector<Placement> placements(NodeId node, std::size_t rank);
+    std::vector<MeshPlacement> placements(NodeId node, std::size_t rank);
     std::vector<Sharding::Order> orders(NodeId spec, const StatedTensor& tensor);
     StatedMesh mesh(NodeId node);
     void require_files_of(const std::vector<StatedShard>& shards);

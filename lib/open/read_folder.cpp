@@ -53,7 +53,7 @@ Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape
     Contents contents;
     reporting(faults, [&] {
         about_file(folder->name(), [&] {
-            // Of a set that lacks files, the shape names those that are missing.
+            // If files are missing, the shape names those.
             const bool complete = shape.kind == ShapeKind::rank_files;
             FileNames files = complete ? shape.files : files_of_set(state::names_in(*folder), shape.what);
             contents = read_rank_files(folder, std::move(files), options);

@@ -26,7 +26,7 @@ using distributed::CutOrder;
 using distributed::Interval;
 using distributed::LocalBox;
 using distributed::Mesh;
-using distributed::Placement;
+using distributed::MeshPlacement;
 using distributed::Sharding;
 
 namespace {
@@ -34,15 +34,15 @@ namespace {
 using Numbers = slow::Numbers;
 constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
-Placement replicate() { return {}; }
-Placement shard(std::int64_t dimension) { return {.kind = Placement::Kind::shard, .dimension = dimension}; }
-Placement strided(std::int64_t dimension, std::uint64_t factor) {
-    return {.kind = Placement::Kind::strided, .dimension = dimension, .split_factor = factor};
+MeshPlacement replicate() { return {}; }
+MeshPlacement shard(std::int64_t dimension) { return {.kind = MeshPlacement::Kind::shard, .dimension = dimension}; }
+MeshPlacement strided(std::int64_t dimension, std::uint64_t factor) {
+    return {.kind = MeshPlacement::Kind::strided, .dimension = dimension, .split_factor = factor};
 }
 
 /// A tensor on a mesh, and how its placements say so.
 struct Case : slow::Sharded {
-    std::vector<Placement> placements = {};
+    std::vector<MeshPlacement> placements = {};
 
     Shape shape() const { return Shape(std::span<const std::uint64_t>(whole)); }
 };
@@ -184,7 +184,7 @@ Numbers flat(const Sharding& sharding, const Numbers& coordinates) {
 
 TEST_CASE("FSDP over tensor parallelism cuts what tensor parallelism has left") {
     // 8 rows over 4 x 2 ranks: tensor parallelism gives 4 rows, which FSDP cuts into four.
-    const std::vector<Placement> placements = {strided(0, 2), shard(0)};
+    const std::vector<MeshPlacement> placements = {strided(0, 2), shard(0)};
     const Sharding sharding({8}, {4, 2}, placements, CutOrder::by_factors);
     CHECK(flat(sharding, {0, 0}) == Numbers{0});
     CHECK(flat(sharding, {0, 1}) == Numbers{4});

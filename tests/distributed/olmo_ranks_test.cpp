@@ -18,7 +18,7 @@ namespace {
 
 struct Module {
     std::string name;    ///< as FSDP spells it
-    std::string prefix;  ///< of the parameters
+    std::string prefix;  ///< begins the names of the parameters
     std::vector<std::string> names = {};
     std::vector<Whole> wholes = {};
 };

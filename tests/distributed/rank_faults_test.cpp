@@ -30,7 +30,7 @@ ForgedSet good(Era of = era) {
     return set;
 }
 
-/// What a DTensor is made of; tests change one of it.
+/// The parts of a DTensor, of which a test changes one.
 struct Parts {
     Whole whole = seven_rows();
     std::uint64_t rank = 1;
@@ -47,7 +47,7 @@ struct Parts {
     }
 };
 
-/// Returns the error of a set; the test fails if there is none.
+/// Returns the error of a set. If it opens, the test fails.
 Error error_in(const ForgedSet& set, OpenOptions options = {}) {
     const auto error = error_of([&] { static_cast<void>(set.open(options)); });
     REQUIRE(error.has_value());
@@ -153,7 +153,7 @@ TEST_CASE("local values of the wrong shape or kind") {
     check_rows(dtensor(local, {7, 3}, spec, Dtype::bf16, era), Errc::piece_mismatch, {"BF16", "F32"});
     Value meta = dtensor_spec(device_mesh(line(2), 1, era), {shard(0)}, Dtype::f32, {7, 4}, era);
     check_rows(dtensor(local, {7, 3}, meta, Dtype::f32, era), Errc::piece_mismatch, {"[7, 3]", "[7, 4]"});
-    // Of two readings of the placements, some ranks fit the one and some the other.
+    // Some ranks fit one reading of the placements, and some the other.
     const ForgedMesh mesh{.root = {4, 2}, .ranks = {0, 1, 2, 3, 4, 5, 6, 7}, .names = {}};
     ForgedSet set;
     for (std::uint64_t rank = 0; rank < 8; ++rank) {
@@ -287,7 +287,7 @@ TEST_CASE("files that are missing, too many, or of other ranks") {
     ForgedSet set = good();
     set.world = 3;
     check(set, Errc::world_mismatch, {"3 ranks", "2 files"});
-    // Of a plain set, only the names tell.
+    // Only the names tell for a plain set.
     set.ranks[0] = set.ranks[1] = pt::dict({{"plain", pt::tensor(Dtype::f32, {4}, std::string(16, 'p'))}});
     check(set, Errc::rank_missing, {"model_world_size_3_rank_2.pt"});
     set = good();

@@ -14,6 +14,8 @@
 #include <safemap/tensor_view.hpp>
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -62,7 +64,7 @@ inline std::string bytes_of_i32(const Numbers& list) {
 /// A mesh: all of a root mesh, or some of its dimensions.
 struct ForgedMesh {
     Numbers root = {};   ///< sizes of the root mesh
-    Numbers ranks = {};  ///< of the root mesh, row-major
+    Numbers ranks = {};  ///< in the root mesh, row-major
     std::vector<std::string> names = {};
     std::vector<std::size_t> dimensions = {};  ///< the dimensions of the root that are taken; empty: all
 
@@ -301,6 +303,10 @@ struct ForgedSet {
         std::map<std::string, std::string> files = others;
         for (const auto& [rank, value] : ranks) files[name(rank)] = pt::Writer::file(value, container);
         return std::make_shared<forge::Folder>(std::move(files), "run");
+    }
+    void write(const std::filesystem::path& folder) const {
+        for (const auto& [rank, value] : ranks)
+            std::ofstream(folder / name(rank), std::ios::binary) << pt::Writer::file(value);
     }
     std::vector<std::string> files() const {
         std::vector<std::string> out;

@@ -1,11 +1,16 @@
 // Tests whole tensors out of rank files that are forged byte for byte: random meshes, placements, versions of torch and
 // local tensors, compared with the slow twin; and what becomes of replicas, ties, objects and sub-meshes.
+#include "child_process.hpp"
 #include "distributed/rank_forge.hpp"
 #include "doctest_safemap.hpp"
 #include "soak.hpp"
+#include "temp_dir.hpp"
 
 #include <safemap/advanced/flatten.hpp>
+#include <safemap/checkpoint.hpp>
 #include <safemap/error.hpp>
+
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <functional>
@@ -418,6 +423,18 @@ TEST_CASE("a single rank saves plain tensors, or a mesh of one") {
     plain.ranks[0] = pt::dict({{"w", pt::tensor(whole.dtype, whole.shape, whole.bytes)}});
     check(plain.open(), "w", whole);
     check(rows_on_a_line(whole, 1).open(), "rows", whole);
+}
+
+TEST_CASE("300 ranks are read with 64 descriptors") {
+    const Whole whole = counted(700, 2);
+    const TempDir dir = TempDir::in_memory();
+    rows_on_a_line(whole, 300).write(dir.path());
+    CHECK(true_in_child([&] {
+        const rlimit both = {64, 64};
+        if (::setrlimit(RLIMIT_NOFILE, &both) != 0) return false;
+        const Checkpoint checkpoint = Checkpoint::open(dir.path());
+        return checkpoint.size() == 1 && bytes_of(checkpoint["rows"]) == whole.bytes;
+    }));
 }
 
 TEST_CASE("ranks that have the whole of an interleaved tensor, and packed weights") {
