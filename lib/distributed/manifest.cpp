@@ -1,4 +1,4 @@
-// Reads and checks manifests. Tested by tests/distributed/manifest_test.cpp.
+// Reads and checks manifests. Tested by tests/distributed/flat_params_test.cpp.
 #include "distributed/manifest.hpp"
 
 #include "base/checked.hpp"

@@ -1,6 +1,6 @@
 // Cuts the dimensions of tensors by the rule of torch.chunk. The reference is torch/distributed/tensor, 2.13:
 // placement_types.py for a single cut, _dtensor_spec.py for the order that factors spell. Tested by
-// tests/distributed/mesh_test.cpp against a slow twin, and by tests/interop/device_meshes.py against torch itself.
+// tests/distributed/mesh_test.cpp against a slow twin, and by tests/interop/rank_files.py against torch itself.
 #include "distributed/mesh.hpp"
 
 #include <safemap/error.hpp>

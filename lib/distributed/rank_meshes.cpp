@@ -1,5 +1,13 @@
-// Reads the grids of ranks that DeviceMesh objects state. The reference is torch/distributed/device_mesh.py and
-// _mesh_layout.py, 2.13. Tested by tests/distributed/rank_meshes_test.cpp.
+// Reads the grids of ranks that DeviceMesh objects state. From the top:
+//
+//   numbers    the ranks that a tensor of the file lists
+//   layouts    sizes and strides over such a list, since torch 2.10
+//   fields     names of dimensions, the rank and its coordinates, for the rank that saved the file
+//   parts      the parts of objects, for all readers of this layer
+//   meshes     each mesh is kept once
+//
+// The reference is torch/distributed/device_mesh.py and _mesh_layout.py, 2.13. Tested by
+// tests/distributed/rank_tensors_test.cpp and rank_faults_test.cpp.
 #include "distributed/rank_meshes.hpp"
 
 #include "base/checked.hpp"

@@ -3,22 +3,20 @@
 //   the walk       a stack of frames, one for each pair of containers that hold tensors, or dictionaries
 //   containers     dictionaries are matched by key, sequences and objects by place
 //   values         what differs is copied
-//   tensors        each is compared with what the skeleton says of it, and becomes a LocalPart
+//
+// local_parts.cpp compares the tensors.
 //
 // Tested by tests/distributed/rank_tensors_test.cpp and rank_faults_test.cpp.
 #include "distributed/rank_share.hpp"
 
 #include "base/faults.hpp"
 #include "base/text.hpp"
+#include "distributed/local_parts.hpp"
 #include "distributed/tree_values.hpp"
-#include "lazy/stored_tensor.hpp"
 #include "state/names.hpp"
 
-#include <safemap/advanced/dtypes.hpp>
 #include <safemap/error.hpp>
 
-#include <algorithm>
-#include <limits>
 #include <string_view>
 #include <unordered_map>
 #include <variant>
@@ -29,37 +27,6 @@ namespace {
 
 using NodeId = StateTree::NodeId;
 
-std::string kind_text(const StateTree::Node& node) {
-    if (const auto kind = distributed_kind(node))
-        return *kind == StatedTensor::Kind::dtensor ? "a DTensor" : "a ShardedTensor";
-    return std::holds_alternative<StateTree::Tensor>(node) ? "a plain tensor" : "no tensor";
-}
-
-std::string kind_text(TensorRole role) {
-    if (role == TensorRole::dtensor) return "a DTensor";
-    return role == TensorRole::sharded ? "a ShardedTensor" : "a plain tensor";
-}
-
-std::string described(Dtype dtype, const Shape& shape) { return std::string(name(dtype)) + " " + to_string(shape); }
-
-std::string described(const std::vector<StatedShard>& shards) {
-    constexpr std::size_t most = 4;
-    std::string text = std::to_string(shards.size()) + (shards.size() == 1 ? " shard" : " shards");
-    for (std::size_t i = 0; i < std::min(shards.size(), most); ++i)
-        text += (i == 0 ? ": " : ", ") + to_string(shards[i].start) + " + " + to_string(shards[i].extent);
-    return text + (shards.size() > most ? ", ..." : "");
-}
-
-bool same_shards(const std::vector<StatedShard>& a, const std::vector<StatedShard>& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const StatedShard& x, const StatedShard& y) {
-        return x.start == y.start && x.extent == y.extent;
-    });
-}
-
-bool is_byte_list(const LazyTensor& tensor) {
-    return tensor.dtype() == Dtype::u8 && tensor.shape().size() == 1 && tensor.nbytes() <= compared_bytes;
-}
-
 /// The walk over one tree.
 class ShareWalk {
 public:
@@ -69,9 +36,7 @@ public:
           first_(skeleton.tree()),
           other_(tree),
           names_(names),
-          meshes_(meshes),
-          samples_(samples),
-          nodes_(tree, names, names.rank(i), meshes),
+          parts_(skeleton, tree, names, i, meshes, samples, share_),
           comparison_(first_, other_),
           with_tensors_(nodes_with_tensors(tree)),
           met_(first_.size(), StateTree::no_node),
@@ -94,7 +59,7 @@ public:
             state::append_segment(path_, child.segment);
             visit(child.first, child.other);
         }
-        share_.states_rank = nodes_.stated_rank().has_value();
+        share_.states_rank = parts_.states_rank();
         return std::move(share_);
     }
 
@@ -111,9 +76,7 @@ private:
     };
 
     void visit(NodeId first, NodeId other) {
-        if (const auto number = skeleton_.tensor_at(first)) {
-            return about_tensor(tensor_name(), [&] { visit_tensor(*number, other); });
-        }
+        if (const auto number = skeleton_.tensor_at(first)) return visit_tensor(*number, other);
         if (distributed_kind(other_[other]) || with_tensors_[other] != skeleton_.has_tensors(first))
             return refuse_kind(first, other);
         if (skeleton_.has_tensors(first)) return enter(first, other);
@@ -124,9 +87,7 @@ private:
     const std::string& first_file() const { return names_.file(0); }
 
     [[noreturn]] void differ(const std::string& what, const std::string& first, const std::string& other) const {
-        throw Error(Errc::ranks_differ, what + " differ between ranks: " + first + " in " + excerpt(first_file()) +
-                                            ", " + other + " in this file")
-            .with_tensor(tensor_name());
+        throw difference(first_file(), what, first, other).with_tensor(tensor_name());
     }
     [[noreturn]] void refuse_kind(NodeId first, NodeId other) const {
         const bool is_first = skeleton_.has_tensors(first);
@@ -144,6 +105,11 @@ private:
         throw Error(Errc::ranks_differ, "the tensor is missing in " + (in_first ? here : there) + ", but " +
                                             (in_first ? there + " has it" : "this file has it"))
             .with_tensor(name);
+    }
+
+    void visit_tensor(std::uint32_t number, NodeId other) {
+        if (about_tensor(tensor_name(), [&] { return parts_.add(number, other); }))
+            share_.different.emplace_back(path_, copy_.copy(other));
     }
 
     // Containers.
@@ -259,203 +225,16 @@ private:
         state::append_segment(path, segment);
     }
 
-    // Tensors.
-
-    void visit_tensor(std::uint32_t number, NodeId other) {
-        const SkeletonTensor& tensor = skeleton_.tensors()[number];
-        const StateTree::Node& node = other_[other];
-        if (tensor.role == TensorRole::dtensor || tensor.role == TensorRole::sharded) {
-            const auto kind = distributed_kind(node);
-            if (!kind || (*kind == StatedTensor::Kind::dtensor) != (tensor.role == TensorRole::dtensor))
-                differ("the kinds of this tensor", kind_text(tensor.role), kind_text(node));
-            return visit_distributed(number, tensor, other);
-        }
-        const auto* const plain = std::get_if<StateTree::Tensor>(&node);
-        if (plain == nullptr || plain->numpy)
-            differ("the kinds of this tensor", kind_text(tensor.role), kind_text(node));
-        visit_plain(number, tensor, *plain, other);
-    }
-
-    void visit_distributed(std::uint32_t number, const SkeletonTensor& tensor, NodeId other) {
-        const StatedLocal local = nodes_.read(other);
-        if (const auto stated = nodes_.stated_rank(); stated && *stated != share_.rank) {
-            share_.foreign = stated;
-            return;
-        }
-        if (tensor.role == TensorRole::dtensor) add_dtensor(number, tensor, local);
-        else add_sharded(number, tensor, local);
-    }
-
-    void visit_plain(std::uint32_t number, const SkeletonTensor& tensor, const StateTree::Tensor& plain, NodeId other) {
-        const LazyTensor& value = plain.tensor;
-        if (tensor.role == TensorRole::ignored) return set_part(number, {.offset = value.element_count()});
-        if (value.dtype() != tensor.dtype)
-            differ("the dtypes", std::string(name(tensor.dtype)), std::string(name(value.dtype())));
-        if (tensor.role == TensorRole::piece) return set_part(number, odd({{0, &value}}));
-        if (value.shape() != tensor.shape) differ("the shapes", to_string(tensor.shape), to_string(value.shape()));
-        if (sampled_differ(tensor, value)) {
-            if (is_byte_list(value)) {
-                share_.different.emplace_back(path_, copy_.copy(other));
-                return set_part(number, {.state = LocalPart::State::empty});
-            }
-            if (!share_.other_value) share_.other_value = number;
-        }
-        set_part(number, part_of(tensor, 0, value));
-    }
-
-    /// Returns true if the first bytes were compared and differ from those of the lowest rank.
-    bool sampled_differ(const SkeletonTensor& tensor, const LazyTensor& value) {
-        const bool bytes = is_byte_list(value);
-        const std::uint64_t size = std::min(value.nbytes(), bytes ? compared_bytes : samples_.each);
-        if (size == 0 || size > samples_.all) return false;
-        samples_.all -= size;
-        const auto& first = std::get<StateTree::Tensor>(first_[tensor.node]).tensor;
-        return &first != &value && !have_equal_bytes(first, value, size);
-    }
-
-    void compare(const StatedTensor& first, const StatedTensor& other) const {
-        if (first.dtype != other.dtype)
-            differ("the dtypes", described(first.dtype, first.shape), described(other.dtype, other.shape));
-        if (first.shape != other.shape) differ("the shapes", to_string(first.shape), to_string(other.shape));
-        if (first.placements != other.placements)
-            differ("the placements", to_string(first.placements), to_string(other.placements));
-        if (first.orders != other.orders || first.order != other.order)
-            differ("the orders in which the tensor is sharded", "one", "another");
-        if (!same_shards(first.shards, other.shards))
-            differ("the shards", described(first.shards), described(other.shards));
-    }
-
-    void compare_meshes(const SkeletonTensor& tensor, const StatedLocal& local) const {
-        if (tensor.mesh == local.mesh) return;
-        const Mesh& first = meshes_[tensor.mesh];
-        const Mesh& other = meshes_[local.mesh];
-        if (first.shape != other.shape || first.names != other.names)
-            differ("the meshes", to_string(first), to_string(other));
-    }
-
-    void add_dtensor(std::uint32_t number, const SkeletonTensor& tensor, const StatedLocal& local) {
-        compare_meshes(tensor, local);
-        compare(tensor.said, local.tensor);
-        const LazyTensor& value = *local.values.front().value;
-        const auto* const coordinates = coordinates_in(local.mesh);
-        if (coordinates == nullptr) {
-            if (value.element_count() > 0)
-                throw Error(Errc::world_mismatch, "the file of rank " + std::to_string(share_.rank) +
-                                                      " has values, but its rank is not in the mesh " +
-                                                      to_string(meshes_[local.mesh]));
-            return set_part(number, {.place = local.mesh, .state = LocalPart::State::empty});
-        }
-        check_shape(number, tensor, value, *coordinates, local.mesh);
-        set_part(number, part_of(tensor, local.mesh, value));
-    }
-
-    /// Returns the coordinates of this rank, or null if it is not in the mesh.
-    const std::vector<std::uint64_t>* coordinates_in(std::uint32_t mesh) {
-        const auto [found, fresh] = coordinates_.try_emplace(mesh);
-        if (fresh)
-            if (const auto place = place_of(meshes_[mesh], share_.rank))
-                found->second = coordinates_of(meshes_[mesh].shape, *place);
-        return found->second ? &*found->second : nullptr;
-    }
-
-    static bool fits(const Sharding& sharding, const std::vector<std::uint64_t>& at, const LazyTensor& value) {
-        const Shape shape = sharding.local_shape(at);
-        // torch gives values without elements various shapes.
-        return shape == value.shape() || (element_count(shape) == 0 && value.element_count() == 0);
-    }
-
-    void check_shape(std::uint32_t number, const SkeletonTensor& tensor, const LazyTensor& value,
-                     const std::vector<std::uint64_t>& at, std::uint32_t mesh) {
-        const bool fits_first = fits(*tensor.sharding, at, value);
-        const bool fits_other = tensor.other && fits(*tensor.other, at, value);
-        if (tensor.other && (fits_first || fits_other)) {
-            share_.fits.push_back({number, fits_first, fits_other});
-            return;
-        }
-        if (fits_first) return;
-        throw Error(Errc::piece_mismatch,
-                    "the local value of rank " + std::to_string(share_.rank) + " has the shape " +
-                        to_string(value.shape()) + "; expected " + to_string(tensor.sharding->local_shape(at)) +
-                        " of " + to_string(tensor.said.shape) + " with the placements " +
-                        to_string(tensor.said.placements) + " on the mesh " + to_string(meshes_[mesh]));
-    }
-
-    void add_sharded(std::uint32_t number, const SkeletonTensor& tensor, const StatedLocal& local) {
-        compare(tensor.said, local.tensor);
-        std::vector<std::pair<std::uint32_t, const LazyTensor*>> values;
-        for (const LocalValue& one : local.values) {
-            if (one.value->dtype() != tensor.said.dtype)
-                throw Error(Errc::piece_mismatch, "a local shard has the dtype " +
-                                                      std::string(name(one.value->dtype())) + "; expected " +
-                                                      std::string(name(tensor.said.dtype)));
-            values.emplace_back(shard_of(tensor, one), one.value);
-        }
-        if (values.size() == 1) set_part(number, part_of(tensor, values.front().first, *values.front().second));
-        else if (values.empty()) set_part(number, {.state = LocalPart::State::empty});
-        else set_part(number, odd(values));
-    }
-
-    /// Returns the number of a local shard among all shards.
-    std::uint32_t shard_of(const SkeletonTensor& tensor, const LocalValue& value) const {
-        const auto& shards = tensor.said.shards;
-        const auto found = std::find_if(shards.begin(), shards.end(), [&](const StatedShard& one) {
-            return one.start == value.start && one.extent == value.value->shape();
-        });
-        if (found == shards.end())
-            throw Error(Errc::piece_mismatch,
-                        "the local shard " + to_string(value.start) + " + " + to_string(value.value->shape()) +
-                            " is not one of the shards that the metadata lists: " + described(shards));
-        return static_cast<std::uint32_t>(found - shards.begin());
-    }
-
-    /// Returns the part that a value is: a run of the file if possible.
-    LocalPart part_of(const SkeletonTensor& tensor, std::uint32_t place, const LazyTensor& value) {
-        if (value.element_count() == 0) return {.place = place, .state = LocalPart::State::empty};
-        const StoredTensor& stored = *value.stored();
-        const StridedView view = value.strided_view();
-        if (whole_bytes(value.dtype()) && stored.in_one_run() && stored.shared_source(0) == share_.source &&
-            stored.dtype() == value.dtype() && value.decoding() == tensor.decoding &&
-            is_contiguous(view.shape, view.strides))
-            return {.offset = stored.locate(static_cast<std::uint64_t>(view.offset)).offset,
-                    .place = place,
-                    .state = LocalPart::State::run};
-        LocalPart part = odd({{place, &value}});
-        part.place = place;
-        return part;
-    }
-
-    LocalPart odd(const std::vector<std::pair<std::uint32_t, const LazyTensor*>>& values) {
-        if (values.size() > std::numeric_limits<std::uint16_t>::max())
-            throw Error(Errc::pickle_too_large, "a rank has more than 65,535 shards of one tensor");
-        LocalPart part{.first = static_cast<std::uint32_t>(share_.values.size()),
-                       .count = static_cast<std::uint16_t>(values.size()),
-                       .state = LocalPart::State::values};
-        for (const auto& [shard, value] : values) share_.values.push_back({shard, value->renamed({})});
-        return part;
-    }
-
-    /// Sets the part of a tensor. A tensor that the lowest rank has in several places is one tensor in this file too.
-    void set_part(std::uint32_t number, const LocalPart& part) {
-        LocalPart& here = share_.parts[number];
-        const bool same = here == part || (here.state == part.state && part.state == LocalPart::State::values);
-        if (here.state != LocalPart::State::absent && !same)
-            differ("the ties of this tensor", "one tensor that has several names", "several tensors");
-        if (here.state == LocalPart::State::absent) here = part;
-    }
-
     const Skeleton& skeleton_;
     const StateTree& first_;
     const StateTree& other_;
     const RankNames& names_;
-    RankMeshes& meshes_;
-    SampleSizes samples_;
-    ShardedNodes nodes_;
+    RankShare share_ = {};
+    LocalParts parts_;
     TreeComparison comparison_;
     std::vector<bool> with_tensors_;
     std::vector<NodeId> met_;  ///< for each container of the skeleton, the one that it was compared with last
-    RankShare share_ = {};
     TreeCopy copy_;
-    std::unordered_map<std::uint32_t, std::optional<std::vector<std::uint64_t>>> coordinates_ = {};
     std::vector<Frame> frames_ = {};
     std::string path_ = {};
 };

@@ -5,7 +5,7 @@
 //   DTensor        _local_tensor, and in _spec the mesh and the placements
 //   ShardedTensor  its state is a tuple: local shards, metadata of all shards, process group, …
 //
-// Tested by tests/distributed/sharded_nodes_test.cpp.
+// Tested by tests/distributed/rank_tensors_test.cpp and rank_faults_test.cpp.
 #include "distributed/sharded_nodes.hpp"
 
 #include "base/text.hpp"
