@@ -3,6 +3,8 @@
 // tests/distributed/mesh_test.cpp against a slow twin, and by tests/interop/rank_files.py against torch itself.
 #include "distributed/mesh.hpp"
 
+#include "base/text.hpp"
+
 #include <safemap/error.hpp>
 
 #include <algorithm>
@@ -161,7 +163,9 @@ std::optional<std::uint64_t> place_of(const Mesh& mesh, std::uint64_t rank) {
 std::string to_string(const Mesh& mesh) {
     std::vector<std::string> sizes;
     for (const std::uint64_t size : mesh.shape) sizes.push_back(std::to_string(size));
-    return "[" + listed(sizes) + "]" + (mesh.names.empty() ? "" : " (" + listed(mesh.names) + ")");
+    std::vector<std::string> names;
+    for (const std::string& name : mesh.names) names.push_back(excerpt(name));
+    return "[" + listed(sizes) + "]" + (names.empty() ? "" : " (" + listed(names) + ")");
 }
 
 std::string to_string(std::span<const MeshPlacement> placements) {
@@ -174,7 +178,7 @@ std::string to_string(std::span<const MeshPlacement> placements) {
             case MeshPlacement::Kind::strided:
                 texts.push_back("_StridedShard(" + dimension + ", " + std::to_string(one.split_factor) + ")");
                 break;
-            case MeshPlacement::Kind::partial: texts.push_back(one.reduction); break;
+            case MeshPlacement::Kind::partial: texts.push_back(excerpt(one.reduction)); break;
         }
     }
     return "(" + listed(texts) + ")";

@@ -141,7 +141,7 @@ private:
     }
 
     void add_children(Frame& frame, const StateTree::Opaque& first, const StateTree::Opaque& other) const {
-        if (first.type != other.type) differ("the classes of this object", first.type, other.type);
+        if (first.type != other.type) differ("the classes of this object", excerpt(first.type), excerpt(other.type));
         if (first.children.size() != other.children.size())
             differ("the numbers of parts of this object", std::to_string(first.children.size()),
                    std::to_string(other.children.size()));

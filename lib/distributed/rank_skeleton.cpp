@@ -155,6 +155,7 @@ Skeleton::Skeleton(StateTree tree, const RankNames& names, RankMeshes& meshes, c
             tensor.role = local.tensor.kind == StatedTensor::Kind::dtensor ? TensorRole::dtensor : TensorRole::sharded;
             tensor.said = std::move(local.tensor);
             tensor.mesh = local.mesh;
+            tensor.parameter = local.parameter;
             tensor.requires_grad = local.requires_grad;
             if (!local.values.empty()) tensor.decoding = local.values.front().value->decoding();
             if (tensor.role == TensorRole::dtensor) set_shardings(tensor, meshes[tensor.mesh]);

@@ -42,6 +42,7 @@ struct SkeletonTensor {
     Decoding decoding = {};
     // A distributed tensor.
     StatedTensor said = {};
+    bool parameter = false;
     bool requires_grad = false;
     // A DTensor: the mesh of the lowest rank, and how it is cut. If _StridedShard can be read in two ways, `other` is
     // the second one.

@@ -12,6 +12,7 @@
 #include "base/pool.hpp"
 #include "base/text.hpp"
 #include "base/watch.hpp"
+#include "distributed/first_failure.hpp"
 #include "distributed/tree_values.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -328,9 +329,8 @@ void RankTensors::make(const Work& work) {
     const auto& tensors = set_->skeleton->tensors();
     std::vector<std::optional<LazyTensor>> made(tensors.size());
     const Watch watch(work.monitor, "opening", 0);
-    parallel_for(tensors.size(), thread_count(work.threads, bulk_threads), [&](std::size_t i, unsigned) {
-        if (same_as_[i] != i) return;
-        if (i % 64 == 0) watch.check_stop();
+    FirstFailure failure(tensors.size());
+    const auto make_one = [&](std::size_t i) {
         if (tensors[i].role != TensorRole::dtensor && tensors[i].role != TensorRole::sharded) {
             made[i] = std::get<StateTree::Tensor>(set_->skeleton->tree()[tensors[i].node]).tensor;
             return;
@@ -340,7 +340,17 @@ void RankTensors::make(const Work& work) {
             made[i] = whole_of(i, all.front());
             compare_meshes(i, all);
         });
+    };
+    parallel_for(tensors.size(), thread_count(work.threads, bulk_threads), [&](std::size_t i, unsigned) {
+        if (same_as_[i] != i || failure.is_before(i)) return;
+        if (i % 64 == 0) watch.check_stop();
+        try {
+            make_one(i);
+        } catch (...) {
+            failure.add(i, std::current_exception());
+        }
     });
+    failure.rethrow();
     pieces_left_ = UINT64_MAX;  // replicas have no more pieces
     made_.reserve(made.size());
     for (std::size_t i = 0; i < made.size(); ++i) made_.push_back(*made[same_as_[i]]);

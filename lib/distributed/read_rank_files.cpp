@@ -277,8 +277,9 @@ StateTree tree_of_wholes(RankFileSet& ranks, const RankTensors& tensors) {
     const auto& all = ranks.skeleton->tensors();
     for (std::size_t i = 0; i < all.size(); ++i)
         if (all[i].role == TensorRole::dtensor || all[i].role == TensorRole::sharded)
-            tree[all[i].node] =
-                StateTree::Tensor{.tensor = tensors.tensor(i).renamed({}), .requires_grad = all[i].requires_grad};
+            tree[all[i].node] = StateTree::Tensor{.tensor = tensors.tensor(i).renamed({}),
+                                                  .parameter = all[i].parameter,
+                                                  .requires_grad = all[i].requires_grad};
     return tree;
 }
 

@@ -241,6 +241,7 @@ StatedLocal ShardedNodes::dtensor(NodeId node) {
         throw Error(Errc::piece_mismatch, "the dtype is " + std::string(name(*stated)) +
                                               ", but that of the local value is " + std::string(name(said.dtype)));
     out.values.push_back({{}, local});
+    out.parameter = truth(tree_, part_of(tree_, node, "parameter"));
     out.requires_grad = truth(tree_, part_of(tree_, node, "requires_grad"));
     return out;
 }
@@ -304,6 +305,7 @@ StatedLocal ShardedNodes::sharded(NodeId node) {
     if (!dtype && !out.values.empty()) dtype = out.values.front().value->dtype();
     if (!dtype) throw Error(Errc::field_missing, "the field dtype is missing");
     said.dtype = *dtype;
+    out.parameter = truth(tree_, part_of(tree_, node, "parameter"));
     out.requires_grad = truth(tree_, part_of(tree_, node, "requires_grad"));
     return out;
 }

@@ -48,6 +48,7 @@ struct StatedLocal {
     StatedTensor tensor = {};
     std::uint32_t mesh = 0;               ///< DTensor: the number of its mesh
     std::vector<LocalValue> values = {};  ///< DTensor: one
+    bool parameter = false;
     bool requires_grad = false;
 };
 
