@@ -243,7 +243,7 @@ private:
 
 RankShare share_of(const Skeleton& skeleton, const StateTree& tree, const RankNames& names, std::size_t i,
                    const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples) {
-    if (skeleton.tree().size() == 0 || tree.size() == 0) return {.rank = names.rank(i), .source = source};
+    if (tree.size() == 0) throw Error(Errc::field_missing, "the file holds no value");
     return ShareWalk(skeleton, tree, names, i, source, meshes, samples).run();
 }
 

@@ -162,7 +162,8 @@ Skeleton::Skeleton(StateTree tree, const RankNames& names, RankMeshes& meshes, c
         });
         has_parts_ = true;
     };
-    if (tree_.size() > 0) TensorWalk(tree_, with_tensors_, add).run();
+    if (tree_.size() == 0) throw Error(Errc::field_missing, "the file holds no value");
+    TensorWalk(tree_, with_tensors_, add).run();
 }
 
 bool Skeleton::has_meshes() const noexcept {
