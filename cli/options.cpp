@@ -29,6 +29,9 @@ void CommonOptions::declare(CLI::App& app) {
             ->type_name("WHICH");
         app.add_flag("--deepspeed-compat", open.deepspeed_compat,
                      "read a DeepSpeed folder as DeepSpeed's own script zero_to_fp32 does");
+        app.add_option("--manifest", open.manifest,
+                       "names and shapes of flat parameters (default: manifest.json beside the files of ranks)")
+            ->type_name("FILE");
     }
     const auto add_selection = [&](const char* name, std::vector<std::string>& into, const char* help) {
         CLI::Option* const option = add_repeatable(app, name, into, help)->type_name("GLOB");

@@ -5,6 +5,7 @@
 #include <safemap/progress.hpp>
 
 #include <cstdint>
+#include <string>
 
 namespace safemap::SAFEMAP_ABI {
 
@@ -83,6 +84,9 @@ struct OpenOptions {
     /// buffers with DeepSpeed's dtypes and shapes, without what the script leaves out. Throws invalid_argument for a
     /// folder that the script refuses, and together with Weights::module. Has no effect on other checkpoints.
     bool deepspeed_compat = false;
+    /// Path of the manifest of flat parameters, for files of ranks that do not name their parameters: docs/fsdp.md. If
+    /// it is empty, `manifest.json` beside the files is read. Has no effect on other checkpoints.
+    std::string manifest = {};
 
     // Options that affect performance.
     /// Threads for the headers of many files, at most 256. A stop request cancels between two files. No progress is

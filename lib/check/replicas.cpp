@@ -27,24 +27,29 @@ bool are_equal(const LazyTensor& first, const LazyTensor& other, std::vector<std
 
 }  // namespace
 
-std::vector<std::string> compare_replicas(const std::vector<state::Replica>& replicas, Watch& watch) {
-    std::vector<std::string> notes;
-    if (replicas.empty()) return notes;
+std::vector<std::string> compare_replicas(const state::Contents& contents, Watch& watch) {
+    constexpr std::size_t most_notes = 1000;
     constexpr std::size_t block = 1 << 20;
-    std::vector<std::byte> blocks[2] = {std::vector<std::byte>(block), std::vector<std::byte>(block)};
-    for (const state::Replica& replica : replicas) {
+    std::vector<std::string> notes;
+    std::size_t different = 0;
+    std::vector<std::byte> blocks[2];
+    const auto compare = [&](const state::Replica& replica) {
+        for (std::vector<std::byte>& one : blocks) one.resize(block);
         bool equal = replica.first.dtype() == replica.other.dtype() && replica.first.shape() == replica.other.shape();
         try {
             equal = equal && are_equal(replica.first, replica.other, blocks, watch);
         } catch (const Error& error) {
             if (remedy(error.code()) != Remedy::reject_data) throw;
-            continue;
+            return;
         }
-        if (!equal)
-            notes.push_back(excerpt(replica.name) + " should be the same in all ranks, but " +
-                            excerpt(replica.first_file) + " and " + excerpt(replica.other_file) +
-                            " have different values");
-    }
+        if (equal || ++different > most_notes) return;
+        notes.push_back(excerpt(replica.name) + " should be the same in all ranks, but " + excerpt(replica.first_file) +
+                        " and " + excerpt(replica.other_file) + " have different values");
+    };
+    for (const state::Replica& replica : contents.replicas) compare(replica);
+    if (contents.each_replica) contents.each_replica(compare);
+    if (different > most_notes)
+        notes.push_back("and " + std::to_string(different - most_notes) + " more that differ between ranks");
     return notes;
 }
 

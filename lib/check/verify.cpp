@@ -36,6 +36,9 @@ void add_names(const std::vector<std::string>& from, std::vector<std::string>& t
                  [&known](const std::string& name) { return !known.contains(name); });
 }
 
+/// Returns true for the files of a training run, whose records are read file by file.
+bool is_run(const Contents& contents) { return contents.format == Format::zero || contents.format == Format::fsdp; }
+
 /// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `files` and `report`.
 Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, std::vector<FileDigests>& files,
                  VerifyReport& report) {
@@ -47,7 +50,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
         contents = open::read_path(path, open_options, faults);
         report.bytes += state::total_bytes(contents);
     });
-    if (contents.format == Format::zero) {
+    if (is_run(contents)) {
         contents.sources.clear();  // read_rank_files() reads them
         const auto look_at_optimizer = [&] { add_names(contents.optimizer().files, contents.files); };
         if (contents.optimizer) reporting(faults, [&] { about_file(path.native(), look_at_optimizer); });
@@ -75,7 +78,7 @@ void add_files(Contents from, Contents& to) {
 /// Returns the files of ranks that were read. If the folder could not be opened, returns those that its names show:
 /// their records are checked all the same.
 open::RunFiles files_of_run(const Contents& contents, const std::filesystem::path& path, const VerifyReport& report) {
-    if (contents.format == Format::zero && contents.folder) return {contents.folder, contents.files};
+    if (is_run(contents) && contents.folder) return {contents.folder, contents.files};
     if (report.ok() || !contents.files.empty()) return {};
     return open::files_of_run(path);
 }
@@ -98,7 +101,7 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     check::read_stretches(stretches, options.work.threads, watch, report);
     for (const auto& source : contents.sources) source->require_unchanged();
     check::read_rank_files(run, options.work.threads, watch, report);
-    append(report.notes, check::compare_replicas(contents.replicas, watch));
+    append(report.notes, check::compare_replicas(contents, watch));
     watch.tell();
     return report;
 }

@@ -60,7 +60,7 @@ void for_each_pickle(
     std::vector<FoundGlobals> of_files(files.size(), none);
     GlobalKeys first;
     const auto read_one = [&](std::size_t i, const std::shared_ptr<const Source>& source) {
-        torch::NamedGlobals globals(none.strict());
+        torch::NamedGlobals globals = none.of_file();
         read(i, source, globals);
         of_files[i].add(globals, files[i], first);
         if (i == 0) first = keys_of(globals);

@@ -26,12 +26,17 @@ GlobalKeys keys_of(const torch::NamedGlobals& globals);
 /// Collects the globals of all files. Ranks of a run name the same, so that most are listed with one file only.
 class FoundGlobals {
 public:
-    /// If `strict`, readers refuse unknown globals. `prefix` begins the names of files in the list.
-    explicit FoundGlobals(bool strict = false, std::string prefix = {}) : strict_(strict), prefix_(std::move(prefix)) {}
+    /// If `strict`, readers refuse unknown globals. `prefix` begins the names of files in the list. What `also_known`
+    /// knows is known, beside what torch::is_known() knows.
+    explicit FoundGlobals(bool strict = false, std::string prefix = {},
+                          torch::NamedGlobals::Known* also_known = nullptr)
+        : strict_(strict), also_known_(also_known), prefix_(std::move(prefix)) {}
 
     bool strict() const noexcept { return strict_; }
     /// Returns an empty list for files of the same checkpoint.
-    FoundGlobals another() const { return FoundGlobals(strict_, prefix_); }
+    FoundGlobals another() const { return FoundGlobals(strict_, prefix_, also_known_); }
+    /// Returns an empty list for the globals of one file.
+    torch::NamedGlobals of_file() const { return torch::NamedGlobals(strict_, also_known_); }
 
     /// Adds the globals of a file, but not those whose keys are in `listed`.
     void add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed = {});
@@ -48,6 +53,7 @@ private:
     void add_new(FoundGlobals other);
 
     bool strict_;
+    torch::NamedGlobals::Known* also_known_;
     std::string prefix_;
     std::vector<NamedGlobal> all_ = {};
     bool asks_for_code_ = false;

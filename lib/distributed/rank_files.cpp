@@ -4,10 +4,9 @@
 #include "base/faults.hpp"
 #include "base/pool.hpp"
 #include "base/watch.hpp"
+#include "distributed/first_failure.hpp"
 
-#include <atomic>
 #include <exception>
-#include <mutex>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::distributed {
@@ -36,30 +35,6 @@ void read_one(const Folder& folder, std::span<const std::string> files, std::siz
         about_file(source->name(), [&] { read(i, source); });
     });
 }
-
-/// The exception of the file that comes first of those that have one.
-class FirstFailure {
-public:
-    explicit FirstFailure(std::size_t files) : at_(files) {}
-
-    /// Returns true if a file before number `i` has failed.
-    bool is_before(std::size_t i) const noexcept { return at_.load(std::memory_order_relaxed) < i; }
-    void add(std::size_t i, std::exception_ptr error) {
-        const std::lock_guard lock(mutex_);
-        if (i >= at_) return;
-        at_ = i;
-        error_ = std::move(error);
-    }
-    /// Must not be called while others add.
-    void rethrow() {
-        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-    }
-
-private:
-    std::mutex mutex_;
-    std::atomic<std::size_t> at_;
-    std::exception_ptr error_;
-};
 
 }  // namespace
 

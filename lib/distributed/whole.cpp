@@ -365,13 +365,14 @@ LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std
 
 }  // namespace
 
+void RankSources::add(const std::shared_ptr<const Source>& source) {
+    if (numbers_.try_emplace(source.get(), static_cast<std::uint32_t>(sources_.size())).second)
+        sources_.push_back(source);
+}
+
 void RankSources::add(const LazyTensor& value) {
     const StoredTensor& stored = *value.stored();
-    stored.each_piece([&](const StoredTensor::Piece& piece, std::size_t) {
-        const std::shared_ptr<const Source>& source = stored.shared_source(piece.source);
-        if (numbers_.try_emplace(source.get(), static_cast<std::uint32_t>(sources_.size())).second)
-            sources_.push_back(source);
-    });
+    stored.each_piece([&](const StoredTensor::Piece& piece, std::size_t) { add(stored.shared_source(piece.source)); });
 }
 
 const std::shared_ptr<const SourceTable>& RankSources::table() const {

@@ -32,7 +32,8 @@ struct FlatPart {
 /// The sources of all ranks, numbered once: tensors that are made with it share one table.
 class RankSources {
 public:
-    /// Adds the sources that hold elements of `value`. No tensor may have been made yet.
+    /// Adds a source, or those that hold elements of `value`. No tensor may have been made yet.
+    void add(const std::shared_ptr<const Source>& source);
     void add(const LazyTensor& value);
     /// Returns the table of all sources that were added. add() must not be called afterwards.
     const std::shared_ptr<const SourceTable>& table() const;

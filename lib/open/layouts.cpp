@@ -30,8 +30,6 @@ constexpr Layout layouts[] = {
     {ShapeKind::dcp, "dcp", "a checkpoint of torch.distributed.checkpoint (DCP)", dcp_hint},
     {ShapeKind::offloaded, "deepspeed", "a DeepSpeed checkpoint (ZeRO) with tensors offloaded to NVMe",
      "save it without offloading, or save a full state dict"},
-    {ShapeKind::rank_files, "rank_files", "one file for each rank (FSDP)",
-     "give one of the files to read the part of its rank; to read all of it, save a full state dict with torch.save"},
     {ShapeKind::torch_checkpointing, "torch_checkpointing", "a checkpoint of torch_checkpointing",
      "save a full state dict with torch.save, or save with torch.distributed.checkpoint"},
     {ShapeKind::nanotron, "nanotron", "a nanotron checkpoint",

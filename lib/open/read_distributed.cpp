@@ -1,9 +1,13 @@
 // Reads the folders of training frameworks: the only file here that knows the layer of distributed checkpoints.
 #include "base/text.hpp"
+#include "distributed/read_rank_files.hpp"
 #include "distributed/read_zero.hpp"
 #include "distributed/zero_files.hpp"
 #include "open/readers.hpp"
 
+#include <safemap/advanced/file.hpp>
+
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 
@@ -37,6 +41,21 @@ Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const Folde
 Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options) {
     return distributed::read_universal_tag(tag_of(folder, shape), options);
+}
+
+Contents read_rank_files(const std::shared_ptr<const Folder>& folder, FileNames files, const OpenOptions& options) {
+    std::shared_ptr<const Source> manifest;
+    if (!options.manifest.empty()) manifest = open_file(options.manifest, mapping_of(options.access));
+    return distributed::read_rank_files({folder, std::move(files), std::move(manifest)}, options);
+}
+
+FileNames files_of_set(const FolderNames& names, std::string_view set) {
+    FileNames files = names.files;
+    std::erase_if(files, [set](const std::string& file) {
+        const auto one = state::rank_file(file);
+        return !one || one->set != set;
+    });
+    return files;
 }
 
 std::optional<std::string> note_of_deepspeed_file(std::string_view name) {

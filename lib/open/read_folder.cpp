@@ -48,6 +48,20 @@ Contents read_zero_universal(const std::shared_ptr<const Folder>& folder, const 
     return contents;
 }
 
+Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
+                  FaultSink& faults) {
+    Contents contents;
+    reporting(faults, [&] {
+        about_file(folder->name(), [&] {
+            // If files are missing, the shape names those.
+            const bool complete = shape.kind == ShapeKind::rank_files;
+            FileNames files = complete ? shape.files : files_of_set(state::names_in(*folder), shape.what);
+            contents = read_rank_files(folder, std::move(files), options);
+        });
+    });
+    return contents;
+}
+
 /// The reader of a shape. A shape without a row is not read.
 struct Reader {
     ShapeKind kind;
@@ -60,6 +74,8 @@ constexpr Reader readers[] = {
     {ShapeKind::megatron_ranks, read_megatron},
     {ShapeKind::deepspeed, read_zero},
     {ShapeKind::universal, read_zero_universal},
+    {ShapeKind::rank_files, read_set},
+    {ShapeKind::ranks_lack, read_set},
 };
 
 bool is_deepspeed(const FolderShape& shape) {

@@ -54,6 +54,11 @@ RunFiles files_of_run(const std::filesystem::path& path) {
     RunFiles run;
     reporting(unused, [&] {
         const Located found = locate(open_folder(path, Mapping::never));
+        if (found.shape.kind == ShapeKind::rank_files || found.shape.kind == ShapeKind::ranks_lack) {
+            const bool complete = found.shape.kind == ShapeKind::rank_files;
+            run = {found.folder, complete ? found.shape.files : files_of_set(found.names, found.shape.what)};
+            return;
+        }
         const bool universal = found.shape.kind == ShapeKind::universal;
         if ((!universal && found.shape.kind != ShapeKind::deepspeed) || found.shape.files.empty()) return;
         run.folder = found.folder;

@@ -51,6 +51,10 @@ Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const Folde
                         const OpenOptions& options);
 Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options);
+/// Reads the files of one set, one for each rank: names in the folder.
+Contents read_rank_files(const std::shared_ptr<const Folder>& folder, FileNames files, const OpenOptions& options);
+/// Returns the files in the folder of a set: "model_world_size_4_rank_*.pt".
+FileNames files_of_set(const FolderNames& names, std::string_view set);
 /// Returns a note for a file of that name that is opened by itself, if it is one of a DeepSpeed folder.
 std::optional<std::string> note_of_deepspeed_file(std::string_view name);
 /// Reads the shards of an index. The shards are in `folder`.

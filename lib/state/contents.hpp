@@ -66,6 +66,9 @@ struct Contents {
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
     std::vector<Replica> replicas = {};         ///< verify() compares them
+    /// Set for sets of rank files, which may have millions of replicas: calls visit() with one after another. May be
+    /// called from several threads at once. verify() compares them.
+    std::function<void(const std::function<void(const Replica&)>& visit)> each_replica = {};
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
     /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.
     std::function<Contents()> optimizer = {};

@@ -309,7 +309,8 @@ void NamedGlobals::add(const PickleGraph& pickle, std::string_view record, Known
         if (!uses.used(id) && is_global(pickle, id, "builtins.getattr")) continue;
         const Global global = pickle.global(id);
         const bool loader = is_global(pickle, id, load_from_bytes);
-        add_one(global, record, known(global) && !(loader && loader_is_value), uses.called(id));
+        const bool is_read = known(global) || (also_known_ != nullptr && also_known_(global));
+        add_one(global, record, is_read && !(loader && loader_is_value), uses.called(id));
     }
 }
 

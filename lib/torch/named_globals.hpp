@@ -38,8 +38,9 @@ public:
     using Known = bool(const PickleGraph::Global&);
     static constexpr std::size_t most_listed = 16'384;
 
-    /// If `strict`, refuse() throws.
-    explicit NamedGlobals(bool strict = true) : strict_(strict) {}
+    /// If `strict`, refuse() throws. What `also_known` knows is known too, in every pickle: classes that the caller
+    /// reads itself.
+    explicit NamedGlobals(bool strict = true, Known* also_known = nullptr) : strict_(strict), also_known_(also_known) {}
     bool strict() const noexcept { return strict_; }
 
     /// Adds every global of a pickle, even if its value is dropped later. `record` names the pickle.
@@ -72,6 +73,7 @@ private:
     void add_one(const PickleGraph::Global& global, std::string_view record, bool known, bool called);
 
     bool strict_;
+    Known* also_known_;
     bool unread_ = false;
     bool asks_for_code_ = false;
     std::optional<NamedGlobal> not_listed_ = {};  ///< an unknown global that would be called, and did not fit into all_

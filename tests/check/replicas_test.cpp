@@ -24,7 +24,9 @@ state::Replica replica(LazyTensor first, LazyTensor other) {
 std::vector<std::string> notes(state::Replica one) {
     const Monitor nobody;
     Watch watch(nobody, "comparing", 0);
-    return check::compare_replicas({std::move(one)}, watch);
+    state::Contents contents;
+    contents.replicas.push_back(std::move(one));
+    return check::compare_replicas(contents, watch);
 }
 
 }  // namespace
@@ -47,4 +49,16 @@ TEST_CASE("equal replicas give no note, and a note names both files of others") 
 TEST_CASE("replicas of other shapes or dtypes differ") {
     CHECK(notes(replica(tensor("aaaa"), tensor("aaa"))).size() == 1);
     CHECK(notes(replica(tensor("aaaa"), tensor("aaaa", Dtype::f32))).size() == 1);
+}
+
+TEST_CASE("replicas that are made one at a time are compared, and only so many are named") {
+    const Monitor nobody;
+    Watch watch(nobody, "comparing", 0);
+    state::Contents contents;
+    contents.each_replica = [](const std::function<void(const state::Replica&)>& visit) {
+        for (int i = 0; i < 3000; ++i) visit(replica(tensor("aaaa"), tensor(i % 2 == 0 ? "aaaa" : "aaab")));
+    };
+    const auto found = check::compare_replicas(contents, watch);
+    REQUIRE(found.size() == 1001);
+    CHECK(found.back().find("500 more") != std::string::npos);
 }

@@ -345,7 +345,7 @@ class EveryCommand(Case):
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b'global_step1' if name == 'zero/latest' else plain)
-        layouts = [('dcp', 'dcp'), ('accelerate', 'dcp'), ('verl', 'rank_files'), ('dcp/.metadata', 'dcp')]
+        layouts = [('dcp', 'dcp'), ('accelerate', 'dcp'), ('dcp/.metadata', 'dcp')]
         for folder, layout in layouts:
             self.assertEqual(self.safemap('verify', folder, '--json').json()['faults'][0]['code'], 'unsupported_layout')
             for command, *more in [('inspect',), ('convert', 'out'), ('hash',)]:

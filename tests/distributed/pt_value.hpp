@@ -34,7 +34,8 @@ using StoragePtr = std::shared_ptr<Storage>;
 
 inline std::size_t element_bytes(Dtype dtype) {
     switch (dtype) {
-        case Dtype::boolean: return 1;
+        case Dtype::boolean:
+        case Dtype::u8: return 1;
         case Dtype::f16:
         case Dtype::bf16: return 2;
         case Dtype::f64:
@@ -46,6 +47,7 @@ inline std::size_t element_bytes(Dtype dtype) {
 inline std::string_view storage_type(Dtype dtype) {
     switch (dtype) {
         case Dtype::boolean: return "BoolStorage";
+        case Dtype::u8: return "ByteStorage";
         case Dtype::f16: return "HalfStorage";
         case Dtype::bf16: return "BFloat16Storage";
         case Dtype::f64: return "DoubleStorage";
@@ -63,19 +65,34 @@ inline std::uint64_t elements(const Shape& shape) {
 
 /// A value. Only the members of its kind count.
 struct Value {
-    enum class Kind : std::uint8_t { none, boolean, integer, real, text, list, tuple, dict, ordered, tensor, raw };
+    enum class Kind : std::uint8_t {
+        none,
+        boolean,
+        integer,
+        real,
+        text,
+        list,
+        tuple,
+        dict,
+        ordered,
+        tensor,
+        object,
+        call,
+        raw
+    };
     Kind kind = Kind::none;
     std::int64_t number = 0;
     double real = 0;
-    std::string text = {};                ///< a text, or the opcodes of `raw`
+    std::string text = {};                ///< a text, the opcodes of `raw`, or those of a class or function
     std::vector<std::string> keys = {};   ///< keys of a dict, beside `items`
     bool number_keys = false;             ///< the keys are written as integers
-    std::vector<Value> items = {};        ///< the items of a list, tuple or dict
+    std::vector<Value> items = {};        ///< the items of a list, tuple or dict; attributes; arguments
     std::vector<std::string> paths = {};  ///< modules that the `_metadata` of an OrderedDict names
     StoragePtr storage = {};              ///< the members of a tensor
     std::uint64_t offset = 0;
     Shape shape = {};
-    bool derived = false;  ///< the tensor has attributes, and is wrapped in another call for them
+    std::vector<std::uint64_t> strides = {};  ///< empty if the tensor is contiguous
+    bool derived = false;                     ///< the tensor has attributes, and is wrapped in another call for them
 
     /// Returns the item with this key. Throws if it is missing, so that a test cannot change nothing.
     Value& operator[](std::string_view key) { return items[place(key)]; }
@@ -125,6 +142,20 @@ inline Value dict(std::vector<std::pair<std::string, Value>> entries = {}) {
     return out;
 }
 inline Value ordered() { return {.kind = Value::Kind::ordered}; }
+/// Returns an object whose class is made without arguments and gets its attributes from a dictionary.
+inline Value object(std::string_view module, std::string_view name,
+                    std::vector<std::pair<std::string, Value>> attributes = {}) {
+    Value out = dict(std::move(attributes));
+    out.kind = Value::Kind::object;
+    out.text = forge::global(module, name);
+    return out;
+}
+/// Returns what a function returns.
+inline Value call(std::string_view module, std::string_view name, std::vector<Value> arguments = {}) {
+    return {.kind = Value::Kind::call, .text = forge::global(module, name), .items = std::move(arguments)};
+}
+/// Returns a class or function.
+inline Value global(std::string_view module, std::string_view name) { return raw(forge::global(module, name)); }
 inline Value integers(const std::vector<std::uint64_t>& numbers) {
     Value out = list();
     for (const std::uint64_t number : numbers) out.push(integer(number));
@@ -224,7 +255,8 @@ private:
         std::uint64_t stride = 1;
         for (const std::uint64_t dimension : value.shape) sizes += forge::integer(static_cast<std::int64_t>(dimension));
         for (std::size_t d = value.shape.size(); d-- > 0; stride *= value.shape[d] == 0 ? 1 : value.shape[d])
-            strides = forge::integer(static_cast<std::int64_t>(stride)) + strides;
+            strides =
+                forge::integer(static_cast<std::int64_t>(value.strides.empty() ? stride : value.strides[d])) + strides;
         const std::string arguments =
             forge::tuple({id, forge::integer(static_cast<std::int64_t>(value.offset)), sizes + "t", "(" + strides,
                           "\x89", forge::call("collections", "OrderedDict", {})});
@@ -272,6 +304,8 @@ private:
             case Value::Kind::ordered:
                 return forge::call("collections", "OrderedDict", {}) + entries(value) + metadata(value);
             case Value::Kind::tensor: return tensor(value);
+            case Value::Kind::object: return value.text + ")\x81}" + entries(value) + "b";
+            case Value::Kind::call: return value.text + items(value) + "tR";
             case Value::Kind::raw: return value.text;
         }
         return {};

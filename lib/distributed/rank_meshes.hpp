@@ -1,0 +1,61 @@
+// The device meshes that the files of ranks state, each kept once.
+#pragma once
+
+#include "distributed/mesh.hpp"
+#include "distributed/rank_names.hpp"
+
+#include <safemap/state_tree.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// Returns the part of an object that has this name; nothing if the node is not an object or lacks it.
+std::optional<StateTree::NodeId> part_of(const StateTree& tree, StateTree::NodeId node, std::string_view name);
+/// Returns the items of a list, tuple or torch.Size. Throws field_missing, with the name of the field, for other nodes.
+const std::vector<StateTree::NodeId>& items_of(const StateTree& tree, StateTree::NodeId node, std::string_view field);
+/// Returns an integer from 0 to 2^63 - 1. Throws field_missing, with the name of the field.
+std::uint64_t count_of(const StateTree& tree, StateTree::NodeId node, std::string_view field);
+
+/// The meshes of all files. A mesh is known by a number; equal ones have the same. May be used from several threads at
+/// once.
+class RankMeshes {
+public:
+    /// Returns the number of the mesh. If it is new, calls check(mesh), which may throw, and adds it.
+    std::uint32_t add(Mesh mesh, const std::function<void(const Mesh&)>& check);
+    /// Returns a mesh. The reference is valid as long as this object.
+    const Mesh& operator[](std::uint32_t number) const;
+
+private:
+    /// Returns the number of the mesh, or nothing if it was not added. `mutex_` is held.
+    std::optional<std::uint32_t> find(const Mesh& mesh, std::uint64_t digest) const;
+
+    mutable std::mutex mutex_;
+    std::deque<Mesh> meshes_ = {};
+    std::unordered_multimap<std::uint64_t, std::uint32_t> by_digest_ = {};
+};
+
+/// A mesh as one file states it.
+struct StatedMesh {
+    std::uint32_t number = 0;
+    std::optional<std::uint64_t> rank = {};  ///< the process that saved the file, if stated
+};
+
+/// Reads a DeviceMesh: a tensor of ranks (torch 2.0 to 2.9), or a layout over a list of ranks (2.10 and later). Reads
+/// the numbers from the file. If the mesh does not say which rank saved the file, `rank` is taken.
+///
+/// Throws:
+/// - field_missing if a field that it needs is missing or of the wrong kind
+/// - world_mismatch if a rank is in the mesh twice, or more ranks than there are files of; see also require_files_of()
+/// - rank_missing, likewise
+StatedMesh read_mesh(const StateTree& tree, StateTree::NodeId node, const RankNames& names, std::uint64_t rank,
+                     RankMeshes& meshes);
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,0 +1,106 @@
+// Sorts files by rank. Tested by tests/distributed/rank_names_test.cpp.
+#include "distributed/rank_names.hpp"
+
+#include "base/text.hpp"
+#include "state/folder_shape.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+constexpr std::size_t most_listed = 64;
+
+/// Returns the names' common set and their ranks; nothing if a name gives no rank, or another set.
+std::optional<std::vector<state::RankFile>> parsed(const std::vector<std::string>& files) {
+    std::vector<state::RankFile> found;
+    for (const std::string& file : files) {
+        auto one = state::rank_file(file);
+        if (!one || (!found.empty() && one->set != found.front().set)) return std::nullopt;
+        found.push_back(*std::move(one));
+    }
+    return found;
+}
+
+std::string joined(const std::vector<std::string>& names, std::uint64_t all) {
+    std::string text;
+    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + excerpt(name);
+    if (all > names.size()) text += " and " + std::to_string(all - names.size()) + " more";
+    return text;
+}
+
+std::string ranks_text(std::uint64_t count) { return std::to_string(count) + (count == 1 ? " rank" : " ranks"); }
+
+}  // namespace
+
+RankNames::RankNames(std::vector<std::string> files) : files_(std::move(files)) {
+    std::vector<std::size_t> order(files_.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (auto names = parsed(files_); names && !names->empty()) {
+        std::stable_sort(order.begin(), order.end(),
+                         [&](std::size_t a, std::size_t b) { return (*names)[a].rank < (*names)[b].rank; });
+        for (const std::size_t i : order) ranks_.push_back((*names)[i].rank);
+        set_ = names->front().set;
+        world_size_ = names->front().world_size;
+    } else {
+        ranks_.assign(order.begin(), order.end());
+    }
+    std::vector<std::string> sorted;
+    for (const std::size_t i : order) sorted.push_back(std::move(files_[i]));
+    files_ = std::move(sorted);
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+        if (places_.emplace(ranks_[i], i).second) continue;
+        throw Error(Errc::rank_repeated, "the names of two files give rank " + std::to_string(ranks_[i]) + ": " +
+                                             excerpt(file(*find(ranks_[i]))) + " and " + excerpt(files_[i]));
+    }
+}
+
+std::optional<std::size_t> RankNames::find(std::uint64_t rank) const {
+    const auto found = places_.find(rank);
+    return found == places_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::string RankNames::name_of(std::uint64_t rank) const {
+    if (const auto i = find(rank)) return files_[*i];
+    std::string name = set_;
+    if (name.empty()) return "the file of rank " + std::to_string(rank);
+    return name.replace(name.rfind('*'), 1, std::to_string(rank));
+}
+
+void RankNames::require_named_ranks() const {
+    if (!world_size_) return;
+    const std::uint64_t world = *world_size_;
+    if (!ranks_.empty() && ranks_.back() >= world)
+        throw Error(Errc::world_mismatch, "the names of the files say that there are " + ranks_text(world) +
+                                              ", but there is a file of rank " + std::to_string(ranks_.back()) + ": " +
+                                              excerpt(files_.back()));
+    if (files_.size() == world) return;
+    std::vector<std::string> missing;
+    for (std::uint64_t rank = 0; rank < world && missing.size() < most_listed; ++rank)
+        if (!places_.contains(rank)) missing.push_back(name_of(rank));
+    throw Error(Errc::rank_missing,
+                "missing files of " + excerpt(set_) + ": " + joined(missing, world - files_.size()));
+}
+
+void RankNames::require_files_of(std::span<const std::uint64_t> ranks, const std::string& what) const {
+    std::vector<std::string> missing;
+    std::uint64_t count = 0;
+    for (const std::uint64_t rank : ranks) {
+        if (places_.contains(rank)) continue;
+        if (world_size_ && rank >= *world_size_)
+            throw Error(Errc::world_mismatch, what + " has rank " + std::to_string(rank) +
+                                                  ", but the names of the files say that there are " +
+                                                  ranks_text(*world_size_));
+        if (count++ < most_listed) missing.push_back(name_of(rank));
+    }
+    if (count == 0) return;
+    throw Error(Errc::rank_missing,
+                what + " has " + ranks_text(ranks.size()) + "; missing are " + joined(missing, count));
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

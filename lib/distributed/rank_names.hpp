@@ -1,0 +1,54 @@
+// The files of a set by the ranks that their names give, and messages about ranks that are missing.
+#pragma once
+
+#include <safemap/api.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// The files of one set, in the order of their ranks. Immutable.
+class RankNames {
+public:
+    /// `files` are names in one folder. If they do not give ranks, or several sets, a file's rank is its place in the
+    /// list. Throws rank_repeated if two names give one rank, such as "rank_1.pt" and "rank_01.pt".
+    explicit RankNames(std::vector<std::string> files);
+    /// Returns the same files as if their names did not say how many ranks there are.
+    RankNames without_world_size() const {
+        RankNames names = *this;
+        names.world_size_.reset();
+        return names;
+    }
+
+    std::size_t size() const noexcept { return files_.size(); }
+    const std::vector<std::string>& files() const noexcept { return files_; }
+    const std::string& file(std::size_t i) const noexcept { return files_[i]; }
+    std::uint64_t rank(std::size_t i) const noexcept { return ranks_[i]; }
+    /// Returns the number of ranks that the names give, if they do.
+    std::optional<std::uint64_t> world_size() const noexcept { return world_size_; }
+    /// Returns the place of a rank's file in the list, or nothing if there is no such file.
+    std::optional<std::size_t> find(std::uint64_t rank) const;
+    /// Returns the name that the file of a rank would have.
+    std::string name_of(std::uint64_t rank) const;
+
+    /// Throws world_mismatch if there is a rank that the world size in the names does not allow; rank_missing, with the
+    /// first names, if there are fewer files than that.
+    void require_named_ranks() const;
+    /// Throws if a mesh or group of ranks has ranks without a file: world_mismatch if the names give a world size that
+    /// does not allow one of them, otherwise rank_missing, with the first names. `what` begins the message: "the mesh".
+    void require_files_of(std::span<const std::uint64_t> ranks, const std::string& what) const;
+
+private:
+    std::vector<std::string> files_;
+    std::vector<std::uint64_t> ranks_ = {};
+    std::unordered_map<std::uint64_t, std::size_t> places_ = {};
+    std::optional<std::uint64_t> world_size_ = {};
+    std::string set_ = {};  ///< the glob of all files; empty if the names give no ranks
+};
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,0 +1,250 @@
+// Walks the tree of a rank beside that of the lowest one. From the top:
+//
+//   the walk       a stack of frames, one for each pair of containers that hold tensors, or dictionaries
+//   containers     dictionaries are matched by key, sequences and objects by place
+//   values         what differs is copied
+//
+// local_parts.cpp compares the tensors.
+//
+// Tested by tests/distributed/rank_tensors_test.cpp and rank_faults_test.cpp.
+#include "distributed/rank_share.hpp"
+
+#include "base/faults.hpp"
+#include "base/text.hpp"
+#include "distributed/local_parts.hpp"
+#include "distributed/tree_values.hpp"
+#include "state/names.hpp"
+
+#include <safemap/error.hpp>
+
+#include <string_view>
+#include <unordered_map>
+#include <variant>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+using NodeId = StateTree::NodeId;
+
+/// The walk over one tree.
+class ShareWalk {
+public:
+    ShareWalk(const Skeleton& skeleton, const StateTree& tree, const RankNames& names, std::size_t i,
+              const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples)
+        : skeleton_(skeleton),
+          first_(skeleton.tree()),
+          other_(tree),
+          names_(names),
+          parts_(skeleton, tree, names, i, meshes, samples, share_),
+          comparison_(first_, other_),
+          with_tensors_(nodes_with_tensors(tree)),
+          met_(first_.size(), StateTree::no_node),
+          copy_(other_, share_.objects) {
+        share_.rank = names.rank(i);
+        share_.source = source;
+        share_.parts.resize(skeleton.tensors().size());
+    }
+
+    RankShare run() {
+        visit(first_.root(), other_.root());
+        while (!frames_.empty() && !share_.foreign) {
+            Frame& frame = frames_.back();
+            path_.resize(frame.path_size);
+            if (frame.next == frame.children.size()) {
+                frames_.pop_back();
+                continue;
+            }
+            Child& child = frame.children[frame.next++];
+            state::append_segment(path_, child.segment);
+            visit(child.first, child.other);
+        }
+        share_.states_rank = parts_.states_rank();
+        return std::move(share_);
+    }
+
+private:
+    struct Child {
+        std::string segment;
+        NodeId first;
+        NodeId other;
+    };
+    struct Frame {
+        std::size_t path_size;
+        std::vector<Child> children;
+        std::size_t next = 0;
+    };
+
+    void visit(NodeId first, NodeId other) {
+        if (const auto number = skeleton_.tensor_at(first)) return visit_tensor(*number, other);
+        if (distributed_kind(other_[other]) || with_tensors_[other] != skeleton_.has_tensors(first))
+            return refuse_kind(first, other);
+        if (skeleton_.has_tensors(first)) return enter(first, other);
+        visit_value(first, other);
+    }
+
+    std::string tensor_name() const { return path_.empty() ? std::string(state::root_name) : path_; }
+    const std::string& first_file() const { return names_.file(0); }
+
+    [[noreturn]] void differ(const std::string& what, const std::string& first, const std::string& other) const {
+        throw difference(first_file(), what, first, other).with_tensor(tensor_name());
+    }
+    [[noreturn]] void refuse_kind(NodeId first, NodeId other) const {
+        const bool is_first = skeleton_.has_tensors(first);
+        const auto text = [](const StateTree& tree, NodeId node, bool with_tensors) {
+            const std::string kind = kind_text(tree[node]);
+            return kind == "no tensor" && with_tensors ? std::string("a container of tensors") : kind;
+        };
+        differ("the kinds of this value", text(first_, first, is_first), text(other_, other, with_tensors_[other]));
+    }
+    [[noreturn]] void refuse_missing(std::string_view segment, bool in_first) const {
+        std::string name = path_;
+        state::append_segment(name, segment);
+        const std::string here = "the file";
+        const std::string there = excerpt(first_file());
+        throw Error(Errc::ranks_differ, "the tensor is missing in " + (in_first ? here : there) + ", but " +
+                                            (in_first ? there + " has it" : "this file has it"))
+            .with_tensor(name);
+    }
+
+    void visit_tensor(std::uint32_t number, NodeId other) {
+        if (about_tensor(tensor_name(), [&] { return parts_.add(number, other); }))
+            share_.different.emplace_back(path_, copy_.copy(other));
+    }
+
+    // Containers.
+
+    /// Enters a pair of containers, but not a pair that was met before.
+    void enter(NodeId first, NodeId other) {
+        if (met_[first] == other) return;
+        met_[first] = other;
+        if (first_[first].index() != other_[other].index()) differ("the kinds of this container", "one", "another");
+        if (std::holds_alternative<StateTree::Dict>(first_[first])) return enter_dict(first, other);
+        Frame frame{.path_size = path_.size(), .children = {}};
+        if (const auto* const sequence = std::get_if<StateTree::Sequence>(&first_[first]))
+            add_items(frame, *sequence, std::get<StateTree::Sequence>(other_[other]));
+        else if (const auto* const object = std::get_if<StateTree::Opaque>(&first_[first]))
+            add_children(frame, *object, std::get<StateTree::Opaque>(other_[other]));
+        push(std::move(frame));
+    }
+
+    void push(Frame frame) {
+        comparison_.spend(1 + frame.children.size());
+        frames_.push_back(std::move(frame));
+    }
+
+    void add_items(Frame& frame, const StateTree::Sequence& first, const StateTree::Sequence& other) const {
+        if (first.kind != other.kind || first.items.size() != other.items.size())
+            differ("the lengths of this list", std::to_string(first.items.size()), std::to_string(other.items.size()));
+        for (std::size_t i = 0; i < first.items.size(); ++i)
+            frame.children.push_back({state::item_segment(first.kind, i), first.items[i], other.items[i]});
+    }
+
+    void add_children(Frame& frame, const StateTree::Opaque& first, const StateTree::Opaque& other) const {
+        if (first.type != other.type) differ("the classes of this object", excerpt(first.type), excerpt(other.type));
+        if (first.children.size() != other.children.size())
+            differ("the numbers of parts of this object", std::to_string(first.children.size()),
+                   std::to_string(other.children.size()));
+        for (std::size_t i = 0; i < first.children.size(); ++i) {
+            const std::string& name = first.children[i].first;
+            if (name != other.children[i].first)
+                differ("the parts of this object", excerpt(name), excerpt(other.children[i].first));
+            frame.children.push_back({state::child_segment(name), first.children[i].second, other.children[i].second});
+        }
+    }
+
+    void enter_dict(NodeId first, NodeId other) {
+        const auto& x = std::get<StateTree::Dict>(first_[first]);
+        const auto& y = std::get<StateTree::Dict>(other_[other]);
+        Frame frame{.path_size = path_.size(), .children = {}};
+        std::vector<bool> matched(y.items.size());
+        std::optional<std::unordered_map<std::string, std::size_t>> places;
+        for (std::size_t i = 0; i < x.items.size(); ++i) {
+            std::string segment = state::key_segment(first_[x.items[i].first], i);
+            std::size_t j = i;
+            if (i >= y.items.size() || !same_key(x.items[i].first, y.items[i].first)) {
+                if (!places) places = places_of(y);
+                const auto found = places->find(segment);
+                j = found == places->end() ? y.items.size() : found->second;
+            }
+            if (j < y.items.size()) {
+                matched[j] = true;
+                frame.children.push_back({std::move(segment), x.items[i].second, y.items[j].second});
+            } else if (skeleton_.has_tensors(x.items[i].second)) {
+                refuse_missing(segment, true);
+            } else {
+                add_lacking(segment);
+            }
+        }
+        for (std::size_t j = 0; j < y.items.size(); ++j) {
+            if (matched[j]) continue;
+            const std::string segment = state::key_segment(other_[y.items[j].first], j);
+            if (with_tensors_[y.items[j].second]) refuse_missing(segment, false);
+            add_different(segment, y.items[j].second);
+        }
+        push(std::move(frame));
+    }
+
+    bool same_key(NodeId first, NodeId other) {
+        const auto* const a = std::get_if<std::string>(&first_[first]);
+        const auto* const b = std::get_if<std::string>(&other_[other]);
+        return a != nullptr && b != nullptr ? *a == *b : comparison_.same(first, other);
+    }
+
+    std::unordered_map<std::string, std::size_t> places_of(const StateTree::Dict& dict) const {
+        std::unordered_map<std::string, std::size_t> places;
+        for (std::size_t i = 0; i < dict.items.size(); ++i)
+            places.emplace(state::key_segment(other_[dict.items[i].first], i), i);
+        return places;
+    }
+
+    // Values.
+
+    /// Compares values that hold no tensors: dictionaries key by key, and others as a whole.
+    void visit_value(NodeId first, NodeId other) {
+        const auto* const x = std::get_if<StateTree::Dict>(&first_[first]);
+        const auto* const y = std::get_if<StateTree::Dict>(&other_[other]);
+        if (x != nullptr && y != nullptr && x->ordered == y->ordered) {
+            if (met_[first] == other) return;
+            met_[first] = other;
+            return enter_dict(first, other);
+        }
+        if (!comparison_.same(first, other)) share_.different.emplace_back(path_, copy_.copy(other));
+    }
+
+    void add_different(std::string_view segment, NodeId other) {
+        std::string path = path_;
+        state::append_segment(path, segment);
+        share_.different.emplace_back(std::move(path), copy_.copy(other));
+    }
+
+    void add_lacking(std::string_view segment) {
+        constexpr std::size_t most = 8;
+        if (share_.lacking.size() >= most) return;
+        std::string& path = share_.lacking.emplace_back(path_);
+        state::append_segment(path, segment);
+    }
+
+    const Skeleton& skeleton_;
+    const StateTree& first_;
+    const StateTree& other_;
+    const RankNames& names_;
+    RankShare share_ = {};
+    LocalParts parts_;
+    TreeComparison comparison_;
+    std::vector<bool> with_tensors_;
+    std::vector<NodeId> met_;  ///< for each container of the skeleton, the one that it was compared with last
+    TreeCopy copy_;
+    std::vector<Frame> frames_ = {};
+    std::string path_ = {};
+};
+
+}  // namespace
+
+RankShare share_of(const Skeleton& skeleton, const StateTree& tree, const RankNames& names, std::size_t i,
+                   const std::shared_ptr<const Source>& source, RankMeshes& meshes, const SampleSizes& samples) {
+    if (tree.size() == 0) throw Error(Errc::field_missing, "the file holds no value");
+    return ShareWalk(skeleton, tree, names, i, source, meshes, samples).run();
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

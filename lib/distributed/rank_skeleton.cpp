@@ -1,0 +1,178 @@
+// Walks the tree of the lowest rank and lists its tensors. Tested by tests/distributed/rank_tensors_test.cpp.
+#include "distributed/rank_skeleton.hpp"
+
+#include "base/faults.hpp"
+#include "state/children.hpp"
+#include "state/names.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+using NodeId = StateTree::NodeId;
+
+bool is_plain_tensor(const StateTree::Node& node) {
+    const auto* const tensor = std::get_if<StateTree::Tensor>(&node);
+    return tensor != nullptr && !tensor->numpy;
+}
+
+/// Goes through the containers of a tree that hold tensors, each once, and calls visit(node, path) for every place of a
+/// tensor in them.
+class TensorWalk {
+public:
+    using Visit = std::function<void(NodeId, const std::string&)>;
+
+    TensorWalk(const StateTree& tree, const std::vector<bool>& with_tensors, Visit visit)
+        : tree_(tree), with_tensors_(with_tensors), entered_(tree.size()), visit_(std::move(visit)) {}
+
+    void run() {
+        enter(tree_.root());
+        while (!frames_.empty()) {
+            Frame& frame = frames_.back();
+            path_.resize(frame.path_size);
+            if (frame.next == 0) {
+                frames_.pop_back();
+                continue;
+            }
+            const auto& [segment, node] = frame.children[frame.children.size() - frame.next--];
+            state::append_segment(path_, segment);
+            enter(node);
+        }
+    }
+
+private:
+    struct Frame {
+        std::size_t path_size;
+        std::vector<std::pair<std::string, NodeId>> children;
+        std::size_t next;  ///< number of children that are left
+    };
+
+    void enter(NodeId node) {
+        if (is_plain_tensor(tree_[node]) || distributed_kind(tree_[node])) return visit_(node, path_);
+        if (!with_tensors_[node] || entered_[node]) return;
+        entered_[node] = true;
+        auto children = children_of(node);
+        const std::size_t count = children.size();
+        frames_.push_back({path_.size(), std::move(children), count});
+    }
+
+    std::vector<std::pair<std::string, NodeId>> children_of(NodeId node) const {
+        std::vector<std::pair<std::string, NodeId>> out;
+        const auto add = [&](NodeId child, auto&& segment) {
+            if (with_tensors_[child]) out.emplace_back(segment(), child);
+        };
+        if (const auto* const dict = std::get_if<StateTree::Dict>(&tree_[node])) {
+            for (std::size_t i = 0; i < dict->items.size(); ++i)
+                add(dict->items[i].second, [&] { return state::key_segment(tree_[dict->items[i].first], i); });
+        } else if (const auto* const sequence = std::get_if<StateTree::Sequence>(&tree_[node])) {
+            for (std::size_t i = 0; i < sequence->items.size(); ++i)
+                add(sequence->items[i], [&] { return state::item_segment(sequence->kind, i); });
+        } else if (const auto* const object = std::get_if<StateTree::Opaque>(&tree_[node])) {
+            for (const auto& part : object->children)
+                add(part.second, [&] { return state::child_segment(part.first); });
+        }
+        return out;
+    }
+
+    const StateTree& tree_;
+    const std::vector<bool>& with_tensors_;
+    std::vector<bool> entered_;
+    Visit visit_;
+    std::vector<Frame> frames_ = {};
+    std::string path_ = {};
+};
+
+/// Sets how a DTensor is cut.
+void set_shardings(SkeletonTensor& tensor, const Mesh& mesh) {
+    const StatedTensor& said = tensor.said;
+    const auto in = [&](CutOrder order) {
+        return Sharding(said.shape, mesh.shape, said.placements, order, said.orders);
+    };
+    tensor.sharding = in(said.order);
+    Sharding other = in(said.order == CutOrder::by_factors ? CutOrder::by_mesh : CutOrder::by_factors);
+    if (!(other == *tensor.sharding)) tensor.other = std::move(other);
+}
+
+}  // namespace
+
+/// Goes from the tensors up to all nodes that hold them.
+std::vector<bool> nodes_with_tensors(const StateTree& tree) {
+    // The nodes that hold node n are holders[first[n]] to holders[first[n + 1]].
+    std::vector<std::size_t> first(tree.size() + 2);
+    for (NodeId id = 0; id < tree.size(); ++id)
+        state::for_each_child(tree[id], [&](NodeId child) { ++first[child + 2]; });
+    for (std::size_t i = 2; i < first.size(); ++i) first[i] += first[i - 1];
+    std::vector<NodeId> holders(first.back());
+    for (NodeId id = 0; id < tree.size(); ++id)
+        state::for_each_child(tree[id], [&](NodeId child) { holders[first[child + 1]++] = id; });
+
+    std::vector<bool> found(tree.size());
+    std::vector<NodeId> open;
+    const auto add = [&](NodeId node) {
+        if (found[node]) return;
+        found[node] = true;
+        open.push_back(node);
+    };
+    for (NodeId id = 0; id < tree.size(); ++id)
+        if (is_plain_tensor(tree[id]) || distributed_kind(tree[id])) add(id);
+    while (!open.empty()) {
+        const NodeId node = open.back();
+        open.pop_back();
+        for (std::size_t i = first[node]; i < first[node + 1]; ++i) add(holders[i]);
+    }
+    return found;
+}
+
+Skeleton::Skeleton(StateTree tree, const RankNames& names, RankMeshes& meshes, const RoleOf& role_of)
+    : tree_(std::move(tree)), with_tensors_(nodes_with_tensors(tree_)), numbers_(tree_.size(), none) {
+    ShardedNodes nodes(tree_, names, names.rank(0), meshes);
+    std::size_t name_bytes = 0;
+    const auto add = [&](NodeId node, const std::string& path) {
+        if (numbers_[node] != none) return;
+        name_bytes += path.size();
+        if (name_bytes > state::max_name_bytes)
+            throw Error(Errc::pickle_too_large, "the names of all tensors together are too long");
+        SkeletonTensor& tensor = tensors_.emplace_back();
+        numbers_[node] = static_cast<std::uint32_t>(tensors_.size() - 1);
+        tensor.node = node;
+        tensor.name = path.empty() ? std::string(state::root_name) : path;
+        if (const auto* const plain = std::get_if<StateTree::Tensor>(&tree_[node])) {
+            tensor.role = role_of(tensor.name, plain->tensor);
+            tensor.dtype = plain->tensor.dtype();
+            tensor.shape = plain->tensor.shape();
+            tensor.decoding = plain->tensor.decoding();
+            has_parts_ = has_parts_ || tensor.role != TensorRole::replica;
+            return;
+        }
+        about_tensor(tensor.name, [&] {
+            StatedLocal local = nodes.read(node);
+            tensor.role = local.tensor.kind == StatedTensor::Kind::dtensor ? TensorRole::dtensor : TensorRole::sharded;
+            tensor.said = std::move(local.tensor);
+            tensor.mesh = local.mesh;
+            tensor.parameter = local.parameter;
+            tensor.requires_grad = local.requires_grad;
+            if (!local.values.empty()) tensor.decoding = local.values.front().value->decoding();
+            if (tensor.role == TensorRole::dtensor) set_shardings(tensor, meshes[tensor.mesh]);
+        });
+        has_parts_ = true;
+    };
+    if (tree_.size() == 0) throw Error(Errc::field_missing, "the file holds no value");
+    TensorWalk(tree_, with_tensors_, add).run();
+}
+
+bool Skeleton::has_meshes() const noexcept {
+    return std::any_of(tensors_.begin(), tensors_.end(),
+                       [](const SkeletonTensor& one) { return one.role == TensorRole::dtensor; });
+}
+
+std::optional<std::uint32_t> Skeleton::tensor_at(NodeId node) const {
+    return numbers_[node] == none ? std::nullopt : std::optional(numbers_[node]);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

@@ -1,0 +1,389 @@
+// From the files of a set to the contents of a checkpoint. The order of the steps:
+//
+//   read_set          all files, in parallel; the first one decides the layout, and the others are compared with it
+//   contents_of_…     whole tensors in a tree, for each layout
+//   add_differences   values in which ranks differ, below rank_1, rank_2, …
+#include "distributed/read_rank_files.hpp"
+
+#include "base/faults.hpp"
+#include "base/text.hpp"
+#include "distributed/flat_params.hpp"
+#include "distributed/found_globals.hpp"
+#include "distributed/manifest.hpp"
+#include "distributed/olmo_ranks.hpp"
+#include "distributed/rank_names.hpp"
+#include "distributed/rank_tensors.hpp"
+#include "distributed/tree_values.hpp"
+#include "state/folder_shape.hpp"
+#include "state/names.hpp"
+#include "torch/parts.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+namespace {
+
+using NodeId = StateTree::NodeId;
+using state::Contents;
+
+enum class Layout : std::uint8_t { tensors, flat, chunks, olmo };
+
+/// The files of a set, read.
+struct ReadSet {
+    explicit ReadSet(RankNames names) : ranks(std::make_shared<RankFileSet>(std::move(names))) {}
+
+    std::shared_ptr<RankFileSet> ranks;
+    Layout layout = Layout::tensors;
+    std::optional<Manifest> manifest = {};
+    std::vector<OlmoRank> olmo = {};
+    std::vector<std::string> notes = {};
+};
+
+// Reading.
+
+std::optional<Manifest> find_manifest(const RankFiles& set) {
+    if (set.manifest) return read_manifest(*set.manifest);
+    const auto source = set.folder->open(manifest_name);
+    return source ? std::optional(read_manifest(*source)) : std::nullopt;
+}
+
+Manifest require_manifest(const RankFiles& set, std::string_view what) {
+    if (auto manifest = find_manifest(set)) return *std::move(manifest);
+    throw Error(Errc::manifest_missing, "the file holds " + std::string(what) +
+                                            " without names and shapes, and there is no " + std::string(manifest_name) +
+                                            " in the folder")
+        .with_hint("--manifest FILE gives a manifest that is elsewhere; docs/fsdp.md describes it");
+}
+
+Skeleton::RoleOf same_role(TensorRole role) {
+    return [role](std::string_view, const LazyTensor&) { return role; };
+}
+
+/// Decides the layout. Unless it is OLMo's, sets the skeleton, which takes the tree.
+void begin(ReadSet& read, StateTree& tree, const RankFiles& set) {
+    RankFileSet& ranks = *read.ranks;
+    Skeleton::RoleOf role_of = same_role(TensorRole::replica);
+    if (is_olmo_rank(tree)) {
+        read.layout = Layout::olmo;
+        return;
+    }
+    if (has_flat_parameters(tree)) {
+        read.layout = Layout::flat;
+        read.manifest = require_manifest(set, "flat parameters of FSDP1");
+        role_of = roles_beside_flat(*read.manifest);
+    } else if (is_list_of_chunks(tree)) {
+        // Without a manifest, it may be a list that is the same in all ranks.
+        read.manifest = find_manifest(set);
+        if (read.manifest) read.layout = Layout::chunks;
+        if (read.manifest) role_of = same_role(TensorRole::piece);
+    }
+    ranks.skeleton.emplace(std::move(tree), ranks.names, ranks.meshes, role_of);
+}
+
+/// Returns the rank of another file under whose name this one was saved: torch names the folder in the zip after it.
+std::optional<std::uint64_t> saved_as_rank(const std::string& saved_as, const std::string& file) {
+    const auto own = state::rank_file(file);
+    const std::size_t dot = file.rfind('.');
+    if (!own || saved_as.empty() || dot == file.npos) return std::nullopt;
+    const auto then = state::rank_file(saved_as + file.substr(dot));
+    if (!then || then->set != own->set || then->rank == own->rank) return std::nullopt;
+    return then->rank;
+}
+
+/// How much of plain tensors is compared: a little of each, and in all files no more than 64 MiB.
+SampleSizes sample_sizes(std::size_t files) {
+    constexpr std::uint64_t each = 4 << 10;
+    constexpr std::uint64_t all = 64 << 20;
+    constexpr std::uint64_t least = 64 << 10;
+    return {.each = each, .all = std::max(least, all / std::max<std::size_t>(1, files))};
+}
+
+void read_file(ReadSet& read, const RankFiles& set, std::size_t i, const std::shared_ptr<const Source>& source,
+               torch::NamedGlobals& globals) {
+    RankFileSet& ranks = *read.ranks;
+    torch::Parts parts = torch::read_whole(source, &globals);
+    if (i == 0) read.notes = std::move(parts.notes);
+    const bool first = i == 0;
+    const StateTree* tree = &parts.tree;
+    if (first) {
+        begin(read, parts.tree, set);
+        if (ranks.skeleton) tree = &ranks.skeleton->tree();
+    }
+    if (read.layout == Layout::olmo) {
+        read.olmo[i] = read_olmo_rank(*tree);
+        if (!first) compare_and_drop(read.olmo.front(), ranks.names.file(0), read.olmo[i]);
+        return;
+    }
+    SampleSizes samples = sample_sizes(ranks.names.size());
+    if (ranks.skeleton->has_parts()) samples.each = 0;
+    ranks.shares[i] = share_of(*ranks.skeleton, *tree, ranks.names, i, source, ranks.meshes, samples);
+    RankShare& share = ranks.shares[i];
+    if (!share.foreign && !share.states_rank) share.foreign = saved_as_rank(parts.saved_as, ranks.names.file(i));
+}
+
+void read_set(ReadSet& read, const RankFiles& set, const OpenOptions& options, FoundGlobals& globals) {
+    const RankNames& names = read.ranks->names;
+    read.ranks->shares.resize(names.size());
+    read.olmo.resize(names.size());
+    for_each_pickle(*set.folder, names.files(), options.work, &globals,
+                    [&](std::size_t i, const std::shared_ptr<const Source>& source, torch::NamedGlobals& own) {
+                        read_file(read, set, i, source, own);
+                    });
+}
+
+/// Throws if the names give another number of ranks than the files that are there, and say what the files say of it.
+void require_ranks(const RankFiles& set, const RankNames& names, const OpenOptions& options) {
+    try {
+        names.require_named_ranks();
+    } catch (const Error& error) {
+        if (error.code() != Errc::rank_missing || names.size() == 0) throw;
+        // All files of a smaller run may be there, under names of a larger one.
+        ReadSet alone(names.without_world_size());
+        FoundGlobals globals(options.strict_globals, {}, is_known_in_rank_files);
+        bool complete = false;
+        try {
+            alone.ranks->shares.resize(1);
+            alone.olmo.resize(1);
+            for_each_pickle(*set.folder, std::span(names.files()).first(1), options.work, &globals,
+                            [&](std::size_t i, const auto& source, torch::NamedGlobals& own) {
+                                read_file(alone, set, i, source, own);
+                            });
+            complete = alone.ranks->skeleton && alone.ranks->skeleton->has_meshes();
+        } catch (const Error&) {  // the first error says what is wrong
+        }
+        if (!complete) throw;
+        throw Error(Errc::world_mismatch, "the names of the files say that there are " +
+                                              std::to_string(*names.world_size()) + " ranks; the meshes in " +
+                                              excerpt(names.file(0)) + " have no more ranks than the " +
+                                              std::to_string(names.size()) + " files that are there")
+            .with_hint("the files were renamed, or are of different runs");
+    }
+}
+
+// Contents.
+
+/// Sets the mesh, if all tensors have one of the same form.
+void set_mesh(TrainingLayout& layout, const RankFileSet& ranks) {
+    const Mesh* found = nullptr;
+    for (const SkeletonTensor& tensor : ranks.skeleton->tensors()) {
+        if (tensor.role != TensorRole::dtensor) continue;
+        const Mesh& mesh = ranks.meshes[tensor.mesh];
+        if (found != nullptr && (mesh.shape != found->shape || mesh.names != found->names)) return;
+        found = &mesh;
+    }
+    if (found == nullptr) return;
+    layout.mesh = found->shape;
+    layout.mesh_names = found->names;
+}
+
+/// Builds the dictionary of one rank's values.
+class Differences {
+public:
+    explicit Differences(StateTree& tree) : tree_(tree), root_(tree.add(StateTree::Dict())) {}
+
+    NodeId root() const noexcept { return root_; }
+    void add(const RankShare& share) {
+        TreeCopy copy(share.objects, tree_);
+        for (const auto& [path, node] : share.different) {
+            const NodeId value = copy.copy(node);
+            const std::size_t slash = path.rfind('/');
+            const NodeId parent = slash == path.npos ? root_ : dict_at(path.substr(0, slash));
+            put(parent, path.substr(slash + 1), value);  // npos + 1 is 0
+        }
+    }
+
+private:
+    /// Returns the dictionary at a path. Adds those on the path that are missing.
+    NodeId dict_at(const std::string& path) {
+        NodeId parent = root_;
+        for (std::size_t begin = 0; begin <= path.size();) {
+            const std::size_t end = std::min(path.find('/', begin), path.size());
+            const auto [found, fresh] = dicts_.try_emplace(path.substr(0, end), StateTree::no_node);
+            if (fresh) {
+                found->second = tree_.add(StateTree::Dict());
+                put(parent, path.substr(begin, end - begin), found->second);
+            }
+            parent = found->second;
+            begin = end + 1;
+        }
+        return parent;
+    }
+    void put(NodeId parent, const std::string& segment, NodeId value) {
+        auto key = state::key_of(segment);
+        const NodeId name = tree_.add(key ? *std::move(key) : StateTree::Node(segment));
+        std::get<StateTree::Dict>(tree_[parent]).items.emplace_back(name, value);
+    }
+
+    StateTree& tree_;
+    NodeId root_;
+    std::unordered_map<std::string, NodeId> dicts_ = {};
+};
+
+/// Returns a key that the dictionary does not have.
+std::string free_key(const StateTree& tree, const StateTree::Dict& dict, std::string key) {
+    const auto taken = [&](const std::string& wanted) {
+        return std::any_of(dict.items.begin(), dict.items.end(), [&](const auto& item) {
+            const auto* const text = std::get_if<std::string>(&tree[item.first]);
+            return text != nullptr && *text == wanted;
+        });
+    };
+    while (taken(key)) key += '~';
+    return key;
+}
+
+/// Adds the values that differ between ranks to the root of the tree.
+void add_differences(StateTree& tree, const RankFileSet& ranks, std::vector<std::string>& notes) {
+    std::size_t values = 0;
+    std::string first;
+    std::string lacking;
+    std::size_t ranks_with = 0;
+    for (const RankShare& share : ranks.shares) {
+        if (!share.lacking.empty() && lacking.empty())
+            lacking = excerpt(ranks.names.file(0)) + " has values that the file of rank " + std::to_string(share.rank) +
+                      " lacks, for example " + excerpt(share.lacking.front());
+        if (share.different.empty()) continue;
+        values += share.different.size();
+        ++ranks_with;
+        if (first.empty()) first = share.different.front().first;
+        if (!std::holds_alternative<StateTree::Dict>(tree[tree.root()])) continue;
+        Differences own(tree);
+        own.add(share);
+        const auto& root = std::get<StateTree::Dict>(tree[tree.root()]);
+        const NodeId key = tree.add(free_key(tree, root, "rank_" + std::to_string(share.rank)));
+        std::get<StateTree::Dict>(tree[tree.root()]).items.emplace_back(key, own.root());
+    }
+    if (values > 0)
+        notes.push_back(std::to_string(values) + (values == 1 ? " value of " : " values of ") +
+                        std::to_string(ranks_with) + (ranks_with == 1 ? " rank" : " ranks") +
+                        " differ from those of rank " + std::to_string(ranks.names.rank(0)) + ", for example " +
+                        excerpt(first.empty() ? std::string(state::root_name) : first) +
+                        (std::holds_alternative<StateTree::Dict>(tree[tree.root()])
+                             ? "; they are listed below rank_N, where N is the rank"
+                             : "; they are not listed"));
+    if (!lacking.empty()) notes.push_back(std::move(lacking));
+}
+
+/// Puts whole tensors in the places of distributed ones.
+StateTree tree_of_wholes(RankFileSet& ranks, const RankTensors& tensors) {
+    StateTree tree = ranks.skeleton->take_tree();
+    const auto& all = ranks.skeleton->tensors();
+    for (std::size_t i = 0; i < all.size(); ++i)
+        if (all[i].role == TensorRole::dtensor || all[i].role == TensorRole::sharded)
+            tree[all[i].node] = StateTree::Tensor{.tensor = tensors.tensor(i).renamed({}),
+                                                  .parameter = all[i].parameter,
+                                                  .requires_grad = all[i].requires_grad};
+    return tree;
+}
+
+/// Frees what is not needed to make replicas.
+void drop_values(RankFileSet& ranks) {
+    for (RankShare& share : ranks.shares) {
+        share.objects = {};
+        share.different = {};
+        share.fits = {};
+        share.lacking = {};
+    }
+}
+
+StateTree tensors_of(ReadSet& read, const OpenOptions& options, Contents& contents) {
+    const auto tensors = std::make_shared<RankTensors>(read.ranks);
+    tensors->make(options.work);
+    if (read.layout == Layout::chunks) {
+        if (read.manifest->layers.empty())
+            throw Error(Errc::manifest_mismatch, "the files hold layers as chunks, but the manifest has no layers")
+                .with_path(read.manifest->path);
+        return parameters_of_chunks(*read.ranks, *tensors, *read.manifest);
+    }
+    StateTree tree = tree_of_wholes(*read.ranks, *tensors);
+    if (read.layout == Layout::flat) replace_flat_parameters(tree, *read.ranks, *tensors, *read.manifest);
+    add_differences(tree, *read.ranks, contents.notes);
+    drop_values(*read.ranks);
+    contents.each_replica = [tensors](const std::function<void(const state::Replica&)>& visit) {
+        tensors->each_replica(visit);
+    };
+    set_mesh(*contents.layout, *read.ranks);
+    return tree.subtree(tree.root());
+}
+
+Contents begin_contents(const ReadSet& read) {
+    Contents contents;
+    contents.format = Format::fsdp;
+    contents.files = read.ranks->names.files();
+    contents.notes = read.notes;
+    contents.layout = TrainingLayout{
+        .kind = read.layout == Layout::tensors ? "rank_files" : "flat_parameters",
+        .world_size = read.ranks->names.size(),
+    };
+    return contents;
+}
+
+}  // namespace
+
+bool is_known_in_rank_files(const PickleGraph::Global& global) {
+    constexpr std::string_view classes[] = {"DTensor",
+                                            "DTensorSpec",
+                                            "TensorMeta",
+                                            "ShardOrderEntry",
+                                            "Shard",
+                                            "Replicate",
+                                            "_StridedShard",
+                                            "Partial",
+                                            "_Partial",
+                                            "_MaskPartial",
+                                            "_NormPartial",
+                                            "DeviceMesh",
+                                            "_MeshLayout",
+                                            "_FlatLayout",
+                                            "ShardedTensor",
+                                            "ShardedTensor.ProcessGroupState",
+                                            "ShardedTensorMetadata",
+                                            "ShardMetadata",
+                                            "TensorProperties",
+                                            "MEM_FORMAT_ENCODING",
+                                            "ChunkShardingSpec",
+                                            "EnumerableShardingSpec",
+                                            "_remote_device",
+                                            "_ShardParamInfo"};
+    const bool is_module = global.module.starts_with("torch.distributed.");
+    return is_module && std::find(std::begin(classes), std::end(classes), global.name) != std::end(classes);
+}
+
+Contents read_rank_files(const RankFiles& set, const OpenOptions& options) {
+    const RankNames names(set.files);
+    if (names.size() == 0) throw Error(Errc::rank_missing, "there are no files of ranks");
+    require_ranks(set, names, options);
+    FoundGlobals globals(options.strict_globals, {}, is_known_in_rank_files);
+    ReadSet read(names);
+    const auto read_all = [&] {
+        read_set(read, set, options, globals);
+        Contents contents = begin_contents(read);
+        state::set_tree(contents, read.layout == Layout::olmo ? parameters_of_olmo(read.olmo)
+                                                              : tensors_of(read, options, contents));
+        globals.move_to(contents);
+        return contents;
+    };
+    try {
+        return read_all();
+    } catch (Error& error) {
+        // A list of plain tensors that is not the same in all ranks.
+        const bool lists =
+            read.ranks->skeleton && read.layout == Layout::tensors && is_list_of_chunks(read.ranks->skeleton->tree());
+        if (error.code() != Errc::ranks_differ || !lists) throw;
+        throw Error(Errc::manifest_missing,
+                    "the files hold lists of tensors in one dimension that differ between "
+                    "ranks, and there is no " +
+                        std::string(manifest_name) + " in the folder")
+            .with_path(error.path())
+            .with_hint("--manifest FILE gives a manifest that is elsewhere; docs/fsdp.md describes it");
+    }
+}
+
+}  // namespace safemap::SAFEMAP_ABI::distributed

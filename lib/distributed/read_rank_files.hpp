@@ -1,0 +1,44 @@
+// Reads sets of one torch.save file for each rank: DTensors, ShardedTensors, flat parameters of FSDP1, local shards of
+// OLMo, chunks by hand. Which of these a set is, its first file tells.
+#pragma once
+
+#include "base/folder.hpp"
+#include "pickle/pickle.hpp"
+#include "state/contents.hpp"
+
+#include <safemap/open_options.hpp>
+#include <safemap/source.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::distributed {
+
+/// The files of a set.
+struct RankFiles {
+    std::shared_ptr<const Folder> folder;
+    std::vector<std::string> files;  ///< names in the folder, in any order
+    /// The manifest that the user gives. Null: `manifest.json` in the folder, if there is one.
+    std::shared_ptr<const Source> manifest = {};
+};
+
+/// Returns true for the classes of torch.distributed that this layer reads from the pickles of ranks.
+bool is_known_in_rank_files(const PickleGraph::Global& global);
+
+/// Opens a set as one checkpoint of whole tensors. Reads the pickles of all files in parallel, and keeps none of them.
+///
+/// - A tensor that all ranks hold, and every other value, is taken from the file of the lowest rank.
+/// - Other values than tensors that differ in a rank are listed below `rank_1`, beside the others.
+/// - Contents::each_replica gives the tensors that should be equal; they are not compared here.
+///
+/// Throws, with the file and the tensor:
+///
+/// - rank_missing, with the names; rank_repeated; world_mismatch
+/// - ranks_differ if files contradict each other, or if no tensor is distributed and plain ones have other values
+/// - partial_placement, piece_outside, pieces_overlap, not_covered, piece_missing, piece_mismatch
+/// - manifest_missing, manifest_mismatch
+/// - unsupported_layout, field_missing, unsafe_call, and what reading a `.pt` throws
+state::Contents read_rank_files(const RankFiles& set, const OpenOptions& options);
+
+}  // namespace safemap::SAFEMAP_ABI::distributed
