@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <span>
 #include <string_view>
 
@@ -181,13 +182,7 @@ constexpr std::array<std::string_view, 8> share_keys{"param_shapes",  "frozen_pa
 // Optimizer states.
 
 int stage_of(const Value& inner, OptimizerFile& out) {
-    if (const auto stage = inner.find("zero_stage")) {
-        const std::uint64_t number = stage->count();
-        if (number < 1 || number > 3)
-            throw Error(Errc::field_missing,
-                        "the field " + excerpt(stage->where()) + " is " + std::to_string(number) + "; expected 1 to 3");
-        return static_cast<int>(number);
-    }
+    if (const auto stage = inner.find("zero_stage")) return zero_stage(*stage);
     if (inner.find("fp32_flat_groups")) return 3;
     out.bf16_optimizer = true;
     return 1;
@@ -300,6 +295,19 @@ std::string name_of_another(const std::string& saved_as, const ZeroName& now, bo
 }
 
 }  // namespace
+
+int zero_stage(const Value& field) {
+    constexpr std::string_view members[] = {"ZeroStageEnum.optimizer_states", "ZeroStageEnum.gradients",
+                                            "ZeroStageEnum.weights"};
+    if (const auto global = field.global())
+        for (std::size_t i = 0; i < std::size(members); ++i)
+            if (global->ends_with(members[i])) return static_cast<int>(i) + 1;
+    const std::uint64_t number = field.count();
+    if (number < 1 || number > 3)
+        throw Error(Errc::field_missing,
+                    "the field " + excerpt(field.where()) + " is " + std::to_string(number) + "; expected 1 to 3");
+    return static_cast<int>(number);
+}
 
 std::vector<std::optional<Value>> states_of(const Value& inner, int stage, std::size_t groups) {
     const auto base = inner.find(stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");

@@ -165,6 +165,8 @@ TEST_CASE("stages are mixed") {
     Run run = good(2);
     run.state(1)["zero_stage"] = pt::integer(4);
     refused(run, {Errc::ranks_differ, Errc::unsupported_layout, Errc::field_missing}, {"stage"});
+    run.state(1)["zero_stage"] = pt::raw(forge::global("deepspeed.runtime.zero.config", "ZeroStageEnum.fourth"));
+    refused(run, Errc::field_missing, {"zero_stage"});
 }
 
 TEST_CASE("a partition is one element short or long, in any rank and group") {

@@ -30,6 +30,7 @@ std::string described(const Spec& spec) {
     if (spec.round_robin) text += ", round robin";
     if (spec.elastic) text += ", elastic";
     if (spec.old_names) text += ", old names";
+    if (spec.stage_by_name) text += ", stage by name";
     if (!spec.keep_frozen) text += ", no frozen";
     if (spec.alignment > 1) text += ", aligned to " + std::to_string(spec.alignment);
     if (spec.sub_group_size > 0) text += ", sub groups of " + std::to_string(spec.sub_group_size);
@@ -135,6 +136,14 @@ TEST_CASE("every stage: an older version without lists of gaps, a model without 
         spec.version = "0.10.0";
         check_run(spec);
         spec.buffers = {};
+        check_run(spec);
+    }
+}
+
+TEST_CASE("every stage, as Python 3.11.2 pickles it: the name of a member of an enumeration") {
+    for (const int stage : {1, 2, 3}) {
+        Spec spec = zero_forge::small(stage);
+        spec.stage_by_name = true;
         check_run(spec);
     }
 }
