@@ -294,7 +294,13 @@ class Listing {
 public:
     Listing(const ModelFile& model, int stage, bool compat)
         : model_(model), stage_(stage), compat_(compat), buffers_(model.buffers.begin(), model.buffers.end()) {
-        for (const auto& [alias, source] : model.shared) shared_.emplace(alias, source);
+        for (const auto& [alias, source] : model.shared) {
+            shared_.emplace(alias, source);
+            for (const std::string& name : {alias, source}) shared_tensors_.emplace(name, nullptr);
+        }
+        for (const auto& [name, tensor] : model.module)
+            if (const auto found = shared_tensors_.find(name); found != shared_tensors_.end()) found->second = &tensor;
+        std::erase_if(shared_tensors_, [](const auto& each) { return each.second == nullptr; });
     }
 
     /// `one_model_rank` if the weights that are known are those of the model file's own rank, not merged ones.
@@ -343,13 +349,21 @@ private:
         push({name, tensor.renamed(name), Kind::plain, {}});
     }
 
-    /// The first name of a tensor can be one that was left out: then the second stands for itself.
+    /// The first name of a tensor can be one that was left out: then the second stands for itself. So does a tensor
+    /// of another shape: DeepSpeed compares addresses, and all parameters without elements have the same.
     void tie(const std::string& alias, const std::string& source) {
-        if (!names_.contains(source) || !names_.insert(alias).second) return;
+        if (!names_.contains(source) || have_other_shapes(alias, source) || !names_.insert(alias).second) return;
         const auto first = first_names_.find(source);
         const std::string stored = first == first_names_.end() ? source : first->second;
         first_names_.emplace(alias, stored);
         ties_.add(stored, alias);
+    }
+
+    bool have_other_shapes(const std::string& alias, const std::string& source) const {
+        const auto one = shared_tensors_.find(alias);
+        const auto other = shared_tensors_.find(source);
+        return one != shared_tensors_.end() && other != shared_tensors_.end() &&
+               one->second->shape() != other->second->shape();
     }
 
     Weight buffer(const std::string& name, const LazyTensor& tensor) const {
@@ -416,6 +430,7 @@ private:
     bool one_model_rank_ = false;
     std::unordered_set<std::string> buffers_;
     std::unordered_map<std::string, std::string> shared_ = {};
+    std::unordered_map<std::string, const LazyTensor*> shared_tensors_ = {};  ///< by the names in `shared`
     TensorTable<std::string> stored_ = {};  ///< names of what is listed, by the tensors of the module
     std::unordered_set<std::string> names_ = {};
     std::vector<std::pair<std::string, const LazyTensor*>> second_names_ =

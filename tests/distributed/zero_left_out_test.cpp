@@ -113,6 +113,24 @@ TEST_CASE("a second name can be the first name of another") {
     CHECK(opened.checkpoint.aliases() == std::vector<AliasGroup>{{"embed.weight", "head.weight", "third"}});
 }
 
+TEST_CASE("parameters without elements of other shapes are not tied, although shared_params says so") {
+    for (const int stage : {1, 2}) {
+        CAPTURE(stage);
+        const Spec spec = small(stage);
+        Run run = Forge::run(spec);
+        run.model()["module"].set("void.other", pt::tensor(Dtype::bf16, {0, 7}, std::string()));
+        run.model()["module"].set("void.same", pt::tensor(Dtype::bf16, {0, 3}, std::string()));
+        run.model()["shared_params"].set("void.other", pt::text("void.weight"));
+        run.model()["shared_params"].set("void.same", pt::text("void.weight"));
+        const Opened opened(run);
+        check_tensor(opened.checkpoint, "void.other", {Dtype::bf16, {0, 7}, {}});
+        check_tensor(opened.checkpoint, "void.weight", {Dtype::bf16, {0, 3}, {}});
+        check_tensor(opened.checkpoint, "void.same", {Dtype::bf16, {0, 3}, {}});
+        CHECK(opened.checkpoint.aliases() ==
+              std::vector<AliasGroup>{{"embed.weight", "head.weight"}, {"void.weight", "void.same"}});
+    }
+}
+
 TEST_CASE("values of the module that are neither parameters nor buffers are read, or named in a note") {
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
