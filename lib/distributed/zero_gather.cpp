@@ -391,14 +391,18 @@ private:
         if (!model_.objects.empty())
             out_.notes.push_back("the module also has values other than tensors, which are not read: " +
                                  listed(model_.objects));
-        // Nothing names frozen parameters that were left out, but the modules are listed.
-        if (!model_.without_frozen || stage_ < 2) return;
+        // Nothing names frozen parameters that were left out, but the modules are listed. Stages 0 and 1 record no
+        // frozen parameters, so that a module without tensors may as well have none. Experts are in other files.
+        if (!model_.without_frozen || (stage_ < 2 && !model_.experts.empty())) return;
         const std::vector<std::string> modules = modules_without_tensors();
-        if (!modules.empty())
-            out_.notes.push_back(
-                "frozen parameters were excluded when the checkpoint was saved; these modules have no "
-                "tensors in it: " +
-                listed(modules));
+        if (modules.empty()) return;
+        constexpr std::size_t few = 8;
+        out_.notes.push_back(stage_ < 2 ? "these modules have no tensors in the checkpoint; if they have frozen "
+                                          "parameters, these were excluded when it was saved: " +
+                                              listed(modules, few)
+                                        : "frozen parameters were excluded when the checkpoint was saved; these "
+                                          "modules have no tensors in it: " +
+                                              listed(modules));
     }
 
     std::vector<std::string> modules_without_tensors() const {
@@ -416,8 +420,7 @@ private:
         return without;
     }
 
-    static std::string listed(const std::vector<std::string>& names) {
-        constexpr std::size_t most = 64;
+    static std::string listed(const std::vector<std::string>& names, std::size_t most = 64) {
         std::string text;
         for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
         if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";

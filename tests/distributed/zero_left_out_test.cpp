@@ -197,10 +197,11 @@ TEST_CASE("state of a partition that is not of its elements is left out, with a 
 }
 
 TEST_CASE("modules without tensors are named, whatever dots their names have") {
-    const auto notes_on = [](std::vector<std::string> modules) {
+    const auto notes_on = [](std::vector<std::string> modules, int stage = 2, std::uint64_t experts = 0) {
         distributed::RankSet set;
         set.models.push_back({.modules = std::move(modules), .without_frozen = true});
-        set.optimizers.push_back({.stage = 2});
+        if (experts > 0) set.models.front().experts = {experts};
+        set.optimizers.push_back({.stage = stage});
         std::vector<distributed::Gathered::Weight> masters;
         for (const char* name : {"a.b.weight", "a-b.c", "top"})
             masters.push_back({name, LazyTensor(name, stored_run(Dtype::u8, {1}, forge::source("x"), 0)), {}, {}});
@@ -211,6 +212,11 @@ TEST_CASE("modules without tensors are named, whatever dots their names have") {
     CHECK(notes_on({"", "a", "a.b", "a-b"}).empty());
     CHECK(notes_on({"", "a", "a.b", "a-b", "a.bc", "c", "c.d", "top", "a.b.weigh"})
               .ends_with(" have no tensors in it: a.bc, c.d, top, a.b.weigh"));
+    // Files of stage 1 do not say whether there are frozen parameters.
+    CHECK(notes_on({"", "a", "c", "top"}, 1)
+              .ends_with("if they have frozen parameters, these were excluded when it was saved: c, top"));
+    CHECK(notes_on({"b", "c", "d", "e", "f", "g", "h", "i", "j"}, 1).ends_with(" i and 1 more"));
+    CHECK(notes_on({"", "a", "c", "top"}, 1, 2).empty());
     const std::clock_t begin = std::clock();
     CHECK(!notes_on({std::string(400'000, '.'), "a"}).empty());
     CHECK(std::clock() - begin < 2 * CLOCKS_PER_SEC);
