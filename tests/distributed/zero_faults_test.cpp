@@ -415,7 +415,18 @@ TEST_CASE("latest names a tag of which only other files are there") {
     Run run = good(2);
     run.files.clear();
     run.others["global_step7/notes.txt"] = "x";
-    check_error(error_of_files(run.packed()), {Errc::bad_tag, Errc::not_a_checkpoint, Errc::unfinished_checkpoint}, {});
+    check_error(error_of_files(run.packed()), {Errc::rank_missing}, {"mp_rank_00_model_states.pt"});
+}
+
+TEST_CASE("latest names a tag that is missing, and there is no other") {
+    Run run = good(2);
+    run.files.clear();
+    run.others["zero_to_fp32.py"] = "x";
+    for (const char* const tag : {"global_step7", "../run", ""}) {
+        CAPTURE(tag);
+        run.latest = tag;
+        check_error(error_of_files(run.packed()), {Errc::bad_tag}, {"latest"});
+    }
 }
 
 TEST_CASE("AutoEP is refused by name, and its keys without layers mean nothing") {
