@@ -169,11 +169,18 @@ void check_compat(const ZeroRun& run) {
                     "leave out --deepspeed-compat: safemap reads this folder without it");
     };
     if (run.stage() == 0) refuse("a checkpoint without ZeRO (stage 0)");
+    const ModelFile& model = run.first_model();
+    const std::vector<OptimizerFile>& optimizers = run.sets.front().optimizers;
     if (run.sets.front().optimizers.front().bf16_optimizer) refuse("a checkpoint of BF16_Optimizer");
     if (run.is_pipeline()) refuse("a checkpoint with pipeline parallelism");
     if (run.sets.size() > 1) refuse("a checkpoint with tensor parallelism");
     if (!run.files.experts.empty()) refuse("a checkpoint with files of experts");
-    if (run.first_model().one_group) refuse("the files of old versions, whose param_shapes is one dictionary");
+    if (model.one_group) refuse("the files of old versions, whose param_shapes is one dictionary");
+    if (!model.lists_buffers) refuse("files without buffer_names");
+    if (!model.lists_shared) refuse("files without shared_params");
+    if (optimizers.front().partition_count.empty()) refuse("files without partition_count");
+    if (!std::all_of(optimizers.begin(), optimizers.end(), [](const auto& file) { return file.is_zip; }))
+        refuse("optimizer files in the legacy container");
 }
 
 void check_module(int stage) {

@@ -228,7 +228,9 @@ public:
     }
     /// Returns what zero_to_fp32 gives, or nothing if it refuses the folder.
     static std::optional<Tensors> compat(const Spec& spec) {
-        if (spec.stage == 0 || spec.bf16_optimizer || spec.old_names) return std::nullopt;
+        // torch does not map files in the legacy container, as the script asks it to.
+        const bool is_legacy = spec.container == pt::Container::legacy;
+        if (spec.stage == 0 || spec.bf16_optimizer || spec.old_names || is_legacy) return std::nullopt;
         Tensors out = weights(spec);
         for (const Param& param : spec.frozen)
             if (spec.stage == 1 || !spec.keep_frozen) out.erase(param.name);

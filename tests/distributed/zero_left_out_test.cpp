@@ -196,6 +196,23 @@ TEST_CASE("state of a partition that is not of its elements is left out, with a 
     }
 }
 
+TEST_CASE("folders that zero_to_fp32 fails on are read, but not with deepspeed_compat") {
+    OpenOptions compat;
+    compat.deepspeed_compat = true;
+    for (const int stage : {1, 2, 3})
+        for (const std::string key : {"buffer_names", "shared_params", "partition_count"}) {
+            CAPTURE(stage);
+            CAPTURE(key);
+            Run run = Forge::run(small(stage));
+            static_cast<void>(Opened(run, compat));
+            if (key == "partition_count")
+                for (const std::uint64_t rank : {0U, 1U}) run.state(rank).erase(key);
+            else each_module(run, [&](pt::Value& file) { file.erase(key); });
+            static_cast<void>(Opened(run));
+            CHECK_FAULT(Opened(run, compat), Errc::invalid_argument);
+        }
+}
+
 TEST_CASE("modules without tensors are named, whatever dots their names have") {
     const auto notes_on = [](std::vector<std::string> modules, int stage = 2, std::uint64_t experts = 0) {
         distributed::RankSet set;
