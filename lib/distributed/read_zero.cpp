@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -267,6 +268,10 @@ std::string joined(const std::vector<std::string>& names) {
 
 /// Moves what was gathered to the contents.
 void set_gathered(Contents& contents, Gathered gathered) {
+    std::unordered_set<std::string_view> names;
+    for (const Gathered::Weight& weight : gathered.weights)
+        if (!names.insert(weight.name).second)
+            throw Error(Errc::duplicate_name, "two tensors have this name").with_tensor(weight.name);
     for (Gathered::Weight& weight : gathered.weights)
         contents.tensors.push_back(std::move(weight.tensor).renamed(std::move(weight.name)));
     contents.aliases = std::move(gathered.aliases);

@@ -196,6 +196,16 @@ TEST_CASE("state of a partition that is not of its elements is left out, with a 
     }
 }
 
+TEST_CASE("two tensors of one name are refused") {
+    Spec spec = small(0);
+    spec.buffers.push_back({"fp32/0/0", Dtype::i64, {}});
+    const Run run = Forge::run(spec);
+    OpenOptions masters;
+    masters.weights = Weights::fp32;
+    static_cast<void>(Opened(run));
+    CHECK_FAULT(Opened(run, masters), Errc::duplicate_name);
+}
+
 TEST_CASE("folders that zero_to_fp32 fails on are read, but not with deepspeed_compat") {
     OpenOptions compat;
     compat.deepspeed_compat = true;
