@@ -279,12 +279,23 @@ void set_gathered(Contents& contents, Gathered gathered) {
     state::move_to_end(gathered.notes, contents.notes);
 }
 
-void skip_optimizer(Contents& contents, const std::vector<std::string>& names, std::uint64_t bytes) {
+void skip_optimizer(Contents& contents, const std::vector<std::string>& names, std::uint64_t bytes,
+                    std::uint64_t training = 0) {
     std::string why = names.empty() ? std::string("its state") : joined(names);
     if (bytes > 0) why += ", " + bytes_text(bytes);
+    if (training > 0) why += "; tensors of the client state, " + bytes_text(training);
     contents.skipped.push_back({.name = "optimizer",
                                 .type = "the state of the optimizer",
                                 .why = why + "; Checkpoint::optimizer() gives it, --optimizer converts it"});
+}
+
+/// Without an optimizer, nothing gives the tensors of the client state.
+void skip_training(Contents& contents, const ModelFile& model) {
+    if (const std::uint64_t bytes = training_bytes(model); bytes > 0)
+        contents.skipped.push_back(
+            {.name = "client_state",
+             .type = "the state of the training",
+             .why = "tensors, " + bytes_text(bytes) + "; opening " + excerpt(model.file) + " gives them"});
 }
 
 Contents optimizer_contents(StateTree tree, const Contents& weights) {
@@ -363,7 +374,10 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
     layout.world_size = run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks));
     layout.version = run->first_model().version;
     layout.dtype = trained_dtype(*run);
-    if (!has_optimizer(*run)) return contents;
+    if (!has_optimizer(*run)) {
+        skip_training(contents, run->first_model());
+        return contents;
+    }
     if (run->stage() == 0 && (run->sets.size() > 1 || !run->files.expert_optimizers.empty())) {
         contents.skipped.push_back(
             {.name = "optimizer",
@@ -372,7 +386,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
         return contents;
     }
     layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
-    skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run));
+    skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run), training_bytes(run->first_model()));
     const Contents described = {.files = contents.files, .layout = contents.layout};
     contents.optimizer = [run, described] {
         const Gathered gathered = gather_all(*run, {.optimizer = true});
@@ -421,6 +435,9 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
         if (!layout.world_size) layout.world_size = models.front().data_ranks;
     }
     const auto kept = std::make_shared<const Universal>(read);
+    std::shared_ptr<const ModelFile> training;  // the state of the training, and no weights
+    if (!models.empty())
+        training = std::make_shared<ModelFile>(ModelFile{.file = models.front().file, .rest = models.front().rest});
     if (options.weights == Weights::module) {
         std::vector<ModelRank> ranks;
         for (ModelFile& model : models) {
@@ -438,11 +455,14 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     std::uint64_t bytes = 0;
     for (const Gathered::Weight& weight : kept->gathered.weights)
         for (const auto& each : weight.state) bytes += each.second.nbytes();
-    if (bytes == 0 && !kept->rest) return contents;
-    skip_optimizer(contents, layout.optimizer, bytes);
+    if (bytes == 0 && !kept->rest) {
+        if (training) skip_training(contents, *training);
+        return contents;
+    }
+    skip_optimizer(contents, layout.optimizer, bytes, training ? training_bytes(*training) : 0);
     const Contents described = {.files = contents.files, .layout = contents.layout};
-    contents.optimizer = [kept, described] {
-        return optimizer_contents(optimizer_tree(kept->gathered, kept->rest), described);
+    contents.optimizer = [kept, training, described] {
+        return optimizer_contents(optimizer_tree(kept->gathered, kept->rest, training.get()), described);
     };
     return contents;
 }

@@ -7,6 +7,7 @@
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>
+#include <safemap/save.hpp>
 
 #include <algorithm>
 #include <ctime>
@@ -193,6 +194,50 @@ TEST_CASE("state of a partition that is not of its elements is left out, with a 
         CHECK(!has("/absmax"));
         CHECK(has("/count"));
         CHECK(has("/exp_avg"));
+    }
+}
+
+TEST_CASE("tensors of the client state belong to the optimizer's state, and are counted") {
+    const auto skipped = [](const Checkpoint& checkpoint, std::string_view name) {
+        std::string why;
+        for (const SkippedObject& object : checkpoint.skipped())
+            if (object.name == name) why = object.why;
+        return why;
+    };
+    const Expected averaged{Dtype::f32, {1000}, std::string(4000, 'x')};
+    for (const int stage : {0, 1, 2, 3}) {
+        CAPTURE(stage);
+        Run run = Forge::run(small(stage));
+        CHECK(skipped(Opened(run).checkpoint, "optimizer").find("client") == std::string::npos);
+        each_module(run, [&](pt::Value& file) {
+            file.set("ema", pt::dict({{"w", pt::tensor(averaged.dtype, averaged.shape, averaged.bytes)}}));
+        });
+        const Opened opened(run);
+        CHECK(skipped(opened.checkpoint, "optimizer").find("tensors of the client state, 4000 bytes") !=
+              std::string::npos);
+        check_tensor(*opened.checkpoint.optimizer(), "optimizer/training/ema/w", averaged);
+        if (stage != 0) continue;
+        run.model()["optimizer"] = pt::none();
+        const Opened without(run);
+        CHECK(!without.checkpoint.optimizer().has_value());
+        CHECK(skipped(without.checkpoint, "client_state").find("4000 bytes") != std::string::npos);
+    }
+}
+
+TEST_CASE("fields of an optimizer that have the names of other entries are kept beside them") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        Run run = Forge::run(small(stage));
+        for (const char* const name : {"state", "training"})
+            run.state(0).set(name, pt::dict({{"odd", pt::tensor(Dtype::i32, {1}, "abcd")}}));
+        const Opened opened(run);
+        const auto optimizer = opened.checkpoint.optimizer();
+        REQUIRE(optimizer.has_value());
+        save(opened.dir / "out", *optimizer);
+        const Checkpoint saved = Checkpoint::open(opened.dir / "out");  // duplicate keys would be refused
+        for (const char* const name : {"state_", "training_"})
+            check_tensor(saved, "optimizer/" + std::string(name) + "/odd", {Dtype::i32, {1}, "abcd"});
+        for (const auto& [name, wanted] : Forge::moments(run.spec)) check_tensor(saved, name, wanted);
     }
 }
 
