@@ -72,11 +72,15 @@ private:
     std::uint64_t partition_ = 0;  ///< the longest
 };
 
+/// Returns true for Adam's moments, which have an element for each of the partition in every version.
+bool is_moment(std::string_view name) { return name == "exp_avg" || name == "exp_avg_sq"; }
+
 /// Most names of state of one group. Optimizers have less than ten; each name is a tensor for each parameter.
 constexpr std::size_t most_state_names = 256;
 
 /// Returns the names of the state of a group that has an element for each of the partitions, in any rank that has a
-/// partition. Throws pickle_too_large if ranks have more than most_state_names.
+/// partition, and of Adam's moments, whatever their lengths. Throws pickle_too_large if ranks have more than
+/// most_state_names.
 std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
     std::vector<StateName> names;
     std::vector<SeenState> seen;
@@ -101,7 +105,7 @@ std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
     }
     std::vector<StateName> kept;
     for (std::size_t i = 0; i < names.size(); ++i)
-        if (seen[i].is_per_element()) kept.push_back(names[i]);
+        if (seen[i].is_per_element() || is_moment(names[i].name)) kept.push_back(names[i]);
     return kept;
 }
 

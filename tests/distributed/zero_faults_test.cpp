@@ -531,6 +531,23 @@ TEST_CASE("one state of the optimizer is of another length, or one rank lacks it
     }
 }
 
+TEST_CASE("a moment is of another length, and no other rank has it") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        const std::string base = stage == 3 ? "optimizer_state_dict" : "base_optimizer_state";
+        for (const char* const moment : {"exp_avg", "exp_avg_sq"})
+            for (const int more : {-2, 1}) {  // the padding is one element, and may be stripped
+                Run run = Forge::run(small(stage, 1));
+                resize(run.state(0)[base]["state"]["0"][moment], more);
+                TempDir dir = TempDir::in_memory();
+                run.write(dir.path());
+                CHECK_OK(Checkpoint::open(dir.path()));
+                const auto error = error_of([&] { static_cast<void>(Checkpoint::open(dir.path()).optimizer()); });
+                check_error(error, length_codes, {moment, run.optimizer_name(0)});
+            }
+    }
+}
+
 TEST_CASE("numbers that no checkpoint has take neither memory nor time") {
     const std::uint64_t huge = std::uint64_t{1} << 40;
     for (const int stage : {2, 3}) {
