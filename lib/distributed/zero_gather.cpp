@@ -312,6 +312,7 @@ public:
         one_model_rank_ = one_model_rank;
         for (const auto& [name, tensor] : model_.module) place(name, tensor, known);
         known.each_left([this](Weight& weight) { push(std::move(weight)); });
+        if (compat_) replace_shared();
         for (const auto& [alias, source] : model_.shared) tie(alias, source);
         for (const auto& [name, tensor] : second_names_)
             if (!names_.contains(name)) place_plain(name, *tensor);
@@ -342,13 +343,13 @@ private:
     /// A tensor that only the module has. Stage 3 leaves a tensor without elements where the values are elsewhere.
     void place_plain(const std::string& name, const LazyTensor& tensor) {
         if (stage_ == 3 && tensor.element_count() == 0) return lacking_.push_back(name);
+        if (compat_) return;  // zero_to_fp32 leaves it out
         if (may_be_tied(tensor))
             if (const auto same = stored_.find(&tensor); same != stored_.end()) {
                 names_.insert(name);
                 first_names_.emplace(name, same->second);
                 return ties_.add(same->second, name);
             }
-        if (compat_) return;  // zero_to_fp32 leaves it out
         stored_.try_emplace(&tensor, name);
         push({name, tensor.renamed(name), Kind::plain, {}});
     }
@@ -356,11 +357,24 @@ private:
     /// The first name of a tensor can be one that was left out: then the second stands for itself. So does a tensor
     /// of another shape: DeepSpeed compares addresses, and all parameters without elements have the same.
     void tie(const std::string& alias, const std::string& source) {
-        if (!names_.contains(source) || have_other_shapes(alias, source) || !names_.insert(alias).second) return;
+        if (!names_.contains(source) || (!compat_ && have_other_shapes(alias, source))) return;
+        if (!names_.insert(alias).second) return;
         const auto first = first_names_.find(source);
         const std::string stored = first == first_names_.end() ? source : first->second;
         first_names_.emplace(alias, stored);
         ties_.add(stored, alias);
+    }
+
+    /// Gives second names the tensors of the first ones, whatever shapes they have, as zero_to_fp32 does.
+    void replace_shared() {
+        std::unordered_map<std::string_view, Weight*> listed;
+        for (Weight& weight : out_.weights) listed.emplace(weight.name, &weight);
+        for (const auto& [alias, source] : model_.shared) {
+            const auto own = listed.find(alias);
+            const auto first = listed.find(source);
+            if (own != listed.end() && first != listed.end())
+                own->second->tensor = first->second->tensor.renamed(alias);
+        }
     }
 
     bool have_other_shapes(const std::string& alias, const std::string& source) const {

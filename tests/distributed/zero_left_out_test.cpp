@@ -132,6 +132,27 @@ TEST_CASE("parameters without elements of other shapes are not tied, although sh
     }
 }
 
+TEST_CASE("deepspeed_compat: what shared_params says counts, and nothing else ties") {
+    OpenOptions compat;
+    compat.deepspeed_compat = true;
+    const Spec spec = small(2);
+    Run run = Forge::run(spec);
+    // Frozen parameters without elements, which have addresses alike, and a second name in the same module.
+    pt::Value& file = run.model();
+    file["frozen_param_shapes"].set("void.other", pt::size({0, 7}));
+    file["frozen_param_fragments"].set("void.other", pt::tensor(Dtype::bf16, {0, 7}, std::string()));
+    file["module"].set("void.other", pt::tensor(Dtype::bf16, {0, 7}, std::string()));
+    file["shared_params"].set("void.other", pt::text("void.weight"));
+    file["module"].set("adapter.again", pt::Value(file["module"]["adapter.weight"]));
+    const Opened opened(run);
+    check_tensor(opened.checkpoint, "void.other", {Dtype::bf16, {0, 7}, {}});
+    CHECK(opened.checkpoint.find("adapter.again") != nullptr);
+    const Opened as_script(run, compat);
+    check_tensor(as_script.checkpoint, "void.other", {Dtype::bf16, {0, 3}, {}});
+    CHECK(as_script.checkpoint.find("adapter.again") == nullptr);
+    CHECK(as_script.checkpoint.aliases() == std::vector<AliasGroup>{{"embed.weight", "head.weight"}});
+}
+
 TEST_CASE("values of the module that are neither parameters nor buffers are read, or named in a note") {
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
