@@ -225,11 +225,23 @@ void check_share(const Parameter& parameter, const LazyTensor& share, std::uint6
         .with_tensor(parameter.name);
 }
 
+/// Throws if a file has a share of a frozen weight whose shape it does not say.
+void require_shapes(const ModelFile& file) {
+    std::unordered_set<std::string_view> names;
+    for (const Parameter& parameter : file.frozen_shapes) names.insert(parameter.name);
+    for (const auto& each : file.frozen)
+        if (!names.contains(each.first))
+            throw Error(Errc::field_missing, "frozen_param_fragments has the tensor, and frozen_param_shapes does not")
+                .with_path(file.file)
+                .with_tensor(each.first);
+}
+
 /// The frozen weights: whole tensors in stage 2, a share of each rank in stage 3.
 std::vector<Weight> frozen_weights(const RankSet& set, const RankSources& sources) {
     const ModelFile& first = set.models.front();
     if (set.stage() != 3) return whole_frozen(first);
     std::vector<Weight> frozen;
+    require_shapes(first);
     std::vector<Fragments> fragments(set.models.begin(), set.models.end());
     for (std::size_t i = 0; i < first.frozen_shapes.size(); ++i) {
         const Parameter& parameter = first.frozen_shapes[i];

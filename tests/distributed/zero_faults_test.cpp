@@ -338,6 +338,9 @@ TEST_CASE("a frozen parameter's slice is too short, missing, or of another dtype
     run.model(1)["frozen_param_fragments"].erase("adapter.weight");
     refused(run, {Errc::piece_mismatch, Errc::not_covered, Errc::ranks_differ, Errc::field_missing},
             {"adapter.weight", run.model_name(1)});
+    run = good(3);
+    for (const std::uint64_t rank : {0U, 1U, 2U}) run.model(rank)["frozen_param_shapes"].erase("adapter.weight");
+    refused(run, Errc::field_missing, {"frozen_param_shapes", "adapter.weight"});
     run = good(2);
     run.model()["frozen_param_shapes"]["adapter.weight"] = pt::size({3, 4});
     refused(run, {Errc::piece_mismatch, Errc::not_covered}, {"adapter.weight"});
