@@ -5,6 +5,7 @@
 //   contents_of       tensors, ties, notes, and what is not read: the optimizer
 #include "distributed/read_zero.hpp"
 
+#include "base/checked.hpp"
 #include "base/text.hpp"
 #include "distributed/experts.hpp"
 #include "distributed/found_globals.hpp"
@@ -314,6 +315,11 @@ std::string trained_dtype(const ZeroRun& run) {
     return {};
 }
 
+/// Returns the number of ranks of a run, of data, tensor and pipeline parallelism.
+std::uint64_t all_ranks(std::uint64_t data_ranks, std::uint64_t model_ranks) {
+    return checked_mul(data_ranks, model_ranks).value_or(data_ranks);
+}
+
 Contents begin_contents(const ZeroTag& tag, std::string_view kind) {
     Contents contents;
     contents.format = Format::zero;
@@ -371,7 +377,8 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
 
     TrainingLayout& layout = *contents.layout;
     layout.stage = run->stage();
-    layout.world_size = run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks));
+    layout.world_size =
+        all_ranks(run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks)), run->sets.size());
     layout.version = run->first_model().version;
     layout.dtype = trained_dtype(*run);
     if (!has_optimizer(*run)) {
@@ -427,12 +434,11 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     add_files(contents, tag, read.files);
     TrainingLayout& layout = *contents.layout;
     layout.stage = read.stage;
-    layout.world_size = read.data_ranks;
+    if (read.data_ranks) layout.world_size = all_ranks(*read.data_ranks, files.model_ranks);
     layout.optimizer = read.gathered.state_names;
     if (!models.empty()) {
         layout.version = models.front().version;
         layout.dtype = models.front().dtype;
-        if (!layout.world_size) layout.world_size = models.front().data_ranks;
     }
     const auto kept = std::make_shared<const Universal>(read);
     std::shared_ptr<const ModelFile> training;  // the state of the training, and no weights

@@ -79,7 +79,6 @@ class Inspect(Folders):
                 self.assertEqual(layout['tag'], row['tag'])
                 if row['layout'] != 'universal':
                     self.assertEqual(layout['stage'], row['stage'])
-                if row['layout'] == 'data':
                     self.assertEqual(layout['world_size'], row['world'])
                 self.assertEqual([name for name in layout['optimizer'] if name != 'step'], MOMENTS)
                 for file in report['files']:
