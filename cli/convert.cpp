@@ -389,9 +389,11 @@ private:
     void add_optimizer(const Checkpoint& in, Around& around) {
         const std::optional<Checkpoint> optimizer = in.optimizer();
         if (!optimizer) {
-            Error error(Errc::invalid_argument, in.layout()
-                                                    ? "--optimizer: the files have no state of an optimizer"
-                                                    : "--optimizer is for folders of DeepSpeed, and this is not one");
+            std::string why = in.layout() ? "--optimizer: the files have no state of an optimizer"
+                                          : "--optimizer is for folders of DeepSpeed, and this is not one";
+            for (const SkippedObject& object : in.skipped())
+                if (in.layout() && object.name == optimizer_folder) why = "--optimizer: " + object.why;
+            Error error(Errc::invalid_argument, std::move(why));
             if (!in.layout()) error.with_hint("without --optimizer, all tensors are converted");
             throw std::move(error.with_path(in_.front()));
         }

@@ -18,7 +18,7 @@ namespace safemap::SAFEMAP_ABI {
 struct TrainingLayout {
     std::string kind;                              ///< "deepspeed" or "universal"
     std::optional<int> stage = {};                 ///< ZeRO stage, 0 to 3
-    std::optional<std::uint64_t> world_size = {};  ///< ranks of data parallelism
+    std::optional<std::uint64_t> world_size = {};  ///< ranks of the run, of all kinds of parallelism
     std::string tag = {};                          ///< the folder that was read, "global_step500"
     std::string version = {};                      ///< version of the framework, "0.19.8"
     std::string dtype = {};                        ///< the dtype trained in: "fp32", "bf16" or "fp16"
