@@ -391,10 +391,14 @@ private:
     void add_optimizer(const Checkpoint& in, Around& around) {
         const std::optional<Checkpoint> optimizer = in.optimizer();
         if (!optimizer) {
-            Error error(Errc::invalid_argument, in.layout() ? "--optimizer: the files have no state of an optimizer"
-                                                            : "--optimizer is for folders of DeepSpeed, and for models "
-                                                              "with a folder optimizer/; this is neither");
-            if (!in.layout()) error.with_hint("without --optimizer, all tensors are converted");
+            const bool deepspeed = in.layout() && is_deepspeed(*in.layout());
+            std::string why = deepspeed ? "--optimizer: the files have no state of an optimizer"
+                                        : "--optimizer is for folders of DeepSpeed, and for models with a folder "
+                                          "optimizer/; this is neither";
+            for (const SkippedObject& object : in.skipped())
+                if (deepspeed && object.name == optimizer_folder) why = "--optimizer: " + object.why;
+            Error error(Errc::invalid_argument, std::move(why));
+            if (!deepspeed) error.with_hint("without --optimizer, all tensors are converted");
             throw std::move(error.with_path(in_.front()));
         }
         std::erase_if(around.skipped, [](const SkippedObject& object) { return object.name == optimizer_folder; });

@@ -19,7 +19,7 @@ struct TrainingLayout {
     /// "deepspeed", "universal", "dcp", "hf_shards", "rank_files" or "flat_parameters"
     std::string kind;
     std::optional<int> stage = {};                 ///< ZeRO stage, 0 to 3
-    std::optional<std::uint64_t> world_size = {};  ///< ranks; of DeepSpeed, those of data parallelism
+    std::optional<std::uint64_t> world_size = {};  ///< ranks of the run, of all kinds of parallelism
     std::string tag = {};                          ///< the folder that was read, "global_step500"
     std::string version = {};                      ///< "0.19.8" of DeepSpeed, "1.0.0" of DCP metadata
     std::string dtype = {};                        ///< the dtype trained in: "fp32", "bf16" or "fp16"

@@ -5,6 +5,7 @@
 //   contents_of       tensors, ties, notes, and what is not read: the optimizer
 #include "distributed/read_zero.hpp"
 
+#include "base/checked.hpp"
 #include "base/text.hpp"
 #include "distributed/experts.hpp"
 #include "distributed/found_globals.hpp"
@@ -22,6 +23,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -169,11 +171,18 @@ void check_compat(const ZeroRun& run) {
                     "leave out --deepspeed-compat: safemap reads this folder without it");
     };
     if (run.stage() == 0) refuse("a checkpoint without ZeRO (stage 0)");
+    const ModelFile& model = run.first_model();
+    const std::vector<OptimizerFile>& optimizers = run.sets.front().optimizers;
     if (run.sets.front().optimizers.front().bf16_optimizer) refuse("a checkpoint of BF16_Optimizer");
     if (run.is_pipeline()) refuse("a checkpoint with pipeline parallelism");
     if (run.sets.size() > 1) refuse("a checkpoint with tensor parallelism");
     if (!run.files.experts.empty()) refuse("a checkpoint with files of experts");
-    if (run.first_model().one_group) refuse("the files of old versions, whose param_shapes is one dictionary");
+    if (model.one_group) refuse("the files of old versions, whose param_shapes is one dictionary");
+    if (!model.lists_buffers) refuse("files without buffer_names");
+    if (!model.lists_shared) refuse("files without shared_params");
+    if (optimizers.front().partition_count.empty()) refuse("files without partition_count");
+    if (!std::all_of(optimizers.begin(), optimizers.end(), [](const auto& file) { return file.is_zip; }))
+        refuse("optimizer files in the legacy container");
 }
 
 void check_module(int stage) {
@@ -260,6 +269,10 @@ std::string joined(const std::vector<std::string>& names) {
 
 /// Moves what was gathered to the contents.
 void set_gathered(Contents& contents, Gathered gathered) {
+    std::unordered_set<std::string_view> names;
+    for (const Gathered::Weight& weight : gathered.weights)
+        if (!names.insert(weight.name).second)
+            throw Error(Errc::duplicate_name, "two tensors have this name").with_tensor(weight.name);
     for (Gathered::Weight& weight : gathered.weights)
         contents.tensors.push_back(std::move(weight.tensor).renamed(std::move(weight.name)));
     contents.aliases = std::move(gathered.aliases);
@@ -267,12 +280,23 @@ void set_gathered(Contents& contents, Gathered gathered) {
     state::move_to_end(gathered.notes, contents.notes);
 }
 
-void skip_optimizer(Contents& contents, const std::vector<std::string>& names, std::uint64_t bytes) {
+void skip_optimizer(Contents& contents, const std::vector<std::string>& names, std::uint64_t bytes,
+                    std::uint64_t training = 0) {
     std::string why = names.empty() ? std::string("its state") : joined(names);
     if (bytes > 0) why += ", " + bytes_text(bytes);
+    if (training > 0) why += "; tensors of the client state, " + bytes_text(training);
     contents.skipped.push_back({.name = "optimizer",
                                 .type = "the state of the optimizer",
                                 .why = why + "; Checkpoint::optimizer() gives it, --optimizer converts it"});
+}
+
+/// Without an optimizer, nothing gives the tensors of the client state.
+void skip_training(Contents& contents, const ModelFile& model) {
+    if (const std::uint64_t bytes = training_bytes(model); bytes > 0)
+        contents.skipped.push_back(
+            {.name = "client_state",
+             .type = "the state of the training",
+             .why = "tensors, " + bytes_text(bytes) + "; opening " + excerpt(model.file) + " gives them"});
 }
 
 Contents optimizer_contents(StateTree tree, const Contents& weights) {
@@ -289,6 +313,11 @@ std::string trained_dtype(const ZeroRun& run) {
     if (!model.dtype.empty()) return model.dtype;
     if (!run.files.optimizers.empty() && run.files.optimizers.front().name.prefix == "bf16_") return "bf16";
     return {};
+}
+
+/// Returns the number of ranks of a run, of data, tensor and pipeline parallelism.
+std::uint64_t all_ranks(std::uint64_t data_ranks, std::uint64_t model_ranks) {
+    return checked_mul(data_ranks, model_ranks).value_or(data_ranks);
 }
 
 Contents begin_contents(const ZeroTag& tag, std::string_view kind) {
@@ -348,10 +377,14 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
 
     TrainingLayout& layout = *contents.layout;
     layout.stage = run->stage();
-    layout.world_size = run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks));
+    layout.world_size =
+        all_ranks(run->first_model().data_ranks.value_or(std::max<std::size_t>(1, run->files.ranks)), run->sets.size());
     layout.version = run->first_model().version;
     layout.dtype = trained_dtype(*run);
-    if (!has_optimizer(*run)) return contents;
+    if (!has_optimizer(*run)) {
+        skip_training(contents, run->first_model());
+        return contents;
+    }
     if (run->stage() == 0 && (run->sets.size() > 1 || !run->files.expert_optimizers.empty())) {
         contents.skipped.push_back(
             {.name = "optimizer",
@@ -360,7 +393,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
         return contents;
     }
     layout.optimizer = run->stage() == 0 ? unnamed_state_names(*run) : state_names(run->sets.front());
-    skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run));
+    skip_optimizer(contents, layout.optimizer, optimizer_bytes(*run), training_bytes(run->first_model()));
     const Contents described = {.files = contents.files, .layout = contents.layout};
     contents.optimizer = [run, described] {
         const Gathered gathered = gather_all(*run, {.optimizer = true});
@@ -401,14 +434,16 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     add_files(contents, tag, read.files);
     TrainingLayout& layout = *contents.layout;
     layout.stage = read.stage;
-    layout.world_size = read.data_ranks;
+    if (read.data_ranks) layout.world_size = all_ranks(*read.data_ranks, files.model_ranks);
     layout.optimizer = read.gathered.state_names;
     if (!models.empty()) {
         layout.version = models.front().version;
         layout.dtype = models.front().dtype;
-        if (!layout.world_size) layout.world_size = models.front().data_ranks;
     }
     const auto kept = std::make_shared<const Universal>(read);
+    std::shared_ptr<const ModelFile> training;  // the state of the training, and no weights
+    if (!models.empty())
+        training = std::make_shared<ModelFile>(ModelFile{.file = models.front().file, .rest = models.front().rest});
     if (options.weights == Weights::module) {
         std::vector<ModelRank> ranks;
         for (ModelFile& model : models) {
@@ -426,11 +461,14 @@ Contents read_universal_tag(const ZeroTag& tag, const OpenOptions& options) {
     std::uint64_t bytes = 0;
     for (const Gathered::Weight& weight : kept->gathered.weights)
         for (const auto& each : weight.state) bytes += each.second.nbytes();
-    if (bytes == 0 && !kept->rest) return contents;
-    skip_optimizer(contents, layout.optimizer, bytes);
+    if (bytes == 0 && !kept->rest) {
+        if (training) skip_training(contents, *training);
+        return contents;
+    }
+    skip_optimizer(contents, layout.optimizer, bytes, training ? training_bytes(*training) : 0);
     const Contents described = {.files = contents.files, .layout = contents.layout};
-    contents.optimizer = [kept, described] {
-        return optimizer_contents(optimizer_tree(kept->gathered, kept->rest), described);
+    contents.optimizer = [kept, training, described] {
+        return optimizer_contents(optimizer_tree(kept->gathered, kept->rest, training.get()), described);
     };
     return contents;
 }

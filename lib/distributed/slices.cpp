@@ -3,6 +3,7 @@
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "distributed/mean.hpp"
 
 #include <safemap/error.hpp>
 
@@ -252,11 +253,20 @@ Merged first_of(const std::string& name, const Slices& slices) {
     return {slices.front()->renamed(name), {}};
 }
 
+/// Returns true if the mean of tensors of this dtype can be computed: masters and moments are F32.
+bool has_mean(const LazyTensor& tensor) { return tensor.dtype() == Dtype::f32; }
+
+Merged average(const std::string& name, const Slices& slices) {
+    if (!have_one_shape(slices) || !has_mean(*slices.front())) return first_of(name, slices);
+    return {mean_of(name, slices), {}};
+}
+
 Merged merge_by(const Rule& rule, const std::string& name, const Slices& slices) {
     Merged merged;
     switch (rule.how) {
         case Rule::How::joined: merged = join(name, slices, rule.dimension); break;
-        case Rule::How::averaged:
+        case Rule::How::averaged: merged = average(name, slices); break;
+        case Rule::How::equal:
         case Rule::How::replicated: merged = first_of(name, slices); break;
         case Rule::How::halves: merged = join_halves(name, slices); break;
         case Rule::How::several: merged = join_several(name, slices, rule); break;
@@ -366,13 +376,17 @@ private:
     Rule rule_for(const Weight& weight, const Slices& slices) {
         Rule rule = rule_of(*info_, weight.name, steps_);
         // The patterns are about parameters. Buffers are equal on all ranks, or nobody knows.
-        if (weight.kind == Kind::buffer && !rule.said) rule.how = Rule::How::averaged;
-        if (rule.how == Rule::How::averaged && have_one_shape(slices) && !are_equal(slices)) {
+        if (weight.kind == Kind::buffer && !rule.said) rule.how = Rule::How::equal;
+        if (must_be_equal(rule, weight.tensor) && have_one_shape(slices) && !are_equal(slices)) {
+            rule.why = rule.how == Rule::How::equal
+                           ? "no rule describes these buffers, and the ranks differ"
+                           : "their whole is the mean of the ranks, which is computed for F32 only";
             rule.how = Rule::How::unknown;
-            rule.why = weight.kind == Kind::buffer ? "no rule describes these buffers, and the ranks differ"
-                                                   : "their whole is the mean of the ranks, which differ or are large";
         }
         return rule;
+    }
+    static bool must_be_equal(const Rule& rule, const LazyTensor& tensor) {
+        return rule.how == Rule::How::equal || (rule.how == Rule::How::averaged && !has_mean(tensor));
     }
 
     void merge_weight(const std::string& name) {
@@ -414,8 +428,8 @@ private:
                 made.state.emplace_back(state, tensor.renamed(name));  // a step
                 continue;
             }
-            if (rule.how == Rule::How::averaged && !are_equal(slices))
-                return "the state of a parameter that is averaged differs, or is large";
+            if (must_be_equal(rule, tensor) && !are_equal(slices))
+                return "the state of a parameter that is averaged differs, and is not F32";
             Merged merged = merge_by(rule, name, slices);
             if (!merged.tensor) return merged.why;
             made.state.emplace_back(state, trimmed(rule, *merged.tensor));

@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "distributed/values.hpp"
 #include "distributed/zero_gather.hpp"
+#include "distributed/zero_ranks.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
@@ -280,9 +281,8 @@ Universal read_universal(const Folder& tag, const std::vector<ModelFile>& models
         if (models.front().config_stage) read.stage = static_cast<int>(*models.front().config_stage % 4);
     }
     if (read.rest)
-        if (const auto stage = Value(*read.rest).find("zero_stage"); stage && stage->integer())
-            read.stage = about_file(tag.name() + "/zero/optimizer_state.pt",
-                                    [&] { return static_cast<int>(stage->count() % 4); });
+        if (const auto stage = Value(*read.rest).find("zero_stage"))
+            read.stage = about_file(tag.name() + "/zero/optimizer_state.pt", [&] { return zero_stage(*stage); });
 
     std::vector<Weight> masters;
     if (!options.as_stored && !models.empty()) {

@@ -71,6 +71,7 @@ struct Rule {
         joined,      ///< one after the other along `dimension`
         replicated,  ///< each rank has all
         averaged,    ///< the whole is the mean of all
+        equal,       ///< all ranks must hold the same; no rule says so
         halves,      ///< two parameters in one, along dimension 0
         several,     ///< SubParameters
         placed,      ///< Placement

@@ -159,6 +159,12 @@ std::optional<std::string_view> Value::text() const {
     return value == nullptr ? std::nullopt : std::optional<std::string_view>(*value);
 }
 
+std::optional<std::string_view> Value::global() const {
+    const auto* const value = std::get_if<StateTree::Constant>(&(*tree_)[node_]);
+    if (value == nullptr || value->kind != StateTree::Constant::Kind::other) return std::nullopt;
+    return value->text;
+}
+
 Shape Value::shape() const {
     const auto* const sequence = std::get_if<StateTree::Sequence>(&(*tree_)[node_]);
     if (sequence == nullptr || sequence->kind == StateTree::Sequence::Kind::set ||

@@ -55,6 +55,8 @@ public:
     std::optional<double> real() const;
     std::optional<bool> boolean() const;
     std::optional<std::string_view> text() const;
+    /// Returns the dotted name of a class, a function or a member of an enumeration that the pickle names as a value.
+    std::optional<std::string_view> global() const;
     /// Returns the sizes of a torch.Size, tuple or list. Throws field_missing.
     Shape shape() const;
     /// Returns the tensor, or null.

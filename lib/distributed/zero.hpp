@@ -51,6 +51,8 @@ struct ModelFile {
     bool without_frozen = false;            ///< saved with exclude_frozen_parameters
     std::vector<Group> groups = {};         ///< the groups of `param_shapes`
     bool one_group = false;                 ///< true for old versions, whose `param_shapes` is one dictionary
+    bool lists_buffers = false;             ///< has `buffer_names`
+    bool lists_shared = false;              ///< has `shared_params`
     std::vector<Parameter> frozen_shapes = {};
     Named frozen = {};                                             ///< fragments
     std::vector<std::pair<std::string, std::string>> shared = {};  ///< second name, first name
@@ -76,6 +78,7 @@ struct OptimizerFile {
     std::uint32_t rank = 0;
     std::uint32_t model_rank = 0;
     std::string saved_as = {};  ///< the name of another rank, if the file was saved under it
+    bool is_zip = false;        ///< false for the legacy container
     int stage = 0;
     bool bf16_optimizer = false;                      ///< BF16_Optimizer, which writes no `zero_stage`
     std::vector<std::uint64_t> partition_count = {};  ///< one for each group; one for stage 3

@@ -102,6 +102,14 @@ void sort_ranks(std::vector<ZeroFile>& files) {
                                          excerpt(twice->file) + " and " + excerpt(std::next(twice)->file));
 }
 
+/// Throws if the names begin in two ways: DeepSpeed gives all files of a run the same prefix.
+void require_one_prefix(const std::vector<ZeroFile>& optimizers) {
+    for (const ZeroFile& file : optimizers)
+        if (file.name.prefix != optimizers.front().name.prefix)
+            throw Error(Errc::ranks_differ, "optimizer files of two runs: " + excerpt(optimizers.front().file) +
+                                                " and " + excerpt(file.file) + " have different prefixes");
+}
+
 std::string number_text(std::uint64_t number, std::size_t digits) {
     std::string text = std::to_string(number);
     if (text.size() < digits) text.insert(0, digits - text.size(), '0');
@@ -250,6 +258,7 @@ ZeroFiles sorted(const state::FileNames& files, const Folder* folder) {
     }
     for (auto* kind : {&found.models, &found.optimizers, &found.experts, &found.expert_optimizers, &found.layers})
         sort_ranks(*kind);
+    require_one_prefix(found.optimizers);
     for (const auto* kind : {&found.models, &found.optimizers})
         for (const ZeroFile& file : *kind) found.model_ranks = std::max(found.model_ranks, file.name.model_rank + 1);
     found.model_ranks = std::max(found.model_ranks, 1U);

@@ -52,7 +52,7 @@ struct ZeroFiles {
 
 /// Sorts the names of a tag's folder. Throws rank_repeated if two files are of one rank, and rank_missing if the file
 /// of a rank below the highest is missing, or files of model states are; the message lists the missing names. Throws
-/// world_mismatch for a number above 2^24.
+/// ranks_differ if names of optimizer files have several prefixes, and world_mismatch for a number above 2^24.
 ZeroFiles zero_files(const state::FileNames& files);
 /// Sorts the names of a tag's folder. The message also says what has the name of a missing file, such as a pipe.
 ZeroFiles zero_files(const Folder& tag);

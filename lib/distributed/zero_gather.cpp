@@ -72,11 +72,15 @@ private:
     std::uint64_t partition_ = 0;  ///< the longest
 };
 
+/// Returns true for Adam's moments, which have an element for each of the partition in every version.
+bool is_moment(std::string_view name) { return name == "exp_avg" || name == "exp_avg_sq"; }
+
 /// Most names of state of one group. Optimizers have less than ten; each name is a tensor for each parameter.
 constexpr std::size_t most_state_names = 256;
 
 /// Returns the names of the state of a group that has an element for each of the partitions, in any rank that has a
-/// partition. Throws pickle_too_large if ranks have more than most_state_names.
+/// partition, and of Adam's moments, whatever their lengths. Throws pickle_too_large if ranks have more than
+/// most_state_names.
 std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
     std::vector<StateName> names;
     std::vector<SeenState> seen;
@@ -101,7 +105,7 @@ std::vector<StateName> names_of_state(const RankSet& set, std::size_t group) {
     }
     std::vector<StateName> kept;
     for (std::size_t i = 0; i < names.size(); ++i)
-        if (seen[i].is_per_element()) kept.push_back(names[i]);
+        if (seen[i].is_per_element() || is_moment(names[i].name)) kept.push_back(names[i]);
     return kept;
 }
 
@@ -221,11 +225,23 @@ void check_share(const Parameter& parameter, const LazyTensor& share, std::uint6
         .with_tensor(parameter.name);
 }
 
+/// Throws if a file has a share of a frozen weight whose shape it does not say.
+void require_shapes(const ModelFile& file) {
+    std::unordered_set<std::string_view> names;
+    for (const Parameter& parameter : file.frozen_shapes) names.insert(parameter.name);
+    for (const auto& each : file.frozen)
+        if (!names.contains(each.first))
+            throw Error(Errc::field_missing, "frozen_param_fragments has the tensor, and frozen_param_shapes does not")
+                .with_path(file.file)
+                .with_tensor(each.first);
+}
+
 /// The frozen weights: whole tensors in stage 2, a share of each rank in stage 3.
 std::vector<Weight> frozen_weights(const RankSet& set, const RankSources& sources) {
     const ModelFile& first = set.models.front();
     if (set.stage() != 3) return whole_frozen(first);
     std::vector<Weight> frozen;
+    require_shapes(first);
     std::vector<Fragments> fragments(set.models.begin(), set.models.end());
     for (std::size_t i = 0; i < first.frozen_shapes.size(); ++i) {
         const Parameter& parameter = first.frozen_shapes[i];
@@ -294,7 +310,13 @@ class Listing {
 public:
     Listing(const ModelFile& model, int stage, bool compat)
         : model_(model), stage_(stage), compat_(compat), buffers_(model.buffers.begin(), model.buffers.end()) {
-        for (const auto& [alias, source] : model.shared) shared_.emplace(alias, source);
+        for (const auto& [alias, source] : model.shared) {
+            shared_.emplace(alias, source);
+            for (const std::string& name : {alias, source}) shared_tensors_.emplace(name, nullptr);
+        }
+        for (const auto& [name, tensor] : model.module)
+            if (const auto found = shared_tensors_.find(name); found != shared_tensors_.end()) found->second = &tensor;
+        std::erase_if(shared_tensors_, [](const auto& each) { return each.second == nullptr; });
     }
 
     /// `one_model_rank` if the weights that are known are those of the model file's own rank, not merged ones.
@@ -302,6 +324,7 @@ public:
         one_model_rank_ = one_model_rank;
         for (const auto& [name, tensor] : model_.module) place(name, tensor, known);
         known.each_left([this](Weight& weight) { push(std::move(weight)); });
+        if (compat_) replace_shared();
         for (const auto& [alias, source] : model_.shared) tie(alias, source);
         for (const auto& [name, tensor] : second_names_)
             if (!names_.contains(name)) place_plain(name, *tensor);
@@ -332,24 +355,45 @@ private:
     /// A tensor that only the module has. Stage 3 leaves a tensor without elements where the values are elsewhere.
     void place_plain(const std::string& name, const LazyTensor& tensor) {
         if (stage_ == 3 && tensor.element_count() == 0) return lacking_.push_back(name);
+        if (compat_) return;  // zero_to_fp32 leaves it out
         if (may_be_tied(tensor))
             if (const auto same = stored_.find(&tensor); same != stored_.end()) {
                 names_.insert(name);
                 first_names_.emplace(name, same->second);
                 return ties_.add(same->second, name);
             }
-        if (compat_) return;  // zero_to_fp32 leaves it out
         stored_.try_emplace(&tensor, name);
         push({name, tensor.renamed(name), Kind::plain, {}});
     }
 
-    /// The first name of a tensor can be one that was left out: then the second stands for itself.
+    /// The first name of a tensor can be one that was left out: then the second stands for itself. So does a tensor
+    /// of another shape: DeepSpeed compares addresses, and all parameters without elements have the same.
     void tie(const std::string& alias, const std::string& source) {
-        if (!names_.contains(source) || !names_.insert(alias).second) return;
+        if (!names_.contains(source) || (!compat_ && have_other_shapes(alias, source))) return;
+        if (!names_.insert(alias).second) return;
         const auto first = first_names_.find(source);
         const std::string stored = first == first_names_.end() ? source : first->second;
         first_names_.emplace(alias, stored);
         ties_.add(stored, alias);
+    }
+
+    /// Gives second names the tensors of the first ones, whatever shapes they have, as zero_to_fp32 does.
+    void replace_shared() {
+        std::unordered_map<std::string_view, Weight*> listed;
+        for (Weight& weight : out_.weights) listed.emplace(weight.name, &weight);
+        for (const auto& [alias, source] : model_.shared) {
+            const auto own = listed.find(alias);
+            const auto first = listed.find(source);
+            if (own != listed.end() && first != listed.end())
+                own->second->tensor = first->second->tensor.renamed(alias);
+        }
+    }
+
+    bool have_other_shapes(const std::string& alias, const std::string& source) const {
+        const auto one = shared_tensors_.find(alias);
+        const auto other = shared_tensors_.find(source);
+        return one != shared_tensors_.end() && other != shared_tensors_.end() &&
+               one->second->shape() != other->second->shape();
     }
 
     Weight buffer(const std::string& name, const LazyTensor& tensor) const {
@@ -377,14 +421,18 @@ private:
         if (!model_.objects.empty())
             out_.notes.push_back("the module also has values other than tensors, which are not read: " +
                                  listed(model_.objects));
-        // Nothing names frozen parameters that were left out, but the modules are listed.
-        if (!model_.without_frozen || stage_ < 2) return;
+        // Nothing names frozen parameters that were left out, but the modules are listed. Stages 0 and 1 record no
+        // frozen parameters, so that a module without tensors may as well have none. Experts are in other files.
+        if (!model_.without_frozen || (stage_ < 2 && !model_.experts.empty())) return;
         const std::vector<std::string> modules = modules_without_tensors();
-        if (!modules.empty())
-            out_.notes.push_back(
-                "frozen parameters were excluded when the checkpoint was saved; these modules have no "
-                "tensors in it: " +
-                listed(modules));
+        if (modules.empty()) return;
+        constexpr std::size_t few = 8;
+        out_.notes.push_back(stage_ < 2 ? "these modules have no tensors in the checkpoint; if they have frozen "
+                                          "parameters, these were excluded when it was saved: " +
+                                              listed(modules, few)
+                                        : "frozen parameters were excluded when the checkpoint was saved; these "
+                                          "modules have no tensors in it: " +
+                                              listed(modules));
     }
 
     std::vector<std::string> modules_without_tensors() const {
@@ -402,8 +450,7 @@ private:
         return without;
     }
 
-    static std::string listed(const std::vector<std::string>& names) {
-        constexpr std::size_t most = 64;
+    static std::string listed(const std::vector<std::string>& names, std::size_t most = 64) {
         std::string text;
         for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
         if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
@@ -416,6 +463,7 @@ private:
     bool one_model_rank_ = false;
     std::unordered_set<std::string> buffers_;
     std::unordered_map<std::string, std::string> shared_ = {};
+    std::unordered_map<std::string, const LazyTensor*> shared_tensors_ = {};  ///< by the names in `shared`
     TensorTable<std::string> stored_ = {};  ///< names of what is listed, by the tensors of the module
     std::unordered_set<std::string> names_ = {};
     std::vector<std::pair<std::string, const LazyTensor*>> second_names_ =

@@ -35,9 +35,16 @@ public:
     NodeId text(std::string_view value) { return tree_.add(std::string(value)); }
     /// Adds a tensor without a name: flatten() and the structure document then name it by its place.
     NodeId tensor(const LazyTensor& value) { return tree_.add(StateTree::Tensor{.tensor = value.renamed({})}); }
+    /// Adds a dictionary. Of keys that are equal, all but the first get "_" at their ends: a file can have both 5 and
+    /// "5", or a field with the name of an entry that is added here.
     NodeId dict(const Entries& entries) {
         StateTree::Dict dict;
-        for (const auto& [name, value] : entries) dict.items.emplace_back(text(name), value);
+        std::unordered_set<std::string> known;
+        for (const auto& [name, value] : entries) {
+            std::string key = name;
+            while (!known.insert(key).second) key += '_';
+            dict.items.emplace_back(text(key), value);
+        }
         return tree_.add(std::move(dict));
     }
     NodeId list(std::vector<NodeId> items) {
@@ -187,6 +194,8 @@ NodeId parameter_groups(TreeMaker& maker, const Value& groups, const ZeroRun& ru
 StateTree finish(TreeMaker& maker, Entries optimizer, const StateTree& training) {
     if (training.size() > 0) {
         const NodeId base = maker.graft(training);
+        for (auto& entry : optimizer)
+            if (entry.first == "training") entry.first += '_';
         optimizer.emplace_back("training", training.root() + base);
     }
     return maker.take(maker.dict({{"optimizer", maker.dict(optimizer)}}));
@@ -206,9 +215,17 @@ StateTree unpartitioned(const ModelFile& model) {
 }
 
 StateTree training_state(const ModelFile& model) {
+    if (model.rest.size() == 0) return {};
     StateTree training = model.rest;
     training.erase("optimizer");
     return training.subtree(training.root());
+}
+
+std::uint64_t tensor_bytes(const StateTree& tree) {
+    std::uint64_t bytes = 0;
+    for (StateTree::NodeId id = 0; id < tree.size(); ++id)
+        if (const auto* const leaf = std::get_if<StateTree::Tensor>(&tree[id])) bytes += leaf->tensor.nbytes();
+    return bytes;
 }
 
 }  // namespace
@@ -244,7 +261,7 @@ StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered) {
     return finish(maker, std::move(optimizer), training_state(model));
 }
 
-StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest) {
+StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const ModelFile* model) {
     TreeMaker maker;
     Entries optimizer;
     std::unordered_map<std::string, NodeId> steps;
@@ -264,7 +281,7 @@ StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree
                                    add("step", step->second);
                            }));
     optimizer.insert(optimizer.end(), fields.begin(), fields.end());
-    return finish(maker, std::move(optimizer), StateTree());
+    return finish(maker, std::move(optimizer), model == nullptr ? StateTree() : training_state(*model));
 }
 
 std::vector<std::string> unnamed_state_names(const ZeroRun& run) {
@@ -305,13 +322,8 @@ std::vector<std::string> unread_state(const ZeroRun& run) {
 }
 
 std::uint64_t optimizer_bytes(const ZeroRun& run) {
+    if (run.stage() == 0) return tensor_bytes(unpartitioned(run.first_model())) - training_bytes(run.first_model());
     std::uint64_t bytes = 0;
-    if (run.stage() == 0) {
-        const StateTree tree = unpartitioned(run.first_model());
-        for (StateTree::NodeId id = 0; id < tree.size(); ++id)
-            if (const auto* const leaf = std::get_if<StateTree::Tensor>(&tree[id])) bytes += leaf->tensor.nbytes();
-        return bytes;
-    }
     for (const RankSet& set : run.sets)
         for (const OptimizerFile& file : set.optimizers)
             for (const Named& group : file.state)
@@ -319,5 +331,7 @@ std::uint64_t optimizer_bytes(const ZeroRun& run) {
                     if (each.second.shape().size() == 1) bytes += each.second.nbytes();
     return bytes;
 }
+
+std::uint64_t training_bytes(const ModelFile& model) { return tensor_bytes(training_state(model)); }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

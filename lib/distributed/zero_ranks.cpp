@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <span>
 #include <string_view>
 
@@ -123,7 +124,9 @@ void read_run(const Value& root, ModelFile& out) {
     if (const auto steps = root.find("global_steps"); steps && steps->integer()) out.steps = steps->count();
     if (const auto steps = root.find("skipped_steps"); steps && steps->integer()) out.skipped = steps->count();
     if (const auto version = root.find("ds_version")) out.version = version->text().value_or("");
-    if (const auto shared = root.find("shared_params"); shared && shared->is_dict())
+    const auto shared = root.find("shared_params");
+    out.lists_shared = shared && shared->is_dict();
+    if (out.lists_shared)
         for (const auto& [alias, source] : shared->entries())
             if (const auto text = source.text()) out.shared.emplace_back(alias, *text);
 }
@@ -141,7 +144,9 @@ void read_module(const Value& root, ModelFile& out) {
         if (const auto metadata = module->attribute("_metadata"); metadata && metadata->is_dict())
             for (const auto& each : metadata->entries()) out.modules.push_back(each.first);
     }
-    if (const auto names = root.find("buffer_names"); names && names->is_list())
+    const auto names = root.find("buffer_names");
+    out.lists_buffers = names && names->is_list();
+    if (out.lists_buffers)
         for (const Value& name : names->items())
             if (const auto text = name.text()) out.buffers.emplace_back(*text);
     if (const auto experts = root.find("num_experts"); experts && experts->is_list())
@@ -181,13 +186,7 @@ constexpr std::array<std::string_view, 8> share_keys{"param_shapes",  "frozen_pa
 // Optimizer states.
 
 int stage_of(const Value& inner, OptimizerFile& out) {
-    if (const auto stage = inner.find("zero_stage")) {
-        const std::uint64_t number = stage->count();
-        if (number < 1 || number > 3)
-            throw Error(Errc::field_missing,
-                        "the field " + excerpt(stage->where()) + " is " + std::to_string(number) + "; expected 1 to 3");
-        return static_cast<int>(number);
-    }
+    if (const auto stage = inner.find("zero_stage")) return zero_stage(*stage);
     if (inner.find("fp32_flat_groups")) return 3;
     out.bf16_optimizer = true;
     return 1;
@@ -301,6 +300,19 @@ std::string name_of_another(const std::string& saved_as, const ZeroName& now, bo
 
 }  // namespace
 
+int zero_stage(const Value& field) {
+    constexpr std::string_view members[] = {"ZeroStageEnum.optimizer_states", "ZeroStageEnum.gradients",
+                                            "ZeroStageEnum.weights"};
+    if (const auto global = field.global())
+        for (std::size_t i = 0; i < std::size(members); ++i)
+            if (global->ends_with(members[i])) return static_cast<int>(i) + 1;
+    const std::uint64_t number = field.count();
+    if (number < 1 || number > 3)
+        throw Error(Errc::field_missing,
+                    "the field " + excerpt(field.where()) + " is " + std::to_string(number) + "; expected 1 to 3");
+    return static_cast<int>(number);
+}
+
 std::vector<std::optional<Value>> states_of(const Value& inner, int stage, std::size_t groups) {
     const auto base = inner.find(stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
     if (!base) return {};
@@ -348,6 +360,7 @@ OptimizerFile read_optimizer_file(const std::shared_ptr<const Source>& source, c
     OptimizerFile out{.file = source->name(), .rank = file.name.rank, .model_rank = file.name.model_rank};
     constexpr std::array<std::string_view, 2> wanted{"optimizer_state_dict", "ds_version"};
     torch::Parts parts = parts_of(source, wanted, globals);
+    out.is_zip = !parts.saved_as.empty();
     out.saved_as = name_of_another(parts.saved_as, file.name);
     const Value root(parts.tree);
     const Value inner = root.at("optimizer_state_dict");

@@ -24,6 +24,10 @@ private:
     std::uint64_t value_ = 0xcbf29ce484222325;
 };
 
+/// Returns the ZeRO stage that a field gives: a number, a call of ZeroStageEnum with it, or the name of a member, as
+/// Python 3.11.2 pickles enumerations. Throws field_missing for anything else, and for a number that is not 1 to 3.
+int zero_stage(const Value& field);
+
 /// How much of a file is read.
 enum class Detail : std::uint8_t {
     all,    ///< everything: of the first file of a model rank

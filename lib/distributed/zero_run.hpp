@@ -30,8 +30,9 @@ Gathered gather_all(const ZeroRun& run, const GatherOptions& options);
 
 /// Returns the tree of Checkpoint::optimizer(): `optimizer/state/PARAMETER/…` of the weights, and all other state.
 StateTree optimizer_tree(const ZeroRun& run, const Gathered& gathered);
-/// Returns the tree for a universal checkpoint, from the tree that its files hold besides the parameters.
-StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest);
+/// Returns the tree for a universal checkpoint, from the tree that its files hold besides the parameters, and from its
+/// first file of model states, or null.
+StateTree optimizer_tree(const Gathered& gathered, const std::optional<StateTree>& rest, const ModelFile* model);
 
 /// Returns the names of the state that each parameter has at stage 0, whose files do not say which parameter it is.
 std::vector<std::string> unnamed_state_names(const ZeroRun& run);
@@ -40,5 +41,7 @@ std::vector<std::string> unnamed_state_names(const ZeroRun& run);
 std::vector<std::string> unread_state(const ZeroRun& run);
 /// Returns the bytes of the state that parameters have, over all ranks; at stage 0, of the optimizer.
 std::uint64_t optimizer_bytes(const ZeroRun& run);
+/// Returns the bytes of tensors that the program gave as client state, such as averaged weights.
+std::uint64_t training_bytes(const ModelFile& model);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -156,9 +156,6 @@ private:
     void check_order() const {
         const ModelFile& model = set_.models.front();
         if (!model.flat_order_is_listed && !gaps_) return;
-        // Experts are listed by their numbers in the rank.
-        const bool all_listed =
-            model.flat_order_is_listed && model.experts.empty() && ranks_.size() == set_.optimizers.size();
         std::vector<std::uint64_t> wanted;
         std::uint64_t begin = 0;
         for (const std::uint64_t length : lengths_) {
@@ -171,7 +168,8 @@ private:
             if (number_ >= listed.size() || listed[number_] == wanted[slot]) continue;
             const auto other = std::find(wanted.begin(), wanted.end(), listed[number_]);
             if (other == wanted.end()) {
-                if (!all_listed || listed[number_] == digest(begin, begin + lengths_[slot], true)) continue;
+                if (!model.flat_order_is_listed || listed[number_] == digest(begin, begin + lengths_[slot], true))
+                    continue;
                 fail(Errc::ranks_differ,
                      "param_slice_mappings of group " + std::to_string(number_) +
                          " lists other parameters, or in another order, than param_shapes of " + excerpt(model.file) +
@@ -187,15 +185,16 @@ private:
     }
 
     /// Returns the digest of the names of the parameters with elements in [begin, end) of the buffer; if `touching`,
-    /// also of those that end at `begin`, which old versions list too.
+    /// also of those that end at `begin`, which old versions list too. Experts are listed by their numbers in the rank.
     std::uint64_t digest(std::uint64_t begin, std::uint64_t end, bool touching = false) const {
+        const Group& listed = set_.models.front().groups[number_];
         NameDigest names;
         auto first = touching ? std::lower_bound(places_.begin(), places_.end(), begin)
                               : std::upper_bound(places_.begin(), places_.end(), begin);
         if (first != places_.begin()) --first;
         for (auto i = static_cast<std::size_t>(first - places_.begin()); i < places_.size() && places_[i] < end; ++i)
             if (places_[i] + group_[i].count + (touching ? 1 : 0) > begin && group_[i].count > 0)
-                names.add(group_[i].name);
+                names.add(listed[i].name);
         return names.value();
     }
 

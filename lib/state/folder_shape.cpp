@@ -495,6 +495,8 @@ FolderShape shape_of(const FolderNames& names) {
     if (shape.kind != ShapeKind::nothing && shape.kind != ShapeKind::companions) return shape;
     FolderShape inside = shape_inside(names);
     if (inside.kind != ShapeKind::nothing) return inside;
+    // DeepSpeed's marker tells what the folder is, even if no tag is left.
+    if (names.latest) return named_tag(names, "latest", *names.latest);
     if (shape.files.size() == 1) shape.kind = ShapeKind::file;
     return shape;
 }

@@ -179,6 +179,7 @@ class Folders(Case):
         layout = answer.object['layout']
         self.assertEqual(layout['kind'], 'universal' if row['layout'] == 'universal' else 'deepspeed')
         self.assertEqual(layout.get('stage', row['stage']), row['stage'])
+        self.assertEqual(layout.get('world_size', row['world']), row['world'])
         if row['layout'] == 'data':
             self.assertEqual((layout['stage'], layout['world_size']), (row['stage'], row['world']))
         self.assertEqual(layout['tag'], row['tag'])

@@ -79,7 +79,6 @@ class Inspect(Folders):
                 self.assertEqual(layout['tag'], row['tag'])
                 if row['layout'] != 'universal':
                     self.assertEqual(layout['stage'], row['stage'])
-                if row['layout'] == 'data':
                     self.assertEqual(layout['world_size'], row['world'])
                 self.assertEqual([name for name in layout['optimizer'] if name != 'step'], MOMENTS)
                 for file in report['files']:
@@ -313,6 +312,21 @@ class Convert(Folders):
                 self.assertEqual({name for name, state in optimizer['state'].items() if 'step' in state}, names)
                 grouped = [name for group in optimizer['param_groups'][1:] for name in group['params'][1:]]
                 self.assertEqual(sorted(grouped), sorted(names))
+
+    def test_the_state_of_the_training_is_kept(self):
+        for folder in ROWS:
+            with self.subTest(folder):
+                self.done('convert', at(folder), folder, '--optimizer')
+                document = self.done('inspect', folder + '/optimizer', '--structure')['structure']
+                self.assertEqual(document['root']['optimizer']['training']['global_steps'], 2)
+
+    def test_the_error_says_why_there_is_no_optimizer(self):
+        folder = self.copy('z0-w2-bf16')
+        write_pt(folder / ROWS['z0-w2-bf16']['tag'] / 'expp_rank_0_mp_rank_00_optim_states.pt',
+                 {'optimizer': {'state': {}}})
+        self.done('convert', folder, 'out')
+        error = self.refused('invalid_argument', 2, 'convert', folder, 'other', '--optimizer')
+        self.assertIn('no names of parameters', error['message'])
 
     def test_a_later_save_without_it_says_that_it_stays(self):
         path = at('z2-w2-fp16')

@@ -7,6 +7,7 @@
 #include <safemap/lazy_tensor.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <span>
@@ -359,14 +360,69 @@ TEST_CASE("replicated slices: the first is given, the others can be compared") {
     check_listed({whole, counted({2, 2})}, &info, "alike");
 }
 
-TEST_CASE("averaged slices are merged only if they are equal") {
+TEST_CASE("averaged slices: the whole is their mean, as torch computes it") {
     std::mt19937 random(17);
     const UniversalInfo info = patterns("parameter_to_average_patterns", {"w"});
-    const Array whole = counted({5});
-    check_merged(ranks_of({whole, whole}, random), info, whole);
-    check_listed({whole, counted({5}, 2)}, &info, "mean");
-    const Array large = counted({20'000});
-    check_listed({large, large}, &info, "mean");
+    const auto check_mean = [&](const std::vector<Array>& slices, const Array& wanted) {
+        const Gathered merged = merge(ranks_of(slices, random), &info);
+        CHECK(merged.notes.empty());
+        REQUIRE(merged.weights.size() == 1);
+        const LazyTensor& mean = merged.weights.front().tensor;
+        check_equal(mean, wanted);
+        REQUIRE(merged.weights.front().state.size() == 1);
+        Array moment = wanted;
+        for (float& value : moment.values) value = -value;
+        check_equal(merged.weights.front().state.front().second, moment);
+        // Parts of it, from elements within a block on.
+        const std::uint64_t elements = mean.element_count();
+        for (int i = 0; i < 4 && elements > 0; ++i) {
+            const std::uint64_t first = random() % elements;
+            std::vector<float> part(1 + random() % (elements - first));
+            mean.read(first * sizeof(float), std::as_writable_bytes(std::span(part)));
+            CHECK(std::equal(part.begin(), part.end(), wanted.values.begin() + static_cast<std::ptrdiff_t>(first)));
+        }
+    };
+    for (const std::uint64_t size : {0U, 5U, 16'384U, 40'000U})
+        for (const std::size_t ranks : {2U, 3U, 7U}) {
+            std::vector<Array> slices;
+            for (std::size_t rank = 0; rank < ranks; ++rank) {
+                slices.push_back(counted({size}));
+                for (float& value : slices.back().values) value = std::ldexp(static_cast<float>(random()), -40);
+            }
+            Array wanted = counted({size});
+            for (std::size_t i = 0; i < size; ++i) {
+                float sum = 0;
+                for (const Array& slice : slices) sum += slice.values[i];
+                wanted.values[i] = sum / static_cast<float>(ranks);
+            }
+            check_mean(slices, wanted);
+        }
+    const Array scalar{{}, {3}};
+    check_mean({scalar, Array{{}, {4}}}, Array{{}, {3.5}});
+    const Gathered merged = merge(ranks_of({Array{{1}, {-0.0F}}, Array{{1}, {-0.0F}}}, random), &info);
+    CHECK(!std::signbit(loaded(merged.weights.front().tensor).values.front()));
+    check_listed({counted({2}), counted({3})}, &info, "shapes differ");
+}
+
+TEST_CASE("averaged slices that are not F32 are merged only if they are equal") {
+    const UniversalInfo info = patterns("parameter_to_average_patterns", {"w"});
+    const auto merged = [&](std::uint16_t last) {
+        std::vector<ModelRank> ranks;
+        for (std::uint64_t rank = 0; rank < 2; ++rank) {
+            const std::uint16_t values[] = {0x3f80, rank == 0 ? std::uint16_t{0x4000} : last};
+            const auto bytes = std::as_bytes(std::span(values));
+            const auto source = memory_source("rank", std::vector<std::byte>(bytes.begin(), bytes.end()));
+            Gathered one;
+            one.weights.push_back({"w", {"w", stored_run(Dtype::bf16, {2}, source, 0)}, Kind::plain, {}});
+            ranks.push_back({rank, "file of rank " + std::to_string(rank), std::move(one)});
+        }
+        return merge(std::move(ranks), &info);
+    };
+    CHECK(merged(0x4000).weights.size() == 1);
+    const Gathered listed = merged(0x4040);
+    CHECK(listed.weights.size() == 2);
+    REQUIRE(listed.notes.size() == 1);
+    CHECK(listed.notes.front().find("F32 only") != std::string::npos);
 }
 
 TEST_CASE("buffers that no rule describes are merged if they are equal") {

@@ -362,6 +362,13 @@ TEST_CASE("a stage that is no stage is refused with the path of its file") {
     stage.number = -1;
     files["zero/optimizer_state.pt"] = pt::Writer::file(pt::dict({{"zero_stage", stage}}));
     check_error(files, {}, Errc::field_missing, "", "folder/zero/optimizer_state.pt", "zero_stage");
+    for (const auto& [member, number] : {std::pair{"gradients", 2}, {"weights", 3}}) {
+        const std::string name =
+            forge::call("__builtin__", "getattr",
+                        {forge::global("deepspeed.runtime.zero.config", "ZeroStageEnum"), forge::text(member)});
+        files["zero/optimizer_state.pt"] = pt::Writer::file(pt::dict({{"zero_stage", pt::raw(name)}}));
+        CHECK(read_universal(forge::Folder(files), {}, nullptr).stage == number);
+    }
 }
 
 TEST_CASE("a stop request ends reading") {

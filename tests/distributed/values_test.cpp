@@ -83,6 +83,7 @@ TEST_CASE("values of another type are nothing, or a fault with the path of the f
         CHECK(value.tensor() == nullptr);
         CHECK(value.boolean().has_value() == std::holds_alternative<bool>(node));
         CHECK(value.text().has_value() == std::holds_alternative<std::string>(node));
+        CHECK(!value.global().has_value());
         CHECK(value.integer().has_value() == std::holds_alternative<std::int64_t>(node));
         check_missing([&] { value.at("a"); }, "the field w/a is missing");
         check_missing([&] { value.items(); }, "the field w is not a list");

@@ -165,6 +165,8 @@ TEST_CASE("stages are mixed") {
     Run run = good(2);
     run.state(1)["zero_stage"] = pt::integer(4);
     refused(run, {Errc::ranks_differ, Errc::unsupported_layout, Errc::field_missing}, {"stage"});
+    run.state(1)["zero_stage"] = pt::raw(forge::global("deepspeed.runtime.zero.config", "ZeroStageEnum.fourth"));
+    refused(run, Errc::field_missing, {"zero_stage"});
 }
 
 TEST_CASE("a partition is one element short or long, in any rank and group") {
@@ -336,6 +338,9 @@ TEST_CASE("a frozen parameter's slice is too short, missing, or of another dtype
     run.model(1)["frozen_param_fragments"].erase("adapter.weight");
     refused(run, {Errc::piece_mismatch, Errc::not_covered, Errc::ranks_differ, Errc::field_missing},
             {"adapter.weight", run.model_name(1)});
+    run = good(3);
+    for (const std::uint64_t rank : {0U, 1U, 2U}) run.model(rank)["frozen_param_shapes"].erase("adapter.weight");
+    refused(run, Errc::field_missing, {"frozen_param_shapes", "adapter.weight"});
     run = good(2);
     run.model()["frozen_param_shapes"]["adapter.weight"] = pt::size({3, 4});
     refused(run, {Errc::piece_mismatch, Errc::not_covered}, {"adapter.weight"});
@@ -413,7 +418,18 @@ TEST_CASE("latest names a tag of which only other files are there") {
     Run run = good(2);
     run.files.clear();
     run.others["global_step7/notes.txt"] = "x";
-    check_error(error_of_files(run.packed()), {Errc::bad_tag, Errc::not_a_checkpoint, Errc::unfinished_checkpoint}, {});
+    check_error(error_of_files(run.packed()), {Errc::rank_missing}, {"mp_rank_00_model_states.pt"});
+}
+
+TEST_CASE("latest names a tag that is missing, and there is no other") {
+    Run run = good(2);
+    run.files.clear();
+    run.others["zero_to_fp32.py"] = "x";
+    for (const char* const tag : {"global_step7", "../run", ""}) {
+        CAPTURE(tag);
+        run.latest = tag;
+        check_error(error_of_files(run.packed()), {Errc::bad_tag}, {"latest"});
+    }
 }
 
 TEST_CASE("AutoEP is refused by name, and its keys without layers mean nothing") {
@@ -515,6 +531,23 @@ TEST_CASE("one state of the optimizer is of another length, or one rank lacks it
         CHECK_OK(Checkpoint::open(dir.path()));
         check_error(error_of([&] { static_cast<void>(Checkpoint::open(dir.path()).optimizer()); }),
                     {Errc::ranks_differ, Errc::field_missing, Errc::not_covered}, {"exp_avg_sq"});
+    }
+}
+
+TEST_CASE("a moment is of another length, and no other rank has it") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        const std::string base = stage == 3 ? "optimizer_state_dict" : "base_optimizer_state";
+        for (const char* const moment : {"exp_avg", "exp_avg_sq"})
+            for (const int more : {-2, 1}) {  // the padding is one element, and may be stripped
+                Run run = Forge::run(small(stage, 1));
+                resize(run.state(0)[base]["state"]["0"][moment], more);
+                TempDir dir = TempDir::in_memory();
+                run.write(dir.path());
+                CHECK_OK(Checkpoint::open(dir.path()));
+                const auto error = error_of([&] { static_cast<void>(Checkpoint::open(dir.path()).optimizer()); });
+                check_error(error, length_codes, {moment, run.optimizer_name(0)});
+            }
     }
 }
 

@@ -154,6 +154,13 @@ TEST_CASE("two files of one rank are refused, with both names") {
     check_missing({model(0), "layer_1-model_states.pt", "layer_01-model_states.pt"}, Errc::rank_repeated, "layer_01");
 }
 
+TEST_CASE("optimizer files with several prefixes are of several runs") {
+    check_missing({model(0), ranked(0, 0, "optim", "bf16_"), ranked(1, 0, "optim")}, Errc::ranks_differ,
+                  "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt and zero_pp_rank_1");
+    check_missing({model(0), model(1), ranked(0, 0, "optim"), ranked(0, 1, "optim", "fp16_")}, Errc::ranks_differ,
+                  "fp16_zero_pp_rank_0_mp_rank_01_optim_states.pt");
+}
+
 TEST_CASE("files of ranks that are missing are listed by name") {
     check_missing({model(0), ranked(2, 0, "optim", "fp16_")}, Errc::rank_missing,
                   "2 files of ranks are missing: fp16_zero_pp_rank_0_mp_rank_00_optim_states.pt, "

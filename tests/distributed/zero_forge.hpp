@@ -55,6 +55,7 @@ struct Spec {
     bool integer_steps = false;     ///< as DeepSpeedCPUAdam counts them
     bool keep_frozen = true;        ///< false: exclude_frozen_parameters
     bool old_names = false;         ///< no prefix, one dict of shapes for one group, few keys
+    bool stage_by_name = false;     ///< `zero_stage` as Python 3.11.2 pickles enumerations
     bool all_ranks_prefix = false;  ///< bf16_ before the optimizer files, whatever the dtype
     std::vector<std::string> moments = {"exp_avg", "exp_avg_sq"};
     pt::Container container = pt::Container::zip;
@@ -227,7 +228,9 @@ public:
     }
     /// Returns what zero_to_fp32 gives, or nothing if it refuses the folder.
     static std::optional<Tensors> compat(const Spec& spec) {
-        if (spec.stage == 0 || spec.bf16_optimizer || spec.old_names) return std::nullopt;
+        // torch does not map files in the legacy container, as the script asks it to.
+        const bool is_legacy = spec.container == pt::Container::legacy;
+        if (spec.stage == 0 || spec.bf16_optimizer || spec.old_names || is_legacy) return std::nullopt;
         Tensors out = weights(spec);
         for (const Param& param : spec.frozen)
             if (spec.stage == 1 || !spec.keep_frozen) out.erase(param.name);
@@ -550,6 +553,11 @@ private:
     }
     pt::Value zero_stage() const {
         if (spec_.old_names) return pt::integer(stage_number());
+        constexpr std::string_view members[] = {"disabled", "optimizer_states", "gradients", "weights"};
+        if (spec_.stage_by_name)
+            return pt::raw(forge::call("__builtin__", "getattr",
+                                       {forge::global("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+                                        forge::text(members[stage_number()])}));
         return pt::raw(forge::call("deepspeed.runtime.zero.config", "ZeroStageEnum", {forge::integer(spec_.stage)}));
     }
 
@@ -705,6 +713,7 @@ inline Spec random_spec(std::mt19937& random, int stage, std::uint64_t world) {
     if (one_in(5)) spec.container = pt::Container::legacy;
     if (one_in(5)) spec.moments = {"exp_avg"};
     if (one_in(5)) spec.moments = {"sum", "exp_avg", "max_exp_avg_sq"};
+    spec.stage_by_name = one_in(3);
     if (stage == 3 && one_in(2)) spec.sub_group_size = random() % 20 + 1;
     if (stage == 0 || stage == 3) return spec;
     spec.round_robin = one_in(3);

@@ -7,6 +7,7 @@
 #include "temp_dir.hpp"
 
 #include <safemap/checkpoint.hpp>
+#include <safemap/save.hpp>
 
 #include <algorithm>
 #include <ctime>
@@ -113,6 +114,45 @@ TEST_CASE("a second name can be the first name of another") {
     CHECK(opened.checkpoint.aliases() == std::vector<AliasGroup>{{"embed.weight", "head.weight", "third"}});
 }
 
+TEST_CASE("parameters without elements of other shapes are not tied, although shared_params says so") {
+    for (const int stage : {1, 2}) {
+        CAPTURE(stage);
+        const Spec spec = small(stage);
+        Run run = Forge::run(spec);
+        run.model()["module"].set("void.other", pt::tensor(Dtype::bf16, {0, 7}, std::string()));
+        run.model()["module"].set("void.same", pt::tensor(Dtype::bf16, {0, 3}, std::string()));
+        run.model()["shared_params"].set("void.other", pt::text("void.weight"));
+        run.model()["shared_params"].set("void.same", pt::text("void.weight"));
+        const Opened opened(run);
+        check_tensor(opened.checkpoint, "void.other", {Dtype::bf16, {0, 7}, {}});
+        check_tensor(opened.checkpoint, "void.weight", {Dtype::bf16, {0, 3}, {}});
+        check_tensor(opened.checkpoint, "void.same", {Dtype::bf16, {0, 3}, {}});
+        CHECK(opened.checkpoint.aliases() ==
+              std::vector<AliasGroup>{{"embed.weight", "head.weight"}, {"void.weight", "void.same"}});
+    }
+}
+
+TEST_CASE("deepspeed_compat: what shared_params says counts, and nothing else ties") {
+    OpenOptions compat;
+    compat.deepspeed_compat = true;
+    const Spec spec = small(2);
+    Run run = Forge::run(spec);
+    // Frozen parameters without elements, which have addresses alike, and a second name in the same module.
+    pt::Value& file = run.model();
+    file["frozen_param_shapes"].set("void.other", pt::size({0, 7}));
+    file["frozen_param_fragments"].set("void.other", pt::tensor(Dtype::bf16, {0, 7}, std::string()));
+    file["module"].set("void.other", pt::tensor(Dtype::bf16, {0, 7}, std::string()));
+    file["shared_params"].set("void.other", pt::text("void.weight"));
+    file["module"].set("adapter.again", pt::Value(file["module"]["adapter.weight"]));
+    const Opened opened(run);
+    check_tensor(opened.checkpoint, "void.other", {Dtype::bf16, {0, 7}, {}});
+    CHECK(opened.checkpoint.find("adapter.again") != nullptr);
+    const Opened as_script(run, compat);
+    check_tensor(as_script.checkpoint, "void.other", {Dtype::bf16, {0, 3}, {}});
+    CHECK(as_script.checkpoint.find("adapter.again") == nullptr);
+    CHECK(as_script.checkpoint.aliases() == std::vector<AliasGroup>{{"embed.weight", "head.weight"}});
+}
+
 TEST_CASE("values of the module that are neither parameters nor buffers are read, or named in a note") {
     for (const int stage : {1, 2, 3}) {
         CAPTURE(stage);
@@ -178,11 +218,83 @@ TEST_CASE("state of a partition that is not of its elements is left out, with a 
     }
 }
 
+TEST_CASE("tensors of the client state belong to the optimizer's state, and are counted") {
+    const auto skipped = [](const Checkpoint& checkpoint, std::string_view name) {
+        std::string why;
+        for (const SkippedObject& object : checkpoint.skipped())
+            if (object.name == name) why = object.why;
+        return why;
+    };
+    const Expected averaged{Dtype::f32, {1000}, std::string(4000, 'x')};
+    for (const int stage : {0, 1, 2, 3}) {
+        CAPTURE(stage);
+        Run run = Forge::run(small(stage));
+        CHECK(skipped(Opened(run).checkpoint, "optimizer").find("client") == std::string::npos);
+        each_module(run, [&](pt::Value& file) {
+            file.set("ema", pt::dict({{"w", pt::tensor(averaged.dtype, averaged.shape, averaged.bytes)}}));
+        });
+        const Opened opened(run);
+        CHECK(skipped(opened.checkpoint, "optimizer").find("tensors of the client state, 4000 bytes") !=
+              std::string::npos);
+        check_tensor(*opened.checkpoint.optimizer(), "optimizer/training/ema/w", averaged);
+        if (stage != 0) continue;
+        run.model()["optimizer"] = pt::none();
+        const Opened without(run);
+        CHECK(!without.checkpoint.optimizer().has_value());
+        CHECK(skipped(without.checkpoint, "client_state").find("4000 bytes") != std::string::npos);
+    }
+}
+
+TEST_CASE("fields of an optimizer that have the names of other entries are kept beside them") {
+    for (const int stage : {1, 2, 3}) {
+        CAPTURE(stage);
+        Run run = Forge::run(small(stage));
+        for (const char* const name : {"state", "training"})
+            run.state(0).set(name, pt::dict({{"odd", pt::tensor(Dtype::i32, {1}, "abcd")}}));
+        const Opened opened(run);
+        const auto optimizer = opened.checkpoint.optimizer();
+        REQUIRE(optimizer.has_value());
+        save(opened.dir / "out", *optimizer);
+        const Checkpoint saved = Checkpoint::open(opened.dir / "out");  // duplicate keys would be refused
+        for (const char* const name : {"state_", "training_"})
+            check_tensor(saved, "optimizer/" + std::string(name) + "/odd", {Dtype::i32, {1}, "abcd"});
+        for (const auto& [name, wanted] : Forge::moments(run.spec)) check_tensor(saved, name, wanted);
+    }
+}
+
+TEST_CASE("two tensors of one name are refused") {
+    Spec spec = small(0);
+    spec.buffers.push_back({"fp32/0/0", Dtype::i64, {}});
+    const Run run = Forge::run(spec);
+    OpenOptions masters;
+    masters.weights = Weights::fp32;
+    static_cast<void>(Opened(run));
+    CHECK_FAULT(Opened(run, masters), Errc::duplicate_name);
+}
+
+TEST_CASE("folders that zero_to_fp32 fails on are read, but not with deepspeed_compat") {
+    OpenOptions compat;
+    compat.deepspeed_compat = true;
+    for (const int stage : {1, 2, 3})
+        for (const std::string key : {"buffer_names", "shared_params", "partition_count"}) {
+            CAPTURE(stage);
+            CAPTURE(key);
+            Run run = Forge::run(small(stage));
+            static_cast<void>(Opened(run, compat));
+            if (key == "partition_count")
+                for (const std::uint64_t rank : {0U, 1U}) run.state(rank).erase(key);
+            else each_module(run, [&](pt::Value& file) { file.erase(key); });
+            static_cast<void>(Opened(run));
+            CHECK_FAULT(Opened(run, compat), Errc::invalid_argument);
+        }
+}
+
 TEST_CASE("modules without tensors are named, whatever dots their names have") {
-    const auto notes_on = [](std::vector<std::string> modules) {
+    const auto notes_on = [](std::vector<std::string> modules, int stage = 2, std::uint64_t experts = 0) {
         distributed::RankSet set;
         set.models.push_back({.modules = std::move(modules), .without_frozen = true});
-        set.optimizers.push_back({.stage = 2});
+        if (experts > 0) set.models.front().experts = {experts};
+        set.optimizers.push_back({.stage = stage});
         std::vector<distributed::Gathered::Weight> masters;
         for (const char* name : {"a.b.weight", "a-b.c", "top"})
             masters.push_back({name, LazyTensor(name, stored_run(Dtype::u8, {1}, forge::source("x"), 0)), {}, {}});
@@ -193,6 +305,11 @@ TEST_CASE("modules without tensors are named, whatever dots their names have") {
     CHECK(notes_on({"", "a", "a.b", "a-b"}).empty());
     CHECK(notes_on({"", "a", "a.b", "a-b", "a.bc", "c", "c.d", "top", "a.b.weigh"})
               .ends_with(" have no tensors in it: a.bc, c.d, top, a.b.weigh"));
+    // Files of stage 1 do not say whether there are frozen parameters.
+    CHECK(notes_on({"", "a", "c", "top"}, 1)
+              .ends_with("if they have frozen parameters, these were excluded when it was saved: c, top"));
+    CHECK(notes_on({"b", "c", "d", "e", "f", "g", "h", "i", "j"}, 1).ends_with(" i and 1 more"));
+    CHECK(notes_on({"", "a", "c", "top"}, 1, 2).empty());
     const std::clock_t begin = std::clock();
     CHECK(!notes_on({std::string(400'000, '.'), "a"}).empty());
     CHECK(std::clock() - begin < 2 * CLOCKS_PER_SEC);

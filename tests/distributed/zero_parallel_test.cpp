@@ -176,6 +176,11 @@ namespace {
 
 const std::string expert = "moe.deepspeed_moe.experts.deepspeed_experts.";
 
+/// The parameters of an expert.
+std::vector<zero_forge::Param> of_expert(const std::string& number) {
+    return {{expert + number + ".w", {4, 3}}, {expert + number + ".b", {5}}};
+}
+
 /// Returns a run of four ranks and two ranks of expert parallelism, with one expert each.
 Run experts(bool data_first) {
     Spec spec{.stage = 2, .world = 4};
@@ -185,7 +190,7 @@ Run experts(bool data_first) {
     std::vector<Run> shares;
     for (const char* const number : {"0", "1"}) {
         Spec own{.stage = 2, .world = 2};
-        own.groups = {{{expert + number + ".w", {4, 3}}}};
+        own.groups = {of_expert(number)};
         shares.push_back(Forge::run(own));
     }
     run.model()["param_shapes"].push(shares[0].model()["param_shapes"][std::size_t{0}]);
@@ -210,9 +215,21 @@ TEST_CASE("experts are merged in the order of ranks that the configuration says"
         CAPTURE(data_first);
         const Opened opened(experts(data_first));
         REQUIRE_MESSAGE(opened.checkpoint.has_value(), std::string(opened.error ? opened.error->what() : "").c_str());
-        for (const char* const number : {"0", "1"}) {
-            const zero_forge::Param param{expert + number + ".w", {4, 3}};
-            zero_forge::check_tensor(*opened.checkpoint, param.name, Forge::master_of(param));
-        }
+        for (const char* const number : {"0", "1"})
+            for (const zero_forge::Param& param : of_expert(number))
+                zero_forge::check_tensor(*opened.checkpoint, param.name, Forge::master_of(param));
     }
+}
+
+TEST_CASE("param_shapes of experts is in another order than the mappings of their ranks") {
+    Run run = experts(false);
+    run.model().set("num_experts", pt::integers({2}));
+    REQUIRE(Opened(run).checkpoint.has_value());
+    pt::Value& group = run.model()["param_shapes"][std::size_t{1}];
+    std::reverse(group.keys.begin(), group.keys.end());
+    std::reverse(group.items.begin(), group.items.end());
+    const Opened opened(run);
+    REQUIRE(opened.error.has_value());
+    CHECK(opened.error->code() == Errc::ranks_differ);
+    CHECK(std::string(opened.error->what()).find("param_slice_mappings") != std::string::npos);
 }

@@ -30,6 +30,7 @@ std::string described(const Spec& spec) {
     if (spec.round_robin) text += ", round robin";
     if (spec.elastic) text += ", elastic";
     if (spec.old_names) text += ", old names";
+    if (spec.stage_by_name) text += ", stage by name";
     if (!spec.keep_frozen) text += ", no frozen";
     if (spec.alignment > 1) text += ", aligned to " + std::to_string(spec.alignment);
     if (spec.sub_group_size > 0) text += ", sub groups of " + std::to_string(spec.sub_group_size);
@@ -139,7 +140,15 @@ TEST_CASE("every stage: an older version without lists of gaps, a model without 
     }
 }
 
-TEST_CASE("the tag folder opens as its root does, and so does a linked one") {
+TEST_CASE("every stage, as Python 3.11.2 pickles it: the name of a member of an enumeration") {
+    for (const int stage : {1, 2, 3}) {
+        Spec spec = zero_forge::small(stage);
+        spec.stage_by_name = true;
+        check_run(spec);
+    }
+}
+
+TEST_CASE("the tag folder opens as its root does, and so does a linked, a moved and a read-only one") {
     for (const int stage : {0, 1, 2, 3}) {
         CAPTURE(stage);
         const Spec spec = zero_forge::small(stage);
@@ -154,6 +163,17 @@ TEST_CASE("the tag folder opens as its root does, and so does a linked one") {
         zero_forge::check_tensors(Checkpoint::open(dir / "moved"), wanted);
         std::filesystem::remove(dir / "moved/latest");
         zero_forge::check_tensors(Checkpoint::open(dir / "moved"), wanted);
+        const auto set_all = [&](std::filesystem::perms file, std::filesystem::perms folder) {
+            std::filesystem::permissions(dir / "moved", std::filesystem::perms(0755));
+            std::filesystem::permissions(dir / "moved/global_step7", std::filesystem::perms(0755));
+            for (const auto& entry : std::filesystem::directory_iterator(dir / "moved/global_step7"))
+                std::filesystem::permissions(entry.path(), file);
+            std::filesystem::permissions(dir / "moved/global_step7", folder);
+            std::filesystem::permissions(dir / "moved", folder);
+        };
+        set_all(std::filesystem::perms(0444), std::filesystem::perms(0555));
+        zero_forge::check_tensors(Checkpoint::open(dir / "moved"), wanted);
+        set_all(std::filesystem::perms(0644), std::filesystem::perms(0755));
     }
 }
 

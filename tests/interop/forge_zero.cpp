@@ -11,10 +11,9 @@
 
 namespace {
 
-/// Removes what the script cannot read although it is sound: torch does not map files in the legacy container, and the
-/// script fails on parameters without elements between sub-groups.
+/// Removes what the script cannot read although it is sound: it fails on parameters without elements between
+/// sub-groups.
 void suit_the_script(zero_forge::Spec& spec) {
-    spec.container = pt::Container::zip;
     for (auto& group : spec.groups)
         for (zero_forge::Param& param : group)
             for (std::uint64_t& dimension : param.shape)

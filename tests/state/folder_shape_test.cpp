@@ -103,6 +103,10 @@ TEST_CASE("DeepSpeed is recognised by its tags, and `latest` names one of them")
     }
     check({{{"latest=" + std::string(5000, 'g'), "g/" + optim}, Kind::bad_tag, {"latest"}},
            {{"g/" + optim, "h/" + optim}, Kind::bad_tag, {"latest"}}});
+    // Without any tag, `latest` still says that the folder is of DeepSpeed.
+    check({{{"latest=g", "zero_to_fp32.py"}, Kind::bad_tag, {"latest"}},
+           {{"latest=../g", "scheduler.pt", "training_args.bin"}, Kind::bad_tag, {"latest"}},
+           {{"latest=g", "g/notes.txt"}, Kind::deepspeed, {"g"}}});
     CHECK(shape({"g/" + optim, "h/" + optim}).what.find("g, h") != std::string::npos);
 }
 
