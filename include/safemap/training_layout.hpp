@@ -16,7 +16,7 @@ namespace safemap::SAFEMAP_ABI {
 ///     auto model = safemap::Checkpoint::open("run/");
 ///     if (const auto& layout = model.layout(); layout && layout->stage == 3) std::cout << layout->tag << '\n';
 struct TrainingLayout {
-    /// "deepspeed", "universal", "dcp", "hf_shards", "rank_files" or "flat_parameters"
+    /// "deepspeed", "universal", "dcp", "hf_shards", "rank_files", "flat_parameters" or "megatron"
     std::string kind;
     std::optional<int> stage = {};                 ///< ZeRO stage, 0 to 3
     std::optional<std::uint64_t> world_size = {};  ///< ranks of the run, of all kinds of parallelism

@@ -30,6 +30,7 @@ Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOpti
         state::move_to_end(one.aliases, joined.contents.aliases);
         joined.add(one, file);
     }
+    joined.contents.layout = TrainingLayout{.kind = "megatron", .world_size = files.size()};
     joined.contents.notes.insert(
         joined.contents.notes.begin(),
         std::to_string(files.size()) +
