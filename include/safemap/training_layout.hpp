@@ -21,12 +21,12 @@ struct TrainingLayout {
     std::optional<int> stage = {};                 ///< ZeRO stage, 0 to 3
     std::optional<std::uint64_t> world_size = {};  ///< ranks; of DeepSpeed, those of data parallelism
     std::string tag = {};                          ///< the folder that was read, "global_step500"
-    std::string version = {};                      ///< version of DeepSpeed, "0.19.8", or of the metadata of DCP, "1.0.0"
-    std::string dtype = {};                        ///< the dtype trained in: "fp32", "bf16" or "fp16"
-    std::vector<std::string> optimizer = {};       ///< names of the state for each parameter, "exp_avg"
-    std::vector<std::uint64_t> mesh = {};          ///< sizes of the device mesh; empty if tensors have different ones
-    std::vector<std::string> mesh_names = {};      ///< names of its dimensions, "dp" and "tp"; empty if they have none
-    std::optional<std::uint64_t> chunks = {};      ///< parts of all tensors, as the files store them
+    std::string version = {};                  ///< version of DeepSpeed, "0.19.8", or of the metadata of DCP, "1.0.0"
+    std::string dtype = {};                    ///< the dtype trained in: "fp32", "bf16" or "fp16"
+    std::vector<std::string> optimizer = {};   ///< names of the state for each parameter, "exp_avg"
+    std::vector<std::uint64_t> mesh = {};      ///< sizes of the device mesh; empty if tensors have different ones
+    std::vector<std::string> mesh_names = {};  ///< names of its dimensions, "dp" and "tp"; empty if they have none
+    std::optional<std::uint64_t> chunks = {};  ///< parts of all tensors, as the files store them
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,5 +1,6 @@
 // Reads the folders of training frameworks: the only file here that knows the layer of distributed checkpoints.
 #include "base/text.hpp"
+#include "distributed/read_dcp.hpp"
 #include "distributed/read_zero.hpp"
 #include "distributed/zero_files.hpp"
 #include "open/readers.hpp"
@@ -37,6 +38,11 @@ Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const Folde
 Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options) {
     return distributed::read_universal_tag(tag_of(folder, shape), options);
+}
+
+Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
+                  FaultSink& faults) {
+    return distributed::read_dcp(folder, shape.files, options, faults);
 }
 
 std::optional<std::string> note_of_deepspeed_file(std::string_view name) {

@@ -48,6 +48,14 @@ Contents read_zero_universal(const std::shared_ptr<const Folder>& folder, const 
     return contents;
 }
 
+Contents read_metadata(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                       const OpenOptions& options, FaultSink& faults) {
+    Contents contents;
+    PathSink about(faults, folder->name());
+    reporting(about, [&] { contents = read_dcp(folder, shape, options, about); });
+    return contents;
+}
+
 /// The reader of a shape. A shape without a row is not read.
 struct Reader {
     ShapeKind kind;
@@ -60,6 +68,7 @@ constexpr Reader readers[] = {
     {ShapeKind::megatron_ranks, read_megatron},
     {ShapeKind::deepspeed, read_zero},
     {ShapeKind::universal, read_zero_universal},
+    {ShapeKind::dcp, read_metadata},
 };
 
 bool is_deepspeed(const FolderShape& shape) {

@@ -51,6 +51,9 @@ Contents read_deepspeed(const std::shared_ptr<const Folder>& folder, const Folde
                         const OpenOptions& options);
 Contents read_universal(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options);
+/// Reads a folder of torch.distributed.checkpoint, whose shape is dcp.
+Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
+                  FaultSink& faults);
 /// Returns a note for a file of that name that is opened by itself, if it is one of a DeepSpeed folder.
 std::optional<std::string> note_of_deepspeed_file(std::string_view name);
 /// Reads the shards of an index. The shards are in `folder`.

@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -82,6 +83,9 @@ template <class T> void move_to_end(std::vector<T>& from, std::vector<T>& to) {
 
 /// Sets the tree, and everything that flatten() makes of it: named tensors, aliases, skipped objects and notes.
 void set_tree(Contents& contents, StateTree tree);
+/// Sets the same of flatten_named().
+void set_named_tree(Contents& contents, StateTree tree,
+                    const std::unordered_map<StateTree::NodeId, std::string>& names);
 
 /// Several files that become one checkpoint. The readers merge tensors and aliases themselves.
 class Joined {

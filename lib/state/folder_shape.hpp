@@ -38,10 +38,10 @@ enum class ShapeKind : std::uint8_t {
     folder,          ///< the folder to read instead
     deepspeed,       ///< the folder of the tag, or the files of ranks if the folder itself is one
     universal,       ///< the folder of the tag, or the folder `zero`
+    dcp,             ///< the metadata
 
     // Recognised and not read.
     hf_shards,            ///< the safetensors shards, which have DCP information
-    dcp,                  ///< the metadata
     offloaded,            ///< the folder `offloaded_tensors` of DeepSpeed
     rank_files,           ///< the files of one set
     torch_checkpointing,  ///< `metadata.pkl`

@@ -339,13 +339,14 @@ class EveryCommand(Case):
 
     def test_a_training_layout_is_refused_by_its_name(self):
         plain = (self.folder / 'small.safetensors').read_bytes()
-        for name in ('dcp/.metadata', 'dcp/common.pt', 'accelerate/scheduler.bin', 'accelerate/model_0/.metadata',
-                     'verl/data.pt', 'verl/actor/model_world_size_1_rank_0.pt', 'zero/latest',
+        for name in ('dcp/.metadata', 'accelerate/scheduler.bin', 'accelerate/model_0/metadata.pkl',
+                     'accelerate/model_0/model_rank_0.pt', 'verl/data.pt',
+                     'verl/actor/model_world_size_1_rank_0.pt', 'zero/latest',
                      'zero/global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt', 'one/final/model.safetensors'):
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b'global_step1' if name == 'zero/latest' else plain)
-        layouts = [('dcp', 'dcp'), ('accelerate', 'dcp'), ('verl', 'rank_files'), ('dcp/.metadata', 'dcp')]
+        layouts = [('accelerate', 'torch_checkpointing'), ('verl', 'rank_files'), ('dcp/.metadata', 'dcp')]
         for folder, layout in layouts:
             self.assertEqual(self.safemap('verify', folder, '--json').json()['faults'][0]['code'], 'unsupported_layout')
             for command, *more in [('inspect',), ('convert', 'out'), ('hash',)]:
@@ -355,8 +356,8 @@ class EveryCommand(Case):
         told = self.safemap('inspect', 'accelerate')
         self.assertEqual((told.code, told.out), (1, ''))
         self.assertEqual(told.err.splitlines()[0],
-                         'safemap: error: accelerate/model_0: this is a checkpoint of torch.distributed.checkpoint '
-                         "(DCP), layout 'dcp', recognised by .metadata; safemap does not read it yet")
+                         'safemap: error: accelerate/model_0: this is a checkpoint of torch_checkpointing, layout '
+                         "'torch_checkpointing', recognised by metadata.pkl; safemap does not read it yet")
         self.assertTrue(told.err.splitlines()[1].startswith('hint: '), told.err)
         # The file of one rank is opened as a part of the model.
         for rank in '01':
