@@ -256,7 +256,25 @@ private:
             if (!out_.sources[item.file]) failed_[i] = true;  // report_missing() has reported it
             else if (const auto fault = fault_of(i, end)) add_fault(i, *fault);
             else end = item.extent().end();
+            if (!failed_[i]) list(i);
         }
+    }
+
+    /// Lists the place of an item for verify().
+    void list(std::size_t place) {
+        StoredItems& stored = out_.stored;
+        const DcpItem& item = plan_.at(place);
+        const std::shared_ptr<const Source>& file = out_.sources[item.file];
+        if (stored.files.empty() || stored.files.back() != file) stored.files.push_back(file);
+        const auto number = static_cast<std::uint32_t>(stored.files.size() - 1);
+        const bool again = !stored.items.empty() && stored.items.back().file == number &&
+                           stored.items.back().offset == item.offset;
+        if (again) return;
+        stored.items.push_back({.offset = item.offset,
+                                .length = item.length,
+                                .file = number,
+                                .name = item.entry,
+                                .zstd = item.transform != 0});
     }
 
     std::optional<Error> fault_of(std::size_t place, std::uint64_t end) const {

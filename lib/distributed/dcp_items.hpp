@@ -1,4 +1,4 @@
-// Reads what the items of a DCP folder hold: a tensor for each chunk, and the objects. Reads directories and pickles, and no
+// Reads the items of a DCP folder: the tensor of each chunk, and the objects. Reads directories and pickles, and no
 // byte of a tensor.
 #pragma once
 
@@ -6,6 +6,7 @@
 #include "base/folder.hpp"
 #include "distributed/dcp_metadata.hpp"
 #include "distributed/found_globals.hpp"
+#include "state/stored_places.hpp"
 #include "torch/one_tensor.hpp"
 
 #include <safemap/lazy_tensor.hpp>
@@ -39,6 +40,7 @@ struct DcpItems {
     std::vector<StateTree> trees = {};        ///< the objects
     std::vector<std::uint32_t> tree_of = {};  ///< by number of the entry: a number in `trees`, or no_tree
     std::vector<bool> faulty = {};            ///< by number of the entry: true if a fault was reported
+    StoredItems stored = {};                  ///< the places of all items that are inside their files
     std::size_t unchecked = 0;                ///< items with records without a checksum
 
     /// Returns the tensor of a chunk, without a name.

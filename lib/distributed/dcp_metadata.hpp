@@ -1,5 +1,5 @@
-// Reads the `.metadata` of torch.distributed.checkpoint (DCP) says: tensors with their chunks, objects, the place in the
-// files of each, and the path in the state dict of each. Compact tables: a checkpoint may have millions of chunks.
+// Reads the `.metadata` of torch.distributed.checkpoint (DCP): tensors with their chunks, objects, the place of each in
+// the files, and its path in the state dict. Compact tables: a checkpoint may have millions of chunks.
 #pragma once
 
 #include "pickle/pickle.hpp"

@@ -11,6 +11,7 @@
 
 #include "base/pool.hpp"
 #include "base/text.hpp"
+#include "distributed/dcp_checks.hpp"
 #include "distributed/dcp_items.hpp"
 #include "distributed/dcp_metadata.hpp"
 #include "distributed/dcp_tree.hpp"
@@ -21,6 +22,7 @@
 #include <safemap/error.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <optional>
 #include <string_view>
@@ -95,6 +97,7 @@ public:
         make_tensors();
         make_tree();
         describe();
+        set_checks(contents_, std::move(metadata_), std::move(items_), common_, metadata_bytes_);
         globals_.move_to(contents_);
         return std::move(contents_);
     }
@@ -104,7 +107,10 @@ private:
         std::vector<DcpMetadata> ranks(metadata_files_.size());
         for_each_pickle(
             *folder_, metadata_files_, options_.work, &globals_,
-            [&](std::size_t i, const auto& source, auto& named) { ranks[i] = read_dcp_metadata(*source, named); });
+            [&](std::size_t i, const auto& source, auto& named) {
+                ranks[i] = read_dcp_metadata(*source, named);
+                metadata_bytes_ += source->size();
+            });
         if (ranks.size() == 1) return std::move(ranks.front());
         return joined(std::move(ranks), metadata_files_);
     }
@@ -202,7 +208,7 @@ private:
                     const std::string key = tree.add(common_file, std::move(read.tree));
                     contents_.notes.push_back("the values of common.pt are under the key " + safemap::quoted(key));
                     contents_.sources.push_back(source);
-                    common_ = true;
+                    common_ = source;
                 });
         });
     }
@@ -270,13 +276,12 @@ private:
     }
 
     void note_replicas() {
-        std::size_t objects = 0;
-        for (const DcpReplica& replica : metadata_.replicas)
-            if (!metadata_.entries[replica.other.entry].tensor) ++objects;
-        if (metadata_.replicas.empty()) return;
-        contents_.notes.push_back(std::to_string(metadata_.replicas.size()) +
-                                  " items are copies of what lower ranks have saved too; the lowest rank's are read" +
-                                  (objects > 0 ? ", and an object that differs is not seen" : ""));
+        const std::size_t count = metadata_.replicas.size();
+        if (count == 0) return;
+        contents_.notes.push_back(std::to_string(count) +
+                                  (count == 1 ? " item is a copy of what a lower rank has"
+                                              : " items are copies of what lower ranks have") +
+                                  " saved, too; the lowest rank's are read, and verify compares the others with them");
     }
 
     std::shared_ptr<const Folder> folder_;
@@ -287,7 +292,8 @@ private:
     DcpMetadata metadata_ = {};
     DcpItems items_ = {};
     std::vector<std::optional<LazyTensor>> tensors_ = {};
-    bool common_ = false;
+    std::atomic<std::uint64_t> metadata_bytes_ = 0;
+    std::shared_ptr<const Source> common_ = {};
     Contents contents_ = {};
 };
 

@@ -39,6 +39,12 @@ Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOpti
 /// `checksums`, `storages` and `sources`, and nothing if the directory cannot be read. A file of another kind has no
 /// records.
 Contents read_records(const std::shared_ptr<const Source>& source, FaultSink& faults);
+/// Lists the records of the zip that is `part` of a source, likewise. Sets only `checksums` and
+/// `storages`. Throws or reports the zip_* faults.
+Contents read_records(const std::shared_ptr<const Source>& source, Extent part, FaultSink& faults);
+/// Returns the bytes of an item that is a zstd stream. Reads the stream once. Throws inflate_failed.
+std::shared_ptr<const Source> unpacked_item(const std::string& name, const std::shared_ptr<const Source>& source,
+                                            Extent packed);
 /// The files of a training run, as paths in the folder. The folder is null if there is no run.
 struct RunFiles {
     std::shared_ptr<const Folder> folder = {};

@@ -59,6 +59,8 @@ struct Contents {
     std::optional<Error> structure_fault = {};
     std::vector<StoredChecksum> checksums = {};
     std::vector<StoragePlace> storages = {};
+    /// Set if files hold many zips, whose checksums are then not in `checksums`.
+    std::shared_ptr<const StoredItems> items = {};
     std::vector<NamedGlobal> globals = {};
     bool asks_for_code = false;  ///< true if pickles would call unknown functions, or name functions that run code
     /// All sources that hold tensors, for callers that read all of them.
@@ -67,6 +69,8 @@ struct Contents {
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
     std::vector<Replica> replicas = {};         ///< verify() compares them
+    /// Describes more replicas, some at a time: there may be too many for a list. Empty if there are none.
+    std::function<void(const std::function<void(const std::vector<Replica>&)>& visit)> more_replicas = {};
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
     /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.
     std::function<Contents()> optimizer = {};
