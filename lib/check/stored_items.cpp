@@ -100,8 +100,11 @@ private:
         }
         for (StoragePlace& place : read.storages) {
             deflated_.push_back(std::move(place.source));
-            inflated_.push_back({.source = deflated_.back().get(), .extent = place.extent, .inflated = true,
-                                 .counted = false, .name = &name});
+            inflated_.push_back({.source = deflated_.back().get(),
+                                 .extent = place.extent,
+                                 .inflated = true,
+                                 .counted = false,
+                                 .name = &name});
         }
     }
 
@@ -135,10 +138,10 @@ private:
     unsigned threads_;
     Watch& watch_;
     VerifyReport& report_;
-    std::size_t known_;                    ///< number of faults that the readers have reported
-    std::vector<Stretch> inflated_ = {};   ///< deflated records of the current batch
+    std::size_t known_;                                         ///< number of faults that the readers have reported
+    std::vector<Stretch> inflated_ = {};                        ///< deflated records of the current batch
     std::vector<std::shared_ptr<const Source>> deflated_ = {};  ///< those of them without a checksum
-    std::uint64_t unchecked_ = 0;          ///< bytes that no checksum covers, with the packed bytes of streams
+    std::uint64_t unchecked_ = 0;           ///< bytes that no checksum covers, with the packed bytes of streams
     std::uint64_t covered_by_streams_ = 0;  ///< bytes of the files that are read as streams
 };
 

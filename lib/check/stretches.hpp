@@ -19,8 +19,8 @@ struct Stretch {
     Extent extent = {};
     const StoredChecksum* record = nullptr;
     const StoredDigest* tensor = nullptr;
-    bool inflated = false;  ///< true for a deflated record, whose source compares the checksum itself
-    bool counted = true;    ///< true if its bytes count in the progress
+    bool inflated = false;              ///< true for a deflated record, whose source compares the checksum itself
+    bool counted = true;                ///< true if its bytes count in the progress
     const std::string* name = nullptr;  ///< name of the tensor whose bytes these are; null if it is not known
 
     /// Returns true if one worker reads the bytes from the first to the last: for records, because a CRC-32 is computed

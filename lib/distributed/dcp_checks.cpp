@@ -49,8 +49,8 @@ struct Kept {
     DcpMetadata metadata;
     DcpItems items;
 
-    /// Returns the values of a copy and of the item that is read: for an object, the bytes of the items. Returns nothing
-    /// if one of them is faulty, or is an object that is compressed.
+    /// Returns the values of a copy and of the item that is read: for an object, the bytes of the items. Returns
+    /// nothing if one of them is faulty, or is an object that is compressed.
     std::optional<Replica> replica(std::size_t i) const {
         const DcpReplica& copy = metadata.replicas[i];
         const DcpItem& first = metadata.items[copy.item];

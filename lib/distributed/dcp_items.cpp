@@ -2,9 +2,9 @@
 //
 //   open_files     all files, in parallel
 //   Plan           the order of the items in the files; their places are checked here
-//   Batch          some neighbours in a file, on one thread: windows of the file are read, and items are parsed from
-//   them read_item      one item: a tensor, which is compared with its chunk, or an object finish         faults and
-//   globals in the order of the items, whichever thread found them
+//   Batch          neighbours in a file, on one thread: windows of the file are read, and items are parsed from them
+//   read_item      one item: a tensor, which is compared with its chunk, or an object
+//   finish         faults and globals in the order of the items, whichever thread found them
 //
 // An item of torch.save has its pickle in the first few hundred bytes and its directory in the last thousand, with the
 // numbers between them. The end of an item and the beginning of the next are one window; small items are wholly in it.
@@ -267,8 +267,8 @@ private:
         const std::shared_ptr<const Source>& file = out_.sources[item.file];
         if (stored.files.empty() || stored.files.back() != file) stored.files.push_back(file);
         const auto number = static_cast<std::uint32_t>(stored.files.size() - 1);
-        const bool again = !stored.items.empty() && stored.items.back().file == number &&
-                           stored.items.back().offset == item.offset;
+        const bool again =
+            !stored.items.empty() && stored.items.back().file == number && stored.items.back().offset == item.offset;
         if (again) return;
         stored.items.push_back({.offset = item.offset,
                                 .length = item.length,

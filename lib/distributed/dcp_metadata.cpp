@@ -325,7 +325,8 @@ private:
         if (pickle_.kind(id) != Kind::text)
             throw Error(Errc::field_missing, "the relative_path of its item is " + objects_.described(id));
         const std::string_view path = pickle_.text(id);
-        if (path.size() > longest_path || !stays_below(path) || path.find('\0') != path.npos)
+        const bool is_path = !path.empty() && path.size() <= longest_path && path.find('\0') == path.npos;
+        if (!is_path || !stays_below(path))
             throw Error(Errc::shard_outside_folder, "the relative_path " + safemap::quoted(path) +
                                                         " of its item does not lead to a file below the folder");
         return interned(path, files_, out_.files);

@@ -105,12 +105,11 @@ public:
 private:
     DcpMetadata read_metadata() {
         std::vector<DcpMetadata> ranks(metadata_files_.size());
-        for_each_pickle(
-            *folder_, metadata_files_, options_.work, &globals_,
-            [&](std::size_t i, const auto& source, auto& named) {
-                ranks[i] = read_dcp_metadata(*source, named);
-                metadata_bytes_ += source->size();
-            });
+        for_each_pickle(*folder_, metadata_files_, options_.work, &globals_,
+                        [&](std::size_t i, const auto& source, auto& named) {
+                            ranks[i] = read_dcp_metadata(*source, named);
+                            metadata_bytes_ += source->size();
+                        });
         if (ranks.size() == 1) return std::move(ranks.front());
         return joined(std::move(ranks), metadata_files_);
     }
@@ -156,9 +155,8 @@ private:
     Error& with_hint(Error& error) const {
         if (error.code() == Errc::pieces_overlap)
             error.with_hint(
-                "weights that pack several matrices, such as QKV, and were saved under tensor parallelism without "
-                "being "
-                "redistributed have such chunks: torch describes them wrongly, and their values cannot be told apart");
+                "weights that pack several matrices, such as QKV, have such chunks if they were saved under tensor "
+                "parallelism and not redistributed: torch describes them wrongly, and values cannot be told apart");
         if (error.code() == Errc::not_covered) {
             const std::vector<std::string> others = ranks_without_metadata();
             if (!others.empty())
@@ -278,10 +276,10 @@ private:
     void note_replicas() {
         const std::size_t count = metadata_.replicas.size();
         if (count == 0) return;
-        contents_.notes.push_back(std::to_string(count) +
-                                  (count == 1 ? " item is a copy of what a lower rank has"
-                                              : " items are copies of what lower ranks have") +
-                                  " saved, too; the lowest rank's are read, and verify compares the others with them");
+        contents_.notes.push_back(
+            std::to_string(count) +
+            (count == 1 ? " item is a copy of what a lower rank has" : " items are copies of what lower ranks have") +
+            " saved, too; the lowest rank's are read, and verify compares the others with them");
     }
 
     std::shared_ptr<const Folder> folder_;

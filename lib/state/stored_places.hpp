@@ -18,8 +18,8 @@ struct StoredChecksum {
     std::string record;  ///< its name: "archive/data/0"
 };
 
-/// The parts of files that are zips of their own, as the items of torch.distributed.checkpoint are. verify() reads their
-/// records, whose list would take more memory than all else.
+/// The parts of files that are zips of their own, as the items of torch.distributed.checkpoint are. verify() reads
+/// their records, whose list would take more memory than all else.
 struct StoredItems {
     struct Item {
         std::uint64_t offset;
@@ -30,8 +30,8 @@ struct StoredItems {
     };
     std::vector<std::shared_ptr<const Source>> files = {};
     std::vector<std::string> names = {};
-    std::vector<Item> items = {};     ///< in the order of files and offsets; no two overlap
-    std::uint64_t bytes_beside = 0;   ///< size of files that have no checksums at all, such as metadata
+    std::vector<Item> items = {};    ///< in the order of files and offsets; no two overlap
+    std::uint64_t bytes_beside = 0;  ///< size of files that have no checksums at all, such as metadata
 };
 
 /// The place of a storage in a `.pt` file.

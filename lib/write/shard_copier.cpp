@@ -52,8 +52,8 @@ bool is_cast_from_boxes(const LazyTensor& tensor) {
     return tensor.dtype() != tensor.stored()->dtype() && Blocks::wants_rows(tensor);
 }
 
-/// Returns the most bytes of a block of a tensor that stands apart. If it is cast from boxes, its stored elements are in
-/// the same buffer: the more of them are read at once, the fewer reads they take.
+/// Returns the most bytes of a block of a tensor that stands apart. If it is cast from boxes, its stored elements are
+/// in the same buffer: the more of them are read at once, the fewer reads they take.
 std::uint64_t most_in_block(const LazyTensor& tensor, std::uint64_t buffer) {
     const std::uint64_t most = std::min(buffer, largest_block) - page;
     if (!is_cast_from_boxes(tensor)) return most;
