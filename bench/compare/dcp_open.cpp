@@ -47,8 +47,9 @@ int main(int argc, char** argv) try {
     watch.join();
     std::size_t pieces = 0;
     for (const auto& tensor : checkpoint) pieces += tensor.piece_count();
-    std::printf("{\"seconds\": %.4f, \"busy\": %.4f, \"tensors\": %zu, \"pieces\": %zu, \"peak\": %lld, \"after\": %lld}\n",
-                seconds.count(), busy, checkpoint.size(), pieces, peak.load(), anonymous_bytes());
+    std::printf(
+        "{\"seconds\": %.4f, \"busy\": %.4f, \"tensors\": %zu, \"pieces\": %zu, \"peak\": %lld, \"after\": %lld}\n",
+        seconds.count(), busy, checkpoint.size(), pieces, peak.load(), anonymous_bytes());
     return 0;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

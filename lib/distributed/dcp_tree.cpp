@@ -162,7 +162,7 @@ std::string DcpTree::add(std::string_view key, StateTree tree) {
                            [&](const auto& item) { return std::get<std::string>(tree_[item.first]) == name; });
     };
     std::string free(key);
-    for (int number = 2; is_taken(free); ++number) free = std::string(key) + '~' + std::to_string(number);
+    for (int number = 2; is_taken(free); ++number) free = std::string(key) + '.' + std::to_string(number);
     const NodeId root = moved(std::move(tree));
     add_entry(tree_.root(), free, root);
     names_.try_emplace(root, free);

@@ -76,7 +76,7 @@ inline Layout contiguous(const Shape& shape) {
     return layout;
 }
 
-/// Returns a random layout: dimensions in any order, with gaps, in a larger storage, sometimes big-endian or deflated.
+/// Returns a random layout: dimensions in any order, with gaps, in a larger storage, sometimes deflated.
 inline Layout random_layout(std::mt19937& random, const Shape& shape) {
     Layout layout = contiguous(shape);
     if (random() % 3 == 0) return layout;
@@ -91,7 +91,6 @@ inline Layout random_layout(std::mt19937& random, const Shape& shape) {
     }
     layout.offset = static_cast<std::int64_t>(random() % 4);
     layout.elements = static_cast<std::size_t>(step + layout.offset + static_cast<std::int64_t>(random() % 3));
-    layout.big_endian = random() % 4 == 0;
     layout.deflated = random() % 4 == 0;
     layout.alignment = random() % 2 == 0 ? 64 : 4096;
     return layout;
@@ -353,16 +352,18 @@ inline std::string random_bytes(std::mt19937& random, std::size_t count) {
     return out;
 }
 
-/// Adds a tensor in boxes, each in the file of a random rank.
+/// Adds a tensor in boxes, each in the file of a random rank. Sometimes all of them are big-endian.
 inline void add_tensor(Save& save, std::mt19937& random, const std::string& name, Dtype dtype, const Shape& shape,
                        const std::string& whole, const reference::Places& boxes, std::size_t ranks) {
     Entry entry{.name = name, .dtype = std::string(safemap::torch_name(dtype)), .shape = signed_of(shape)};
+    const bool big_endian = random() % 4 == 0;
     for (const Box& box : boxes) {
+        Layout layout = random_layout(random, box.extent);
+        layout.big_endian = big_endian;
         const std::string bytes = elements_of(whole, safemap::element_size(dtype), shape, box);
         const std::string file = "__" + std::to_string(random() % ranks) + "_0.distcp";
-        entry.chunks.push_back(
-            {signed_of(box.start), signed_of(box.extent),
-             save.put(file, tensor_item(dtype, box.extent, bytes, random_layout(random, box.extent)))});
+        entry.chunks.push_back({signed_of(box.start), signed_of(box.extent),
+                                save.put(file, tensor_item(dtype, box.extent, bytes, layout))});
     }
     save.metadata.entries.push_back(std::move(entry));
 }
