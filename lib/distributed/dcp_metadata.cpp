@@ -49,6 +49,13 @@ Shape unsigned_shape(const Integers& numbers) {
     return shape;
 }
 
+/// Doubles the last number of a shape or place of float4: torch counts pairs of elements. Numbers beyond 64 bits become
+/// the largest one, which is too large for any shape.
+void count_elements(Dtype dtype, Integers& numbers) {
+    if (dtype != Dtype::f4 || numbers.empty() || numbers.back() < 0) return;
+    numbers.back() = numbers.back() > INT64_MAX / 2 ? INT64_MAX : 2 * numbers.back();
+}
+
 /// Finds the chunks of one tensor by their offsets.
 class ChunkIndex {
 public:
@@ -194,7 +201,8 @@ private:
             throw Error(Errc::shape_overflow, "a shape " + shape + "of " + std::string(torch_name(dtype)) +
                                                   " is too large: its size does not fit in 64 bits");
         };
-        const Integers numbers = objects_.integers(id, [&] { too_large(""); });
+        Integers numbers = objects_.integers(id, [&] { too_large(""); });
+        count_elements(dtype, numbers);
         if (std::any_of(numbers.begin(), numbers.end(), is_negative))
             throw Error(Errc::bad_tensor, "the shape " + shape_text(numbers) + " has a negative dimension");
         const Shape shape = unsigned_shape(numbers);
@@ -213,8 +221,9 @@ private:
             throw Error(Errc::piece_outside, "a chunk " + what + " is outside the shape " + to_string(entry.shape));
         };
         const auto far = [&] { outside("beyond 64 bits"); };
-        const Integers offsets = objects_.integers(objects_.require(chunk, "offsets"), far);
-        const Integers sizes = objects_.integers(objects_.require(chunk, "sizes"), far);
+        Integers offsets = objects_.integers(objects_.require(chunk, "offsets"), far);
+        Integers sizes = objects_.integers(objects_.require(chunk, "sizes"), far);
+        for (Integers* const numbers : {&offsets, &sizes}) count_elements(entry.dtype, *numbers);
         const auto what = [&] { return "of shape " + shape_text(sizes) + " at " + shape_text(offsets); };
         if (offsets.size() != rank || sizes.size() != rank)
             throw Error(Errc::piece_mismatch, "a chunk " + what() +
@@ -276,7 +285,8 @@ private:
             out_.items[entry.first_item] = item_of(number, value);
             return true;
         }
-        const Integers offset = objects_.integers(*said, [] {});
+        Integers offset = objects_.integers(*said, [] {});
+        count_elements(entry.dtype, offset);
         if (offset.size() != entry.shape.size() || std::any_of(offset.begin(), offset.end(), is_negative)) return false;
         const Shape start = unsigned_shape(offset);
         const auto chunks = indexes_[number].at(out_, entry, {start.data(), start.size()});

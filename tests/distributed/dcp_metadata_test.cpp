@@ -118,6 +118,25 @@ TEST_CASE("scalars, tensors without elements, and chunks without elements") {
     CHECK(twice.items[1].offset == 2);
 }
 
+TEST_CASE("elements of float4 are counted one by one, where torch counts pairs") {
+    const auto forged = [](const Numbers& shape, const Numbers& start, const Numbers& size) {
+        Metadata out;
+        out.entries = {{.name = "w",
+                        .dtype = "float4_e2m1fn_x2",
+                        .shape = shape,
+                        .chunks = {{{0, 0}, {4, 1}, at(1)}, {start, size, at(2)}}}};
+        return out.pickle();
+    };
+    const DcpMetadata found = read(forged({4, 3}, {0, 1}, {4, 2}));
+    CHECK(found.entries[0].shape == Shape{4, 6});
+    CHECK(Shape(found.start(found.entries[0], 1)) == Shape{0, 2});
+    CHECK(Shape(found.size(found.entries[0], 1)) == Shape{4, 4});
+    CHECK(found.items[1].offset == 2);
+    constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+    CHECK_FAULT(read(forged({1, largest}, {0, 1}, {1, 2})), Errc::shape_overflow);
+    CHECK_FAULT(read(forged({4, 3}, {0, largest}, {4, 2})), Errc::piece_outside);
+}
+
 TEST_CASE("every contradiction has its code") {
     const auto first = [](Metadata& m) -> Chunk& { return m.entries[0].chunks[0]; };
     CHECK(fault_of([&](Metadata& m) { first(m).offsets = {0}; }) == Errc::piece_mismatch);
