@@ -52,7 +52,8 @@ void DcpTree::add(const DcpEntry& entry, LazyTensor tensor) {
 void DcpTree::add(const DcpEntry& entry, std::uint32_t object, std::vector<StateTree>& objects) {
     const auto [known, unmet] = objects_.try_emplace(object, NodeId{});
     if (unmet) known->second = moved(std::exchange(objects[object], StateTree()));
-    about_tensor(entry.name, [&] { place(entry, known->second); });
+    const NodeId node = known->second;
+    about_tensor(entry.name, [&] { place(entry, node); });
 }
 
 /// Moves all nodes of a tree to this one, and returns the number of its root.

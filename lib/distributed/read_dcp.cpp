@@ -48,15 +48,12 @@ std::optional<RankName> rank_name(std::string_view name) {
     RankName found;
     if (!name.starts_with("__")) return std::nullopt;
     const char* const end = name.data() + name.size();
-    auto [at, error] = std::from_chars(name.data() + 2, end, found.rank);
-    if (error != std::errc()) return std::nullopt;
-    if (std::string_view(at, end) == ".metadata") return found;
-    if (at == end || *at != '_') return std::nullopt;
-    std::tie(at, error) = [&] {
-        const auto part = std::from_chars(at + 1, end, found.part);
-        return std::pair(part.ptr, part.ec);
-    }();
-    if (error != std::errc() || std::string_view(at, end) != ".distcp") return std::nullopt;
+    const auto rank = std::from_chars(name.data() + 2, end, found.rank);
+    if (rank.ec != std::errc()) return std::nullopt;
+    if (std::string_view(rank.ptr, end) == ".metadata") return found;
+    if (rank.ptr == end || *rank.ptr != '_') return std::nullopt;
+    const auto part = std::from_chars(rank.ptr + 1, end, found.part);
+    if (part.ec != std::errc() || std::string_view(part.ptr, end) != ".distcp") return std::nullopt;
     return found;
 }
 
