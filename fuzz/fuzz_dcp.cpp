@@ -1,7 +1,7 @@
 // Fuzzes DCP folders: small forged checkpoints, in which one file is replaced or changed. Property: the folder opens,
 // and its tensors load, or an Error says that the data is wrong, in time and memory proportional to the input.
 //
-// Of the first byte of an input, two bits pick the file (metadata of the whole, an item, metadata of one of two ranks,
+// In the first byte of an input, two bits pick the file (metadata of the whole, an item, metadata of one of two ranks,
 // an item that is a zstd stream), and two the version of torch. If its highest bit is set, the rest is a list of
 // changes of that file: a kind, a place of two bytes, and a value. Otherwise the rest is the file itself. Another bit
 // has faults collected, as verify() does, where open() stops at the first.

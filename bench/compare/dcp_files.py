@@ -1,9 +1,9 @@
 """Makes folders in the layout of torch.distributed.checkpoint 2.13. Needs no torch.
 
-A folder has a `.metadata` with the classes and fields of torch's, and a file for each rank; each item of a file is a zip
-of torch.save. Tensors are cut into boxes of equal parts, as DTensors with Shard placements on a mesh are. Elements are
-those of zero_files.Weights, so a reader that takes the wrong offset gets other values. With `data=False` the elements
-are holes with the checksum 0.
+A folder has a `.metadata` with the classes and fields of torch's, and a file for each rank; each item of a file is a
+zip of torch.save. Tensors are cut into boxes of equal parts, as DTensors with Shard placements on a mesh are. Elements
+are those of zero_files.Weights, so a reader that takes the wrong offset gets other values. With `data=False` the
+elements are holes with the checksum 0.
 """
 
 import collections
@@ -175,7 +175,8 @@ def boxes_of(parameter, grid):
     """Returns (rank, starts, sizes) of the boxes of a parameter on a grid of ranks: rows, then columns."""
     rows, columns = grid
     if len(parameter.shape) == 1:
-        placed = [(rank, (start,), (size,)) for rank, (start, size) in enumerate(cuts(parameter.shape[0], rows * columns))]
+        parts = enumerate(cuts(parameter.shape[0], rows * columns))
+        placed = [(rank, (start,), (size,)) for rank, (start, size) in parts]
     else:
         rest = parameter.shape[2:]
         placed = [(r * columns + c, (a, b, *[0] * len(rest)), (m, n, *rest))

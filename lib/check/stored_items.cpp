@@ -140,7 +140,7 @@ private:
     VerifyReport& report_;
     std::size_t known_;                                         ///< number of faults that the readers have reported
     std::vector<Stretch> inflated_ = {};                        ///< deflated records of the current batch
-    std::vector<std::shared_ptr<const Source>> deflated_ = {};  ///< those of them without a checksum
+    std::vector<std::shared_ptr<const Source>> deflated_ = {};  ///< deflated records without a checksum
     std::uint64_t unchecked_ = 0;           ///< bytes that no checksum covers, with the packed bytes of streams
     std::uint64_t covered_by_streams_ = 0;  ///< bytes of the files that are read as streams
 };

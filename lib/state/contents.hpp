@@ -69,7 +69,7 @@ struct Contents {
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
     std::vector<Replica> replicas = {};         ///< verify() compares them
-    /// Describes more replicas, some at a time: there may be too many for a list. Empty if there are none.
+    /// Describes more replicas, some at a time: there may be too many for a list. May be empty.
     std::function<void(const std::function<void(const std::vector<Replica>&)>& visit)> more_replicas = {};
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
     /// Returns the state of the optimizer; empty if the files lack it. May be called from several threads at once.

@@ -58,8 +58,8 @@ inline std::string numbers(const Numbers& values) {
 /// How the storage of an item holds the elements of its tensor.
 struct Layout {
     Numbers strides;           ///< in elements of the storage
-    std::int64_t offset = 0;   ///< of the first element
-    std::size_t elements = 0;  ///< of the storage
+    std::int64_t offset = 0;   ///< offset of the first element
+    std::size_t elements = 0;  ///< size of the storage
     bool big_endian = false;
     bool deflated = false;
     std::size_t alignment = 64;
@@ -181,7 +181,7 @@ struct Entry {
     std::string dtype = {};  ///< torch's name, such as "float32"; empty for an object
     Numbers shape = {};
     std::vector<Chunk> chunks = {};
-    Item item = {};  ///< of an object
+    Item item = {};  ///< only for an object
 };
 
 /// Which version of torch writes the pickle.
@@ -190,7 +190,7 @@ enum class Era : std::uint8_t { torch_1_13, torch_2_2, torch_2_13, megatron };
 struct Metadata {
     std::vector<Entry> entries = {};
     Era era = Era::torch_2_13;
-    bool has_paths = true;                                    ///< false: planner_data is None
+    bool has_paths = true;                                    ///< false: None in place of planner_data
     std::string planner = {};                                 ///< opcodes in place of the paths
     std::vector<std::pair<std::string, Numbers>> mcore = {};  ///< for Megatron: names and shapes
     std::string more = {};                                    ///< keys and values of further attributes

@@ -111,7 +111,7 @@ TEST_CASE("scalars, tensors without elements, and chunks without elements") {
     CHECK(found.entries[0].shape.empty());
     CHECK(found.items.size() == 5);
     CHECK(found.items[4].offset == 4);
-    // Of chunks at one place, those with elements have the item.
+    // If chunks begin at one place, the one with elements has the item.
     forged.entries = {{.name = "w", .dtype = "int64", .shape = {2}, .chunks = {{{0}, {0}, at(1)}, {{0}, {2}, at(2)}}}};
     const DcpMetadata twice = read(forged.pickle());
     CHECK(twice.items[0].file == DcpItem::not_needed);

@@ -1,5 +1,5 @@
-"""Compares fresh checkpoints of torch.distributed.checkpoint with what was saved, and with torch's own script that makes
-one file of them. Each run has other tensors, meshes and placements.
+"""Compares fresh checkpoints of torch.distributed.checkpoint with what was saved, and with torch's own script that
+makes one file of them. Each run has other tensors, meshes and placements.
 """
 import importlib.util
 import pathlib

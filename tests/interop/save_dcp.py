@@ -37,7 +37,8 @@ def random_state(rng, world):
     """Returns a state dict of DTensors, tensors that every rank has, and objects, the same in each rank; and the whole
     tensors.
     """
-    state = {'model': {}, 'optimizer': {'state': [], 'param_groups': [{'lr': rng.random(), 'params': [0, 1]}]}, 'step': 7}
+    groups = [{'lr': rng.random(), 'params': [0, 1]}]
+    state = {'model': {}, 'optimizer': {'state': [], 'param_groups': groups}, 'step': 7}
     choices = meshes(world)
     wholes = {}
     for i in range(12):

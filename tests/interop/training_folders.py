@@ -18,7 +18,7 @@ FIXTURES = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
 
 # The layouts in expected.json that have no reader yet, with safemap's names for them.
 NOT_READ = {'dcp': ('dcp', 'hf_shards'), 'fsdp': ('rank_files',)}
-# What is read of them: folders with .metadata, without the shards in the format of Hugging Face.
+# The folders of such layouts that are read: with .metadata, without the shards in the format of Hugging Face.
 READ = {'dcp': lambda row: row['group'] != 'hf_shards' and not row['folder'].endswith('metadata')}
 
 # Faults that only a reader of the layout can find. Without one, the layout itself is refused.
