@@ -14,7 +14,8 @@ import pickle
 import struct
 import zlib
 
-from zero_files import ALIGNMENT, Parameter, Weights, pickled_as, rebuild_tensor, stub, torch_size
+from zero_files import (ALIGNMENT, STORAGE_TYPES, Parameter, Weights, pickled_as, rebuild_tensor, stub,
+                        torch_size)
 
 VERSION = "1.0.0"
 SAVE_ID = "00000000-0000-4000-8000-000000000000"
@@ -60,7 +61,6 @@ class Name:
 
 
 FLOAT32 = Name("float32")
-FloatStorage = stub("torch", "FloatStorage")
 STRIDED, CONTIGUOUS = Call(get_layout, "torch.strided"), Call(MemFormat, 0)
 TensorProperties.__getstate__ = lambda self: (self.dtype, STRIDED, False, CONTIGUOUS, False)
 
@@ -88,7 +88,7 @@ class Tensor:
 
 class Pickler(pickle.Pickler):
     def persistent_id(self, value):
-        return ("storage", FloatStorage, "0", "cpu", value.count) if isinstance(value, Storage) else None
+        return ("storage", STORAGE_TYPES[4], "0", "cpu", value.count) if isinstance(value, Storage) else None
 
 
 class Sink:
