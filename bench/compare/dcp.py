@@ -8,9 +8,9 @@
     bench/compare/dcp.py BUILD [--part opening grids sizes] [--chunks 100000 1000000] [--grid-gib 1] [--dtype bf16]
                          [--gib 4] [--rounds 5] [--python PYTHON] [--work DIR] [--out DIR]
 
-BUILD is a build folder with the command line, bench/bench_limits and bench/dcp_open in it. --gib is the size of the fp32
-weights; several sizes are also drawn. PYTHON, if given and if it has torch, runs dcp_to_torch_save() and save_file() one
-after the other: without imports, and not flushed to disk.
+BUILD is a build folder with the command line, bench/bench_limits and bench/dcp_open in it. --gib is the size of the
+fp32 weights; several sizes are also drawn. PYTHON, if given and if it has torch, runs dcp_to_torch_save() and
+save_file() one after the other: without imports, and not flushed to disk.
 
 Each round runs every command once on warm input, in alternating order, and ratios are medians of the rounds' ratios.
 Before the first round, `safemap diff` makes sure that two folders hold the same weights. Before each round the input is
