@@ -88,7 +88,7 @@ private:
             }
             digests_.abandon(place.item);
             if (error.code() == Errc::checksum_mismatch) checked_records_ += stretch.extent.size;
-            add(place, std::move(error.with_path(stretch.source->name())));
+            add(place, std::move(error));
         } catch (...) {
             digests_.abandon_all();
             throw;
@@ -115,8 +115,7 @@ private:
         if (stretch.record == nullptr) return;
         checked_records_ += stretch.extent.size;
         if (stretch.inflated || crc == stretch.record->crc32) return;
-        Error fault = crc32_mismatch(stretch.record->record, crc, stretch.record->crc32);
-        add(place, std::move(fault.with_path(stretch.source->name())));
+        add(place, crc32_mismatch(stretch.record->record, crc, stretch.record->crc32));
     }
 
     static void compare(const Stretch& stretch, const Digest& found, VerifyReport& report) {
@@ -136,6 +135,9 @@ private:
     }
 
     void add(BlockRow::Place place, Error fault) {
+        const Stretch& stretch = stretches_[place.item];
+        fault.with_path(stretch.source->name());
+        if (stretch.name != nullptr) fault.with_tensor(*stretch.name);
         const std::lock_guard lock(finding_);
         found_.push_back({place, std::move(fault)});
     }
@@ -150,6 +152,20 @@ private:
     std::mutex finding_;
     std::vector<Found> found_;
 };
+
+/// Adds stretches for the bytes of a range that `checked` leaves out, and `checked`, which are sorted by offset.
+void cover(const Source* source, Extent range, std::span<const Stretch> checked, std::vector<Stretch>& stretches) {
+    std::uint64_t done = range.offset;
+    const auto add_unchecked = [&](std::uint64_t end) {
+        if (done < end) stretches.push_back({source, {done, end - done}});
+    };
+    for (const Stretch& each : checked) {
+        add_unchecked(each.extent.offset);
+        stretches.push_back(each);
+        done = std::max(done, each.extent.end());
+    }
+    add_unchecked(range.end());
+}
 
 }  // namespace
 
@@ -170,20 +186,19 @@ std::vector<Stretch> stretches_of(const Contents& contents, const std::vector<Fi
     for (std::size_t i = 0; i < sources.size(); ++i) {
         const Source* const source = sources[i];
         const std::size_t before = stretches.size();
-        std::uint64_t done = 0;
-        const auto add_unchecked = [&](std::uint64_t end) {
-            if (done < end) stretches.push_back({source, {done, end - done}});
-        };
         const auto [first, last] = std::equal_range(checked.begin(), checked.end(), Stretch{source}, by_source);
-        for (auto at = first; at != last; ++at) {
-            add_unchecked(at->extent.offset);
-            stretches.push_back(*at);
-            done = std::max(done, at->extent.end());
-        }
-        add_unchecked(source->size());
+        cover(source, {0, source->size()}, {first, last}, stretches);
         for (std::size_t each = before; each < stretches.size(); ++each)
             stretches[each].inflated = i >= contents.sources.size();
     }
+    return stretches;
+}
+
+std::vector<Stretch> stretches_in(const Source& source, Extent range, std::vector<Stretch> checked) {
+    std::stable_sort(checked.begin(), checked.end(),
+                     [](const Stretch& a, const Stretch& b) { return a.extent.offset < b.extent.offset; });
+    std::vector<Stretch> stretches;
+    cover(&source, range, checked, stretches);
     return stretches;
 }
 

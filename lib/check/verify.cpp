@@ -6,6 +6,7 @@
 #include "check/rank_files.hpp"
 #include "check/replicas.hpp"
 #include "check/stored_digests.hpp"
+#include "check/stored_items.hpp"
 #include "check/stretches.hpp"
 #include "open/readers.hpp"
 
@@ -55,6 +56,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
         const auto look_at_optimizer = [&] { add_names(contents.optimizer().files, contents.files); };
         if (contents.optimizer) reporting(faults, [&] { about_file(path.native(), look_at_optimizer); });
     }
+    if (contents.items) contents.sources.clear();  // read_items() reads them
     std::vector<FileDigests> own;
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
     // Missing tensors and files are faults of their own, so the digest is not compared.
@@ -94,6 +96,7 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
 
     const std::vector<Stretch> stretches = check::stretches_of(contents, files);
     std::uint64_t total = check::size_of(run);
+    if (contents.items) total = check::size_of(*contents.items);
     for (const Stretch& stretch : stretches)
         total = checked_add(total, stretch.extent.size).value_or(std::numeric_limits<std::uint64_t>::max());
     Watch watch(options.work.monitor, "verifying", total);
@@ -101,6 +104,7 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     check::read_stretches(stretches, options.work.threads, watch, report);
     for (const auto& source : contents.sources) source->require_unchanged();
     check::read_rank_files(run, options.work.threads, watch, report);
+    if (contents.items) check::read_items(*contents.items, options.work.threads, watch, report);
     append(report.notes, check::compare_replicas(contents, watch));
     watch.tell();
     return report;

@@ -6,6 +6,9 @@
 #include "checkpoint/all_names.hpp"
 #include "checkpoint/origin.hpp"
 #include "checkpoint/state.hpp"
+#include "state/children.hpp"
+#include "state/modules.hpp"
+#include "state/names.hpp"
 #include "state/structure.hpp"
 
 #include <algorithm>
@@ -27,12 +30,78 @@ using Names = std::vector<NamedTensor>;
 
 constexpr std::size_t most_parts = 16;  // a hint with the thousands of parts of a list does not help
 
-/// Returns true if a part is a state and not a single tensor with parts, such as a sparse tensor.
-bool is_state(const StateTree& tree, std::string_view part) {
-    const auto node = tree.find(part);
-    if (!node) return false;  // a key with a slash, in a module
-    const auto* opaque = std::get_if<StateTree::Opaque>(&tree[*node]);
-    return opaque == nullptr || opaque->form == StateTree::Opaque::Form::object;
+/// Returns true if a part is a state, and not a single tensor, which may have parts as a sparse tensor has.
+bool is_state(const StateTree::Node& node) {
+    const auto* opaque = std::get_if<StateTree::Opaque>(&node);
+    const bool is_object = opaque != nullptr && opaque->form == StateTree::Opaque::Form::object;
+    return is_object || std::holds_alternative<StateTree::Dict>(node) ||
+           std::holds_alternative<StateTree::Sequence>(node);
+}
+
+/// Calls visit(segment, node) for the values directly below the root, in order. A module has no parts: its names are
+/// dotted.
+template <class Visit> void each_part(const StateTree& tree, Visit&& visit) {
+    const StateTree::Node& root = tree[tree.root()];
+    if (const auto* const dict = std::get_if<StateTree::Dict>(&root))
+        for (std::size_t i = 0; i < dict->items.size(); ++i)
+            visit(state::key_segment(tree[dict->items[i].first], i), dict->items[i].second);
+    if (const auto* const sequence = std::get_if<StateTree::Sequence>(&root))
+        for (std::size_t i = 0; i < sequence->items.size(); ++i)
+            visit(state::item_segment(sequence->kind, i), sequence->items[i]);
+    if (const auto* const opaque = std::get_if<StateTree::Opaque>(&root);
+        opaque != nullptr && !state::is_module(tree, root))
+        for (const auto& [name, child] : opaque->children) visit(state::child_segment(name), child);
+}
+
+/// Searches the parts of a tree for tensors. Looks at each node once: a container in several places belongs to the
+/// first.
+class PartSearch {
+public:
+    explicit PartSearch(const StateTree& tree) : tree_(tree), searched_(tree.size()) {}
+
+    /// Returns true if a node below, or the node itself, fits.
+    template <class Fits> bool any(StateTree::NodeId from, Fits&& fits) {
+        std::vector<StateTree::NodeId> open{from};
+        bool found = false;
+        while (!open.empty()) {
+            const StateTree::NodeId id = open.back();
+            open.pop_back();
+            if (searched_[id]) continue;
+            searched_[id] = true;
+            found = found || fits(id);
+            state::for_each_child(tree_[id], [&](StateTree::NodeId child) { open.push_back(child); });
+        }
+        return found;
+    }
+
+private:
+    const StateTree& tree_;
+    std::vector<bool> searched_;
+};
+
+/// Returns the names that tensors have without the part at `path`, by node: stored names that join the keys of the path
+/// with dots, as torch.distributed.checkpoint does, lose them. Returns nothing if the names of the tensors below are
+/// others.
+state::NodeNames names_without(std::string_view path, const StateTree& subtree) {
+    std::string prefix;
+    for (std::string_view rest = path; !path.empty();) {
+        const std::size_t end = rest.find('/');
+        const auto key = state::key_of(rest.substr(0, end));
+        if (!key) return {};
+        if (const auto* const text = std::get_if<std::string>(&*key)) prefix += *text + '.';
+        else if (const auto* const number = std::get_if<std::int64_t>(&*key)) prefix += std::to_string(*number) + '.';
+        else return {};
+        if (end == rest.npos) break;
+        rest.remove_prefix(end + 1);
+    }
+    state::NodeNames names;
+    std::unordered_set<std::string_view> taken;  // tied tensors of a document have one name
+    const state::NodeNames before = state::names_of_tensors(subtree);
+    for (const auto& [id, name] : before) {
+        if (std::get<StateTree::Tensor>(subtree[id]).tensor.name().empty() || !name.starts_with(prefix)) return {};
+        if (taken.insert(name).second) names.emplace(id, name.substr(prefix.size()));
+    }
+    return names;
 }
 
 void require_distinct(const Names& before, const std::vector<std::string>& after) {
@@ -133,14 +202,16 @@ Checkpoint Checkpoint::renamed(const std::function<std::string(std::string_view)
 std::vector<std::string> Checkpoint::parts() const {
     std::vector<std::string> parts;
     if (!Origin::has_tree(*this) || Origin::is_flat(*this)) return parts;
-    const Checkpoint origin = Origin::of(*this);
-    for (const NamedTensor& named : all_names(origin)) {
-        const std::string_view part = named.name.substr(0, named.name.find('/'));
-        if (part.size() == named.name.size() || !is_state(*tree(), part)) continue;
-        if (Origin::find(*this, origin.tensor(named.tensor).name()) == nullptr) continue;
-        if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.emplace_back(part);
-        if (parts.size() == most_parts) break;
-    }
+    const state::NodeNames names = state::names_of_tensors(*tree());
+    const auto is_selected = [&](StateTree::NodeId id) {
+        const auto name = names.find(id);
+        return name != names.end() && Origin::find(*this, name->second) != nullptr;
+    };
+    PartSearch search(*tree());
+    each_part(*tree(), [&](std::string segment, StateTree::NodeId node) {
+        if (parts.size() == most_parts || !is_state((*tree())[node]) || !search.any(node, is_selected)) return;
+        if (std::find(parts.begin(), parts.end(), segment) == parts.end()) parts.push_back(std::move(segment));
+    });
     return parts;
 }
 
@@ -154,12 +225,14 @@ Checkpoint Checkpoint::below(std::string_view path) const {
         throw error.with_hint(candidates.empty() ? "it is a flat state dict without parts" : candidates);
     }
     StateTree subtree = state_->origin ? selected_tree(*this).subtree(*node) : tree()->subtree(*node);
-    // In a file, tensors have the names of the whole tree. set_tree() gives them new ones.
+    const state::NodeNames names = names_without(path, subtree);
+    // In a file, tensors have the names of the whole tree. The subtree gives them new ones.
     for (StateTree::NodeId id = 0; id < subtree.size(); ++id)
         if (auto* const tensor = std::get_if<StateTree::Tensor>(&subtree[id]))
             tensor->tensor = tensor->tensor.renamed({});
     Contents contents = state_->contents;
-    state::set_tree(contents, std::move(subtree));
+    if (names.empty()) state::set_tree(contents, std::move(subtree));
+    else state::set_named_tree(contents, std::move(subtree), names);
     contents.notes = state_->contents.notes;
     std::erase_if(contents.metadata, [this](const auto& pair) { return find(pair.first) != nullptr; });
     return Checkpoint(std::make_shared<const State>(std::move(contents)));
@@ -184,7 +257,7 @@ bool Origin::has_tree(const Checkpoint& checkpoint) noexcept {
 
 bool Origin::is_flat(const Checkpoint& checkpoint) {
     const Contents& contents = checkpoint.state_->contents;
-    return contents.late_tree != nullptr || (contents.tree != nullptr && state::is_flat(*contents.tree));
+    return contents.late_tree != nullptr || (contents.tree != nullptr && state::has_keys_as_names(*contents.tree));
 }
 
 const LazyTensor* Origin::find(const Checkpoint& checkpoint, std::string_view name) {

@@ -41,17 +41,12 @@ public:
     /// Adds the globals of a file, but not those whose keys are in `listed`.
     void add(const torch::NamedGlobals& globals, const std::string& file, const GlobalKeys& listed = {});
     void add(FoundGlobals other);
+    /// Adds the globals of `other` that no call of this function has added.
+    void add_new(FoundGlobals other);
     /// Moves the list to the contents, with a note on the first file that would call unknown functions.
     void move_to(state::Contents& contents);
 
 private:
-    friend void for_each_pickle(
-        const Folder&, std::span<const std::string>, const Work&, FoundGlobals*,
-        const std::function<void(std::size_t, const std::shared_ptr<const Source>&, torch::NamedGlobals&)>&);
-
-    /// Adds the globals of `other` whose keys no call of this function has added.
-    void add_new(FoundGlobals other);
-
     bool strict_;
     torch::NamedGlobals::Known* also_known_;
     std::string prefix_;

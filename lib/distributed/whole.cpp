@@ -109,7 +109,8 @@ private:
                      " reaches past the " + elements_text(elements_) + " of the tensor",
                  value);
         if (part.first < covered_)
-            fail(Errc::pieces_overlap, "element " + std::to_string(part.first) + " is in two parts", value);
+            fail(Errc::pieces_overlap, "element " + std::to_string(part.first) + " is in two parts, which overlap",
+                 value);
         if (part.first > covered_)
             fail(Errc::not_covered,
                  "elements " + std::to_string(covered_) + " to " + std::to_string(part.first - 1) + " are in no part",
@@ -203,7 +204,8 @@ void check_cover(const std::vector<const Part*>& parts, const Shape& shape, std:
         };
         const auto first = std::find_if(parts.begin(), parts.end(), holds);
         const auto second = std::find_if(first + 1, parts.end(), holds);
-        fail(Errc::pieces_overlap, "element " + to_string(element) + " is in two parts", (*second)->value);
+        fail(Errc::pieces_overlap, "element " + to_string(element) + " is in two parts, which overlap",
+             (*second)->value);
     };
     if (shape.empty() && parts.size() > 1) overlap(shape);
     if (!shape.empty())
@@ -212,7 +214,7 @@ void check_cover(const std::vector<const Part*>& parts, const Shape& shape, std:
     for (const Part* part : parts) volume += part->value.element_count();
     if (volume == elements) return;
     Error error(Errc::not_covered, std::to_string(elements - volume) + " of " + elements_text(elements) +
-                                       " are in no part; the parts hold " + std::to_string(volume));
+                                       " are in no part: the parts cover " + std::to_string(volume));
     if (!parts.empty()) error.with_path(file_of(parts.back()->value));
     throw error;
 }
@@ -227,21 +229,18 @@ bool is_rows(const Part& part, const Shape& shape) {
 }
 
 LazyTensor whole_of_rows(std::string name, Dtype dtype, const Shape& shape, const std::vector<const Part*>& parts,
-                         std::uint64_t elements) {
+                         std::uint64_t elements, const RankSources& sources) {
     const std::uint64_t row = shape[0] == 0 ? 0 : elements / shape[0];
-    RankSources sources;
     std::vector<FlatPart> flat;
-    for (const Part* part : parts) {
-        sources.add(part->value);
-        flat.push_back({part->start[0] * row, part->value.element_count(), &part->value, 0});
-    }
+    flat.reserve(parts.size());
+    for (const Part* part : parts) flat.push_back({part->start[0] * row, part->value.element_count(), &part->value, 0});
     return flat_whole(std::move(name), dtype, shape, flat, sources);
 }
 
 /// Makes boxes of a part, whose elements may be in several runs.
 class Boxes {
 public:
-    explicit Boxes(const Shape& shape) : rank_(shape.size()) {}
+    Boxes(const Shape& shape, const RankSources& sources) : rank_(shape.size()), sources_(sources) {}
 
     void add(const Part& part) {
         const StoredTensor& stored = *part.value.stored();
@@ -265,7 +264,7 @@ public:
         }
     }
 
-    const std::vector<BoxPiece>& all() const { return boxes_; }
+    const std::vector<IndexedBox>& all() const { return boxes_; }
 
 private:
     struct Run {
@@ -336,14 +335,16 @@ private:
 
     void push(const StoredTensor& stored, std::uint32_t source, std::uint64_t offset, const Shape& start,
               const Shape& extent, const Strides& strides) {
-        boxes_.push_back({stored.shared_source(source), offset, {start, extent}, strides});
+        boxes_.push_back({offset, {start, extent}, strides, sources_.number(stored.source(source))});
     }
 
     std::size_t rank_;
-    std::vector<BoxPiece> boxes_ = {};
+    const RankSources& sources_;
+    std::vector<IndexedBox> boxes_ = {};
 };
 
-LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts) {
+LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts,
+                          const RankSources& sources) {
     const std::uint64_t elements = elements_of(dtype, shape);
     std::vector<const Part*> kept;
     std::optional<Decoding> decoding;
@@ -356,11 +357,11 @@ LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std
     check_cover(kept, shape, elements);
     const auto rows = [&](const Part* part) { return is_rows(*part, shape); };
     if (!kept.empty() && std::all_of(kept.begin(), kept.end(), rows))
-        return whole_of_rows(std::move(name), dtype, shape, kept, elements);
+        return whole_of_rows(std::move(name), dtype, shape, kept, elements, sources);
     if (kept.size() == 1) return kept.front()->value.renamed(std::move(name));  // it is the whole
-    Boxes boxes(shape);
+    Boxes boxes(shape, sources);
     for (const Part* part : kept) boxes.add(*part);
-    return {std::move(name), stored_boxes(dtype, shape, boxes.all()), decoding.value_or(Decoding())};
+    return {std::move(name), stored_boxes(dtype, shape, sources.table(), boxes.all()), decoding.value_or(Decoding())};
 }
 
 }  // namespace
@@ -388,9 +389,16 @@ LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<co
     return about_tensor(about, [&] { return flat_whole(std::move(name), dtype, shape, parts, sources); });
 }
 
-LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts) {
+LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts,
+                 const RankSources& sources) {
     const std::string about = name;
-    return about_tensor(about, [&] { return whole_of_boxes(std::move(name), dtype, shape, parts); });
+    return about_tensor(about, [&] { return whole_of_boxes(std::move(name), dtype, shape, parts, sources); });
+}
+
+LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts) {
+    RankSources sources;
+    for (const Part& part : parts) sources.add(part.value);
+    return whole(std::move(name), dtype, shape, parts, sources);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

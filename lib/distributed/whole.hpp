@@ -35,6 +35,8 @@ public:
     /// Adds a source, or those that hold elements of `value`. No tensor may have been made yet.
     void add(const std::shared_ptr<const Source>& source);
     void add(const LazyTensor& value);
+    /// Adds a source, likewise.
+    void add(const std::shared_ptr<const Source>& source);
     /// Returns the table of all sources that were added. add() must not be called afterwards.
     const std::shared_ptr<const SourceTable>& table() const;
     /// Returns the number of a source in the table. The source must have been added.
@@ -59,6 +61,9 @@ private:
 /// Linear in the number of pieces for parts in ascending order.
 LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const FlatPart> parts,
                  const RankSources& sources);
+LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts,
+                 const RankSources& sources);
+/// Makes a table of sources for this tensor alone.
 LazyTensor whole(std::string name, Dtype dtype, const Shape& shape, std::span<const Part> parts);
 
 }  // namespace safemap::SAFEMAP_ABI::distributed

@@ -5,6 +5,7 @@
 #include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/advanced/strides.hpp>
 
+#include "base/checked.hpp"
 #include "lazy/stored_tensor.hpp"
 
 #include <algorithm>
@@ -115,6 +116,13 @@ bool Blocks::wants_rows(const LazyTensor& tensor) {
            !stands_transposed(tensor, inner_dimensions(tensor.strided_view()));
 }
 
+std::uint64_t Blocks::rows_at_once(const LazyTensor& tensor) {
+    const StoredTensor& stored = *tensor.stored();
+    const std::uint64_t row = tensor.shape().empty() ? 1 : tensor.shape()[tensor.shape().size() - 1];
+    const std::uint64_t rows = box_read / (stored.mean_row() * stored.unit_size()) + 1;
+    return checked_mul(row * stored.unit_size(), rows).value_or(UINT64_MAX);
+}
+
 Blocks Blocks::for_disk(const LazyTensor& tensor, std::uint64_t max_bytes) {
     if (wants_rows(tensor)) return of_rows(tensor, max_bytes);
     return rows_of(tensor, max_bytes).stretch >= least_stretch ? in_order(tensor, max_bytes)
@@ -168,10 +176,15 @@ std::uint64_t Blocks::size(std::uint64_t i) const {
 }
 
 std::span<std::byte> Blocks::gather(std::uint64_t i, const LazyTensor& tensor, Gatherer& gatherer,
-                                    std::span<std::byte> buffer) const {
+                                    std::span<std::byte> buffer, const GatherRoom& room) const {
     const auto bytes = buffer.first(static_cast<std::size_t>(size(i)));
-    if (ranges_) gatherer.fill(tensor, range(i).offset, bytes);
-    else gatherer.fill(tensor, box(i), bytes);
+    if (ranges_) {
+        gatherer.begin(room);
+        gatherer.add(tensor, tensor.dtype(), range(i).offset, bytes);
+        gatherer.flush();
+    } else {
+        gatherer.fill(tensor, box(i), bytes);
+    }
     return bytes;
 }
 

@@ -23,6 +23,9 @@ public:
     /// Returns true if the tensor is stored in boxes with short rows. Then for_disk() cuts it into ranges of whole
     /// rows; the shorter the rows of the boxes, the larger the ranges.
     static bool wants_rows(const LazyTensor& tensor);
+    /// Returns the stored bytes of as many rows as should be gathered at once if wants_rows(): of fewer rows, a read of
+    /// one box would be short.
+    static std::uint64_t rows_at_once(const LazyTensor& tensor);
     /// Cuts for writing to a disk:
     /// 1. whole rows, if wants_rows() and a row has at most `max_bytes`
     /// 2. as in_order(), if each range consists of stretches of the source that are long enough
@@ -41,9 +44,9 @@ public:
     /// Returns the size of the i-th block in bytes.
     std::uint64_t size(std::uint64_t i) const;
     /// Reads the i-th block of `tensor`, which must be cut like this one, into the beginning of `buffer`. Returns the
-    /// filled part.
+    /// filled part. `room` is for blocks that are ranges.
     std::span<std::byte> gather(std::uint64_t i, const LazyTensor& tensor, Gatherer& gatherer,
-                                std::span<std::byte> buffer) const;
+                                std::span<std::byte> buffer, const GatherRoom& room = {}) const;
     /// Calls put() for each range of the value in the i-th block, as for_each_range() does.
     template <class Put> void scatter(std::uint64_t i, Put&& put) const;
 

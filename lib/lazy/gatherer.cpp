@@ -296,12 +296,13 @@ public:
     CastCounts take_counts() noexcept { return std::exchange(counts_, {}); }
 
 private:
-    // Halves the box until its stored elements fit into a fixed part of the scratch. Cuts along the first dimension
-    // with more than one element, so that both halves are contiguous in `out`.
+    // Halves the box until its stored elements fit into a fixed part of the scratch. Those of a tensor in boxes may
+    // take all of it: the fewer halves, the more of each piece is read at once. Cuts along the first dimension with
+    // more than one element, so that both halves are contiguous in `out`.
     void add_cast(const LazyTensor& view, const Box& box, std::span<std::byte> out) {
         const std::uint64_t count = units_of(box);
         const std::uint64_t size = count * element_size(stored_->dtype());
-        if (size > cast_size) {
+        if (size > (stored_->in_boxes() ? std::max(cast_size, scratch_.size()) : cast_size)) {
             std::size_t d = 0;
             while (box.extent[d] == 1) ++d;
             Box low = box;

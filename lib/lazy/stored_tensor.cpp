@@ -125,38 +125,41 @@ void StoredTensor::keep_runs(std::span<const IndexedRun> runs) {
     require(units());
 }
 
-StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes)
+StoredTensor::StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table,
+                           std::span<const IndexedBox> boxes)
     : dtype_(dtype), shape_(std::move(shape)), pieces_(std::make_unique<Pieces>()) {
     count_elements();
     Pieces& kept = *pieces_;
+    kept.table = std::move(table);
     kept.rank = shape_.size();
     if (!whole_bytes(dtype))
         throw Error(Errc::bad_tensor, "boxes cannot have the sub-byte dtype " + std::string(name(dtype)));
 
-    std::vector<const BoxPiece*> sorted;
+    std::vector<const IndexedBox*> sorted;
     std::uint64_t covered = 0;
-    for (const BoxPiece& box : boxes) {
+    for (const IndexedBox& box : boxes) {
         check_box(box);
         const std::uint64_t count = *safemap::element_count(box.place.extent);
         if (count == 0) continue;
         covered = checked_add(covered, count).value_or(UINT64_MAX);
         sorted.push_back(&box);
     }
-    const auto before = [](const BoxPiece* a, const BoxPiece* b) {
+    const auto before = [](const IndexedBox* a, const IndexedBox* b) {
         return std::lexicographical_compare(a->place.start.begin(), a->place.start.end(), b->place.start.begin(),
                                             b->place.start.end());
     };
     if (!std::is_sorted(sorted.begin(), sorted.end(), before)) std::sort(sorted.begin(), sorted.end(), before);
-    TableMaker sources;
     std::vector<std::uint64_t> places;
-    for (const BoxPiece* box : sorted) {
-        kept.boxes.push_back({box->offset, sources.number_of(box->source)});
+    places.reserve(sorted.size() * 2 * kept.rank);
+    kept.boxes.reserve(sorted.size());
+    kept.strides.reserve(sorted.size() * kept.rank);
+    for (const IndexedBox* box : sorted) {
+        kept.boxes.push_back({box->offset, box->source});
         places.insert(places.end(), box->place.start.begin(), box->place.start.end());
         places.insert(places.end(), box->place.extent.begin(), box->place.extent.end());
         kept.rows += rows_of(shape_, box->place.extent);
         kept.strides.insert(kept.strides.end(), box->strides.begin(), box->strides.end());
     }
-    kept.table = sources.table();
     kept.grid = Grid(shape_, kept.boxes.size(), std::move(places));
     if (const auto shared = kept.grid.first_shared())
         throw Error(Errc::bad_tensor, "element " + to_string(*shared) + " is in two pieces");
@@ -172,7 +175,7 @@ bool is_inside(const Box& box, const Shape& shape) noexcept {
     return inside;
 }
 
-void StoredTensor::check_box(const BoxPiece& box) const {
+void StoredTensor::check_box(const IndexedBox& box) const {
     const std::size_t rank = shape_.size();
     if (box.place.start.size() != rank || box.place.extent.size() != rank || box.strides.size() != rank)
         throw Error(Errc::bad_tensor, "a box does not have the " + std::to_string(rank) + " dimensions of its tensor");
@@ -181,14 +184,15 @@ void StoredTensor::check_box(const BoxPiece& box) const {
                                           " is outside shape " + to_string(shape_));
     if (*safemap::element_count(box.place.extent) == 0) return;
 
+    const Source& file = source(box.source);
     const auto reach = reach_of({box.place.extent, box.strides, 0});
     const auto below = reach ? checked_mul(~static_cast<std::uint64_t>(reach->first) + 1, unit_size()) : std::nullopt;
     const auto above = reach ? checked_mul(static_cast<std::uint64_t>(reach->last) + 1, unit_size()) : std::nullopt;
-    if (!below || !above || *below > box.offset || !Extent{box.offset, *above}.inside(box.source->size()))
+    if (!below || !above || *below > box.offset || !Extent{box.offset, *above}.inside(file.size()))
         throw Error(Errc::storage_too_short, "a box of " + to_string(box.place.extent) + " at offset " +
                                                  std::to_string(box.offset) + " reaches outside the source of " +
-                                                 std::to_string(box.source->size()) + " bytes")
-            .with_path(box.source->name());
+                                                 std::to_string(file.size()) + " bytes")
+            .with_path(file.name());
 }
 
 std::size_t StoredTensor::piece_count() const noexcept {
@@ -243,6 +247,14 @@ template <class Piece> void require_sources(std::span<const Piece> pieces) {
         throw Error(Errc::invalid_argument, "the source of a piece is null");
 }
 
+template <class Piece> void require_numbers(const SourceTable* table, std::span<const Piece> pieces) {
+    if (table == nullptr) throw Error(Errc::invalid_argument, "the table of sources is null");
+    for (const Piece& piece : pieces)
+        if (piece.source >= table->size())
+            throw Error(Errc::invalid_argument, "a piece has source number " + std::to_string(piece.source) +
+                                                    ", but the table has " + std::to_string(table->size()));
+}
+
 }  // namespace
 
 SourceTable::SourceTable(std::vector<std::shared_ptr<const Source>> sources) : sources_(std::move(sources)) {
@@ -263,11 +275,7 @@ std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::s
 
 std::shared_ptr<const StoredTensor> stored_runs(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table,
                                                 std::span<const IndexedRun> runs) {
-    if (!table) throw Error(Errc::invalid_argument, "the table of sources is null");
-    for (const IndexedRun& run : runs)
-        if (run.source >= table->size())
-            throw Error(Errc::invalid_argument, "a piece has source number " + std::to_string(run.source) +
-                                                    ", but the table has " + std::to_string(table->size()));
+    require_numbers(table.get(), runs);
     return std::make_shared<const StoredTensor>(dtype, std::move(shape), std::move(table), runs);
 }
 
@@ -279,7 +287,18 @@ std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape shape, std::sh
 
 std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes) {
     require_sources(boxes);
-    return std::make_shared<const StoredTensor>(dtype, std::move(shape), boxes);
+    TableMaker sources;
+    std::vector<IndexedBox> indexed;
+    indexed.reserve(boxes.size());
+    for (const BoxPiece& box : boxes)
+        indexed.push_back({box.offset, box.place, box.strides, sources.number_of(box.source)});
+    return std::make_shared<const StoredTensor>(dtype, std::move(shape), sources.table(), indexed);
+}
+
+std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table,
+                                                 std::span<const IndexedBox> boxes) {
+    require_numbers(table.get(), boxes);
+    return std::make_shared<const StoredTensor>(dtype, std::move(shape), std::move(table), boxes);
 }
 
 }  // namespace safemap::SAFEMAP_ABI

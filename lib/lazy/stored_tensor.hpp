@@ -21,7 +21,7 @@ class StoredTensor {
 public:
     /// Checks, sorts and copies the pieces. Throws as documented at stored_runs() and stored_boxes().
     StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table, std::span<const IndexedRun> runs);
-    StoredTensor(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
+    StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const SourceTable> table, std::span<const IndexedBox> boxes);
     /// Makes a tensor of one run.
     StoredTensor(Dtype dtype, Shape shape, std::shared_ptr<const Source> source, std::uint64_t offset);
 
@@ -129,7 +129,7 @@ private:
     void check_bytes(const Source& source, std::uint64_t offset, std::uint64_t size) const;
     void check_run(const IndexedRun& run) const;
     void keep_runs(std::span<const IndexedRun> runs);
-    void check_box(const BoxPiece& box) const;
+    void check_box(const IndexedBox& box) const;
     Place locate_in_boxes(std::uint64_t element) const noexcept;
 
     Dtype dtype_;

@@ -22,12 +22,9 @@ struct Layout {
     std::string_view hint;
 };
 
-constexpr std::string_view dcp_hint =
-    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt writes a file that safemap reads";
 constexpr Layout layouts[] = {
     {ShapeKind::hf_shards, "hf_shards", "safetensors shards that hold parts of tensors (DCP_SHARDING_INFO)",
      "consolidate_safetensors_files of torch.distributed.checkpoint writes a model that safemap reads"},
-    {ShapeKind::dcp, "dcp", "a checkpoint of torch.distributed.checkpoint (DCP)", dcp_hint},
     {ShapeKind::offloaded, "deepspeed", "a DeepSpeed checkpoint (ZeRO) with tensors offloaded to NVMe",
      "save it without offloading, or save a full state dict"},
     {ShapeKind::torch_checkpointing, "torch_checkpointing", "a checkpoint of torch_checkpointing",
@@ -40,6 +37,9 @@ constexpr Layout layouts[] = {
 
 constexpr Layout nemo = {ShapeKind::nothing, ".nemo", "an archive of NeMo (.nemo)",
                          "unpack it with tar -xf FILE and give the folder or the file of weights in it"};
+
+constexpr Layout part_of_dcp = {ShapeKind::nothing, "dcp",
+                                "one file of a checkpoint of torch.distributed.checkpoint (DCP)", "give its folder"};
 
 const Layout* layout_of(ShapeKind kind) {
     const auto* found =
@@ -117,7 +117,7 @@ void refuse(const FolderShape& shape, const FolderNames& names, std::string_view
 
 void refuse_part(std::string_view file) {
     const bool metadata = file == ".metadata" || (file.starts_with("__") && file.ends_with(".metadata"));
-    if (metadata || file.ends_with(".distcp")) refuse_layout(*layout_of(ShapeKind::dcp), excerpt(file));
+    if (metadata || file.ends_with(".distcp")) refuse_layout(part_of_dcp, excerpt(file));
     if (file.ends_with(".nemo")) refuse_layout(nemo, excerpt(file));
 }
 

@@ -1,5 +1,6 @@
 // Reads the folders of training frameworks: the only file here that knows the layer of distributed checkpoints.
 #include "base/text.hpp"
+#include "distributed/read_dcp.hpp"
 #include "distributed/read_rank_files.hpp"
 #include "distributed/read_zero.hpp"
 #include "distributed/zero_files.hpp"
@@ -56,6 +57,11 @@ FileNames files_of_set(const FolderNames& names, std::string_view set) {
         return !one || one->set != set;
     });
     return files;
+}
+
+Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
+                  FaultSink& faults) {
+    return distributed::read_dcp(folder, shape.files, options, faults);
 }
 
 std::optional<std::string> note_of_deepspeed_file(std::string_view name) {

@@ -62,6 +62,14 @@ Contents read_set(const std::shared_ptr<const Folder>& folder, const FolderShape
     return contents;
 }
 
+Contents read_metadata(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                       const OpenOptions& options, FaultSink& faults) {
+    Contents contents;
+    PathSink about(faults, folder->name());
+    reporting(about, [&] { contents = read_dcp(folder, shape, options, about); });
+    return contents;
+}
+
 /// The reader of a shape. A shape without a row is not read.
 struct Reader {
     ShapeKind kind;
@@ -76,6 +84,7 @@ constexpr Reader readers[] = {
     {ShapeKind::universal, read_zero_universal},
     {ShapeKind::rank_files, read_set},
     {ShapeKind::ranks_lack, read_set},
+    {ShapeKind::dcp, read_metadata},
 };
 
 bool is_deepspeed(const FolderShape& shape) {

@@ -39,6 +39,12 @@ Contents read_ranks(const Folder& folder, const FileNames& files, const OpenOpti
 /// `checksums`, `storages` and `sources`, and nothing if the directory cannot be read. A file of another kind has no
 /// records.
 Contents read_records(const std::shared_ptr<const Source>& source, FaultSink& faults);
+/// Lists the records of the zip that is `part` of a source, likewise. Sets only `checksums` and
+/// `storages`. Throws or reports the zip_* faults.
+Contents read_records(const std::shared_ptr<const Source>& source, Extent part, FaultSink& faults);
+/// Returns the bytes of an item that is a zstd stream. Reads the stream once. Throws inflate_failed.
+std::shared_ptr<const Source> unpacked_item(const std::string& name, const std::shared_ptr<const Source>& source,
+                                            Extent packed);
 /// The files of a training run, as paths in the folder. The folder is null if there is no run.
 struct RunFiles {
     std::shared_ptr<const Folder> folder = {};
@@ -55,6 +61,9 @@ Contents read_universal(const std::shared_ptr<const Folder>& folder, const Folde
 Contents read_rank_files(const std::shared_ptr<const Folder>& folder, FileNames files, const OpenOptions& options);
 /// Returns the files in the folder of a set: "model_world_size_4_rank_*.pt".
 FileNames files_of_set(const FolderNames& names, std::string_view set);
+/// Reads a folder of torch.distributed.checkpoint, whose shape is dcp.
+Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
+                  FaultSink& faults);
 /// Returns a note for a file of that name that is opened by itself, if it is one of a DeepSpeed folder.
 std::optional<std::string> note_of_deepspeed_file(std::string_view name);
 /// Reads the shards of an index. The shards are in `folder`.

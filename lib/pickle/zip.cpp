@@ -1,6 +1,7 @@
 // Reads zip directories. The numbers are from PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 and 4.5. No value is trusted
 // before it is compared with the rest of the file. From the top:
 //
+//   ZipBytes      the bytes of the zip, which may be a part of a file
 //   EndRecords    finds the end record, from the end of the file backwards, and the directory that it describes;
 //                 rejects files in which two programs would find two directories
 //   ZipEntry         one entry of the directory, with the values from its zip64 field
@@ -58,9 +59,20 @@ template <class T> T little(const char* bytes) noexcept {
     return value;
 }
 
-void read_into(const Source& source, std::uint64_t offset, std::span<char> into) {
-    source.read_at(offset, std::as_writable_bytes(into));
-}
+/// The bytes of a zip: a part of a source. Offsets count from its beginning.
+class ZipBytes {
+public:
+    ZipBytes(const Source& source, Extent part) : source_(source), part_(part) {}
+
+    std::uint64_t size() const noexcept { return part_.size; }
+    void read(std::uint64_t offset, std::span<char> into) const {
+        source_.read_at(part_.offset + offset, std::as_writable_bytes(into));
+    }
+
+private:
+    const Source& source_;
+    Extent part_;
+};
 
 Error bad_directory(const std::string& what) { return {Errc::zip_bad_directory, what}; }
 
@@ -84,7 +96,7 @@ struct Directory {
 /// If this makes a difference, the file is rejected: safemap would check another model than the one that is run.
 class EndRecords {
 public:
-    explicit EndRecords(const Source& source) : source_(source) {}
+    explicit EndRecords(const ZipBytes& zip) : zip_(zip) {}
 
     Directory find() {
         read_tail();
@@ -104,12 +116,19 @@ public:
     }
 
 private:
+    /// Reads the end of the zip: the end record, if it is the last one and has no comment, as in every file of torch.
+    /// Otherwise reads all bytes in which it may be.
     void read_tail() {
-        constexpr std::uint64_t longest = end_size + 0xFFFF + locator_size + end64_size;
-        const std::uint64_t size = std::min(source_.size(), longest);
-        tail_at_ = source_.size() - size;
+        read_last(end_size + locator_size + end64_size);
+        const bool plain = tail_.size() >= end_size && is_end_record(tail_.size() - end_size);
+        if (!plain || end_of_comment(tail_.size() - end_size) != tail_.size())
+            read_last(end_size + 0xFFFF + locator_size + end64_size);
+    }
+    void read_last(std::uint64_t longest) {
+        const std::uint64_t size = std::min(zip_.size(), longest);
+        tail_at_ = zip_.size() - size;
         tail_.resize(size);
-        read_into(source_, tail_at_, tail_);
+        zip_.read(tail_at_, tail_);
     }
 
     bool is_end_record(std::size_t at) const {
@@ -144,8 +163,8 @@ private:
     bool begins_directory(std::uint64_t at) const { return holds(at, central_signature); }
     bool holds(std::uint64_t at, std::uint32_t wanted) const {
         std::array<char, 4> signature;
-        if (!Extent{at, signature.size()}.inside(source_.size())) return false;
-        read_into(source_, at, signature);
+        if (!Extent{at, signature.size()}.inside(zip_.size())) return false;
+        zip_.read(at, signature);
         return little<std::uint32_t>(signature.data()) == wanted;
     }
 
@@ -176,7 +195,7 @@ private:
     std::optional<std::uint64_t> read_zip64(std::uint64_t end_at, Directory& found) const {
         std::array<char, locator_size> locator;
         if (end_at < locator_size) return std::nullopt;
-        read_into(source_, end_at - locator_size, locator);
+        zip_.read(end_at - locator_size, locator);
         if (little<std::uint32_t>(locator.data()) != locator_signature) return std::nullopt;
         const std::uint64_t locator_at = end_at - locator_size;
         const auto holds_record = [&](std::uint64_t at) {
@@ -191,7 +210,7 @@ private:
         if (just_before) at = locator_at - end64_size;
         else if (!holds_record(at)) throw bad_directory("no zip64 end record where its locator points");
         std::array<char, end64_size> record;
-        read_into(source_, at, record);
+        zip_.read(at, record);
         found = {.place = {.offset = little<std::uint64_t>(record.data() + 48),
                            .size = little<std::uint64_t>(record.data() + 40)},
                  .count = little<std::uint64_t>(record.data() + 32)};
@@ -222,7 +241,7 @@ private:
         return found;
     }
 
-    const Source& source_;
+    const ZipBytes& zip_;
     std::vector<char> tail_;
     std::uint64_t tail_at_ = 0;
 };
@@ -332,8 +351,8 @@ struct Placed {
 /// A reader that checks every entry of the directory at `place`.
 class Entries {
 public:
-    Entries(const Source& source, const Directory& place, FaultSink& faults)
-        : source_(source), place_(place), faults_(faults) {}
+    Entries(const ZipBytes& zip, const Directory& place, FaultSink& faults)
+        : zip_(zip), place_(place), faults_(faults) {}
 
     std::vector<Placed> read(std::string_view directory) {
         rest_ = directory;
@@ -444,7 +463,7 @@ private:
         if (header.offset < window_.offset || header.end() > window_.end()) {
             window_ = {header.offset, end_of_close_headers(header) - header.offset};
             buffer_.resize(window_.size);
-            read_into(source_, window_.offset, buffer_);
+            zip_.read(window_.offset, buffer_);
         }
         return buffer_.data() + (header.offset - window_.offset);
     }
@@ -484,7 +503,7 @@ private:
         std::erase_if(placed_, [](const Placed& each) { return each.dropped; });
     }
 
-    const Source& source_;
+    const ZipBytes& zip_;
     const Directory& place_;
     FaultSink& faults_;
     std::vector<Placed> placed_;
@@ -500,7 +519,7 @@ private:
 
 bool ends_as_zip(const Source& source) {
     try {
-        return EndRecords(source).find().trailing == 0;
+        return EndRecords(ZipBytes(source, {0, source.size()})).find().trailing == 0;
     } catch (const Error& error) {
         if (remedy(error.code()) != Remedy::reject_data) throw;
         return false;
@@ -508,17 +527,29 @@ bool ends_as_zip(const Source& source) {
 }
 
 ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, FaultSink& faults) {
+    const Source& reader = *source;
+    const Extent all{0, reader.size()};
+    return read(std::move(source), all, reader, faults);
+}
+
+ZipDirectory ZipDirectory::read(std::shared_ptr<const Source> source, Extent part, const Source& reader,
+                                FaultSink& faults) {
     ZipDirectory zip;
     zip.source_ = std::move(source);
-    const Directory place = EndRecords(*zip.source_).find();
+    const ZipBytes bytes(reader, part);
+    const Directory place = EndRecords(bytes).find();
     zip.trailing_ = place.trailing;
+    zip.preceding_ = place.prefix;
     zip.names_.resize(place.place.size);  // for the whole directory, until the records are known
-    read_into(*zip.source_, place.place.offset, zip.names_);
+    bytes.read(place.place.offset, zip.names_);
     const std::string_view directory(zip.names_.data(), zip.names_.size());
-    Entries entries(*zip.source_, place, faults);
+    Entries entries(bytes, place, faults);
     const std::vector<Placed> placed = entries.read(directory);
     zip.records_.reserve(placed.size());
-    for (const Placed& each : placed) zip.records_.push_back(each.record);
+    for (const Placed& each : placed) {
+        zip.records_.push_back(each.record);
+        zip.records_.back().packed.offset += part.offset;
+    }
     zip.by_name_ = entries.index_of(zip.records_);
     zip.keep_names();
     return zip;

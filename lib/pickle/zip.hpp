@@ -43,12 +43,19 @@ public:
     /// record with a fault is left out. Bytes before and after the zip are allowed, unless programs would then read
     /// different directories.
     static ZipDirectory read(std::shared_ptr<const Source> source, FaultSink& faults);
+    /// Reads the directory of the zip that is `part` of the source, which must be inside the source. Places of records
+    /// are places in the source. Reads bytes through `reader`, which has those of the source at the same offsets: a
+    /// caller that reads many zips of a file may hold some of them already.
+    static ZipDirectory read(std::shared_ptr<const Source> source, Extent part, const Source& reader,
+                             FaultSink& faults);
 
     /// Returns the records in the order of the directory, without entries for folders.
     const std::vector<ZipRecord>& records() const& noexcept { return records_; }
     const std::vector<ZipRecord>& records() const&& = delete;
     /// Returns the number of bytes after the zip, which have no meaning.
     std::uint64_t trailing() const noexcept { return trailing_; }
+    /// Returns the number of bytes before the zip, likewise.
+    std::uint64_t preceding() const noexcept { return preceding_; }
     /// Returns the record with that name, or null.
     const ZipRecord* find(std::string_view name) const noexcept;
     /// Returns the place of a record's data. Reads nothing. A deflated record gives a stream of the size that the
@@ -68,6 +75,7 @@ private:
     std::vector<ZipRecord> records_;
     NameIndex by_name_;  ///< index of records_
     std::uint64_t trailing_ = 0;
+    std::uint64_t preceding_ = 0;
 };
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -4,6 +4,7 @@
 #include <safemap/advanced/flatten.hpp>
 
 #include "base/checked.hpp"
+#include "state/structure.hpp"
 
 #include <algorithm>
 
@@ -29,8 +30,9 @@ std::uint64_t total_bytes(const Contents& contents) {
     return total;
 }
 
-void set_tree(Contents& contents, StateTree tree) {
-    FlatState flat = flatten(tree);
+namespace {
+
+void set_flat_state(Contents& contents, StateTree tree, FlatState flat) {
     contents.tensors = std::move(flat.tensors);
     contents.aliases = std::move(flat.aliases);
     contents.skipped = std::move(flat.skipped);
@@ -38,6 +40,18 @@ void set_tree(Contents& contents, StateTree tree) {
     contents.tree = std::make_shared<const StateTree>(std::move(tree));
     contents.late_tree.reset();
     move_to_end(flat.notes, contents.notes);
+}
+
+}  // namespace
+
+void set_tree(Contents& contents, StateTree tree) {
+    FlatState flat = flatten(tree);
+    set_flat_state(contents, std::move(tree), std::move(flat));
+}
+
+void set_named_tree(Contents& contents, StateTree tree, const NodeNames& names) {
+    FlatState flat = flatten_named(tree, names);
+    set_flat_state(contents, std::move(tree), std::move(flat));
 }
 
 void Joined::add(Contents& one, const std::string& name) {

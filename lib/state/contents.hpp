@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,8 @@ struct Contents {
     std::optional<Error> structure_fault = {};
     std::vector<StoredChecksum> checksums = {};
     std::vector<StoragePlace> storages = {};
+    /// Set if files hold many zips, whose checksums are then not in `checksums`.
+    std::shared_ptr<const StoredItems> items = {};
     std::vector<NamedGlobal> globals = {};
     bool asks_for_code = false;  ///< true if pickles would call unknown functions, or name functions that run code
     /// All sources that hold tensors, for callers that read all of them.
@@ -66,7 +69,7 @@ struct Contents {
     std::string model_file = {};
     std::shared_ptr<const Folder> folder = {};  ///< set only if a folder was opened
     std::vector<Replica> replicas = {};         ///< verify() compares them
-    /// Set for sets of rank files, which may have millions of replicas: calls visit() with one after another. May be
+    /// Set where there may be millions of replicas: calls visit() with one after another. May be
     /// called from several threads at once. verify() compares them.
     std::function<void(const std::function<void(const Replica&)>& visit)> each_replica = {};
     std::optional<TrainingLayout> layout = {};  ///< set only for the folder of a training framework
@@ -85,6 +88,9 @@ template <class T> void move_to_end(std::vector<T>& from, std::vector<T>& to) {
 
 /// Sets the tree, and everything that flatten() makes of it: named tensors, aliases, skipped objects and notes.
 void set_tree(Contents& contents, StateTree tree);
+/// Sets the same of flatten_named().
+void set_named_tree(Contents& contents, StateTree tree,
+                    const std::unordered_map<StateTree::NodeId, std::string>& names);
 
 /// Several files that become one checkpoint. The readers merge tensors and aliases themselves.
 class Joined {

@@ -5,7 +5,7 @@
 //   containers      next_child() and below: how each kind spells the names of its children; modules use torch's names
 //   tensors         visit_tensor(): each gets a name, or becomes an alias of the tensor that it is tied to
 //   skipped         skip() and below: everything that is not a tensor is listed
-//   names           free_name(), take_name(): unique beside modules, and limited in their total length
+//   names           free_name(), take_name(): unique beside modules and given names, and limited in their total length
 //   finish          the notes
 //
 // A flat state dict skips the walk (take_verbatim).
@@ -68,7 +68,9 @@ struct Tally {
 /// The walk over one tree.
 class Flattener {
 public:
-    explicit Flattener(const StateTree& tree) : tree_(tree), seen_(tree.size()) {
+    /// If `given` is not null, the walk takes its names in place of the paths of these nodes.
+    explicit Flattener(const StateTree& tree, const state::NodeNames* given = nullptr)
+        : tree_(tree), given_(given), seen_(tree.size()) {
         for (NodeId id = 0; id < tree.size(); ++id) {
             seen_[id].module = state::is_module(tree, tree[id]);
             has_modules_ = has_modules_ || seen_[id].module;
@@ -85,6 +87,9 @@ public:
             if (seen_[id].tensor != none) names.emplace(id, out_.tensors[seen_[id].tensor].name());
         return names;
     }
+
+    /// Returns the name of each tensor that has one, by node: of a tied tensor its own, not the stored one.
+    state::NodeNames own_names() { return std::move(own_names_); }
 
     FlatState run() {
         give_names();
@@ -104,6 +109,7 @@ private:
         Part part = Part::all;
         char separator = '/';                              ///< between a module's path and a dotted name
         std::unique_ptr<const state::Module> module = {};  ///< null for Part::all
+        std::unique_ptr<const std::string> around = {};    ///< path of the container around a node with a given name
     };
     /// A module whose attributes are still to be walked.
     struct Rest {
@@ -124,18 +130,20 @@ private:
 
     void give_names() {
         if (tree_.size() == 0) return;
+        if (given_ != nullptr)
+            for (const auto& [id, name] : *given_) taken_.insert(name);
         if (state::is_flat(tree_)) take_verbatim();
         else walk();
     }
 
     void take_verbatim() {
-        out_.verbatim = true;
+        out_.verbatim = given_ == nullptr;
         const auto& dict = std::get<StateTree::Dict>(tree_[tree_.root()]);
         note_attributes(dict);
         out_.tensors.reserve(dict.items.size());
         for (const auto& [key, value] : dict.items) {
             path_ = std::get<std::string>(tree_[key]);
-            visit_tensor(value, std::get<StateTree::Tensor>(tree_[value]));
+            visit(value);
         }
     }
 
@@ -161,6 +169,18 @@ private:
     }
 
     void visit(NodeId id) {
+        const auto given = given_ == nullptr ? state::NodeNames::const_iterator() : given_->find(id);
+        if (given_ == nullptr || given == given_->end() || !named_.insert(id).second) return visit_at_path(id);
+        auto around = std::make_unique<const std::string>(std::exchange(path_, given->second));
+        has_given_name_ = true;
+        const std::size_t frames = frames_.size();
+        visit_at_path(id);
+        has_given_name_ = false;
+        if (frames_.size() > frames) frames_.back().around = std::move(around);
+        else path_ = *around;
+    }
+
+    void visit_at_path(NodeId id) {
         const StateTree::Node& node = tree_[id];
         if (const auto* tensor = std::get_if<StateTree::Tensor>(&node)) return visit_tensor(id, *tensor);
         if (seen_[id].module && unsaved_.empty()) return enter_module(id, std::get<StateTree::Opaque>(node));
@@ -230,6 +250,7 @@ private:
         const Frame& frame = frames_.back();
         if (frame.part != Part::rest) seen_[frame.node].holds_tensors = tensors_met_ > frame.tensors_before;
         seen_[frame.node].open = false;
+        if (frame.around) path_ = *frame.around;
         frames_.pop_back();
     }
 
@@ -320,9 +341,10 @@ private:
         std::uint32_t& number = seen_[id].tensor;
         const bool shared = number == none && may_be_tied(tensor);
         if (shared) number = tied_to(tensor);
-        if (number != none) return add_alias(number);
+        if (number != none) return add_alias(id, number);
         number = static_cast<std::uint32_t>(out_.tensors.size());
         out_.tensors.push_back(tensor.renamed(free_name()));
+        note_name(id, out_.tensors.back().name());
         if (shared) ties_.emplace(&tensor, number);
     }
 
@@ -335,10 +357,15 @@ private:
         else leave_out(type);
     }
 
-    void add_alias(std::uint32_t number) {
+    void add_alias(NodeId id, std::uint32_t number) {
         AliasGroup& group = aliases_[number];
         if (group.empty()) group.push_back(out_.tensors[number].name());
         group.push_back(free_name());
+        note_name(id, group.back());
+    }
+
+    void note_name(NodeId id, const std::string& name) {
+        if (given_ != nullptr) own_names_.try_emplace(id, name);
     }
 
     /// Returns the number of the tensor that a new tensor object is tied to, or `none`.
@@ -372,13 +399,15 @@ private:
         if (!dict.attributes.empty()) attributes_.add(path_);
     }
 
-    std::string name() const { return path_.empty() && !out_.verbatim ? std::string(state::root_name) : path_; }
+    std::string name() const {
+        return path_.empty() && !out_.verbatim && !has_given_name_ ? std::string(state::root_name) : path_;
+    }
 
     /// Returns a name that is not taken. Keys of modules may have dots and slashes, so two dotted names can be the
-    /// same.
+    /// same, and so can a given name and a path.
     std::string free_name() {
         std::string own = name();
-        if (!has_modules_) return own;
+        if ((!has_modules_ && given_ == nullptr) || has_given_name_) return own;
         std::string free = own;
         while (!taken_.insert(free).second) free = own + "~" + std::to_string(++repeated_names_);
         return free;
@@ -457,6 +486,7 @@ private:
     void note(std::string text) { out_.notes.push_back(std::move(text)); }
 
     const StateTree& tree_;
+    const state::NodeNames* given_;
     FlatState out_;
     std::string path_;
     std::vector<Frame> frames_;
@@ -464,7 +494,10 @@ private:
     bool has_modules_ = false;
     std::vector<Rest> rest_;
     std::string_view unsaved_ = {};                    ///< in attributes of modules: the reason why nothing is kept
-    std::unordered_set<std::string, NameHash> taken_;  ///< names in use; only if there are modules
+    std::unordered_set<std::string, NameHash> taken_;  ///< names in use; only if there are modules or given names
+    std::unordered_set<NodeId> named_;                 ///< nodes that have got their given name
+    bool has_given_name_ = false;                      ///< true while such a node is visited, not those below it
+    state::NodeNames own_names_;                       ///< only if names are given
     std::size_t repeated_names_ = 0;
     std::size_t walked_again_ = 0;  ///< number of modules that were walked again
     TensorTable<std::uint32_t> ties_;
@@ -493,6 +526,24 @@ bool state::is_flat(const StateTree& tree) {
 }
 
 FlatState flatten(const StateTree& tree) { return Flattener(tree).run(); }
+
+FlatState state::flatten_named(StateTree& tree, const NodeNames& given) {
+    Flattener flattener(tree, &given);
+    FlatState flat = flattener.run();
+    for (auto& [id, name] : flattener.own_names())
+        if (auto* const tensor = std::get_if<StateTree::Tensor>(&tree[id]))
+            tensor->tensor = tensor->tensor.renamed(std::move(name));
+    return flat;
+}
+
+bool state::has_keys_as_names(const StateTree& tree) {
+    if (!is_flat(tree)) return false;
+    const auto& items = std::get<StateTree::Dict>(tree[tree.root()]).items;
+    return std::all_of(items.begin(), items.end(), [&](const auto& item) {
+        const std::string& own = std::get<StateTree::Tensor>(tree[item.second]).tensor.name();
+        return own.empty() || own == std::get<std::string>(tree[item.first]);
+    });
+}
 
 std::unordered_map<StateTree::NodeId, std::string> state::names_beside_modules(const StateTree& tree) {
     Flattener flattener(tree);

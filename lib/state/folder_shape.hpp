@@ -39,10 +39,10 @@ enum class ShapeKind : std::uint8_t {
     deepspeed,       ///< the folder of the tag, or the files of ranks if the folder itself is one
     universal,       ///< the folder of the tag, or the folder `zero`
     rank_files,      ///< the files of one set
+    dcp,             ///< the metadata
 
     // Recognised and not read.
     hf_shards,            ///< the safetensors shards, which have DCP information
-    dcp,                  ///< the metadata
     offloaded,            ///< the folder `offloaded_tensors` of DeepSpeed
     torch_checkpointing,  ///< `metadata.pkl`
     nanotron,             ///< `checkpoint_metadata.json`

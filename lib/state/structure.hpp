@@ -4,6 +4,7 @@
 
 #include "base/checksum.hpp"
 
+#include <safemap/advanced/flatten.hpp>
 #include <safemap/state_tree.hpp>
 
 #include <cstddef>
@@ -45,9 +46,19 @@ using FindTensor = std::function<const LazyTensor*(const std::string& name)>;
 /// NumPy arrays. A document would then only add the order, the kind of dictionary, attributes, and which tensors are
 /// Parameters.
 bool is_flat(const StateTree& tree);
+/// Returns true if is_flat(), and each tensor that has a name of its own has the key as its name: a plain file then
+/// holds all of the tree but what is_flat() says.
+bool has_keys_as_names(const StateTree& tree);
+
+/// Names of tensors and objects, by node.
+using NodeNames = std::unordered_map<StateTree::NodeId, std::string>;
+/// Flattens the tree as flatten() does, but takes the given names for the nodes that have one: a tensor gets the name
+/// itself, and the tensors below an object get the name of the object and their path in it. Gives each tensor in the
+/// tree its name. Given names must differ; a path that is the same as one of them gets a number.
+FlatState flatten_named(StateTree& tree, const NodeNames& given);
 
 /// Returns the name that StoredName gets for each tensor, by node.
-std::unordered_map<StateTree::NodeId, std::string> names_of_tensors(const StateTree& tree);
+NodeNames names_of_tensors(const StateTree& tree);
 
 /// Returns the object that a document has in place of a tensor that is not stored.
 const StateTree::Opaque& unstored_tensor();

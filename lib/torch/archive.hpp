@@ -3,6 +3,7 @@
 #pragma once
 
 #include "state/stored_places.hpp"
+#include "torch/archive_records.hpp"
 #include "torch/rebuild.hpp"
 
 #include <safemap/source.hpp>
@@ -42,5 +43,7 @@ Archive read_archive(const std::shared_ptr<const Source>& source, FaultSink& fau
 /// Reads the tree of an archive of torch.save with `interpret`. Lists no records and no storages.
 Archive read_archive_with(const Interpret& interpret, const std::shared_ptr<const Source>& source, FaultSink& faults,
                           NamedGlobals* globals);
+/// Reads an archive whose directory has been read.
+Archive read_archive_with(const Interpret& interpret, ArchiveRecords records, FaultSink& faults, NamedGlobals* globals);
 
 }  // namespace safemap::SAFEMAP_ABI::torch

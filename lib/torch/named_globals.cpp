@@ -391,6 +391,8 @@ PickleStream::Seen collecting(NamedGlobals* globals, std::string prefix) {
 
 void NamedGlobals::Names::add(const Global& global) {
     std::string name = excerpt(dotted(global));
+    // Python's os has the functions of these modules; their pickles name the module of the system.
+    if (global.module == "posix" || global.module == "nt") name += " (os." + excerpt(global.name) + ')';
     if (std::find(first.begin(), first.end(), name) != first.end()) return;
     if (first.size() < most_named) first.push_back(std::move(name));
     else more = true;

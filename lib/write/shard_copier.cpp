@@ -47,6 +47,20 @@ static_assert(Workers::buffer_size(saving_threads.most, 1, largest_buffer) >= st
 constexpr std::uint64_t page = io::direct_alignment;
 static_assert(Worker::page == page);
 
+/// Returns true if the value is cast from elements that are stored in boxes with short rows.
+bool is_cast_from_boxes(const LazyTensor& tensor) {
+    return tensor.dtype() != tensor.stored()->dtype() && Blocks::wants_rows(tensor);
+}
+
+/// Returns the most bytes of a block of a tensor that stands apart. If it is cast from boxes, its stored elements are
+/// in the same buffer: the more of them are read at once, the fewer reads they take.
+std::uint64_t most_in_block(const LazyTensor& tensor, std::uint64_t buffer) {
+    const std::uint64_t most = std::min(buffer, largest_block) - page;
+    if (!is_cast_from_boxes(tensor)) return most;
+    const std::uint64_t to = element_size(tensor.dtype());
+    return (most - page) / (to + element_size(tensor.stored()->dtype())) * to;
+}
+
 /// A stretch of one file, with what is known while it is copied.
 struct Stretch : Cut {
     std::uint32_t file = 0;
@@ -164,7 +178,7 @@ private:
     /// Returns the blocks of a tensor. One page of the buffer stays free, because a block has the same offset in a page
     /// of the buffer as in a page of the file.
     Blocks blocks_of(const LazyTensor& tensor) const {
-        const std::uint64_t most = std::min<std::uint64_t>(workers_.buffer_size(), largest_block) - page;
+        const std::uint64_t most = most_in_block(tensor, workers_.buffer_size());
         // Digests need the bytes in order, and this destination cannot read tiles back.
         if (digests_ && !destination_.reads_back()) return Blocks::in_order(tensor, most);
         return Blocks::for_disk(tensor, most);
@@ -251,6 +265,15 @@ private:
         return true;
     }
 
+    /// Returns the rest of the buffer for the stored elements of a block, if most_in_block() has left it.
+    std::span<std::byte> scratch_of(const LazyTensor& tensor, std::uint64_t used, unsigned worker) {
+        if (!is_cast_from_boxes(tensor)) return {};
+        const std::span<std::byte> buffer = workers_.buffer(worker);
+        const std::span<std::byte> rest = buffer.subspan(std::min<std::size_t>(page + used, buffer.size()));
+        // Less is faster, as long as it stays in the CPU cache.
+        return rest.first(std::min<std::uint64_t>(rest.size(), Blocks::rows_at_once(tensor)));
+    }
+
     bool copy_block(const Stretch& stretch, std::uint64_t number, unsigned worker) {
         const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
         const LazyTensor tensor = value(planned);
@@ -258,7 +281,8 @@ private:
         const std::uint64_t offset = blocks.ranges() ? blocks.range(number).offset : 0;
         // A tile is scattered over the file, so it has no offset in a page.
         const auto buffer = in_page(blocks.ranges() ? planned.offset + offset : 0, blocks.size(number), worker);
-        const auto bytes = blocks.gather(number, tensor, workers_.gatherer(worker), buffer);
+        const auto bytes = blocks.gather(number, tensor, workers_.gatherer(worker), buffer,
+                                         {.scratch = scratch_of(tensor, buffer.size(), worker), .watch = &watch_});
         count_cast(planned, worker);
         if (blocks.ranges() && !feed(planned, stretch.bytes.size, offset, bytes, worker)) return false;
         blocks.scatter(number, [&](std::uint64_t at, std::uint64_t in_block, std::uint64_t length) {
@@ -396,7 +420,10 @@ std::uint64_t buffer_bytes(std::span<const LazyTensor> tensors, const Layout& la
         for (const Cut& cut : cuts_of(tensors, file, buffer)) {
             const bool stream = cut.kind == Cut::Kind::stream;
             const std::uint64_t block = stream ? cut.block : std::min(buffer, largest_block);
-            used = std::max(used, std::min(block, cut.bytes.size) + cut.scratch);
+            // Blocks that are cast from boxes may have their stored elements beside them, of eight times their size.
+            constexpr std::uint64_t widest = 9;
+            const std::uint64_t size = stream ? cut.bytes.size : std::min(cut.bytes.size, block) * widest;
+            used = std::max(used, std::min(block, size) + cut.scratch);
             gathers = gathers || (stream && cut.block > stream_block);
         }
         for (const PlannedTensor& planned : file.tensors) {

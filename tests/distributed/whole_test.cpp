@@ -223,7 +223,7 @@ TEST_CASE("flat parts: scalars, and tensors without elements, which need no part
     CHECK((numbers_of(scalar) == Numbers{9}));
     const std::vector<FlatPart> nothing = {{0, 0, nullptr, 0}, {5, 0, &value, 0}};
     CHECK(whole("e", Dtype::u32, {3, 0}, nothing, sources).element_count() == 0);
-    CHECK(whole("e", Dtype::u32, {0}, {}, RankSources()).shape() == Shape{0});
+    CHECK(whole("e", Dtype::u32, {0}, std::span<const FlatPart>(), RankSources()).shape() == Shape{0});
     CHECK_FAULT(whole("s", Dtype::u32, {}, nothing, sources), Errc::not_covered);
     CHECK_FAULT(whole("e", Dtype::u32, {0}, last, sources), Errc::piece_outside);
 }

@@ -60,12 +60,14 @@ class TrainingFolders(unittest.TestCase):
             got = {name: value for name, value in got.items() if name in listed or 0 not in value[1]}
             for name in row.get('omitted_by_deepspeed', []):
                 got.pop(name, None)
+        # The tensors of a common.pt of Megatron are read, too.
+        got = {name: value for name, value in got.items() if not name.startswith('common.pt/')}
         self.assertEqual(got, {t['name']: (t['dtype'], t['shape']) for t in row['tensors']})
 
     def row(self, row):
         path = FIXTURES / 'shapes' / row['folder']
         kind = (row.get('layout') or {}).get('kind')
-        if row['opens'] and kind in NOT_READ:
+        if row['opens'] and kind in NOT_READ and not READ.get(kind, lambda _: False)(row):
             return self.refused_by_name(path, NOT_READ[kind])
         if row['opens']:
             return self.opens(path, row)
@@ -77,7 +79,7 @@ class TrainingFolders(unittest.TestCase):
         error = self.refused(path, row['code'], row['exit'])
         for word in row['notes_contain']:
             if word != 'AutoEP':  # a key inside the files
-                self.assertIn(word, error['message'])
+                self.assertIn(word, error['message'] + error.get('tensor', ''))
         return None
 
     def test_every_folder_of_a_trainer_opens_or_is_refused_as_expected(self):
@@ -111,6 +113,8 @@ class TrainingFolders(unittest.TestCase):
                 name = folder.relative_to(FIXTURES).as_posix()
                 if folder.name == 'broken' or not folder.is_dir():
                     continue
+                if kind == 'dcp' and not folder.name.startswith('hf_'):
+                    continue  # read: tests/cli/dcp.py compares them
                 with self.subTest(folder=name):
                     exit_code, answer = inspect(folder)
                     if name in whole:

@@ -85,6 +85,12 @@ TEST_CASE("pieces refer to the sources of a table by number") {
     CHECK_FAULT(indexed({{0, 0, 2, 0}, {40, 3, 1, 1}}), Errc::bad_tensor);
     CHECK_FAULT(stored_runs(Dtype::f32, {4}, nullptr, {}), Errc::invalid_argument);
     CHECK_FAULT(SourceTable({bytes(8), nullptr}), Errc::invalid_argument);
+    const auto in_boxes = [&](std::vector<IndexedBox> pieces) { return stored_boxes(Dtype::f32, {4}, table, pieces); };
+    CHECK_OK(in_boxes({{0, {{0}, {2}}, {1}, 0}, {40, {{2}, {2}}, {1}, 1}}));
+    CHECK_FAULT(in_boxes({{0, {{0}, {2}}, {1}, 0}, {40, {{2}, {2}}, {1}, 2}}), Errc::invalid_argument);
+    CHECK_FAULT(in_boxes({{0, {{0}, {3}}, {1}, 0}, {40, {{3}, {1}}, {1}, 1}}), Errc::storage_too_short);
+    CHECK_FAULT(in_boxes({{0, {{0}, {2}}, {1}, 0}, {40, {{3}, {1}}, {1}, 1}}), Errc::bad_tensor);
+    CHECK_FAULT(stored_boxes(Dtype::f32, {4}, nullptr, {}), Errc::invalid_argument);
 }
 
 TEST_CASE("runs are found at their place, in any order, by number or with their source") {

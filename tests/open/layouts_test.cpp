@@ -28,8 +28,7 @@ const std::string optim = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
 
 TEST_CASE("an unsupported layout is refused by name, with a hint") {
     const std::vector<std::pair<FileNames, std::string>> rows = {
-        {{".metadata", "common.pt"}, "'dcp'"},
-        {{"scheduler.bin", "model_0/.metadata"}, "'dcp'"},
+        {{"scheduler.bin", "model_0/metadata.pkl", "model_0/model_rank_0.pt"}, "torch_checkpointing"},
         {{"shard-00001-model-00001-of-00001.safetensors"}, "'hf_shards'"},
         {{"g/" + optim, "g/offloaded_tensors/a/b"}, "offloaded_tensors"},
         {{"metadata.pkl", "model_rank_0.pt"}, "torch_checkpointing"},
@@ -46,7 +45,8 @@ TEST_CASE("an unsupported layout is refused by name, with a hint") {
         CHECK_FALSE(error.hint().empty());
         CHECK(error.path().starts_with("folder"));
     }
-    CHECK(refused(forge::files_of({"scheduler.bin", "model_0/.metadata"})).path() == "folder/model_0");
+    CHECK(refused(forge::files_of({"scheduler.bin", "model_0/metadata.pkl", "model_0/model_rank_0.pt"})).path() ==
+          "folder/model_0");
     CHECK(refused(forge::files_of({"latest=..", "g/" + optim})).code() == Errc::bad_tag);
     CHECK(refused(forge::files_of({"latest=g", "g/" + optim})).code() == Errc::rank_missing);
     CHECK(refused(forge::files_of({"__0_0.distcp"})).code() == Errc::unfinished_checkpoint);
@@ -65,7 +65,7 @@ TEST_CASE("a single file of a DCP checkpoint is refused") {
 
 TEST_CASE("a model of empty tensors beside training state was not gathered: the state is read instead") {
     CHECK(refused({{"model.safetensors", empty}, {"latest", "g"}, {"g/" + optim, "x"}}).code() == Errc::rank_missing);
-    CHECK(refused({{"model.safetensors", empty}, {".metadata", "x"}}).code() == Errc::unsupported_layout);
+    CHECK(refused({{"model.safetensors", empty}, {".metadata", "N."}}).path() == "folder/.metadata");
     ThrowFirst faults;
     const auto alone =
         std::make_shared<forge::Folder>(std::map<std::string, std::string>{{"model.safetensors", empty}});

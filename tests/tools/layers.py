@@ -53,6 +53,7 @@ THIRD_PARTY = {
     'openssl/*': ['lib/base/sha256.cpp'],
     'xxhash.h': ['lib/base/checksum.cpp'],
     'zlib.h': ['lib/base/checksum.cpp', 'lib/base/inflate.cpp', 'bench/make_pt.cpp', 'tests/*'],
+    'zstd.h': ['lib/base/zstd.cpp', 'tests/*'],
     'CLI/*': ['cli/*'],
     'fmt/*': ['cli/*'],
     'doctest/*': ['tests/*'],

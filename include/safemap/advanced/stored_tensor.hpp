@@ -61,6 +61,14 @@ struct BoxPiece {
     Strides strides = {};      ///< in the source, in elements
 };
 
+/// A BoxPiece whose source is a number in a SourceTable.
+struct IndexedBox {
+    std::uint64_t offset = 0;
+    Box place = {};
+    Strides strides = {};
+    std::uint32_t source = 0;
+};
+
 /// A dtype, a shape, and the pieces that hold every element exactly once. Owns the pieces and keeps their sources open.
 /// Immutable and shared; LazyTensor is the only way to read it.
 ///
@@ -88,6 +96,11 @@ SAFEMAP_API std::shared_ptr<const StoredTensor> stored_run(Dtype dtype, Shape sh
 /// stored_runs() does. Takes O(n log n) for n boxes that form a grid, and little more for others. The cost of a read
 /// depends on the number of boxes that it touches, not on the number of all boxes; their rows are copied one by one.
 SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape, std::span<const BoxPiece> boxes);
+/// Returns a tensor whose pieces are boxes in the sources of `table`, and keeps the table. Throws as above, and
+/// invalid_argument if `table` is null or lacks a number.
+SAFEMAP_API std::shared_ptr<const StoredTensor> stored_boxes(Dtype dtype, Shape shape,
+                                                             std::shared_ptr<const SourceTable> table,
+                                                             std::span<const IndexedBox> boxes);
 
 /// The steps that turn stored elements into values, applied in the order of the fields. PyTorch's big-endian files and
 /// its lazy conjugate and negative bits need them.
