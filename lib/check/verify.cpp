@@ -7,6 +7,7 @@
 #include "check/replicas.hpp"
 #include "check/stored_digests.hpp"
 #include "check/stretches.hpp"
+#include "check/whole_digest.hpp"
 #include "open/readers.hpp"
 
 #include <algorithm>
@@ -23,6 +24,7 @@ namespace {
 
 using check::FileDigests;
 using check::Stretch;
+using check::WholeDigest;
 using state::Contents;
 
 template <class T> void append(std::vector<T>& to, std::vector<T> from) {
@@ -36,9 +38,27 @@ void add_names(const std::vector<std::string>& from, std::vector<std::string>& t
                  [&known](const std::string& name) { return !known.contains(name); });
 }
 
-/// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `files` and `report`.
-Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, std::vector<FileDigests>& files,
-                 VerifyReport& report) {
+/// What is checked after the bytes of all files.
+struct Later {
+    std::vector<FileDigests> files = {};
+    std::vector<WholeDigest> wholes = {};
+
+    std::uint64_t bytes() const {
+        std::uint64_t total = 0;
+        for (const WholeDigest& whole : wholes) total = checked_add(total, whole.bytes()).value_or(total);
+        return total;
+    }
+    /// Compares digests of whole tensors, unless parts of them are wrong already.
+    void compare(unsigned threads, Watch& watch, VerifyReport& report) const {
+        CollectFaults faults;
+        for (const WholeDigest& whole : wholes)
+            if (report.ok()) whole.compare(threads, watch, faults);
+        append(report.faults, faults.take());
+    }
+};
+
+/// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `later` and `report`.
+Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, Later& later, VerifyReport& report) {
     CollectFaults faults;
     Contents contents;
     OpenOptions open_options = options.open;
@@ -47,6 +67,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
         contents = open::read_path(path, open_options, faults);
         report.bytes += state::total_bytes(contents);
     });
+    report.tensors += contents.tensors.size();
     if (contents.format == Format::zero) {
         contents.sources.clear();  // read_rank_files() reads them
         const auto look_at_optimizer = [&] { add_names(contents.optimizer().files, contents.files); };
@@ -56,11 +77,11 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
     // Missing tensors and files are faults of their own, so the digest is not compared.
     if (faults.faults().empty()) check_identity(contents, own, path, faults);
-    append(files, std::move(own));
+    if (auto whole = WholeDigest::of(contents, own, path)) later.wholes.push_back(std::move(*whole));
+    append(later.files, std::move(own));
     append(report.faults, faults.take());
     append(report.notes, std::move(contents.notes));
     report.asks_for_code = report.asks_for_code || contents.asks_for_code;
-    report.tensors += contents.tensors.size();
     contents.metadata = {};  // lists of digests take as much memory as all names
     return contents;
 }
@@ -84,13 +105,14 @@ open::RunFiles files_of_run(const Contents& contents, const std::filesystem::pat
 
 VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
     VerifyReport report;
-    std::vector<FileDigests> files;
-    Contents contents = look_at(path, options, files, report);
+    Later later;
+    Contents contents = look_at(path, options, later, report);
     const open::RunFiles run = files_of_run(contents, path, report);
-    if (open::has_optimizer(path)) add_files(look_at(path / state::optimizer_folder, options, files, report), contents);
+    if (open::has_optimizer(path)) add_files(look_at(path / state::optimizer_folder, options, later, report), contents);
 
-    const std::vector<Stretch> stretches = check::stretches_of(contents, files);
-    std::uint64_t total = check::size_of(run);
+    const std::vector<Stretch> stretches = check::stretches_of(contents, later.files);
+    std::uint64_t total =
+        checked_add(check::size_of(run), later.bytes()).value_or(std::numeric_limits<std::uint64_t>::max());
     for (const Stretch& stretch : stretches)
         total = checked_add(total, stretch.extent.size).value_or(std::numeric_limits<std::uint64_t>::max());
     Watch watch(options.work.monitor, "verifying", total);
@@ -98,6 +120,7 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     check::read_stretches(stretches, options.work.threads, watch, report);
     for (const auto& source : contents.sources) source->require_unchanged();
     check::read_rank_files(run, options.work.threads, watch, report);
+    later.compare(options.work.threads, watch, report);
     append(report.notes, check::compare_replicas(contents.replicas, watch));
     watch.tell();
     return report;

@@ -25,8 +25,6 @@ struct Layout {
 constexpr std::string_view dcp_hint =
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt writes a file that safemap reads";
 constexpr Layout layouts[] = {
-    {ShapeKind::hf_shards, "hf_shards", "safetensors shards that hold parts of tensors (DCP_SHARDING_INFO)",
-     "consolidate_safetensors_files of torch.distributed.checkpoint writes a model that safemap reads"},
     {ShapeKind::dcp, "dcp", "a checkpoint of torch.distributed.checkpoint (DCP)", dcp_hint},
     {ShapeKind::offloaded, "deepspeed", "a DeepSpeed checkpoint (ZeRO) with tensors offloaded to NVMe",
      "save it without offloading, or save a full state dict"},

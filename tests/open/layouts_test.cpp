@@ -30,7 +30,6 @@ TEST_CASE("an unsupported layout is refused by name, with a hint") {
     const std::vector<std::pair<FileNames, std::string>> rows = {
         {{".metadata", "common.pt"}, "'dcp'"},
         {{"scheduler.bin", "model_0/.metadata"}, "'dcp'"},
-        {{"shard-00001-model-00001-of-00001.safetensors"}, "'hf_shards'"},
         {{"g/" + optim, "g/offloaded_tensors/a/b"}, "offloaded_tensors"},
         {{"rank0.pt", "rank1.pt"}, "'rank_files'"},
         {{"metadata.pkl", "model_rank_0.pt"}, "torch_checkpointing"},

@@ -20,7 +20,7 @@ MAY_INCLUDE = {
     'state': ['base', 'tensor', 'lazy'],
     'pickle': ['base'],
     'torch': ['base', 'tensor', 'lazy', 'state', 'pickle'],
-    'distributed': ['base', 'tensor', 'lazy', 'state', 'pickle', 'torch'],
+    'distributed': ['base', 'tensor', 'lazy', 'safetensors', 'state', 'pickle', 'torch'],
     'open': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'pickle', 'torch', 'distributed'],
     'checkpoint': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'open'],
     'check': ['base', 'tensor', 'lazy', 'safetensors', 'state', 'open', 'checkpoint'],
