@@ -109,6 +109,23 @@ struct SaveOptions {
     /// - Throws invalid_argument if a name is empty, begins with a dot, has a slash, or is the name of another file of
     ///   the save; if `out` is a single file; and in a ShardWriter.
     std::map<std::string, Checkpoint> folders = {};
+    /// Writes Hugging Face shards: a file `shard-RRRRR-model-00001-of-00001.safetensors` for each of that many ranks,
+    /// in the place of shards and an index. 0: none. The files say in their metadata which part of which tensor they
+    /// hold, as torch's HuggingFaceStorageWriter does; `open()` and torch's HuggingFaceStorageReader give whole
+    /// tensors. docs/hf-shards.md describes the files. In `folders`, too.
+    ///
+    /// - Each tensor is cut along `rank_dimension` as torch.chunk cuts it: into slices of the same length, the last one
+    ///   shorter. If there are fewer indices than ranks, the last ranks get no part of the tensor.
+    /// - The first rank also gets what cannot be cut: tensors without that dimension, without elements, of sub-byte
+    ///   dtypes or of dtypes that only a structure document names; and that document.
+    /// - `max_shard_size`, `strategy` and `index_style` do not apply.
+    /// - With `overwrite`, all files of an older set of ranks are removed, and so is a model that was saved otherwise.
+    ///   Throws already_exists if a file that stays would be opened in place of the new ones.
+    /// - Throws invalid_argument for more than 99,999 ranks, if `out` is a single file, with `exact_metadata`, and in a
+    ///   ShardWriter.
+    std::uint32_t ranks = 0;
+    /// The dimension along which `ranks` cuts tensors.
+    std::uint32_t rank_dimension = 0;
 
     // How files are written.
     /// Replaces an existing file or model at `out` once the new checkpoint is complete. If false, throws already_exists

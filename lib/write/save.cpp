@@ -26,7 +26,8 @@ using write::Input;
 SaveReport planned(const Input& input, const write::Layout& layout, const SaveOptions& options) {
     SaveReport report = write::report_on(layout);
     report.notes.insert(report.notes.begin(), input.notes.begin(), input.notes.end());
-    report.layout.buffer_bytes = write::buffer_bytes(input.tensors, layout, options.work.threads);
+    report.layout.buffer_bytes =
+        write::buffer_bytes(written_tensors(input.tensors, layout), layout, options.work.threads);
     write::report_reading(input, layout, report);
     return report;
 }
@@ -41,9 +42,10 @@ void add_done(SaveReport& report, write::Layout& layout) {
 /// Returns the key of the save with all its folders, or an empty string if one of the checkpoints cannot be identified.
 std::string resume_key_of_all(const Input& input, const write::Layout& layout,
                               const std::vector<write::PlannedFolder>& folders) {
-    std::string all = write::resume_key_of(input.tensors, layout);
+    std::string all = write::resume_key_of(written_tensors(input.tensors, layout), layout);
     for (const write::PlannedFolder& folder : folders) {
-        const std::string job = write::resume_key_of(folder.input.tensors, folder.layout);
+        const std::string job =
+            write::resume_key_of(written_tensors(folder.input.tensors, folder.layout), folder.layout);
         if (all.empty() || job.empty()) return {};
         all += '-' + job;
     }
@@ -61,7 +63,8 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
     std::vector<write::PlannedFolder> folders = write::plan_folders(options, layout);
     for (const write::PlannedFolder& folder : folders) {
         write::report_folder(folder, report);
-        const std::uint64_t buffers = write::buffer_bytes(folder.input.tensors, folder.layout, options.work.threads);
+        const std::uint64_t buffers = write::buffer_bytes(written_tensors(folder.input.tensors, folder.layout),
+                                                          folder.layout, options.work.threads);
         report.layout.buffer_bytes = std::max(report.layout.buffer_bytes, buffers);
     }
     for (std::string& note : write::notes_on_folders(out, options)) report.notes.push_back(std::move(note));
@@ -81,7 +84,7 @@ SaveReport save_all(const std::filesystem::path& out, const Input& input, const 
     std::vector<write::Written> parts;
     const auto add = [&](std::span<const LazyTensor> tensors, write::Layout& written) {
         destinations.push_back(write::into_staging(target.staging(), written));
-        parts.push_back({tensors, written, *destinations.back()});
+        parts.push_back({written_tensors(tensors, written), written, *destinations.back()});
     };
     for (write::PlannedFolder& folder : folders) {
         target.staging().add_folder(folder.name);

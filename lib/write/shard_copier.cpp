@@ -7,7 +7,8 @@
 // - Copying: a unit, with all tensors in it, is gathered, fed to the digests, and written from a buffer where it has
 //   the same offset in a page as in the file. Digests are computed from the bytes as they pass, in the order of the
 //   file. What is written in tiles is read back once for them.
-// - finish(): the worker that does the last unit of a file writes its header and flushes it to disk.
+// - finish(): the worker that does the last unit of a file writes its header and flushes it to disk. A header that
+//   needs the digests of other files is written at the end.
 // - write_files() runs one copier for each part on common workers; buffer_bytes() predicts their memory.
 #include "write/shard_copier.hpp"
 
@@ -25,6 +26,7 @@
 #include "write/cuts.hpp"
 #include "write/digest_patch.hpp"
 #include "write/evictions.hpp"
+#include "write/reshard.hpp"
 #include "write/saving.hpp"
 #include "write/shards.hpp"
 
@@ -54,6 +56,11 @@ struct Stretch : Cut {
     std::atomic<std::uint64_t>* boxes_left = nullptr;  ///< set for a tensor that is written in tiles and needs a digest
 };
 
+bool lists_digests(const Layout& layout) {
+    return std::any_of(layout.files.begin(), layout.files.end(),
+                       [](const PlannedFile& file) { return file.lists_digests; });
+}
+
 /// The plan of one part of a save, and the work on its units.
 class ShardCopier {
 public:
@@ -67,8 +74,7 @@ public:
           destination_(part.destination),
           evictions_(evictions),
           watch_(watch) {
-        const auto lists = [](const PlannedFile& file) { return file.lists_digests; };
-        if (std::any_of(layout_.files.begin(), layout_.files.end(), lists)) digests_.emplace(tensors_.size());
+        if (lists_digests(layout_)) digests_.emplace(tensors_.size());
     }
 
     void prepare() {
@@ -80,9 +86,11 @@ public:
 
     void run() {
         units_.each(workers_.count(), watch_, [this](auto unit, unsigned worker) { do_unit(unit, worker); });
+        if (digests_ && !layout_.wholes.empty())
+            layout_.whole_digests = digests_of_wholes(layout_, digests_->all(), workers_.count(), watch_);
         // Files without data come last: an index needs the digests of all other files.
         for (std::uint32_t i = 0; i < files_.size(); ++i)
-            if (files_[i].units == 0 && !files_[i].adopted) in_file(i, [&] { finish(i); });
+            if ((files_[i].units == 0 || needs_others(i)) && !files_[i].adopted) in_file(i, [&] { finish(i); });
         require_unchanged(tensors_);
         for (const auto& counts : counts_)
             for (std::size_t i = 0; i < counts.size(); ++i) add_counts(layout_.casts[i], counts[i]);
@@ -95,6 +103,11 @@ private:
         std::uint64_t units = 0;
         std::atomic<std::uint64_t> units_left = 0;
     };
+
+    /// Returns true if the head of a file needs the digests of other files, or of tensors that are cut for ranks.
+    bool needs_others(std::uint32_t file) const {
+        return layout_.files[file].has_checkpoint_digest && (files_.size() > 1 || !layout_.wholes.empty());
+    }
 
     // ---- planning
 
@@ -199,7 +212,8 @@ private:
             if (evictions_ != nullptr) evictions_->done(stretch.first_unit + unit.block);
             // The worker that does a file's last unit flushes the file to disk, while the other workers continue to
             // write.
-            if (files_[stretch.file].units_left.fetch_sub(1) == 1) finish(stretch.file);
+            const bool last = files_[stretch.file].units_left.fetch_sub(1) == 1;
+            if (last && !needs_others(stretch.file)) finish(stretch.file);
         });
     }
 
@@ -373,6 +387,7 @@ void write_files(std::span<const Written> parts, const Monitor& monitor, unsigne
     unsigned most = 1;
     for (const Written& part : parts) {
         bytes = sum_of_sizes(bytes, part.layout.data_bytes);
+        if (lists_digests(part.layout)) bytes = sum_of_sizes(bytes, bytes_to_hash(part.layout));
         most = std::max(most, workers_for(part.tensors, threads));
     }
     Watch watch(monitor, "converting", bytes);

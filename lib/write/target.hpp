@@ -14,9 +14,10 @@ namespace safemap::SAFEMAP_ABI::write {
 /// The file or folder that a save writes, and the old files that it replaces.
 class Target {
 public:
-    /// Targets a file if is_one_file(out, options), else a folder. An existing target is refused unless it is to be
-    /// overwritten, or is a folder that counts_as_new(out, options). Throws what Staging throws, and several_models if
-    /// it is ambiguous which model of the folder is replaced.
+    /// Targets a file if is_one_file(out, options), else a folder. Throws already_exists if files of ranks are to be
+    /// written, and a file that stays in the folder would be opened in place of them. An existing target is refused
+    /// unless it is to be overwritten, or is a folder that counts_as_new(out, options). Throws what Staging throws, and
+    /// several_models if it is ambiguous which model of the folder is replaced.
     Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job = {});
 
     io::Staging& staging() noexcept { return staging_; }
@@ -27,6 +28,8 @@ public:
 
 private:
     std::vector<std::string> old_files() const;
+    /// Returns those of `files` that are in `folder`, without its name.
+    static std::vector<std::string> inside(const std::vector<std::string>& files, const std::string& folder);
 
     std::filesystem::path out_;
     bool overwrite_;
@@ -45,7 +48,11 @@ bool counts_as_new(const std::filesystem::path& out);
 bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options);
 
 /// Returns the files to remove when a model in `folder` is replaced: its index and the shards that the index names, or
-/// a `model.safetensors` without an index. Throws several_models if there are several indexes.
+/// a `model.safetensors` without an index; and all files of ranks (Hugging Face shards), which are told by their names
+/// or by their content. Throws several_models if there are several indexes.
 std::vector<std::string> model_files(const std::filesystem::path& folder);
+/// Throws already_exists if a folder would not open as files of ranks once `old_files` are removed and new files of
+/// ranks are there: if it has a model that safemap does not replace, such as `pytorch_model.bin`.
+void require_ranks_open(const std::filesystem::path& folder, const std::vector<std::string>& old_files);
 
 }  // namespace safemap::SAFEMAP_ABI::write
