@@ -38,7 +38,7 @@ void add_names(const std::vector<std::string>& from, std::vector<std::string>& t
                  [&known](const std::string& name) { return !known.contains(name); });
 }
 
-/// What is checked after the bytes of all files.
+/// Checks that wait until the bytes of all files are read.
 struct Later {
     std::vector<FileDigests> files = {};
     std::vector<WholeDigest> wholes = {};

@@ -34,7 +34,7 @@ private:
     std::string stored_;
     std::vector<LazyTensor> tensors_;
     std::vector<AliasGroup> aliases_;
-    std::vector<std::optional<Digest>> known_;  // of tensors that are stored as one part
+    std::vector<std::optional<Digest>> known_;  // for tensors that are stored as one part
     std::uint64_t bytes_ = 0;
 };
 

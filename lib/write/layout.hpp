@@ -59,7 +59,7 @@ struct Layout {
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
 
     // Only if tensors are cut for ranks.
-    std::vector<LazyTensor> parts;       ///< what is written in place of the caller's tensors
+    std::vector<LazyTensor> parts;       ///< the tensors that are written in place of the caller's
     std::vector<std::uint32_t> part_of;  ///< for each part: the number of the caller's tensor
     std::span<const LazyTensor> wholes;  ///< the caller's tensors
     std::vector<Digest> whole_digests;   ///< by the caller's numbers, once they are known

@@ -18,8 +18,8 @@ namespace {
 
 /// A tensor that is cut: slices of `length`, except the last.
 struct Cutting {
-    std::uint64_t size = 0;    // of the dimension; 0 if the tensor is not cut
-    std::uint64_t length = 0;  // of a slice
+    std::uint64_t size = 0;    // size of the dimension; 0 if the tensor is not cut
+    std::uint64_t length = 0;  // size of a slice
 
     std::uint64_t start(std::uint32_t rank) const noexcept {
         // rank * length does not overflow where it is below the size.

@@ -48,8 +48,8 @@ bool counts_as_new(const std::filesystem::path& out);
 bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options);
 
 /// Returns the files to remove when a model in `folder` is replaced: its index and the shards that the index names, or
-/// a `model.safetensors` without an index; and all files of ranks (Hugging Face shards), which are told by their names
-/// or by their content. Throws several_models if there are several indexes.
+/// a `model.safetensors` without an index; and all files of ranks (Hugging Face shards), which their
+/// names or their content show. Throws several_models if there are several indexes.
 std::vector<std::string> model_files(const std::filesystem::path& folder);
 /// Throws already_exists if a folder would not open as files of ranks once `old_files` are removed and new files of
 /// ranks are there: if it has a model that safemap does not replace, such as `pytorch_model.bin`.

@@ -18,7 +18,7 @@ using safemap::Shape;
 
 /// A part of a tensor in one file.
 struct Part {
-    std::string name = {};  ///< of the whole tensor
+    std::string name = {};  ///< name of the whole tensor
     std::string dtype = "U32";
     Shape start = {};
     Shape shape = {};

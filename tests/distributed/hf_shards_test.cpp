@@ -163,7 +163,7 @@ void check_values(const Contents& contents, const Shards& shards) {
     }
 }
 
-/// Picks a part with elements, of a tensor of at least one dimension; nothing if there is none.
+/// Picks a part with elements, of a tensor of at least one dimension; null if no part is such.
 Part* random_part(std::mt19937& random, Shards& shards) {
     std::vector<Part*> parts;
     for (auto& rank : shards.ranks)

@@ -61,9 +61,9 @@ void check_equal(const Checkpoint& got, const std::vector<LazyTensor>& wanted) {
 }
 
 std::vector<LazyTensor> some_tensors() {
-    return {tensor("w", Dtype::f32, {7, 3}, 1),   tensor("b", Dtype::bf16, {2}, 2),
+    return {tensor("w", Dtype::f32, {7, 3}, 1),           tensor("b", Dtype::bf16, {2}, 2),
             tensor("mask", Dtype::boolean, {5, 2, 2}, 3), tensor("scalar", Dtype::i64, {}, 4),
-            tensor("empty", Dtype::f32, {0, 4}, 5), tensor("packed", Dtype::f4, {4, 6}, 6)};
+            tensor("empty", Dtype::f32, {0, 4}, 5),       tensor("packed", Dtype::f4, {4, 6}, 6)};
 }
 
 void write(const fs::path& file, const std::string& bytes) { std::ofstream(file, std::ios::binary) << bytes; }
@@ -97,7 +97,8 @@ TEST_CASE("two ranks are written as torch writes them, with the shape of the who
                "ijkl"));
     CHECK(report.tensors == 2);
     CHECK(report.bytes_read == 16);
-    CHECK(report.bytes_written == fs::file_size(dir / "out" / shard_name(1)) + fs::file_size(dir / "out" / shard_name(2)));
+    CHECK(report.bytes_written ==
+          fs::file_size(dir / "out" / shard_name(1)) + fs::file_size(dir / "out" / shard_name(2)));
     REQUIRE(report.layout.files.size() == 2);
     CHECK(report.layout.files[0].tensors == 2);
     CHECK(report.layout.files[1].tensors == 1);
@@ -273,8 +274,7 @@ TEST_CASE("digests are those of the parts in each file, and of the whole checkpo
             for (const auto& [tensor, stored] : read_file(out / name)) found.emplace(tensor, hex(xxh3(stored.bytes)));
             CHECK(listed == found);
         }
-        const std::string stored =
-            metadata_of(out / shard_name(1)).at(std::string(safetensors::checkpoint_digest_key));
+        const std::string stored = metadata_of(out / shard_name(1)).at(std::string(safetensors::checkpoint_digest_key));
         CHECK(stored == digests(Checkpoint::open(out)).checkpoint);
         CHECK_FALSE(metadata_of(out / shard_name(2)).contains(std::string(safetensors::checkpoint_digest_key)));
         const VerifyReport report = verify(out);
@@ -341,7 +341,7 @@ TEST_CASE("verify notes a replica that differs") {
     fs::create_directory(dir / "out");
     write(dir / "out" / shard_name(1), hf_forge::file({part('a')}));
     write(dir / "out" / shard_name(2), hf_forge::file({part('a')}));
-    CHECK(verify(dir / "out").notes.size() == 1);  // of digests
+    CHECK(verify(dir / "out").notes.size() == 1);  // about digests
     write(dir / "out" / shard_name(2), hf_forge::file({part('b')}));
     const VerifyReport report = verify(dir / "out");
     CHECK(report.ok());
@@ -349,7 +349,7 @@ TEST_CASE("verify notes a replica that differs") {
     CHECK(report.notes[1].find("different values") != std::string::npos);
 }
 
-// What a set of ranks replaces, and what replaces it.
+// Replacing, and being replaced.
 
 TEST_CASE("a save replaces every kind of old model by every kind of new one, and leaves other files") {
     const TempDir dir = TempDir::in_memory();
@@ -497,7 +497,7 @@ TEST_CASE("another number of ranks or another dimension is another save") {
     check_equal(Checkpoint::open(dir / "out"), {model.begin(), model.end()});
 }
 
-// What is refused.
+// Refusals.
 
 TEST_CASE("ranks are refused where there is one file, exact metadata, or no tensors to cut") {
     const TempDir dir;
