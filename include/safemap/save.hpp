@@ -115,7 +115,8 @@ struct SaveOptions {
     /// tensors. docs/hf-shards.md describes the files. In `folders`, too.
     ///
     /// - Each tensor is cut along `rank_dimension` as torch.chunk cuts it: into slices of the same length, the last one
-    ///   shorter. If there are fewer indices than ranks, the last ranks get no part of the tensor.
+    ///   shorter. If there are fewer indices than ranks, the last ranks get no part of the tensor. A rank without a part
+    ///   of any tensor has no file, as with torch.
     /// - The first rank also gets what cannot be cut: tensors without that dimension, without elements, of sub-byte
     ///   dtypes or of dtypes that only a structure document names; and that document.
     /// - `max_shard_size`, `strategy` and `index_style` do not apply.

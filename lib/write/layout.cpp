@@ -136,7 +136,8 @@ public:
         return std::move(layout_);
     }
 
-    /// Lays out a file for each rank. The first also has what is said of the whole.
+    /// Lays out a file for each rank that gets a part of any tensor, as torch writes none for the others: its
+    /// consolidation refuses files without tensors. The first file also has what is said of the whole.
     Layout rank_shards() && {
         const auto is_structure = [this](const LazyTensor& tensor) {
             return tensor.name() == state::structure_tensor && has_structure_tensor(input_);
@@ -148,6 +149,7 @@ public:
             std::vector<Stored> members;
             for (; first < cut.ends[rank]; ++first)
                 members.push_back({&cut.tensors[first], first, layout_.chosen[cut.chosen[first]].dtype});
+            if (members.empty() && rank > 0) break;  // nor have the ranks after it any
             sort_for_file(members);
             std::vector<std::uint32_t> numbers;
             for (const Stored& member : members) numbers.push_back(member.number);

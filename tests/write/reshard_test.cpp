@@ -113,10 +113,11 @@ TEST_CASE("each rank gets the slices that torch.chunk gives it, and the first wh
             CAPTURE(count);
             const fs::path out = dir / (std::to_string(dimension) + "_" + std::to_string(count));
             save(out, tensors, {.ranks = count, .rank_dimension = dimension});
-            CHECK(names_in(out) == ranks(static_cast<int>(count)));
             for (std::uint32_t rank = 0; rank < count; ++rank) {
                 CAPTURE(rank);
-                const auto stored = read_file(out / shard_name(static_cast<int>(rank) + 1));
+                const fs::path file = out / shard_name(static_cast<int>(rank) + 1);
+                const auto stored = fs::exists(file) ? read_file(file) : std::map<std::string, Stored>();
+                CHECK(fs::exists(file) == (rank == 0 || !stored.empty()));
                 std::size_t expected = 0;
                 for (const LazyTensor& whole : tensors) {
                     CAPTURE(whole.name());
@@ -171,7 +172,7 @@ TEST_CASE("random tensors from N ranks to M and back are the same bytes") {
         check_equal(Checkpoint::open(dir / "m"), tensors);
         CHECK(contents_of(dir / "again") == contents_of(dir / "n"));
         const Checkpoint through = Checkpoint::open(dir / "m");
-        CHECK(through.layout()->world_size == m.ranks);
+        CHECK(through.layout()->world_size == names_in(dir / "m").size());
         CHECK(verify(dir / "m").ok());
         // And to one file, which does not know of ranks.
         save(dir / "one.safetensors", Checkpoint::open(dir / "m"));
@@ -196,6 +197,7 @@ TEST_CASE("casts, ties, a nested state dict and dtypes that only its document na
         for (const Error& fault : report.faults) FAIL_CHECK(std::string(fault.what()));
         CHECK(report.checked_bytes == report.bytes);
         // Files of other ranks repeat what belongs to each file, and nothing about the whole.
+        if (!fs::exists(dir / name / shard_name(2))) continue;  // nothing in it can be cut
         const auto second = metadata_of(dir / name / shard_name(2));
         for (const auto& pair : second)
             CHECK((!pair.first.starts_with("safemap.") || pair.first == safetensors::digests_key));
@@ -231,18 +233,15 @@ TEST_CASE("a document that is stored as a tensor is in the file of the first ran
     CHECK(verify(dir / "out").ok());
 }
 
-TEST_CASE("more ranks than indices give files without tensors, which are read") {
+TEST_CASE("a rank that gets no part of any tensor has no file, except the first") {
     const TempDir dir;
-    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2, 2})};
+    const std::vector<LazyTensor> tensors = {tensor("w", Dtype::f32, {2, 2}), tensor("v", Dtype::f32, {3})};
     save(dir / "out", tensors, {.checksums = true, .ranks = 5});
-    CHECK(names_in(dir / "out") == ranks(5));
-    CHECK(read_file(dir / "out" / shard_name(5)).empty());
+    CHECK(names_in(dir / "out") == ranks(3));
     check_equal(Checkpoint::open(dir / "out"), tensors);
-    const Checkpoint opened = Checkpoint::open(dir / "out");
-    CHECK(opened.layout()->world_size == 5);
     CHECK(verify(dir / "out").ok());
     save(dir / "none", std::vector<LazyTensor>(), {.checksums = true, .ranks = 2});
-    CHECK(names_in(dir / "none") == ranks(2));
+    CHECK(names_in(dir / "none") == ranks(1));
     CHECK(Checkpoint::open(dir / "none").size() == 0);
     CHECK(verify(dir / "none").ok());
 }
@@ -424,8 +423,8 @@ TEST_CASE("a checkpoint in a folder is cut for the same ranks, and replaced with
     const Checkpoint optimizer = Checkpoint::open(dir / "optimizer.safetensors");
     SaveOptions options{.checksums = true, .folders = {{"optimizer", optimizer}}, .ranks = 5};
     const SaveReport report = save(dir / "out", tensors, options);
-    CHECK(report.files.size() == 10);
-    CHECK(names_in(dir / "out/optimizer") == ranks(5));
+    CHECK(report.files.size() == 9);
+    CHECK(names_in(dir / "out/optimizer") == ranks(4));  // seven rows: two, two, two and one
     check_equal(Checkpoint::open(dir / "out/optimizer"), state);
     const VerifyReport verified = verify(dir / "out");
     CHECK(verified.ok());
