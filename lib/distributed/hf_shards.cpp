@@ -121,7 +121,7 @@ class Whole {
 public:
     /// Adds a part that stands where `place` says. Throws piece_mismatch, and ranks_differ if it contradicts the part
     /// that was added first.
-    void add(const ShardPlace& place, const LazyTensor& value, std::uint32_t file, const std::vector<HfFile>& files) {
+    void add(const ShardPlace& place, LazyTensor value, std::uint32_t file, const std::vector<HfFile>& files) {
         const std::size_t rank = value.shape().size();
         if (place.offsets.size() != rank)
             throw Error(Errc::piece_mismatch, "saved_offsets has " + dimensions_text(place.offsets.size()) +
@@ -131,7 +131,7 @@ public:
                                                   "; expected " + dimensions_text(rank) + ", as the tensor has");
         if (!parts_.empty()) require_same(parts_.front(), value, files);
         if (place.global_shape) take_shape(*place.global_shape, file, files);
-        parts_.push_back({{place.offsets, value}, file});
+        parts_.push_back({{place.offsets, std::move(value)}, file});
     }
 
     std::size_t parts() const noexcept { return parts_.size(); }
@@ -271,11 +271,16 @@ private:
             [&](const ShardPlace& place) { places[*index.find(place.stored, names)] = place; });
         for (std::size_t i = 0; i < places.size(); ++i)
             reporting(faults, [&] {
-                about_tensor(contents.tensors[i].name(), [&] { add_part(number, places[i], contents.tensors[i]); });
+                const std::string name = contents.tensors[i].name();
+                // Parts need no names, and there may be very many.
+                about_tensor(name, [&] { add_part(number, places[i], contents.tensors[i].renamed({})); });
             });
+        // They are in the wholes now.
+        std::vector<LazyTensor>().swap(contents.tensors);
+        std::erase_if(contents.metadata, [](const auto& pair) { return safetensors::is_sharding_key(pair.first); });
     }
 
-    void add_part(std::uint32_t file, const std::optional<ShardPlace>& place, const LazyTensor& tensor) {
+    void add_part(std::uint32_t file, const std::optional<ShardPlace>& place, LazyTensor tensor) {
         if (!place)
             throw Error(Errc::field_missing,
                         std::string(safetensors::sharding_info_key) + " has no saved_offsets for it");
@@ -283,7 +288,7 @@ private:
         const auto next = static_cast<std::uint32_t>(wholes_.size());
         const std::uint32_t number = names_.add(place->name, next, NamesOf(wholes_));
         if (number == next) wholes_.emplace_back(place->name, Whole());
-        wholes_[number].second.add(*place, tensor, file, files_);
+        wholes_[number].second.add(*place, std::move(tensor), file, files_);
     }
 
     void make(std::size_t number) {
@@ -320,7 +325,6 @@ private:
                 if (pair.first.starts_with("safemap.") && pair.first != safetensors::digests_key &&
                     state::find_value(own, pair.first) == nullptr)
                     own.push_back(pair);
-            file.contents.tensors.clear();
             joined_.add(file.contents, file.name);
         }
         state::Metadata& metadata = joined_.contents.metadata;
