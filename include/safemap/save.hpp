@@ -44,6 +44,7 @@ enum class StructurePolicy : std::uint8_t {
 };
 
 struct SaveReport;
+class Team;
 
 /// Options of save(): the contents and layout of the files, and how they are written.
 struct SaveOptions {
@@ -115,8 +116,8 @@ struct SaveOptions {
     /// tensors. docs/hf-shards.md describes the files. In `folders`, too.
     ///
     /// - Each tensor is cut along `rank_dimension` as torch.chunk cuts it: into slices of the same length, the last one
-    ///   shorter. If there are fewer indices than ranks, the last ranks get no part of the tensor. A rank without a part
-    ///   of any tensor has no file, as with torch.
+    ///   shorter. If there are fewer indices than ranks, the last ranks get no part of the tensor. A rank without a
+    ///   part of any tensor has no file, as with torch.
     /// - The first rank also gets what cannot be cut: tensors without that dimension, without elements, of sub-byte
     ///   dtypes or of dtypes that only a structure document names; and that document.
     /// - `max_shard_size`, `strategy` and `index_style` do not apply.
@@ -153,6 +154,19 @@ struct SaveOptions {
     /// Progress, cancellation and threads. A number of threads above 8 counts as 8; 0 means 4 if a tensor is in
     /// several pieces, such as one of many ranks, and else 2, or 1 on one processor.
     Work work = {};
+    /// The processes that make this save together, each with a call of its own and the same options; null: this one
+    /// alone. `out` must be on a file system that all of them share. safemap/advanced/team.hpp has the class. It must
+    /// outlive the call.
+    ///
+    /// - Each process writes a part of the bytes, and reads what it writes; with `checksums`, also what digests of
+    ///   tensors need that several processes write. The files are the same as those of one process.
+    /// - Rank 0 creates the files, calls `on_plan` and commits. Its report is complete; in the others, counts of casts
+    ///   are those of their own part.
+    /// - Throws in every process if one of them fails: the error of the lowest rank that failed. Throws
+    /// invalid_argument
+    ///   if their plans differ, or if one of them does not see `out`; then nothing is written.
+    /// - A process that dies is noticed by whoever started it. If all are ended then, the save can be resumed.
+    Team* team = nullptr;
     bool plan_only = false;  ///< computes the layout and the report, and writes nothing
     /// Called once with the plan, on the thread that saves, before space is allocated and any tensor is written; with
     /// `plan_only`, too. The plan is a report in which `casts` have no counts of values. If the function throws, the

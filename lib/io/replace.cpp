@@ -17,6 +17,7 @@
 #include "io/commit_list.hpp"
 #include "io/exchange_list.hpp"
 #include "io/file.hpp"
+#include "io/joined_staging.hpp"
 #include "io/listing.hpp"
 #include "io/old_content.hpp"
 #include "io/stamp.hpp"
@@ -352,8 +353,18 @@ void Staging::sync(int folder) const {
     if (job_.durable) sync_folder(folder);
 }
 
+std::string Staging::open_to_others() {
+    return about_file(place_.target, [&] {
+        const std::string token = new_token();
+        has_token_ = true;
+        put_token(sibling_.folder(), token, job_.durable);
+        return std::string(state_ == State::published ? "published" : inside_ ? "inside" : "beside") + ' ' + token;
+    });
+}
+
 void Staging::commit(std::span<const std::string> old_files) {
     about_file(place_.target, [&] {
+        if (std::exchange(has_token_, false)) sibling_.remove_file(token_name);
         if (state_ == State::published) return finish_published();
         set_permissions(old_files);
         set_folder_permissions();

@@ -3,7 +3,6 @@
 
 #include <safemap/advanced/dtypes.hpp>
 
-#include "check/hasher.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "safetensors/sharding_info.hpp"
 #include "tensor/raw_dtype.hpp"
@@ -107,33 +106,44 @@ std::vector<std::optional<std::uint32_t>> only_parts(const Layout& layout) {
 
 }  // namespace
 
+LazyTensor whole_value(const Layout& layout, const ChosenTensor& chosen) {
+    const LazyTensor& tensor = layout.wholes[chosen.number];
+    return tensor.dtype() == chosen.dtype ? tensor : tensor.cast(chosen.dtype);
+}
+
 std::uint64_t bytes_to_hash(const Layout& layout) {
-    if (layout.wholes.empty()) return 0;
-    const auto only = only_parts(layout);
     std::uint64_t bytes = 0;
-    for (const ChosenTensor& each : layout.chosen)
-        if (!only[each.number])
-            bytes += byte_size(each.dtype, layout.wholes[each.number].element_count()).value_or(0);  // it was planned
+    for (const std::uint32_t i : wholes_to_hash(layout, 0, 1)) bytes += whole_value(layout, layout.chosen[i]).nbytes();
     return bytes;
 }
 
-std::vector<Digest> digests_of_wholes(const Layout& layout, std::span<const Digest> digests, unsigned threads,
-                                      Watch& watch) {
+std::vector<std::uint32_t> wholes_to_hash(const Layout& layout, unsigned rank, unsigned ranks) {
+    if (layout.wholes.empty()) return {};
+    const auto only = only_parts(layout);
+    std::vector<std::uint32_t> cut;
+    std::uint64_t total = 0;
+    for (std::uint32_t i = 0; i < layout.chosen.size(); ++i) {
+        if (only[layout.chosen[i].number]) continue;
+        cut.push_back(i);
+        total += whole_value(layout, layout.chosen[i]).nbytes();  // at most data_bytes
+    }
+    // A tensor belongs to the share in which it begins.
+    std::vector<std::uint32_t> mine;
+    std::uint64_t before = 0;
+    for (const std::uint32_t i : cut) {
+        if (before / (total / ranks + 1) == rank) mine.push_back(i);
+        before += whole_value(layout, layout.chosen[i]).nbytes();
+    }
+    return mine;
+}
+
+std::vector<Digest> digests_of_wholes(const Layout& layout, std::span<const Digest> digests,
+                                      std::span<const std::pair<std::uint32_t, Digest>> hashed) {
     const auto only = only_parts(layout);
     std::vector<Digest> wholes(layout.wholes.size());
-    std::vector<LazyTensor> cut;
-    for (const ChosenTensor& each : layout.chosen) {
-        const LazyTensor& tensor = layout.wholes[each.number];
-        if (only[each.number]) wholes[each.number] = digests[*only[each.number]];
-        else cut.push_back(tensor.dtype() == each.dtype ? tensor : tensor.cast(each.dtype));
-    }
-    std::vector<const LazyTensor*> read;
-    for (const LazyTensor& tensor : cut) read.push_back(&tensor);
-    check::Hasher<Xxh3> hasher(read, threads, watch);
-    hasher.run();
-    std::size_t next = 0;
     for (const ChosenTensor& each : layout.chosen)
-        if (!only[each.number]) wholes[each.number] = hasher.of(next++);
+        if (only[each.number]) wholes[each.number] = digests[*only[each.number]];
+    for (const auto& [number, digest] : hashed) wholes.at(number) = digest;
     return wholes;
 }
 

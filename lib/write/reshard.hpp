@@ -3,7 +3,6 @@
 #pragma once
 
 #include "base/checksum.hpp"
-#include "base/watch.hpp"
 #include "write/layout.hpp"
 
 #include <safemap/lazy_tensor.hpp>
@@ -12,6 +11,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::write {
@@ -40,11 +40,16 @@ std::string sharding_info_of(const RankParts& parts, std::span<const std::uint32
                              std::span<const LazyTensor> tensors, std::span<const ChosenTensor> chosen,
                              std::uint32_t dimension);
 
-/// Returns the number of bytes that digests_of_wholes() reads.
+/// Returns one of the caller's tensors as it is written, before it is cut.
+LazyTensor whole_value(const Layout& layout, const ChosenTensor& chosen);
+/// Returns the tensors in several parts, as indices into `layout.chosen`: those of one of several processes, which get
+/// about the same number of bytes. Their digests are not computed while parts are written, so they are read once more.
+std::vector<std::uint32_t> wholes_to_hash(const Layout& layout, unsigned rank, unsigned ranks);
+/// Returns the number of bytes of all of them.
 std::uint64_t bytes_to_hash(const Layout& layout);
-/// Returns the digests of whole tensors, by the caller's numbers. `digests` are those of the parts. Tensors that are in
-/// several parts are read once more, as they are written. Throws cancelled, and what reading throws.
-std::vector<Digest> digests_of_wholes(const Layout& layout, std::span<const Digest> digests, unsigned threads,
-                                      Watch& watch);
+/// Returns the digests of whole tensors, by the caller's numbers. `digests` are those of the parts; `hashed` has those
+/// of the tensors that wholes_to_hash() gives, by the caller's numbers.
+std::vector<Digest> digests_of_wholes(const Layout& layout, std::span<const Digest> digests,
+                                      std::span<const std::pair<std::uint32_t, Digest>> hashed);
 
 }  // namespace safemap::SAFEMAP_ABI::write

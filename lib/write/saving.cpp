@@ -57,6 +57,7 @@ Layout lay_out_for(const Sink& sink, const Input& input, const SaveOptions& opti
                                 : !options.extras.files.empty() ? "extras"
                                 : !options.folders.empty()      ? "folders"
                                 : options.ranks > 0             ? "ranks"
+                                : options.team != nullptr       ? "team"
                                                                 : nullptr;
     if (refused != nullptr)
         throw Error(Errc::invalid_argument, std::string("the option ") + refused + " is only for a save to a path");

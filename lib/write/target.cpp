@@ -18,11 +18,14 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
+io::Staging::Kind kind_of(const std::filesystem::path& out, const SaveOptions& options) {
+    return is_one_file(out, options) ? io::Staging::Kind::file : io::Staging::Kind::folder;
+}
+
 io::Staging stage(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job) {
-    const bool one_file = is_one_file(out, options);
-    const auto kind = one_file ? io::Staging::Kind::file : io::Staging::Kind::folder;
+    const auto kind = kind_of(out, options);
     if (options.overwrite) return io::Staging(out, kind, io::Existing::replace, job);
-    const bool merges = !one_file && counts_as_new(out, options);
+    const bool merges = kind == io::Staging::Kind::folder && counts_as_new(out, options);
     return io::Staging(out, kind, merges ? io::Existing::merge : io::Existing::refuse, job);
 }
 
@@ -112,6 +115,11 @@ void require_ranks_open(const std::filesystem::path& path, const std::vector<std
                     (shape.files.empty() ? std::string("another model") : safemap::quoted(shape.files.front())) +
                     ", which would be opened in place of the files of ranks");
     throw std::move(error.with_path(path.native()).with_hint("remove it, or save to another folder"));
+}
+
+io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key) {
+    return {out, kind_of(out, options), options.overwrite ? io::Existing::replace : io::Existing::merge, key,
+            options.durable};
 }
 
 Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job)

@@ -1,6 +1,7 @@
 // The target of a save: a file or a folder, new or replacing an old one.
 #pragma once
 
+#include "io/joined_staging.hpp"
 #include "io/replace.hpp"
 
 #include <safemap/save.hpp>
@@ -36,6 +37,10 @@ private:
     std::vector<std::string> folders_;  ///< folders inside the target that are also written
     io::Staging staging_;
 };
+
+/// Returns the files of a target that another process has made, with the same options. `key` is what
+/// Staging::open_to_others() has returned there. Throws invalid_argument if it is another target.
+io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key);
 
 /// Returns true if `out` ends in ".safetensors" or ".sft".
 bool names_file(const std::filesystem::path& out);

@@ -42,7 +42,7 @@ OWNER = {
     'checkpoint': 'checkpoint', 'plan': 'checkpoint', 'selection': 'checkpoint',
     'advanced/names': 'checkpoint', 'advanced/structure': 'checkpoint',
     'diff': 'check', 'digest': 'check', 'verify': 'check',
-    'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write',
+    'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write', 'advanced/team': 'write',
     'device': 'device', 'uploader': 'device',
 }
 
