@@ -11,6 +11,7 @@
 #include "command.hpp"
 #include "entries.hpp"
 #include "layout.hpp"
+#include "many_nodes.hpp"
 #include "memory.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
@@ -463,6 +464,7 @@ private:
         SaveOptions options = options_;
         options.work.threads = common.open.work.threads;
         options.work.monitor = bar.monitor();
+        options.team = Nodes::team_for_save();
         return save(out_, model, options);
     }
 

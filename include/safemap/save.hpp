@@ -162,10 +162,9 @@ struct SaveOptions {
     ///   tensors need that several processes write. The files are the same as those of one process.
     /// - Rank 0 creates the files, calls `on_plan` and commits. Its report is complete; in the others, counts of casts
     ///   are those of their own part.
-    /// - Throws in every process if one of them fails: the error of the lowest rank that failed. Throws
-    /// invalid_argument
-    ///   if their plans differ, or if one of them does not see `out`; then nothing is written.
-    /// - A process that dies is noticed by whoever started it. If all are ended then, the save can be resumed.
+    /// - Throws in every process if one of them fails: the error of the lowest rank that failed. If their plans
+    ///   differ, or one of them does not see `out`, it is invalid_argument, and nothing is written.
+    /// - The launcher of the processes notices if one dies. If it ends all of them then, the save can be resumed.
     Team* team = nullptr;
     bool plan_only = false;  ///< computes the layout and the report, and writes nothing
     /// Called once with the plan, on the thread that saves, before space is allocated and any tensor is written; with

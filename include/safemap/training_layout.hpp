@@ -21,7 +21,7 @@ struct TrainingLayout {
     std::optional<int> stage = {};                 ///< ZeRO stage, 0 to 3
     std::optional<std::uint64_t> world_size = {};  ///< ranks; of DeepSpeed, those of data parallelism
     std::string tag = {};                          ///< the folder that was read, "global_step500"
-    std::string version = {};                      ///< version of DeepSpeed, "0.19.8", or of the metadata of DCP, "1.0.0"
+    std::string version = {};                      ///< version of DeepSpeed, "0.19.8", or of DCP metadata, "1.0.0"
     std::string dtype = {};                        ///< the dtype trained in: "fp32", "bf16" or "fp16"
     std::vector<std::string> optimizer = {};       ///< names of the state for each parameter, "exp_avg"
     std::vector<std::uint64_t> mesh = {};          ///< sizes of the device mesh; empty if tensors have different ones

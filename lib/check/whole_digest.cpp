@@ -1,4 +1,4 @@
-// Compares the digest of Hugging Face shards. Tested by tests/check/shards_test.cpp.
+// Compares the digest of Hugging Face shards. Tested by tests/write/reshard_test.cpp, which writes such files.
 #include "check/whole_digest.hpp"
 
 #include "base/name_index.hpp"

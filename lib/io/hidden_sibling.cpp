@@ -302,6 +302,11 @@ void HiddenSibling::remove_notes() const {
     for (const char* note : note_names) remove_file(note);
 }
 
+void HiddenSibling::remove_token() const {
+    remove_file(token_name);
+    remove_file(new_token_name);
+}
+
 void HiddenSibling::remove_file(const char* name) const {
     if (calls.unlinkat(folder(), name, 0) != 0 && errno != ENOENT)
         throw system_error(errno, "remove " + safemap::quoted(name) + " in " + safemap::quoted(name_));

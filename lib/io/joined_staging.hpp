@@ -39,7 +39,7 @@ private:
     std::string target_;
     Staging::Kind kind_;
     bool durable_;
-    Descriptor folder_;  // that has the files
+    Descriptor folder_;  // with the files
 };
 
 }  // namespace safemap::SAFEMAP_ABI::io

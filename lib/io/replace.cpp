@@ -179,6 +179,7 @@ bool Staging::take_published() {
             return false;
         }
         adoptable_.insert(done.begin(), done.end());
+        dead.remove_token();
         content_ = std::move(published);
         sibling_ = std::move(dead);
         state_ = State::published;
@@ -270,6 +271,7 @@ bool Staging::continue_old(const HiddenSibling& dead) {
     if (!journal_) return false;
     adoptable_.insert(done.begin(), done.end());
     remove_unfinished(content.number(), {});
+    dead.remove_token();
     content_ = std::move(content);
     return true;
 }
@@ -364,7 +366,7 @@ std::string Staging::open_to_others() {
 
 void Staging::commit(std::span<const std::string> old_files) {
     about_file(place_.target, [&] {
-        if (std::exchange(has_token_, false)) sibling_.remove_file(token_name);
+        if (std::exchange(has_token_, false)) sibling_.remove_token();
         if (state_ == State::published) return finish_published();
         set_permissions(old_files);
         set_folder_permissions();

@@ -59,8 +59,9 @@ std::string resume_key_of_all(const Input& input, const write::Layout& layout,
 class Saving {
 public:
     /// If `replaced` is not empty, the file to be replaced must have that identity.
-    Saving(const std::filesystem::path& out, const Input& input, const SaveOptions& options, std::string replaced)
-        : out_(out), input_(input), options_(options), replaced_(std::move(replaced)), together_(options.team) {}
+    Saving(const std::filesystem::path& out, const Input& input, const SaveOptions& options, write::Together& together,
+           std::string replaced = {})
+        : out_(out), input_(input), options_(options), replaced_(std::move(replaced)), together_(together) {}
 
     SaveReport run() {
         agree_on_plan();
@@ -122,13 +123,16 @@ private:
                                          .replaced = replaced_,
                                          .durable = options_.durable};
             target_.emplace(out_, options_, job);
-            if (options_.on_plan) options_.on_plan(report_);
-            write::copy_extras(extras_, target_->staging());
-            for (const write::PlannedFolder& folder : folders_) target_->staging().add_folder(folder.name);
             return together_.alone() ? std::string() : target_->staging().open_to_others();
         });
         together_.all([&] {
             if (!together_.leads()) joined_.emplace(write::join(out_, options_, key));
+            return std::string();
+        });
+        together_.lead([this] {
+            if (options_.on_plan) options_.on_plan(report_);
+            write::copy_extras(extras_, target_->staging());
+            for (const write::PlannedFolder& folder : folders_) target_->staging().add_folder(folder.name);
             return std::string();
         });
     }
@@ -157,7 +161,7 @@ private:
     const Input& input_;
     const SaveOptions& options_;
     std::string replaced_;
-    write::Together together_;
+    write::Together& together_;
     write::Layout layout_;
     SaveReport report_;
     write::PlannedExtras extras_;
@@ -165,11 +169,6 @@ private:
     std::optional<write::Target> target_;      // in the first process
     std::optional<io::JoinedStaging> joined_;  // in the others
 };
-
-SaveReport save_all(const std::filesystem::path& out, const Input& input, const SaveOptions& options,
-                    const std::string& replaced = {}) {
-    return Saving(out, input, options, replaced).run();
-}
 
 SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
     write::Layout layout = write::lay_out_for(sink, input, options);
@@ -223,14 +222,21 @@ write::Metadata wanted_metadata(const Checkpoint& checkpoint, const SaveOptions&
 
 SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
                                   const SaveOptions& options, const std::string& replaced) {
+    Together together(options.team);
     std::vector<LazyTensor> with_structure;
-    const Input input = input_of(checkpoint, std::move(metadata), options, with_structure);
-    return save_all(out, input, options, replaced);
+    Input input;
+    together.all([&] {
+        input = input_of(checkpoint, std::move(metadata), options, with_structure);
+        return std::string();
+    });
+    return Saving(out, input, options, together, replaced).run();
 }
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
     return write::during_save(out, options.one_file, [&] {
-        return save_all(out, {.tensors = tensors, .metadata = options.metadata}, options);
+        write::Together together(options.team);
+        const Input input{.tensors = tensors, .metadata = options.metadata};
+        return Saving(out, input, options, together).run();
     });
 }
 

@@ -85,7 +85,7 @@ private:
         bool done = false;                 // adopted, or completed
         bool whole = false;                // all its units are of this process
         std::uint64_t units = 0;
-        std::atomic<std::uint64_t> units_left = 0;  // of this process
+        std::atomic<std::uint64_t> units_left = 0;  // units of this process
     };
     using Numbered = std::vector<std::pair<std::uint32_t, Digest>>;
 
@@ -137,8 +137,8 @@ private:
     BlockRow units_;  // units of all stretches
     Share share_ = {};
     Process process_;
-    std::vector<bool> cut_;               // tensors that several processes write; empty if there are none
-    std::vector<PlannedTensor> to_hash_;  // those of them whose digest is computed here
+    std::vector<bool> cut_;               // tensors that several processes write; empty without any
+    std::vector<PlannedTensor> to_hash_;  // the cut tensors whose digest is computed here
     Numbered wholes_;                     // digests of the caller's tensors that are cut for ranks
     Watch& watch_;
 };

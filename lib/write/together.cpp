@@ -4,7 +4,7 @@
 //   Together            steps; messages while ranks work on their own; the exchange at the end of a step
 //
 // A rank that fails in a step tells all others at once, so that they stop, and then waits for them in the exchange. A
-// rank that dies never comes to the exchange: the others wait in it until whoever started the processes ends them.
+// rank that dies never comes to the exchange: the others wait in it until the launcher of the processes ends them.
 // Tested by tests/write/team_test.cpp.
 #include "write/together.hpp"
 

@@ -4,7 +4,7 @@ import sys
 import common
 
 if __name__ == '__main__':
-    sys.exit(common.main(sys.argv[1], ['casts', 'checksums', 'dlpack', 'from_torch', 'hf_shards', 'leaves', 'like_allclose',
-                                       'like_deepspeed', 'like_hub', 'like_load_state_dict', 'like_numpy',
-                                       'like_pickle', 'like_safetensors', 'like_weights_only', 'modules', 'structure',
-                                       'training_folders']))
+    sys.exit(common.main(sys.argv[1], ['casts', 'checksums', 'dlpack', 'from_torch', 'hf_shards', 'leaves',
+                                       'like_allclose', 'like_deepspeed', 'like_hub', 'like_load_state_dict',
+                                       'like_numpy', 'like_pickle', 'like_safetensors', 'like_weights_only', 'modules',
+                                       'structure', 'training_folders']))

@@ -55,6 +55,7 @@ THIRD_PARTY = {
     'zlib.h': ['lib/base/checksum.cpp', 'lib/base/inflate.cpp', 'bench/make_pt.cpp', 'tests/*'],
     'CLI/*': ['cli/*'],
     'fmt/*': ['cli/*'],
+    'mpi.h': ['cli/many_nodes_mpi.cpp'],
     'doctest/*': ['tests/*'],
     'benchmark/*': ['bench/*'],
 }
