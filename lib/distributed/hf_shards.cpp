@@ -89,11 +89,15 @@ public:
             names += (listed++ == 0 ? "" : ", ") + state::shard_file_name({rank, file, files});
         };
         const std::uint64_t most = std::min<std::uint64_t>(count, 8);
-        for (std::uint64_t rank = 1; of_ranks && listed < most; ++rank)
-            if (!ranks.contains(rank)) list(rank, 1);
-        for (auto rank = ranks.begin(); !of_ranks && rank != ranks.end(); ++rank)
-            for (std::uint64_t file = 1; listed < most && file <= files; ++file)
-                if (!known.contains({*rank, file})) list(*rank, file);
+        if (of_ranks) {
+            std::uint64_t rank = 0;
+            while (listed < most)
+                if (!ranks.contains(++rank)) list(rank, 1);
+        } else {
+            for (const std::uint64_t rank : ranks)
+                for (std::uint64_t file = 1; listed < most && file <= files; ++file)
+                    if (!known.contains({rank, file})) list(rank, file);
+        }
         if (count == 0) return {};
         return "there is no " + names + (count > listed ? " and " + std::to_string(count - listed) + " more" : "");
     }

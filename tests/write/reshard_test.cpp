@@ -360,25 +360,25 @@ TEST_CASE("a save replaces every kind of old model by every kind of new one, and
         {"2 ranks", {.ranks = 2}},
         {"5 ranks", {.ranks = 5}},
     };
-    for (const auto& [before, first] : kinds)
-        for (const auto& [after, second] : kinds)
+    for (const auto& before : kinds)
+        for (const auto& after : kinds)
             for (const bool named : {true, false})
                 for (const bool metadata : {false, true}) {
-                    CAPTURE(before);
-                    CAPTURE(after);
+                    CAPTURE(before.first);
+                    CAPTURE(after.first);
                     CAPTURE(named);
                     CAPTURE(metadata);
                     const fs::path out = dir / "out";
                     fs::remove_all(out);
-                    save(out, old, first);
-                    if (!named && first.ranks == 0) continue;
+                    save(out, old, before.second);
+                    if (!named && before.second.ranks == 0) continue;
                     if (!named)  // files of any name
                         for (const std::string& name : names_in(out)) fs::rename(out / name, out / ("my-" + name));
                     write(out / "config.json", "{}");
                     if (metadata) write(out / ".metadata", "of the optimizer");
                     if (metadata) write(out / "__0_0.distcp", "of the optimizer");
-                    CHECK_FAULT(save(out, fresh, second), Errc::already_exists);
-                    SaveOptions options = second;
+                    CHECK_FAULT(save(out, fresh, after.second), Errc::already_exists);
+                    SaveOptions options = after.second;
                     options.overwrite = true;
                     const SaveReport report = save(out, fresh, options);
                     std::set<std::string> expected(report.files.begin(), report.files.end());

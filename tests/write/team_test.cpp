@@ -93,15 +93,15 @@ TEST_CASE("several processes write the bytes of one, whatever the options") {
         {"cast", {.dtype = Dtype::f16, .max_shard_size = 1'500'000}},
         {"not durable", {.max_shard_size = 3'000'000, .durable = false, .drop_cache = true}},
     };
-    for (const auto& [name, kind] : kinds)
+    for (const auto& kind : kinds)
         for (const bool checksums : {false, true}) {
-            SaveOptions options = kind;
+            SaveOptions options = kind.second;
             options.checksums = checksums;
             options.work.threads = 2;
             fs::remove_all(dir / "one");
             const SaveReport expected = save(dir / "one", tensors, options);
             for (const unsigned size : {2U, 3U, 7U}) {
-                CAPTURE(name);
+                CAPTURE(kind.first);
                 CAPTURE(checksums);
                 CAPTURE(size);
                 fs::remove_all(dir / "many");
