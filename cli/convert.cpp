@@ -11,6 +11,7 @@
 #include "command.hpp"
 #include "entries.hpp"
 #include "layout.hpp"
+#include "many_nodes.hpp"
 #include "memory.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
@@ -246,6 +247,13 @@ public:
                        add_parsed(app, "--index-style", options_.index_style, parse_index_style,
                                   "style of the index: hub (default) or transformers")
                            ->type_name("STYLE")};
+        for_ranks_ = {app.add_option("--shards-for", options_.ranks,
+                                     "write a file for each of N ranks (Hugging Face shards): a part of each tensor")
+                          ->type_name("N")
+                          ->check(CLI::PositiveNumber),
+                      app.add_option("--shard-dim", options_.rank_dimension,
+                                     "the dimension along which --shards-for cuts tensors (default: 0)")
+                          ->type_name("D")};
         app.add_option("--align", options_.alignment,
                        "the data begins at a multiple of N: 8 (default), 64, 256 or 4096")
             ->type_name("N");
@@ -325,11 +333,7 @@ private:
         out_ = in_.back();
         in_.pop_back();
         require_out(out_);
-        for (const CLI::Option* const option : for_shards_)
-            if (option->count() > 0 && is_one_file(out_))
-                throw Error(Errc::invalid_argument, fmt::format("{} is for shards, but OUT is one file: {}",
-                                                                option->get_name(), printable(out_)))
-                    .with_hint("for a folder of shards, give an OUT that does not end in .safetensors or .sft");
+        check_shard_options();
         if (optimizer_ && is_one_file(out_))
             throw Error(Errc::invalid_argument, "--optimizer writes a folder, but OUT is one file: " + printable(out_))
                 .with_hint("give an OUT that does not end in .safetensors or .sft");
@@ -338,6 +342,24 @@ private:
             throw Error(Errc::invalid_argument,
                         fmt::format("--root takes one nested state dict, but IN has {} paths", in_.size()));
         protect_shards();
+    }
+
+    /// Throws invalid_argument for options of shards that do not apply to OUT, or to each other.
+    void check_shard_options() const {
+        const CLI::Option* const ranks = for_ranks_.front();
+        for (const auto& options : {for_shards_, for_ranks_})
+            for (const CLI::Option* const option : options)
+                if (option->count() > 0 && is_one_file(out_))
+                    throw Error(Errc::invalid_argument, fmt::format("{} is for shards, but OUT is one file: {}",
+                                                                    option->get_name(), printable(out_)))
+                        .with_hint("for a folder of shards, give an OUT that does not end in .safetensors or .sft");
+        for (const CLI::Option* const option : for_shards_)
+            if (option->count() > 0 && ranks->count() > 0)
+                throw Error(
+                    Errc::invalid_argument,
+                    fmt::format("{} does not apply to --shards-for: each rank has one file", option->get_name()));
+        if (for_ranks_.back()->count() > 0 && ranks->count() == 0)
+            throw Error(Errc::invalid_argument, "--shard-dim needs --shards-for N");
     }
 
     /// Throws already_exists if OUT may be a shard of IN: in `convert *.safetensors`, the user forgot OUT.
@@ -448,6 +470,7 @@ private:
         SaveOptions options = options_;
         options.work.threads = common.open.work.threads;
         options.work.monitor = bar.monitor();
+        options.team = Nodes::team_for_save();
         return save(out_, model, options);
     }
 
@@ -466,6 +489,7 @@ private:
     std::vector<std::string> in_;
     std::string out_;
     std::vector<CLI::Option*> for_shards_;
+    std::vector<CLI::Option*> for_ranks_;
     std::string root_;
     bool no_extras_ = false;
     bool optimizer_ = false;

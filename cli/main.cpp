@@ -1,5 +1,6 @@
 // The entry point: parses the command line, runs the command, reports errors and returns the exit code.
 #include "commands.hpp"
+#include "many_nodes.hpp"
 #include "output.hpp"
 #include "signals.hpp"
 #include "terminal.hpp"
@@ -144,18 +145,36 @@ int fail(Console& console, const Error& error) {
     return exit_code(error.code());
 }
 
+/// Returns the error that an exception stands for.
+Error error_of(const std::exception& exception) {
+    if (const auto* error = dynamic_cast<const Error*>(&exception)) return *error;
+    if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr)
+        return {Errc::out_of_memory, "an allocation failed"};
+    return {Errc::io_error, exception.what()};
+}
+
+/// Runs the command. With others, if it is one that several processes run: they all end with the same error.
+int run_with_others(Console& console, int argc, char** argv) {
+    // Before anything is parsed: only one process prints the error.
+    if (argc > 1 && std::string_view(argv[1]) == "convert" && Nodes::begin()) console.silence();
+    try {
+        return run(console, argc, argv);
+    } catch (const ReaderGone&) {
+        throw;
+    } catch (const std::exception& error) {
+        Nodes::tell(error_of(error));
+        throw;
+    }
+}
+
 /// Runs the command. Reports every exception and returns its exit code.
 int run_and_report(Console& console, int argc, char** argv) {
     try {
-        return run(console, argc, argv);
-    } catch (const Error& error) {
-        return fail(console, error);
-    } catch (const std::bad_alloc&) {
-        return fail(console, Error(Errc::out_of_memory, "an allocation failed"));
+        return run_with_others(console, argc, argv);
     } catch (const ReaderGone&) {
         return exit_code(Errc::io_error);
     } catch (const std::exception& error) {
-        return fail(console, Error(Errc::io_error, error.what()));
+        return fail(console, error_of(error));
     }
 }
 
@@ -167,6 +186,7 @@ int main(int argc, char** argv) {
     // Decided before anything is parsed, so that a parse error is also reported as JSON.
     const bool json = std::any_of(argv, argv + argc, cli::asks_for_json);
     cli::Console console(json);
+    const cli::Nodes nodes;
     try {
         cli::install_signals(json);
         return cli::run_and_report(console, argc, argv);

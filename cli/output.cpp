@@ -164,7 +164,12 @@ std::string Table::text(std::size_t columns) const {
     return result;
 }
 
-bool Console::shows_progress() const { return !quiet_ && ::isatty(STDERR_FILENO) == 1; }
+void Console::silence() noexcept {
+    silent_ = true;
+    output_begins();  // a signal prints nothing either
+}
+
+bool Console::shows_progress() const { return !quiet_ && !silent_ && ::isatty(STDERR_FILENO) == 1; }
 
 void Console::result(std::string_view text) {
     if (!quiet_) print(text);
@@ -182,6 +187,7 @@ void Console::announce(std::string_view text) {
 void Console::result(const JsonWriter& object) { print(object.text() + '\n'); }
 
 void Console::print(std::string_view text) {
+    if (silent_) return;
     status_->erase();
     output_begins();
     stdout_works_ = false;  // until everything is written
@@ -199,7 +205,9 @@ void Console::error(const Error& error) {
 }
 
 void Console::complain(const Error& error) {
+    if (silent_) return;
     status_->erase();
+    output_begins();
     const bool colours = stderr_has_colours();
     const std::string_view red = colours ? "\x1b[1;31m" : "";
     const std::string_view cyan = colours ? "\x1b[36m" : "";

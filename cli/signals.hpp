@@ -21,7 +21,7 @@ public:
     static bool cancelled() noexcept;
 };
 
-/// Tells the handler that stdout has a result: a signal then prints nothing.
+/// Tells the handler that a result or an error has been printed: a signal then prints nothing.
 void output_begins() noexcept;
 
 }  // namespace safemap::cli

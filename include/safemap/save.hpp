@@ -44,6 +44,7 @@ enum class StructurePolicy : std::uint8_t {
 };
 
 struct SaveReport;
+class Team;
 
 /// Options of save(): the contents and layout of the files, and how they are written.
 struct SaveOptions {
@@ -109,6 +110,24 @@ struct SaveOptions {
     /// - Throws invalid_argument if a name is empty, begins with a dot, has a slash, or is the name of another file of
     ///   the save; if `out` is a single file; and in a ShardWriter.
     std::map<std::string, Checkpoint> folders = {};
+    /// Writes Hugging Face shards: a file `shard-RRRRR-model-00001-of-00001.safetensors` for each of that many ranks,
+    /// in the place of shards and an index. 0: none. The files say in their metadata which part of which tensor they
+    /// hold, as torch's HuggingFaceStorageWriter does; `open()` and torch's HuggingFaceStorageReader give whole
+    /// tensors. docs/hf-shards.md describes the files. In `folders`, too.
+    ///
+    /// - Each tensor is cut along `rank_dimension` as torch.chunk cuts it: into slices of the same length, the last one
+    ///   shorter. If there are fewer indices than ranks, the last ranks get no part of the tensor. A rank without a
+    ///   part of any tensor has no file, as with torch.
+    /// - The first rank also gets what cannot be cut: tensors without that dimension, without elements, of sub-byte
+    ///   dtypes or of dtypes that only a structure document names; and that document.
+    /// - `max_shard_size`, `strategy` and `index_style` do not apply.
+    /// - With `overwrite`, all files of an older set of ranks are removed, and so is a model that was saved otherwise.
+    ///   Throws already_exists if a file that stays would be opened in place of the new ones.
+    /// - Throws invalid_argument for more than 99,999 ranks, if `out` is a single file, with `exact_metadata`, and in a
+    ///   ShardWriter.
+    std::uint32_t ranks = 0;
+    /// The dimension along which `ranks` cuts tensors.
+    std::uint32_t rank_dimension = 0;
 
     // How files are written.
     /// Replaces an existing file or model at `out` once the new checkpoint is complete. If false, throws already_exists
@@ -135,6 +154,18 @@ struct SaveOptions {
     /// Progress, cancellation and threads. A number of threads above 8 counts as 8; 0 means 4 if a tensor is in
     /// several pieces, such as one of many ranks, and else 2, or 1 on one processor.
     Work work = {};
+    /// The processes that make this save together, each with a call of its own and the same options; null: this one
+    /// alone. `out` must be on a file system that all of them share. safemap/advanced/team.hpp has the class. It must
+    /// outlive the call.
+    ///
+    /// - Each process writes a part of the bytes, and reads what it writes; with `checksums`, also what digests of
+    ///   tensors need that several processes write. The files are the same as those of one process.
+    /// - Rank 0 creates the files, calls `on_plan` and commits. Its report is complete; in the others, counts of casts
+    ///   are those of their own part.
+    /// - Throws in every process if one of them fails: the error of the lowest rank that failed. If their plans
+    ///   differ, or one of them does not see `out`, it is invalid_argument, and nothing is written.
+    /// - The launcher of the processes notices if one dies. If it ends all of them then, the save can be resumed.
+    Team* team = nullptr;
     bool plan_only = false;  ///< computes the layout and the report, and writes nothing
     /// Called once with the plan, on the thread that saves, before space is allocated and any tensor is written; with
     /// `plan_only`, too. The plan is a report in which `casts` have no counts of values. If the function throws, the

@@ -110,6 +110,13 @@ dom::element parsed(dom::parser& parser, std::string_view text, Errc code, unsig
     return root;
 }
 
+/// Returns the members of the root, which live in `parser`.
+dom::object root_object(dom::parser& parser, std::string_view text, Errc code) {
+    dom::object members;
+    if (parsed(parser, text, code).get_object().get(members)) throw Error(code, "the JSON is not an object");
+    return members;
+}
+
 /// Passes members to `on_member`. `left` as for copy(), for the members.
 void hand_out(const dom::object& members, unsigned left, Errc code, const OnMember& on_member) {
     for (const dom::key_value_pair member : members) {
@@ -170,9 +177,13 @@ Value parse(std::string_view text, Errc code, std::string_view large, const OnMe
 
 void parse_members(std::string_view text, Errc code, const OnMember& on_member) {
     dom::parser parser;
-    dom::object members;
-    if (parsed(parser, text, code).get_object().get(members)) throw Error(code, "the JSON is not an object");
-    hand_out(members, max_depth - 1, code, on_member);
+    hand_out(root_object(parser, text, code), max_depth - 1, code, on_member);
+}
+
+void parse_entries(std::string_view text, Errc code, const OnEntry& on_entry) {
+    dom::parser parser;
+    for (const dom::key_value_pair member : root_object(parser, text, code))
+        on_entry(member.key, copy(member.value, max_depth - 1, code));
 }
 
 void append_string(std::string& out, std::string_view text, Charset charset) {

@@ -78,6 +78,11 @@ Value parse(std::string_view text, Errc code, std::string_view large, const OnMe
 /// Passes the members of the root, which is an object, to `on_member`. Throws Error(code) if the root is not an object.
 void parse_members(std::string_view text, Errc code, const OnMember& on_member);
 
+/// A callback for the members of an object whose values are small. The key is valid until the call returns.
+using OnEntry = std::function<void(std::string_view key, const Value& value)>;
+/// Does the same with members of any kind. Only one value at a time is in memory as a tree.
+void parse_entries(std::string_view text, Errc code, const OnEntry& on_entry);
+
 /// How characters beyond ASCII are written.
 enum class Charset : std::uint8_t {
     utf8,   ///< unchanged, also DEL: as serde_json

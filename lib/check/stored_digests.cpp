@@ -3,6 +3,7 @@
 
 #include "base/name_index.hpp"
 #include "base/text.hpp"
+#include "check/whole_digest.hpp"
 #include "open/formats.hpp"
 #include "safetensors/checkpoint_digest.hpp"
 #include "safetensors/header.hpp"
@@ -99,7 +100,11 @@ void note_unchecked(state::Contents& contents, std::span<const FileDigests> file
     const auto count = [&](auto&& matches) { return std::count_if(files.begin(), files.end(), matches); };
     const auto listed = count([](const FileDigests& file) { return file.listed; });
     const auto whole = count([](const FileDigests& file) { return file.of_all; });
-    if (listed == 0 && !has_checkpoint_digest) return;
+    if (listed == 0 && !has_checkpoint_digest) {
+        if (holds_parts(contents))
+            contents.notes.emplace_back("the files have no digests, so their bytes are read and not compared");
+        return;
+    }
     if (!has_checkpoint_digest)
         contents.notes.emplace_back(
             "there is no digest of the checkpoint, so names, dtypes and shapes are not checked");
@@ -186,7 +191,7 @@ void check_identity(state::Contents& contents, std::span<const FileDigests> file
     const std::string* const stored = state::find_value(contents.metadata, safetensors::checkpoint_digest_key);
     note_unchecked(contents, files, stored != nullptr);
     if (auto fault = orphan(contents, files, stored != nullptr)) return with_path.fault(std::move(*fault));
-    if (stored == nullptr) return;
+    if (stored == nullptr || holds_parts(contents)) return;
     const auto found = found_identity(contents, files);
     if (!found) {
         contents.notes.emplace_back(

@@ -39,7 +39,8 @@ FileDigests read_file_digests(const Source& source, const OpenOptions& options, 
 
 /// Compares the digest of the checkpoint, if there is one. Reports checksum_mismatch, with `path`. Reports
 /// header_bad_metadata for a digest whose tensors or whose document are missing. Adds notes on what is not compared
-/// although the checkpoint has digests.
+/// although the checkpoint has digests. Of a checkpoint whose files hold parts of tensors, the digest is not compared:
+/// WholeDigest does that.
 void check_identity(state::Contents& contents, std::span<const FileDigests> files, const std::filesystem::path& path,
                     FaultSink& faults);
 

@@ -8,6 +8,7 @@
 #include "check/stored_digests.hpp"
 #include "check/stored_items.hpp"
 #include "check/stretches.hpp"
+#include "check/whole_digest.hpp"
 #include "open/readers.hpp"
 
 #include <algorithm>
@@ -24,6 +25,7 @@ namespace {
 
 using check::FileDigests;
 using check::Stretch;
+using check::WholeDigest;
 using state::Contents;
 
 template <class T> void append(std::vector<T>& to, std::vector<T> from) {
@@ -40,9 +42,27 @@ void add_names(const std::vector<std::string>& from, std::vector<std::string>& t
 /// Returns true for the files of a training run, whose records are read file by file.
 bool is_run(const Contents& contents) { return contents.format == Format::zero || contents.format == Format::fsdp; }
 
-/// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `files` and `report`.
-Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, std::vector<FileDigests>& files,
-                 VerifyReport& report) {
+/// Checks that wait until the bytes of all files are read.
+struct Later {
+    std::vector<FileDigests> files = {};
+    std::vector<WholeDigest> wholes = {};
+
+    std::uint64_t bytes() const {
+        std::uint64_t total = 0;
+        for (const WholeDigest& whole : wholes) total = checked_add(total, whole.bytes()).value_or(total);
+        return total;
+    }
+    /// Compares digests of whole tensors, unless parts of them are wrong already.
+    void compare(unsigned threads, Watch& watch, VerifyReport& report) const {
+        CollectFaults faults;
+        for (const WholeDigest& whole : wholes)
+            if (report.ok()) whole.compare(threads, watch, faults);
+        append(report.faults, faults.take());
+    }
+};
+
+/// Opens a checkpoint and checks all that can be checked without reading its data. Adds to `later` and `report`.
+Contents look_at(const std::filesystem::path& path, const VerifyOptions& options, Later& later, VerifyReport& report) {
     CollectFaults faults;
     Contents contents;
     OpenOptions open_options = options.open;
@@ -51,6 +71,7 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
         contents = open::read_path(path, open_options, faults);
         report.bytes += state::total_bytes(contents);
     });
+    report.tensors += contents.tensors.size();
     if (is_run(contents)) {
         contents.sources.clear();  // read_rank_files() reads them
         const auto look_at_optimizer = [&] { add_names(contents.optimizer().files, contents.files); };
@@ -61,11 +82,11 @@ Contents look_at(const std::filesystem::path& path, const VerifyOptions& options
     for (const auto& source : contents.sources) own.push_back(check::read_file_digests(*source, options.open, faults));
     // Missing tensors and files are faults of their own, so the digest is not compared.
     if (faults.faults().empty()) check_identity(contents, own, path, faults);
-    append(files, std::move(own));
+    if (auto whole = WholeDigest::of(contents, own, path)) later.wholes.push_back(std::move(*whole));
+    append(later.files, std::move(own));
     append(report.faults, faults.take());
     append(report.notes, std::move(contents.notes));
     report.asks_for_code = report.asks_for_code || contents.asks_for_code;
-    report.tensors += contents.tensors.size();
     contents.metadata = {};  // lists of digests take as much memory as all names
     return contents;
 }
@@ -89,14 +110,14 @@ open::RunFiles files_of_run(const Contents& contents, const std::filesystem::pat
 
 VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options) {
     VerifyReport report;
-    std::vector<FileDigests> files;
-    Contents contents = look_at(path, options, files, report);
+    Later later;
+    Contents contents = look_at(path, options, later, report);
     const open::RunFiles run = files_of_run(contents, path, report);
-    if (open::has_optimizer(path)) add_files(look_at(path / state::optimizer_folder, options, files, report), contents);
+    if (open::has_optimizer(path)) add_files(look_at(path / state::optimizer_folder, options, later, report), contents);
 
-    const std::vector<Stretch> stretches = check::stretches_of(contents, files);
-    std::uint64_t total = check::size_of(run);
-    if (contents.items) total = check::size_of(*contents.items);
+    const std::vector<Stretch> stretches = check::stretches_of(contents, later.files);
+    std::uint64_t total = contents.items ? check::size_of(*contents.items) : check::size_of(run);
+    total = checked_add(total, later.bytes()).value_or(std::numeric_limits<std::uint64_t>::max());
     for (const Stretch& stretch : stretches)
         total = checked_add(total, stretch.extent.size).value_or(std::numeric_limits<std::uint64_t>::max());
     Watch watch(options.work.monitor, "verifying", total);
@@ -105,6 +126,7 @@ VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& opti
     for (const auto& source : contents.sources) source->require_unchanged();
     check::read_rank_files(run, options.work.threads, watch, report);
     if (contents.items) check::read_items(*contents.items, options.work.threads, watch, report);
+    later.compare(options.work.threads, watch, report);
     append(report.notes, check::compare_replicas(contents, watch));
     watch.tell();
     return report;

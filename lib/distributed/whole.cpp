@@ -48,11 +48,14 @@ void check_dtype(const LazyTensor& value, Dtype dtype, Decoding decoding) {
              "a part has the dtype " + std::string(safemap::name(value.dtype())) + "; expected " +
                  std::string(safemap::name(dtype)),
              value);
-    if (!whole_bytes(dtype))
-        fail(Errc::piece_mismatch, "parts cannot have the sub-byte dtype " + std::string(safemap::name(dtype)), value);
     if (!(value.decoding() == decoding))
         fail(Errc::piece_mismatch, "the bytes of a part are decoded in another way than those of the parts before it",
              value);
+}
+
+[[noreturn]] void refuse_packed(const LazyTensor& value, const std::string& why) {
+    fail(Errc::piece_mismatch, "parts" + why + " cannot have the sub-byte dtype " + std::string(name(value.dtype())),
+         value);
 }
 
 /// Calls visit(part) for all parts with elements, in the order of their first elements.
@@ -78,6 +81,7 @@ public:
     void add(const FlatPart& part) {
         if (!decoding_) decoding_ = part.value->decoding();
         check_dtype(*part.value, dtype_, *decoding_);
+        if (!whole_bytes(dtype_)) refuse_packed(*part.value, "");
         check_place(part);
         covered_ = part.first + part.count;
         add_runs(part);
@@ -237,6 +241,19 @@ LazyTensor whole_of_rows(std::string name, Dtype dtype, const Shape& shape, cons
     return flat_whole(std::move(name), dtype, shape, flat, sources);
 }
 
+/// Makes a tensor of a sub-byte dtype: its parts are rows, each of which is whole bytes in one place.
+LazyTensor whole_of_packed(std::string name, Dtype dtype, const Shape& shape, const std::vector<const Part*>& parts,
+                           std::uint64_t elements) {
+    std::vector<RunPiece> runs;
+    for (const Part* part : parts) {
+        const auto place = part->value.placement();
+        if (!is_rows(*part, shape) || !place) refuse_packed(part->value, " that are not complete rows");
+        runs.push_back(
+            {place->source, place->extent.offset, part->start[0] * (elements / shape[0]), part->value.element_count()});
+    }
+    return {std::move(name), stored_runs(dtype, shape, runs)};
+}
+
 /// Makes boxes of a part, whose elements may be in several runs.
 class Boxes {
 public:
@@ -355,6 +372,8 @@ LazyTensor whole_of_boxes(std::string name, Dtype dtype, const Shape& shape, std
     }
     std::stable_sort(kept.begin(), kept.end(), starts_before);
     check_cover(kept, shape, elements);
+    if (!whole_bytes(dtype) && kept.size() == 1) return kept.front()->value.renamed(std::move(name));
+    if (!whole_bytes(dtype)) return whole_of_packed(std::move(name), dtype, shape, kept, elements);
     const auto rows = [&](const Part* part) { return is_rows(*part, shape); };
     if (!kept.empty() && std::all_of(kept.begin(), kept.end(), rows))
         return whole_of_rows(std::move(name), dtype, shape, kept, elements, sources);

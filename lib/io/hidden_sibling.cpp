@@ -14,6 +14,7 @@
 #include "io/calls.hpp"
 #include "io/commit_list.hpp"
 #include "io/exchange_list.hpp"
+#include "io/joined_staging.hpp"
 #include "io/journal.hpp"
 #include "io/listing.hpp"
 #include "io/note.hpp"
@@ -71,8 +72,8 @@ bool still_there(int lock, int sibling) {
 }
 
 /// Names of the notes in a sibling.
-constexpr std::array note_names = {journal_name,  new_journal_name,   commit_list_name,
-                                   new_list_name, exchange_list_name, new_exchange_list_name};
+constexpr std::array note_names = {journal_name,       new_journal_name,       commit_list_name, new_list_name,
+                                   exchange_list_name, new_exchange_list_name, token_name,       new_token_name};
 
 bool is_known(const std::string& name) {
     return name == lock_name || name == HiddenSibling::content ||
@@ -299,6 +300,11 @@ void HiddenSibling::remove_content(std::vector<std::string>& notes) const {
 
 void HiddenSibling::remove_notes() const {
     for (const char* note : note_names) remove_file(note);
+}
+
+void HiddenSibling::remove_token() const {
+    remove_file(token_name);
+    remove_file(new_token_name);
 }
 
 void HiddenSibling::remove_file(const char* name) const {

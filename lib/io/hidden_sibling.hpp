@@ -51,6 +51,8 @@ public:
     void remove_content(std::vector<std::string>& notes) const;
     /// Removes the notes. Call it after remove_content(): the notes say what in the content may be removed.
     void remove_notes() const;
+    /// Removes what showed other processes that they see the same sibling.
+    void remove_token() const;
     /// Removes one file of the sibling, if it exists.
     void remove_file(const char* name) const;
     /// Removes the sibling when only the lock file is left in it. The lock file is closed before the folder is removed:

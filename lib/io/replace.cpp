@@ -17,6 +17,7 @@
 #include "io/commit_list.hpp"
 #include "io/exchange_list.hpp"
 #include "io/file.hpp"
+#include "io/joined_staging.hpp"
 #include "io/listing.hpp"
 #include "io/old_content.hpp"
 #include "io/stamp.hpp"
@@ -178,6 +179,7 @@ bool Staging::take_published() {
             return false;
         }
         adoptable_.insert(done.begin(), done.end());
+        dead.remove_token();
         content_ = std::move(published);
         sibling_ = std::move(dead);
         state_ = State::published;
@@ -269,6 +271,7 @@ bool Staging::continue_old(const HiddenSibling& dead) {
     if (!journal_) return false;
     adoptable_.insert(done.begin(), done.end());
     remove_unfinished(content.number(), {});
+    dead.remove_token();
     content_ = std::move(content);
     return true;
 }
@@ -352,8 +355,18 @@ void Staging::sync(int folder) const {
     if (job_.durable) sync_folder(folder);
 }
 
+std::string Staging::open_to_others() {
+    return about_file(place_.target, [&] {
+        const std::string token = new_token();
+        has_token_ = true;
+        put_token(sibling_.folder(), token, job_.durable);
+        return std::string(state_ == State::published ? "published" : inside_ ? "inside" : "beside") + ' ' + token;
+    });
+}
+
 void Staging::commit(std::span<const std::string> old_files) {
     about_file(place_.target, [&] {
+        if (std::exchange(has_token_, false)) sibling_.remove_token();
         if (state_ == State::published) return finish_published();
         set_permissions(old_files);
         set_folder_permissions();

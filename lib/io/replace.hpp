@@ -87,6 +87,12 @@ public:
     /// Returns the final path of the file, for messages.
     std::string path_of(const std::string& name) const;
 
+    /// Lets other processes write into the files that were added: they make a JoinedStaging of the text that this
+    /// returns. Until commit(), the sibling has a file by which they know it.
+    std::string open_to_others();
+    /// Records that another process has finished a file, which was added here.
+    void finished_by_other(const std::string& name) { finished(name); }
+
     /// Puts everything in place at the target. If the job is durable, all is on the disk when this returns. In a
     /// replaced folder, the files in `old_files` are gone then. All files must be finished; the file that was added
     /// last is the one that names the others. Throws already_exists if something has appeared at the target meanwhile.
@@ -109,6 +115,7 @@ private:
         Descriptor parent;
     };
     friend void require_absent(const std::filesystem::path& target);
+    friend class JoinedStaging;
 
     /// Returns the folder that files are created in.
     int files_folder() const noexcept { return kind_ == Kind::folder ? content_.number() : sibling_.folder(); }
@@ -158,6 +165,7 @@ private:
     std::string old_identity_;        ///< identity of the target
     std::string new_identity_;        ///< identity of the content, if there is no target
     bool inside_ = false;             ///< the sibling is inside the target
+    bool has_token_ = false;          ///< the sibling has a token
     HiddenSibling sibling_;
     Descriptor content_;  ///< for Kind::folder: the future target, in the sibling
     std::mutex journaling_;

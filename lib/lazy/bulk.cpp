@@ -25,9 +25,11 @@ BlockRow::Place BlockRow::at(std::size_t i) const noexcept {
     return {static_cast<std::size_t>(end - ends_.begin()), i - begin};
 }
 
-void BlockRow::each(unsigned threads, Watch& watch, const std::function<void(Place, unsigned)>& work) const {
+void BlockRow::each(unsigned threads, Watch& watch, std::size_t first, std::size_t last,
+                    const std::function<void(Place, unsigned)>& work) const {
     parallel_for(
-        size(), threads, [&](std::size_t i, unsigned worker) { work(at(i), worker); }, [&] { watch.tick(); });
+        last - first, threads, [&](std::size_t i, unsigned worker) { work(at(first + i), worker); },
+        [&] { watch.tick(); });
 }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -73,6 +73,8 @@ public:
     /// Appends an item with `blocks` blocks, which may be 0.
     void add(std::uint64_t blocks) { ends_.push_back(size() + static_cast<std::size_t>(blocks)); }
     std::size_t size() const noexcept { return ends_.empty() ? 0 : ends_.back(); }
+    /// Returns the position behind the last block of an item.
+    std::size_t end_of(std::size_t item) const noexcept { return ends_[item]; }
 
     struct Place {
         std::size_t item = 0;
@@ -81,7 +83,12 @@ public:
     /// Returns the item and block at position `i`, which is below size().
     Place at(std::size_t i) const noexcept;
     /// Calls work(place, worker) for each block in the order of parallel_for(), and calls watch.tick() meanwhile.
-    void each(unsigned threads, Watch& watch, const std::function<void(Place, unsigned)>& work) const;
+    void each(unsigned threads, Watch& watch, const std::function<void(Place, unsigned)>& work) const {
+        each(threads, watch, 0, size(), work);
+    }
+    /// Does so for the blocks at the positions [first, last).
+    void each(unsigned threads, Watch& watch, std::size_t first, std::size_t last,
+              const std::function<void(Place, unsigned)>& work) const;
 
 private:
     std::vector<std::size_t> ends_;

@@ -23,8 +23,6 @@ struct Layout {
 };
 
 constexpr Layout layouts[] = {
-    {ShapeKind::hf_shards, "hf_shards", "safetensors shards that hold parts of tensors (DCP_SHARDING_INFO)",
-     "consolidate_safetensors_files of torch.distributed.checkpoint writes a model that safemap reads"},
     {ShapeKind::offloaded, "deepspeed", "a DeepSpeed checkpoint (ZeRO) with tensors offloaded to NVMe",
      "save it without offloading, or save a full state dict"},
     {ShapeKind::torch_checkpointing, "torch_checkpointing", "a checkpoint of torch_checkpointing",

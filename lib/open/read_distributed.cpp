@@ -1,4 +1,4 @@
-// Reads the folders of training frameworks: the only file here that knows the layer of distributed checkpoints.
+// Reads the folders of training frameworks that save torch files. Hugging Face shards are in read_hf_shards.cpp.
 #include "base/text.hpp"
 #include "distributed/read_dcp.hpp"
 #include "distributed/read_rank_files.hpp"

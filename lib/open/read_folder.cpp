@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "open/layouts.hpp"
 #include "open/readers.hpp"
+#include "safetensors/shard_files.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -12,6 +13,10 @@
 namespace safemap::SAFEMAP_ABI::open {
 
 namespace {
+
+bool has(const FileNames& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 std::shared_ptr<const Source> opened(const Folder& folder, const std::string& name) {
     auto source = folder.open(name);
@@ -85,6 +90,7 @@ constexpr Reader readers[] = {
     {ShapeKind::rank_files, read_set},
     {ShapeKind::ranks_lack, read_set},
     {ShapeKind::dcp, read_metadata},
+    {ShapeKind::hf_shards, read_hf_shards},
 };
 
 bool is_deepspeed(const FolderShape& shape) {
@@ -99,9 +105,7 @@ bool is_not_gathered(const Contents& contents) {
 
 void note_others(const FolderShape& shape, Contents& contents) {
     FileNames others = shape.others;
-    std::erase_if(others, [&contents](const std::string& name) {
-        return std::find(contents.files.begin(), contents.files.end(), name) != contents.files.end();
-    });
+    std::erase_if(others, [&contents](const std::string& name) { return has(contents.files, name); });
     if (!others.empty()) contents.notes.push_back("read " + shape.files.front() + "; not read: " + listed(others));
 }
 
@@ -139,11 +143,27 @@ Contents read_shape(const std::shared_ptr<const Folder>& folder, const FolderSha
     return *std::move(contents);
 }
 
+/// Takes files of any name as Hugging Face shards if their content says so. Names alone do not show that.
+void find_shards(Located& found) {
+    FolderShape& shape = found.shape;
+    if (shape.finished || shape.kind == ShapeKind::index || shape.kind == ShapeKind::hf_shards) return;
+    FileNames candidates;
+    for (const std::string& name : found.names.files)
+        if (state::is_weights(name) && name.ends_with(".safetensors")) candidates.push_back(name);
+    if (candidates.size() < 2) return;
+    FileNames shards = safetensors::shard_files(*found.folder, candidates, OpenOptions().max_header_bytes);
+    if (shards.empty()) return;
+    shape = {.kind = ShapeKind::hf_shards, .files = std::move(shards)};
+    for (const std::string& name : found.names.files)
+        if ((state::is_weights(name) || name == ".metadata") && !has(shape.files, name)) shape.others.push_back(name);
+}
+
 /// Recognises the shape of the folder. Returns false if a folder in it is to be read instead; `found` then refers to
 /// that folder.
 bool is_here(Located& found, bool may_descend) {
     found.names = state::names_in(*found.folder);
     found.shape = state::shape_of(found.names);
+    find_shards(found);
     if (found.shape.kind != ShapeKind::folder) return true;
     const std::string& name = found.shape.files.front();
     auto below = may_descend ? found.folder->folder(name) : nullptr;

@@ -112,6 +112,7 @@ Contents read_matches(const std::filesystem::path& glob, const OpenOptions& opti
 void note_rank(const std::filesystem::path& path, Contents& contents) {
     const std::string name = path.filename().native();
     if (auto note = note_of_deepspeed_file(name)) return contents.notes.push_back(std::move(*note));
+    if (auto note = note_of_shard(contents, name)) return contents.notes.push_back(std::move(*note));
     const auto one = state::rank_file(name);
     if (!one) return;
     std::uint64_t ranks = 0;
@@ -174,7 +175,9 @@ bool has_optimizer(const std::filesystem::path& path) {
     // A link leads to a folder of some other checkpoint, and a save refuses to write to it.
     if (!std::filesystem::is_directory(std::filesystem::symlink_status(inner, ignored))) return false;
     try {
-        return !state::safetensors_heads(open_folder(inner, Mapping::never)->list()).empty();
+        const std::vector<std::string> files = open_folder(inner, Mapping::never)->list();
+        const auto is_shard = [](const std::string& file) { return state::shard_file(file).has_value(); };
+        return !state::safetensors_heads(files).empty() || std::any_of(files.begin(), files.end(), is_shard);
     } catch (const Error& error) {
         if (error.code() != Errc::permission_denied) throw;
         return false;

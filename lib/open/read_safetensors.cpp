@@ -3,6 +3,7 @@
 
 #include "open/formats.hpp"
 #include "open/olmo.hpp"
+#include "open/readers.hpp"
 #include "open/structure.hpp"
 #include "safetensors/header.hpp"
 
@@ -57,7 +58,7 @@ private:
 
 }  // namespace
 
-Contents read_safetensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
+Contents read_tensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
     const bool told_by_name = source->name().ends_with(".safetensors");
     if (!told_by_name && options.strict_globals) refuse_second_format(*source);
     Recognise recognise(faults, *source);
@@ -71,6 +72,11 @@ Contents read_safetensors(const std::shared_ptr<const Source>& source, const Ope
     for (safetensors::TensorInfo info : header.tensors)
         contents.tensors.emplace_back(std::string(info.name),
                                       stored_run(info.dtype, std::move(info.shape), source, info.data.offset));
+    return contents;
+}
+
+Contents read_safetensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults) {
+    Contents contents = read_tensors(source, options, faults);
     take_structure(contents, options.policy, faults);
     if (!contents.tree && options.olmo_names) take_olmo_names(contents, options);
     return contents;

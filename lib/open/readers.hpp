@@ -28,6 +28,9 @@ using state::ShapeKind;
 Contents read_file(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
 /// Reads one safetensors file, for the table of formats.
 Contents read_safetensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
+/// Reads the tensors and the metadata of a safetensors file, as the file has them. Leaves the structure document in the
+/// metadata.
+Contents read_tensors(const std::shared_ptr<const Source>& source, const OpenOptions& options, FaultSink& faults);
 /// Reads files that are one checkpoint without an index, in this order. Reports duplicate_name if two files have the
 /// same name.
 Contents read_files(std::span<const std::shared_ptr<const Source>> sources, const OpenOptions& options,
@@ -64,6 +67,11 @@ FileNames files_of_set(const FolderNames& names, std::string_view set);
 /// Reads a folder of torch.distributed.checkpoint, whose shape is dcp.
 Contents read_dcp(const std::shared_ptr<const Folder>& folder, const FolderShape& shape, const OpenOptions& options,
                   FaultSink& faults);
+/// Reads Hugging Face shards: safetensors files that hold parts of tensors.
+Contents read_hf_shards(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
+                        const OpenOptions& options, FaultSink& faults);
+/// Returns a note for a file of that name that is opened by itself, if it is one of Hugging Face shards.
+std::optional<std::string> note_of_shard(const Contents& contents, std::string_view name);
 /// Returns a note for a file of that name that is opened by itself, if it is one of a DeepSpeed folder.
 std::optional<std::string> note_of_deepspeed_file(std::string_view name);
 /// Reads the shards of an index. The shards are in `folder`.

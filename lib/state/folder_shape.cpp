@@ -92,9 +92,21 @@ MaybeShape finished_model(const FolderNames& names) {
 // 2: safetensors shards with DCP information.
 
 MaybeShape hf_shards(const FolderNames& names) {
-    return made_of(ShapeKind::hf_shards, matching(names.files, [](std::string_view name) {
-                       return fits(name, "shard-#####-model-#####-of-#####.safetensors");
-                   }));
+    return made_of(ShapeKind::hf_shards,
+                   matching(names.files, [](std::string_view name) { return shard_file(name).has_value(); }));
+}
+
+/// Takes `before` and a number of five digits or more from the beginning of `text`. Returns nothing if it begins in
+/// another way.
+std::optional<std::uint64_t> take_number(std::string_view& text, std::string_view before) {
+    if (!text.starts_with(before)) return std::nullopt;
+    text.remove_prefix(before.size());
+    const std::size_t size = std::min(text.find_first_not_of(digits), text.size());
+    if (size < 5 || size > 9 || (size > 5 && text.front() == '0')) return std::nullopt;
+    std::uint64_t number = 0;
+    std::from_chars(text.data(), text.data() + size, number);
+    text.remove_prefix(size);
+    return number;
 }
 
 // 3: torch.distributed.checkpoint.
@@ -453,6 +465,26 @@ std::optional<RankFile> rank_file(std::string_view file) {
     const bool pt = ending == ".pt";
     if (stem.ends_with("_rank") || (pt && (stem == "rank" || stem == "rank_" || stem == "checkpoint_"))) return found;
     return std::nullopt;
+}
+
+std::optional<ShardFile> shard_file(std::string_view file) {
+    const auto shard = take_number(file, "shard-");
+    const auto number = shard ? take_number(file, "-model-") : std::nullopt;
+    const auto files = number ? take_number(file, "-of-") : std::nullopt;
+    if (!files || file != ".safetensors") return std::nullopt;
+    return ShardFile{.shard = *shard, .file = *number, .files = *files};
+}
+
+std::string shard_file_name(const ShardFile& file) {
+    std::string name;
+    const auto add = [&name](std::string_view before, std::uint64_t number) {
+        const std::string text = std::to_string(number);
+        name.append(before).append(text.size() < 5 ? 5 - text.size() : 0, '0').append(text);
+    };
+    add("shard-", file.shard);
+    add("-model-", file.file);
+    add("-of-", file.files);
+    return name + ".safetensors";
 }
 
 std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files) {

@@ -40,9 +40,9 @@ enum class ShapeKind : std::uint8_t {
     universal,       ///< the folder of the tag, or the folder `zero`
     rank_files,      ///< the files of one set
     dcp,             ///< the metadata
+    hf_shards,       ///< the safetensors shards, which have DCP information
 
     // Recognised and not read.
-    hf_shards,            ///< the safetensors shards, which have DCP information
     offloaded,            ///< the folder `offloaded_tensors` of DeepSpeed
     torch_checkpointing,  ///< `metadata.pkl`
     nanotron,             ///< `checkpoint_metadata.json`
@@ -100,6 +100,18 @@ struct RankFile {
 
 /// Parses the name of a rank's file. Returns nothing for other names.
 std::optional<RankFile> rank_file(std::string_view file);
+/// A file of Hugging Face shards: "shard-00002-model-00001-of-00003.safetensors".
+struct ShardFile {
+    std::uint64_t shard = 0;  ///< number of the rank, from 1
+    std::uint64_t file = 0;   ///< number of the file among those of the rank, from 1
+    std::uint64_t files = 0;  ///< number of files that a rank has at most
+};
+
+/// Parses the name of a file of Hugging Face shards. Returns nothing for other names.
+std::optional<ShardFile> shard_file(std::string_view file);
+/// Returns the name of such a file.
+std::string shard_file_name(const ShardFile& file);
+
 /// Returns the world size in the file's name. Without one, returns the number of `files` in its set.
 std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files);
 

@@ -1,6 +1,7 @@
 // Destinations of the copy engine: the hidden sibling of a save, or a sink of the caller.
 #pragma once
 
+#include "io/joined_staging.hpp"
 #include "io/replace.hpp"
 #include "write/layout.hpp"
 
@@ -26,6 +27,8 @@ public:
     virtual Read reader() const = 0;
     /// Completes the file after its last byte is written. Called once.
     virtual void finish() {}
+    /// Flushes the bytes that this process has written to a file that another process completes. Called last.
+    virtual void release() {}
 };
 
 /// The place where the files of a save are written.
@@ -39,6 +42,8 @@ public:
     virtual std::unique_ptr<OpenFile> adopt(const PlannedFile&) { return nullptr; }
     /// Reserves the space of a file.
     virtual void allocate(const Layout& layout, const PlannedFile& file) = 0;
+    /// Records that another process has completed a file.
+    virtual void finished_by_other(const PlannedFile&) {}
     /// Opens a file whose space is reserved.
     virtual std::unique_ptr<OpenFile> open(const PlannedFile& file) = 0;
     /// Returns true if files can be read while they are written.
@@ -52,6 +57,8 @@ public:
 /// Returns the destination of the files, or of the one file, that `staging` moves into place. Writes past the page
 /// cache if that is faster for the amount of data in `layout`.
 std::unique_ptr<Destination> into_staging(io::Staging& staging, const Layout& layout);
+/// Returns the destination of files that another process has reserved.
+std::unique_ptr<Destination> into_joined(const io::JoinedStaging& staging, const Layout& layout);
 /// Returns the destination of the one file that goes to `sink`.
 std::unique_ptr<Destination> into_sink(Sink& sink);
 

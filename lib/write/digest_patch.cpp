@@ -14,7 +14,7 @@ namespace safemap::SAFEMAP_ABI::write {
 namespace {
 
 /// Returns the digest of the checkpoint: over every name that a reader will see, with the dtype, shape and digest of
-/// its tensor.
+/// its tensor. `tensors` and `digests` are by the caller's numbers.
 Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std::span<const Digest> digests) {
     std::vector<safetensors::NamedDigest> all;
     all.reserve(layout.tensors + layout.aliases.size());
@@ -22,12 +22,11 @@ Digest digest_of(const Layout& layout, std::span<const LazyTensor> tensors, std:
     const auto add = [&](std::string_view name, std::uint32_t number) {
         all.push_back({name, dtypes[number], &tensors[number].shape(), digests[number]});
     };
-    for (const PlannedFile& file : layout.files)
-        for (const PlannedTensor& planned : file.tensors) {
-            dtypes[planned.number] = planned.dtype;
-            if (layout.has_structure_tensor && tensors[planned.number].name() == state::structure_tensor) continue;
-            add(tensors[planned.number].name(), planned.number);
-        }
+    for (const ChosenTensor& chosen : layout.chosen) {
+        dtypes[chosen.number] = chosen.dtype;
+        const std::string& name = tensors[chosen.number].name();
+        if (!layout.has_structure_tensor || name != state::structure_tensor) add(name, chosen.number);
+    }
     for (const auto& [name, number] : layout.aliases) add(name, number);
     return safetensors::digest_of_all(std::move(all));
 }
@@ -43,9 +42,10 @@ void put_digests(PlannedFile& file, const Layout& layout, std::span<const LazyTe
             list.emplace_back(tensors[planned.number].name(), digests[planned.number]);
         safetensors::put_digests(file.head, list);
     }
-    if (file.has_checkpoint_digest)
-        safetensors::put_metadata(file.head, safetensors::checkpoint_digest_key,
-                                  hex(digest_of(layout, tensors, digests)));
+    if (!file.has_checkpoint_digest) return;
+    const Digest digest = layout.wholes.empty() ? digest_of(layout, tensors, digests)
+                                                : digest_of(layout, layout.wholes, layout.whole_digests);
+    safetensors::put_metadata(file.head, safetensors::checkpoint_digest_key, hex(digest));
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -42,7 +42,9 @@ SaveOptions options_for_folders(const SaveOptions& options) {
             .strategy = options.strategy,
             .index_style = options.index_style,
             .structure = options.structure,
-            .checksums = options.checksums};
+            .checksums = options.checksums,
+            .ranks = options.ranks,
+            .rank_dimension = options.rank_dimension};
 }
 
 PlannedFolder plan_folder(const std::string& name, const Checkpoint& checkpoint, const SaveOptions& options) {

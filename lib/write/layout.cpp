@@ -5,9 +5,10 @@
 // - choose(), skip_other_names(): the dtype of each tensor. Tensors that cannot be saved are skipped.
 // - sized(), number_layers(): sizes, storages and layers, which split() turns into shards.
 // - note_large_layers(), note_order(): notes for the report.
+// - rank_shards(), rank_metadata(): a file for each rank, with slices of tensors.
 // - add_file(), add_index(): the order in each file, its header, and the index. Places for digests stay zero in the
 //   headers, and are filled when the digests are known.
-// - lay_out(): runs a Planner for one file or for shards.
+// - lay_out(): runs a Planner for one file, for shards or for ranks.
 #include "write/layout.hpp"
 
 #include <safemap/advanced/dtypes.hpp>
@@ -23,9 +24,12 @@
 #include "safetensors/format.hpp"
 #include "safetensors/header.hpp"
 #include "safetensors/index.hpp"
+#include "safetensors/sharding_info.hpp"
+#include "state/folder_shape.hpp"
 #include "state/structure.hpp"
 #include "tensor/convert.hpp"
 #include "tensor/raw_dtype.hpp"
+#include "write/reshard.hpp"
 #include "write/shards.hpp"
 
 #include <algorithm>
@@ -109,7 +113,7 @@ public:
     }
 
     Layout one_file(const std::string& name) && {
-        std::vector<std::uint32_t> all(chosen_.size());
+        std::vector<std::uint32_t> all(layout_.chosen.size());
         for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = i;
         add_only_file(name, all);
         note_order();
@@ -123,7 +127,8 @@ public:
         if (count == 1) {
             add_only_file(shard_name(0, 1), split.shards.front());
         } else {
-            for (std::size_t i = 0; i < count; ++i) add_file(shard_name(i, count), split.shards[i], shard_metadata());
+            for (std::size_t i = 0; i < count; ++i)
+                add_file(shard_name(i, count), stored(split.shards[i]), shard_metadata());
             add_index(split);
         }
         note_large_layers(split);
@@ -131,13 +136,54 @@ public:
         return std::move(layout_);
     }
 
+    /// Lays out a file for each rank that gets a part of any tensor, as torch writes none for the others: its
+    /// consolidation refuses files without tensors. The first file also has what is said of the whole.
+    Layout rank_shards() && {
+        const auto is_structure = [this](const LazyTensor& tensor) {
+            return tensor.name() == state::structure_tensor && has_structure_tensor(input_);
+        };
+        const std::uint32_t dimension = options_.rank_dimension;
+        RankParts cut = cut_for_ranks(input_.tensors, layout_.chosen, options_.ranks, dimension, is_structure);
+        std::uint32_t first = 0;
+        for (std::uint32_t rank = 0; rank < options_.ranks; ++rank) {
+            std::vector<Stored> members;
+            for (; first < cut.ends[rank]; ++first)
+                members.push_back({&cut.tensors[first], first, layout_.chosen[cut.chosen[first]].dtype});
+            if (members.empty() && rank > 0) break;  // nor have the ranks after it any
+            sort_for_file(members);
+            std::vector<std::uint32_t> numbers;
+            for (const Stored& member : members) numbers.push_back(member.number);
+            Pairs metadata = rank_metadata(rank == 0);
+            put_sorted(metadata, safetensors::sharding_info_key,
+                       sharding_info_of(cut, numbers, input_.tensors, layout_.chosen, dimension));
+            add_file(state::shard_file_name({.shard = rank + 1, .file = 1, .files = 1}), members, std::move(metadata));
+        }
+        layout_.files.front().has_checkpoint_digest = options_.checksums;
+        for (const std::uint32_t from : cut.chosen) layout_.part_of.push_back(layout_.chosen[from].number);
+        layout_.parts = std::move(cut.tensors);
+        layout_.wholes = input_.tensors;
+        note_order();
+        return std::move(layout_);
+    }
+
 private:
-    struct Chosen {
+    /// A tensor to store, and its number in the list of tensors that are written.
+    struct Stored {
+        const LazyTensor* tensor;
         std::uint32_t number;
         Dtype dtype;
     };
 
-    const LazyTensor& tensor(const Chosen& chosen) const { return input_.tensors[chosen.number]; }
+    const LazyTensor& tensor(const ChosenTensor& chosen) const { return input_.tensors[chosen.number]; }
+
+    std::vector<Stored> stored(std::span<const std::uint32_t> members) const {
+        std::vector<Stored> all;
+        all.reserve(members.size());
+        for (const std::uint32_t member : members)
+            all.push_back(
+                {&tensor(layout_.chosen[member]), layout_.chosen[member].number, layout_.chosen[member].dtype});
+        return all;
+    }
 
     Dtype dtype_for(const LazyTensor& tensor) const {
         if (!options_.dtype || !is_castable(tensor.dtype())) return tensor.dtype();
@@ -155,7 +201,7 @@ private:
                                               "keeps it (convert --structure keep)"});
             return;
         }
-        chosen_.push_back({number, dtype});
+        layout_.chosen.push_back({number, dtype});
         ++layout_.tensors;
         // An unsupported cast throws now, not when half of the files are written.
         if (dtype != tensor.dtype()) static_cast<void>(tensor.cast(dtype));
@@ -206,7 +252,7 @@ private:
     /// parts that are saved.
     std::vector<Sized> sized() const {
         std::vector<Sized> sized;
-        sized.reserve(chosen_.size());
+        sized.reserve(layout_.chosen.size());
         struct Group {
             std::uint32_t first;
             std::uint32_t members;
@@ -224,18 +270,18 @@ private:
             }
             return as_stored ? std::optional(t.stored().get()) : std::nullopt;
         };
-        for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
-            const LazyTensor& t = tensor(chosen_[i]);
-            sized.push_back({.size = bytes_as(t, chosen_[i].dtype)});
-            const auto storage = storage_of(t, chosen_[i].dtype);
+        for (std::uint32_t i = 0; i < layout_.chosen.size(); ++i) {
+            const LazyTensor& t = tensor(layout_.chosen[i]);
+            sized.push_back({.size = bytes_as(t, layout_.chosen[i].dtype)});
+            const auto storage = storage_of(t, layout_.chosen[i].dtype);
             if (!storage) continue;
             Group& group = groups.try_emplace(*storage, Group{i, 0, 0}).first->second;
             ++group.members;
             group.size += sized.back().size;  // at most data_bytes, so it fits
         }
-        for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
-            const LazyTensor& t = tensor(chosen_[i]);
-            const auto storage = storage_of(t, chosen_[i].dtype);
+        for (std::uint32_t i = 0; i < layout_.chosen.size(); ++i) {
+            const LazyTensor& t = tensor(layout_.chosen[i]);
+            const auto storage = storage_of(t, layout_.chosen[i].dtype);
             if (!storage) continue;
             const Group& group = groups.at(*storage);
             if (group.members == 1 || group.size > options_.max_shard_size) continue;
@@ -248,15 +294,15 @@ private:
 
     void number_layers(std::vector<Sized>& sized) const {
         std::unordered_map<std::string_view, std::uint64_t, NameHash> numbers;
-        for (std::uint32_t i = 0; i < chosen_.size(); ++i) {
-            const std::string_view layer = layer_of(tensor(chosen_[i]).name());
+        for (std::uint32_t i = 0; i < layout_.chosen.size(); ++i) {
+            const std::string_view layer = layer_of(tensor(layout_.chosen[i]).name());
             if (!layer.empty()) sized[i].layer = numbers.try_emplace(layer, numbers.size() + 1).first->second;
         }
     }
 
     void note_large_layers(const Split& split) {
         for (const LargeLayer& large : split.large_layers) {
-            const std::string_view name = tensor(chosen_[large.tensor]).name();
+            const std::string_view name = tensor(layout_.chosen[large.tensor]).name();
             const std::string_view layer = layer_of(name);
             layout_.notes.push_back("the layer of " + safemap::quoted(layer.empty() ? name : layer) + " takes " +
                                     bytes_text(large.size) + ", more than " + bytes_text(options_.max_shard_size) +
@@ -269,9 +315,12 @@ private:
     }
     bool keeps_order() const {
         std::uint32_t before = 0;
-        for (const PlannedFile& file : layout_.files)
+        for (const PlannedFile& file : layout_.files) {
             for (const PlannedTensor& planned : file.tensors)
                 if (std::exchange(before, planned.number) > planned.number) return false;
+            // The first rank has a part of every tensor, and readers list tensors in its order.
+            if (options_.ranks > 0) break;
+        }
         return true;
     }
 
@@ -279,6 +328,18 @@ private:
         Metadata whole = metadata_;
         if (!options_.exact_metadata) whole.try_emplace(format_key, format_default);
         return {whole.begin(), whole.end()};
+    }
+
+    /// Returns the metadata of the file of a rank, without the places of its tensors. What safemap says of the whole
+    /// checkpoint is in the first file only.
+    Pairs rank_metadata(bool first) {
+        Pairs metadata;
+        for (const auto& entry : whole_metadata())
+            if (!safetensors::is_sharding_key(entry.first) && (first || !entry.first.starts_with("safemap.")))
+                metadata.push_back(entry);
+        put_sorted(metadata, safetensors::sharding_version_key, std::string(safetensors::sharding_version));
+        if (first && options_.checksums) add_identity(metadata);
+        return metadata;
     }
 
     Pairs shard_metadata() const {
@@ -289,14 +350,28 @@ private:
     void add_only_file(const std::string& name, std::span<const std::uint32_t> members) {
         Pairs metadata = whole_metadata();
         if (options_.checksums) add_identity(metadata);
-        add_file(name, members, std::move(metadata));
+        add_file(name, stored(members), std::move(metadata));
         layout_.files.back().has_checkpoint_digest = options_.checksums;
     }
 
-    void add_file(const std::string& name, std::span<const std::uint32_t> members, Pairs metadata) {
+    std::vector<TensorSpec> specs_of(const std::vector<Stored>& members) {
         std::vector<TensorSpec> specs;
         specs.reserve(members.size());
-        for (const std::uint32_t member : members) specs.push_back(spec(chosen_[member]));
+        for (const Stored& member : members) specs.push_back(spec(member));
+        return specs;
+    }
+
+    /// Sorts by the order in the file, so that the same tensors give the same metadata.
+    void sort_for_file(std::vector<Stored>& members) {
+        const std::vector<std::uint32_t> order = file_order(specs_of(members));
+        std::vector<Stored> sorted;
+        sorted.reserve(members.size());
+        for (const std::uint32_t i : order) sorted.push_back(members[i]);
+        members = std::move(sorted);
+    }
+
+    void add_file(const std::string& name, const std::vector<Stored>& members, Pairs metadata) {
+        const std::vector<TensorSpec> specs = specs_of(members);
         const std::vector<std::uint32_t> order = file_order(specs);
 
         std::vector<TensorSpec> ordered;
@@ -312,10 +387,10 @@ private:
         file.tensors.reserve(order.size());
         std::uint64_t offset = file.head.size();
         for (const std::uint32_t i : order) {
-            const Chosen& chosen = chosen_[members[i]];
-            file.tensors.push_back({.offset = offset, .number = chosen.number, .dtype = chosen.dtype});
+            const Stored& member = members[i];
+            file.tensors.push_back({.offset = offset, .number = member.number, .dtype = member.dtype});
             if (offset % options_.alignment != 0) ++layout_.unaligned_tensors;
-            const auto end = checked_add(offset, bytes_as(tensor(chosen), chosen.dtype));
+            const auto end = checked_add(offset, bytes_as(*member.tensor, member.dtype));
             if (!end) throw Error(Errc::shape_overflow, "the file would have more than 2^64 bytes").with_path(name);
             offset = *end;
         }
@@ -341,31 +416,31 @@ private:
 
     /// Adds a place for the checkpoint's digest, and lists the other names that a reader of this metadata will see.
     void add_identity(Pairs& metadata) {
-        const auto name_of = [this](std::uint32_t i) -> std::string_view { return tensor(chosen_[i]).name(); };
+        const auto name_of = [this](std::uint32_t i) -> std::string_view { return tensor(layout_.chosen[i]).name(); };
         NameIndex names;
-        names.add_all(static_cast<std::uint32_t>(chosen_.size()), name_of, [](auto, auto) {});
+        names.add_all(static_cast<std::uint32_t>(layout_.chosen.size()), name_of, [](auto, auto) {});
         safetensors::for_each_alias(
             metadata, [&](std::string_view name) { return names.find(name, name_of); },
             [this](const std::string& dropped, std::uint32_t i) {
-                layout_.aliases.emplace_back(dropped, chosen_[i].number);
+                layout_.aliases.emplace_back(dropped, layout_.chosen[i].number);
             });
         put_sorted(metadata, safetensors::checkpoint_digest_key, hex(Digest()));
     }
 
-    TensorSpec spec(const Chosen& chosen) {
-        const LazyTensor& t = tensor(chosen);
-        const Dtype dtype = raw_dtype(chosen.dtype);
-        if (dtype == chosen.dtype) return {.name = t.name(), .dtype = dtype, .shape = &t.shape()};
+    TensorSpec spec(const Stored& member) {
+        const LazyTensor& t = *member.tensor;
+        const Dtype dtype = raw_dtype(member.dtype);
+        if (dtype == member.dtype) return {.name = t.name(), .dtype = dtype, .shape = &t.shape()};
         return {
-            .name = t.name(), .dtype = dtype, .shape = &raw_shapes_.emplace_back(raw_shape(chosen.dtype, t.shape()))};
+            .name = t.name(), .dtype = dtype, .shape = &raw_shapes_.emplace_back(raw_shape(member.dtype, t.shape()))};
     }
 
     void add_index(const Split& split) {
         std::vector<std::pair<std::string_view, std::string_view>> weight_map;
-        weight_map.reserve(chosen_.size());
+        weight_map.reserve(layout_.chosen.size());
         for (std::size_t i = 0; i < split.shards.size(); ++i)
             for (const std::uint32_t member : split.shards[i])
-                weight_map.emplace_back(tensor(chosen_[member]).name(), layout_.files[i].name);
+                weight_map.emplace_back(tensor(layout_.chosen[member]).name(), layout_.files[i].name);
         Pairs metadata = index_metadata();
         if (options_.checksums) add_identity(metadata);
         PlannedFile file{.name = index_name,
@@ -394,27 +469,32 @@ private:
 
     std::uint64_t total_parameters() const {
         std::uint64_t total = 0;
-        for (const Chosen& chosen : chosen_) total = sum_of_sizes(total, tensor(chosen).element_count());
+        for (const ChosenTensor& chosen : layout_.chosen) total = sum_of_sizes(total, tensor(chosen).element_count());
         return total;
     }
 
     const Input& input_;
     Metadata metadata_;
     const SaveOptions& options_;
-    std::vector<Chosen> chosen_;    // tensors to write, in the caller's order
     std::deque<Shape> raw_shapes_;  // shapes that headers have instead of the tensors' own
     Layout layout_;
 };
 
 }  // namespace
 
+bool has_structure_tensor(const Input& input) {
+    const auto structure = input.metadata.find(std::string(state::structure_key));
+    return structure != input.metadata.end() && state::is_structure_apart(structure->second);
+}
+
 std::uint64_t stored_bytes(const LazyTensor& tensor) { return bytes_as(tensor, tensor.stored()->dtype()); }
 
 Layout lay_out(const Input& input, const SaveOptions& options, const std::optional<std::string>& single_file) {
     Planner planner(input, options);
-    Layout layout = single_file ? std::move(planner).one_file(*single_file) : std::move(planner).shards();
-    const auto structure = input.metadata.find(std::string(state::structure_key));
-    layout.has_structure_tensor = structure != input.metadata.end() && state::is_structure_apart(structure->second);
+    Layout layout = single_file         ? std::move(planner).one_file(*single_file)
+                    : options.ranks > 0 ? std::move(planner).rank_shards()
+                                        : std::move(planner).shards();
+    layout.has_structure_tensor = has_structure_tensor(input);
     return layout;
 }
 

@@ -1,6 +1,7 @@
 // The layout of a checkpoint: the place of every byte, known before the first byte is written.
 #pragma once
 
+#include "base/checksum.hpp"
 #include "lazy/cast_counts.hpp"
 #include "state/contents.hpp"
 
@@ -21,6 +22,12 @@ namespace safemap::SAFEMAP_ABI::write {
 /// The place of a tensor in its file.
 struct PlannedTensor {
     std::uint64_t offset = 0;  ///< offset of its first byte in the file
+    std::uint32_t number = 0;  ///< index in the list of tensors that are written: see written_tensors()
+    Dtype dtype = {};          ///< dtype in the file
+};
+
+/// A tensor of the caller that is written.
+struct ChosenTensor {
     std::uint32_t number = 0;  ///< index in the caller's list
     Dtype dtype = {};          ///< dtype in the file
 };
@@ -37,7 +44,8 @@ struct PlannedFile {
 
 /// All files of a checkpoint, in the order in which they are written.
 struct Layout {
-    std::vector<PlannedFile> files;  ///< the index is last
+    std::vector<PlannedFile> files;    ///< the index is last
+    std::vector<ChosenTensor> chosen;  ///< in the caller's order
     std::uint64_t tensors = 0;
     std::uint64_t data_bytes = 0;         ///< bytes of the values as written
     std::uint64_t read_bytes = 0;         ///< bytes of the values as stored
@@ -49,7 +57,18 @@ struct Layout {
     bool has_structure_tensor = false;  ///< true if a file has the structure document as a tensor
     /// If digests are wanted: the names that readers will take for other names of tensors, with the tensors' numbers.
     std::vector<std::pair<std::string, std::uint32_t>> aliases;
+
+    // Only if tensors are cut for ranks.
+    std::vector<LazyTensor> parts;       ///< the tensors that are written in place of the caller's
+    std::vector<std::uint32_t> part_of;  ///< for each part: the number of the caller's tensor
+    std::span<const LazyTensor> wholes;  ///< the caller's tensors
+    std::vector<Digest> whole_digests;   ///< by the caller's numbers, once they are known
 };
+
+/// Returns the tensors that the files of a layout hold: the caller's `tensors`, or their parts.
+inline std::span<const LazyTensor> written_tensors(std::span<const LazyTensor> tensors, const Layout& layout) {
+    return layout.wholes.empty() ? tensors : std::span<const LazyTensor>(layout.parts);
+}
 
 inline void add_counts(SaveReport::Cast& cast, const CastCounts& counts) noexcept {
     cast.values += counts.values;
@@ -81,9 +100,12 @@ struct Input {
     std::unordered_set<std::string> as_raw = {};
 };
 
-/// Lays out the tensors in one file called `single_file`, or in shards and an index. Ignores `options.metadata`. Throws
-/// name_collision, bad_name, unsupported_cast, shape_overflow, invalid_argument for text that is not UTF-8, and what
-/// safetensors::write_header throws.
+/// Returns true if the structure document is one of the tensors.
+bool has_structure_tensor(const Input& input);
+
+/// Lays out the tensors in one file called `single_file`, in shards and an index, or in a file for each rank. Ignores
+/// `options.metadata`. Throws name_collision, bad_name, unsupported_cast, shape_overflow, invalid_argument for text
+/// that is not UTF-8, and what safetensors::write_header throws.
 Layout lay_out(const Input& input, const SaveOptions& options, const std::optional<std::string>& single_file);
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -5,15 +5,18 @@
 #include "write/destination.hpp"
 #include "write/extras.hpp"
 #include "write/folders.hpp"
+#include "write/plan_digest.hpp"
 #include "write/resume_key.hpp"
 #include "write/saving.hpp"
-#include "write/shard_copier.hpp"
 #include "write/storage_use.hpp"
 #include "write/structure.hpp"
 #include "write/target.hpp"
+#include "write/together.hpp"
+#include "write/write_files.hpp"
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI {
@@ -26,7 +29,8 @@ using write::Input;
 SaveReport planned(const Input& input, const write::Layout& layout, const SaveOptions& options) {
     SaveReport report = write::report_on(layout);
     report.notes.insert(report.notes.begin(), input.notes.begin(), input.notes.end());
-    report.layout.buffer_bytes = write::buffer_bytes(input.tensors, layout, options.work.threads);
+    report.layout.buffer_bytes =
+        write::buffer_bytes(written_tensors(input.tensors, layout), layout, options.work.threads);
     write::report_reading(input, layout, report);
     return report;
 }
@@ -41,60 +45,130 @@ void add_done(SaveReport& report, write::Layout& layout) {
 /// Returns the key of the save with all its folders, or an empty string if one of the checkpoints cannot be identified.
 std::string resume_key_of_all(const Input& input, const write::Layout& layout,
                               const std::vector<write::PlannedFolder>& folders) {
-    std::string all = write::resume_key_of(input.tensors, layout);
+    std::string all = write::resume_key_of(written_tensors(input.tensors, layout), layout);
     for (const write::PlannedFolder& folder : folders) {
-        const std::string job = write::resume_key_of(folder.input.tensors, folder.layout);
+        const std::string job =
+            write::resume_key_of(written_tensors(folder.input.tensors, folder.layout), folder.layout);
         if (all.empty() || job.empty()) return {};
         all += '-' + job;
     }
     return all;
 }
 
-/// Saves to a path. If `replaced` is not empty, the file to be replaced must have that identity.
-SaveReport save_all(const std::filesystem::path& out, const Input& input, const SaveOptions& options,
-                    const std::string& replaced = {}) {
-    const bool one_file = write::is_one_file(out, options);
-    write::Layout layout = write::lay_out_at(out, input, options);
-    SaveReport report = planned(input, layout, options);
-    const write::PlannedExtras extras = write::plan_extras(out, options, layout);
-    extras.report(report);
-    std::vector<write::PlannedFolder> folders = write::plan_folders(options, layout);
-    for (const write::PlannedFolder& folder : folders) {
-        write::report_folder(folder, report);
-        const std::uint64_t buffers = write::buffer_bytes(folder.input.tensors, folder.layout, options.work.threads);
-        report.layout.buffer_bytes = std::max(report.layout.buffer_bytes, buffers);
-    }
-    for (std::string& note : write::notes_on_folders(out, options)) report.notes.push_back(std::move(note));
-    if (options.plan_only) {
-        if (options.on_plan) options.on_plan(report);
-        return report;
+/// A save to a path: its plan, and the work on it, by one process or several.
+class Saving {
+public:
+    /// If `replaced` is not empty, the file to be replaced must have that identity.
+    Saving(const std::filesystem::path& out, const Input& input, const SaveOptions& options, write::Together& together,
+           std::string replaced = {})
+        : out_(out), input_(input), options_(options), replaced_(std::move(replaced)), together_(together) {}
+
+    SaveReport run() {
+        agree_on_plan();
+        if (options_.plan_only) return std::move(report_);
+        begin();
+        fill();
+        together_.lead([this] {
+            target_->commit();
+            return std::string();
+        });
+        return finished();
     }
 
-    const io::StagingOptions job{.id = one_file ? std::string() : resume_key_of_all(input, layout, folders),
-                                 .resume = options.resume,
-                                 .replaced = replaced,
-                                 .durable = options.durable};
-    write::Target target(out, options, job);
-    if (options.on_plan) options.on_plan(report);
-    write::copy_extras(extras, target.staging());
-    std::vector<std::unique_ptr<write::Destination>> destinations;
-    std::vector<write::Written> parts;
-    const auto add = [&](std::span<const LazyTensor> tensors, write::Layout& written) {
-        destinations.push_back(write::into_staging(target.staging(), written));
-        parts.push_back({tensors, written, *destinations.back()});
-    };
-    for (write::PlannedFolder& folder : folders) {
-        target.staging().add_folder(folder.name);
-        add(folder.input.tensors, folder.layout);
+private:
+    void plan() {
+        layout_ = write::lay_out_at(out_, input_, options_);
+        report_ = planned(input_, layout_, options_);
+        extras_ = write::plan_extras(out_, options_, layout_);
+        extras_.report(report_);
+        folders_ = write::plan_folders(options_, layout_);
+        for (const write::PlannedFolder& folder : folders_) {
+            write::report_folder(folder, report_);
+            const std::uint64_t buffers = write::buffer_bytes(written_tensors(folder.input.tensors, folder.layout),
+                                                              folder.layout, options_.work.threads);
+            report_.layout.buffer_bytes = std::max(report_.layout.buffer_bytes, buffers);
+        }
+        for (std::string& note : write::notes_on_folders(out_, options_)) report_.notes.push_back(std::move(note));
+        if (options_.plan_only && together_.leads() && options_.on_plan) options_.on_plan(report_);
     }
-    add(input.tensors, layout);  // last: the last file is the index, which names the others
-    write::write_files(parts, options.work.monitor, options.work.threads, options.drop_cache);
-    target.commit();
-    report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());
-    add_done(report, layout);
-    for (const write::PlannedFolder& folder : folders) write::report_written(folder, report);
-    return report;
-}
+
+    write::PlanDigest digest() const {
+        write::PlanDigest digest;
+        if (together_.alone()) return digest;
+        digest.add(options_);
+        digest.add(written_tensors(input_.tensors, layout_), layout_);
+        for (const write::PlannedFolder& folder : folders_)
+            digest.add(written_tensors(folder.input.tensors, folder.layout), folder.layout);
+        return digest;
+    }
+
+    void agree_on_plan() {
+        const std::vector<std::string> plans = together_.all([this] {
+            plan();
+            return digest().text();
+        });
+        const write::PlanDigest own = digest();
+        together_.lead([&] {
+            for (unsigned rank = 1; rank < plans.size(); ++rank) own.require_equal(plans[rank], rank);
+            return std::string();
+        });
+    }
+
+    /// Creates the target in the first process, and finds it in the others.
+    void begin() {
+        const std::string key = together_.lead([this] {
+            const bool one_file = write::is_one_file(out_, options_);
+            const io::StagingOptions job{.id = one_file ? std::string() : resume_key_of_all(input_, layout_, folders_),
+                                         .resume = options_.resume,
+                                         .replaced = replaced_,
+                                         .durable = options_.durable};
+            target_.emplace(out_, options_, job);
+            return together_.alone() ? std::string() : target_->staging().open_to_others();
+        });
+        together_.all([&] {
+            if (!together_.leads()) joined_.emplace(write::join(out_, options_, key));
+            return std::string();
+        });
+        together_.lead([this] {
+            if (options_.on_plan) options_.on_plan(report_);
+            write::copy_extras(extras_, target_->staging());
+            for (const write::PlannedFolder& folder : folders_) target_->staging().add_folder(folder.name);
+            return std::string();
+        });
+    }
+
+    void fill() {
+        std::vector<std::unique_ptr<write::Destination>> destinations;
+        std::vector<write::Written> parts;
+        const auto add = [&](std::span<const LazyTensor> tensors, write::Layout& written) {
+            destinations.push_back(joined_ ? write::into_joined(*joined_, written)
+                                           : write::into_staging(target_->staging(), written));
+            parts.push_back({written_tensors(tensors, written), written, *destinations.back()});
+        };
+        for (write::PlannedFolder& folder : folders_) add(folder.input.tensors, folder.layout);
+        add(input_.tensors, layout_);  // last: the last file is the index, which names the others
+        write::write_files(parts, together_, options_.work.monitor, options_.work.threads, options_.drop_cache);
+    }
+
+    SaveReport finished() {
+        if (target_) report_.notes.insert(report_.notes.end(), target_->notes().begin(), target_->notes().end());
+        add_done(report_, layout_);
+        for (const write::PlannedFolder& folder : folders_) write::report_written(folder, report_);
+        return std::move(report_);
+    }
+
+    const std::filesystem::path& out_;
+    const Input& input_;
+    const SaveOptions& options_;
+    std::string replaced_;
+    write::Together& together_;
+    write::Layout layout_;
+    SaveReport report_;
+    write::PlannedExtras extras_;
+    std::vector<write::PlannedFolder> folders_;
+    std::optional<write::Target> target_;      // in the first process
+    std::optional<io::JoinedStaging> joined_;  // in the others
+};
 
 SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
     write::Layout layout = write::lay_out_for(sink, input, options);
@@ -104,7 +178,8 @@ SaveReport save_to(Sink& sink, const Input& input, const SaveOptions& options) {
     const auto destination = write::into_sink(sink);
     try {
         const write::Written all[] = {{input.tensors, layout, *destination}};
-        write::write_files(all, options.work.monitor, options.work.threads, options.drop_cache);
+        write::Together alone(nullptr);
+        write::write_files(all, alone, options.work.monitor, options.work.threads, options.drop_cache);
         destination->commit();
     } catch (...) {
         destination->abandon();
@@ -147,14 +222,21 @@ write::Metadata wanted_metadata(const Checkpoint& checkpoint, const SaveOptions&
 
 SaveReport write::save_checkpoint(const std::filesystem::path& out, const Checkpoint& checkpoint, Metadata metadata,
                                   const SaveOptions& options, const std::string& replaced) {
+    Together together(options.team);
     std::vector<LazyTensor> with_structure;
-    const Input input = input_of(checkpoint, std::move(metadata), options, with_structure);
-    return save_all(out, input, options, replaced);
+    Input input;
+    together.all([&] {
+        input = input_of(checkpoint, std::move(metadata), options, with_structure);
+        return std::string();
+    });
+    return Saving(out, input, options, together, replaced).run();
 }
 
 SaveReport save(const std::filesystem::path& out, std::span<const LazyTensor> tensors, const SaveOptions& options) {
     return write::during_save(out, options.one_file, [&] {
-        return save_all(out, {.tensors = tensors, .metadata = options.metadata}, options);
+        write::Together together(options.team);
+        const Input input{.tensors = tensors, .metadata = options.metadata};
+        return Saving(out, input, options, together).run();
     });
 }
 

@@ -4,6 +4,7 @@
 #include "base/faults.hpp"
 #include "base/text.hpp"
 #include "tensor/convert.hpp"
+#include "write/reshard.hpp"
 #include "write/shards.hpp"
 
 #include <optional>
@@ -21,6 +22,12 @@ void require_sense(const SaveOptions& options) {
     if (options.exact_metadata && (options.checksums || options.structure == StructurePolicy::keep))
         throw Error(Errc::invalid_argument, std::string("exact metadata cannot be combined with ") +
                                                 (options.checksums ? "digests" : "a structure document"));
+    if (options.exact_metadata && options.ranks > 0)
+        throw Error(Errc::invalid_argument,
+                    "exact metadata cannot be combined with files of ranks, whose metadata says where parts belong");
+    if (options.ranks > most_ranks)
+        throw Error(Errc::invalid_argument, "invalid number of ranks " + std::to_string(options.ranks) +
+                                                "; expected at most " + std::to_string(most_ranks));
     if (options.dtype && !is_castable(*options.dtype))
         throw Error(Errc::unsupported_cast, "casts to " + std::string(name(*options.dtype)) + " are not supported");
 }
@@ -31,6 +38,9 @@ Layout lay_out_at(const std::filesystem::path& out, const Input& input, const Sa
     require_sense(options);
     // Checked before the names, so that the most common mistake is reported first. The target checks again.
     const bool one_file = is_one_file(out, options);
+    if (one_file && options.ranks > 0)
+        throw Error(Errc::invalid_argument, "each rank has a file of its own, but the target is one file")
+            .with_path(out.native());
     if (one_file && !options.folders.empty())
         throw Error(Errc::invalid_argument, "folders cannot be written with one file").with_path(out.native());
     const bool new_in_any_case = !one_file && counts_as_new(out, options);
@@ -46,6 +56,8 @@ Layout lay_out_for(const Sink& sink, const Input& input, const SaveOptions& opti
                                 : !options.durable              ? "durable = false"
                                 : !options.extras.files.empty() ? "extras"
                                 : !options.folders.empty()      ? "folders"
+                                : options.ranks > 0             ? "ranks"
+                                : options.team != nullptr       ? "team"
                                                                 : nullptr;
     if (refused != nullptr)
         throw Error(Errc::invalid_argument, std::string("the option ") + refused + " is only for a save to a path");

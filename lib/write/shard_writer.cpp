@@ -65,6 +65,8 @@ const SaveOptions& require_sense(const SaveOptions& options) {
         throw Error(Errc::invalid_argument,
                     "a ShardWriter does not take resume, because it has no sources to compare with an earlier save");
     if (!options.folders.empty()) throw Error(Errc::invalid_argument, "a ShardWriter does not write folders");
+    if (options.team != nullptr) throw Error(Errc::invalid_argument, "a ShardWriter does not take a team");
+    if (options.ranks > 0) throw Error(Errc::invalid_argument, "a ShardWriter does not cut tensors for ranks");
     if (options.plan_only) throw Error(Errc::invalid_argument, "a ShardWriter does not take plan_only");
     return options;
 }

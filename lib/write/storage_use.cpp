@@ -93,8 +93,9 @@ void count_unsupported(std::vector<SaveReport::Unsupported>& dtypes, Dtype dtype
     ++known->tensors;
 }
 
-void count_reading(SaveReport& report, const LazyTensor& tensor, Dtype written) {
-    const StridedView& view = tensor.strided_view();
+/// Counts a tensor by the way in which `read` is read.
+void count_reading(SaveReport& report, const LazyTensor& tensor, const LazyTensor& read, Dtype written) {
+    const StridedView& view = read.strided_view();
     if (!is_contiguous(view.shape, view.strides) || tensor.piece_count() > 1) count(report.reading.gathered, tensor);
     else if (tensor.stored()->dtype() == written) count(report.reading.copied, tensor);
 }
@@ -204,9 +205,14 @@ void report_reading(const Input& input, const Layout& layout, SaveReport& report
     report.reading.views = use.views;
     report.reading.unreferenced_bytes =
         input.storages.empty() ? use.unreferenced : storage_use(all, input.storages).unreferenced;
-    for (const PlannedFile& file : layout.files)
-        for (const PlannedTensor& planned : file.tensors)
-            count_reading(report, input.tensors[planned.number], planned.dtype);
+    // A tensor that is cut for ranks is read as its first part is.
+    std::vector<const LazyTensor*> read(input.tensors.size());
+    for (std::size_t i = layout.parts.size(); i-- > 0;) read[layout.part_of[i]] = &layout.parts[i];
+    for (const ChosenTensor& chosen : layout.chosen) {
+        const LazyTensor& tensor = input.tensors[chosen.number];
+        const LazyTensor* const part = read[chosen.number];
+        count_reading(report, tensor, part == nullptr ? tensor : *part, chosen.dtype);
+    }
 }
 
 }  // namespace safemap::SAFEMAP_ABI::write

@@ -94,9 +94,10 @@ void require_no_tie(const Checkpoint& checkpoint, const Metadata& metadata) {
         for (std::size_t i = 1; i < group.size(); ++i) require(group[i], group.front());
 }
 
-/// Returns true if a safetensors file has tensors whose dtypes only its document names.
+/// Returns true if safetensors files have tensors whose dtypes only their document names.
 bool has_named_dtypes(const Checkpoint& checkpoint) {
-    return checkpoint.format() == Format::safetensors &&
+    const bool in_shards = checkpoint.layout() && checkpoint.layout()->kind == "hf_shards";
+    return (checkpoint.format() == Format::safetensors || in_shards) &&
            std::any_of(checkpoint.begin(), checkpoint.end(),
                        [](const LazyTensor& tensor) { return !in_safetensors(tensor.dtype()); });
 }

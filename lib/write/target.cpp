@@ -4,10 +4,12 @@
 #include "base/text.hpp"
 #include "io/folder.hpp"
 #include "safetensors/index.hpp"
+#include "safetensors/shard_files.hpp"
 #include "state/folder_shape.hpp"
 #include "write/shards.hpp"
 
 #include <safemap/advanced/file.hpp>
+#include <safemap/open_options.hpp>
 
 #include <algorithm>
 #include <system_error>
@@ -16,12 +18,33 @@ namespace safemap::SAFEMAP_ABI::write {
 
 namespace {
 
+io::Staging::Kind kind_of(const std::filesystem::path& out, const SaveOptions& options) {
+    return is_one_file(out, options) ? io::Staging::Kind::file : io::Staging::Kind::folder;
+}
+
 io::Staging stage(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job) {
-    const bool one_file = is_one_file(out, options);
-    const auto kind = one_file ? io::Staging::Kind::file : io::Staging::Kind::folder;
+    const auto kind = kind_of(out, options);
     if (options.overwrite) return io::Staging(out, kind, io::Existing::replace, job);
-    const bool merges = !one_file && counts_as_new(out, options);
+    const bool merges = kind == io::Staging::Kind::folder && counts_as_new(out, options);
     return io::Staging(out, kind, merges ? io::Existing::merge : io::Existing::refuse, job);
+}
+
+bool has(const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Adds the files of ranks: by their names, and by their content. Readers of such files take all that are there, so
+/// none of an older set may stay beside new ones.
+void add_rank_shards(const Folder& folder, const std::vector<std::string>& all, std::vector<std::string>& files) {
+    std::vector<std::string> others;
+    for (const std::string& name : all) {
+        if (has(files, name)) continue;
+        if (state::shard_file(name)) files.push_back(name);
+        else if (state::is_weights(name) && name.ends_with(".safetensors")) others.push_back(name);
+    }
+    if (others.size() < 2) return;
+    for (std::string& name : safetensors::shard_files(folder, others, OpenOptions().max_header_bytes))
+        files.push_back(std::move(name));
 }
 
 }  // namespace
@@ -61,24 +84,51 @@ bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options)
 
 std::vector<std::string> model_files(const std::filesystem::path& path) {
     const auto folder = open_folder(path, Mapping::never);
-    std::vector<std::string> files = state::safetensors_heads(folder->list());
+    const std::vector<std::string> all = folder->list();
+    std::vector<std::string> files = state::safetensors_heads(all);
     if (files.size() > 1)
         throw Error(Errc::several_models, "the folder has several indexes, among them " + safemap::quoted(files[0]) +
                                               " and " + safemap::quoted(files[1]))
             .with_path(path.native())
             .with_hint("it is not clear which model to replace");
-    if (files.empty() || files.front() == single_name) return files;
-    CollectFaults ignored;  // a damaged index is replaced, too
-    if (const auto source = folder->open(files.front()))
-        for (std::string& shard : safetensors::read_index(*source, ignored).shards)
-            if (shard.ends_with(".safetensors")) files.push_back(std::move(shard));
+    if (!files.empty() && files.front() != single_name) {
+        CollectFaults ignored;  // a damaged index is replaced, too
+        if (const auto source = folder->open(files.front()))
+            for (std::string& shard : safetensors::read_index(*source, ignored).shards)
+                if (shard.ends_with(".safetensors")) files.push_back(std::move(shard));
+    }
+    add_rank_shards(*folder, all, files);
     return files;
+}
+
+void require_ranks_open(const std::filesystem::path& path, const std::vector<std::string>& old_files) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(path, ignored)) return;
+    state::FolderNames names = state::names_in(*open_folder(path, Mapping::never));
+    std::erase_if(names.files, [&](const std::string& name) { return has(old_files, name); });
+    const std::string shard = state::shard_file_name({.shard = 1, .file = 1, .files = 1});
+    names.files.insert(std::upper_bound(names.files.begin(), names.files.end(), shard), shard);
+    const state::FolderShape shape = state::shape_of_folder(names);
+    if (shape.kind == state::ShapeKind::hf_shards) return;
+    Error error(Errc::already_exists,
+                "the folder has " +
+                    (shape.files.empty() ? std::string("another model") : safemap::quoted(shape.files.front())) +
+                    ", which would be opened in place of the files of ranks");
+    throw std::move(error.with_path(path.native()).with_hint("remove it, or save to another folder"));
+}
+
+io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key) {
+    return {out, kind_of(out, options), options.overwrite ? io::Existing::replace : io::Existing::merge, key,
+            options.durable};
 }
 
 Target::Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job)
     : out_(out), overwrite_(options.overwrite), staging_(stage(out, options, job)) {
     for (const auto& folder : options.folders) folders_.push_back(folder.first);
-    static_cast<void>(old_files());  // reports faults of the old files before the work, not after it
+    const std::vector<std::string> old = old_files();  // reports faults of the old files before the work, not after it
+    if (options.ranks == 0) return;
+    require_ranks_open(out, old);
+    for (const std::string& folder : folders_) require_ranks_open(out / folder, inside(old, folder));
 }
 
 std::vector<std::string> Target::old_files() const {
@@ -89,6 +139,13 @@ std::vector<std::string> Target::old_files() const {
         if (std::filesystem::is_directory(out_ / folder, ignored))
             for (const std::string& file : model_files(out_ / folder)) files.push_back(folder + '/' + file);
     return files;
+}
+
+std::vector<std::string> Target::inside(const std::vector<std::string>& files, const std::string& folder) {
+    std::vector<std::string> names;
+    for (const std::string& file : files)
+        if (file.starts_with(folder + '/')) names.push_back(file.substr(folder.size() + 1));
+    return names;
 }
 
 void Target::commit() { staging_.commit(old_files()); }

@@ -1,6 +1,7 @@
 // The target of a save: a file or a folder, new or replacing an old one.
 #pragma once
 
+#include "io/joined_staging.hpp"
 #include "io/replace.hpp"
 
 #include <safemap/save.hpp>
@@ -14,9 +15,10 @@ namespace safemap::SAFEMAP_ABI::write {
 /// The file or folder that a save writes, and the old files that it replaces.
 class Target {
 public:
-    /// Targets a file if is_one_file(out, options), else a folder. An existing target is refused unless it is to be
-    /// overwritten, or is a folder that counts_as_new(out, options). Throws what Staging throws, and several_models if
-    /// it is ambiguous which model of the folder is replaced.
+    /// Targets a file if is_one_file(out, options), else a folder. Throws already_exists if files of ranks are to be
+    /// written, and a file that stays in the folder would be opened in place of them. An existing target is refused
+    /// unless it is to be overwritten, or is a folder that counts_as_new(out, options). Throws what Staging throws, and
+    /// several_models if it is ambiguous which model of the folder is replaced.
     Target(const std::filesystem::path& out, const SaveOptions& options, const io::StagingOptions& job = {});
 
     io::Staging& staging() noexcept { return staging_; }
@@ -27,12 +29,18 @@ public:
 
 private:
     std::vector<std::string> old_files() const;
+    /// Returns those of `files` that are in `folder`, without its name.
+    static std::vector<std::string> inside(const std::vector<std::string>& files, const std::string& folder);
 
     std::filesystem::path out_;
     bool overwrite_;
     std::vector<std::string> folders_;  ///< folders inside the target that are also written
     io::Staging staging_;
 };
+
+/// Returns the files of a target that another process has made, with the same options. `key` is what
+/// Staging::open_to_others() has returned there. Throws invalid_argument if it is another target.
+io::JoinedStaging join(const std::filesystem::path& out, const SaveOptions& options, const std::string& key);
 
 /// Returns true if `out` ends in ".safetensors" or ".sft".
 bool names_file(const std::filesystem::path& out);
@@ -45,7 +53,11 @@ bool counts_as_new(const std::filesystem::path& out);
 bool counts_as_new(const std::filesystem::path& out, const SaveOptions& options);
 
 /// Returns the files to remove when a model in `folder` is replaced: its index and the shards that the index names, or
-/// a `model.safetensors` without an index. Throws several_models if there are several indexes.
+/// a `model.safetensors` without an index; and all files of ranks (Hugging Face shards), which their
+/// names or their content show. Throws several_models if there are several indexes.
 std::vector<std::string> model_files(const std::filesystem::path& folder);
+/// Throws already_exists if a folder would not open as files of ranks once `old_files` are removed and new files of
+/// ranks are there: if it has a model that safemap does not replace, such as `pytorch_model.bin`.
+void require_ranks_open(const std::filesystem::path& folder, const std::vector<std::string>& old_files);
 
 }  // namespace safemap::SAFEMAP_ABI::write

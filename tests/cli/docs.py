@@ -154,10 +154,11 @@ def dozen(root, compiler):
 def programs(root, compiler):
     tutorial = compiles(root, compiler, 'docs/tutorial.md', 'bool& stop', blocks(root, 'docs/tutorial.md'))
     advanced = compiles(root, compiler, 'docs/advanced.md', ADVANCED, blocks(root, 'docs/advanced.md'))
-    short = compiles(root, compiler, 'docs/deepspeed.md, errors.md, lifetimes.md, saving.md or untrusted.md',
+    pages = ('deepspeed', 'errors', 'hf-shards', 'lifetimes', 'many-nodes', 'saving', 'untrusted')
+    short = compiles(root, compiler, f'one of docs/{", ".join(pages)}',
                      'const safemap::Checkpoint& model',
                      ''.join(separate_blocks(root, f'docs/{name}.md')
-                             for name in ('deepspeed', 'errors', 'lifetimes', 'saving', 'untrusted')))
+                             for name in pages))
     headers = {f'`advanced/{path.name}`' for path in (root / 'include/safemap/advanced').glob('*.hpp')}
     page = (root / 'docs/advanced.md').read_text(encoding='utf-8')
     return tutorial + advanced + short + [f'docs/advanced.md: {header} is not in its table'
@@ -185,7 +186,7 @@ void put(std::uint64_t, std::span<const std::byte>);
               const std::filesystem::path& path, const std::filesystem::path& folder, const Checkpoint& checkpoint,
               const Checkpoint& other, const LazyTensor& tensor, const std::vector<LazyTensor>& tensors,
               const TensorView& view, Uploader& uploader, const std::shared_ptr<Device>& device,
-              const std::shared_ptr<const Source>& source, Sink& sink, const StateTree& tree,
+              const std::shared_ptr<const Source>& source, Sink& sink, const StateTree& tree, Team& team,
               std::vector<std::byte>& bytes, std::span<std::byte> buffer, std::uint64_t size, std::stop_token stop) {
 %s}
 }

@@ -445,9 +445,11 @@ TEST_CASE("boxes: values that do not fit the tensor are refused with their file"
                 "reaches past the shape", "w");
     const LazyTensor floats("value", stored_run(Dtype::f32, {2, 2}, file("rank1", counted(4)), 0));
     check_error(with(floats), Errc::piece_mismatch, "rank1", "F32; expected U32", "w");
-    const LazyTensor nibbles("value", stored_run(Dtype::f4, {2, 4}, file("rank1", counted(1)), 0));
-    const std::vector<Part> sub_byte = {{{0, 0}, nibbles}};
-    CHECK_FAULT(whole("w", Dtype::f4, {2, 4}, sub_byte), Errc::piece_mismatch);
+    const LazyTensor nibbles("value", stored_run(Dtype::f4, {1, 8}, file("rank1", counted(1)), 0));
+    const std::vector<Part> sub_byte = {{{0, 0}, nibbles}, {{1, 0}, nibbles}};
+    CHECK(numbers_of(whole("w", Dtype::f4, {2, 8}, sub_byte)) == Numbers{0, 0});
+    const std::vector<Part> columns = {{{0, 0}, nibbles}, {{0, 8}, nibbles}};
+    CHECK_FAULT(whole("w", Dtype::f4, {1, 16}, columns), Errc::piece_mismatch);
     CHECK_FAULT(whole("w", Dtype::u32, {1ULL << 33, 1ULL << 33}, std::span<const Part>()), Errc::shape_overflow);
 }
 

@@ -29,7 +29,6 @@ const std::string optim = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
 TEST_CASE("an unsupported layout is refused by name, with a hint") {
     const std::vector<std::pair<FileNames, std::string>> rows = {
         {{"scheduler.bin", "model_0/metadata.pkl", "model_0/model_rank_0.pt"}, "torch_checkpointing"},
-        {{"shard-00001-model-00001-of-00001.safetensors"}, "'hf_shards'"},
         {{"g/" + optim, "g/offloaded_tensors/a/b"}, "offloaded_tensors"},
         {{"metadata.pkl", "model_rank_0.pt"}, "torch_checkpointing"},
         {{"checkpoint_metadata.json", "model/x"}, "nanotron"},

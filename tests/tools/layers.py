@@ -20,7 +20,7 @@ MAY_INCLUDE = {
     'state': ['base', 'tensor', 'lazy'],
     'pickle': ['base'],
     'torch': ['base', 'tensor', 'lazy', 'state', 'pickle'],
-    'distributed': ['base', 'tensor', 'lazy', 'state', 'pickle', 'torch'],
+    'distributed': ['base', 'tensor', 'lazy', 'safetensors', 'state', 'pickle', 'torch'],
     'open': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'pickle', 'torch', 'distributed'],
     'checkpoint': ['base', 'io', 'tensor', 'lazy', 'safetensors', 'state', 'open'],
     'check': ['base', 'tensor', 'lazy', 'safetensors', 'state', 'open', 'checkpoint'],
@@ -42,7 +42,7 @@ OWNER = {
     'checkpoint': 'checkpoint', 'plan': 'checkpoint', 'selection': 'checkpoint',
     'advanced/names': 'checkpoint', 'advanced/structure': 'checkpoint',
     'diff': 'check', 'digest': 'check', 'verify': 'check',
-    'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write',
+    'save': 'write', 'advanced/shard_writer': 'write', 'advanced/edit': 'write', 'advanced/team': 'write',
     'device': 'device', 'uploader': 'device',
 }
 
@@ -56,6 +56,7 @@ THIRD_PARTY = {
     'zstd.h': ['lib/base/zstd.cpp', 'tests/*'],
     'CLI/*': ['cli/*'],
     'fmt/*': ['cli/*'],
+    'mpi.h': ['cli/many_nodes_mpi.cpp'],
     'doctest/*': ['tests/*'],
     'benchmark/*': ['bench/*'],
 }

@@ -8,7 +8,7 @@
 #include "base/pool.hpp"
 #include "doctest_safemap.hpp"
 #include "write/samples.hpp"
-#include "write/shard_copier.hpp"
+#include "write/write_files.hpp"
 
 #include <sys/resource.h>
 #include <sys/wait.h>

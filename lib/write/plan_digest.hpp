@@ -1,0 +1,31 @@
+// Digests of a plan, for processes that must have the same one.
+#pragma once
+
+#include "write/layout.hpp"
+
+#include <safemap/lazy_tensor.hpp>
+#include <safemap/save.hpp>
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::write {
+
+/// The parts of a plan as digests: texts that are equal for equal parts.
+struct PlanDigest {
+    std::string tensors;  ///< names, dtypes and shapes
+    std::string files;    ///< names, headers and places of tensors
+    std::string options;  ///< how files are written
+    std::string sources;  ///< the places that tensors are read from
+
+    /// Adds a checkpoint of the save. `tensors` are those that its files hold.
+    void add(std::span<const LazyTensor> tensors, const Layout& layout);
+    void add(const SaveOptions& options);
+
+    std::string text() const;
+    /// Throws invalid_argument if the plan of `rank` differs from this one, which is that of rank 0.
+    void require_equal(std::string_view other, unsigned rank) const;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::write

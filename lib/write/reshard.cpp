@@ -1,0 +1,150 @@
+// Cuts tensors for ranks. Tested by tests/write/reshard_test.cpp.
+#include "write/reshard.hpp"
+
+#include <safemap/advanced/dtypes.hpp>
+
+#include "lazy/stored_tensor.hpp"
+#include "safetensors/sharding_info.hpp"
+#include "tensor/raw_dtype.hpp"
+
+#include <limits>
+#include <optional>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::write {
+
+namespace {
+
+/// A tensor that is cut: slices of `length`, except the last.
+struct Cutting {
+    std::uint64_t size = 0;    // size of the dimension; 0 if the tensor is not cut
+    std::uint64_t length = 0;  // size of a slice
+
+    std::uint64_t start(std::uint32_t rank) const noexcept {
+        // rank * length does not overflow where it is below the size.
+        return length != 0 && rank > (size - 1) / length ? size : rank * length;
+    }
+};
+
+Cutting cutting_of(const LazyTensor& tensor, std::uint32_t ranks, std::uint32_t dimension) {
+    const Shape& shape = tensor.shape();
+    if (dimension >= shape.size() || tensor.element_count() == 0 || !whole_bytes(tensor.stored()->dtype())) return {};
+    const std::uint64_t size = shape[dimension];
+    // Slices count in 64 bits with a sign.
+    if (size > std::uint64_t{std::numeric_limits<std::int64_t>::max()}) return {};
+    return {size, size / ranks + (size % ranks == 0 ? 0 : 1)};
+}
+
+LazyTensor slice_of(const LazyTensor& tensor, std::uint32_t dimension, std::uint64_t start, std::uint64_t stop) {
+    std::vector<Slice> slices(dimension + std::size_t{1});
+    slices[dimension] = {.start = static_cast<std::int64_t>(start), .stop = static_cast<std::int64_t>(stop)};
+    return tensor.slice(slices);
+}
+
+}  // namespace
+
+RankParts cut_for_ranks(std::span<const LazyTensor> tensors, std::span<const ChosenTensor> chosen, std::uint32_t ranks,
+                        std::uint32_t dimension, const std::function<bool(const LazyTensor&)>& stays_whole) {
+    std::vector<Cutting> cuttings;
+    for (const ChosenTensor& each : chosen) {
+        const LazyTensor& tensor = tensors[each.number];
+        const bool whole = stays_whole(tensor) || !whole_bytes(each.dtype) || !in_safetensors(each.dtype);
+        cuttings.push_back(whole ? Cutting() : cutting_of(tensor, ranks, dimension));
+    }
+    RankParts parts;
+    const auto add = [&](LazyTensor tensor, std::uint32_t from, std::uint64_t start) {
+        parts.tensors.push_back(std::move(tensor));
+        parts.chosen.push_back(from);
+        parts.starts.push_back(start);
+    };
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+        for (std::uint32_t i = 0; i < chosen.size(); ++i) {
+            const LazyTensor& tensor = tensors[chosen[i].number];
+            const std::uint64_t start = cuttings[i].start(rank);
+            const std::uint64_t stop = cuttings[i].start(rank + 1);
+            if (cuttings[i].size == 0 || stop - start == cuttings[i].size) {
+                if (rank == 0) add(tensor, i, 0);
+            } else if (start < stop) {
+                add(slice_of(tensor, dimension, start, stop), i, start);
+            }
+        }
+        parts.ends.push_back(parts.tensors.size());
+    }
+    return parts;
+}
+
+std::string sharding_info_of(const RankParts& parts, std::span<const std::uint32_t> numbers,
+                             std::span<const LazyTensor> tensors, std::span<const ChosenTensor> chosen,
+                             std::uint32_t dimension) {
+    std::vector<safetensors::ShardPlace> places;
+    for (const std::uint32_t i : numbers) {
+        const ChosenTensor& from = chosen[parts.chosen[i]];
+        const LazyTensor& whole = tensors[from.number];
+        Shape shape = raw_shape(from.dtype, whole.shape());
+        Shape offsets(shape.size(), 0);
+        if (parts.starts[i] > 0) offsets[dimension] = parts.starts[i];
+        places.push_back({.stored = whole.name(),
+                          .name = whole.name(),
+                          .offsets = std::move(offsets),
+                          .global_shape = std::move(shape)});
+    }
+    return safetensors::write_sharding_info(places);
+}
+
+namespace {
+
+/// Returns for each of the caller's tensors the number of its only part; nothing for tensors in several parts.
+std::vector<std::optional<std::uint32_t>> only_parts(const Layout& layout) {
+    std::vector<std::optional<std::uint32_t>> only(layout.wholes.size());
+    std::vector<std::uint32_t> counts(layout.wholes.size());
+    for (std::uint32_t i = 0; i < layout.parts.size(); ++i) {
+        const std::uint32_t whole = layout.part_of[i];
+        only[whole] = ++counts[whole] == 1 ? std::optional(i) : std::nullopt;
+    }
+    return only;
+}
+
+}  // namespace
+
+LazyTensor whole_value(const Layout& layout, const ChosenTensor& chosen) {
+    const LazyTensor& tensor = layout.wholes[chosen.number];
+    return tensor.dtype() == chosen.dtype ? tensor : tensor.cast(chosen.dtype);
+}
+
+std::uint64_t bytes_to_hash(const Layout& layout) {
+    std::uint64_t bytes = 0;
+    for (const std::uint32_t i : wholes_to_hash(layout, 0, 1)) bytes += whole_value(layout, layout.chosen[i]).nbytes();
+    return bytes;
+}
+
+std::vector<std::uint32_t> wholes_to_hash(const Layout& layout, unsigned rank, unsigned ranks) {
+    if (layout.wholes.empty()) return {};
+    const auto only = only_parts(layout);
+    std::vector<std::uint32_t> cut;
+    std::uint64_t total = 0;
+    for (std::uint32_t i = 0; i < layout.chosen.size(); ++i) {
+        if (only[layout.chosen[i].number]) continue;
+        cut.push_back(i);
+        total += whole_value(layout, layout.chosen[i]).nbytes();  // at most data_bytes
+    }
+    // A tensor belongs to the share in which it begins.
+    std::vector<std::uint32_t> mine;
+    std::uint64_t before = 0;
+    for (const std::uint32_t i : cut) {
+        if (before / (total / ranks + 1) == rank) mine.push_back(i);
+        before += whole_value(layout, layout.chosen[i]).nbytes();
+    }
+    return mine;
+}
+
+std::vector<Digest> digests_of_wholes(const Layout& layout, std::span<const Digest> digests,
+                                      std::span<const std::pair<std::uint32_t, Digest>> hashed) {
+    const auto only = only_parts(layout);
+    std::vector<Digest> wholes(layout.wholes.size());
+    for (const ChosenTensor& each : layout.chosen)
+        if (only[each.number]) wholes[each.number] = digests[*only[each.number]];
+    for (const auto& [number, digest] : hashed) wholes.at(number) = digest;
+    return wholes;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::write
