@@ -250,7 +250,7 @@ public:
         for_ranks_ = {app.add_option("--shards-for", options_.ranks,
                                      "write a file for each of N ranks (Hugging Face shards): a part of each tensor")
                           ->type_name("N")
-                          ->check(CLI::PositiveNumber),
+                          ->check(CLI::PositiveNumber.description("")),
                       app.add_option("--shard-dim", options_.rank_dimension,
                                      "the dimension along which --shards-for cuts tensors (default: 0)")
                           ->type_name("D")};
@@ -270,7 +270,7 @@ public:
                    "write the structure document: auto (default: for nested trees), keep (always) or drop (never)")
             ->type_name("WHEN");
         app.add_flag("--optimizer", optimizer_,
-                     "also write the optimizer state of a DeepSpeed folder, to OUT/optimizer/");
+                     "also write the state of the optimizer, if IN has it apart from the model, to OUT/optimizer/");
         app.add_flag("--checksums", options_.checksums, "store a digest of each tensor, for verify to check");
         app.add_flag("--no-extras", no_extras_,
                      "do not copy the small files beside a model: config.json, tokenizer.json, ...");

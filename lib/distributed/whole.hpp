@@ -35,8 +35,6 @@ public:
     /// Adds a source, or those that hold elements of `value`. No tensor may have been made yet.
     void add(const std::shared_ptr<const Source>& source);
     void add(const LazyTensor& value);
-    /// Adds a source, likewise.
-    void add(const std::shared_ptr<const Source>& source);
     /// Returns the table of all sources that were added. add() must not be called afterwards.
     const std::shared_ptr<const SourceTable>& table() const;
     /// Returns the number of a source in the table. The source must have been added.

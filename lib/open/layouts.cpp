@@ -45,10 +45,11 @@ const Layout* layout_of(ShapeKind kind) {
     return found == std::end(layouts) ? nullptr : found;
 }
 
-[[noreturn]] void refuse_layout(const Layout& layout, const std::string& told_by) {
+[[noreturn]] void refuse_layout(const Layout& layout, const std::string& told_by,
+                                std::string_view why = "safemap does not read it yet") {
     Error error(Errc::unsupported_layout, "this is " + std::string(layout.what) + ", layout '" +
-                                              std::string(layout.name) + "', recognised by " + told_by +
-                                              "; safemap does not read it yet");
+                                              std::string(layout.name) + "', recognised by " + told_by + "; " +
+                                              std::string(why));
     error.with_hint(layout.hint);
     throw error;
 }
@@ -114,8 +115,8 @@ void refuse(const FolderShape& shape, const FolderNames& names, std::string_view
 }
 
 void refuse_part(std::string_view file) {
-    const bool metadata = file == ".metadata" || (file.starts_with("__") && file.ends_with(".metadata"));
-    if (metadata || file.ends_with(".distcp")) refuse_layout(part_of_dcp, excerpt(file));
+    const bool is_part = state::is_dcp_metadata(file) || file.ends_with(".distcp");
+    if (is_part) refuse_layout(part_of_dcp, excerpt(file), "it is not read by itself");
     if (file.ends_with(".nemo")) refuse_layout(nemo, excerpt(file));
 }
 

@@ -1,10 +1,10 @@
-"""Tests folders that trainers wrote: the layout of each, which ones open, and how the others are refused.
+"""Tests folders that trainers wrote: what each opens as, or how it is refused.
 
-The folders are beside the checkout, in ../shared/fixtures, or in SAFEMAP_FIXTURES, and have an expected.json; without
-them, these tests are skipped. Layouts without a reader must be refused by name, never opened in part.
+The folders are beside the checkout, in ../shared/fixtures, or in SAFEMAP_FIXTURES, with a row for each in an
+expected.json; without them, these tests are skipped. The values of DeepSpeed folders are compared by
+tests/cli/deepspeed.py.
 """
 import collections
-import hashlib
 import json
 import os
 import pathlib
@@ -16,110 +16,75 @@ import common
 FIXTURES = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
                         pathlib.Path(__file__).resolve().parents[3] / 'shared/fixtures')
 
-# The layouts in expected.json that have no reader yet, with safemap's names for them.
-NOT_READ = {'dcp': ('dcp', 'hf_shards')}
-
-# Faults that only a reader of the layout can find. Without one, the layout itself is refused.
-NEED_A_READER = {'world_mismatch', 'pieces_overlap', 'piece_missing', 'file_truncated'}
+# safemap's formats for the kinds of layout in expected.json.
+FORMATS = {'model': ('safetensors', 'torch'), 'torch': ('torch',), 'zero': ('zero',), 'dcp': ('dcp',), 'fsdp': ('fsdp',)}
 
 
-def inspect(path):
-    """Returns the exit code and the object of `inspect --json`."""
-    command = [common.BUILD / 'cli/safemap', 'inspect', path, '--json']
-    run = subprocess.run(command, capture_output=True, check=False, timeout=300)
+def answer_of(command, path, row, *more):
+    """Returns the exit code and the object of `COMMAND --json`."""
+    words = [common.BUILD / 'cli/safemap', command, path, '--json', *row['options'], *more]
+    run = subprocess.run(words, capture_output=True, check=False, timeout=300)
     return run.returncode, json.loads(run.stdout)
 
 
-def digests(path):
-    return common.safemap('hash', path, '--algorithm', 'sha256')['tensors']
+def without_common(tensors):
+    """Leaves out the tensors of a common.pt of Megatron, which expected.json does not list."""
+    return {name: value for name, value in tensors.items() if not name.startswith('common.pt/')}
 
 
 @unittest.skipUnless((FIXTURES / 'shapes/expected.json').is_file(), 'no folders of trainers beside the checkout')
 class TrainingFolders(unittest.TestCase):
-    def refused(self, path, code, status=1):
-        exit_code, answer = inspect(path)
-        self.assertEqual((exit_code, answer.get('error', {}).get('code')), (status, code), answer)
-        return answer['error']
-
-    def refused_by_name(self, path, names):
-        error = self.refused(path, 'unsupported_layout')
-        self.assertTrue(any(f"layout '{name}'" in error['message'] for name in names), error)
-        self.assertIn('hint', error)
-
-    def opens(self, path, row):
-        exit_code, answer = inspect(path)
-        self.assertEqual(exit_code, 0, answer)
-        for word in [*row['notes_contain'], *row.get('others_named', [])]:
-            self.assertIn(word, ' '.join(answer['notes']))
-        if row.get('compare'):
-            return
-        listed = {t['name'] for t in row['tensors']}
-        got = {t['name']: (t['dtype'], t['shape']) for t in answer['tensors']}
+    def tensors(self, answer, row):
+        got = without_common({t['name']: (t['dtype'], t['shape']) for t in answer['tensors']})
+        listed = {t['name']: (t['dtype'], t['shape']) for t in row['tensors']}
         if row['layout']['kind'] == 'zero':
-            # Rows of stage 3 leave out parameters without elements; tests/cli/deepspeed.py compares the rest.
+            # Rows of stage 3 leave out parameters without elements.
             got = {name: value for name, value in got.items() if name in listed or 0 not in value[1]}
             for name in row.get('omitted_by_deepspeed', []):
                 got.pop(name, None)
-        # The tensors of a common.pt of Megatron are read, too.
-        got = {name: value for name, value in got.items() if not name.startswith('common.pt/')}
-        self.assertEqual(got, {t['name']: (t['dtype'], t['shape']) for t in row['tensors']})
+        self.assertEqual(got, listed)
 
-    def row(self, row):
-        path = FIXTURES / 'shapes' / row['folder']
-        kind = (row.get('layout') or {}).get('kind')
-        if row['opens'] and kind in NOT_READ and not READ.get(kind, lambda _: False)(row):
-            return self.refused_by_name(path, NOT_READ[kind])
-        if row['opens']:
-            return self.opens(path, row)
-        exit_code, answer = inspect(path)
-        if answer.get('error', {}).get('code') == 'unsupported_layout' and row['code'] != 'unsupported_layout':
-            # File names alone do not show faults inside the files.
-            self.assertIn(row['code'], NEED_A_READER | {'rank_missing'}, answer)
-            return None
-        error = self.refused(path, row['code'], row['exit'])
+    def layout(self, answer, row):
+        self.assertIn(answer['format'], FORMATS[row['layout']['kind']])
+        layout = answer.get('layout') or {}
+        for key, value in row['layout'].items():
+            if key != 'kind':
+                self.assertEqual(layout.get(key), value, key)
+
+    def values(self, path, row):
+        exit_code, answer = answer_of('hash', path, row, '--algorithm', 'sha256')
+        self.assertEqual(exit_code, 0, answer)
+        self.assertEqual(without_common(answer['tensors']), {t['name']: t['sha256'] for t in row['tensors']})
+
+    def opens(self, path, row):
+        exit_code, answer = answer_of('inspect', path, row)
+        self.assertEqual(exit_code, 0, answer)
+        for word in [*row['notes_contain'], *row.get('others_named', [])]:
+            self.assertIn(word, ' '.join(answer['notes']))
+        self.layout(answer, row)
+        if not row.get('compare'):
+            self.tensors(answer, row)
+            if row['layout']['kind'] != 'zero':
+                self.values(path, row)
+        exit_code, answer = answer_of('verify', path, row)
+        self.assertEqual(exit_code, 0, answer)
+
+    def refused(self, path, row):
+        exit_code, answer = answer_of('inspect', path, row)
+        self.assertEqual((exit_code, answer.get('error', {}).get('code')), (row['exit'], row['code']), answer)
         for word in row['notes_contain']:
-            if word != 'AutoEP':  # a key inside the files
-                self.assertIn(word, error['message'] + error.get('tensor', ''))
-        return None
+            self.assertIn(word, answer['error']['message'] + answer['error'].get('tensor', ''))
 
     def test_every_folder_of_a_trainer_opens_or_is_refused_as_expected(self):
         rows = json.loads((FIXTURES / 'shapes/expected.json').read_text(encoding='utf-8'))['rows']
         seen = collections.Counter()
         for row in rows:
-            if '*' in row['folder'] or row['options']:
-                continue  # globs and the options of DeepSpeed folders need a reader
-            with self.subTest(folder=row['folder']):
-                self.row(row)
+            with self.subTest(folder=row['folder'], options=row['options']):
+                path = FIXTURES / 'shapes' / row['folder']
+                if row['opens']:
+                    self.opens(path, row)
+                else:
+                    self.refused(path, row)
                 seen[(row.get('layout') or {}).get('kind') or row['code']] += 1
-        for kind in ('model', 'torch', 'zero', 'dcp', 'fsdp', 'several_models', 'bad_tag', 'unfinished_checkpoint'):
+        for kind in (*FORMATS, 'several_models', 'bad_tag', 'unfinished_checkpoint'):
             self.assertGreater(seen[kind], 0, kind)
-
-    def test_models_that_open_hold_what_the_trainer_held(self):
-        rows = json.loads((FIXTURES / 'shapes/expected.json').read_text(encoding='utf-8'))['rows']
-        for row in rows:
-            if (row.get('layout') or {}).get('kind') != 'model' or row['options']:
-                continue
-            with self.subTest(folder=row['folder']):
-                self.assertEqual(digests(FIXTURES / 'shapes' / row['folder']),
-                                 {t['name']: t['sha256'] for t in row['tensors']})
-
-    def test_no_folder_of_an_unsupported_format_is_opened_in_part(self):
-        whole = {'dcp/hf_consolidated', 'dcp/hf_one_rank', 'fsdp/accelerate_full'}
-        codes = {'unsupported_layout', 'several_models', 'bad_tag', 'unfinished_checkpoint', 'rank_missing'}
-        for kind, names in NOT_READ.items():
-            folders = [p.parent for p in (FIXTURES / kind).glob('*/*')]
-            folders += [p.parent for p in (FIXTURES / kind).glob('broken/*/*')]
-            for folder in sorted(set(folders)):
-                name = folder.relative_to(FIXTURES).as_posix()
-                if folder.name == 'broken' or not folder.is_dir():
-                    continue
-                if kind == 'dcp' and not folder.name.startswith('hf_'):
-                    continue  # read: tests/cli/dcp.py compares them
-                with self.subTest(folder=name):
-                    exit_code, answer = inspect(folder)
-                    if name in whole:
-                        self.assertEqual(exit_code, 0, answer)
-                        continue
-                    self.assertIn(answer.get('error', {}).get('code'), codes, answer)
-                    if answer['error']['code'] == 'unsupported_layout':
-                        self.refused_by_name(folder, names)
