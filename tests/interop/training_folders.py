@@ -17,7 +17,8 @@ FIXTURES = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
                         pathlib.Path(__file__).resolve().parents[3] / 'shared/fixtures')
 
 # safemap's formats for the kinds of layout in expected.json.
-FORMATS = {'model': ('safetensors', 'torch'), 'torch': ('torch',), 'zero': ('zero',), 'dcp': ('dcp',), 'fsdp': ('fsdp',)}
+FORMATS = {'model': ('safetensors', 'torch'), 'torch': ('torch',), 'zero': ('zero',), 'dcp': ('dcp',),
+           'fsdp': ('fsdp',)}
 
 
 def answer_of(command, path, row, *more):
