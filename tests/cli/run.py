@@ -339,14 +339,14 @@ class EveryCommand(Case):
 
     def test_a_training_layout_is_refused_by_its_name(self):
         plain = (self.folder / 'small.safetensors').read_bytes()
-        for name in ('dcp/.metadata', 'accelerate/scheduler.bin', 'accelerate/model_0/metadata.pkl',
-                     'accelerate/model_0/model_rank_0.pt', 'verl/data.pt',
+        for name in ('dcp/__0_0.distcp', 'nano/checkpoint_metadata.json', 'nano/model/x', 'accelerate/scheduler.bin',
+                     'accelerate/model_0/metadata.pkl', 'accelerate/model_0/model_rank_0.pt', 'verl/data.pt',
                      'verl/actor/model_world_size_1_rank_0.pt', 'zero/latest',
                      'zero/global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt', 'one/final/model.safetensors'):
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b'global_step1' if name == 'zero/latest' else plain)
-        layouts = [('dcp', 'dcp'), ('accelerate', 'dcp'), ('dcp/.metadata', 'dcp')]
+        layouts = [('accelerate', 'torch_checkpointing'), ('nano', 'nanotron'), ('dcp/__0_0.distcp', 'dcp')]
         for folder, layout in layouts:
             self.assertEqual(self.safemap('verify', folder, '--json').json()['faults'][0]['code'], 'unsupported_layout')
             for command, *more in [('inspect',), ('convert', 'out'), ('hash',)]:
