@@ -169,7 +169,7 @@ bool is_here(Located& found, bool may_descend) {
     auto below = may_descend ? found.folder->folder(name) : nullptr;
     if (!below) throw Error(Errc::not_a_checkpoint, excerpt(name) + " cannot be opened as a folder");
     std::string note = "read the checkpoint in " + excerpt(name);
-    if (!found.shape.others.empty()) note += "; unfinished: " + listed(found.shape.others);
+    if (!found.shape.others.empty()) note += "; " + found.shape.what + ": " + listed(found.shape.others);
     found.notes.push_back(std::move(note));
     found.folder = std::move(below);
     return false;

@@ -232,18 +232,31 @@ MaybeShape deepspeed_root(const FolderNames& names) {
 /// Returns true for a name such as "mp_rank_00" or "mp_rank_00_001".
 bool is_megatron_rank(std::string_view folder) { return fits(folder, "mp_rank_##") || fits(folder, "mp_rank_##_###"); }
 
-MaybeShape megatron(const FolderNames& names) {
+bool is_iteration(std::string_view folder) {
+    for (const std::string_view before : {"iter_", "global_step_"})
+        if (folder.starts_with(before) && is_number(folder.substr(before.size()))) return true;
+    return folder == "release";
+}
+
+/// Returns the folder that the text of latest_checkpointed_iteration.txt names.
+FolderShape iteration(const FolderNames& names, std::string_view text) {
     constexpr std::string_view pointer = "latest_checkpointed_iteration.txt";
-    if (names.latest_checkpointed_iteration) {
-        const std::string_view text = path_segment(*names.latest_checkpointed_iteration);
-        if (text != "release" && !is_number(text)) return bad_tag(pointer, "expected 'release' or a number");
-        const std::size_t zeros = text.size() < 7 ? 7 - text.size() : 0;
-        for (const std::string& folder : {std::string(text), "iter_" + std::string(zeros, '0') + std::string(text),
-                                          "global_step_" + std::string(text)})
-            if (folder != text || text == "release")
-                if (has(names.folders, folder)) return FolderShape{.kind = ShapeKind::folder, .files = {folder}};
-        return bad_tag(pointer, "it names '" + std::string(text) + "', but there is no folder for it");
-    }
+    const std::string named(path_segment(text));
+    if (named != "release" && !is_number(named)) return bad_tag(pointer, "expected 'release' or a number");
+    const std::string zeros(named.size() < 7 ? 7 - named.size() : 0, '0');
+    const FileNames candidates =
+        named == "release" ? FileNames{named} : FileNames{"iter_" + zeros + named, "global_step_" + named};
+    const auto found = std::find_if(candidates.begin(), candidates.end(),
+                                    [&names](const std::string& folder) { return has(names.folders, folder); });
+    if (found == candidates.end()) return bad_tag(pointer, "it names '" + named + "', but there is no folder for it");
+    FolderShape shape{.kind = ShapeKind::folder, .files = {*found}, .what = "not read"};
+    for (const std::string& folder : names.folders)
+        if (folder != *found && is_iteration(folder)) shape.others.push_back(folder);
+    return shape;
+}
+
+MaybeShape megatron(const FolderNames& names) {
+    if (names.latest_checkpointed_iteration) return iteration(names, *names.latest_checkpointed_iteration);
     FileNames ranks;
     for (std::size_t i = 0; i < names.folders.size(); ++i)
         if (is_megatron_rank(names.folders[i]) &&
@@ -372,7 +385,10 @@ FolderShape shape_inside(const FolderNames& names) {
     if (found.empty()) found = std::move(rank_sets);
     if (found.size() > 1) return several(std::move(found), "folders that hold a checkpoint", true);
     if (found.size() == 1)
-        return {.kind = ShapeKind::folder, .files = std::move(found), .others = std::move(unfinished)};
+        return {.kind = ShapeKind::folder,
+                .files = std::move(found),
+                .others = std::move(unfinished),
+                .what = "unfinished"};
     if (unfinished.empty()) return {};
     return {.kind = ShapeKind::unfinished, .files = std::move(unfinished), .inside = true};
 }

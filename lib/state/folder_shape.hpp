@@ -64,7 +64,8 @@ struct FolderShape {
     FileNames others = {};
     /// True for a finished model as the rules for training folders define it: small files beside it belong to it.
     bool finished = false;
-    /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files.
+    /// For several: a plural such as "indexes". For bad_tag: the fault. For ranks_lack: the set of files. For folder:
+    /// what `others` are, such as "unfinished".
     std::string what = {};
     /// For several, unfinished, deepspeed and universal: true if the names are folders in this one.
     bool inside = false;

@@ -125,6 +125,8 @@ TEST_CASE("Megatron's pointer file names a folder, and its older format has a fo
         {{"mp_rank_00/other", "model.pt"}, Kind::file, {"model.pt"}},
         {{"common.pt", "metadata.json", "decoder.weight/.zarray"}, Kind::megatron_zarr, {"decoder.weight"}},
     });
+    CHECK(shape({pointer + "50", "iter_0000050/.metadata", "iter_0000025/x", "logs/x"}).others ==
+          FileNames{"iter_0000025"});
     for (const char* text : {"", "51", "x", "-1", "50/", "../50", "iter_0000050", "5\n0"})
         check({{{pointer + text, "iter_0000050/.metadata"}, Kind::bad_tag, {"latest_checkpointed_iteration.txt"}}});
 }
