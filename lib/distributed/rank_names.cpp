@@ -73,9 +73,9 @@ std::string RankNames::name_of(std::uint64_t rank) const {
 }
 
 void RankNames::require_named_ranks() const {
-    if (!world_size_) return;
-    const std::uint64_t world = *world_size_;
-    if (!ranks_.empty() && ranks_.back() >= world)
+    if (ranks_.empty()) return;
+    const std::uint64_t world = world_size_.value_or(ranks_.back() + 1);
+    if (ranks_.back() >= world)
         throw Error(Errc::world_mismatch, "the names of the files say that there are " + ranks_text(world) +
                                               ", but there is a file of rank " + std::to_string(ranks_.back()) + ": " +
                                               excerpt(files_.back()));

@@ -37,7 +37,7 @@ public:
     std::string name_of(std::uint64_t rank) const;
 
     /// Throws world_mismatch if there is a rank that the world size in the names does not allow; rank_missing, with the
-    /// first names, if there are fewer files than that.
+    /// first names, if there are fewer files than that. Without a world size, no rank below the highest may be missing.
     void require_named_ranks() const;
     /// Throws if a mesh or group of ranks has ranks without a file: world_mismatch if the names give a world size that
     /// does not allow one of them, otherwise rank_missing, with the first names. `what` begins the message: "the mesh".

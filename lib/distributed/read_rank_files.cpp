@@ -144,7 +144,7 @@ void require_ranks(const RankFiles& set, const RankNames& names, const OpenOptio
     try {
         names.require_named_ranks();
     } catch (const Error& error) {
-        if (error.code() != Errc::rank_missing || names.size() == 0) throw;
+        if (error.code() != Errc::rank_missing || !names.world_size() || names.size() == 0) throw;
         // All files of a smaller run may be there, under names of a larger one.
         ReadSet alone(names.without_world_size());
         FoundGlobals globals(options.strict_globals, {}, is_known_in_rank_files);

@@ -1,6 +1,7 @@
 #include "open/listed_files.hpp"
 
 #include "base/text.hpp"
+#include "io/folder.hpp"
 
 #include <safemap/error.hpp>
 
@@ -29,7 +30,8 @@ public:
     }
     std::shared_ptr<const Source> open(std::string_view file) const override {
         const auto found = paths_.find(file);
-        return found == paths_.end() ? nullptr : open_file(found->second, mapping_);
+        if (found != paths_.end()) return open_file(found->second, mapping_);
+        return open_folder(name_, mapping_)->open(file);
     }
 
 private:

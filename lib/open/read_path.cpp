@@ -94,12 +94,17 @@ Contents read_metadata(const std::filesystem::path& file, Mapping mapping, const
     return read_located(found, options, faults);
 }
 
+/// Returns true for the only file of a run of one rank, by its name.
+bool is_set_of_one(const std::filesystem::path& path) {
+    return !is_folder(path) && state::shape_of_files({path.filename().native()}).kind != ShapeKind::nothing;
+}
+
 Contents read_matches(const std::filesystem::path& glob, const OpenOptions& options, FaultSink& faults) {
     const std::vector<std::filesystem::path> paths = paths_matching(glob);
     if (paths.empty())
         throw Error(Errc::path_not_found, "nothing matches the glob, and no file has this name")
             .with_path(glob.native());
-    if (paths.size() == 1) return read_path(paths.front(), options, faults);
+    if (paths.size() == 1 && !is_set_of_one(paths.front())) return read_path(paths.front(), options, faults);
     if (std::none_of(paths.begin(), paths.end(), is_folder)) return read_paths(paths, options, faults);
     FileNames names;
     for (const std::filesystem::path& path : paths) names.push_back(path.native());

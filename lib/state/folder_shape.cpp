@@ -292,15 +292,19 @@ FolderShape shape_of_set(FileNames files, const std::map<std::uint64_t, std::str
     return shape;
 }
 
-MaybeShape rank_files(const FolderNames& names) {
+/// Returns the shape of files of ranks. If `listed`, the caller has named the files, so that several of one set are
+/// files of ranks even without that of rank 0.
+MaybeShape shape_of_ranks(const FileNames& names, bool listed) {
     Sets sets;
     std::map<std::string, RankFile> first;
-    for (const std::string& file : names.files)
+    for (const std::string& file : names)
         if (auto one = rank_file(file)) {
             sets[one->set].emplace(one->rank, file);
             first.emplace(one->set, *one);
         }
-    std::erase_if(sets, [&](const auto& set) { return !is_set(set, first.at(set.first).world_size); });
+    std::erase_if(sets, [&](const auto& set) {
+        return !(listed && set.second.size() > 1) && !is_set(set, first.at(set.first).world_size);
+    });
     // States of random number generators and schedulers are not a model.
     const auto holds_state = [](const auto& set) { return set.first.starts_with("extra_state_"); };
     if (!std::all_of(sets.begin(), sets.end(), holds_state)) std::erase_if(sets, holds_state);
@@ -312,6 +316,8 @@ MaybeShape rank_files(const FolderNames& names) {
     for (const auto& file : sets.begin()->second) files.push_back(file.second);
     return shape_of_set(std::move(files), sets.begin()->second, first.at(sets.begin()->first));
 }
+
+MaybeShape rank_files(const FolderNames& names) { return shape_of_ranks(names.files, false); }
 
 // 8: the only other file of weights.
 
@@ -522,7 +528,8 @@ FolderShape shape_of_files(const FileNames& files) {
     FolderNames names{.files = files};
     std::sort(names.files.begin(), names.files.end());
     const auto is_rank_file = [](const std::string& file) { return rank_file(file).has_value(); };
-    if (std::all_of(files.begin(), files.end(), is_rank_file)) return rank_files(names).value_or(FolderShape());
+    if (std::all_of(files.begin(), files.end(), is_rank_file))
+        return shape_of_ranks(names.files, true).value_or(FolderShape());
     for (const Row row : {hf_shards, dcp})
         if (auto shape = row(names); shape && shape->files.size() == files.size()) return std::move(*shape);
     return {};

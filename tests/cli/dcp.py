@@ -316,6 +316,19 @@ class Options(Case):
         self.assertEqual(tensors['rows_columns'][0], 'BF16')
         self.assertEqual(tensors['mask'][0], 'BOOL')
 
+    @each_good
+    def test_metadata_as_path(self, row, path):
+        names = [name for name in os.listdir(path) if name.endswith('.metadata')]
+        self.assertTrue(names)
+        for name in names:
+            self.assertEqual(self.done('hash', path / name), self.done('hash', path), name)
+            # The folder is that of the file, whatever else it holds.
+            folder = self.out()
+            shutil.copytree(path, folder)
+            (folder / 'model.safetensors').write_bytes(b'\x08' + bytes(7) + b'{}      ')
+            self.assertEqual(self.done('hash', folder / name), self.done('hash', path), name)
+            self.assertNotEqual(self.done('hash', folder), self.done('hash', path))
+
     def test_leftovers_are_named(self):
         copy = self.folder / 'copy'
         shutil.copytree(FIXTURES / 'dcp/collectives', copy)

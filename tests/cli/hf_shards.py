@@ -80,6 +80,22 @@ class OfTorch(Case):
                 for name in row['others_named']:
                     self.assertIn(name, '\n'.join(found['notes']))
 
+    def test_globs_and_lists_of_files(self):
+        for row, path in of_torch():
+            files = sorted(path.glob('shard-*.safetensors'), reverse=True)
+            if row['error'] is not None or len(files) < 2 or len(files) < len(list(path.iterdir())):
+                continue
+            with self.subTest(folder=row['folder']):
+                whole = self.done('hash', path)
+                self.assertEqual(self.done('hash', f'{path}/shard-*.safetensors'), whole)
+                out = self.out()
+                self.done('convert', *files, out)
+                self.assertEqual(self.done('hash', out), whole)
+                if len(files) > 2:  # one file alone is opened as a part
+                    out = self.out()
+                    self.assertEqual(deepspeed.safemap('convert', *files[:-1], out).code, 1)
+                    self.assertFalse(out.exists())
+
     def test_a_finished_model_with_sharding_information_stays_one(self):
         found = self.done('inspect', FIXTURES / 'dcp/hf_one_rank')
         self.assertEqual(found['format'], 'safetensors')

@@ -288,6 +288,22 @@ class Sets(Case):
         self.assertEqual(answer.code, 0, answer.text)
 
     @each_set
+    def test_globs_and_lists_of_files(self, row, path):
+        wanted, _ = self.converted(path)
+        got, _ = self.converted(FIXTURES / 'fsdp' / row['folder'] / row['files'])
+        self.assertEqual(got, wanted)
+        files = sorted(path.glob('*rank*'), reverse=True)
+        if len(files) == 1:
+            return
+        out = self.out()
+        self.assertEqual(safemap('convert', *files, out).code, 0)
+        self.assertEqual(tensors_of(out / 'model.safetensors'), wanted)
+        if len(files) == 2:  # one file alone is opened as a part
+            return
+        answer = safemap('convert', *files[:-1], self.out())
+        self.assertEqual((answer.code, answer.error()['code']), (1, 'rank_missing'))
+
+    @each_set
     def test_threads_and_few_descriptors_change_nothing(self, row, path):
         one, _ = self.converted(path)
         for settings in ({'threads': 4}, {'threads': 4, 'limit': 20}):

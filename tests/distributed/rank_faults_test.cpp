@@ -319,6 +319,16 @@ TEST_CASE("files that are missing, too many, or of other ranks") {
     REQUIRE(missing);
     CHECK(missing->code() == Errc::rank_missing);
     CHECK(missing->message().find("a_rank1.bin") != std::string::npos);
+    // Names without a number of ranks: no rank below the highest is missing.
+    named = good();
+    files = {{"a_rank1.bin", pt::Writer::file(named.ranks[1])}, {"a_rank3.bin", pt::Writer::file(named.ranks[1])}};
+    const auto gap = error_of([&] {
+        const auto folder = std::make_shared<forge::Folder>(files);
+        static_cast<void>(distributed::read_rank_files({folder, {"a_rank1.bin", "a_rank3.bin"}}, {}));
+    });
+    REQUIRE(gap);
+    CHECK(gap->code() == Errc::rank_missing);
+    CHECK(gap->message().find("a_rank0.bin, a_rank2.bin") != std::string::npos);
     // A third rank that is in no mesh.
     ForgedSet third = good();
     Parts parts{.rank = 2, .local = {0, 3}};

@@ -28,7 +28,8 @@ TEST_CASE("files are sorted by their ranks, as numbers") {
     CHECK_FALSE(names.find(1));
     CHECK_FALSE(names.world_size());
     CHECK(names.name_of(7) == "rank7.pt");
-    CHECK_OK(names.require_named_ranks());
+    CHECK_FAULT(names.require_named_ranks(), Errc::rank_missing);
+    CHECK_OK(RankNames({"rank1.pt", "rank0.pt"}).require_named_ranks());
     const RankNames sized({"model_world_size_2_rank_1.pt", "model_world_size_2_rank_0.pt"});
     CHECK(sized.world_size() == 2);
     CHECK_FALSE(sized.without_world_size().world_size());

@@ -204,6 +204,14 @@ TEST_CASE("a folder with one checkpoint is that checkpoint") {
     CHECK(shape({"step-1/.metadata", "step-2/__0_0.distcp"}).others == FileNames{"step-2"});
 }
 
+TEST_CASE("files that the caller lists are one set of ranks also without rank 0") {
+    CHECK(state::shape_of_files({"a_rank2.bin", "a_rank1.bin"}).kind == Kind::rank_files);
+    CHECK(state::shape_of_files({"a_rank1.bin"}).kind == Kind::nothing);
+    CHECK(state::shape_of_files({"model_world_size_1_rank_0.pt"}).kind == Kind::rank_files);
+    CHECK(state::shape_of_files({"a_rank1.bin", "b_rank1.bin"}).kind == Kind::nothing);
+    CHECK(shape({"a_rank2.bin", "a_rank1.bin"}).kind == Kind::several);
+}
+
 TEST_CASE("a save replaces only the safetensors model of the folder itself") {
     using state::safetensors_heads;
     CHECK(safetensors_heads({"model.safetensors", "pytorch_model.bin"}) == FileNames{"model.safetensors"});
