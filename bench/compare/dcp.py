@@ -3,7 +3,7 @@
 
 - opening 100,000 and 1,000,000 chunks
 - jobs on boxes of grids of ranks, beside the same jobs on rows of as many ranks
-- converting a folder of 8 ranks, beside one .pt of the same weights and beside torch
+- converting a folder of 4 ranks, beside one .pt of the same weights and beside torch
 
     bench/compare/dcp.py BUILD [--part opening grids sizes] [--chunks 100000 1000000] [--grid-gib 1] [--dtype bf16]
                          [--gib 4] [--rounds 5] [--python PYTHON] [--work DIR] [--out DIR]
@@ -206,14 +206,14 @@ def grids(bench):
 
 
 class Size:
-    """The times of one size of a model: a folder of 8 ranks, and one .pt."""
+    """The times of one size of a model: a folder of 4 ranks, and one .pt."""
 
     def __init__(self, bench, gib):
         self.bench, self.gib, self.probes = bench, gib, []
         model = zero_files.llama_of(int(gib * GIB) // 4)
         self.bytes, self.tensors = 4 * sum(parameter.count for parameter in model), len(model)
         folder, one_file = bench.work / "folder", bench.work / "model.pt"
-        dcp_files.write(folder, model, (8, 1), bench.weights)
+        dcp_files.write(folder, model, (4, 1), bench.weights)
         zero_files.one_file(one_file, model, bench.weights)
         subprocess.run([bench.safemap, "convert", folder, bench.out / "out", "--root", "model", "--quiet"], check=True)
         bench.same(bench.out / "out", one_file)
