@@ -249,8 +249,7 @@ public:
                            ->type_name("STYLE")};
         for_ranks_ = {app.add_option("--shards-for", options_.ranks,
                                      "write a file for each of N ranks (Hugging Face shards): a part of each tensor")
-                          ->type_name("N")
-                          ->check(CLI::PositiveNumber.description("")),
+                          ->type_name("N"),
                       app.add_option("--shard-dim", options_.rank_dimension,
                                      "the dimension along which --shards-for cuts tensors (default: 0)")
                           ->type_name("D")};
@@ -358,6 +357,8 @@ private:
                 throw Error(
                     Errc::invalid_argument,
                     fmt::format("{} does not apply to --shards-for: each rank has one file", option->get_name()));
+        if (ranks->count() > 0 && options_.ranks == 0)
+            throw Error(Errc::invalid_argument, "--shards-for 0: expected the number of ranks, 1 or more");
         if (for_ranks_.back()->count() > 0 && ranks->count() == 0)
             throw Error(Errc::invalid_argument, "--shard-dim needs --shards-for N");
     }

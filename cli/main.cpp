@@ -153,10 +153,12 @@ Error error_of(const std::exception& exception) {
     return {Errc::io_error, exception.what()};
 }
 
+bool runs_with_others(int argc, char** argv) { return argc > 1 && std::string_view(argv[1]) == "convert"; }
+
 /// Runs the command. With others, if it is one that several processes run: they all end with the same error.
 int run_with_others(Console& console, int argc, char** argv) {
     // Before anything is parsed: only one process prints the error.
-    if (argc > 1 && std::string_view(argv[1]) == "convert" && Nodes::begin()) console.silence();
+    if (runs_with_others(argc, argv)) console.silence(Nodes::begin());
     try {
         return run(console, argc, argv);
     } catch (const ReaderGone&) {
@@ -188,6 +190,8 @@ int main(int argc, char** argv) {
     cli::Console console(json);
     const cli::Nodes nodes;
     try {
+        // MPI takes long to begin. Meanwhile, too, only one process tells of a signal.
+        if (cli::runs_with_others(argc, argv)) console.silence(cli::Nodes::is_follower());
         cli::install_signals(json);
         return cli::run_and_report(console, argc, argv);
     } catch (const cli::ReaderGone&) {

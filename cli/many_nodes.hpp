@@ -17,6 +17,8 @@ public:
     Nodes(const Nodes&) = delete;
     Nodes& operator=(const Nodes&) = delete;
 
+    /// Returns true if the launcher says that this is not the first process. Only begin() knows whether MPI agrees.
+    static bool is_follower() noexcept;
     /// Begins MPI if this process was started by a launcher of MPI. Returns true if another process speaks for it.
     static bool begin();
     /// Returns the team for save(), or null if this process is alone. From now on, save() tells of errors.

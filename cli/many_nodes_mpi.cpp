@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -147,12 +148,12 @@ private:
     std::list<Sent> sent_;  // a text must stay where it is until it is sent
 };
 
-/// Returns true if a launcher has given this process a number: Open MPI, any with PMIx (srun --mpi=pmix), or one with
-/// PMI (MPICH, Intel MPI, srun --mpi=pmi2).
-bool is_launched() noexcept {
-    constexpr const char* names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
-    return std::any_of(std::begin(names), std::end(names),
-                       [](const char* name) { return std::getenv(name) != nullptr; });
+/// Returns the number that a launcher has given to this process, as text; null without a launcher: Open MPI, any with
+/// PMIx (srun --mpi=pmix), or one with PMI (MPICH, Intel MPI, srun --mpi=pmi2).
+const char* launched_rank() noexcept {
+    for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+        if (const char* const rank = std::getenv(name)) return rank;
+    return nullptr;
 }
 
 std::unique_ptr<MpiTeam> team;
@@ -162,7 +163,13 @@ bool saving = false;  // save() has been called
 
 Nodes::~Nodes() {
     try {
-        if (team) team->exchange({});
+        // An empty text is a farewell. Others may still be in a step of save(), which this process has not called: they
+        // learn of it here, and come to their farewell.
+        const auto is_step = [](const std::string& text) { return !text.empty(); };
+        for (bool wait = team != nullptr; wait;) {
+            const std::vector<std::string> all = team->exchange({});
+            wait = std::any_of(all.begin(), all.end(), is_step);
+        }
     } catch (...) {
         // Another process has ended, and this one ends too.
     }
@@ -171,8 +178,13 @@ Nodes::~Nodes() {
     if (MPI_Initialized(&begun) == MPI_SUCCESS && begun != 0) MPI_Finalize();
 }
 
+bool Nodes::is_follower() noexcept {
+    const char* const rank = launched_rank();
+    return rank != nullptr && std::string_view(rank) != "0";
+}
+
 bool Nodes::begin() {
-    if (!is_launched()) return false;
+    if (launched_rank() == nullptr) return false;
     int provided = 0;
     require(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "begin");
     auto all = std::make_unique<MpiTeam>();

@@ -5,6 +5,8 @@ namespace safemap::cli {
 
 Nodes::~Nodes() = default;
 
+bool Nodes::is_follower() noexcept { return false; }
+
 bool Nodes::begin() { return false; }
 
 Team* Nodes::team_for_save() noexcept { return nullptr; }

@@ -164,9 +164,9 @@ std::string Table::text(std::size_t columns) const {
     return result;
 }
 
-void Console::silence() noexcept {
-    silent_ = true;
-    output_begins();  // a signal prints nothing either
+void Console::silence(bool silent) noexcept {
+    silent_ = silent;
+    output_begins(silent);  // a signal prints nothing either
 }
 
 bool Console::shows_progress() const { return !quiet_ && !silent_ && ::isatty(STDERR_FILENO) == 1; }

@@ -99,8 +99,8 @@ public:
     bool json() const noexcept { return json_; }
     bool quiet() const noexcept { return quiet_; }
     void set_quiet(bool quiet) noexcept { quiet_ = quiet; }
-    /// Prints nothing from now on: another process speaks for this one.
-    void silence() noexcept;
+    /// Prints nothing from now on if `silent`: another process speaks for this one.
+    void silence(bool silent) noexcept;
     /// Returns true if progress may be shown: stderr is a terminal, and --quiet is not given.
     bool shows_progress() const;
     /// Returns the line for progress. It is erased before anything else is printed.

@@ -67,6 +67,6 @@ DeferSignals::DeferSignals() { deferred = true; }
 DeferSignals::~DeferSignals() { deferred = false; }
 bool DeferSignals::cancelled() noexcept { return requested; }
 
-void output_begins() noexcept { has_output = true; }
+void output_begins(bool begun) noexcept { has_output = begun; }
 
 }  // namespace safemap::cli

@@ -21,7 +21,8 @@ public:
     static bool cancelled() noexcept;
 };
 
-/// Tells the handler that a result or an error has been printed: a signal then prints nothing.
-void output_begins() noexcept;
+/// Tells the handler that a result or an error has been printed: a signal then prints nothing. With false, a signal
+/// prints again.
+void output_begins(bool begun = true) noexcept;
 
 }  // namespace safemap::cli

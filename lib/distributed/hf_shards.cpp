@@ -272,7 +272,12 @@ private:
         std::vector<std::optional<ShardPlace>> places(contents.tensors.size());
         safetensors::read_sharding_info(
             *info, [&](std::string_view stored) { return index.find(stored, names).has_value(); },
-            [&](const ShardPlace& place) { places[*index.find(place.stored, names)] = place; });
+            [&](const ShardPlace& place) {
+                auto& known = places[*index.find(place.stored, names)];
+                if (known && *known != place)
+                    throw Error(Errc::header_bad_metadata, "there are two different places for it");
+                known = place;
+            });
         for (std::size_t i = 0; i < places.size(); ++i)
             reporting(faults, [&] {
                 const std::string name = contents.tensors[i].name();

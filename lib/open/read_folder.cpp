@@ -31,7 +31,9 @@ Contents read_indexed(const std::shared_ptr<const Folder>& folder, const FolderS
 
 Contents read_only_file(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,
                         const OpenOptions& options, FaultSink& faults) {
-    return read_file(opened(*folder, shape.files.front()), options, faults);
+    Contents contents = read_file(opened(*folder, shape.files.front()), options, faults);
+    if (auto note = note_of_parts(contents, shape.files.front())) contents.notes.push_back(std::move(*note));
+    return contents;
 }
 
 Contents read_megatron(const std::shared_ptr<const Folder>& folder, const FolderShape& shape,

@@ -77,14 +77,19 @@ void take_aliases(Contents& contents) {
     for (auto& [number, group] : groups) contents.aliases.push_back(std::move(group));
 }
 
-/// Returns true if a tensor of the file begins elsewhere than at the beginning of its whole.
-bool states_parts(const std::string& info) {
+/// Returns true if a tensor of the file is smaller than its whole, or begins elsewhere, as the metadata says.
+bool states_parts(const Contents& contents) {
+    const std::string* const info = state::find_value(contents.metadata, safetensors::sharding_info_key);
+    if (info == nullptr) return false;
+    std::unordered_map<std::string_view, const Shape*> shapes;
+    for (const LazyTensor& tensor : contents.tensors) shapes.emplace(tensor.name(), &tensor.shape());
     bool parts = false;
     try {
         safetensors::read_sharding_info(
-            info, [](std::string_view) { return true; },
-            [&parts](const safetensors::ShardPlace& place) {
+            *info, [&](std::string_view stored) { return shapes.contains(stored); },
+            [&](const safetensors::ShardPlace& place) {
                 for (const std::uint64_t offset : place.offsets) parts = parts || offset != 0;
+                parts = parts || (place.global_shape && *place.global_shape != *shapes.at(place.stored));
             });
     } catch (const Error& error) {
         return error.code() == Errc::piece_outside;
@@ -103,14 +108,19 @@ Contents read_hf_shards(const std::shared_ptr<const Folder>& folder, const Folde
 }
 
 std::optional<std::string> note_of_shard(const Contents& contents, std::string_view name) {
-    const std::string* const info = state::find_value(contents.metadata, safetensors::sharding_info_key);
-    if (info == nullptr) return std::nullopt;
+    if (state::find_value(contents.metadata, safetensors::sharding_info_key) == nullptr) return std::nullopt;
     if (const auto shard = state::shard_file(name))
         return "this is the part of rank " + std::to_string(shard->shard) +
                " of Hugging Face shards; open its folder, which gives whole tensors";
-    if (!states_parts(*info)) return std::nullopt;
+    if (!states_parts(contents)) return std::nullopt;
     return "the file holds parts of tensors (" + std::string(safetensors::sharding_info_key) +
            "); open its folder, which gives whole tensors";
+}
+
+std::optional<std::string> note_of_parts(const Contents& contents, std::string_view name) {
+    if (!states_parts(contents)) return std::nullopt;
+    return std::string(name) + " holds parts of tensors (" + std::string(safetensors::sharding_info_key) +
+           "), which are opened as tensors of their own";
 }
 
 }  // namespace safemap::SAFEMAP_ABI::open

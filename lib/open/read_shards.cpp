@@ -80,7 +80,10 @@ public:
         }
         const bool sound = shard.faults.empty();
         for (Error& fault : shard.faults) faults_.fault(std::move(fault));
+        auto parts = noted_parts_ ? std::nullopt : note_of_parts(shard.contents, shard.name);
         take_tensors(shard);
+        if (parts) joined_.contents.notes.push_back(std::move(*parts));
+        noted_parts_ = noted_parts_ || parts.has_value();
         // Tensors missing from a faulty shard are a consequence of its faults, and are not reported.
         if (sound) require_wanted(shard);
         joined_.add(shard.contents, shard.name);
@@ -147,6 +150,7 @@ private:
     FaultSink& faults_;
     NameIndex names_;
     std::vector<bool> found_;
+    bool noted_parts_ = false;  // a note names the first shard that has some
     Joined joined_;
 };
 

@@ -72,6 +72,8 @@ Contents read_hf_shards(const std::shared_ptr<const Folder>& folder, const Folde
                         const OpenOptions& options, FaultSink& faults);
 /// Returns a note for a file of that name that is opened by itself, if it is one of Hugging Face shards.
 std::optional<std::string> note_of_shard(const Contents& contents, std::string_view name);
+/// Returns a note for a file of that name of a finished model, if its metadata says that its tensors are parts.
+std::optional<std::string> note_of_parts(const Contents& contents, std::string_view name);
 /// Returns a note for a file of that name that is opened by itself, if it is one of a DeepSpeed folder.
 std::optional<std::string> note_of_deepspeed_file(std::string_view name);
 /// Reads the shards of an index. The shards are in `folder`.

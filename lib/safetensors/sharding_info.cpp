@@ -46,12 +46,12 @@ std::string text_of(const json::Value& place, std::string_view member, std::stri
     return *value->string();
 }
 
-ShardPlace place_of(const json::Value& value, std::string_view stored, std::string_view key) {
+ShardPlace place_of(const json::Value& value, std::string_view key) {
     const json::Value* const offsets = value.find(offsets_member);
     if (offsets == nullptr || offsets->is_null())
         throw Error(Errc::field_missing,
                     quoted(sharding_info_key) + " has no " + std::string(offsets_member) + " for it");
-    ShardPlace place{.stored = std::string(stored),
+    ShardPlace place{.stored = text_of(value, stored_member, key),
                      .name = text_of(value, name_member, key),
                      .offsets = numbers_of(*offsets, offsets_member)};
     const json::Value* const shape = value.find(shape_member);
@@ -79,7 +79,7 @@ void read_sharding_info(std::string_view text, const std::function<bool(std::str
         if (!is_stored(stored)) return;
         about_tensor(stored, [&] {
             if (value.object() == nullptr) fail(sharding_info_key, "an object for each tensor");
-            on_place(place_of(value, stored, key));
+            on_place(place_of(value, key));
         });
     };
     const auto read_entry = [&](std::string_view key, const json::Value& value) {

@@ -29,10 +29,12 @@ struct ShardPlace {
     std::string name = {};                   ///< the name of the whole tensor
     Shape offsets = {};                      ///< index of its first element in the whole tensor
     std::optional<Shape> global_shape = {};  ///< shape of the whole tensor, if it is given
+
+    bool operator==(const ShardPlace&) const = default;
 };
 
-/// Reads the text of the key. Calls on_place for each place of a tensor that the file has, in the order of the text;
-/// if a stored name is repeated, the last place counts. Entries of other names are skipped, and so are unknown members.
+/// Reads the text of the key. Calls on_place for each place of a tensor that the file has, in the order of the text,
+/// which may repeat a stored name. Entries of other names are skipped, and so are unknown members.
 /// Throws, with the stored name as tensor:
 ///
 /// - header_bad_metadata if `text` is not an object in JSON, or a member is of another kind than expected

@@ -140,6 +140,10 @@ std::vector<std::string> Together::exchange(std::string outcome) {
     std::vector<std::string> outcomes = team_->exchange(counts.text(outcome).take());
     std::uint64_t expected = 0;
     for (std::string& each : outcomes) {
+        if (each.empty())
+            throw Error(Errc::invalid_argument,
+                        "rank " + std::to_string(&each - outcomes.data()) + " has ended without saving")
+                .with_hint("start all processes with the same command");
         Unpacker from(each);
         for (unsigned rank = 0; rank < size(); ++rank) {
             const std::uint64_t count = from.number();

@@ -196,6 +196,8 @@ class Written(Case):
                 answer = deepspeed.safemap('convert', missing, self.folder / out, *options)
                 self.assertEqual(answer.code, 2, answer.text)
                 self.assertNotIn('no such file', answer.error()['message'])
+        answer = deepspeed.safemap('convert', self.model, self.out(), '--shards-for', '0')
+        self.assertIn('expected the number of ranks', answer.text)
         answer = deepspeed.safemap('convert', self.model, self.out(), '--shards-for', '100000')
         self.assertEqual((answer.code, answer.error()['code']), (2, 'invalid_argument'))
         self.assertEqual(self.names(self.folder), [])

@@ -148,6 +148,32 @@ class Output(Case):
         self.assertEqual((code, words), (0, []))
         self.assertEqual((text.count('will write'), text.count('wrote')), (1, 1), text)
 
+    def test_a_signal_is_answered_once(self):
+        # While MPI begins, too.
+        noted = self.folder / 'id'
+        with subprocess.Popen([MPIRUN, *LAUNCH, '-n', '3', 'sh', '-c', NOTED, str(noted), SAFEMAP, 'convert',
+                               str(self.model), str(self.folder / 'out'), '--json'], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as launcher:
+            until = time.monotonic() + 60
+            ids = [self.folder / f'id.{rank}' for rank in range(3)]
+            while not all(map(self.is_safemap, ids)):
+                self.assertLess(time.monotonic(), until, 'a process did not start')
+            for each_id in ids:
+                os.kill(int(each_id.read_text()), signal.SIGTERM)
+            text = launcher.communicate(timeout=60)[0].decode()
+        self.assertEqual(text.count('by a signal'), 1, text)
+
+    @staticmethod
+    def is_safemap(noted):
+        """Returns true if the process has become safemap, and answers to signals."""
+        try:
+            process = pathlib.Path('/proc', noted.read_text().strip())
+            status = (process / 'status').read_text()
+            caught = int(next(line.split()[1] for line in status.splitlines() if line.startswith('SigCgt')), 16)
+            return b'convert' in (process / 'cmdline').read_bytes() and bool(caught >> (signal.SIGTERM - 1) & 1)
+        except (OSError, ValueError, StopIteration):
+            return False
+
     def test_a_dry_run_writes_nothing(self):
         code, text, words = together(self.model, self.folder / 'out', '--dry-run')
         self.assertEqual((code, words), (0, []))
@@ -186,6 +212,9 @@ class Disagreeing(Case):
         self.assertIn('rank 1', self.refused([self.model, out], [self.model, out, '--bad']))
         self.assertIn('rank 1', self.refused([self.model, out], [self.model, out, '--dtype', 'bf16']))
         self.assertIn('rank 1', self.refused([self.model, out], [DATA / 'pt/state_dict.pt', out]))
+
+    def test_a_process_that_does_not_convert(self):
+        self.assertIn('rank 1 has ended', self.refused([self.model, self.folder / 'out'], ['--help']))
 
     def test_targets_that_are_not_the_same_place(self):
         words = self.refused([self.model, self.folder / 'a'], [self.model, self.folder / 'b'])

@@ -340,6 +340,20 @@ TEST_CASE("places that contradict the tensors are refused") {
     CHECK(tensor(read(with(part)), "w").shape() == Shape{7, 3});
 }
 
+TEST_CASE("a tensor with two places is refused, unless they are the same") {
+    const auto with = [](const std::string& info) {
+        return Files{{shard_name(1), file({rows("w", 0, 4)}, {{"DCP_SHARDING_INFO", info}})},
+                     {shard_name(2), file({rows("w", 4, 3)})}};
+    };
+    for (const std::string info : {R"({"w": {"saved_offsets": [4, 0]}, "w": {"saved_offsets": [0, 0]}})",
+                                   R"({"w": [{"saved_offsets": [4, 0]}, {"saved_offsets": [0, 0]}]})",
+                                   R"({"w": {"saved_offsets": [0, 0]}, "v": {"saved_offsets": [0, 0], )"
+                                   R"("storage_key": "w"}})"})
+        refused(with(info), Errc::header_bad_metadata, shard_name(1), "w", "two different places");
+    const std::string same = R"({"w": [{"saved_offsets": [0, 0]}, {"saved_offsets": [0, 0]}]})";
+    CHECK(tensor(read(with(same)), "w").shape() == Shape{7, 3});
+}
+
 TEST_CASE("files that contradict each other are refused") {
     Part other = rows("w", 4, 3);
     other.dtype = "I32";
@@ -462,4 +476,31 @@ TEST_CASE("files of any name are joined, and beside them other files are named")
     // Without a tensor in common they are rivals, as before.
     CHECK_FAULT(read({{"a.safetensors", file({rows("w", 0, 4)})}, {"b.safetensors", file({rows("v", 0, 4)})}}),
                 Errc::several_models);
+}
+
+TEST_CASE("a finished model whose metadata says that its tensors are parts is opened with a note") {
+    const auto notes_on = [](Files files) {
+        std::size_t count = 0;
+        for (const std::string& note : read(std::move(files)).notes)
+            if (note.find("holds parts of tensors") != std::string::npos) ++count;
+        return count;
+    };
+    Part whole = rows("w", 0, 4);
+    Part first = whole;
+    first.global_shape = "[7, 3]";
+    const std::string index = R"({"weight_map":{"v":"a.safetensors","w":"b.safetensors"}})";
+    for (const Part& part : {first, rows("w", 4, 3)}) {
+        CHECK(notes_on({{"model.safetensors", file({part})}}) == 1);
+        CHECK(notes_on({{"other.safetensors", file({part})}}) == 1);
+        CHECK(notes_on({{"a.safetensors", file({rows("v", 0, 4)})},
+                        {"b.safetensors", file({part})},
+                        {"model.safetensors.index.json", index}}) == 1);
+    }
+    whole.global_shape = "[4, 3]";
+    CHECK(notes_on({{"model.safetensors", file({whole})}}) == 0);
+    CHECK(notes_on({{"model.safetensors", file({rows("w", 0, 4)})}}) == 0);
+    // The first of several files.
+    CHECK(notes_on({{"a.safetensors", file({rows("v", 4, 3)})},
+                    {"b.safetensors", file({rows("w", 4, 3)})},
+                    {"model.safetensors.index.json", index}}) == 1);
 }

@@ -69,6 +69,7 @@ TEST_CASE("damaged places are refused, with the name of the tensor") {
         {R"({"w": {"saved_offsets": [18446744073709551616]}})", Errc::header_bad_metadata},
         {R"({"w": {"saved_offsets": [0], "global_shape": "9"}})", Errc::header_bad_metadata},
         {R"({"w": {"saved_offsets": [0], "logical_fqn": 9}})", Errc::header_bad_metadata},
+        {R"({"w": {"saved_offsets": [0], "storage_key": 9}})", Errc::header_bad_metadata},
         {R"({"w": 4})", Errc::header_bad_metadata},
     };
     for (const auto& row : rows) {

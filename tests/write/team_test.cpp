@@ -373,6 +373,24 @@ TEST_CASE("a failure before the save is the failure of all") {
     CHECK(names_in(dir.path()).empty());
 }
 
+TEST_CASE("a process that ends without a save is named, and the others end") {
+    const TempDir dir = TempDir::in_memory();
+    const auto tensors = many_tensors();
+    const auto errors = on_ranks(3, [&](Member& team) {
+        if (team.rank() == 1) return static_cast<void>(team.exchange({}));
+        SaveOptions options{.team = &team};
+        save(dir / "out", tensors, options);
+    });
+    CHECK_FALSE(errors[1]);
+    for (const unsigned rank : {0U, 2U}) {
+        const auto error = error_in(errors[rank]);
+        REQUIRE(error.has_value());
+        CHECK(error->code() == Errc::invalid_argument);
+        CHECK(error->message().find("rank 1 has ended") != std::string::npos);
+    }
+    CHECK(names_in(dir.path()).empty());
+}
+
 TEST_CASE("a save that was killed is continued by several processes, which keep its finished files") {
     const TempDir dir = TempDir::in_memory();
     const fs::path in = source_in(dir);
