@@ -36,7 +36,8 @@ using Integers = DcpObjects::Integers;
 constexpr std::uint64_t entry_cost = 1024;  // with its tensor
 constexpr std::uint64_t chunk_cost = 128;
 constexpr std::uint64_t stored_cost = 64;
-constexpr std::uint64_t step_cost = 256;  // with the node of the tree
+constexpr std::uint64_t placing_cost = 64;  // no memory: bounds the time for many chunks and items at one offset
+constexpr std::uint64_t step_cost = 256;    // with the node of the tree
 
 /// Longest path of a file, as Linux has it.
 constexpr std::size_t longest_path = 4096;
@@ -290,6 +291,7 @@ private:
         if (offset.size() != entry.shape.size() || std::any_of(offset.begin(), offset.end(), is_negative)) return false;
         const Shape start = unsigned_shape(offset);
         const auto chunks = indexes_[number].at(out_, entry, {start.data(), start.size()});
+        allowance_.spend(placing_cost * chunks.size());
         if (!chunks.empty()) place_chunks(entry, chunks, item_of(number, value));
         return !chunks.empty();
     }
