@@ -467,11 +467,21 @@ private:
     std::unordered_map<Id, std::optional<std::uint32_t>> long_names_;  ///< by node
 };
 
+/// Returns the limits of one of several pickles, whose contents are in memory at the same time.
+PickleLimits limits_of(std::uint64_t size, std::size_t files) {
+    constexpr std::uint64_t for_classes = std::uint64_t{1} << 20;  // in a small pickle, too
+    PickleLimits limits = PickleLimits::of_packed(size);
+    const std::uint64_t for_size = PickleLimits::memory_per_byte * std::min(size, PickleLimits::most_bytes);
+    const std::uint64_t share = PickleLimits::least_memory / std::max(files, std::size_t{1});
+    limits.max_memory = std::max(share, for_classes + for_size);
+    return limits;
+}
+
 }  // namespace
 
-DcpMetadata read_dcp_metadata(const Source& source, torch::NamedGlobals& globals) {
+DcpMetadata read_dcp_metadata(const Source& source, torch::NamedGlobals& globals, std::size_t files) {
     return about_file(source.name(), [&] {
-        const PickleLimits limits = PickleLimits::of_packed(source.size());
+        const PickleLimits limits = limits_of(source.size(), files);
         if (source.size() > limits.max_bytes)
             throw Error(Errc::pickle_too_large, "the pickle has " + bytes_text(source.size()) + "; the limit is " +
                                                     bytes_text(limits.max_bytes));

@@ -105,7 +105,7 @@ private:
         std::vector<DcpMetadata> ranks(metadata_files_.size());
         for_each_pickle(*folder_, metadata_files_, options_.work, &globals_,
                         [&](std::size_t i, const auto& source, auto& named) {
-                            ranks[i] = read_dcp_metadata(*source, named);
+                            ranks[i] = read_dcp_metadata(*source, named, ranks.size());
                             metadata_bytes_ += source->size();
                         });
         if (ranks.size() == 1) return std::move(ranks.front());
