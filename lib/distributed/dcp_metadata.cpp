@@ -36,7 +36,8 @@ using Integers = DcpObjects::Integers;
 constexpr std::uint64_t entry_cost = 1024;  // with its tensor
 constexpr std::uint64_t chunk_cost = 128;
 constexpr std::uint64_t stored_cost = 64;
-constexpr std::uint64_t step_cost = 256;  // with the node of the tree
+constexpr std::uint64_t placing_cost = 64;  // no memory: bounds the time for many chunks and items at one offset
+constexpr std::uint64_t step_cost = 256;    // with the node of the tree
 
 /// Longest path of a file, as Linux has it.
 constexpr std::size_t longest_path = 4096;
@@ -290,6 +291,7 @@ private:
         if (offset.size() != entry.shape.size() || std::any_of(offset.begin(), offset.end(), is_negative)) return false;
         const Shape start = unsigned_shape(offset);
         const auto chunks = indexes_[number].at(out_, entry, {start.data(), start.size()});
+        allowance_.spend(placing_cost * chunks.size());
         if (!chunks.empty()) place_chunks(entry, chunks, item_of(number, value));
         return !chunks.empty();
     }
@@ -465,11 +467,21 @@ private:
     std::unordered_map<Id, std::optional<std::uint32_t>> long_names_;  ///< by node
 };
 
+/// Returns the limits of one of several pickles, whose contents are in memory at the same time.
+PickleLimits limits_of(std::uint64_t size, std::size_t files) {
+    constexpr std::uint64_t for_classes = std::uint64_t{1} << 20;  // in a small pickle, too
+    PickleLimits limits = PickleLimits::of_packed(size);
+    const std::uint64_t for_size = PickleLimits::memory_per_byte * std::min(size, PickleLimits::most_bytes);
+    const std::uint64_t share = PickleLimits::least_memory / std::max(files, std::size_t{1});
+    limits.max_memory = std::max(share, for_classes + for_size);
+    return limits;
+}
+
 }  // namespace
 
-DcpMetadata read_dcp_metadata(const Source& source, torch::NamedGlobals& globals) {
+DcpMetadata read_dcp_metadata(const Source& source, torch::NamedGlobals& globals, std::size_t files) {
     return about_file(source.name(), [&] {
-        const PickleLimits limits = PickleLimits::of_packed(source.size());
+        const PickleLimits limits = limits_of(source.size(), files);
         if (source.size() > limits.max_bytes)
             throw Error(Errc::pickle_too_large, "the pickle has " + bytes_text(source.size()) + "; the limit is " +
                                                     bytes_text(limits.max_bytes));

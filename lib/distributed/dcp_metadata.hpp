@@ -103,7 +103,10 @@ struct DcpMetadata {
 /// - piece_missing for a chunk or object without an item, or with one that begins before its file or is beyond 64 bits
 /// - shard_outside_folder for a relative_path that is absolute or has `..`
 /// - the pickle_* faults; pickle_too_large also if containers in many places hold too many chunks for the pickle's size
-DcpMetadata read_dcp_metadata(const Source& source, torch::NamedGlobals& globals);
+///
+/// `files` is the number of files of metadata: the memory that a pickle of any size may take is for all of them
+/// together.
+DcpMetadata read_dcp_metadata(const Source& source, torch::NamedGlobals& globals, std::size_t files = 1);
 
 /// Returns the metadata of all ranks as one. `files` are the names of their files, for messages. A chunk or object that
 /// several ranks have is taken from the first; the others are replicas. Throws ranks_differ if two ranks contradict

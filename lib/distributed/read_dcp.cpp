@@ -17,6 +17,7 @@
 #include "distributed/dcp_tree.hpp"
 #include "distributed/found_globals.hpp"
 #include "distributed/whole.hpp"
+#include "state/folder_shape.hpp"
 #include "torch/parts.hpp"
 
 #include <safemap/error.hpp>
@@ -104,7 +105,7 @@ private:
         std::vector<DcpMetadata> ranks(metadata_files_.size());
         for_each_pickle(*folder_, metadata_files_, options_.work, &globals_,
                         [&](std::size_t i, const auto& source, auto& named) {
-                            ranks[i] = read_dcp_metadata(*source, named);
+                            ranks[i] = read_dcp_metadata(*source, named, ranks.size());
                             metadata_bytes_ += source->size();
                         });
         if (ranks.size() == 1) return std::move(ranks.front());
@@ -261,7 +262,7 @@ private:
                             std::string(unnamed.size() == 1 ? "it, perhaps the file" : "them, perhaps files") +
                             " of an older save: " + listed(unnamed));
         for (const std::string& name : folder_->list())
-            if (name == ".metadata.tmp" || (name.starts_with("__") && name.ends_with(".metadata.tmp")))
+            if (state::is_unfinished_metadata(name))
                 notes.push_back("a save into this folder was interrupted later: " + excerpt(name) + " is left of it");
         if (items_.unchecked > 0)
             notes.push_back(std::to_string(items_.unchecked) + (items_.unchecked == 1 ? " item has" : " items have") +

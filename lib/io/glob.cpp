@@ -24,6 +24,10 @@ std::vector<std::filesystem::path> paths_matching(const std::filesystem::path& g
     const int status = ::glob(glob.c_str(), GLOB_NOSORT, nullptr, &found);
     if (status == GLOB_NOSPACE) throw Error(Errc::out_of_memory, "not enough memory for the matches of a glob");
     std::vector<std::filesystem::path> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    const auto is_dots = [](const std::filesystem::path& path) {
+        return path.filename() == "." || path.filename() == "..";
+    };
+    if (!is_dots(glob)) std::erase_if(paths, is_dots);  // `.*` means hidden files
     std::sort(paths.begin(), paths.end());
     return paths;
 }

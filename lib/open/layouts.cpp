@@ -117,6 +117,7 @@ void refuse(const FolderShape& shape, const FolderNames& names, std::string_view
 void refuse_part(std::string_view file) {
     const bool is_part = state::is_dcp_metadata(file) || file.ends_with(".distcp");
     if (is_part) refuse_layout(part_of_dcp, excerpt(file), "it is not read by itself");
+    if (state::is_unfinished_metadata(file)) refuse_unfinished({.files = {std::string(file)}}, {});
     if (file.ends_with(".nemo")) refuse_layout(nemo, excerpt(file));
 }
 

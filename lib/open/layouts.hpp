@@ -11,7 +11,8 @@ namespace safemap::SAFEMAP_ABI::open {
 /// for training folders. `folder` is the folder's name in messages.
 [[noreturn]] void refuse(const state::FolderShape& shape, const state::FolderNames& names, std::string_view folder);
 
-/// Throws unsupported_layout if the name of `file` says that it is a part of a layout, useless without the other parts.
+/// Throws unsupported_layout if the name of `file` says that it is a part of a layout, useless without the other parts;
+/// unfinished_checkpoint if it is what an interrupted save leaves.
 void refuse_part(std::string_view file);
 
 /// Returns "a, b and 3 more".

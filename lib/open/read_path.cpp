@@ -11,6 +11,8 @@
 #include <safemap/advanced/file.hpp>
 
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -88,10 +90,30 @@ bool is_folder(const std::filesystem::path& path) {
 /// Reads the DCP folder that a file of metadata belongs to, whatever else the folder holds.
 Contents read_metadata(const std::filesystem::path& file, Mapping mapping, const OpenOptions& options,
                        FaultSink& faults) {
+    static_cast<void>(open_file(file, mapping));  // throws path_not_found
     Located found{.folder = open_folder(folder_of(file), mapping)};
     found.names = state::names_in(*found.folder);
     found.shape = state::shape_of_dcp(found.names, file.filename().native());
     return read_located(found, options, faults);
+}
+
+/// Returns the file of metadata among files of one DCP checkpoint: `.metadata`, else the first of a rank. Returns
+/// nothing if other files are among them, or no metadata. Throws several_models for files of several folders.
+std::optional<std::filesystem::path> metadata_among(std::span<const std::filesystem::path> files) {
+    std::optional<std::filesystem::path> found;
+    for (const std::filesystem::path& file : files) {
+        const std::string name = file.filename().native();
+        const bool is_metadata = state::is_dcp_metadata(name);
+        if (!is_metadata && !name.ends_with(".distcp")) return std::nullopt;
+        const bool is_first = !found || (name == ".metadata" && found->filename() != ".metadata");
+        if (is_metadata && is_first) found = file;
+    }
+    const auto is_elsewhere = [&](const auto& file) { return folder_of(file) != folder_of(*found); };
+    const auto other = found ? std::find_if(files.begin(), files.end(), is_elsewhere) : files.end();
+    if (other == files.end()) return found;
+    throw Error(Errc::several_models, "files of torch.distributed.checkpoint (DCP) in several folders: " +
+                                          listed({found->native(), other->native()}))
+        .with_hint("give one of the folders");
 }
 
 /// Returns true for the only file of a run of one rank, by its name.
@@ -143,9 +165,8 @@ Mapping mapping_of(Access access) {
 }
 
 Contents read_paths(std::span<const std::filesystem::path> paths, const OpenOptions& options, FaultSink& faults) {
-    if (paths.size() == 1 && state::is_dcp_metadata(paths.front().filename().native()))
-        return read_path(paths.front(), options, faults);
     const Mapping mapping = mapping_of(options.access);
+    if (const auto metadata = metadata_among(paths)) return read_metadata(*metadata, mapping, options, faults);
     FileNames names;
     for (const std::filesystem::path& path : paths) names.push_back(path.filename().native());
     const FolderShape shape = state::shape_of_files(names);

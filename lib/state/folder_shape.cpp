@@ -123,7 +123,7 @@ MaybeShape dcp(const FolderNames& names) {
 
 MaybeShape unfinished_dcp(const FolderNames& names) {
     return made_of(ShapeKind::unfinished, matching(names.files, [](std::string_view name) {
-                       return name == ".metadata.tmp" || (name.ends_with(".distcp") && !name.starts_with('.'));
+                       return is_unfinished_metadata(name) || (name.ends_with(".distcp") && !name.starts_with('.'));
                    }));
 }
 
@@ -519,6 +519,11 @@ std::uint64_t ranks_in_set(const RankFile& one, const FileNames& files) {
 
 bool is_dcp_metadata(std::string_view file) { return file == ".metadata" || is_rank_metadata(file); }
 
+bool is_unfinished_metadata(std::string_view file) {
+    constexpr std::string_view ending = ".tmp";
+    return file.ends_with(ending) && is_dcp_metadata(file.substr(0, file.size() - ending.size()));
+}
+
 FolderShape shape_of_dcp(const FolderNames& names, std::string_view file) {
     if (file == ".metadata") return {.kind = ShapeKind::dcp, .files = {".metadata"}};
     return {.kind = ShapeKind::dcp, .files = matching(names.files, is_rank_metadata)};
@@ -530,9 +535,8 @@ FolderShape shape_of_files(const FileNames& files) {
     const auto is_rank_file = [](const std::string& file) { return rank_file(file).has_value(); };
     if (std::all_of(files.begin(), files.end(), is_rank_file))
         return shape_of_ranks(names.files, true).value_or(FolderShape());
-    for (const Row row : {hf_shards, dcp})
-        if (auto shape = row(names); shape && shape->files.size() == files.size()) return std::move(*shape);
-    return {};
+    auto shape = hf_shards(names);
+    return shape && shape->files.size() == files.size() ? std::move(*shape) : FolderShape();
 }
 
 FolderShape shape_of_folder(const FolderNames& names) {

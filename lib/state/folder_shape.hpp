@@ -73,11 +73,13 @@ struct FolderShape {
 
 /// Returns the shape of the folder itself: the first row of the table that fits. docs/format.md lists the rows.
 FolderShape shape_of_folder(const FolderNames& names);
-/// Returns the shape of files that the caller names one by one: one set of rank files, metadata of DCP, or safetensors
-/// shards with DCP information. Returns ShapeKind::nothing if one of the files is something else.
+/// Returns the shape of files that the caller names one by one: one set of rank files, or safetensors shards with DCP
+/// information. Returns ShapeKind::nothing if one of the files is something else.
 FolderShape shape_of_files(const FileNames& files);
 /// Returns true for `.metadata` and `__R.metadata`, the metadata of DCP.
 bool is_dcp_metadata(std::string_view file);
+/// Returns true for `.metadata.tmp` and `__R.metadata.tmp`, which a save that was interrupted leaves.
+bool is_unfinished_metadata(std::string_view file);
 /// Returns the shape of a DCP folder whose metadata is `file`: that file, or that of all ranks.
 FolderShape shape_of_dcp(const FolderNames& names, std::string_view file);
 /// Returns shape_of_folder(). If the folder itself holds no model, returns the one folder in it that holds one.

@@ -329,6 +329,31 @@ class Options(Case):
             self.assertEqual(self.done('hash', folder / name), self.done('hash', path), name)
             self.assertNotEqual(self.done('hash', folder), self.done('hash', path))
 
+    def test_files_of_one_folder(self):
+        same = self.done('hash', FIXTURES / 'dcp/rank_metadata')
+        other = self.done('hash', self.path)
+        for name in ('rank_metadata', 'plain'):
+            shutil.copytree(FIXTURES / 'dcp' / name, self.folder / name)
+            (self.folder / name).chmod(0o755)
+        ranks, plain = self.folder / 'rank_metadata', self.folder / 'plain'
+        self.assertEqual(self.done('hash', ranks / '__1.metadata'), same)
+        self.assertEqual(self.done('hash', ranks / '__?.metadata'), same)
+        self.assertEqual(self.done('hash', ranks / '__*'), same)
+        self.assertEqual(self.done('hash', plain / '.meta*'), other)
+        for files in (sorted(ranks.glob('__*.metadata')), sorted(ranks.iterdir()), [plain / '.metadata']):
+            out = self.out()
+            self.done('convert', *files, out)
+            self.assertEqual(self.done('hash', out), other if files[0].parent == plain else same)
+        shutil.copy(plain / '.metadata', ranks)
+        for word in (self.folder / '*/.metadata', self.folder / '*/.*'):
+            error = safemap('inspect', word).error()
+            self.assertEqual(error['code'], 'several_models')
+            self.assertIn('plain/.metadata, ', error['message'])
+        os.mkfifo(self.folder / '.metadata')
+        for path, code in ((plain / '__9.metadata', 'path_not_found'), (self.folder / '.metadata', 'invalid_argument'),
+                           (plain / '__0_0.distcp', 'unsupported_layout')):
+            self.assertEqual(safemap('inspect', path).error()['code'], code)
+
     def test_leftovers_are_named(self):
         copy = self.folder / 'copy'
         shutil.copytree(FIXTURES / 'dcp/collectives', copy)

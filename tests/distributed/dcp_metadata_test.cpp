@@ -244,6 +244,26 @@ TEST_CASE("a small pickle that names one chunk, name or step a million times is 
     CHECK(found.entries[0].item_count == many + 2);
     CHECK_FAULT(read(with_chunks(forged.chunk({Numbers(64, 0), Numbers(64, 1), {}}), many)), Errc::piece_mismatch);
     CHECK_FAULT(read(with_chunks(chunk, 5 * many)), Errc::pickle_too_large);
+    // Ranks share what one pickle may take.
+    torch::NamedGlobals globals(false);
+    const auto of_ranks = [&](const std::string& pickle, std::size_t ranks) {
+        return distributed::read_dcp_metadata(*forge::source(pickle, "__0.metadata"), globals, ranks);
+    };
+    CHECK_FAULT(of_ranks(with_chunks(chunk, many), 100), Errc::pickle_too_large);
+    CHECK(of_ranks(forged.pickle(), 1'000'000).entries.size() == forged.entries.size());
+
+    // Half a million chunks at one offset, and an item for each.
+    const auto with_items = [&](std::string pickle, int count) {
+        const std::string key = forge::text("storage_data") + "}(";
+        const std::size_t at = pickle.find(key) + key.size();
+        const std::size_t end =
+            pickle.find(forge::global("torch.distributed.checkpoint.metadata", "MetadataIndex"), at + 1);
+        const std::string pair = pickle.substr(at, end - at);
+        std::string more;
+        for (int i = 0; i < count; ++i) more += pair;
+        return pickle.insert(at, more);
+    };
+    CHECK_FAULT(read(with_items(with_chunks(chunk, many / 10), many / 10)), Errc::pickle_too_large);
 
     // A state of very many attributes that all objects share.
     std::string attributes = "}(";

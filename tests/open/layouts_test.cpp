@@ -60,6 +60,10 @@ TEST_CASE("a single file of a DCP checkpoint is refused") {
         ThrowFirst faults;
         CHECK_FAULT(open::read_file(forge::source(one, name), {}, faults), Errc::unsupported_layout);
     }
+    for (const char* name : {"x/.metadata.tmp", "x/__3.metadata.tmp"}) {
+        ThrowFirst faults;
+        CHECK_FAULT(open::read_file(forge::source("N.", name), {}, faults), Errc::unfinished_checkpoint);
+    }
 }
 
 TEST_CASE("a model of empty tensors beside training state was not gathered: the state is read instead") {

@@ -78,6 +78,7 @@ TEST_CASE("hidden files match only a pattern that begins with a dot") {
     CHECK(names_of(Checkpoint::open(dir / "*.safetensors")) == Names{"seen"});
     CHECK(names_of(Checkpoint::open(dir / ".*.safetensors")) == Names{"hidden"});
     CHECK(paths_matching(dir / "*").size() == 1);
+    CHECK(paths_matching(dir / ".*") == std::vector<fs::path>{dir / ".a.safetensors"});
 }
 
 TEST_CASE("files of two sets of ranks are several models, and two files of one rank are refused") {
