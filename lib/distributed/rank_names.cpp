@@ -72,6 +72,21 @@ std::string RankNames::name_of(std::uint64_t rank) const {
     return name.replace(name.rfind('*'), 1, std::to_string(rank));
 }
 
+std::string RankNames::missing_below(std::uint64_t end) const {
+    const auto present = std::lower_bound(ranks_.begin(), ranks_.end(), end) - ranks_.begin();
+    const std::uint64_t count = end - static_cast<std::uint64_t>(present);
+    std::vector<std::string> missing;
+    for (std::uint64_t rank = 0; missing.size() < std::min<std::uint64_t>(count, most_listed); ++rank)
+        if (!places_.contains(rank)) missing.push_back(name_of(rank));
+    return joined(missing, count);
+}
+
+void RankNames::require_first(std::uint64_t count, const std::string& what) const {
+    const std::string missing = missing_below(count);
+    if (!missing.empty())
+        throw Error(Errc::rank_missing, what + " has " + ranks_text(count) + "; missing are " + missing);
+}
+
 void RankNames::require_named_ranks() const {
     if (ranks_.empty()) return;
     const std::uint64_t world = world_size_.value_or(ranks_.back() + 1);
@@ -80,11 +95,7 @@ void RankNames::require_named_ranks() const {
                                               ", but there is a file of rank " + std::to_string(ranks_.back()) + ": " +
                                               excerpt(files_.back()));
     if (files_.size() == world) return;
-    std::vector<std::string> missing;
-    for (std::uint64_t rank = 0; rank < world && missing.size() < most_listed; ++rank)
-        if (!places_.contains(rank)) missing.push_back(name_of(rank));
-    throw Error(Errc::rank_missing,
-                "missing files of " + excerpt(set_) + ": " + joined(missing, world - files_.size()));
+    throw Error(Errc::rank_missing, "missing files of " + excerpt(set_) + ": " + missing_below(world));
 }
 
 void RankNames::require_files_of(std::span<const std::uint64_t> ranks, const std::string& what) const {

@@ -39,11 +39,17 @@ public:
     /// Throws world_mismatch if there is a rank that the world size in the names does not allow; rank_missing, with the
     /// first names, if there are fewer files than that. Without a world size, no rank below the highest may be missing.
     void require_named_ranks() const;
+    /// Throws rank_missing, with the first names, if there are no files of ranks 0 to `count` - 1. `what` begins the
+    /// message: "the manifest".
+    void require_first(std::uint64_t count, const std::string& what) const;
     /// Throws if a mesh or group of ranks has ranks without a file: world_mismatch if the names give a world size that
     /// does not allow one of them, otherwise rank_missing, with the first names. `what` begins the message: "the mesh".
     void require_files_of(std::span<const std::uint64_t> ranks, const std::string& what) const;
 
 private:
+    /// Returns the first names of ranks below `end` that have no file; an empty text if all have one.
+    std::string missing_below(std::uint64_t end) const;
+
     std::vector<std::string> files_;
     std::vector<std::uint64_t> ranks_ = {};
     std::unordered_map<std::uint64_t, std::size_t> places_ = {};

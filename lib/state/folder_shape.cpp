@@ -267,19 +267,31 @@ MaybeShape megatron(const FolderNames& names) {
 
 // 7: one file per rank.
 
-using Sets = std::map<std::string, std::map<std::uint64_t, std::string>>;
+/// The files of a set by rank. Two names can give one rank, such as "rank_1.pt" and "rank_01.pt".
+using Ranks = std::multimap<std::uint64_t, std::string>;
+using Sets = std::map<std::string, Ranks>;
 
-/// Returns true if the files are those of ranks. "lora_rank8.pt" is not: if the names give no world size, a set begins
-/// at rank 0.
-bool is_set(const Sets::value_type& set, std::optional<std::uint64_t> world_size) {
-    if (world_size) return true;
-    if (set.second.begin()->first != 0) return false;
-    // Epochs are numbered in the same way, but not from 0 without a gap.
-    return !set.first.starts_with("checkpoint_") ||
-           (set.second.size() > 1 && set.second.rbegin()->first + 1 == set.second.size());
+/// Returns true for files of ranks of which that of rank 0 is missing: by names that only trainers give, or because all
+/// others are there.
+bool lacks_rank_0(const Sets::value_type& set) {
+    const std::string_view glob = set.first;
+    if (glob == "rank*.pt" || glob == "rank_*.pt" || glob.starts_with("pytorch_model_fsdp") ||
+        glob.starts_with("optimizer_"))
+        return true;
+    return set.second.size() > 1 && set.second.begin()->first == 1 && set.second.rbegin()->first == set.second.size();
 }
 
-FolderShape shape_of_set(FileNames files, const std::map<std::uint64_t, std::string>& ranks, const RankFile& one) {
+/// Returns true if the files are those of ranks. "lora_rank8.pt" is not.
+bool is_set(const Sets::value_type& set, std::optional<std::uint64_t> world_size) {
+    if (world_size) return true;
+    const Ranks& ranks = set.second;
+    // Epochs are numbered in the same way, but not from 0 without a gap.
+    if (set.first.starts_with("checkpoint_"))
+        return ranks.size() > 1 && ranks.begin()->first == 0 && ranks.rbegin()->first + 1 == ranks.size();
+    return ranks.begin()->first == 0 || lacks_rank_0(set);
+}
+
+FolderShape shape_of_set(FileNames files, const Ranks& ranks, const RankFile& one) {
     if (!one.world_size || ranks.size() >= *one.world_size)
         return {.kind = ShapeKind::rank_files, .files = std::move(files)};
     constexpr std::size_t most = 8;

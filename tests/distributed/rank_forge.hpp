@@ -295,8 +295,10 @@ struct ForgedSet {
     std::map<std::uint64_t, Value> ranks = {};
     std::map<std::string, std::string> others = {};  ///< further files in the folder
     std::optional<std::uint64_t> world = {};         ///< in the names; otherwise the number of files
+    bool sized = true;                               ///< false: the names are the prefix and the rank
 
     std::string name(std::uint64_t rank) const {
+        if (!sized) return prefix + std::to_string(rank) + ".pt";
         return prefix + std::to_string(world.value_or(ranks.size())) + "_rank_" + std::to_string(rank) + ".pt";
     }
     std::shared_ptr<const safemap::Folder> folder(pt::Container container = pt::Container::zip) const {

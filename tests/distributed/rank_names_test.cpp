@@ -61,6 +61,25 @@ TEST_CASE("ranks that the world size does not allow, or that are missing") {
     CHECK_FAULT(RankNames({"a_world_size_0_rank_0.pt"}).require_named_ranks(), Errc::world_mismatch);
 }
 
+TEST_CASE("ranks that are missing although the names do not say how many there are") {
+    const auto text_of = [](const RankNames& names, auto&& check) {
+        const auto error = error_of([&] { check(names); });
+        if (!error) return std::string();
+        CHECK(error->code() == Errc::rank_missing);
+        return std::string(error->message());
+    };
+    const auto named = [](const RankNames& names) { names.require_named_ranks(); };
+    const RankNames complete({"rank0.pt", "rank1.pt"});
+    CHECK(text_of(complete, named).empty());
+    CHECK(text_of(RankNames({"rank1.pt", "rank3.pt"}), named) == "missing files of rank*.pt: rank0.pt, rank2.pt");
+    const auto three = [](const RankNames& names) { names.require_first(3, "the manifest"); };
+    CHECK(text_of(complete, three) == "the manifest has 3 ranks; missing are rank2.pt");
+    CHECK(text_of(RankNames({"rank0.pt", "rank1.pt", "rank2.pt", "rank3.pt"}), three).empty());
+    const auto most = [](const RankNames& names) { names.require_first(UINT64_MAX, "the manifest"); };
+    CHECK(text_of(complete, most).ends_with("and 18446744073709551549 more"));
+    CHECK(text_of(RankNames({"rank999999999.pt"}), named).size() < 10'000);
+}
+
 TEST_CASE("the files of a mesh") {
     const std::vector<std::uint64_t> ranks = {0, 1, 4};
     const RankNames open({"a_rank0.bin", "a_rank1.bin"});

@@ -153,7 +153,19 @@ TEST_CASE("rank files form one set, and two sets are ambiguous") {
         {{"rank0.pt", "rank1.pt"}, Kind::rank_files, {"rank0.pt", "rank1.pt"}},
         {{"rank_0.pt", "rank_1.pt"}, Kind::rank_files, {"rank_0.pt", "rank_1.pt"}},
         {{"checkpoint_0.pt", "checkpoint_1.pt"}, Kind::rank_files, {"checkpoint_0.pt", "checkpoint_1.pt"}},
+        // Rank 0 is missing, or a rank is there twice: the reader says so.
+        {{"pytorch_model_fsdp_0_rank1.bin"}, Kind::rank_files, {"pytorch_model_fsdp_0_rank1.bin"}},
+        {{"optimizer_0_rank2.bin"}, Kind::rank_files, {"optimizer_0_rank2.bin"}},
+        {{"rank1.pt"}, Kind::rank_files, {"rank1.pt"}},
+        {{"rank_3.pt", "rank_7.pt"}, Kind::rank_files, {"rank_3.pt", "rank_7.pt"}},
+        {{"a_rank1.bin", "a_rank2.bin"}, Kind::rank_files, {"a_rank1.bin", "a_rank2.bin"}},
+        {{"model_world_size_2_rank_0.pt", "model_world_size_2_rank_01.pt", "model_world_size_2_rank_1.pt"},
+         Kind::rank_files,
+         {"model_world_size_2_rank_0.pt", "model_world_size_2_rank_01.pt", "model_world_size_2_rank_1.pt"}},
         // Names that only look similar.
+        {{"a_rank1.bin"}, Kind::file, {"a_rank1.bin"}},
+        {{"a_rank2.bin", "a_rank3.bin"}, Kind::several, {"a_rank2.bin", "a_rank3.bin"}},
+        {{"checkpoint_1.pt", "checkpoint_2.pt"}, Kind::several, {"checkpoint_1.pt", "checkpoint_2.pt"}},
         {{"lora_rank8.pt"}, Kind::file, {"lora_rank8.pt"}},
         {{"lora_rank4.pt", "lora_rank8.pt"}, Kind::several, {"lora_rank4.pt", "lora_rank8.pt"}},
         {{"checkpoint_5.pt"}, Kind::file, {"checkpoint_5.pt"}},
@@ -209,7 +221,8 @@ TEST_CASE("files that the caller lists are one set of ranks also without rank 0"
     CHECK(state::shape_of_files({"a_rank1.bin"}).kind == Kind::nothing);
     CHECK(state::shape_of_files({"model_world_size_1_rank_0.pt"}).kind == Kind::rank_files);
     CHECK(state::shape_of_files({"a_rank1.bin", "b_rank1.bin"}).kind == Kind::nothing);
-    CHECK(shape({"a_rank2.bin", "a_rank1.bin"}).kind == Kind::several);
+    CHECK(state::shape_of_files({"a_rank8.bin", "a_rank4.bin"}).kind == Kind::rank_files);
+    CHECK(shape({"a_rank8.bin", "a_rank4.bin"}).kind == Kind::several);
 }
 
 TEST_CASE("a save replaces only the safetensors model of the folder itself") {
