@@ -271,6 +271,26 @@ bool is_list_of_chunks(const StateTree& tree) {
     });
 }
 
+void check_flat_parameters(const Manifest& manifest, std::uint64_t ranks) {
+    // A parameter begins at a multiple of 16 bytes, and the whole is a multiple of the number of ranks.
+    constexpr std::uint64_t most = 16;
+    if (manifest.groups.empty()) fail(manifest, "the files hold flat parameters, but the manifest has no flat_params");
+    for (const FlatGroup& group : manifest.groups) {
+        std::uint64_t end = 0;
+        const auto check = [&](std::uint64_t next, std::uint64_t allowed) {
+            if (next - end <= allowed) return;
+            fail(manifest, "elements " + std::to_string(end) + " to " + std::to_string(next - 1) + " of " +
+                               safemap::quoted(group.key) + " are in no parameter, and FSDP1 pads with at most " +
+                               std::to_string(allowed));
+        };
+        for (const FlatParameter& one : group.parameters) {
+            check(one.offset, most);
+            end = one.offset + one.numel;
+        }
+        check(group.numel, most + ranks);
+    }
+}
+
 Skeleton::RoleOf roles_beside_flat(const Manifest& manifest) {
     std::unordered_set<std::string> names;
     for (const FlatGroup& group : manifest.groups)

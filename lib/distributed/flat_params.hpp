@@ -17,6 +17,10 @@ bool has_flat_parameters(const StateTree& tree);
 /// pair of chunks.
 bool is_list_of_chunks(const StateTree& tree);
 
+/// Throws manifest_mismatch, with the path of the manifest, if it has no flat parameters, or if its parameters leave
+/// out more elements than FSDP1 pads with.
+void check_flat_parameters(const Manifest& manifest, std::uint64_t ranks);
+
 /// Returns a function for the roles of plain tensors beside flat parameters.
 Skeleton::RoleOf roles_beside_flat(const Manifest& manifest);
 

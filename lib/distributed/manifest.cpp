@@ -8,6 +8,7 @@
 
 #include <safemap/error.hpp>
 
+#include <algorithm>
 #include <unordered_set>
 #include <utility>
 
@@ -138,7 +139,22 @@ Manifest manifest_in(const json::Value& root) {
     return out;
 }
 
+/// Returns a / b, rounded up.
+std::uint64_t parts(std::uint64_t a, std::uint64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
 }  // namespace
+
+std::optional<std::uint64_t> ranks_wanted(const Manifest& manifest) {
+    std::vector<const ChunkedLayer::Chunk*> chunks;
+    for (const ChunkedLayer& layer : manifest.layers)
+        for (const auto* const chunk : {&layer.trainable, &layer.frozen})
+            if (chunk->size > 0) chunks.push_back(chunk);
+    std::uint64_t ranks = 0;
+    for (const auto* const chunk : chunks) ranks = std::max(ranks, parts(chunk->numel(), chunk->size));
+    for (const auto* const chunk : chunks)
+        if (ranks == 0 || parts(chunk->numel(), ranks) != chunk->size) return std::nullopt;
+    return ranks == 0 ? std::nullopt : std::optional(ranks);
+}
 
 Manifest read_manifest(const Source& source) {
     return about_file(source.name(), [&] {

@@ -58,4 +58,7 @@ struct Manifest {
 /// group, a name or key that occurs twice.
 Manifest read_manifest(const Source& source);
 
+/// Returns the number of ranks that makes the chunks of all layers as large as the manifest says; nothing if none does.
+std::optional<std::uint64_t> ranks_wanted(const Manifest& manifest);
+
 }  // namespace safemap::SAFEMAP_ABI::distributed

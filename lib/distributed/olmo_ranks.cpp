@@ -2,6 +2,7 @@
 // of OLMo writes it. Tested by tests/distributed/olmo_ranks_test.cpp.
 #include "distributed/olmo_ranks.hpp"
 
+#include "base/checked.hpp"
 #include "base/faults.hpp"
 #include "base/text.hpp"
 #include "distributed/values.hpp"
@@ -9,6 +10,7 @@
 
 #include <safemap/error.hpp>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -71,6 +73,8 @@ public:
             if (!name) throw Error(Errc::field_missing, "the field " + excerpt(names[i].where()) + " is not a text");
             out.parameters.push_back(
                 {module_.empty() ? std::string(*name) : module_ + '.' + std::string(*name), shapes[i].shape()});
+            handle.elements = checked_add(handle.elements, element_count(out.parameters.back().shape).value_or(0))
+                                  .value_or(handle.elements);
         }
         if (const auto infos = handle_.find("flat_param._shard_param_infos")) read_infos(*infos, first, out, handle);
         else read_offsets(first, out, handle);
@@ -89,6 +93,11 @@ private:
                                                  std::to_string(elements) + " of the parameter, or not from " +
                                                  std::to_string(slice.from) + " on inside the flat tensor of " +
                                                  std::to_string(handle.data.element_count()))
+                .with_tensor(whole.name);
+        if (!handle.slices.empty() && slice.from < handle.slices.back().from + handle.slices.back().count)
+            throw Error(Errc::pieces_overlap, "the elements from " + std::to_string(slice.from) +
+                                                  " on of the flat tensor are also those of " +
+                                                  excerpt(out.parameters[handle.slices.back().parameter].name))
                 .with_tensor(whole.name);
         handle.slices.push_back(slice);
     }
@@ -158,6 +167,15 @@ void compare_and_drop(const OlmoRank& first, const std::string& first_file, Olmo
         if (rank.handles[h].data.dtype() != first.handles[h].data.dtype())
             differ("the dtypes, such as " + std::string(name(rank.handles[h].data.dtype())) + ",");
     rank.parameters = {};
+}
+
+std::uint64_t ranks_wanted(const OlmoRank& rank) {
+    std::uint64_t most = 0;
+    for (const OlmoHandle& handle : rank.handles) {
+        const std::uint64_t own = handle.data.element_count();
+        if (own > 0) most = std::max(most, handle.elements / own + (handle.elements % own != 0 ? 1 : 0));
+    }
+    return most;
 }
 
 StateTree parameters_of_olmo(const std::vector<OlmoRank>& ranks) {

@@ -23,6 +23,7 @@ struct OlmoSlice {
 struct OlmoHandle {
     LazyTensor data;
     std::vector<OlmoSlice> slices = {};
+    std::uint64_t elements = 0;  ///< number of elements of its parameters
 };
 
 struct OlmoParameter {
@@ -42,12 +43,16 @@ struct OlmoRank {
 bool is_olmo_rank(const StateTree& tree);
 
 /// Reads a file: `_shard_param_infos` (torch 2.1 and later), or `_shard_param_offsets` and `_shard_indices` (before).
-/// Throws field_missing; piece_outside if elements are outside their parameter or the flat tensor.
+/// Throws field_missing; piece_outside if elements are outside their parameter or the flat tensor; pieces_overlap if
+/// two parameters have the same elements of it.
 OlmoRank read_olmo_rank(const StateTree& tree);
 
 /// Throws ranks_differ if a rank lists other parameters than the first one, whose file is `first_file`, or has other
 /// dtypes. Frees the list of the rank.
 void compare_and_drop(const OlmoRank& first, const std::string& first_file, OlmoRank& rank);
+
+/// Returns the least number of ranks that hold all elements of the parameters: each has as many as this one.
+std::uint64_t ranks_wanted(const OlmoRank& rank);
 
 /// Returns a dictionary of the parameters, which the first rank lists. Throws what whole() throws.
 StateTree parameters_of_olmo(const std::vector<OlmoRank>& ranks);

@@ -78,6 +78,7 @@ void begin(ReadSet& read, StateTree& tree, const RankFiles& set) {
     if (has_flat_parameters(tree)) {
         read.layout = Layout::flat;
         read.manifest = require_manifest(set, "flat parameters of FSDP1");
+        check_flat_parameters(*read.manifest, ranks.names.size());
         role_of = roles_beside_flat(*read.manifest);
     } else if (is_list_of_chunks(tree)) {
         // Without a manifest, it may be a list that is the same in all ranks.
@@ -137,6 +138,16 @@ void read_set(ReadSet& read, const RankFiles& set, const OpenOptions& options, F
                     [&](std::size_t i, const std::shared_ptr<const Source>& source, torch::NamedGlobals& own) {
                         read_file(read, set, i, source, own);
                     });
+}
+
+/// Throws if the last ranks of a layout without meshes are missing. If the names say how many ranks there are, all are
+/// there.
+void require_last_ranks(const ReadSet& read) {
+    const RankNames& names = read.ranks->names;
+    if (names.world_size()) return;
+    if (read.layout == Layout::olmo) names.require_first(ranks_wanted(read.olmo.front()), "the model");
+    if (read.layout == Layout::chunks)
+        if (const auto count = ranks_wanted(*read.manifest)) names.require_first(*count, "the manifest");
 }
 
 /// Throws if the names give another number of ranks than the files that are there, and say what the files say of it.
@@ -364,6 +375,7 @@ Contents read_rank_files(const RankFiles& set, const OpenOptions& options) {
     ReadSet read(names);
     const auto read_all = [&] {
         read_set(read, set, options, globals);
+        require_last_ranks(read);
         Contents contents = begin_contents(read);
         state::set_tree(contents, read.layout == Layout::olmo ? parameters_of_olmo(read.olmo)
                                                               : tensors_of(read, options, contents));
@@ -376,6 +388,8 @@ Contents read_rank_files(const RankFiles& set, const OpenOptions& options) {
         // A list of plain tensors that is not the same in all ranks.
         const bool lists =
             read.ranks->skeleton && read.layout == Layout::tensors && is_list_of_chunks(read.ranks->skeleton->tree());
+        if (error.code() == Errc::ranks_differ && read.layout == Layout::flat && !error.tensor().empty())
+            error.with_hint("if the tensor is a parameter, the manifest lacks it");
         if (error.code() != Errc::ranks_differ || !lists) throw;
         throw Error(Errc::manifest_missing,
                     "the files hold lists of tensors in one dimension that differ between "

@@ -259,6 +259,10 @@ TEST_CASE("a manifest that contradicts itself or the files") {
     check_manifest(R"("flat_params")", R"("flat")", "flat_params");
     check_manifest(R"({"flat_params")", R"({"flat_params)", "JSON");
     check_manifest(R"({"flat_params": [)", R"({"flat_params": [3, )", "key");
+    // Parameters that are left out.
+    check_manifest(R"({"fqn": "weight", "shape": [7, 3], "numel": 21, "offset": 0}, )", "", "0 to 20");
+    check_manifest(R"("numel": 28)", R"("numel": 47)", "28 to 46");
+    check_manifest(R"({"flat_params")", R"({"layers": [], "flat_params": [], "x")", "no flat_params");
 }
 
 TEST_CASE("a manifest of chunks that contradicts the files") {
@@ -293,11 +297,55 @@ TEST_CASE("a manifest of chunks that contradicts the files") {
     CHECK(same.open().tensors.size() == 1);
 }
 
+TEST_CASE("a rank that is missing, and names that do not say how many there are") {
+    // Five chunks of two elements, of which the last is padding.
+    std::mt19937 random(1);
+    const Whole whole = random_whole(random, Dtype::f32, {8});
+    ForgedSet chunks{.prefix = "rank_", .sized = false};
+    ForgedSet flat{.prefix = "model_rank", .sized = false};
+    const Group group{.key = "_flat_param", .parameters = {{"w", whole}}};
+    for (std::uint64_t rank = 0; rank < 5; ++rank) {
+        const std::string own = (whole.bytes + filler(2)).substr(rank * 8, 8);
+        chunks.ranks[rank] = pt::list({pt::tensor(Dtype::f32, {2}, own)});
+        flat.ranks[rank] = pt::dict({{"_flat_param", flat_value(group, 5, rank, Form::plain)}});
+    }
+    chunks.others["manifest.json"] =
+        R"({"layers": [{"trainable": {"chunk": 2, "params": [{"name": "w", "shape": [8], "numel": 8}]},)"
+        R"( "frozen": {"chunk": 0, "params": []}}]})";
+    flat.others["manifest.json"] = R"({"flat_params": [)" + group.json() + "]}";
+    check(chunks.open(), {{"w", whole}});
+    check(flat.open(), {{"w", whole}});
+    for (std::uint64_t rank = 0; rank < 4; ++rank) {
+        CAPTURE(rank);
+        ForgedSet lacking = chunks;
+        lacking.ranks.erase(rank);
+        const auto error = error_of([&] { static_cast<void>(lacking.open()); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::rank_missing);
+        CHECK(error->message().find(chunks.name(rank)) != std::string::npos);
+        // The last chunk is padding: a manifest of four ranks is the same.
+        lacking.ranks.erase(4);
+        CHECK_FAULT(lacking.open(), Errc::rank_missing);
+        lacking = flat;
+        lacking.ranks.erase(rank);
+        CHECK_FAULT(lacking.open(), Errc::rank_missing);
+    }
+    chunks.ranks.erase(4);
+    check(chunks.open(), {{"w", whole}});
+}
+
 TEST_CASE("flat parameters beside pieces of other lengths, and flat tensors of the wrong form") {
     ForgedSet set = small_set();
     for (std::uint64_t rank = 0; rank < 2; ++rank)
         set.ranks[rank].set("bias", pt::tensor(Dtype::f32, {rank == 0 ? 0U : 6U}, filler(rank == 0 ? 0 : 6)));
     CHECK_FAULT(set.open(), Errc::manifest_mismatch);
+    // A piece under a name that the manifest does not have.
+    std::string& manifest = set.others["manifest.json"];
+    manifest.replace(manifest.find("\"bias\""), 6, "\"b\"");
+    const auto unknown = error_of([&] { static_cast<void>(set.open()); });
+    REQUIRE(unknown);
+    CHECK(unknown->code() == Errc::ranks_differ);
+    CHECK(unknown->hint().find("manifest") != std::string::npos);
     ForgedSet plain = small_set();
     for (auto& [rank, state] : plain.ranks) state["_flat_param"] = pt::tensor(Dtype::f32, {9}, filler(9));
     CHECK_FAULT(plain.open(), Errc::manifest_mismatch);

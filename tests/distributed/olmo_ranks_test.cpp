@@ -112,6 +112,30 @@ TEST_CASE("random modules through real files, in the fields of torch 2.0 and 2.1
     }
 }
 
+TEST_CASE("a rank that is missing, and names that do not say how many there are") {
+    std::mt19937 random(soak::seed(3));
+    for (std::uint64_t world = 2; world < 6; ++world) {
+        auto modules = two_modules();
+        ForgedSet set = forged(random, modules, world, world % 2 == 0);
+        set.prefix = "rank";
+        set.sized = false;
+        CHECK_OK(set.open());
+        ForgedSet lacking = set;
+        lacking.ranks.erase(random() % (world - 1));
+        CHECK_FAULT(lacking.open(), Errc::rank_missing);
+        // The last rank may have nothing but padding.
+        const auto has_elements = [&](const Module& module) {
+            std::uint64_t numel = 0;
+            for (const Whole& whole : module.wholes) numel += whole.bytes.size() / 4;
+            return (numel + world - 1) / world * (world - 1) < numel;
+        };
+        set.ranks.erase(world - 1);
+        CAPTURE(world);
+        if (std::any_of(modules.begin(), modules.end(), has_elements)) CHECK_FAULT(set.open(), Errc::rank_missing);
+        else CHECK_OK(set.open());
+    }
+}
+
 TEST_CASE("fields that are missing, contradict each other, or reach outside") {
     std::mt19937 random(2);
     const auto with = [&](bool old, const std::function<void(Value&)>& change) {
@@ -149,6 +173,13 @@ TEST_CASE("fields that are missing, contradict each other, or reach outside") {
     lost.ranks[0]["modules"][1]["handles"][0]["flat_param._shard_param_infos"].items.back() =
         pt::tuple({pt::boolean(false), pt::none(), pt::none(), pt::none(), pt::none()});
     CHECK_FAULT(lost.open(), Errc::not_covered);
+    // The last parameter begins where the first one does.
+    do modules = two_modules(), lost = forged(random, modules, 1, false);
+    while (modules[1].names.size() < 2);
+    const std::uint64_t numel = pt::elements(modules[1].wholes.back().shape);
+    lost.ranks[0]["modules"][1]["handles"][0]["flat_param._shard_param_infos"].items.back() =
+        pt::tuple({pt::boolean(true), pt::integer(0), pt::integer(numel), pt::integer(0), pt::integer(numel - 1)});
+    CHECK_FAULT(lost.open(), Errc::pieces_overlap);
     CHECK_FAULT(
         with(true, [](Value& handle) { handle["flat_param._shard_param_offsets"].push(pt::tuple({pt::integer(1)})); })
             .open(),
