@@ -17,6 +17,7 @@
 
 #include <safemap/error.hpp>
 
+#include <algorithm>
 #include <string_view>
 #include <unordered_map>
 #include <variant>
@@ -26,6 +27,23 @@ namespace safemap::SAFEMAP_ABI::distributed {
 namespace {
 
 using NodeId = StateTree::NodeId;
+
+/// Returns a text that is the same for equal keys, and that most others do not have.
+std::string sketch(const StateTree& tree, NodeId key) {
+    constexpr std::size_t most_items = 8;
+    constexpr std::size_t most_characters = 64;
+    std::string out;
+    const auto add = [&](NodeId node) {
+        out += ' ' + std::to_string(tree[node].index());
+        if (const auto* const text = std::get_if<std::string>(&tree[node])) out += text->substr(0, most_characters);
+        if (const auto* const number = std::get_if<std::int64_t>(&tree[node])) out += std::to_string(*number);
+    };
+    add(key);
+    const auto* const tuple = std::get_if<StateTree::Sequence>(&tree[key]);
+    if (tuple == nullptr || tuple->kind != StateTree::Sequence::Kind::tuple) return out;
+    for (std::size_t i = 0; i < std::min(tuple->items.size(), most_items); ++i) add(tuple->items[i]);
+    return out;
+}
 
 /// The walk over one tree.
 class ShareWalk {
@@ -158,14 +176,13 @@ private:
         const auto& y = std::get<StateTree::Dict>(other_[other]);
         Frame frame{.path_size = path_.size(), .children = {}};
         std::vector<bool> matched(y.items.size());
-        std::optional<std::unordered_map<std::string, std::size_t>> places;
+        std::optional<Places> places;
         for (std::size_t i = 0; i < x.items.size(); ++i) {
             std::string segment = state::key_segment(first_[x.items[i].first], i);
             std::size_t j = i;
             if (i >= y.items.size() || !same_key(x.items[i].first, y.items[i].first)) {
                 if (!places) places = places_of(y);
-                const auto found = places->find(segment);
-                j = found == places->end() ? y.items.size() : found->second;
+                j = place_in(y, x.items[i].first, segment, *places);
             }
             if (j < y.items.size()) {
                 matched[j] = true;
@@ -191,10 +208,34 @@ private:
         return a != nullptr && b != nullptr ? *a == *b : comparison_.same(first, other);
     }
 
-    std::unordered_map<std::string, std::size_t> places_of(const StateTree::Dict& dict) const {
-        std::unordered_map<std::string, std::size_t> places;
-        for (std::size_t i = 0; i < dict.items.size(); ++i)
-            places.emplace(state::key_segment(other_[dict.items[i].first], i), i);
+    /// The places of keys in a dictionary.
+    struct Places {
+        std::unordered_map<std::string, std::size_t> named = {};
+        /// Keys that have no name of their own, such as tuples: they are named by their places, which can be other ones
+        /// in each file.
+        std::unordered_multimap<std::string, std::size_t> others = {};
+    };
+
+    /// Returns the place of a key in a dictionary; its size if it is not there.
+    std::size_t place_in(const StateTree::Dict& dict, NodeId key, const std::string& segment, const Places& places) {
+        if (state::key_of(segment)) {
+            const auto found = places.named.find(segment);
+            return found == places.named.end() ? dict.items.size() : found->second;
+        }
+        const auto [begin, end] = places.others.equal_range(sketch(first_, key));
+        for (auto one = begin; one != end; ++one)
+            if (same_key(key, dict.items[one->second].first)) return one->second;
+        return dict.items.size();
+    }
+
+    Places places_of(const StateTree::Dict& dict) const {
+        Places places;
+        for (std::size_t i = 0; i < dict.items.size(); ++i) {
+            const NodeId key = dict.items[i].first;
+            std::string segment = state::key_segment(other_[key], i);
+            if (state::key_of(segment)) places.named.emplace(std::move(segment), i);
+            else places.others.emplace(sketch(other_, key), i);
+        }
         return places;
     }
 

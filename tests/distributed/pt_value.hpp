@@ -86,6 +86,7 @@ struct Value {
     std::string text = {};                ///< a text, the opcodes of `raw`, or those of a class or function
     std::vector<std::string> keys = {};   ///< keys of a dict, beside `items`
     bool number_keys = false;             ///< the keys are written as integers
+    bool raw_keys = false;                ///< the keys are opcodes
     std::vector<Value> items = {};        ///< the items of a list, tuple or dict; attributes; arguments
     std::vector<std::string> paths = {};  ///< modules that the `_metadata` of an OrderedDict names
     StoragePtr storage = {};              ///< the members of a tensor
@@ -271,7 +272,9 @@ private:
         if (value.items.empty()) return {};
         std::string out = "(";
         for (std::size_t i = 0; i < value.items.size(); ++i) {
-            out += value.number_keys ? forge::integer(std::stoll(value.keys[i])) : forge::text(value.keys[i]);
+            out += value.raw_keys      ? value.keys[i]
+                   : value.number_keys ? forge::integer(std::stoll(value.keys[i]))
+                                       : forge::text(value.keys[i]);
             out += pickled(value.items[i]);
         }
         return out + "u";

@@ -366,6 +366,36 @@ TEST_CASE("values that differ between ranks are listed below the rank") {
                       [](const std::string& note) { return note.find("4 values of 2 ranks differ") == 0; }));
 }
 
+TEST_CASE("keys that are tuples are matched by their values, in any order") {
+    std::mt19937 random(1);
+    const auto key = [](std::int64_t number) {
+        return forge::integer(number) + forge::text("x") + '\x86';  // TUPLE2
+    };
+    constexpr std::int64_t count = 5;
+    std::vector<Whole> wholes;
+    ForgedSet set;
+    for (std::int64_t i = 0; i < count; ++i) {
+        wholes.push_back(random_whole(random, Dtype::f32, {4, 2}));
+        ForgedSet rows = rows_on_a_line(wholes.back(), 2);
+        for (auto& [rank, state] : rows.ranks) {
+            set.ranks[rank].kind = Value::Kind::dict;
+            set.ranks[rank].raw_keys = true;
+            set.ranks[rank].set(key(i), state["rows"]);
+        }
+    }
+    std::reverse(set.ranks[1].keys.begin(), set.ranks[1].keys.end());
+    std::reverse(set.ranks[1].items.begin(), set.ranks[1].items.end());
+    const Contents contents = set.open();
+    for (std::size_t i = 0; i < wholes.size(); ++i) {
+        const LazyTensor* const tensor = find(contents, "~k" + std::to_string(i));
+        REQUIRE(tensor != nullptr);
+        CHECK((bytes_of(*tensor) == wholes[i].bytes));
+    }
+    // A key that is another one is missing.
+    set.ranks[1].keys[0] = key(count);
+    CHECK_FAULT(set.open(), Errc::ranks_differ);
+}
+
 TEST_CASE("values that a rank lacks are noted, and a key rank_1 is not overwritten") {
     ForgedSet set = rows_on_a_line(counted(4, 2), 2);
     set.ranks[0].set("only_first", pt::text("x"));
