@@ -156,9 +156,16 @@ Blocks::Blocks(const LazyTensor& tensor, std::uint64_t max_bytes) : Blocks(tenso
     }
 }
 
+void Blocks::align(std::uint64_t offset, std::uint64_t alignment) noexcept {
+    if (!ranges_ || count_ <= 1 || range_bytes_ < 2 * alignment) return;
+    range_bytes_ -= range_bytes_ % alignment;
+    before_ = offset % alignment;
+    count_ = (before_ + total_bytes_ - 1) / range_bytes_ + 1;
+}
+
 Extent Blocks::range(std::uint64_t i) const noexcept {
-    const std::uint64_t offset = i * range_bytes_;
-    return {offset, std::min(range_bytes_, total_bytes_ - offset)};
+    const std::uint64_t offset = i == 0 ? 0 : i * range_bytes_ - before_;
+    return {offset, std::min((i + 1) * range_bytes_ - before_, total_bytes_) - offset};
 }
 
 Box Blocks::box(std::uint64_t i) const {

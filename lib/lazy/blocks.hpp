@@ -32,6 +32,10 @@ public:
     /// 3. else as the constructor
     static Blocks for_disk(const LazyTensor& tensor, std::uint64_t max_bytes);
 
+    /// Moves the cuts between ranges, so that they are at multiples of `alignment` in a file that has the value at
+    /// `offset`. No range becomes longer. Does nothing if they are shorter than twice the alignment, or no ranges().
+    void align(std::uint64_t offset, std::uint64_t alignment) noexcept;
+
     std::uint64_t count() const noexcept { return count_; }
     /// Returns true if blocks are ranges of the row-major value, false if they are boxes. False only if the source is
     /// transposed.
@@ -59,6 +63,7 @@ private:
     std::uint64_t count_ = 0;
     unsigned element_bits_ = 8;
     std::uint64_t range_bytes_ = 0;
+    std::uint64_t before_ = 0;  // bytes that the first range is shorter than the others
     std::uint64_t total_bytes_ = 0;
     Shape shape_;
     Shape step_;  // extent of a box

@@ -169,7 +169,7 @@ void ShardCopier::plan(std::uint32_t file) {
     const std::size_t before = units_.size();
     for (const Cut& cut : cuts_of(tensors_, layout_.files[file], workers_.buffer_size())) {
         const bool stream = cut.kind == Cut::Kind::stream;
-        add({cut, file}, stream ? cut.units() : blocks_of(value(layout_.files[file].tensors[cut.first])).count());
+        add({cut, file}, stream ? cut.units() : blocks_of(layout_.files[file].tensors[cut.first]).count());
     }
     files_[file].units = units_.size() - before;
 }
@@ -218,7 +218,7 @@ void ShardCopier::take_share(const Share& share) {
         if (evictions_ != nullptr) plan_evictions(stretch, units, begin, end);
         if (!digests_ || stretch.kind == Cut::Kind::stream) continue;
         const PlannedTensor& tensor = layout_.files[stretch.file].tensors[stretch.first];
-        if (blocks_of(value(tensor)).ranges() || (!cut_.empty() && cut_[tensor.number])) continue;
+        if (blocks_of(tensor).ranges() || (!cut_.empty() && cut_[tensor.number])) continue;
         stretch.boxes_left = &boxes_left_.emplace_back(units);
     }
     for (File& file : files_) file.whole = file.units > 0 && file.units_left == file.units;
@@ -244,11 +244,16 @@ void ShardCopier::plan_evictions(Stretch& stretch, std::uint64_t units, std::uin
 
 /// Returns the blocks of a tensor. One page of the buffer stays free, because a block has the same offset in a page
 /// of the buffer as in a page of the file.
-Blocks ShardCopier::blocks_of(const LazyTensor& tensor) const {
+Blocks ShardCopier::blocks_of(const PlannedTensor& planned) const {
+    const LazyTensor tensor = value(planned);
     const std::uint64_t most = most_in_block(tensor, workers_.buffer_size());
     // Digests need the bytes in order, and this destination cannot read tiles back.
     if (digests_ && !destination_.reads_back()) return Blocks::in_order(tensor, most);
-    return Blocks::for_disk(tensor, most);
+    Blocks blocks = Blocks::for_disk(tensor, most);
+    // What is not a whole page is written through the page cache, apart from the rest of the block.
+    const bool cuts_no_element = planned.offset % element_size(planned.dtype) == 0;
+    if (Blocks::wants_rows(tensor) && cuts_no_element) blocks.align(planned.offset, page);
+    return blocks;
 }
 
 /// Returns the tensor as it is written.
@@ -420,7 +425,7 @@ std::span<std::byte> ShardCopier::scratch_of(const LazyTensor& tensor, std::uint
 bool ShardCopier::copy_block(const Stretch& stretch, std::uint64_t number, unsigned worker) {
     const PlannedTensor& planned = layout_.files[stretch.file].tensors[stretch.first];
     const LazyTensor tensor = value(planned);
-    const Blocks blocks = blocks_of(tensor);
+    const Blocks blocks = blocks_of(planned);
     const std::uint64_t offset = blocks.ranges() ? blocks.range(number).offset : 0;
     // A tile is scattered over the file, so it has no offset in a page.
     const auto buffer = in_page(blocks.ranges() ? planned.offset + offset : 0, blocks.size(number), worker);

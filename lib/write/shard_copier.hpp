@@ -100,7 +100,7 @@ private:
     void find_cut(std::uint64_t boundary, unsigned owner);
     void take_share(const Share& share);
     void plan_evictions(Stretch& stretch, std::uint64_t units, std::uint64_t first, std::uint64_t last);
-    Blocks blocks_of(const LazyTensor& tensor) const;
+    Blocks blocks_of(const PlannedTensor& planned) const;
     LazyTensor value(const PlannedTensor& planned) const;
 
     void do_unit(BlockRow::Place unit, unsigned worker);

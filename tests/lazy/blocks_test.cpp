@@ -134,3 +134,26 @@ TEST_CASE("a tensor in boxes with short rows goes to disk in whole rows") {
     CHECK(Blocks::for_disk(tensor.slice({{.start = 0, .stop = 0}}), 8U << 20).count() == 0);
     CHECK(Blocks::for_disk(tensor.slice({Slice{}, {.start = 0, .stop = 0}}), 8U << 20).count() == 0);
 }
+
+TEST_CASE("aligned ranges cover the value once, are not longer, and are cut where pages of the file begin") {
+    for (const std::uint64_t offset : {0, 8, 1440, 4088, 4096, 100'000}) {
+        for (const std::uint64_t rows : {1, 3, 64, 100, 1001}) {
+            const LazyTensor tensor = columns(rows, 3000, 3);
+            Blocks blocks = Blocks::for_disk(tensor, 1U << 20);
+            const std::uint64_t longest = blocks.range(0).size;
+            blocks.align(offset, 4096);
+            std::uint64_t end = 0;
+            for (std::uint64_t i = 0; i < blocks.count(); ++i) {
+                CHECK(blocks.range(i).offset == end);
+                CHECK((blocks.range(i).size > 0 && blocks.range(i).size <= longest));
+                CHECK((i == 0 || (offset + end) % 4096 == 0));
+                end = blocks.range(i).end();
+            }
+            CHECK(end == tensor.nbytes());
+        }
+    }
+    Blocks small(columns(100, 300, 3), 5000);
+    const Extent before = small.range(1);
+    small.align(8, 4096);
+    CHECK(small.range(1).offset == before.offset);
+}
