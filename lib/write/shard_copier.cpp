@@ -250,9 +250,9 @@ Blocks ShardCopier::blocks_of(const PlannedTensor& planned) const {
     // Digests need the bytes in order, and this destination cannot read tiles back.
     if (digests_ && !destination_.reads_back()) return Blocks::in_order(tensor, most);
     Blocks blocks = Blocks::for_disk(tensor, most);
-    // What is not a whole page is written through the page cache, apart from the rest of the block.
-    const bool cuts_no_element = planned.offset % element_size(planned.dtype) == 0;
-    if (Blocks::wants_rows(tensor) && cuts_no_element) blocks.align(planned.offset, page);
+    // Parts of pages are written through the page cache, apart from the rest of a block. A cut must divide no element.
+    if (Blocks::wants_rows(tensor) && planned.offset % element_size(planned.dtype) == 0)
+        blocks.align(planned.offset, page);
     return blocks;
 }
 
