@@ -136,8 +136,8 @@ TEST_CASE("a tensor in boxes with short rows goes to disk in whole rows") {
 }
 
 TEST_CASE("aligned ranges cover the value once, are not longer, and are cut where pages of the file begin") {
-    for (const std::uint64_t offset : {0, 8, 1440, 4088, 4096, 100'000}) {
-        for (const std::uint64_t rows : {1, 3, 64, 100, 1001}) {
+    for (const std::uint64_t offset : {0U, 8U, 1440U, 4088U, 4096U, 100'000U}) {
+        for (const std::uint64_t rows : {1U, 3U, 64U, 100U, 1001U}) {
             const LazyTensor tensor = columns(rows, 3000, 3);
             Blocks blocks = Blocks::for_disk(tensor, 1U << 20);
             const std::uint64_t longest = blocks.range(0).size;
