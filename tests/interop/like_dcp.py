@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import common
 
+HAS_ACCELERATE = importlib.util.find_spec('accelerate')
 HAS_ZSTD = any(importlib.util.find_spec(name) for name in ('zstandard', 'pyzstd'))
 
 
@@ -61,6 +62,24 @@ class LikeDcp(common.Case):
     def test_ranks_that_save_without_each_other(self):
         # torch's script does not read these.
         self.compare('alone', self.rng.choice([2, 3, 4]))
+
+    @unittest.skipUnless(HAS_ACCELERATE, 'no accelerate')
+    def test_model_and_optimizer_that_accelerate_saves(self):
+        for kind, model, optimizer in (
+                ('accelerate', 'pytorch_model_fsdp_0', 'optimizer_0'),
+                ('accelerate_ranks', 'pytorch_model_fsdp_0_rank*.bin', 'optimizer_0_rank*.bin')):
+            out = self.saved(kind, self.rng.choice([1, 2, 3]))
+            live = load_file(out / 'live.safetensors')
+            with self.subTest(kind=kind):
+                common.safemap('convert', out / 'checkpoint' / model, out / 'model.safetensors', '--structure', 'drop')
+                got = {'model.' + name.removeprefix('model.'): value
+                       for name, value in load_file(out / 'model.safetensors').items()}
+                self.assert_same_dict(got, {name: live[name] for name in live if name.startswith('model.')})
+                common.safemap('convert', out / 'checkpoint' / optimizer, out / 'o.safetensors', '--structure', 'drop')
+                # The names differ: those of DCP, or paths in the tree.
+                moments = [value for name, value in live.items() if name.startswith('optim.state.')]
+                same = sorted(value.numpy().tobytes() for value in load_file(out / 'o.safetensors').values())
+                self.assertEqual(same, sorted(value.numpy().tobytes() for value in moments))
 
     @unittest.skipUnless(HAS_ZSTD, 'no zstandard')
     def test_compressed_items(self):

@@ -6,6 +6,9 @@ OUT/checkpoint is the checkpoint, and OUT/live.safetensors holds the whole tenso
     threads  several files              alone    each rank saves its own metadata
     items    a file for each item       zstd     compressed items
     fsdp     a trained model and its optimizer, sharded by FSDP2
+    accelerate, accelerate_ranks
+             the same, saved by accelerate: as folders of DCP, or as a file for each rank. live.safetensors has the
+             names of DCP
 """
 import functools
 import os
@@ -58,8 +61,8 @@ def random_state(rng, world):
     return state, wholes
 
 
-def trained_state(seed, world):
-    from torch.distributed.checkpoint.state_dict import get_state_dict
+def trained(seed, world):
+    """Returns a model that FSDP2 shards, and its optimizer, after two steps."""
     from torch.distributed.fsdp import fully_shard
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3, bias=False))
@@ -70,6 +73,11 @@ def trained_state(seed, world):
         net(torch.randn(4, 7)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    return net, optimizer
+
+
+def trained_state(net, optimizer):
+    from torch.distributed.checkpoint.state_dict import get_state_dict
     model, moments = get_state_dict(net, optimizer)
     state = {'model': model, 'optim': moments, 'epoch': 3}
     return state, dict(live(state))
@@ -101,11 +109,33 @@ def save(kind, state, folder):
         dcp.save(state, checkpoint_id=folder, use_collectives=kind != 'alone')
 
 
+def save_by_accelerate(kind, net, optimizer, folder):
+    import logging
+    from types import SimpleNamespace
+
+    from accelerate.utils import fsdp_utils
+    from torch.distributed.fsdp import StateDictType
+    fsdp_utils.logger = logging.getLogger('accelerate')  # its own needs an Accelerator
+    plugin = SimpleNamespace(fsdp_version=2, state_dict_type=StateDictType.SHARDED_STATE_DICT,
+                             state_dict_config=SimpleNamespace(offload_to_cpu=False, rank0_only=False),
+                             optim_state_dict_config=None)
+    accelerator = SimpleNamespace(process_index=dist.get_rank(), num_processes=dist.get_world_size(), is_fsdp2=True)
+    for save_part, *parts in ((fsdp_utils.save_fsdp_model, net), (fsdp_utils.save_fsdp_optimizer, optimizer, net)):
+        save_part(plugin, accelerator, *parts, folder, use_dcp=kind == 'accelerate')
+
+
 def run(rank, kind, seed, world, out, store):
     warnings.simplefilter('ignore')
     dist.init_process_group('gloo', init_method=f'file://{store}', rank=rank, world_size=world)
-    state, wholes = trained_state(seed, world) if kind == 'fsdp' else random_state(random.Random(seed), world)
-    save(kind, state, f'{out}/checkpoint')
+    if kind in ('fsdp', 'accelerate', 'accelerate_ranks'):
+        parts = trained(seed, world)
+        state, wholes = trained_state(*parts)
+    else:
+        state, wholes = random_state(random.Random(seed), world)
+    if kind.startswith('accelerate'):
+        save_by_accelerate(kind, *parts, f'{out}/checkpoint')
+    else:
+        save(kind, state, f'{out}/checkpoint')
     if rank == 0:
         save_file(wholes, f'{out}/live.safetensors')
     dist.barrier()
