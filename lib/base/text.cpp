@@ -124,6 +124,14 @@ std::string excerpt(std::string_view text) { return printable(text, 200); }
 
 std::string quoted(std::string_view text) { return "'" + excerpt(text) + "'"; }
 
+std::string names_text(std::span<const std::string> names, std::size_t most) {
+    std::string text;
+    for (const std::string& name : names.first(std::min(names.size(), most)))
+        text += (text.empty() ? "" : ", ") + excerpt(name);
+    if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
+    return text;
+}
+
 bool stays_below(std::string_view path) noexcept {
     if (path.starts_with('/')) return false;
     for (std::size_t begin = 0; begin <= path.size();) {

@@ -3,8 +3,10 @@
 
 #include <safemap/error.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,6 +25,8 @@ void append_utf8(std::string& out, std::uint32_t code);
 std::string excerpt(std::string_view text);
 /// Returns "'name'", where the name is an excerpt().
 std::string quoted(std::string_view text);
+/// Returns "a, b and 3 more": the first `most` names, each as an excerpt(), and how many more there are.
+std::string names_text(std::span<const std::string> names, std::size_t most);
 /// Returns true if a path stays in the folder where it begins: relative and without "..". Ignores symbolic links.
 bool stays_below(std::string_view path) noexcept;
 /// Returns "1234 bytes" or "1 byte".

@@ -38,7 +38,7 @@ constexpr ThreadLimits reading_threads{16, 16};
 /// Items that one thread reads in a row.
 constexpr std::size_t batch_items = 256;
 /// Bytes at the beginning of an item with its pickle, and at its end with its directory, as torch.save writes them.
-/// What is beyond them is read by itself.
+/// A longer pickle or directory takes a read of its own.
 constexpr std::uint64_t head_size = 1024;
 constexpr std::uint64_t tail_size = 1024;
 /// Bytes between two ranges that cost less to read than another read does.

@@ -38,6 +38,7 @@ namespace {
 using state::Contents;
 
 constexpr std::string_view common_file = "common.pt";
+constexpr std::size_t most_listed = 16;
 
 /// The numbers in the name of a file that a rank wrote: "__3_1.distcp", "__3.metadata".
 struct RankName {
@@ -66,14 +67,6 @@ void sort_by_rank(std::vector<std::string>& files) {
         return std::tuple(numbers.rank, numbers.part, std::string_view(file));
     };
     std::sort(files.begin(), files.end(), [&](const std::string& a, const std::string& b) { return key(a) < key(b); });
-}
-
-std::string listed(const std::vector<std::string>& names) {
-    constexpr std::size_t most = 16;
-    std::string text;
-    for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
-    if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
-    return text;
 }
 
 /// The reading of one folder.
@@ -158,7 +151,8 @@ private:
         if (error.code() == Errc::not_covered) {
             const std::vector<std::string> others = ranks_without_metadata();
             if (!others.empty())
-                error.with_hint("these files are of ranks whose metadata is missing: " + listed(others));
+                error.with_hint("these files are of ranks whose metadata is missing: " +
+                                names_text(others, most_listed));
         }
         return error;
     }
@@ -260,7 +254,7 @@ private:
         if (const auto unnamed = unnamed_files(); !unnamed.empty())
             notes.push_back("not read, because the metadata does not name " +
                             std::string(unnamed.size() == 1 ? "it, perhaps the file" : "them, perhaps files") +
-                            " of an older save: " + listed(unnamed));
+                            " of an older save: " + names_text(unnamed, most_listed));
         for (const std::string& name : folder_->list())
             if (state::is_unfinished_metadata(name))
                 notes.push_back("a save into this folder was interrupted later: " + excerpt(name) + " is left of it");

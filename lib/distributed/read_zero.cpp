@@ -261,12 +261,6 @@ Gathered weights_of(const ZeroTag& tag, const ZeroRun& run, const OpenOptions& o
 
 // Contents.
 
-std::string joined(const std::vector<std::string>& names) {
-    std::string text;
-    for (const std::string& name : names) text += (text.empty() ? "" : ", ") + excerpt(name);
-    return text;
-}
-
 /// Moves what was gathered to the contents.
 void set_gathered(Contents& contents, Gathered gathered) {
     std::unordered_set<std::string_view> names;
@@ -282,7 +276,7 @@ void set_gathered(Contents& contents, Gathered gathered) {
 
 void skip_optimizer(Contents& contents, const std::vector<std::string>& names, std::uint64_t bytes,
                     std::uint64_t training = 0) {
-    std::string why = names.empty() ? std::string("its state") : joined(names);
+    std::string why = names.empty() ? std::string("its state") : names_text(names, names.size());
     if (bytes > 0) why += ", " + bytes_text(bytes);
     if (training > 0) why += "; tensors of the client state, " + bytes_text(training);
     contents.skipped.push_back({.name = "optimizer",
@@ -400,7 +394,7 @@ Contents read_zero(const ZeroTag& tag, const OpenOptions& options) {
         Contents optimizer = optimizer_contents(optimizer_tree(*run, gathered), described);
         note_stateless(gathered, optimizer);
         if (const auto unread = unread_state(*run); run->stage() > 0 && !unread.empty())
-            optimizer.notes.push_back("not read: " + joined(unread) +
+            optimizer.notes.push_back("not read: " + names_text(unread, unread.size()) +
                                       ", which the optimizer has for the partition of each rank, not for parameters");
         return optimizer;
     };

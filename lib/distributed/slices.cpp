@@ -520,21 +520,13 @@ private:
             }
     }
 
-    static std::string some_of(const std::vector<std::string>& names) {
-        std::string text;
-        for (std::size_t i = 0; i < std::min(names.size(), named_in_a_note); ++i)
-            text += (i == 0 ? "" : ", ") + excerpt(names[i]);
-        if (names.size() > named_in_a_note) text += " and " + std::to_string(names.size() - named_in_a_note) + " more";
-        return text;
-    }
-
     void add_notes() {
         for (const auto& [why, names] : listed_)
             whole_.notes.push_back("listed by rank, as mp_rank_00/NAME, and not merged, because " + why + ": " +
-                                   some_of(names));
+                                   names_text(names, named_in_a_note));
         if (!unequal_.empty())
             whole_.notes.push_back("ranks differ in weights that they should hold alike; the first rank's are given: " +
-                                   some_of(unequal_));
+                                   names_text(unequal_, named_in_a_note));
     }
 
     std::vector<ModelRank> ranks_;

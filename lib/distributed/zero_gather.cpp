@@ -413,14 +413,14 @@ private:
 
     void note_not_saved() {
         if (!not_saved_.empty())
-            out_.notes.push_back("no file has the values of " + listed(not_saved_) +
+            out_.notes.push_back("no file has the values of " + names_text(not_saved_, most_listed) +
                                  (model_.without_frozen
                                       ? ": neither param_shapes nor shared_params lists them, and frozen parameters "
                                         "were excluded when the checkpoint was saved"
                                       : ": param_shapes, frozen_param_shapes and shared_params do not list them"));
         if (!model_.objects.empty())
             out_.notes.push_back("the module also has values other than tensors, which are not read: " +
-                                 listed(model_.objects));
+                                 names_text(model_.objects, most_listed));
         // Nothing names frozen parameters that were left out, but the modules are listed. Stages 0 and 1 record no
         // frozen parameters, so that a module without tensors may as well have none. Experts are in other files.
         if (!model_.without_frozen || (stage_ < 2 && !model_.experts.empty())) return;
@@ -429,10 +429,10 @@ private:
         constexpr std::size_t few = 8;
         out_.notes.push_back(stage_ < 2 ? "these modules have no tensors in the checkpoint; if they have frozen "
                                           "parameters, these were excluded when it was saved: " +
-                                              listed(modules, few)
+                                              names_text(modules, few)
                                         : "frozen parameters were excluded when the checkpoint was saved; these "
                                           "modules have no tensors in it: " +
-                                              listed(modules));
+                                              names_text(modules, most_listed));
     }
 
     std::vector<std::string> modules_without_tensors() const {
@@ -450,12 +450,7 @@ private:
         return without;
     }
 
-    static std::string listed(const std::vector<std::string>& names, std::size_t most = 64) {
-        std::string text;
-        for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
-        if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
-        return text;
-    }
+    static constexpr std::size_t most_listed = 64;
 
     const ModelFile& model_;
     int stage_;

@@ -94,10 +94,7 @@ FileNames inside(std::string_view folder, FileNames names) {
 
 std::string listed(const FileNames& names) {
     constexpr std::size_t most = 8;
-    std::string text;
-    for (std::size_t i = 0; i < std::min(names.size(), most); ++i) text += (i > 0 ? ", " : "") + excerpt(names[i]);
-    if (names.size() > most) text += " and " + std::to_string(names.size() - most) + " more";
-    return text;
+    return names_text(names, most);
 }
 
 void refuse(const FolderShape& shape, const FolderNames& names, std::string_view folder) {

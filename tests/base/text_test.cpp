@@ -90,6 +90,13 @@ TEST_CASE("names in messages are printable and limited in length") {
     CHECK(bytes_text(24) == "24 bytes");
 }
 
+TEST_CASE("a list of names ends with how many more there are") {
+    const std::string names[] = {"a", "b\n", "c"};
+    CHECK(names_text(names, 3) == "a, b\\x0a, c");
+    CHECK(names_text(names, 2) == "a, b\\x0a and 1 more");
+    CHECK(names_text({}, 2).empty());
+}
+
 TEST_CASE("error messages are printable, wherever their words come from") {
     const std::string evil = "a\x1b[2J\xC2\x9B\xE2\x80\xAE\xD8\x9C";
     const std::string shown = "a\\x1b[2J\\xc2\\x9b\\xe2\\x80\\xae\\xd8\\x9c";

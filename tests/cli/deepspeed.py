@@ -39,8 +39,11 @@ class Answer:
         return self.object.get('error', {})
 
 
-def safemap(*words):
-    command = [SAFEMAP, *map(str, words), '--json', '--threads', '1']
+def safemap(*words, threads=1, limit=None):
+    """Runs a command; `limit` is that of open files."""
+    command = [SAFEMAP, *map(str, words), '--json', '--threads', str(threads)]
+    if limit:
+        command = ['bash', '-c', f'ulimit -n {limit}; exec "$@"', 'bash', *command]
     return Answer(subprocess.run(command, capture_output=True, check=False, timeout=60, stdin=subprocess.DEVNULL))
 
 

@@ -11,12 +11,12 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
+import deepspeed
+
 SAFEMAP = MPIRUN = DATA = None
-IN_MEMORY = '/dev/shm' if os.access('/dev/shm', os.W_OK | os.X_OK) else None
 
 # Root is allowed, and more processes than processors. Each process writes its id beside the others and becomes safemap.
 LAUNCH = ['--allow-run-as-root', '--oversubscribe']
@@ -76,13 +76,9 @@ def is_running(process):
     return state.rpartition(')')[2].split()[0] not in 'ZX'
 
 
-class Case(unittest.TestCase):
-    maxDiff = None
-
+class Case(deepspeed.Case):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         self.model = DATA / 'pt/train_gpt.pt'
 
     def left(self):
@@ -121,8 +117,7 @@ class Equal(Case):
         self.check(self.model, '--shards-for', '4', '--checksums')
 
     def test_an_optimizer_beside_the_weights(self):
-        fixtures = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
-                                pathlib.Path(__file__).resolve().parents[3] / 'shared/fixtures') / 'zero'
+        fixtures = deepspeed.FIXTURES / 'zero'
         if not (fixtures / 'expected.json').is_file():
             self.skipTest('no folders of DeepSpeed here')
         rows = json.loads((fixtures / 'expected.json').read_text(encoding='utf-8'))['checkpoints']

@@ -4,24 +4,17 @@ The folders are beside the checkout, in ../shared/fixtures, or in SAFEMAP_FIXTUR
 expected.json; without them, this is skipped. Each set is copied to a folder of its own, because a folder with several
 sets is not one checkpoint. Written files are read here, without torch.
 """
-import hashlib
 import json
-import os
 import pathlib
 import re
 import shutil
 import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 import zipfile
 
-SAFEMAP = None
-FIXTURES = pathlib.Path(os.environ.get('SAFEMAP_FIXTURES') or
-                        pathlib.Path(__file__).resolve().parents[3] / 'shared/fixtures')
-SKIPPED = 77  # for Meson
-IN_MEMORY = '/dev/shm' if os.access('/dev/shm', os.W_OK | os.X_OK) else None
+import deepspeed
+from deepspeed import FIXTURES, SKIPPED, model_of, safemap
 
 # The code of each broken set, and words of the message beside the one in expected.json.
 BROKEN = {
@@ -57,44 +50,6 @@ SAID_BY_CODE = {'rank_truncated', 'rank_0_twice', 'wants_command'}
 
 def rows():
     return json.loads((FIXTURES / 'fsdp' / 'expected.json').read_text(encoding='utf-8'))
-
-
-class Answer:
-    """The answer of a command; its only object is on stdout."""
-
-    def __init__(self, done):
-        self.code = done.returncode
-        self.text = done.stdout.decode() + done.stderr.decode()
-        self.object = json.loads(done.stdout) if done.stdout else {}
-
-    def notes(self):
-        return '\n'.join(self.object.get('notes', []))
-
-    def error(self):
-        return self.object.get('error', {})
-
-
-def safemap(*words, threads=1, limit=None):
-    command = [SAFEMAP, *map(str, words), '--json', '--threads', str(threads)]
-    if limit:
-        command = ['bash', '-c', f'ulimit -n {limit}; exec "$@"', 'bash', *command]
-    return Answer(subprocess.run(command, capture_output=True, check=False, timeout=120, stdin=subprocess.DEVNULL))
-
-
-def tensors_of(file):
-    """Returns the tensors of one safetensors file as (dtype, shape, sha256), those of ties too."""
-    data = file.read_bytes()
-    size = struct.unpack('<Q', data[:8])[0]
-    header = json.loads(data[8:8 + size])
-    metadata = header.pop('__metadata__', {})
-    values = {}
-    for name, about in header.items():
-        begin, end = (8 + size + offset for offset in about['data_offsets'])
-        values[name] = (about['dtype'], about['shape'], hashlib.sha256(data[begin:end]).hexdigest())
-    for alias, stored in metadata.items():
-        if stored in values:
-            values[alias] = values[stored]
-    return values
 
 
 def segment(key):
@@ -172,19 +127,7 @@ def each_set(check):
     return test
 
 
-class Case(unittest.TestCase):
-    maxDiff = None
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        self.count = 0
-
-    def out(self):
-        self.count += 1
-        return self.folder / str(self.count)
-
+class Case(deepspeed.Case):
     def set_of(self, row):
         """Returns a folder with only the files of a row, and the manifest."""
         source, out = FIXTURES / 'fsdp' / row['folder'], self.out()
@@ -199,7 +142,7 @@ class Case(unittest.TestCase):
         out = self.out()
         answer = safemap('convert', path, out, *options, **settings)
         self.assertEqual(answer.code, 0, answer.text)
-        return tensors_of(out / 'model.safetensors'), answer
+        return model_of(out)[0], answer
 
 
 class Sets(Case):
@@ -297,7 +240,7 @@ class Sets(Case):
             return
         out = self.out()
         self.assertEqual(safemap('convert', *files, out).code, 0)
-        self.assertEqual(tensors_of(out / 'model.safetensors'), wanted)
+        self.assertEqual(model_of(out)[0], wanted)
         if len(files) == 2:  # one file alone is opened as a part
             return
         answer = safemap('convert', *files[:-1], self.out())
@@ -365,7 +308,7 @@ class Folders(Case):
 
 
 if __name__ == '__main__':
-    SAFEMAP = sys.argv.pop(1)
+    deepspeed.SAFEMAP = sys.argv.pop(1)
     if not (FIXTURES / 'fsdp' / 'expected.json').exists():
         print(f'no sets of rank files in {FIXTURES}')
         sys.exit(SKIPPED)
