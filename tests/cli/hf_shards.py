@@ -48,8 +48,8 @@ class Case(deepspeed.Case):
         self.assertEqual(answer.code, 0, answer.text)
         return tensors_of(out)[0]
 
-    def done(self, *words):
-        answer = deepspeed.safemap(*words)
+    def done(self, *words, **settings):
+        answer = deepspeed.safemap(*words, **settings)
         self.assertEqual(answer.code, 0, answer.text)
         return answer.object
 
@@ -146,6 +146,15 @@ class Written(Case):
         self.assertTrue(self.done('plan', out, '--expect', self.model)['ok'])
         loaded = self.done('load', out, '--device', 'host', '--digest')
         self.assertEqual(loaded['digests'], self.done('hash', self.model)['tensors'])
+
+    def test_more_files_than_descriptors(self):
+        few = {'threads': 4, 'limit': 64}
+        ranks, again = self.out(), self.out()
+        self.done('convert', self.model, ranks, '--shards-for', '316', **few)
+        self.assertEqual(len(self.names(ranks)), 316)  # a tensor has 316 times 16 rows
+        self.done('convert', ranks, again, '--shards-for', '316', '--shard-dim', '1', **few)
+        self.assertTrue(self.done('diff', again, self.model, **few)['equal'])
+        self.assertTrue(self.done('verify', again, **few)['ok'])
 
     def test_the_dimension_and_casts(self):
         out = self.out()
