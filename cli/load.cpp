@@ -78,35 +78,46 @@ LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
     return tensor.slice({{.start = as_index(rows.first), .stop = as_index(rows.last)}});
 }
 
-/// Prefetches batches of tensors: while one batch is used, the next is uploaded. Each takes at most half of the
-/// budget.
-class Ahead {
+/// Cuts a list of tensors into bundles of neighbours: together they come faster than one by one. A tensor that is larger
+/// than a bundle should be has one of its own.
+class Bundles {
 public:
-    Ahead(Uploader& uploader, std::span<const LazyTensor> tensors, std::uint64_t budget)
-        : uploader_(uploader), tensors_(tensors), room_(budget / 2) {}
-
-    /// Prefetches the next batch when tensor `i`, the first of a batch, is used.
-    void reach(std::size_t i) {
-        if (i < batch_) return;
-        next_ = std::max(next_, i + 1);
-        batch_ = next_;
+    /// Three bundles fit into the budget: one that is used, and the next two, which are on their way. A budget of 0
+    /// stands for one that the uploader chooses.
+    Bundles(Uploader& uploader, std::span<const LazyTensor> tensors, std::uint64_t budget)
+        : most_(budget == 0 ? preferred : std::min(preferred, budget / 3)) {
+        std::size_t first = 0;
         std::uint64_t bytes = 0;
-        for (; next_ < tensors_.size() && next_ - batch_ < most; ++next_) {
-            const std::uint64_t size = tensors_[next_].nbytes();
-            if (room_ != 0 && size > room_ - bytes) break;
-            bytes += size;
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const std::uint64_t place = (bytes + padding - 1) / padding * padding;
+            const std::uint64_t size = tensors[i].nbytes();
+            const bool fits = place <= most_ && size <= most_ - place;
+            if (i > first && !fits) {
+                bundles_.push_back(uploader.bundle(tensors.subspan(first, i - first)));
+                first = i;
+                bytes = size;
+            } else {
+                bytes = place + size;
+            }
         }
-        uploader_.prefetch(tensors_.subspan(batch_, next_ - batch_));
+        if (first < tensors.size()) bundles_.push_back(uploader.bundle(tensors.subspan(first)));
+    }
+
+    std::size_t size() const noexcept { return bundles_.size(); }
+    const Bundle& operator[](std::size_t i) const noexcept { return bundles_[i]; }
+    /// Returns the bundles behind the i-th that should be on their way while it is used.
+    std::span<const Bundle> after(std::size_t i) const noexcept {
+        const auto rest = std::span(bundles_).subspan(i + 1);
+        return rest.first(std::min(ahead, rest.size()));
     }
 
 private:
-    static constexpr std::size_t most = 64;  // tensors in a batch
+    static constexpr std::uint64_t preferred = 64_MiB;
+    static constexpr std::uint64_t padding = 256;  // alignment of the tensors in a bundle
+    static constexpr std::size_t ahead = 2;
 
-    Uploader& uploader_;
-    std::span<const LazyTensor> tensors_;
-    std::uint64_t room_;     // bytes of a batch; 0 if the uploader chooses the budget
-    std::size_t batch_ = 0;  // begin of the batch that is being uploaded
-    std::size_t next_ = 0;   // end of that batch
+    std::uint64_t most_;
+    std::vector<Bundle> bundles_;
 };
 
 class Load final : public Command {
@@ -150,16 +161,18 @@ private:
         for (const LazyTensor& tensor : chosen) tensors.push_back(rank_ ? slice_of(tensor, *rank_) : tensor);
         std::vector<std::string> digests(tensors.size());
 
+        const Bundles bundles(uploader, tensors, options.device_budget);
         for (unsigned pass = 0; pass < repeat_; ++pass) {
             const bool last = pass + 1 == repeat_;
-            Ahead ahead(uploader, tensors, options.device_budget);
-            for (std::size_t i = 0; i < tensors.size(); ++i) {
-                const Lease lease = uploader.acquire(tensors[i]);
-                ahead.reach(i);
-                const DeviceTensor& tensor = lease.tensors().front();
-                if (last) report.bytes += tensor.nbytes;
-                if (last && digest_) digests[i] = digest(*device, tensor);
-                progress.bytes_done += chosen.tensor(i).nbytes();
+            std::size_t i = 0;  // in `tensors`
+            for (std::size_t b = 0; b < bundles.size(); ++b) {
+                const Lease lease = uploader.acquire(bundles[b]);
+                uploader.prefetch(bundles.after(b));
+                for (const DeviceTensor& tensor : lease.tensors()) {
+                    if (last) report.bytes += tensor.nbytes();
+                    if (last && digest_) digests[i] = digest(*device, tensor);
+                    progress.bytes_done += chosen.tensor(i++).nbytes();
+                }
                 bar.show(progress);
             }
         }

@@ -44,6 +44,17 @@ public:
     virtual void wait() const = 0;
 };
 
+/// Rows of equal size, at equal distances in a staging buffer and at equal distances in device memory. All numbers but
+/// `rows` are bytes. Rows do not overlap: each pitch is at least `row_bytes`.
+struct RowCopy {
+    std::uint64_t to = 0;          ///< offset of the first row in the device memory
+    std::uint64_t to_pitch = 0;    ///< distance of the rows there
+    std::uint64_t from = 0;        ///< offset of the first row in the staging buffer
+    std::uint64_t from_pitch = 0;  ///< distance of the rows there
+    std::uint64_t row_bytes = 0;
+    std::uint64_t rows = 0;  ///< number of rows, at least 1
+};
+
 /// One device. Derive from Device to upload to other kinds of memory. Implementations are thread-safe. Copies of one
 /// queue happen in order.
 ///
@@ -61,10 +72,9 @@ public:
     virtual const std::string& name() const noexcept = 0;
     /// Returns the number of bytes that could be allocated now.
     virtual std::uint64_t free_memory() const = 0;
-    /// Returns the alignment in bytes that addresses of separate tensors should have.
-    virtual std::size_t alignment() const noexcept = 0;
 
-    /// Allocates `size` bytes on the device. Throws out_of_memory.
+    /// Allocates `size` bytes on the device, aligned for every use: to 256 bytes, if `size` is 256 or more. Throws
+    /// out_of_memory.
     virtual std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) = 0;
     /// Allocates a staging buffer of `size` bytes. Throws out_of_memory.
     virtual std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) = 0;
@@ -73,6 +83,10 @@ public:
     /// buffer must not change until the event is done.
     virtual std::shared_ptr<DeviceEvent> copy_to_device(const std::shared_ptr<DeviceMemory>& to, std::uint64_t offset,
                                                         const std::shared_ptr<StagingBuffer>& from, Extent part) = 0;
+    /// Queues one copy of all `rows`, with the same rules.
+    virtual std::shared_ptr<DeviceEvent> copy_rows_to_device(const std::shared_ptr<DeviceMemory>& to,
+                                                             const std::shared_ptr<StagingBuffer>& from,
+                                                             const RowCopy& rows) = 0;
     /// Copies bytes of `from`, starting at `offset`, to the host, and blocks until they are there. Meant for
     /// verification.
     virtual void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) = 0;

@@ -1,122 +1,110 @@
 // Uploader: uploads tensors to a device on demand, under a memory budget.
 #pragma once
 
+#include <safemap/bundle.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace safemap::SAFEMAP_ABI {
 
 /// Options of an Uploader.
 struct UploadOptions {
     // Options that limit memory.
-    /// Device memory in bytes for tensors that are resident or being uploaded. 0: nine tenths of the memory that is
-    /// free when the Uploader is made.
+    /// Device memory in bytes: of tensors that are resident or being uploaded, and of blocks that are kept for the next
+    /// ones. 0: nine tenths of the memory that is free when the Uploader is made.
     std::uint64_t device_budget = 0;
     /// Host memory in bytes for staging, if the device needs it; at least 4 KiB.
     std::uint64_t staging_bytes = 32ULL << 20;
 
     // Options that affect performance.
-    unsigned readers = 0;  ///< reader threads, not callers of acquire(): at most 16; 0: one per processor, at most 4
+    /// Reader threads, not counting callers of acquire(): at most 16; 0: one per processor, at most 4. All uploaders of
+    /// a process share their readers: there are as many as the uploader that asks for most.
+    unsigned readers = 0;
 };
 
 /// Counters of an Uploader since it was made.
 struct UploadStats {
-    std::uint64_t uploaded_bytes = 0;      ///< bytes uploaded, repeated uploads included
-    std::uint64_t resident_bytes = 0;      ///< bytes on the device now
-    std::uint64_t peak_device_bytes = 0;   ///< maximum bytes on the device; never above the budget
+    std::uint64_t uploaded_bytes = 0;      ///< bytes of tensors uploaded, repeated uploads included
+    std::uint64_t resident_bytes = 0;      ///< bytes of device memory that hold tensors now
+    std::uint64_t peak_device_bytes = 0;   ///< maximum bytes allocated on the device; never above the budget
     std::uint64_t peak_staging_bytes = 0;  ///< maximum bytes of staging; 0 if files are read directly into the device
-    std::uint64_t evictions = 0;
-    std::chrono::nanoseconds stalled{0};  ///< time that acquire() waited
-    std::uint64_t bytes_pread = 0;        ///< bytes read through the page cache
-    std::uint64_t bytes_direct = 0;       ///< bytes read without the page cache; 0 at present
-};
-
-/// A tensor on a device, row-major. Memory that a lease holds is neither moved nor evicted. A copy of a DeviceTensor
-/// that outlives its lease keeps the memory, but the budget no longer counts it.
-struct SAFEMAP_API DeviceTensor {
-    std::string name;
-    Dtype dtype = {};
-    Shape shape = {};
-    std::uint64_t nbytes = 0;              ///< size of the value in bytes
-    std::shared_ptr<DeviceMemory> memory;  ///< exactly the bytes of this tensor
-};
-
-/// The result of Uploader::acquire(): tensors that stay on the device until the lease is released or destroyed. Leases
-/// can be moved, not copied. A lease may outlive its Uploader. It must not be used from two threads at once.
-///
-/// Example:
-///     safemap::Lease lease = uploader.acquire("wte.weight");
-///     const safemap::DeviceTensor& weight = lease["wte.weight"];
-///     use(weight.memory->handle(), weight.nbytes);
-class SAFEMAP_API Lease {
-public:
-    Lease() noexcept;
-    Lease(Lease&&) noexcept;
-    Lease& operator=(Lease&&) noexcept;
-    ~Lease();
-
-    /// Returns the tensors, in the order of the checkpoint. The span is valid until the lease ends.
-    std::span<const DeviceTensor> tensors() const& noexcept;
-    std::span<const DeviceTensor> tensors() const&& = delete;
-    /// Returns the tensor with this name. Throws tensor_not_found.
-    const DeviceTensor& operator[](std::string_view name) const&;
-    const DeviceTensor& operator[](std::string_view name) const&& = delete;
-    /// Ends the lease. Its tensors may be evicted when other tensors need the memory.
-    void release() noexcept;
-
-private:
-    friend class Uploader;
-    struct Held;
-    std::shared_ptr<Held> held_;
+    std::uint64_t evictions = 0;           ///< bundles evicted
+    std::chrono::nanoseconds stalled{0};   ///< time in acquire() of tensors that were not resident
+    std::uint64_t bytes_pread = 0;         ///< bytes read through the page cache
+    std::uint64_t bytes_direct = 0;        ///< bytes read without the page cache; 0 at present
 };
 
 /// Uploads tensors of one checkpoint to one device, and evicts them, least recently used first, to stay within a memory
-/// budget. Owns its reader threads, which the destructor joins, and shares the device and the checkpoint. Members may
-/// be called from several threads at once.
+/// budget. Shares the device, the checkpoint, and the reader threads of the process. Members may be called from several
+/// threads at once.
+///
+/// The unit is the bundle. A program that knows its layers or experts makes their bundles once, and leases those. The
+/// members that take names or selections make bundles too, and keep them while they are on the device.
 ///
 /// Example:
 ///     safemap::Uploader weights(safemap::Device::open("host"), checkpoint, {.device_budget = 8_GiB});
-///     safemap::Lease layer = weights.acquire(safemap::Selection::prefix("model.layers.1"));
-///     for (const safemap::DeviceTensor& one : layer.tensors()) use(one.memory->handle(), one.nbytes);
+///     safemap::Bundle layer = weights.bundle(safemap::Selection::prefix("model.layers.1"));
+///     safemap::Lease lease = weights.acquire(layer);
+///     for (const safemap::DeviceTensor& one : lease.tensors())
+///         use(one.memory()->handle(), one.offset(), one.nbytes());
 class SAFEMAP_API Uploader {
 public:
     /// Makes an uploader, and starts no thread before the first upload. Throws invalid_argument if `staging_bytes` is
     /// below 4 KiB.
     Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options = {});
+    /// Stops prefetches, and frees all tensors that are not leased.
     ~Uploader();
     Uploader(const Uploader&) = delete;
     Uploader& operator=(const Uploader&) = delete;
 
-    /// Uploads the tensors that are not on the device, waits until all of them are, and returns a lease on them. Evicts
-    /// tensors without a lease if their memory is needed, least recently used first. A tied tensor has in the lease the
-    /// name that was requested; a selection stands for the tensors of Checkpoint::select().
+    /// Makes a bundle of the tensors of Checkpoint::select(). Reads nothing. Takes time linear in the names of the
+    /// checkpoint. Throws tensor_not_found as select() does, and budget_exceeded for more than 2^64 bytes.
+    Bundle bundle(const Selection& selection);
+    /// Makes a bundle of tensors that need not be in the checkpoint, such as slices for a rank, or casts. Takes time
+    /// linear in their number. Tensors with the same elements are uploaded once.
     ///
-    /// Throws tensor_not_found, budget_exceeded, and whatever reading throws; then no tensor stays leased by this call.
-    /// Never waits for memory that a lease holds: that is budget_exceeded, whose message has the bytes needed and
-    /// leased.
+    /// The uploader does not keep this bundle: when its last handle and its last lease are gone, so are its tensors.
+    Bundle bundle(std::span<const LazyTensor> tensors);
+
+    /// Leases the tensors of a bundle. If they are on the device, that is one atomic step: it takes no lock and
+    /// allocates nothing. Otherwise uploads them, waits until all of them are there, and evicts tensors without a lease
+    /// if their memory is needed. The calling thread takes part in the reading.
+    ///
+    /// Throws budget_exceeded, and whatever reading throws; then this call leaves no lease. Never waits for memory that
+    /// a lease holds: that is budget_exceeded, whose message has the bytes needed and leased. Throws invalid_argument
+    /// for a bundle of another uploader, or of none.
+    Lease acquire(const Bundle& bundle);
+    /// Leases the tensors of a bundle if all of them are on the device. Returns nothing otherwise, and starts no
+    /// upload. Never blocks. Throws invalid_argument as acquire() does.
+    std::optional<Lease> try_acquire(const Bundle& bundle);
+
+    /// Acquires one tensor, by its name or by a tied name; the lease has it under that name. Throws tensor_not_found,
+    /// and whatever acquire() throws.
     Lease acquire(std::string_view name);
     Lease acquire(const char* name) { return acquire(std::string_view(name)); }
+    /// Acquires bundle(selection). If tensors of the selection belong to other bundles, leases all of those bundles.
+    /// Throws as bundle() and acquire() do.
     Lease acquire(const Selection& selection);
-    /// Uploads a tensor that need not be in the checkpoint, such as a slice or a cast. The memory of such a tensor is
-    /// freed with its last lease. Throws as above.
-    Lease acquire(const LazyTensor& tensor);
 
-    /// Starts to upload the tensors that fit without evicting tensors that are leased or being uploaded, and returns at
-    /// once. Errors are thrown when the tensor is acquired.
+    /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or in
+    /// this list, and returns at once. Errors are thrown when the bundle is acquired. Throws invalid_argument as
+    /// acquire() does.
+    void prefetch(std::span<const Bundle> bundles);
+    void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
+    /// Does so for each selected tensor by itself.
     void prefetch(const Selection& selection);
-    /// Starts to upload the given tensors likewise: the next few of a list, or slices for a rank. They stay on the
-    /// device until other tensors need the memory.
-    void prefetch(std::span<const LazyTensor> tensors);
 
-    /// Evicts the tensors that are resident and not leased.
+    /// Evicts the bundle, or all bundles that own a selected tensor, unless they are leased or not resident. Gives the
+    /// memory back to the device.
+    void evict(const Bundle& bundle);
     void evict(const Selection& selection);
 
     /// Returns the counters so far.
@@ -124,7 +112,8 @@ public:
 
 private:
     struct Impl;
-    std::shared_ptr<Impl> engine_;
+    const std::shared_ptr<const device::BundleData>& own(const Bundle& bundle) const;
+    std::unique_ptr<Impl> impl_;
 };
 
 /// Returns the XXH3-128 digest (32 hex digits, canonical byte order) of a tensor on a device, which is read back in

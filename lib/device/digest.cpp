@@ -11,11 +11,11 @@ namespace safemap::SAFEMAP_ABI {
 
 std::string digest(Device& device, const DeviceTensor& tensor) {
     constexpr std::uint64_t block = 8_MiB;
-    std::vector<std::byte> buffer(std::min(block, tensor.nbytes));
+    std::vector<std::byte> buffer(std::min(block, tensor.nbytes()));
     Xxh3 hash;
-    for (std::uint64_t at = 0; at < tensor.nbytes; at += block) {
-        const auto part = std::span(buffer).first(std::min(block, tensor.nbytes - at));
-        device.copy_to_host(part, *tensor.memory, at);
+    for (std::uint64_t at = 0; at < tensor.nbytes(); at += block) {
+        const auto part = std::span(buffer).first(std::min(block, tensor.nbytes() - at));
+        device.copy_to_host(part, *tensor.memory(), tensor.offset() + at);
         hash.update(part);
     }
     return hash.hex();

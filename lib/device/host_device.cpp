@@ -20,17 +20,18 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-// The size of a cache line, and of the widest vector register.
-constexpr std::size_t cache_line = 64;
-// Blocks of this size or more come straight from the kernel, and return to it when a tensor is evicted. The allocator
-// would keep some of their memory.
+// As CUDA aligns its allocations, so that layouts are the same.
+constexpr std::size_t alignment = 256;
+// Blocks of this size or more come straight from the kernel, and return to it when they are freed. The allocator would
+// keep some of their memory.
 constexpr std::uint64_t mapped_from = 1_MiB;
+constexpr std::uint64_t huge_page = 2_MiB;
 
 [[noreturn]] void throw_out_of_memory(std::uint64_t size) {
     throw Error(Errc::out_of_memory, "the host has no memory for " + bytes_text(size));
 }
 
-/// A block of memory, aligned to a cache line.
+/// A block of memory, aligned to 256 bytes; if it is large, to huge pages.
 class Block {
 public:
     explicit Block(std::uint64_t size) : size_(size) {
@@ -40,7 +41,7 @@ public:
     }
     ~Block() {
         if (data_ == nullptr) return;
-        if (size_ < mapped_from) ::operator delete (data_, std::align_val_t{cache_line});
+        if (size_ < mapped_from) ::operator delete (data_, std::align_val_t{alignment});
         else ::munmap(data_, size_);
     }
     Block(const Block&) = delete;
@@ -50,14 +51,24 @@ public:
 
 private:
     static void* allocate(std::uint64_t size) noexcept {
-        return ::operator new (size, std::align_val_t{cache_line}, std::nothrow);
+        return ::operator new (size, std::align_val_t{alignment}, std::nothrow);
     }
+    /// Maps memory at a multiple of a huge page, if it has one: no part of the block is left to small pages.
     static void* map(std::uint64_t size) noexcept {
-        void* const at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        const std::uint64_t spare = size < huge_page ? 0 : huge_page;
+        const auto mapped = checked_add(size, spare);
+        if (!mapped) return nullptr;
+        void* const at = ::mmap(nullptr, *mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) return nullptr;
+        auto* const begin = static_cast<std::byte*>(at);
+        const std::uint64_t before = spare == 0 ? 0 : (spare - reinterpret_cast<std::uintptr_t>(at) % spare) % spare;
+        const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+        const std::uint64_t end = (before + size + page - 1) / page * page;
+        if (before > 0) ::munmap(begin, before);
+        if (end < *mapped) ::munmap(begin + end, *mapped - end);
         // Pages are first touched while a tensor is read. With small pages, that takes longer than the reading.
-        ::madvise(at, size, MADV_HUGEPAGE);
-        return at;
+        ::madvise(begin + before, size, MADV_HUGEPAGE);
+        return begin + before;
     }
 
     void* data_ = nullptr;
@@ -123,8 +134,6 @@ public:
                                           : static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_size);
     }
 
-    std::size_t alignment() const noexcept override { return cache_line; }
-
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) override { return std::make_shared<HostMemory>(size); }
     std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) override {
         return std::make_shared<HostStaging>(size);
@@ -135,6 +144,15 @@ public:
         require_inside(part, from->bytes().size(), "a staging buffer");
         require_inside({offset, part.size}, to->size(), "device memory");
         if (part.size > 0) std::memcpy(to->host_bytes().data() + offset, from->bytes().data() + part.offset, part.size);
+        return done_;
+    }
+
+    std::shared_ptr<DeviceEvent> copy_rows_to_device(const std::shared_ptr<DeviceMemory>& to,
+                                                     const std::shared_ptr<StagingBuffer>& from,
+                                                     const RowCopy& rows) override {
+        for (std::uint64_t row = 0; row < rows.rows; ++row)
+            copy_to_device(to, rows.to + row * rows.to_pitch, from,
+                           {rows.from + row * rows.from_pitch, rows.row_bytes});
         return done_;
     }
 

@@ -1,117 +1,223 @@
-// The arithmetic of the budget: which tensors are on the device, on their way, or free to go.
-
+// The arithmetic of the budget.
 #include "device/residency.hpp"
+
+#include "base/checked.hpp"
 
 #include <algorithm>
 #include <cassert>
+#include <limits>
+#include <new>
+#include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+namespace {
 
-// Changes a tensor. All sums are kept by one rule: the tensor is subtracted before it changes, and added after.
-template <class Change> void Residency::change(Id id, Change&& apply) noexcept {
-    Tensor& tensor = tensors_[id];
-    const auto count = [&](auto&& add) {
-        if (tensor.state != State::absent) add(occupied_, tensor.bytes);
-        if (tensor.state == State::resident) add(resident_, tensor.bytes);
-        if (tensor.state == State::leaving) add(leaving_, tensor.bytes);
-        if (tensor.leases > 0) add(leased_, tensor.bytes);
-        if (wanted(tensor)) add(wanted_, tensor.bytes);
+// Groups of this size share blocks: an allocator of a device rounds up to as much as 2 MiB.
+constexpr std::uint64_t most_small = 256_KiB;
+constexpr std::uint64_t first_block = 4_KiB;
+constexpr std::uint64_t largest_block = 16_MiB;
+// With a smaller budget, blocks would take too large a share of it.
+constexpr std::uint64_t least_budget_for_blocks = 1_MiB;
+
+std::uint64_t padded(std::uint64_t size) noexcept {
+    return (size + place_alignment - 1) / place_alignment * place_alignment;
+}
+
+bool evictable(const Group& group, std::uint64_t since) noexcept {
+    return group.word.state() == Word::State::resident && !group.word.leased() &&
+           group.used.load(std::memory_order_relaxed) <= since;
+}
+
+/// A holding that can go, and when it was used last.
+struct Candidate {
+    bool shared;
+    std::uint64_t used;
+    Holding* holding;
+
+    /// Returns true if `a` goes after `b`.
+    static bool later(const Candidate& a, const Candidate& b) noexcept {
+        return a.shared != b.shared ? a.shared : a.used > b.used;
+    }
+};
+
+std::uint64_t last_use(const Holding& holding) noexcept {
+    std::uint64_t last = 0;
+    for (const Group* group : holding.groups) last = std::max(last, group->used.load(std::memory_order_relaxed));
+    return last;
+}
+
+}  // namespace
+
+Residency::Residency(std::uint64_t budget) noexcept
+    : budget_(budget),
+      small_(budget < least_budget_for_blocks ? 0 : std::min(most_small, budget / 64)),
+      most_block_(std::min(largest_block, budget / 16)) {}
+
+std::uint64_t Residency::next_block(std::uint64_t size, std::uint64_t shared_bytes) const noexcept {
+    // Blocks double the bytes of all blocks, so that a few small groups do not claim a large one.
+    return std::clamp(padded(shared_bytes), std::max(first_block, padded(size)), most_block_);
+}
+
+std::uint64_t Residency::claims_of(std::span<Group* const> groups) const {
+    std::uint64_t claims = 0;
+    std::uint64_t left = open_ == nullptr ? 0 : open_->size - open_->given;
+    std::uint64_t shared_bytes = shared_bytes_;
+    const auto claim = [&](std::uint64_t size) {
+        claims = checked_add(claims, size).value_or(std::numeric_limits<std::uint64_t>::max());
     };
-    const auto evictable = [&] { return tensor.state == State::resident && tensor.leases == 0; };
-
-    if (evictable()) unlink(id);
-    count([](std::uint64_t& sum, std::uint64_t bytes) { sum -= bytes; });
-    apply(tensor);
-    count([](std::uint64_t& sum, std::uint64_t bytes) { sum += bytes; });
-    if (evictable()) link_newest(id);
-    peak_ = std::max(peak_, occupied_);
-    assert(occupied_ <= budget_);
-}
-
-Residency::Id Residency::add(std::uint64_t bytes) {
-    if (free_ids_.empty()) {
-        tensors_.emplace_back();
-        free_ids_.reserve(tensors_.capacity());  // so that remove() cannot fail
-        free_ids_.push_back(static_cast<Id>(tensors_.size() - 1));
+    for (const Group* group : groups) {
+        const std::uint64_t size = group->layout.size;
+        if (!shares(size)) {
+            claim(size);
+            continue;
+        }
+        if (size > left) {
+            left = next_block(size, shared_bytes);
+            shared_bytes += left;
+            claim(left);
+        }
+        left -= std::min(left, padded(size));
     }
-    const Id id = free_ids_.back();
-    free_ids_.pop_back();
-    tensors_[id] = {.bytes = bytes};
-    return id;
+    return claims;
 }
 
-void Residency::remove(Id id) {
-    assert(state(id) == State::absent && !leased(id));
-    free_ids_.push_back(id);
+Holding* Residency::open_block(std::uint64_t size) const noexcept {
+    return open_ != nullptr && open_->has_room(size) ? open_ : nullptr;
 }
 
-void Residency::lease(Id id) {
-    change(id, [](Tensor& tensor) { ++tensor.leases; });
-}
+std::uint64_t Residency::reserve(std::uint64_t bytes, std::uint64_t since, std::vector<Holding*>& victims) {
+    const std::uint64_t free = budget_ - claimed_;
+    if (bytes <= free) return 0;
+    std::uint64_t missing = bytes - free;
 
-void Residency::release(Id id) noexcept {
-    assert(leased(id));
-    change(id, [](Tensor& tensor) { --tensor.leases; });
-}
-
-void Residency::touch(Id id) noexcept {
-    change(id, [](Tensor&) {});
-}
-
-Residency::Room Residency::room_for(std::uint64_t bytes, std::uint64_t kept_free, Time since) const {
-    const auto fits = [&](std::uint64_t free) { return kept_free <= free && bytes <= free - kept_free; };
-    std::uint64_t free = budget_ - occupied_;
-    if (fits(free)) return {.now = true, .victims = {}};
-
-    Room room;
-    free += leaving_;
-    for (Id id = oldest_; !fits(free); id = tensors_[id].newer) {
-        if (id == none || tensors_[id].used > since) return {};
-        if (tensors_[id].bytes == 0) continue;
-        room.victims.push_back(id);
-        free += tensors_[id].bytes;
+    std::vector<Candidate> candidates;
+    const auto can_go = [&](const Group* group) { return evictable(*group, since); };
+    for (const auto& holding : holdings_)
+        if (holding->size > 0 && holding.get() != open_ && std::ranges::all_of(holding->groups, can_go))
+            candidates.push_back({holding->shared, last_use(*holding), holding.get()});
+    std::ranges::make_heap(candidates, Candidate::later);
+    victims.reserve(victims.size() + candidates.size());
+    while (missing > 0 && !candidates.empty()) {
+        std::ranges::pop_heap(candidates, Candidate::later);
+        Holding* const next = candidates.back().holding;
+        candidates.pop_back();
+        if (!try_reserve(*next)) continue;  // leased meanwhile
+        victims.push_back(next);
+        missing -= std::min(missing, next->size);
     }
-    return room;
+    return missing;
 }
 
-void Residency::begin(Id id) {
-    assert(state(id) == State::absent && bytes(id) <= budget_ - occupied_);
-    change(id, [](Tensor& tensor) { tensor.state = State::arriving; });
+bool Residency::try_reserve(Holding& holding) noexcept {
+    for (std::size_t i = 0; i < holding.groups.size(); ++i) {
+        if (holding.groups[i]->word.try_reserve()) continue;
+        while (i-- > 0) holding.groups[i]->word.change(Word::State::reserved, Word::State::resident);
+        return false;
+    }
+    return true;
 }
 
-void Residency::arrive(Id id) noexcept {
-    assert(state(id) == State::arriving);
-    change(id, [](Tensor& tensor) { tensor.state = State::resident; });
+void Residency::restore(std::span<Holding* const> victims) noexcept {
+    for (Holding* holding : victims)
+        for (Group* group : holding->groups) group->word.change(Word::State::reserved, Word::State::resident);
 }
 
-void Residency::give_up(Id id) noexcept {
-    assert(state(id) == State::arriving);
-    change(id, [](Tensor& tensor) { tensor.state = State::absent; });
+std::uint64_t Residency::leased() const noexcept {
+    std::uint64_t sum = 0;
+    for (const auto& holding : holdings_)
+        if (std::ranges::any_of(holding->groups, [](const Group* group) { return group->word.leased(); }))
+            sum += holding->size;
+    return sum;
 }
 
-void Residency::leave(Id id) noexcept {
-    assert(state(id) == State::resident && !leased(id));
-    change(id, [](Tensor& tensor) { tensor.state = State::leaving; });
+std::uint64_t Residency::resident() const noexcept {
+    std::uint64_t sum = 0;
+    for (const auto& holding : holdings_)
+        for (const Group* group : holding->groups)
+            if (group->word.state() == Word::State::resident) sum += group->layout.size;
+    return sum;
 }
 
-void Residency::gone(Id id) noexcept {
-    assert(state(id) == State::leaving);
-    change(id, [](Tensor& tensor) { tensor.state = State::absent; });
+Holding& Residency::add(std::uint64_t size, bool shared) {
+    assert(size <= budget_ - claimed_);
+    auto added = std::make_unique<Holding>();
+    added->groups.reserve(1);
+    holdings_.push_back(std::move(added));
+    Holding& holding = *holdings_.back();
+    holding.size = size;
+    holding.shared = shared;
+    holding.at = holdings_.size() - 1;
+    claimed_ += size;
+    if (shared) shared_bytes_ += size;
+    return holding;
 }
 
-void Residency::link_newest(Id id) noexcept {
-    Tensor& tensor = tensors_[id];
-    tensor.used = ++now_;
-    tensor.older = newest_;
-    tensor.newer = none;
-    (newest_ == none ? oldest_ : tensors_[newest_].newer) = id;
-    newest_ = id;
+bool Residency::resize(Holding& holding, std::uint64_t size) noexcept {
+    if (size > budget_ - (claimed_ - holding.size)) return false;
+    claimed_ = claimed_ - holding.size + size;
+    if (holding.shared) shared_bytes_ = shared_bytes_ - holding.size + size;
+    holding.size = size;
+    return true;
 }
 
-void Residency::unlink(Id id) noexcept {
-    const Tensor& tensor = tensors_[id];
-    (tensor.older == none ? oldest_ : tensors_[tensor.older].newer) = tensor.newer;
-    (tensor.newer == none ? newest_ : tensors_[tensor.newer].older) = tensor.older;
+void Residency::put(Group& group, Holding& holding) {
+    holding.groups.push_back(&group);
+    group.holding = &holding;
+    group.offset = holding.given;
+    if (holding.shared) holding.given = std::min(holding.size, holding.given + padded(group.layout.size));
+}
+
+Holding* Residency::take_out(Group& group) noexcept {
+    Holding* const holding = std::exchange(group.holding, nullptr);
+    group.memory.reset();
+    std::erase(holding->groups, &group);
+    return holding->groups.empty() ? holding : nullptr;
+}
+
+std::shared_ptr<DeviceMemory> Residency::remove(Holding& holding) noexcept {
+    assert(holding.groups.empty());
+    claimed_ -= holding.size;
+    if (holding.shared) shared_bytes_ -= holding.size;
+    if (open_ == &holding) open_ = nullptr;
+    auto memory = std::move(holding.memory);
+    const std::size_t at = holding.at;
+    std::swap(holdings_[at], holdings_.back());
+    holdings_[at]->at = at;
+    holdings_.pop_back();
+    return memory;
+}
+
+std::shared_ptr<DeviceMemory> Heap::take(std::uint64_t size, std::uint64_t most) noexcept {
+    const auto found = kept_.lower_bound(size);
+    if (found == kept_.end() || found->first > most) return nullptr;
+    auto memory = std::move(found->second);
+    kept_.erase(found);
+    return memory;
+}
+
+void Heap::keep(std::shared_ptr<DeviceMemory> memory) noexcept {
+    const std::uint64_t size = memory->size();
+    try {
+        kept_.emplace(size, std::move(memory));
+    } catch (const std::bad_alloc&) {
+        total_ -= size;  // freed instead
+    }
+}
+
+std::shared_ptr<DeviceMemory> Heap::take_to_free(std::uint64_t size) noexcept {
+    if (kept_.empty()) return nullptr;
+    const std::uint64_t missing = fits(size) ? 0 : size - (budget_ - total_);
+    auto found = kept_.lower_bound(missing);
+    if (found == kept_.end()) --found;
+    auto memory = std::move(found->second);
+    kept_.erase(found);
+    return memory;
+}
+
+void Heap::coming(std::uint64_t size) noexcept {
+    assert(fits(size));
+    total_ += size;
+    peak_ = std::max(peak_, total_);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

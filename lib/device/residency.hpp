@@ -1,107 +1,120 @@
-// The arithmetic of the budget: which tensors are on the device, on their way, or free to go. It has no threads,
-// allocates no device memory and reads nothing. The engine calls it under its lock, and a test compares it with a slow
-// implementation.
+// The arithmetic of the budget: which groups have device memory, which can lose it, and the memory that is kept for the
+// next ones. It has no threads, allocates nothing on a device and reads nothing. The cache calls it under its lock.
 #pragma once
 
-#include <safemap/api.hpp>
+#include "device/group.hpp"
 
+#include <safemap/device.hpp>
+
+#include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <map>
+#include <memory>
+#include <span>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// The states and leases of tensors under a budget.
+/// A piece of device memory that is in use: by one group, or by small groups that share it.
+struct Holding {
+    std::uint64_t size = 0;  // bytes, counted against the budget
+    bool shared = false;
+    std::uint64_t given = 0;                    // of a shared one: bytes that groups have, or had; they are not reused
+    std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
+    std::vector<Group*> groups = {};
+    std::size_t at = 0;  // position in the list of holdings
+
+    /// Returns true if a block has room for a group of `bytes`.
+    bool has_room(std::uint64_t bytes) const noexcept { return bytes <= size - given; }
+};
+
+/// The holdings under a budget. `claimed` is what the holdings of groups take that are resident or arriving, whether or
+/// not it is allocated yet. It never exceeds the budget.
 class Residency {
 public:
-    using Id = std::uint32_t;
-    /// A point in time. Later ones are larger.
-    using Time = std::uint64_t;
-
-    /// The state of a tensor. `arriving` and `leaving` tensors count against the budget, because their memory is or may
-    /// be allocated.
-    enum class State : std::uint8_t { absent, arriving, resident, leaving };
-
-    explicit Residency(std::uint64_t budget) noexcept : budget_(budget) {}
-
-    /// Adds a tensor of `bytes`, absent and not leased.
-    Id add(std::uint64_t bytes);
-    /// Forgets a tensor that is absent and not leased. Its number is used again.
-    void remove(Id id);
-
-    State state(Id id) const { return tensors_[id].state; }
-    std::uint64_t bytes(Id id) const { return tensors_[id].bytes; }
-    bool leased(Id id) const { return tensors_[id].leases > 0; }
+    explicit Residency(std::uint64_t budget) noexcept;
 
     std::uint64_t budget() const noexcept { return budget_; }
-    /// Returns the bytes of all tensors that are not absent. Never above the budget.
-    std::uint64_t occupied() const noexcept { return occupied_; }
-    std::uint64_t peak() const noexcept { return peak_; }
-    std::uint64_t resident() const noexcept { return resident_; }
-    /// Returns the bytes of all tensors with a lease, in any state. While this stays within the budget, every leased
-    /// tensor can be brought without waiting for another lease to end.
-    std::uint64_t leased_bytes() const noexcept { return leased_; }
+    std::uint64_t claimed() const noexcept { return claimed_; }
 
-    /// Leases a tensor in any state, even an absent one that is still to be brought.
-    void lease(Id id);
-    void release(Id id) noexcept;
-    /// Counts as a use of a tensor that is resident and not leased.
-    void touch(Id id) noexcept;
-    Time now() const noexcept { return now_; }
+    // Small groups.
+    /// Returns true if groups of this size share blocks.
+    bool shares(std::uint64_t size) const noexcept { return size > 0 && size <= small_; }
+    /// Returns the bytes that have to be claimed for groups of these sizes, all together.
+    std::uint64_t claims_of(std::span<Group* const> groups) const;
+    /// Returns the block that small groups are put into, if it has `size` bytes left; otherwise null.
+    Holding* open_block(std::uint64_t size) const noexcept;
+    /// Returns the size of the next block, for a group of `size` bytes.
+    std::uint64_t next_block(std::uint64_t size) const noexcept { return next_block(size, shared_bytes_); }
 
-    /// The way to make room for `bytes`.
-    struct Room {
-        bool now = false;         ///< true if they fit
-        std::vector<Id> victims;  ///< else: they fit when these tensors, and the ones already leaving, have left
-    };
-    /// Returns the room for a leased tensor. If there are neither `now` nor victims, only waiting for arrivals or
-    /// departures helps.
-    Room room_for(std::uint64_t bytes) const { return room_for(bytes, 0, now_); }
-    /// Returns the room for a tensor that is not leased. Leaves room for all leased tensors that are still to come, and
-    /// evicts no tensor that was used after `since`.
-    Room spare_room_for(std::uint64_t bytes, Time since) const { return room_for(bytes, wanted_, since); }
+    // Room.
+    /// Makes room for `bytes`: reserves all groups of as many holdings as have to go, least recently used first, shared
+    /// ones last; not one that was used after `since`, nor the open block. Returns the bytes still missing, 0 if none.
+    std::uint64_t reserve(std::uint64_t bytes, std::uint64_t since, std::vector<Holding*>& victims);
+    /// Reserves all groups of a holding. Returns false, and changes nothing, if one is leased or not resident.
+    static bool try_reserve(Holding& holding) noexcept;
+    /// Makes the groups of reserved holdings resident again.
+    static void restore(std::span<Holding* const> victims) noexcept;
+    /// Returns the bytes of holdings with a leased group.
+    std::uint64_t leased() const noexcept;
+    /// Returns the bytes of all resident groups.
+    std::uint64_t resident() const noexcept;
 
-    // Transitions of a tensor. Each requires the state that it starts from.
-    void begin(Id id);             ///< absent → arriving; the bytes must fit
-    void arrive(Id id) noexcept;   ///< arriving → resident
-    void give_up(Id id) noexcept;  ///< arriving → absent; its memory is freed
-    void leave(Id id) noexcept;    ///< resident, not leased → leaving
-    void gone(Id id) noexcept;     ///< leaving → absent; its memory is freed
+    // Holdings.
+    /// Adds a holding of `size` bytes, which must fit.
+    Holding& add(std::uint64_t size, bool shared);
+    /// Counts `size` instead of the size of `holding`, if that fits. Returns false otherwise.
+    bool resize(Holding& holding, std::uint64_t size) noexcept;
+    /// Makes a block the one that small groups are put into; null: none.
+    void open(Holding* block) noexcept { open_ = block; }
+    /// Puts a group into a holding. For a block, `given` grows.
+    static void put(Group& group, Holding& holding);
+    /// Takes a group out of its holding. Returns the holding if it is empty now; otherwise null.
+    Holding* take_out(Group& group) noexcept;
+    /// Removes a holding without groups, and returns its memory.
+    std::shared_ptr<DeviceMemory> remove(Holding& holding) noexcept;
+    std::span<const std::unique_ptr<Holding>> holdings() const noexcept { return holdings_; }
 
 private:
-    static constexpr Id none = std::numeric_limits<Id>::max();
+    std::uint64_t next_block(std::uint64_t size, std::uint64_t shared_bytes) const noexcept;
 
-    struct Tensor {
-        std::uint64_t bytes = 0;
-        std::uint32_t leases = 0;
-        State state = State::absent;
-        Time used = 0;
-        // Neighbours among the tensors that are resident and not leased, by time of use.
-        Id older = none;
-        Id newer = none;
-    };
-
-    Room room_for(std::uint64_t bytes, std::uint64_t kept_free, Time since) const;
-    /// Returns true if a tensor is leased, and neither resident nor on its way.
-    static bool wanted(const Tensor& tensor) noexcept {
-        return tensor.leases > 0 && (tensor.state == State::absent || tensor.state == State::leaving);
-    }
-    template <class Change> void change(Id id, Change&& apply) noexcept;
-    void link_newest(Id id) noexcept;
-    void unlink(Id id) noexcept;
-
-    std::vector<Tensor> tensors_;
-    std::vector<Id> free_ids_;
-    Id oldest_ = none;
-    Id newest_ = none;
-    Time now_ = 0;
     std::uint64_t budget_;
-    std::uint64_t occupied_ = 0;
+    std::uint64_t small_;       // largest group that shares a block
+    std::uint64_t most_block_;  // largest block
+    std::uint64_t claimed_ = 0;
+    std::uint64_t shared_bytes_ = 0;  // of all blocks
+    std::vector<std::unique_ptr<Holding>> holdings_;
+    Holding* open_ = nullptr;
+};
+
+/// Device memory that exists: in holdings, or kept for the next ones. Its total never exceeds the budget.
+class Heap {
+public:
+    explicit Heap(std::uint64_t budget) noexcept : budget_(budget) {}
+
+    std::uint64_t total() const noexcept { return total_; }
+    std::uint64_t peak() const noexcept { return peak_; }
+
+    /// Takes kept memory of at least `size` and at most `most` bytes, the smallest. Returns null if there is none.
+    std::shared_ptr<DeviceMemory> take(std::uint64_t size, std::uint64_t most) noexcept;
+    /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
+    void keep(std::shared_ptr<DeviceMemory> memory) noexcept;
+    /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the largest.
+    /// Returns null if nothing is kept. It counts until gone() is called.
+    std::shared_ptr<DeviceMemory> take_to_free(std::uint64_t size) noexcept;
+
+    /// Returns true if `size` new bytes fit.
+    bool fits(std::uint64_t size) const noexcept { return size <= budget_ - total_; }
+    /// Counts memory that is about to be allocated, and must fit.
+    void coming(std::uint64_t size) noexcept;
+    /// Counts memory that has been freed.
+    void gone(std::uint64_t size) noexcept { total_ -= size; }
+
+private:
+    std::uint64_t budget_;
+    std::uint64_t total_ = 0;
     std::uint64_t peak_ = 0;
-    std::uint64_t resident_ = 0;
-    std::uint64_t leaving_ = 0;
-    std::uint64_t leased_ = 0;
-    std::uint64_t wanted_ = 0;
+    std::multimap<std::uint64_t, std::shared_ptr<DeviceMemory>> kept_;
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -1,83 +1,129 @@
-// Uploader and Lease: look up names of a checkpoint, and let the engine bring their tensors.
+// Uploader: looks up names of a checkpoint, makes bundles of their tensors, and lets the cache bring them.
 
-#include "base/text.hpp"
 #include "checkpoint/all_names.hpp"
-#include "device/upload_engine.hpp"
+#include "device/cache.hpp"
 
 #include <safemap/error.hpp>
 #include <safemap/uploader.hpp>
 
+#include <functional>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace safemap::SAFEMAP_ABI {
 
-struct Lease::Held {
-    std::shared_ptr<device::LeasedTensors> tensors;
-};
+using device::BundleData;
+using device::Cache;
+using device::Keep;
 
 struct Uploader::Impl {
     Impl(std::shared_ptr<Device> to, Checkpoint opened, const UploadOptions& options)
-        : checkpoint(std::move(opened)), device(std::make_shared<device::UploadEngine>(std::move(to), options)) {}
-    ~Impl() { device->stop(); }
+        : checkpoint(std::move(opened)),
+          readers(device::Readers::of_process()),
+          cache(std::make_shared<Cache>(std::move(to), options, *readers)) {}
+    ~Impl() { cache->stop(); }
+    Impl(const Impl&) = delete;
+    Impl& operator=(const Impl&) = delete;
 
-    Lease lease(std::span<const LazyTensor> tensors, device::Keep keep) {
-        Lease lease;
-        lease.held_ = std::make_shared<Lease::Held>();
-        lease.held_->tensors = device->acquire(tensors, keep);
-        return lease;
+    /// Returns the bundle of a name that was acquired before, if it is still held; otherwise null.
+    std::shared_ptr<const BundleData> known(std::string_view name) {
+        const std::lock_guard lock(mutex);
+        const auto found = named.find(name);
+        return found == named.end() ? nullptr : found->second.lock();
     }
 
-    Checkpoint checkpoint;
-    std::shared_ptr<device::UploadEngine> device;  // leases share it
+    struct Hash {
+        using is_transparent = void;
+        std::size_t operator()(std::string_view name) const noexcept { return std::hash<std::string_view>()(name); }
+    };
+
+    const Checkpoint checkpoint;
+    const std::shared_ptr<device::Readers> readers;  // outlives the uploads of the cache
+    const std::shared_ptr<Cache> cache;              // shared with bundles
+    std::mutex mutex;
+    std::unordered_map<std::string, std::weak_ptr<const BundleData>, Hash, std::equal_to<>> named;
 };
 
-Lease::Lease() noexcept = default;
-Lease::Lease(Lease&&) noexcept = default;
-Lease& Lease::operator=(Lease&&) noexcept = default;
-Lease::~Lease() = default;
-
-std::span<const DeviceTensor> Lease::tensors() const& noexcept {
-    if (!held_) return {};
-    return held_->tensors->tensors();
-}
-
-const DeviceTensor& Lease::operator[](std::string_view name) const& {
-    const DeviceTensor* const tensor = held_ ? held_->tensors->find(name) : nullptr;
-    if (tensor != nullptr) return *tensor;
-    throw Error(Errc::tensor_not_found, "this lease has no tensor " + safemap::quoted(name));
-}
-
-void Lease::release() noexcept { held_.reset(); }
-
 Uploader::Uploader(std::shared_ptr<Device> device, Checkpoint checkpoint, const UploadOptions& options)
-    : engine_(std::make_shared<Impl>(std::move(device), std::move(checkpoint), options)) {}
+    : impl_(std::make_unique<Impl>(std::move(device), std::move(checkpoint), options)) {}
 
 Uploader::~Uploader() = default;
 
+const std::shared_ptr<const BundleData>& Uploader::own(const Bundle& bundle) const {
+    if (bundle.data_ && bundle.data_->cache == impl_->cache) return bundle.data_;
+    throw Error(Errc::invalid_argument, bundle.data_ ? "the bundle belongs to another uploader" : "there is no bundle");
+}
+
+Bundle Uploader::bundle(const Selection& selection) {
+    return Bundle(impl_->cache->bundle(checkpoint::selected(impl_->checkpoint, selection)));
+}
+
+Bundle Uploader::bundle(std::span<const LazyTensor> tensors) {
+    return Bundle(impl_->cache->bundle({tensors.begin(), tensors.end()}));
+}
+
+Lease Uploader::acquire(const Bundle& bundle) {
+    const auto& data = own(bundle);
+    if (!Cache::try_lease(*data)) impl_->cache->lease(data, Keep::no);
+    return Lease(data);
+}
+
+std::optional<Lease> Uploader::try_acquire(const Bundle& bundle) {
+    const auto& data = own(bundle);
+    if (!Cache::try_lease(*data)) return std::nullopt;
+    return Lease(data);
+}
+
 Lease Uploader::acquire(std::string_view name) {
+    if (auto known = impl_->known(name)) {
+        if (!Cache::try_lease(*known)) impl_->cache->lease(known, Keep::no);
+        return Lease(std::move(known));
+    }
     // A tied tensor is one tensor under several names. The lease has it under the name that was asked for.
-    const LazyTensor tensor = engine_->checkpoint[name].renamed(std::string(name));
-    return engine_->lease(std::span(&tensor, 1), device::Keep::yes);
+    std::vector<LazyTensor> tensors = {impl_->checkpoint[name].renamed(std::string(name))};
+    auto data = impl_->cache->bundle(std::move(tensors));
+    impl_->cache->lease(data, Keep::yes);
+    Lease lease(std::move(data));
+    const std::lock_guard lock(impl_->mutex);
+    impl_->named[std::string(name)] = lease.data_;
+    return lease;
 }
 
 Lease Uploader::acquire(const Selection& selection) {
-    return engine_->lease(checkpoint::selected(engine_->checkpoint, selection), device::Keep::yes);
+    auto data = impl_->cache->bundle(checkpoint::selected(impl_->checkpoint, selection));
+    // Without a group of its own, there is nothing that only this bundle owns.
+    impl_->cache->lease(data, data->own != nullptr ? Keep::yes : Keep::no);
+    return Lease(std::move(data));
 }
 
-Lease Uploader::acquire(const LazyTensor& tensor) {
-    const auto stored = engine_->checkpoint.find(tensor.name());
-    const bool whole = stored && SameTensor{}(&*stored, &tensor);
-    return engine_->lease(std::span(&tensor, 1), whole ? device::Keep::yes : device::Keep::no);
+void Uploader::prefetch(std::span<const Bundle> bundles) {
+    std::vector<std::shared_ptr<const BundleData>> data;
+    data.reserve(bundles.size());
+    for (const Bundle& bundle : bundles) data.push_back(own(bundle));
+    impl_->cache->prefetch(data, Keep::no);
 }
 
-void Uploader::prefetch(const Selection& selection) { prefetch(checkpoint::selected(engine_->checkpoint, selection)); }
+void Uploader::prefetch(const Selection& selection) {
+    std::vector<std::shared_ptr<const BundleData>> data;
+    for (LazyTensor& tensor : checkpoint::selected(impl_->checkpoint, selection)) {
+        std::vector<LazyTensor> one;
+        one.push_back(std::move(tensor));
+        data.push_back(impl_->cache->bundle(std::move(one)));
+    }
+    impl_->cache->prefetch(data, Keep::yes);
+}
 
-void Uploader::prefetch(std::span<const LazyTensor> tensors) { engine_->device->prefetch(tensors); }
+void Uploader::evict(const Bundle& bundle) { impl_->cache->evict(own(bundle)->groups); }
 
 void Uploader::evict(const Selection& selection) {
-    engine_->device->evict(checkpoint::selected(engine_->checkpoint, selection));
+    std::vector<std::shared_ptr<device::Group>> groups;
+    for (const LazyTensor& tensor : checkpoint::selected(impl_->checkpoint, selection))
+        if (auto group = impl_->cache->owner_of(tensor)) groups.push_back(std::move(group));
+    impl_->cache->evict(groups);
 }
 
-UploadStats Uploader::stats() const { return engine_->device->stats(); }
+UploadStats Uploader::stats() const { return impl_->cache->stats(); }
 
 }  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,64 @@
+// Bundle, Lease and DeviceTensor: what callers hold of groups.
+
+#include "base/text.hpp"
+#include "device/cache.hpp"
+
+#include <safemap/bundle.hpp>
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI {
+
+const std::string& DeviceTensor::name() const noexcept { return tensor_->name(); }
+Dtype DeviceTensor::dtype() const noexcept { return tensor_->dtype(); }
+const Shape& DeviceTensor::shape() const noexcept { return tensor_->shape(); }
+std::uint64_t DeviceTensor::nbytes() const noexcept { return tensor_->nbytes(); }
+const std::shared_ptr<DeviceMemory>& DeviceTensor::memory() const noexcept { return group_->memory; }
+std::uint64_t DeviceTensor::offset() const noexcept { return group_->offset + place_; }
+
+std::span<std::byte> DeviceTensor::host_bytes() const noexcept {
+    const auto all = memory()->host_bytes();
+    return all.empty() ? all : all.subspan(offset(), nbytes());
+}
+
+const DeviceTensor* device::BundleData::find(std::string_view name) const {
+    const auto name_of = [&](std::uint32_t i) -> std::string_view { return tensors[i].name(); };
+    std::call_once(indexed_, [&] {
+        by_name_.resize(tensors.size());
+        std::iota(by_name_.begin(), by_name_.end(), 0U);
+        std::ranges::sort(by_name_, {}, name_of);
+    });
+    const auto at = std::ranges::lower_bound(by_name_, name, {}, name_of);
+    return at != by_name_.end() && name_of(*at) == name ? &tensors[*at] : nullptr;
+}
+
+std::size_t Bundle::size() const noexcept { return data_ ? data_->tensors.size() : 0; }
+std::uint64_t Bundle::device_bytes() const noexcept { return data_ ? data_->device_bytes : 0; }
+
+Lease& Lease::operator=(Lease&& other) noexcept {
+    if (this != &other) {
+        release();
+        data_ = std::move(other.data_);
+    }
+    return *this;
+}
+
+std::span<const DeviceTensor> Lease::tensors() const& noexcept {
+    if (!data_) return {};
+    return data_->tensors;
+}
+
+const DeviceTensor& Lease::operator[](std::string_view name) const& {
+    const DeviceTensor* const tensor = data_ ? data_->find(name) : nullptr;
+    if (tensor != nullptr) return *tensor;
+    throw Error(Errc::tensor_not_found, "this lease has no tensor " + safemap::quoted(name));
+}
+
+void Lease::release() noexcept {
+    if (const auto data = std::move(data_)) device::Cache::release(*data);
+}
+
+}  // namespace safemap::SAFEMAP_ABI

@@ -1,0 +1,399 @@
+// Brings groups of tensors to a device under a budget, and leases them. From top to bottom:
+//   - bundle(): owners of tensors, and a group for those that have none.
+//   - Leasing: in one step if everything is resident; otherwise under the lock.
+//   - Prefetching and evicting.
+//   - Arrivals, and the end of groups and of the cache.
+// cache_room.cpp makes room under the budget, and gets device memory.
+//
+// A group is absent, arriving or resident. An acquire leases all groups of its bundle, whatever their state, and then
+// claims room for all absent ones in one step: free bytes, the memory of residents that nobody leases, and that of
+// prefetches that nobody waits for. If that is not enough, leases hold too much, and it is refused. Otherwise nothing
+// that others do can take the room away again, so the acquire waits only for what is already moving: it gets memory,
+// reads jobs of its own groups like any reader, and sleeps only if other threads have the last of these jobs in hand.
+#include "device/cache.hpp"
+
+#include "base/checked.hpp"
+#include "base/pool.hpp"
+#include "base/text.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <unordered_set>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+// With jobs of this size, two threads that claim them reach the disk's limit. Loaders for GPUs converge on such sizes,
+// too (4 to 16 MiB).
+constexpr std::uint64_t job_bytes = 8_MiB;
+// Tiles of transposed tensors pass through a buffer of each reader, so they are smaller.
+constexpr std::uint64_t tile_bytes = 2_MiB;
+constexpr std::uint64_t least_staging = 4_KiB;
+
+std::uint64_t choose_budget(const Device& device, const UploadOptions& options) {
+    if (options.device_budget > 0) return options.device_budget;
+    return device.free_memory() / 10 * 9;
+}
+
+std::uint64_t choose_staging(const UploadOptions& options) {
+    if (options.staging_bytes >= least_staging) return options.staging_bytes;
+    throw Error(Errc::invalid_argument, "staging_bytes is " + std::to_string(options.staging_bytes) +
+                                            "; expected at least " + std::to_string(least_staging));
+}
+
+std::uint64_t slab_bytes(const UploadOptions& options) { return std::min(job_bytes, choose_staging(options)); }
+
+/// Throws a copy of `fault`. Each thread gets an Error of its own, to add context to.
+[[noreturn]] void throw_copy(const std::exception_ptr& fault) {
+    try {
+        std::rethrow_exception(fault);
+    } catch (const Error& error) {
+        throw Error(error);
+    }
+}
+
+/// Adds the time until it goes out of scope to a counter.
+class Stopwatch {
+public:
+    explicit Stopwatch(std::atomic<std::int64_t>& nanoseconds) noexcept : sum_(nanoseconds) {}
+    ~Stopwatch() { sum_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began_).count(); }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+private:
+    std::atomic<std::int64_t>& sum_;
+    const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+/// The leases of an acquire, which end with it unless it succeeds.
+class Cache::Leases {
+public:
+    explicit Leases(const BundleData& bundle) noexcept : bundle_(bundle) {}
+    ~Leases() { end(); }
+    Leases(const Leases&) = delete;
+    Leases& operator=(const Leases&) = delete;
+
+    void take(std::uint64_t time) noexcept {
+        for (const auto& group : bundle_.groups) {
+            group->word.lease();
+            group->used.store(time, std::memory_order_relaxed);
+        }
+        held_ = true;
+    }
+    void end() noexcept {
+        if (std::exchange(held_, false)) release(bundle_);
+    }
+    void pass_on() noexcept { held_ = false; }
+
+private:
+    const BundleData& bundle_;
+    bool held_ = false;
+};
+
+Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers)
+    : device_(std::move(device)),
+      readers_(readers),
+      staging_(device_, slab_bytes(options), choose_staging(options) / slab_bytes(options)),
+      sizes_{slab_bytes(options), std::min(tile_bytes, slab_bytes(options))},
+      residency_(choose_budget(*device_, options)),
+      heap_(residency_.budget()) {
+    readers_.expect(thread_count(options.readers, uploading_threads));
+}
+
+UploadStats Cache::stats() const {
+    const std::lock_guard lock(mutex_);
+    UploadStats stats = stats_;
+    stats.resident_bytes = residency_.resident();
+    stats.peak_device_bytes = heap_.peak();
+    stats.peak_staging_bytes = staging_.allocated();
+    stats.stalled = std::chrono::nanoseconds(stalled_);
+    stats.bytes_pread = read_;
+    return stats;
+}
+
+std::shared_ptr<const BundleData> Cache::bundle(std::vector<LazyTensor> tensors) {
+    const auto data = std::make_shared<BundleData>();
+    data->cache = shared_from_this();
+    data->tensors.reserve(tensors.size());
+    const auto places = owners_.own(*this, tensors, sizes_);
+    std::unordered_set<const Group*> seen;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+        const auto& [group, number, made, moved] = places[i];
+        if (made) data->own = group.get();
+        if ((data->groups.empty() || data->groups.back() != group) && seen.insert(group.get()).second) {
+            data->groups.push_back(group);
+            data->device_bytes = checked_add(data->device_bytes, group->layout.size)
+                                     .value_or(std::numeric_limits<std::uint64_t>::max());
+        }
+        const LazyTensor* tensor = &group->layout.tensors[number];
+        if (!moved && tensors[i].name() != tensor->name())
+            tensor = &data->renamed.emplace_back(std::move(tensors[i]));
+        data->tensors.push_back(DeviceTensor(*tensor, *group, group->layout.places[number]));
+    }
+    return data;
+}
+
+// ---- Leasing
+
+bool Cache::try_lease(const BundleData& bundle) noexcept {
+    const auto end = bundle.groups.end();
+    for (auto group = bundle.groups.begin(); group != end; ++group) {
+        if ((*group)->word.try_lease()) {
+            const std::uint64_t time = (*group)->cache.time_.load(std::memory_order_relaxed);
+            // Not stored without need: other leases of this group read it.
+            if ((*group)->used.load(std::memory_order_relaxed) != time)
+                (*group)->used.store(time, std::memory_order_relaxed);
+            continue;
+        }
+        while (group != bundle.groups.begin()) (*--group)->word.release();
+        return false;
+    }
+    return true;
+}
+
+void Cache::release(const BundleData& bundle) noexcept {
+    for (const auto& group : bundle.groups) group->word.release();
+}
+
+void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it) {
+    const Stopwatch stopwatch(stalled_);
+    auto worker = readers_.borrow_worker();
+    Trash trash;
+    Leases leases(*bundle);
+    Uploads uploads;  // that this acquire waits for
+
+    Lock lock(mutex_);
+    const std::uint64_t time = ++time_;
+    leases.take(time);
+    const Groups absent = join_arriving(*bundle, uploads);
+    uploads.reserve(uploads.size() + absent.size());
+    const Uploads begun = begin(absent, time, true, trash);
+    if (begun.size() < absent.size()) {
+        leases.end();
+        refuse(*bundle);
+    }
+    lock.unlock();
+
+    trash = {};
+    for (const auto& upload : begun) {
+        prepare(upload);
+        uploads.push_back(upload);
+    }
+    wait_for(uploads, *worker);
+    readers_.give_back(std::move(worker));
+
+    lock.lock();
+    for (const auto& upload : uploads)
+        if (upload->fault) throw_copy(upload->fault);
+    if (keep_it == Keep::yes) keep(bundle);
+    leases.pass_on();
+}
+
+/// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. Throws
+/// the fault of a prefetch.
+Cache::Groups Cache::join_arriving(const BundleData& bundle, Uploads& uploads) {
+    Groups absent;
+    for (const auto& group : bundle.groups) {
+        if (group->word.state() == State::arriving) {
+            const auto& upload = group->upload;
+            uploads.push_back(upload);
+            if (!std::exchange(upload->demanded, true) && upload->submitted)
+                readers_.submit(upload, Readers::Lane::demand);
+        } else if (group->word.state() == State::absent) {
+            if (const auto fault = std::exchange(group->fault, nullptr)) throw_copy(fault);
+            absent.push_back(group);
+        }
+    }
+    return absent;
+}
+
+/// Claims room for absent groups, and makes them arriving. Returns their uploads, or none if there is no room.
+Cache::Uploads Cache::begin(const Groups& absent, std::uint64_t since, bool demanded, Trash& trash) {
+    Uploads uploads;
+    std::list<Upload*> list;
+    std::vector<Group*> groups;
+    uploads.reserve(absent.size());
+    groups.reserve(absent.size());
+    for (const auto& group : absent) {
+        uploads.push_back(std::make_shared<Upload>(group));
+        uploads.back()->demanded = demanded;
+        list.push_back(uploads.back().get());
+        groups.push_back(group.get());
+    }
+    if (!admit(groups, since, demanded, trash)) return {};
+    auto place = list.begin();
+    for (const auto& upload : uploads) {
+        upload->place = place++;
+        upload->group->upload = upload;
+        upload->group->word.change(State::absent, State::arriving);
+    }
+    uploads_.splice(uploads_.end(), list);
+    return uploads;
+}
+
+/// Helps with the uploads, and returns when all of them are finished.
+void Cache::wait_for(const Uploads& uploads, Worker& worker) {
+    const auto help = [&](Upload& upload) {
+        if (!upload.submitted) return;
+        while (readers_.help(upload, worker)) {
+        }
+    };
+    for (const auto& upload : uploads) help(*upload);
+    for (const auto& upload : uploads) {
+        Lock lock(mutex_);
+        while (!upload->finished) {
+            // An upload that another thread began may have been submitted only now.
+            if (upload->submitted && readers_.has_jobs(*upload)) {
+                lock.unlock();
+                help(*upload);
+                lock.lock();
+            } else {
+                changed_.wait(lock);
+            }
+        }
+    }
+}
+
+/// Holds a bundle of which nobody has a handle.
+void Cache::keep(const std::shared_ptr<const BundleData>& bundle) {
+    if (bundle->groups.empty() || stopping_) return;
+    const Group* const group = bundle->own != nullptr ? bundle->own : bundle->groups.front().get();
+    kept_[group].push_back(bundle);
+}
+
+void Cache::refuse(const BundleData& bundle) const {
+    const std::uint64_t needed = bundle.device_bytes;
+    const std::uint64_t leased = residency_.leased();
+    std::string text = bytes_text(needed) + " needed at once, ";
+    if (needed <= residency_.budget()) text += bytes_text(leased) + " already leased, ";
+    Error error(Errc::budget_exceeded, text + "but the budget is " + bytes_text(residency_.budget()));
+    if (bundle.tensors.size() == 1) error.with_tensor(bundle.tensors.front().name());
+    throw error;
+}
+
+// ---- Prefetching and evicting
+
+void Cache::prefetch(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them) {
+    Uploads begun;
+    std::exception_ptr fault;
+    try {
+        begin_prefetches(bundles, keep_them, begun);
+    } catch (...) {
+        fault = std::current_exception();
+    }
+    for (const auto& upload : begun) prepare(upload);
+    if (fault) std::rethrow_exception(fault);
+}
+
+void Cache::begin_prefetches(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them,
+                             Uploads& begun) {
+    Trash trash;
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t since = time_++;
+    // Groups of this call are not evicted to make room for others of this call.
+    for (const auto& bundle : bundles)
+        for (const auto& group : bundle->groups) group->used.store(since + 1, std::memory_order_relaxed);
+    for (const auto& bundle : bundles) {
+        Groups absent;
+        for (const auto& group : bundle->groups)
+            if (group->word.state() == State::absent && !group->fault && !group->word.leased()) absent.push_back(group);
+        if (absent.empty()) continue;
+        begun.reserve(begun.size() + absent.size());
+        const Uploads uploads = begin(absent, since, false, trash);
+        begun.insert(begun.end(), uploads.begin(), uploads.end());
+        if (!uploads.empty() && keep_them == Keep::yes) keep(bundle);
+    }
+}
+
+void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
+    std::vector<std::shared_ptr<DeviceMemory>> freed;
+    freed.reserve(groups.size());
+    Trash trash;
+    Lock lock(mutex_);
+    for (const auto& group : groups) {
+        if (!group->word.try_reserve()) continue;
+        group->word.change(State::reserved, State::absent);
+        ++stats_.evictions;
+        let_go(*group, trash);
+        Holding* const empty = residency_.take_out(*group);
+        if (empty != nullptr) freed.push_back(residency_.remove(*empty));
+    }
+    for (auto& memory : freed) free(lock, std::move(memory));
+    free_kept(lock);
+}
+
+// ---- Arrivals, and the end of groups and of the cache
+
+/// Makes a group resident whose upload is finished, or absent if it failed or was cancelled.
+void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
+    const auto alive = shared_from_this();
+    const auto group = upload.group;
+    Trash trash;
+    const std::lock_guard lock(mutex_);
+    uploads_.erase(upload.place);
+    upload.group.reset();
+    if (!upload.fault) upload.fault = std::move(failed);
+    upload.finished = true;
+    changed_.notify_all();
+    if (upload.cancelled) {
+        if (upload.leaving) heap_.keep(std::move(upload.leaving));
+        upload.memory.reset();
+        return;
+    }
+    const auto self = std::move(group->upload);  // the caller has it, too
+    if (!upload.fault) {
+        group->memory = std::move(upload.memory);
+        group->word.change(State::arriving, State::resident);
+        stats_.uploaded_bytes += group->layout.value_bytes;
+        return;
+    }
+    // Threads that wait for the group see the upload's fault. If no thread waits, the next acquire throws it.
+    if (!group->word.leased()) group->fault = upload.fault;
+    group->word.change(State::arriving, State::absent);
+    if (Holding* const empty = residency_.take_out(*group))
+        if (auto memory = residency_.remove(*empty)) heap_.keep(std::move(memory));
+    upload.memory.reset();
+}
+
+/// Takes the memory back of a group that nobody knows any more.
+void Cache::forget(Group& group) noexcept {
+    owners_.forget(group);
+    Lock lock(mutex_);
+    if (group.holding == nullptr) return;
+    Holding* const empty = residency_.take_out(group);
+    if (empty == nullptr) return;
+    auto memory = residency_.remove(*empty);
+    if (stopping_) free(lock, std::move(memory));
+    else heap_.keep(std::move(memory));
+    changed_.notify_all();
+}
+
+void Cache::stop() noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    for (;;) {
+        Trash trash;
+        trash.groups.reserve(1);
+        trash.uploads.reserve(1);
+        Lock lock(mutex_);
+        const auto going = std::ranges::find_if(uploads_, [](const Upload* upload) { return !upload->cancelled; });
+        if (going == uploads_.end()) {
+            changed_.wait(lock, [&] { return uploads_.empty(); });
+            break;
+        }
+        cancel(**going, trash);
+    }
+    evict_all();
+}
+
+Group::~Group() { cache.forget(*this); }
+
+}  // namespace safemap::SAFEMAP_ABI::device

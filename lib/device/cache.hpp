@@ -1,0 +1,125 @@
+// The cache: brings groups of tensors to one device under a budget, and leases them. Knows tensors, not checkpoints.
+#pragma once
+
+#include "device/group.hpp"
+#include "device/owners.hpp"
+#include "device/readers.hpp"
+#include "device/residency.hpp"
+#include "device/staging.hpp"
+#include "device/upload.hpp"
+
+#include <safemap/lazy_tensor.hpp>
+#include <safemap/uploader.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// Whether the cache holds a bundle while its tensors are on the device: if the caller has no handle of it.
+enum class Keep : std::uint8_t { no, yes };
+
+/// One device under one budget. One mutex guards all bookkeeping. It is never held while memory is allocated or freed,
+/// while anything is read, or while a copy is waited for. The words of groups are also changed without it.
+class Cache : public std::enable_shared_from_this<Cache> {
+public:
+    /// Starts no thread. `readers` must live until stop() returns.
+    Cache(std::shared_ptr<Device> device, const UploadOptions& options, Readers& readers);
+    Cache(const Cache&) = delete;
+    Cache& operator=(const Cache&) = delete;
+
+    /// Does the same as Uploader::bundle.
+    std::shared_ptr<const BundleData> bundle(std::vector<LazyTensor> tensors);
+
+    /// Leases all groups of a bundle if all are resident: one atomic step for each, without a lock.
+    static bool try_lease(const BundleData& bundle) noexcept;
+    /// Leases all groups, and uploads those that are absent. The calling thread takes part. Throws as
+    /// Uploader::acquire().
+    void lease(const std::shared_ptr<const BundleData>& bundle, Keep keep);
+    static void release(const BundleData& bundle) noexcept;
+
+    void prefetch(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep);
+    void evict(std::span<const std::shared_ptr<Group>> groups);
+    std::shared_ptr<Group> owner_of(const LazyTensor& tensor) const { return owners_.find(tensor); }
+    UploadStats stats() const;
+
+    /// Cancels all uploads, waits for the jobs in progress, and frees everything that is not leased. Leases stay valid,
+    /// and their memory is freed when they end. Nothing may be requested after this call.
+    void stop() noexcept;
+
+private:
+    friend class Group;
+    friend class Upload;
+    using Lock = std::unique_lock<std::mutex>;
+    using State = Word::State;
+    using Uploads = std::vector<std::shared_ptr<Upload>>;
+    using Bundles = std::list<std::shared_ptr<const BundleData>>;
+    using Groups = std::vector<std::shared_ptr<Group>>;
+
+    /// Owners that must be destroyed when the lock is released: their destructors may take it.
+    struct Trash {
+        Bundles bundles = {};
+        Groups groups = {};
+        Uploads uploads = {};
+    };
+    class Leases;
+
+    // Acquiring.
+    Groups join_arriving(const BundleData& bundle, Uploads& uploads);
+    Uploads begin(const Groups& absent, std::uint64_t since, bool demanded, Trash& trash);
+    void wait_for(const Uploads& uploads, Worker& worker);
+    void keep(const std::shared_ptr<const BundleData>& bundle);
+    void begin_prefetches(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them, Uploads& begun);
+    [[noreturn]] void refuse(const BundleData& bundle) const;
+
+    // Room.
+    bool admit(std::span<Group* const> groups, std::uint64_t since, bool may_cancel, Trash& trash);
+    static bool is_idle(const Upload& upload) noexcept;
+    std::uint64_t cancellable() const noexcept;
+    void cancel_latest(std::uint64_t bytes, Trash& trash);
+    void cancel(Upload& upload, Trash& trash) noexcept;
+    void evict(Holding& holding, Trash& trash) noexcept;
+    void let_go(const Group& group, Trash& trash) noexcept;
+    void settle(std::span<Group* const> groups);
+
+    // Memory.
+    void prepare(const std::shared_ptr<Upload>& upload) noexcept;
+    std::shared_ptr<DeviceMemory> provide(const Upload& upload);
+    std::shared_ptr<DeviceMemory> settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
+    std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
+    void free(Lock& lock, std::shared_ptr<DeviceMemory> memory) noexcept;
+    void free_kept(Lock& lock) noexcept;
+    void evict_all() noexcept;
+
+    // Uploads; called by Upload and Group.
+    void arrive(Upload& upload, std::exception_ptr failed) noexcept;
+    void forget(Group& group) noexcept;
+
+    const std::shared_ptr<Device> device_;
+    Readers& readers_;
+    StagingRing staging_;
+    const JobSizes sizes_;
+    Owners owners_;
+
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;  // something arrived, failed or left
+    Residency residency_;
+    Heap heap_;
+    std::list<Upload*> uploads_;  // on their way, in the order in which they began
+    std::unordered_map<const Group*, Bundles> kept_;
+    std::atomic<std::uint64_t> time_ = 0;  // counts acquires of absent groups, and prefetches
+    std::atomic<std::uint64_t> read_ = 0;     // bytes
+    std::atomic<std::int64_t> stalled_ = 0;   // nanoseconds
+    bool stopping_ = false;
+    UploadStats stats_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,230 @@
+// Makes room for groups under the budget, and gets device memory for them. A group claims its room first, in one step
+// under the lock. Its memory comes after that, from what is kept or from the device, and may have to wait for memory
+// that is leaving.
+#include "device/cache.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// Claims memory for absent groups, which must be brought together. Evicts what was last used at `since` or before, and
+/// cancels prefetches that nobody waits for, if allowed. Returns false, and changes nothing, if that is not enough.
+bool Cache::admit(std::span<Group* const> groups, std::uint64_t since, bool may_cancel, Trash& trash) {
+    std::vector<Holding*> victims;
+    std::uint64_t missing = residency_.reserve(residency_.claims_of(groups), since, victims);
+    if (missing > 0) {
+        // The block that small groups are put into can go, too.
+        Residency::restore(victims);
+        victims.clear();
+        residency_.open(nullptr);
+        missing = residency_.reserve(residency_.claims_of(groups), since, victims);
+    }
+    if (missing > 0 && (!may_cancel || missing > cancellable())) {
+        Residency::restore(victims);
+        return false;
+    }
+    if (missing > 0) {
+        trash.groups.reserve(uploads_.size());
+        trash.uploads.reserve(uploads_.size());
+    }
+    for (Holding* const victim : victims) evict(*victim, trash);
+    cancel_latest(missing, trash);
+    settle(groups);
+    return true;
+}
+
+/// Returns the bytes of prefetches that nobody waits for.
+std::uint64_t Cache::cancellable() const noexcept {
+    std::uint64_t sum = 0;
+    for (const Upload* upload : uploads_)
+        if (is_idle(*upload)) sum += upload->group->holding->size;
+    return sum;
+}
+
+bool Cache::is_idle(const Upload& upload) noexcept {
+    return !upload.cancelled && !upload.group->word.leased() && !upload.group->holding->shared;
+}
+
+/// Cancels prefetches, the latest first, until they release `bytes`.
+void Cache::cancel_latest(std::uint64_t bytes, Trash& trash) {
+    for (auto at = uploads_.end(); bytes > 0 && at != uploads_.begin();) {
+        Upload& upload = **--at;
+        if (!is_idle(upload)) continue;
+        bytes -= std::min(bytes, upload.group->holding->size);
+        ++at;  // cancel() may remove it
+        cancel(upload, trash);
+    }
+}
+
+/// Makes an arriving group absent. Its memory leaves when the jobs in progress are done.
+void Cache::cancel(Upload& upload, Trash& trash) noexcept {
+    Group& group = *upload.group;
+    upload.cancelled = true;
+    group.word.change(State::arriving, State::absent);
+    trash.uploads.push_back(std::move(group.upload));
+    let_go(group, trash);
+    if (Holding* const empty = residency_.take_out(group)) upload.leaving = residency_.remove(*empty);
+    if (!upload.submitted || !readers_.cancel(upload)) return;  // who has it in hand calls arrive()
+    uploads_.erase(upload.place);
+    upload.finished = true;
+    if (upload.leaving) heap_.keep(std::move(upload.leaving));
+    upload.memory.reset();
+    trash.groups.push_back(std::move(upload.group));
+    changed_.notify_all();
+}
+
+/// Evicts all groups of a holding, which are reserved, and keeps its memory for others.
+void Cache::evict(Holding& holding, Trash& trash) noexcept {
+    stats_.evictions += holding.groups.size();
+    for (Group* const group : holding.groups) {
+        group->word.change(State::reserved, State::absent);
+        group->memory.reset();
+        group->holding = nullptr;
+        let_go(*group, trash);
+    }
+    holding.groups.clear();
+    heap_.keep(residency_.remove(holding));
+}
+
+/// Stops holding the bundles of a group of which nobody else has a handle.
+void Cache::let_go(const Group& group, Trash& trash) noexcept {
+    const auto kept = kept_.find(&group);
+    if (kept == kept_.end()) return;
+    trash.bundles.splice(trash.bundles.end(), kept->second);
+    kept_.erase(kept);
+}
+
+/// Gives each group a holding. There is room for all of them.
+void Cache::settle(std::span<Group* const> groups) {
+    Holding* block = nullptr;  // a new one for the small groups
+    std::size_t settled = 0;
+    try {
+        for (; settled < groups.size(); ++settled) {
+            Group& group = *groups[settled];
+            const std::uint64_t size = group.layout.size;
+            if (!residency_.shares(size)) {
+                Residency::put(group, residency_.add(size, false));
+                continue;
+            }
+            Holding* in = residency_.open_block(size);
+            if (in == nullptr) {
+                if (block == nullptr || !block->has_room(size)) block = &residency_.add(residency_.next_block(size), true);
+                in = block;
+            }
+            Residency::put(group, *in);
+        }
+    } catch (...) {
+        for (Group* const group : groups.first(settled))
+            if (Holding* const empty = residency_.take_out(*group)) residency_.remove(*empty);
+        throw;
+    }
+}
+
+/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload.
+void Cache::prepare(const std::shared_ptr<Upload>& upload) noexcept {
+    std::shared_ptr<DeviceMemory> memory;
+    std::exception_ptr fault =
+        fault_of(upload->group->layout.tensors.front().name(), [&] { memory = provide(*upload); });
+    Lock lock(mutex_);
+    if (!memory || upload->cancelled) {
+        memory.reset();
+        lock.unlock();
+        return arrive(*upload, std::move(fault));
+    }
+    upload->memory = std::move(memory);
+    upload->offset = upload->group->offset;
+    upload->submitted = true;
+    changed_.notify_all();
+    const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
+    lock.unlock();
+    if (upload->jobs() == 0) return upload->finish();
+    // A single job is done by the thread that waits for it, sooner than another thread wakes up.
+    if (upload->jobs() > 1 || lane == Readers::Lane::bulk) readers_.submit(upload, lane);
+}
+
+/// Returns the memory of the holding that an upload has. Returns null if the upload was cancelled.
+std::shared_ptr<DeviceMemory> Cache::provide(const Upload& upload) {
+    Lock lock(mutex_);
+    if (upload.cancelled) return nullptr;
+    Holding& holding = *upload.group->holding;
+    if (holding.memory) return holding.memory;
+    const std::uint64_t size = holding.size;
+    if (auto kept = heap_.take(size, size + size / 8)) {
+        if (residency_.resize(holding, kept->size())) return settle_in(holding, std::move(kept));
+        heap_.keep(std::move(kept));
+    }
+    while (!heap_.fits(size)) {
+        if (auto old = heap_.take_to_free(size)) free(lock, std::move(old));
+        else changed_.wait(lock);
+        if (upload.cancelled) return nullptr;
+    }
+    heap_.coming(size);
+    lock.unlock();
+    std::shared_ptr<DeviceMemory> memory;
+    try {
+        memory = allocate(size);
+    } catch (...) {
+        lock.lock();
+        heap_.gone(size);
+        changed_.notify_all();
+        throw;
+    }
+    lock.lock();
+    if (!upload.cancelled) return settle_in(holding, std::move(memory));
+    heap_.keep(std::move(memory));
+    changed_.notify_all();
+    return nullptr;
+}
+
+std::shared_ptr<DeviceMemory> Cache::settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept {
+    holding.memory = std::move(memory);
+    if (holding.shared) residency_.open(&holding);
+    return holding.memory;
+}
+
+/// Allocates device memory. If the device is full, frees what is kept, and tries once more.
+std::shared_ptr<DeviceMemory> Cache::allocate(std::uint64_t size) {
+    try {
+        return device_->allocate(size);
+    } catch (const Error& error) {
+        if (error.code() != Errc::out_of_memory) throw;
+    }
+    Lock lock(mutex_);
+    free_kept(lock);
+    lock.unlock();
+    return device_->allocate(size);
+}
+
+/// Frees memory that belongs to no holding. Releases the lock meanwhile. It counts until it is free.
+void Cache::free(Lock& lock, std::shared_ptr<DeviceMemory> memory) noexcept {
+    const std::uint64_t size = memory->size();
+    lock.unlock();
+    memory.reset();
+    lock.lock();
+    heap_.gone(size);
+    changed_.notify_all();
+}
+
+void Cache::free_kept(Lock& lock) noexcept {
+    while (auto memory = heap_.take_to_free(0)) free(lock, std::move(memory));
+}
+
+/// Frees everything that is not leased, and all that is kept.
+void Cache::evict_all() noexcept {
+    Trash trash;
+    Lock lock(mutex_);
+    for (auto& [group, bundles] : kept_) trash.bundles.splice(trash.bundles.end(), bundles);
+    kept_.clear();
+    for (std::size_t i = 0; i < residency_.holdings().size();) {
+        Holding& holding = *residency_.holdings()[i];
+        if (Residency::try_reserve(holding)) evict(holding, trash);  // puts another one at `i`
+        else ++i;
+    }
+    free_kept(lock);
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,182 @@
+// The jobs that fill a range of device memory with its tensors.
+#include "device/fill_plan.hpp"
+
+#include "lazy/stored_tensor.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+// A tensor of this size is gathered whole, however it is stored: what it is gathered from stays in the CPU cache.
+constexpr std::uint64_t small_tensor = 256_KiB;
+
+/// Returns the bytes that have to be read for `bytes` of a value: more or fewer if the tensor is cast.
+std::uint64_t stored_bytes(const LazyTensor& tensor, std::uint64_t bytes) {
+    if (tensor.dtype() == tensor.stored()->dtype()) return bytes;
+    return bytes / element_size(tensor.dtype()) * element_size(tensor.stored()->dtype());
+}
+
+/// Gathers the parts of all tensors that are in `range` into `picture`, which shows that range. Returns the bytes read.
+std::uint64_t gather(const Layout& layout, Extent range, std::size_t first, Gatherer& gatherer,
+                     std::span<std::byte> picture) {
+    std::uint64_t read = 0;
+    gatherer.begin();
+    for (std::size_t i = first; i < layout.tensors.size() && layout.places[i] < range.end(); ++i) {
+        const LazyTensor& tensor = layout.tensors[i];
+        const Extent own = layout.extent(i);
+        const std::uint64_t begin = std::max(own.offset, range.offset);
+        const std::uint64_t end = std::min(own.end(), range.end());
+        if (begin >= end) continue;
+        gatherer.add(tensor, tensor.dtype(), begin - own.offset, picture.subspan(begin - range.offset, end - begin));
+        read += stored_bytes(tensor, end - begin);
+    }
+    gatherer.flush();
+    return read;
+}
+
+/// Clears the bytes of `picture` that belong to no tensor, so that a device never sees what a slab held before.
+void clear_padding(const Layout& layout, Extent range, std::size_t first, std::span<std::byte> picture) {
+    std::uint64_t at = range.offset;
+    const auto clear_to = [&](std::uint64_t end) {
+        if (end > at) std::memset(picture.data() + (at - range.offset), 0, end - at);
+    };
+    for (std::size_t i = first; i < layout.tensors.size() && layout.places[i] < range.end(); ++i) {
+        clear_to(layout.places[i]);
+        at = std::max(at, layout.extent(i).end());
+    }
+    clear_to(range.end());
+}
+
+/// Joins ranges of equal size and distance into rows.
+class RowJoiner {
+public:
+    explicit RowJoiner(const FillPlan::Copies& copies) : copies_(copies) {}
+
+    void add(std::uint64_t to, std::uint64_t from, std::uint64_t size) {
+        if (rows_.rows > 0 && size == rows_.row_bytes) {
+            const std::uint64_t to_pitch = to - last_to_;
+            const std::uint64_t from_pitch = from - last_from_;
+            if (rows_.rows == 1) {
+                rows_.to_pitch = to_pitch;
+                rows_.from_pitch = from_pitch;
+            }
+            if (to_pitch == rows_.to_pitch && from_pitch == rows_.from_pitch) {
+                ++rows_.rows;
+                last_to_ = to;
+                last_from_ = from;
+                return;
+            }
+        }
+        flush();
+        rows_ = {.to = to, .to_pitch = size, .from = from, .from_pitch = size, .row_bytes = size, .rows = 1};
+        last_to_ = to;
+        last_from_ = from;
+    }
+
+    void flush() {
+        if (rows_.rows == 1) copies_.range(rows_.to, {rows_.from, rows_.row_bytes});
+        else if (rows_.rows > 1) copies_.rows(rows_);
+        rows_.rows = 0;
+    }
+
+private:
+    const FillPlan::Copies& copies_;
+    RowCopy rows_ = {};
+    std::uint64_t last_to_ = 0;
+    std::uint64_t last_from_ = 0;
+};
+
+}  // namespace
+
+FillPlan::FillPlan(const Layout& layout, std::uint64_t most_bytes, std::uint64_t tile_bytes) {
+    most_bytes = most_bytes / place_alignment * place_alignment;
+    Extent run;             // tensors that are filled together
+    std::size_t first = 0;  // the first of them
+    const auto end_run = [&] {
+        if (run.size > 0) add_range(run, first);
+        run.size = 0;
+    };
+    for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
+        const Extent own = layout.extent(i);
+        if (own.size == 0) continue;
+        const bool simple = layout.tensors[i].placement().has_value();
+        if (!simple && own.size > std::min(small_tensor, most_bytes)) {
+            end_run();
+            add_blocks(layout, i, most_bytes, tile_bytes);
+            continue;
+        }
+        if (run.size == 0 || (!simple && own.end() - run.offset > most_bytes)) {
+            end_run();
+            run.offset = own.offset;
+            first = i;
+        }
+        // Only a simple tensor is cut: its bytes can be read from any offset.
+        while (own.end() - run.offset > most_bytes) {
+            add_range({run.offset, most_bytes}, first);
+            run.offset += most_bytes;
+            first = i;
+        }
+        run.size = own.end() - run.offset;
+    }
+    end_run();
+}
+
+void FillPlan::add_range(Extent range, std::size_t first) {
+    jobs_.push_back({range, static_cast<std::uint32_t>(first), none, 0});
+}
+
+void FillPlan::add_blocks(const Layout& layout, std::size_t tensor, std::uint64_t most_bytes,
+                          std::uint64_t tile_bytes) {
+    const LazyTensor& lazy = layout.tensors[tensor];
+    Blocks blocks = Blocks::wants_rows(lazy) ? Blocks::for_disk(lazy, most_bytes) : Blocks(lazy, most_bytes);
+    if (!blocks.ranges()) blocks = Blocks(lazy, std::min(tile_bytes, most_bytes));
+    for (std::uint64_t block = 0; block < blocks.count(); ++block) {
+        const Extent range = blocks.ranges() ? blocks.range(block) : Extent{0, blocks.size(block)};
+        jobs_.push_back({{layout.places[tensor] + range.offset, range.size},
+                         static_cast<std::uint32_t>(tensor),
+                         static_cast<std::uint32_t>(blocks_.size()),
+                         block});
+    }
+    blocks_.push_back(std::move(blocks));
+}
+
+std::uint64_t FillPlan::fill(const Layout& layout, std::size_t i, Worker& worker, std::span<std::byte> memory) const {
+    const Job& job = jobs_[i];
+    if (!is_tile(job))
+        return gather(layout, job.range, job.tensor, worker.gatherer,
+                      memory.subspan(job.range.offset, job.range.size));
+    const LazyTensor& tensor = layout.tensors[job.tensor];
+    std::byte* const to = memory.data() + layout.places[job.tensor];
+    const Blocks& tiles = blocks_[job.blocks];
+    const auto tile = tiles.gather(job.block, tensor, worker.gatherer, worker.buffer(job.range.size));
+    tiles.scatter(job.block, [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
+        std::memcpy(to + at, tile.data() + from, size);
+    });
+    return stored_bytes(tensor, tile.size());
+}
+
+std::uint64_t FillPlan::fill(const Layout& layout, std::size_t i, Worker& worker, std::span<std::byte> slab,
+                             const Copies& copies) const {
+    const Job& job = jobs_[i];
+    if (!is_tile(job)) {
+        const auto picture = slab.first(job.range.size);
+        const std::uint64_t read = gather(layout, job.range, job.tensor, worker.gatherer, picture);
+        clear_padding(layout, job.range, job.tensor, picture);
+        copies.range(job.range.offset, {0, job.range.size});
+        return read;
+    }
+    const LazyTensor& tensor = layout.tensors[job.tensor];
+    const Blocks& tiles = blocks_[job.blocks];
+    const auto tile = tiles.gather(job.block, tensor, worker.gatherer, slab);
+    RowJoiner rows(copies);
+    tiles.scatter(job.block, [&](std::uint64_t at, std::uint64_t from, std::uint64_t size) {
+        rows.add(layout.places[job.tensor] + at, from, size);
+    });
+    rows.flush();
+    return stored_bytes(tensor, tile.size());
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,114 @@
+// A group: the tensors that one bundle owns, and the word that says whether they are on the device.
+#pragma once
+
+#include "device/fill_plan.hpp"
+#include "device/layout.hpp"
+
+#include <safemap/bundle.hpp>
+
+#include <atomic>
+#include <cassert>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+class Cache;
+class Upload;
+struct Holding;
+
+/// The state and the leases of a group in one atomic word. A lease of a resident group is one step on it, without a
+/// lock. All other changes of the state are made under the lock of the cache; leases may end at any time.
+class Word {
+public:
+    /// `reserved` lasts no longer than the lock is held: the group was resident and not leased, its memory is wanted,
+    /// and it becomes absent, or resident again.
+    enum class State : std::uint64_t { absent, arriving, resident, reserved };
+
+    State state() const noexcept { return state_of(word_.load(std::memory_order_acquire)); }
+    bool leased() const noexcept { return (word_.load(std::memory_order_acquire) & lease_mask) != 0; }
+
+    /// Leases a resident group. Returns false in any other state.
+    bool try_lease() noexcept {
+        std::uint64_t word = word_.load(std::memory_order_relaxed);
+        while (state_of(word) == State::resident)
+            if (word_.compare_exchange_weak(word, word + 1, std::memory_order_acquire, std::memory_order_relaxed))
+                return true;
+        return false;
+    }
+    /// Reserves a resident group that is not leased. Returns false otherwise.
+    bool try_reserve() noexcept {
+        std::uint64_t word = of(State::resident);
+        return word_.compare_exchange_strong(word, of(State::reserved), std::memory_order_acquire,
+                                             std::memory_order_relaxed);
+    }
+    /// Leases in any state; under the lock.
+    void lease() noexcept { word_.fetch_add(1, std::memory_order_acquire); }
+    void release() noexcept {
+        [[maybe_unused]] const std::uint64_t before = word_.fetch_sub(1, std::memory_order_release);
+        assert((before & lease_mask) != 0);
+    }
+    /// Changes the state; under the lock. What was written before is seen by who leases after.
+    void change(State from, State to) noexcept {
+        assert(state() == from);
+        word_.fetch_add(of(to) - of(from), std::memory_order_acq_rel);  // wraps
+    }
+
+private:
+    static constexpr unsigned state_shift = 62;
+    static constexpr std::uint64_t lease_mask = (std::uint64_t{1} << state_shift) - 1;
+    static constexpr State state_of(std::uint64_t word) noexcept { return static_cast<State>(word >> state_shift); }
+    static constexpr std::uint64_t of(State state) noexcept { return static_cast<std::uint64_t>(state) << state_shift; }
+
+    std::atomic<std::uint64_t> word_ = of(State::absent);
+};
+
+/// Tensors that come and go together, their layout, and their memory while they are there. `word` and `used` may be
+/// used by any thread; the members below are guarded by the lock of the cache, but what a lease holds does not change.
+class Group {
+public:
+    Group(Cache& owner, Layout arranged, std::uint64_t most_bytes, std::uint64_t tile_bytes)
+        : cache(owner), layout(std::move(arranged)), plan(layout, most_bytes, tile_bytes) {}
+    /// Gives the memory back to the cache.
+    ~Group();
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+
+    Cache& cache;
+    const Layout layout;
+    const FillPlan plan;
+
+    Word word = {};
+    std::atomic<std::uint64_t> used = 0;  // the cache's time of the last use
+
+    std::shared_ptr<DeviceMemory> memory = {};  // set while resident
+    std::uint64_t offset = 0;                   // of the layout in that memory, bytes
+    Holding* holding = nullptr;                 // the memory that counts for it; set while resident or arriving
+    std::shared_ptr<Upload> upload = {};        // set while arriving
+    std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire
+};
+
+/// What a Bundle is a handle of. Nothing of it changes, but the index of names is made on first use.
+struct BundleData {
+    std::shared_ptr<Cache> cache;
+    std::vector<std::shared_ptr<Group>> groups;  // owners of the tensors, each once
+    const Group* own = nullptr;                  // the group that was made for this bundle
+    std::deque<LazyTensor> renamed;                      // tensors with another name than in their group
+    std::vector<DeviceTensor> tensors;                   // in the order of the request
+    std::uint64_t device_bytes = 0;
+
+    /// Returns the tensor with this name, or null. May be called from several threads at once.
+    const DeviceTensor* find(std::string_view name) const;
+
+private:
+    mutable std::once_flag indexed_;
+    mutable std::vector<std::uint32_t> by_name_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,106 @@
+// The places of tensors in the memory that they share on a device.
+#include "device/layout.hpp"
+
+#include "base/checked.hpp"
+#include "lazy/stored_tensor.hpp"
+
+#include <safemap/error.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+/// A byte of a source, which has the number that Sources gave it.
+struct FilePlace {
+    std::uint32_t source = 0;
+    std::uint64_t offset = 0;
+
+    friend auto operator<=>(const FilePlace&, const FilePlace&) = default;
+};
+
+/// Numbers sources in the order in which they appear.
+class Sources {
+public:
+    std::uint32_t number(const Source& source) {
+        if (&source != last_) {
+            last_ = &source;
+            last_number_ = numbers_.try_emplace(&source, static_cast<std::uint32_t>(numbers_.size())).first->second;
+        }
+        return last_number_;
+    }
+
+private:
+    std::unordered_map<const Source*, std::uint32_t> numbers_;
+    const Source* last_ = nullptr;
+    std::uint32_t last_number_ = 0;
+};
+
+/// Returns the place of the first element. Tensors without elements come first.
+FilePlace place_of(const LazyTensor& tensor, Sources& sources) {
+    if (tensor.element_count() == 0) return {};
+    const StoredTensor& stored = *tensor.stored();
+    const auto element = static_cast<std::uint64_t>(tensor.strided_view().offset);
+    const std::uint64_t unit = whole_bytes(stored.dtype()) ? element : element * bits(stored.dtype()) / 8;
+    const StoredTensor::Place place = stored.locate(unit);
+    return {sources.number(stored.source(place.source)), place.offset};
+}
+
+/// Returns the numbers of the tensors in the order of their places.
+std::vector<std::uint32_t> in_file_order(const std::vector<LazyTensor>& tensors) {
+    Sources sources;
+    std::vector<FilePlace> places;
+    places.reserve(tensors.size());
+    for (const LazyTensor& tensor : tensors) places.push_back(place_of(tensor, sources));
+    std::vector<std::uint32_t> order(tensors.size());
+    std::iota(order.begin(), order.end(), 0U);
+    const auto before = [&](std::uint32_t a, std::uint32_t b) { return places[a] < places[b]; };
+    if (!std::ranges::is_sorted(places)) std::ranges::stable_sort(order, before);
+    return order;
+}
+
+/// Returns the end of a tensor of `size` bytes at the first aligned place from `at` on, or nothing beyond 64 bits.
+std::optional<Extent> next_place(std::uint64_t at, std::uint64_t size) {
+    const auto padded = checked_add(at, place_alignment - 1);
+    if (!padded) return std::nullopt;
+    const std::uint64_t place = *padded / place_alignment * place_alignment;
+    if (!checked_add(place, size)) return std::nullopt;
+    return Extent{place, size};
+}
+
+}  // namespace
+
+std::size_t Layout::first_after(std::uint64_t at) const noexcept {
+    std::size_t low = 0;
+    std::size_t high = tensors.size();
+    while (low < high) {
+        const std::size_t middle = low + (high - low) / 2;
+        if (extent(middle).end() <= at) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+Layout lay_out(std::vector<LazyTensor> tensors, std::vector<std::uint32_t>& from) {
+    from = in_file_order(tensors);
+    Layout layout;
+    layout.tensors.reserve(tensors.size());
+    layout.places.reserve(tensors.size());
+    for (const std::uint32_t i : from) {
+        const auto place = next_place(layout.size, tensors[i].nbytes());
+        if (!place)
+            throw Error(Errc::budget_exceeded, "the tensors of the bundle need more than 2^64 bytes")
+                .with_tensor(tensors[i].name());
+        layout.places.push_back(place->offset);
+        if (place->size > 0) layout.size = place->end();
+        layout.value_bytes += place->size;
+        layout.tensors.push_back(std::move(tensors[i]));
+    }
+    return layout;
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,107 @@
+// Which group owns a tensor.
+#include "device/owners.hpp"
+
+#include "lazy/same_tensor.hpp"
+
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// The tensors of a group that is being made. They are in the table already, so that an equal tensor finds them. If the
+/// group is not made after all, they are removed.
+class Owners::Newcomers {
+public:
+    explicit Newcomers(Table& table) noexcept : table_(table) {}
+    ~Newcomers() {
+        for (const auto& entry : entries_) table_.erase(entry);
+    }
+    Newcomers(const Newcomers&) = delete;
+    Newcomers& operator=(const Newcomers&) = delete;
+
+    bool empty() const noexcept { return tensors_.empty(); }
+    /// Returns the number of an equal tensor that was added before.
+    std::optional<std::uint32_t> find(const LazyTensor& tensor) const {
+        const auto [begin, end] = table_.equal_range(tensor.stored().get());
+        for (auto entry = begin; entry != end; ++entry)
+            if (entry->second.address == nullptr && SameTensor()(&tensors_[entry->second.tensor], &tensor))
+                return entry->second.tensor;
+        return std::nullopt;
+    }
+    std::uint32_t add(LazyTensor&& tensor, std::size_t expected) {
+        const auto number = static_cast<std::uint32_t>(tensors_.size());
+        if (tensors_.empty()) {
+            tensors_.reserve(expected);
+            entries_.reserve(expected);
+            table_.reserve(table_.size() + expected);
+        }
+        entries_.push_back(table_.insert({tensor.stored().get(), {{}, nullptr, number}}));
+        tensors_.push_back(std::move(tensor));
+        return number;
+    }
+
+    /// Makes the group. Sets `at[number]` to the number in its layout of the tensor that add() gave `number`.
+    std::shared_ptr<Group> make_group(Cache& cache, JobSizes sizes, std::vector<std::uint32_t>& at) {
+        at.resize(tensors_.size());
+        std::vector<std::uint32_t> from;
+        auto group = std::make_shared<Group>(cache, lay_out(std::move(tensors_), from), sizes.job, sizes.tile);
+        for (std::uint32_t i = 0; i < from.size(); ++i) {
+            at[from[i]] = i;
+            entries_[from[i]]->second = {group, group.get(), i};
+        }
+        entries_.clear();
+        return group;
+    }
+
+private:
+    Table& table_;
+    std::vector<LazyTensor> tensors_;
+    std::vector<Table::iterator> entries_;  // parallel to tensors_
+};
+
+std::vector<Owners::Place> Owners::own(Cache& cache, std::vector<LazyTensor>& tensors, JobSizes sizes) {
+    std::vector<Place> places(tensors.size());  // outlives the lock: the last owner of a group may be in it
+    const std::lock_guard lock(mutex_);
+    Newcomers newcomers(table_);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        places[i] = find_known(tensors[i]);
+        if (places[i].group) continue;
+        const auto before = newcomers.find(tensors[i]);
+        places[i].moved = !before;
+        places[i].tensor = before ? *before : newcomers.add(std::move(tensors[i]), tensors.size() - i);
+    }
+    if (newcomers.empty()) return places;
+    std::vector<std::uint32_t> at;
+    const auto group = newcomers.make_group(cache, sizes, at);
+    for (Place& place : places)
+        if (!place.group) place = {group, at[place.tensor], true, place.moved};
+    return places;
+}
+
+std::shared_ptr<Group> Owners::find(const LazyTensor& tensor) const {
+    const std::lock_guard lock(mutex_);
+    return find_known(tensor).group;
+}
+
+Owners::Place Owners::find_known(const LazyTensor& tensor) const {
+    const auto [begin, end] = table_.equal_range(tensor.stored().get());
+    for (auto entry = begin; entry != end; ++entry) {
+        const Owned& owned = entry->second;
+        // The group at this address lives, because its destructor begins with forget().
+        if (owned.address == nullptr || !SameTensor()(&owned.address->layout.tensors[owned.tensor], &tensor)) continue;
+        if (auto group = owned.group.lock()) return {.group = std::move(group), .tensor = owned.tensor};
+    }
+    return {};
+}
+
+void Owners::forget(const Group& group) noexcept {
+    const std::lock_guard lock(mutex_);
+    for (const LazyTensor& tensor : group.layout.tensors) {
+        const auto [begin, end] = table_.equal_range(tensor.stored().get());
+        for (auto entry = begin; entry != end;)
+            entry = entry->second.address == &group ? table_.erase(entry) : std::next(entry);
+    }
+}
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,92 @@
+// The reader threads of the process, and the tasks that they work on. They know nothing of devices.
+#pragma once
+
+#include "lazy/bulk.hpp"
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+class Readers;
+
+/// Work that consists of jobs, which threads may do in any order and at the same time.
+class Task {
+public:
+    explicit Task(std::size_t jobs) noexcept : jobs_(jobs) {}
+    virtual ~Task() = default;
+    Task(const Task&) = delete;
+    Task& operator=(const Task&) = delete;
+
+    /// Does a job. Returns false if the jobs that have not begun are not needed any more.
+    virtual bool run(std::size_t job, Worker& worker) noexcept = 0;
+    /// Is called once, after the last job, by the thread that did it. A task without jobs is not finished by readers.
+    virtual void finish() noexcept = 0;
+
+    std::size_t jobs() const noexcept { return jobs_; }
+
+private:
+    friend class Readers;
+    bool exhausted() const noexcept { return next_ == jobs_; }
+
+    // Guarded by the mutex of the readers.
+    std::size_t jobs_;
+    std::size_t next_ = 0;     // the next job to begin
+    std::size_t running_ = 0;  // jobs in progress
+};
+
+/// Threads that do the jobs of tasks: first of those that somebody waits for (demand), then of the others (bulk), each
+/// in the order in which they were submitted. All members may be called from several threads at once.
+class Readers {
+public:
+    enum class Lane : std::uint8_t { demand, bulk };
+
+    /// Returns the readers of this process. They live as long as somebody holds them.
+    static std::shared_ptr<Readers> of_process();
+
+    Readers() = default;
+    /// Joins the threads, each after its current job.
+    ~Readers();
+    Readers(const Readers&) = delete;
+    Readers& operator=(const Readers&) = delete;
+
+    /// Makes sure that there will be at least `count` threads. They start with the first task.
+    void expect(unsigned count);
+    /// Queues a task. A task may be queued in both lanes, and is done once.
+    void submit(const std::shared_ptr<Task>& task, Lane lane);
+    /// Does one job of the task on the calling thread. Returns false if no job is left to begin.
+    bool help(Task& task, Worker& worker);
+    /// Returns true if a job of the task is left to begin.
+    bool has_jobs(const Task& task) const;
+    /// Drops the jobs that have not begun. Returns true if none is running: then finish() will not be called, and was
+    /// not called before.
+    bool cancel(Task& task);
+
+    /// Lends the memory that a calling thread needs to do jobs, and takes it back.
+    std::unique_ptr<Worker> borrow_worker();
+    void give_back(std::unique_ptr<Worker> worker) noexcept;
+
+private:
+    using Lock = std::unique_lock<std::mutex>;
+    void start_threads() noexcept;
+    std::shared_ptr<Task> next_task();
+    void run_next(Lock& lock, Task& task, Worker& worker);
+    void read_until_stopped();
+
+    mutable std::mutex mutex_;
+    std::condition_variable work_;
+    std::deque<std::shared_ptr<Task>> demand_;
+    std::deque<std::shared_ptr<Task>> bulk_;
+    std::vector<std::unique_ptr<Worker>> idle_;
+    std::vector<std::thread> threads_;
+    unsigned expected_ = 0;
+    bool stopping_ = false;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device

@@ -1,0 +1,67 @@
+// Upload: a group on its way to a device.
+#pragma once
+
+#include "device/group.hpp"
+#include "device/readers.hpp"
+
+#include <safemap/error.hpp>
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// Returns what `work` throws, or null if it throws nothing. Adds the tensor's name to an Error that has none, if there
+/// is memory for it.
+template <class Work> std::exception_ptr fault_of(const std::string& tensor, Work&& work) noexcept {
+    try {
+        work();
+        return nullptr;
+    } catch (Error& error) {
+        try {
+            error.with_tensor(tensor);
+        } catch (...) {
+        }
+        return std::current_exception();
+    } catch (...) {
+        return std::current_exception();
+    }
+}
+
+/// The task that fills the memory of a group. The lock of the cache guards all members but `memory` and `offset`, which
+/// do not change after the task was submitted.
+class Upload final : public Task {
+public:
+    explicit Upload(std::shared_ptr<Group> of) : Task(of->plan.jobs()), cache_(of->cache), group(std::move(of)) {}
+
+    bool run(std::size_t job, Worker& worker) noexcept override;
+    void finish() noexcept override;
+
+private:
+    std::uint64_t read_staged(std::size_t job, Worker& worker);
+    void remember(std::shared_ptr<DeviceEvent> copy);
+
+    Cache& cache_;
+
+public:
+    std::shared_ptr<Group> group;  // until the upload is finished
+    std::shared_ptr<DeviceMemory> memory = {};
+    std::uint64_t offset = 0;  // bytes
+
+    std::atomic<bool> submitted = false;  // memory is set, and jobs may run
+    bool demanded = false;                // somebody waits for it
+    bool cancelled = false;               // the group does not want it any more
+    bool finished = false;
+    std::exception_ptr fault = {};
+    /// Of a cancelled upload: memory that is free when no job uses it any more.
+    std::shared_ptr<DeviceMemory> leaving = {};
+    std::vector<std::shared_ptr<DeviceEvent>> copies = {};
+    std::list<Upload*>::iterator place = {};  // in the cache's list
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device
