@@ -4,6 +4,7 @@
 #include <safemap/bundle.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
+#include <safemap/upload_plan.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -42,8 +43,7 @@ struct UploadStats {
     std::uint64_t bytes_direct = 0;        ///< bytes read without the page cache; 0 at present
 };
 
-/// Uploads tensors of one checkpoint to one device, and evicts them, least recently used first, to stay within a memory
-/// budget. Shares the device, the checkpoint, and the reader threads of the process. Members may be called from several
+/// Uploads tensors of one checkpoint to one device, and evicts them to stay within a memory budget. Shares the device, the checkpoint, and the reader threads of the process. Members may be called from several
 /// threads at once.
 ///
 /// The unit is the bundle. A program that knows its layers or experts makes their bundles once, and leases those. The
@@ -101,6 +101,30 @@ public:
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
     /// Does so for each selected tensor by itself.
     void prefetch(const Selection& selection);
+
+    /// Makes the plan a standing order, in place of the one before; a plan without bundles ends it. From now on, each
+    /// acquire() of a bundle of the plan, and each end of its lease, starts the uploads that come next as far as there
+    /// is room, so no other prefetch is needed. Starts the first ones, and returns at once.
+    ///
+    /// If a cyclic plan does not fit into the budget, some bundles stay on the device, spread evenly over the order. The
+    /// others share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease holds
+    /// the slot. A pass then uploads S - (B - W) bytes: S is the size of all bundles, B the budget, and W the size of
+    /// the slots, at most the two largest bundles. Bundles that share tensors with others have no slot: their groups stay
+    /// first, or come and go. In a plan that is not cyclic, what is not used again makes way for what is used next.
+    ///
+    /// Other bundles can still be acquired. Memory that the plan uses goes last.
+    ///
+    /// Throws budget_exceeded if the slots do not fit into the budget, or a bundle does not, and invalid_argument as
+    /// acquire() does. Takes time linear in the plan.
+    void follow(const UploadPlan& plan);
+
+    /// Gives the memory of all tensors without a lease back to the device, and stops prefetches and the plan. Copies
+    /// nothing: the files are the backup. Returns the bytes on the device that leases keep. Tensors can be acquired
+    /// meanwhile.
+    std::uint64_t sleep();
+    /// Starts to upload what sleep() took from the device, in the order of the plan, then in that in which the bundles
+    /// were made, and returns at once.
+    void wake();
 
     /// Evicts the bundle, or all bundles that own a selected tensor, unless they are leased or not resident. Gives the
     /// memory back to the device.

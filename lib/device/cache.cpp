@@ -158,7 +158,12 @@ bool Cache::try_lease(const BundleData& bundle) noexcept {
 }
 
 void Cache::release(const BundleData& bundle) noexcept {
-    for (const auto& group : bundle.groups) group->word.release();
+    bool frees_slot = false;
+    for (const auto& group : bundle.groups) {
+        frees_slot = frees_slot || group->slot.load(std::memory_order_relaxed) != no_slot;
+        group->word.release();
+    }
+    if (frees_slot && bundle.cache->follows()) bundle.cache->go_on();
 }
 
 void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it) {
@@ -171,13 +176,16 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     Lock lock(mutex_);
     const std::uint64_t time = ++time_;
     leases.take(time);
-    const Groups absent = join_arriving(*bundle, uploads);
+    const Groups absent = join_arriving(lock, *bundle, uploads);
     uploads.reserve(uploads.size() + absent.size());
-    const Uploads begun = begin(absent, time, true, trash);
+    const Uploads begun = begin(absent, {}, true, trash);
     if (begun.size() < absent.size()) {
         leases.end();
         refuse(*bundle);
     }
+    Uploads ahead;  // that the plan needs next
+    pass(*bundle);
+    advance(ahead, trash);
     lock.unlock();
 
     trash = {};
@@ -185,6 +193,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
         prepare(upload);
         uploads.push_back(upload);
     }
+    for (const auto& upload : ahead) prepare(upload);
     wait_for(uploads, *worker);
     readers_.give_back(std::move(worker));
 
@@ -195,26 +204,36 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     leases.pass_on();
 }
 
-/// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. Throws
-/// the fault of a prefetch.
-Cache::Groups Cache::join_arriving(const BundleData& bundle, Uploads& uploads) {
-    Groups absent;
-    for (const auto& group : bundle.groups) {
-        if (group->word.state() == State::arriving) {
-            const auto& upload = group->upload;
-            uploads.push_back(upload);
-            if (!std::exchange(upload->demanded, true) && upload->submitted)
-                readers_.submit(upload, Readers::Lane::demand);
-        } else if (group->word.state() == State::absent) {
-            if (const auto fault = std::exchange(group->fault, nullptr)) throw_copy(fault);
-            absent.push_back(group);
+/// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. If an
+/// absent group needs a slot into which another one is on its way, waits until that has arrived. Throws the fault of a
+/// prefetch.
+Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads) {
+    for (;;) {
+        Groups absent;
+        uploads.clear();
+        for (const auto& group : bundle.groups) {
+            if (group->word.state() == State::arriving) {
+                hurry(group->upload);
+                uploads.push_back(group->upload);
+            } else if (group->word.state() == State::absent) {
+                if (const auto fault = std::exchange(group->fault, nullptr)) throw_copy(fault);
+                absent.push_back(group);
+            }
         }
+        const auto busy = in_the_way(absent);
+        if (!busy) return absent;
+        hurry(busy);
+        changed_.wait(lock);
     }
-    return absent;
+}
+
+/// Gives an upload priority.
+void Cache::hurry(const std::shared_ptr<Upload>& upload) {
+    if (!std::exchange(upload->demanded, true) && upload->submitted) readers_.submit(upload, Readers::Lane::demand);
 }
 
 /// Claims room for absent groups, and makes them arriving. Returns their uploads, or none if there is no room.
-Cache::Uploads Cache::begin(const Groups& absent, std::uint64_t since, bool demanded, Trash& trash) {
+Cache::Uploads Cache::begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash) {
     Uploads uploads;
     std::list<Upload*> list;
     std::vector<Group*> groups;
@@ -226,7 +245,7 @@ Cache::Uploads Cache::begin(const Groups& absent, std::uint64_t since, bool dema
         list.push_back(uploads.back().get());
         groups.push_back(group.get());
     }
-    if (!admit(groups, since, demanded, trash)) return {};
+    if (!admit(groups, reach, demanded, trash)) return {};
     auto place = list.begin();
     for (const auto& upload : uploads) {
         upload->place = place++;
@@ -305,7 +324,7 @@ void Cache::begin_prefetches(std::span<const std::shared_ptr<const BundleData>> 
             if (group->word.state() == State::absent && !group->fault && !group->word.leased()) absent.push_back(group);
         if (absent.empty()) continue;
         begun.reserve(begun.size() + absent.size());
-        const Uploads uploads = begin(absent, since, false, trash);
+        const Uploads uploads = begin(absent, {.since = since, .planned = false}, false, trash);
         begun.insert(begun.end(), uploads.begin(), uploads.end());
         if (!uploads.empty() && keep_them == Keep::yes) keep(bundle);
     }
@@ -374,24 +393,65 @@ void Cache::forget(Group& group) noexcept {
     changed_.notify_all();
 }
 
-void Cache::stop() noexcept {
+/// Cancels the uploads that `which` returns true for, and waits until they are over.
+template <class Which> void Cache::cancel_if(Lock& lock, Trash& trash, Which&& which) {
+    trash.groups.reserve(trash.groups.size() + uploads_.size());
+    trash.uploads.reserve(trash.uploads.size() + uploads_.size());
+    for (auto at = uploads_.begin(); at != uploads_.end();) {
+        Upload& upload = **at++;  // cancel() may remove it
+        if (!upload.cancelled && which(upload)) cancel(upload, trash);
+    }
+    const auto is_cancelled = [](const Upload* upload) { return upload->cancelled; };
+    changed_.wait(lock, [&] { return std::ranges::none_of(uploads_, is_cancelled); });
+}
+
+std::uint64_t Cache::sleep() {
+    Trash trash;
+    Lock lock(mutex_);
+    sleeping_ = true;
+    cancel_if(lock, trash, [](const Upload& upload) { return !upload.group->word.leased(); });
+    for (const auto& holding : residency_.holdings())
+        for (Group* const group : holding->groups)
+            if (auto shared = group->weak_from_this().lock(); shared && !group->word.leased())
+                asleep_.push_back(std::move(shared));
+    std::ranges::sort(asleep_, {}, &Group::number);
+    evict_all(lock, trash);
+    return heap_.total();
+}
+
+void Cache::wake() {
+    Uploads begun;
+    Trash trash;
     {
         const std::lock_guard lock(mutex_);
-        stopping_ = true;
-    }
-    for (;;) {
-        Trash trash;
-        trash.groups.reserve(1);
-        trash.uploads.reserve(1);
-        Lock lock(mutex_);
-        const auto going = std::ranges::find_if(uploads_, [](const Upload* upload) { return !upload->cancelled; });
-        if (going == uploads_.end()) {
-            changed_.wait(lock, [&] { return uploads_.empty(); });
-            break;
+        sleeping_ = false;
+        advance(begun, trash);
+        for (auto& group : asleep_) {
+            if (group->word.state() == State::absent && !group->fault && !group->word.leased()) {
+                begun.reserve(begun.size() + 1);
+                const Uploads one = begin({group}, {.since = 0, .planned = false}, false, trash);
+                begun.insert(begun.end(), one.begin(), one.end());
+            }
+            trash.groups.push_back(std::move(group));
         }
-        cancel(**going, trash);
+        asleep_.clear();
     }
-    evict_all();
+    for (const auto& upload : begun) prepare(upload);
+}
+
+void Cache::stop() noexcept {
+    Groups asleep;
+    std::unique_ptr<Plan> plan;
+    Trash trash;
+    Lock lock(mutex_);
+    stopping_ = true;
+    follows_ = false;
+    plan.swap(plan_);
+    asleep.swap(asleep_);
+    cancel_if(lock, trash, [](const Upload&) { return true; });
+    for (auto& [group, bundles] : kept_) trash.bundles.splice(trash.bundles.end(), bundles);
+    kept_.clear();
+    evict_all(lock, trash);
 }
 
 Group::~Group() { cache.forget(*this); }

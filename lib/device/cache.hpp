@@ -3,6 +3,7 @@
 
 #include "device/group.hpp"
 #include "device/owners.hpp"
+#include "device/plan.hpp"
 #include "device/readers.hpp"
 #include "device/residency.hpp"
 #include "device/staging.hpp"
@@ -51,6 +52,15 @@ public:
     std::shared_ptr<Group> owner_of(const LazyTensor& tensor) const { return owners_.find(tensor); }
     UploadStats stats() const;
 
+    /// Does the same as Uploader::follow. An empty order ends the plan.
+    void follow(std::vector<std::shared_ptr<const BundleData>> order, bool cyclic);
+    /// Returns true if there is a plan: then reached() must be told of each lease that was taken in one step.
+    bool follows() const noexcept { return follows_.load(std::memory_order_relaxed); }
+    void reached(const BundleData& bundle);
+    /// Do the same as the members of Uploader.
+    std::uint64_t sleep();
+    void wake();
+
     /// Cancels all uploads, waits for the jobs in progress, and frees everything that is not leased. Leases stay valid,
     /// and their memory is freed when they end. Nothing may be requested after this call.
     void stop() noexcept;
@@ -73,22 +83,34 @@ private:
     class Leases;
 
     // Acquiring.
-    Groups join_arriving(const BundleData& bundle, Uploads& uploads);
-    Uploads begin(const Groups& absent, std::uint64_t since, bool demanded, Trash& trash);
+    Groups join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads);
+    void hurry(const std::shared_ptr<Upload>& upload);
+    Uploads begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash);
     void wait_for(const Uploads& uploads, Worker& worker);
     void keep(const std::shared_ptr<const BundleData>& bundle);
     void begin_prefetches(std::span<const std::shared_ptr<const BundleData>> bundles, Keep keep_them, Uploads& begun);
     [[noreturn]] void refuse(const BundleData& bundle) const;
 
     // Room.
-    bool admit(std::span<Group* const> groups, std::uint64_t since, bool may_cancel, Trash& trash);
+    bool admit(std::span<Group* const> groups, Residency::Reach reach, bool may_cancel, Trash& trash);
+    std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
     static bool is_idle(const Upload& upload) noexcept;
     std::uint64_t cancellable() const noexcept;
     void cancel_latest(std::uint64_t bytes, Trash& trash);
     void cancel(Upload& upload, Trash& trash) noexcept;
+    template <class Which> void cancel_if(Lock& lock, Trash& trash, Which&& which);
     void evict(Holding& holding, Trash& trash) noexcept;
+    void vacate(Holding& holding, Trash& trash) noexcept;
     void let_go(const Group& group, Trash& trash) noexcept;
-    void settle(std::span<Group* const> groups);
+    void settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots);
+
+    // Plans.
+    void adopt(const Split& split, Trash& trash);
+    void pass(const BundleData& bundle) noexcept;
+    void advance(Uploads& begun, Trash& trash) noexcept;
+    bool may_take_slot(const Group& group, std::size_t steps) const noexcept;
+    std::shared_ptr<Upload> in_the_way(const Groups& absent) const noexcept;
+    void go_on() noexcept;
 
     // Memory.
     void prepare(const std::shared_ptr<Upload>& upload) noexcept;
@@ -97,7 +119,7 @@ private:
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
     void free(Lock& lock, std::shared_ptr<DeviceMemory> memory) noexcept;
     void free_kept(Lock& lock) noexcept;
-    void evict_all() noexcept;
+    void evict_all(Lock& lock, Trash& trash) noexcept;
 
     // Uploads; called by Upload and Group.
     void arrive(Upload& upload, std::exception_ptr failed) noexcept;
@@ -115,9 +137,13 @@ private:
     Heap heap_;
     std::list<Upload*> uploads_;  // on their way, in the order in which they began
     std::unordered_map<const Group*, Bundles> kept_;
+    std::unique_ptr<Plan> plan_;           // null: none
+    std::atomic<bool> follows_ = false;    // there is a plan
+    Groups asleep_;                        // what wake() brings back
     std::atomic<std::uint64_t> time_ = 0;  // counts acquires of absent groups, and prefetches
     std::atomic<std::uint64_t> read_ = 0;     // bytes
     std::atomic<std::int64_t> stalled_ = 0;   // nanoseconds
+    bool sleeping_ = false;
     bool stopping_ = false;
     UploadStats stats_;
 };

@@ -11,30 +11,52 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Claims memory for absent groups, which must be brought together. Evicts what was last used at `since` or before, and
-/// cancels prefetches that nobody waits for, if allowed. Returns false, and changes nothing, if that is not enough.
-bool Cache::admit(std::span<Group* const> groups, std::uint64_t since, bool may_cancel, Trash& trash) {
+/// Claims memory for absent groups, which must be brought together. Evicts what `reach` allows, and cancels prefetches
+/// that nobody waits for, if allowed. Returns false, and changes nothing, if that is not enough.
+bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool may_cancel, Trash& trash) {
+    std::vector<Holding*> turns;  // slots whose group makes way for another one
     std::vector<Holding*> victims;
-    std::uint64_t missing = residency_.reserve(residency_.claims_of(groups), since, victims);
+    const std::vector<std::uint32_t> slots = take_slots(groups, turns);
+    std::uint64_t missing = residency_.reserve(residency_.claims_of(groups, slots), reach, victims);
     if (missing > 0) {
         // The block that small groups are put into can go, too.
         Residency::restore(victims);
         victims.clear();
         residency_.open(nullptr);
-        missing = residency_.reserve(residency_.claims_of(groups), since, victims);
+        missing = residency_.reserve(residency_.claims_of(groups, slots), reach, victims);
     }
     if (missing > 0 && (!may_cancel || missing > cancellable())) {
         Residency::restore(victims);
+        Residency::restore(turns);
         return false;
     }
     if (missing > 0) {
         trash.groups.reserve(uploads_.size());
         trash.uploads.reserve(uploads_.size());
     }
+    for (Holding* const turn : turns) vacate(*turn, trash);
     for (Holding* const victim : victims) evict(*victim, trash);
     cancel_latest(missing, trash);
-    settle(groups);
+    settle(groups, slots);
     return true;
+}
+
+/// Returns the slot of each group, if the slot is empty or what is in it can go: that is reserved and added to `turns`.
+/// Other groups get `no_slot`, and memory of their own.
+std::vector<std::uint32_t> Cache::take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns) {
+    std::vector<std::uint32_t> slots(groups.size(), no_slot);
+    turns.reserve(groups.size());
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        const std::uint32_t wanted = groups[i]->slot;
+        if (wanted == no_slot || std::ranges::find(slots, wanted) != slots.end()) continue;
+        Holding* const slot = residency_.slot(wanted);
+        if (slot != nullptr && !slot->groups.empty()) {
+            if (!Residency::try_reserve(*slot)) continue;
+            turns.push_back(slot);
+        }
+        slots[i] = wanted;
+    }
+    return slots;
 }
 
 /// Returns the bytes of prefetches that nobody waits for.
@@ -46,7 +68,9 @@ std::uint64_t Cache::cancellable() const noexcept {
 }
 
 bool Cache::is_idle(const Upload& upload) noexcept {
-    return !upload.cancelled && !upload.group->word.leased() && !upload.group->holding->shared;
+    if (upload.cancelled || upload.group->word.leased()) return false;
+    const Holding& holding = *upload.group->holding;
+    return !holding.shared && holding.slot == no_slot;
 }
 
 /// Cancels prefetches, the latest first, until they release `bytes`.
@@ -79,6 +103,12 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
 
 /// Evicts all groups of a holding, which are reserved, and keeps its memory for others.
 void Cache::evict(Holding& holding, Trash& trash) noexcept {
+    vacate(holding, trash);
+    if (auto memory = residency_.remove(holding)) heap_.keep(std::move(memory));
+}
+
+/// Evicts all groups of a holding, which are reserved.
+void Cache::vacate(Holding& holding, Trash& trash) noexcept {
     stats_.evictions += holding.groups.size();
     for (Group* const group : holding.groups) {
         group->word.change(State::reserved, State::absent);
@@ -87,36 +117,34 @@ void Cache::evict(Holding& holding, Trash& trash) noexcept {
         let_go(*group, trash);
     }
     holding.groups.clear();
-    heap_.keep(residency_.remove(holding));
 }
 
 /// Stops holding the bundles of a group of which nobody else has a handle.
 void Cache::let_go(const Group& group, Trash& trash) noexcept {
     const auto kept = kept_.find(&group);
-    if (kept == kept_.end()) return;
+    if (kept == kept_.end() || sleeping_) return;  // wake() brings it back
     trash.bundles.splice(trash.bundles.end(), kept->second);
     kept_.erase(kept);
 }
 
-/// Gives each group a holding. There is room for all of them.
-void Cache::settle(std::span<Group* const> groups) {
+/// Gives each group a holding. There is room for all of them, and their slots are empty.
+void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots) {
     Holding* block = nullptr;  // a new one for the small groups
+    const auto holding_of = [&](const Group& group, std::uint32_t slot) -> Holding& {
+        const std::uint64_t size = group.layout.size;
+        if (slot != no_slot) {
+            Holding* const there = residency_.slot(slot);
+            return there != nullptr ? *there : residency_.add(residency_.slot_bytes(slot), false, slot);
+        }
+        if (!residency_.shares(size)) return residency_.add(size, false);
+        if (Holding* const open = residency_.open_block(size)) return *open;
+        if (block == nullptr || !block->has_room(size)) block = &residency_.add(residency_.next_block(size), true);
+        return *block;
+    };
     std::size_t settled = 0;
     try {
-        for (; settled < groups.size(); ++settled) {
-            Group& group = *groups[settled];
-            const std::uint64_t size = group.layout.size;
-            if (!residency_.shares(size)) {
-                Residency::put(group, residency_.add(size, false));
-                continue;
-            }
-            Holding* in = residency_.open_block(size);
-            if (in == nullptr) {
-                if (block == nullptr || !block->has_room(size)) block = &residency_.add(residency_.next_block(size), true);
-                in = block;
-            }
-            Residency::put(group, *in);
-        }
+        for (; settled < groups.size(); ++settled)
+            Residency::put(*groups[settled], holding_of(*groups[settled], slots[settled]));
     } catch (...) {
         for (Group* const group : groups.first(settled))
             if (Holding* const empty = residency_.take_out(*group)) residency_.remove(*empty);
@@ -214,11 +242,7 @@ void Cache::free_kept(Lock& lock) noexcept {
 }
 
 /// Frees everything that is not leased, and all that is kept.
-void Cache::evict_all() noexcept {
-    Trash trash;
-    Lock lock(mutex_);
-    for (auto& [group, bundles] : kept_) trash.bundles.splice(trash.bundles.end(), bundles);
-    kept_.clear();
+void Cache::evict_all(Lock& lock, Trash& trash) noexcept {
     for (std::size_t i = 0; i < residency_.holdings().size();) {
         Holding& holding = *residency_.holdings()[i];
         if (Residency::try_reserve(holding)) evict(holding, trash);  // puts another one at `i`

@@ -23,6 +23,9 @@ class Cache;
 class Upload;
 struct Holding;
 
+/// The number of no slot.
+inline constexpr std::uint32_t no_slot = UINT32_MAX;
+
 /// The state and the leases of a group in one atomic word. A lease of a resident group is one step on it, without a
 /// lock. All other changes of the state are made under the lock of the cache; leases may end at any time.
 class Word {
@@ -71,16 +74,17 @@ private:
 
 /// Tensors that come and go together, their layout, and their memory while they are there. `word` and `used` may be
 /// used by any thread; the members below are guarded by the lock of the cache, but what a lease holds does not change.
-class Group {
+class Group : public std::enable_shared_from_this<Group> {
 public:
-    Group(Cache& owner, Layout arranged, std::uint64_t most_bytes, std::uint64_t tile_bytes)
-        : cache(owner), layout(std::move(arranged)), plan(layout, most_bytes, tile_bytes) {}
+    Group(Cache& owner, std::uint64_t order, Layout arranged, std::uint64_t most_bytes, std::uint64_t tile_bytes)
+        : cache(owner), number(order), layout(std::move(arranged)), plan(layout, most_bytes, tile_bytes) {}
     /// Gives the memory back to the cache.
     ~Group();
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
 
     Cache& cache;
+    const std::uint64_t number;  // groups that are made later have higher ones
     const Layout layout;
     const FillPlan plan;
 
@@ -92,6 +96,10 @@ public:
     Holding* holding = nullptr;                 // the memory that counts for it; set while resident or arriving
     std::shared_ptr<Upload> upload = {};        // set while arriving
     std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire
+
+    // What a plan says of it.
+    bool stays = false;                        // it stays on the device, once it is there
+    std::atomic<std::uint32_t> slot = no_slot;  // the slot that it shares with others
 };
 
 /// What a Bundle is a handle of. Nothing of it changes, but the index of names is made on first use.

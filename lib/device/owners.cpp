@@ -13,7 +13,7 @@ namespace safemap::SAFEMAP_ABI::device {
 /// group is not made after all, they are removed.
 class Owners::Newcomers {
 public:
-    explicit Newcomers(Table& table) noexcept : table_(table) {}
+    Newcomers(Table& table, std::uint64_t& last) noexcept : table_(table), last_(last) {}
     ~Newcomers() {
         for (const auto& entry : entries_) table_.erase(entry);
     }
@@ -45,7 +45,7 @@ public:
     std::shared_ptr<Group> make_group(Cache& cache, JobSizes sizes, std::vector<std::uint32_t>& at) {
         at.resize(tensors_.size());
         std::vector<std::uint32_t> from;
-        auto group = std::make_shared<Group>(cache, lay_out(std::move(tensors_), from), sizes.job, sizes.tile);
+        auto group = std::make_shared<Group>(cache, ++last_, lay_out(std::move(tensors_), from), sizes.job, sizes.tile);
         for (std::uint32_t i = 0; i < from.size(); ++i) {
             at[from[i]] = i;
             entries_[from[i]]->second = {group, group.get(), i};
@@ -56,6 +56,7 @@ public:
 
 private:
     Table& table_;
+    std::uint64_t& last_;
     std::vector<LazyTensor> tensors_;
     std::vector<Table::iterator> entries_;  // parallel to tensors_
 };
@@ -63,7 +64,7 @@ private:
 std::vector<Owners::Place> Owners::own(Cache& cache, std::vector<LazyTensor>& tensors, JobSizes sizes) {
     std::vector<Place> places(tensors.size());  // outlives the lock: the last owner of a group may be in it
     const std::lock_guard lock(mutex_);
-    Newcomers newcomers(table_);
+    Newcomers newcomers(table_, last_);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
         places[i] = find_known(tensors[i]);
         if (places[i].group) continue;

@@ -54,6 +54,7 @@ private:
 
     mutable std::mutex mutex_;
     Table table_;
+    std::uint64_t last_ = 0;  // number of the group that was made last
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

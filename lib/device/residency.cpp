@@ -23,28 +23,36 @@ std::uint64_t padded(std::uint64_t size) noexcept {
     return (size + place_alignment - 1) / place_alignment * place_alignment;
 }
 
-bool evictable(const Group& group, std::uint64_t since) noexcept {
-    return group.word.state() == Word::State::resident && !group.word.leased() &&
-           group.used.load(std::memory_order_relaxed) <= since;
+bool evictable(const Group& group, Residency::Reach reach) noexcept {
+    return group.word.state() == Word::State::resident && !group.word.leased() && (reach.planned || !group.stays) &&
+           group.used.load(std::memory_order_relaxed) <= reach.since;
 }
 
-/// A holding that can go, and when it was used last.
-struct Candidate {
-    bool shared;
-    std::uint64_t used;
-    Holding* holding;
+/// Returns true if all groups of a holding can go.
+bool can_go(const Holding& holding, Residency::Reach reach) noexcept {
+    if (holding.size == 0 || (holding.slot != no_slot && !reach.planned)) return false;
+    return std::ranges::all_of(holding.groups, [&](const Group* group) { return evictable(*group, reach); });
+}
 
+/// A holding that can go. Without a plan, what was made last goes first: in a cycle of groups that do not all fit, the
+/// first ones stay, where the least recently used one would always be the one that is needed next.
+struct Candidate {
+    unsigned tier = 0;          // those of lower tiers go first
+    std::uint64_t number = 0;   // of its oldest group
+    Holding* holding = nullptr;
+
+    explicit Candidate(Holding& of) : number(UINT64_MAX), holding(&of) {
+        tier = of.shared ? 1 : of.slot != no_slot ? 2 : 0;
+        for (const Group* group : of.groups) {
+            if (group->stays) tier = 3;
+            number = std::min(number, group->number);
+        }
+    }
     /// Returns true if `a` goes after `b`.
     static bool later(const Candidate& a, const Candidate& b) noexcept {
-        return a.shared != b.shared ? a.shared : a.used > b.used;
+        return a.tier != b.tier ? a.tier > b.tier : a.number < b.number;
     }
 };
-
-std::uint64_t last_use(const Holding& holding) noexcept {
-    std::uint64_t last = 0;
-    for (const Group* group : holding.groups) last = std::max(last, group->used.load(std::memory_order_relaxed));
-    return last;
-}
 
 }  // namespace
 
@@ -58,15 +66,19 @@ std::uint64_t Residency::next_block(std::uint64_t size, std::uint64_t shared_byt
     return std::clamp(padded(shared_bytes), std::max(first_block, padded(size)), most_block_);
 }
 
-std::uint64_t Residency::claims_of(std::span<Group* const> groups) const {
+std::uint64_t Residency::claims_of(std::span<Group* const> groups, std::span<const std::uint32_t> slots) const {
     std::uint64_t claims = 0;
     std::uint64_t left = open_ == nullptr ? 0 : open_->size - open_->given;
     std::uint64_t shared_bytes = shared_bytes_;
     const auto claim = [&](std::uint64_t size) {
         claims = checked_add(claims, size).value_or(std::numeric_limits<std::uint64_t>::max());
     };
-    for (const Group* group : groups) {
-        const std::uint64_t size = group->layout.size;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        const std::uint64_t size = groups[i]->layout.size;
+        if (slots[i] != no_slot) {
+            if (slot(slots[i]) == nullptr) claim(slot_bytes(slots[i]));
+            continue;
+        }
         if (!shares(size)) {
             claim(size);
             continue;
@@ -85,16 +97,14 @@ Holding* Residency::open_block(std::uint64_t size) const noexcept {
     return open_ != nullptr && open_->has_room(size) ? open_ : nullptr;
 }
 
-std::uint64_t Residency::reserve(std::uint64_t bytes, std::uint64_t since, std::vector<Holding*>& victims) {
+std::uint64_t Residency::reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims) {
     const std::uint64_t free = budget_ - claimed_;
     if (bytes <= free) return 0;
     std::uint64_t missing = bytes - free;
 
     std::vector<Candidate> candidates;
-    const auto can_go = [&](const Group* group) { return evictable(*group, since); };
     for (const auto& holding : holdings_)
-        if (holding->size > 0 && holding.get() != open_ && std::ranges::all_of(holding->groups, can_go))
-            candidates.push_back({holding->shared, last_use(*holding), holding.get()});
+        if (holding.get() != open_ && can_go(*holding, reach)) candidates.emplace_back(*holding);
     std::ranges::make_heap(candidates, Candidate::later);
     victims.reserve(victims.size() + candidates.size());
     while (missing > 0 && !candidates.empty()) {
@@ -106,6 +116,14 @@ std::uint64_t Residency::reserve(std::uint64_t bytes, std::uint64_t since, std::
         missing -= std::min(missing, next->size);
     }
     return missing;
+}
+
+void Residency::set_slots(std::vector<std::uint64_t> bytes) {
+    std::vector<Slot> slots(bytes.size());
+    for (std::size_t i = 0; i < bytes.size(); ++i) slots[i].bytes = bytes[i];
+    for (const Slot& slot : slots_)
+        if (slot.holding != nullptr) slot.holding->slot = no_slot;
+    slots_ = std::move(slots);
 }
 
 bool Residency::try_reserve(Holding& holding) noexcept {
@@ -138,7 +156,7 @@ std::uint64_t Residency::resident() const noexcept {
     return sum;
 }
 
-Holding& Residency::add(std::uint64_t size, bool shared) {
+Holding& Residency::add(std::uint64_t size, bool shared, std::uint32_t slot) {
     assert(size <= budget_ - claimed_);
     auto added = std::make_unique<Holding>();
     added->groups.reserve(1);
@@ -146,6 +164,8 @@ Holding& Residency::add(std::uint64_t size, bool shared) {
     Holding& holding = *holdings_.back();
     holding.size = size;
     holding.shared = shared;
+    holding.slot = slot;
+    if (slot != no_slot) slots_[slot].holding = &holding;
     holding.at = holdings_.size() - 1;
     claimed_ += size;
     if (shared) shared_bytes_ += size;
@@ -171,7 +191,7 @@ Holding* Residency::take_out(Group& group) noexcept {
     Holding* const holding = std::exchange(group.holding, nullptr);
     group.memory.reset();
     std::erase(holding->groups, &group);
-    return holding->groups.empty() ? holding : nullptr;
+    return holding->groups.empty() && holding->slot == no_slot ? holding : nullptr;
 }
 
 std::shared_ptr<DeviceMemory> Residency::remove(Holding& holding) noexcept {
@@ -179,6 +199,7 @@ std::shared_ptr<DeviceMemory> Residency::remove(Holding& holding) noexcept {
     claimed_ -= holding.size;
     if (holding.shared) shared_bytes_ -= holding.size;
     if (open_ == &holding) open_ = nullptr;
+    if (holding.slot != no_slot) slots_[holding.slot].holding = nullptr;
     auto memory = std::move(holding.memory);
     const std::size_t at = holding.at;
     std::swap(holdings_[at], holdings_.back());

@@ -15,10 +15,12 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// A piece of device memory that is in use: by one group, or by small groups that share it.
+/// A piece of device memory that is in use: by one group, by small groups that share it, or by the groups of a slot in
+/// turn.
 struct Holding {
     std::uint64_t size = 0;  // bytes, counted against the budget
     bool shared = false;
+    std::uint32_t slot = no_slot;               // the number of the slot
     std::uint64_t given = 0;                    // of a shared one: bytes that groups have, or had; they are not reused
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
     std::vector<Group*> groups = {};
@@ -40,17 +42,24 @@ public:
     // Small groups.
     /// Returns true if groups of this size share blocks.
     bool shares(std::uint64_t size) const noexcept { return size > 0 && size <= small_; }
-    /// Returns the bytes that have to be claimed for groups of these sizes, all together.
-    std::uint64_t claims_of(std::span<Group* const> groups) const;
+    /// Returns the bytes that have to be claimed for absent groups, all together. `slots` has for each of them the slot
+    /// that it is put into, or `no_slot`.
+    std::uint64_t claims_of(std::span<Group* const> groups, std::span<const std::uint32_t> slots) const;
     /// Returns the block that small groups are put into, if it has `size` bytes left; otherwise null.
     Holding* open_block(std::uint64_t size) const noexcept;
     /// Returns the size of the next block, for a group of `size` bytes.
     std::uint64_t next_block(std::uint64_t size) const noexcept { return next_block(size, shared_bytes_); }
 
     // Room.
-    /// Makes room for `bytes`: reserves all groups of as many holdings as have to go, least recently used first, shared
-    /// ones last; not one that was used after `since`, nor the open block. Returns the bytes still missing, 0 if none.
-    std::uint64_t reserve(std::uint64_t bytes, std::uint64_t since, std::vector<Holding*>& victims);
+    /// How much may go to make room.
+    struct Reach {
+        std::uint64_t since = UINT64_MAX;  ///< nothing that was used later
+        bool planned = true;               ///< slots, and groups that a plan keeps, too
+    };
+    /// Makes room for `bytes`: reserves all groups of as many holdings as have to go. Small groups that share a block go
+    /// after others, and what a plan keeps goes last; among equals, the group that was made last goes first. Not the
+    /// open block. Returns the bytes still missing, 0 if none.
+    std::uint64_t reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims);
     /// Reserves all groups of a holding. Returns false, and changes nothing, if one is leased or not resident.
     static bool try_reserve(Holding& holding) noexcept;
     /// Makes the groups of reserved holdings resident again.
@@ -60,16 +69,23 @@ public:
     /// Returns the bytes of all resident groups.
     std::uint64_t resident() const noexcept;
 
+    // Slots of a plan: memory that some groups have in turn, always at the same address.
+    /// Makes slots of these sizes, in bytes. Slots of before become ordinary holdings.
+    void set_slots(std::vector<std::uint64_t> bytes);
+    /// Returns the holding of a slot, or null while it has no memory.
+    Holding* slot(std::uint32_t number) const noexcept { return slots_[number].holding; }
+    std::uint64_t slot_bytes(std::uint32_t number) const noexcept { return slots_[number].bytes; }
+
     // Holdings.
     /// Adds a holding of `size` bytes, which must fit.
-    Holding& add(std::uint64_t size, bool shared);
+    Holding& add(std::uint64_t size, bool shared, std::uint32_t slot = no_slot);
     /// Counts `size` instead of the size of `holding`, if that fits. Returns false otherwise.
     bool resize(Holding& holding, std::uint64_t size) noexcept;
     /// Makes a block the one that small groups are put into; null: none.
     void open(Holding* block) noexcept { open_ = block; }
     /// Puts a group into a holding. For a block, `given` grows.
     static void put(Group& group, Holding& holding);
-    /// Takes a group out of its holding. Returns the holding if it is empty now; otherwise null.
+    /// Takes a group out of its holding. Returns the holding if it is empty now and no slot; otherwise null.
     Holding* take_out(Group& group) noexcept;
     /// Removes a holding without groups, and returns its memory.
     std::shared_ptr<DeviceMemory> remove(Holding& holding) noexcept;
@@ -84,6 +100,11 @@ private:
     std::uint64_t claimed_ = 0;
     std::uint64_t shared_bytes_ = 0;  // of all blocks
     std::vector<std::unique_ptr<Holding>> holdings_;
+    struct Slot {
+        std::uint64_t bytes = 0;
+        Holding* holding = nullptr;
+    };
+    std::vector<Slot> slots_;
     Holding* open_ = nullptr;
 };
 

@@ -66,15 +66,33 @@ Bundle Uploader::bundle(std::span<const LazyTensor> tensors) {
 
 Lease Uploader::acquire(const Bundle& bundle) {
     const auto& data = own(bundle);
-    if (!Cache::try_lease(*data)) impl_->cache->lease(data, Keep::no);
-    return Lease(data);
+    if (!Cache::try_lease(*data)) {
+        impl_->cache->lease(data, Keep::no);
+        return Lease(data);
+    }
+    Lease lease(data);
+    if (impl_->cache->follows()) impl_->cache->reached(*data);
+    return lease;
 }
 
 std::optional<Lease> Uploader::try_acquire(const Bundle& bundle) {
     const auto& data = own(bundle);
     if (!Cache::try_lease(*data)) return std::nullopt;
-    return Lease(data);
+    Lease lease(data);
+    if (impl_->cache->follows()) impl_->cache->reached(*data);
+    return lease;
 }
+
+void Uploader::follow(const UploadPlan& plan) {
+    std::vector<std::shared_ptr<const BundleData>> order;
+    order.reserve(plan.order.size());
+    for (const Bundle& bundle : plan.order) order.push_back(own(bundle));
+    impl_->cache->follow(std::move(order), plan.cyclic);
+}
+
+std::uint64_t Uploader::sleep() { return impl_->cache->sleep(); }
+
+void Uploader::wake() { impl_->cache->wake(); }
 
 Lease Uploader::acquire(std::string_view name) {
     if (auto known = impl_->known(name)) {

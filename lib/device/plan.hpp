@@ -1,0 +1,70 @@
+// Plans: which groups stay on the device, which ones share slots, and when each is used next. Pure arithmetic.
+#pragma once
+
+#include "device/group.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace safemap::SAFEMAP_ABI::device {
+
+/// What a plan decides about one group, in the order of first use.
+struct Fate {
+    std::uint64_t bytes = 0;
+    bool alone = true;             // it is all that its bundle needs, so it may share a slot
+    bool stays = false;            // decided: it stays
+    std::uint32_t slot = no_slot;  // decided: its slot; groups with neither come and go like any other
+};
+
+/// The decisions of a plan.
+struct Split {
+    std::vector<Fate> fates = {};                // parallel to the argument of split()
+    std::vector<std::uint64_t> slot_bytes = {};  // 0, 1 or 2 slots
+    std::uint64_t needed = 0;                    // bytes without which the plan cannot be followed
+};
+
+/// Decides for groups in the order of their first use in a cycle:
+/// - if all fit into `budget`, all stay
+/// - else as many stay as fit beside the two largest ones that do not, spread evenly over the order, so that each upload
+///   has about the same time; groups that are used together with others come first, because they cannot share a slot
+/// - the others share two slots, alternating, each as large as its largest group
+Split split(std::vector<Fate> groups, std::uint64_t budget);
+
+/// A plan that is followed, and the place in it. Not thread-safe.
+class Plan {
+public:
+    static constexpr std::size_t never = SIZE_MAX;
+
+    Plan(std::vector<std::shared_ptr<const BundleData>> order, bool cyclic);
+
+    const std::vector<std::shared_ptr<const BundleData>>& order() const noexcept { return order_; }
+    bool cyclic() const noexcept { return cyclic_; }
+    /// Returns the groups of all bundles, each once, in the order of first use.
+    const std::vector<Group*>& groups() const noexcept { return groups_; }
+    /// Returns groups() as split() wants them.
+    std::vector<Fate> fates() const;
+
+    /// Moves to the next place where this bundle is used. Does nothing if the plan does not have it.
+    void reach(const BundleData& bundle) noexcept;
+    /// Returns how many steps from here on a group is used next, 1 or more, or `never`.
+    std::size_t next_use(const Group& group) const noexcept;
+    /// Returns the bundle that is used `steps` steps from here on, or null behind the end.
+    const BundleData* upcoming(std::size_t steps) const noexcept;
+
+private:
+    using Places = std::vector<std::uint32_t>;  // rising
+    std::size_t steps_to(const Places& places) const noexcept;
+
+    std::vector<std::shared_ptr<const BundleData>> order_;
+    bool cyclic_;
+    std::size_t here_ = never;  // in order_; never: before the first
+    std::vector<Group*> groups_;
+    std::unordered_map<const BundleData*, Places> places_;
+    std::unordered_map<const Group*, Places> uses_;
+};
+
+}  // namespace safemap::SAFEMAP_ABI::device
