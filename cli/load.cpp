@@ -78,14 +78,22 @@ LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
     return tensor.slice({{.start = as_index(rows.first), .stop = as_index(rows.last)}});
 }
 
+/// Follows a plan, unless its bundles fit only one at a time. Then each is uploaded when it is needed.
+void follow(Uploader& uploader, const UploadPlan& plan) {
+    try {
+        uploader.follow(plan);
+    } catch (const Error& error) {
+        if (error.code() != Errc::budget_exceeded) throw;
+    }
+}
+
 /// Cuts a list of tensors into bundles of neighbours: together they come faster than one by one. A tensor that is larger
 /// than a bundle should be has one of its own.
 class Bundles {
 public:
-    /// Three bundles fit into the budget: one that is used, and the next two, which are on their way. A budget of 0
-    /// stands for one that the uploader chooses.
+    /// A budget of 0 stands for one that the uploader chooses.
     Bundles(Uploader& uploader, std::span<const LazyTensor> tensors, std::uint64_t budget)
-        : most_(budget == 0 ? preferred : std::min(preferred, budget / 3)) {
+        : most_(budget == 0 ? preferred : std::min(preferred, budget / in_budget)) {
         std::size_t first = 0;
         std::uint64_t bytes = 0;
         for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -103,18 +111,13 @@ public:
         if (first < tensors.size()) bundles_.push_back(uploader.bundle(tensors.subspan(first)));
     }
 
-    std::size_t size() const noexcept { return bundles_.size(); }
-    const Bundle& operator[](std::size_t i) const noexcept { return bundles_[i]; }
-    /// Returns the bundles behind the i-th that should be on their way while it is used.
-    std::span<const Bundle> after(std::size_t i) const noexcept {
-        const auto rest = std::span(bundles_).subspan(i + 1);
-        return rest.first(std::min(ahead, rest.size()));
-    }
+    const std::vector<Bundle>& all() const noexcept { return bundles_; }
 
 private:
     static constexpr std::uint64_t preferred = 64_MiB;
     static constexpr std::uint64_t padding = 256;  // alignment of the tensors in a bundle
-    static constexpr std::size_t ahead = 2;
+    // Two bundles are on their way or in use; the rest of the budget is for bundles that stay for the next pass.
+    static constexpr std::uint64_t in_budget = 32;
 
     std::uint64_t most_;
     std::vector<Bundle> bundles_;
@@ -162,12 +165,12 @@ private:
         std::vector<std::string> digests(tensors.size());
 
         const Bundles bundles(uploader, tensors, options.device_budget);
+        follow(uploader, {.order = bundles.all(), .cyclic = repeat_ > 1});
         for (unsigned pass = 0; pass < repeat_; ++pass) {
             const bool last = pass + 1 == repeat_;
             std::size_t i = 0;  // in `tensors`
-            for (std::size_t b = 0; b < bundles.size(); ++b) {
-                const Lease lease = uploader.acquire(bundles[b]);
-                uploader.prefetch(bundles.after(b));
+            for (const Bundle& bundle : bundles.all()) {
+                const Lease lease = uploader.acquire(bundle);
                 for (const DeviceTensor& tensor : lease.tensors()) {
                     if (last) report.bytes += tensor.nbytes();
                     if (last && digest_) digests[i] = digest(*device, tensor);
