@@ -46,6 +46,32 @@ std::uint64_t keep_companions(std::vector<Fate>& groups, std::uint64_t room) {
     return room;
 }
 
+/// Lets the largest groups stay, if the window of the others is smaller then: what the window does not take can stay.
+/// Stops at a window that is nearly as small as it can become, so that groups of about equal size are spread evenly.
+/// Returns the bytes that are left of `budget` beside the window and all that stay.
+std::uint64_t keep_largest(std::vector<Fate>& groups, std::uint64_t budget) {
+    std::vector<Fate*> largest;
+    for (Fate& group : groups)
+        if (!group.stays && group.alone) largest.push_back(&group);
+    std::ranges::stable_sort(largest, std::ranges::greater(), &Fate::bytes);
+    const auto bytes = [&](std::size_t i) { return i < largest.size() ? largest[i]->bytes : 0; };
+
+    // The windows if the first 0, 1, 2, ... of them stay, as long as these fit.
+    std::vector<std::uint64_t> windows;
+    for (std::uint64_t stay = 0; windows.size() <= largest.size(); stay += bytes(windows.size() - 1)) {
+        const std::uint64_t window = bytes(windows.size()) + bytes(windows.size() + 1);
+        if (stay > budget || window > budget - stay) break;
+        windows.push_back(window);
+    }
+    const std::uint64_t nearly = windows.back() + budget / 64;
+    std::uint64_t left = budget;
+    for (std::size_t i = 0; windows[i] > nearly; ++i) {
+        largest[i]->stays = true;
+        left -= largest[i]->bytes;
+    }
+    return left - window_of(groups);
+}
+
 /// Lets as many groups stay as have room, spread evenly. Returns the bytes that are left.
 std::uint64_t keep_evenly(std::vector<Fate>& groups, std::uint64_t room) {
     std::uint64_t total = 0;
@@ -93,8 +119,8 @@ Split split(std::vector<Fate> groups, std::uint64_t budget) {
     }
     result.needed = window_of(groups);
     if (result.needed <= budget) {
-        std::uint64_t room = keep_companions(groups, budget - result.needed);
-        room = keep_evenly(groups, room);
+        const std::uint64_t beside = result.needed + keep_companions(groups, budget - result.needed);
+        std::uint64_t room = keep_evenly(groups, keep_largest(groups, beside));
         // What stays may make the window of the others smaller.
         while (keep_more(groups, room)) room = budget - stays_of(groups) - window_of(groups);
     }
