@@ -608,10 +608,10 @@ private:
         std::size_t count = 0;
         for (bool alone = false; !alone && count < parts.size() && parts[count].source == source; ++count) {
             const Extent extent = extent_of(parts[count]);
-            const bool overlaps =
-                (count > 0 && extent.offset < read.extent().end()) || overlaps_next(parts.subspan(count), extent.end());
-            const std::uint64_t least = file && !overlaps ? file_direct_size : direct_size;
-            const bool straight = extent.size >= least && contiguous(parts[count]);
+            const bool candidate = extent.size >= file_direct_size && contiguous(parts[count]);
+            const bool overlaps = candidate && ((count > 0 && extent.offset < read.extent().end()) ||
+                                                overlaps_next(parts.subspan(count), extent.end()));
+            const bool straight = candidate && (extent.size >= direct_size || (file && !overlaps));
             alone = straight && overlaps;
             if ((alone && count > 0) || !read.add(extent, straight)) break;
             parts[count].window = straight ? Part::straight : 0;

@@ -2,6 +2,8 @@
 // and gaps into a window.
 #pragma once
 
+#include "lazy/gatherer.hpp"
+
 #include <safemap/bytes.hpp>
 #include <safemap/source.hpp>
 
@@ -18,8 +20,8 @@ class ScatteredExtent {
 public:
     /// Maximum of the pieces of memory that one read fills. The kernel accepts no more.
     static constexpr std::size_t most_pieces = 1024;
-    /// Gap in bytes between two parts of the window that is cheaper to read than to skip: a warm pread costs about half
-    /// a microsecond, the time to copy 8 KiB.
+    /// Gap in bytes between two short parts that is cheaper to read than to skip: a warm pread costs about half a
+    /// microsecond, the time to copy 8 KiB.
     static constexpr std::uint64_t worthwhile_gap = 8U << 10;
 
     /// Begins a read of a source. `file` is true if the source is a file: another source may make a request for each
@@ -32,15 +34,17 @@ public:
         if (first) extent_ = {part.offset, 0};
         const std::uint64_t high = std::max(extent_.end(), part.end());
         const std::uint64_t gap = part.offset > extent_.end() ? part.offset - extent_.end() : 0;
+        const bool is_long = straight && part.size >= Gatherer::long_part;
         const std::uint64_t window = window_ + (straight ? gap : high - extent_.end());
         const std::size_t pieces = pieces_ + pieces_of(gap > 0, straight);
-        if (!first && gap > most_gap(straight)) return false;
+        if (!first && gap > most_gap(is_long)) return false;
         if (!first && (window > most_window_ || pieces > most_pieces)) return false;
         if (pieces > 1 && high - extent_.offset > most_bytes()) return false;
         extent_.size = high - extent_.offset;
         window_ = window;
         pieces_ = pieces;
         last_straight_ = straight;
+        last_long_ = is_long;
         return true;
     }
 
@@ -53,9 +57,9 @@ private:
         const std::size_t new_stretch = pieces_ == 0 || last_straight_ ? 1 : 0;  // a stretch of the window
         return straight ? 1 + (gap ? new_stretch : 0) : new_stretch;
     }
-    // Beside a straight part, a gap costs a piece of its own.
-    std::uint64_t most_gap(bool straight) const noexcept {
-        if (!straight && !last_straight_) return worthwhile_gap;
+    // Long parts are read well one by one, so that only a small gap is worth reading.
+    std::uint64_t most_gap(bool is_long) const noexcept {
+        if (!is_long && !last_long_) return worthwhile_gap;
         return file_ ? 4U << 10 : 0;
     }
     // Limits the time until a stop request is seen.
@@ -63,6 +67,7 @@ private:
 
     bool file_;
     bool last_straight_ = false;
+    bool last_long_ = false;
     std::uint64_t most_window_;
     Extent extent_ = {0, 0};
     std::uint64_t window_ = 0;

@@ -248,6 +248,10 @@ TEST_CASE("neighbours in a file are read by few calls, and a tensor without neig
         {"long ones with short ones between", {64_KiB, 1, 64_KiB, 512, 20, 64_KiB}, 0, 0, 1},
         {"shorter ones", times(1'500, 4_KiB), 0, 0, 2},
         {"shorter ones with gaps", times(1'500, 4_KiB), 64, 0, 3},
+        {"shorter ones with gaps of 8 KiB", times(100, 4_KiB), 8_KiB, 0, 1},
+        {"shorter ones with larger gaps", times(100, 4_KiB), 8_KiB + 1, 100, 0},
+        {"a shorter one at a gap of 4 KiB from a long one", {64_KiB, 4_KiB}, 4_KiB, 0, 1},
+        {"a shorter one at a larger gap from a long one", {64_KiB, 4_KiB}, 4_KiB + 1, 2, 0},
         {"short ones, through the window", times(1'500, 100), 0, 1, 0},
         {"short ones with gaps, through the window", times(100, 100), 8_KiB, 1, 0},
     };
