@@ -94,6 +94,11 @@ public:
     /// copy has mapped. Views stay valid: if they are touched again, the bytes are read again. Throws as read_at()
     /// does, but reads nothing.
     virtual void evict(Extent extent) const;
+
+    /// Fills the spans of `into` one after the other with consecutive bytes from `offset` on. Spans may be empty.
+    /// Throws as read_at() does. By default, calls read_at() for each span; a file is read with few system calls. Bulk
+    /// operations call this for tensors that are neighbours in the source.
+    virtual void read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const;
 };
 
 /// Returns a source over memory; `bytes.owner` lives as long as the source or a view of it.

@@ -72,6 +72,14 @@ Residency Source::residency(Extent) const { return {}; }
 void Source::prefetch(Extent) const {}
 void Source::evict(Extent) const {}
 
+void Source::read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const {
+    if (into.empty()) return read_at(offset, {});  // refuses an offset outside the source
+    for (const std::span<std::byte> place : into) {
+        read_at(offset, place);
+        offset += place.size();
+    }
+}
+
 std::shared_ptr<const Folder> Folder::folder(std::string_view) const { return nullptr; }
 std::string Folder::link_to_folder(const std::string&) const { return {}; }
 std::string Folder::other_kind(const std::string&) const { return {}; }

@@ -68,6 +68,7 @@ Calls calls = {
     .fchownat = ::fchownat,
     .futimens = ::futimens,
     .pread = ::pread,
+    .preadv = ::preadv,
     .pwrite = ::pwrite,
     .fallocate = ::fallocate,
     .ftruncate = ::ftruncate,

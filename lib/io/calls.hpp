@@ -8,6 +8,7 @@
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +29,7 @@ struct Calls {
     int (*fchownat)(int folder, const char* name, uid_t owner, gid_t group, int flags);
     int (*futimens)(int descriptor, const timespec times[2]);
     ssize_t (*pread)(int descriptor, void* into, std::size_t size, off_t offset);
+    ssize_t (*preadv)(int descriptor, const iovec* into, int count, off_t offset);
     ssize_t (*pwrite)(int descriptor, const void* from, std::size_t size, off_t offset);
     int (*fallocate)(int descriptor, int mode, off_t offset, off_t size);
     int (*ftruncate)(int descriptor, off_t size);

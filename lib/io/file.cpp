@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 
+#include <array>
 #include <filesystem>
 #include <utility>
 
@@ -26,6 +27,20 @@ std::string lasting(const std::string& name, const Handle& folder) {
     std::error_code failed;
     const auto absolute = std::filesystem::absolute(name, failed);
     return failed ? name : absolute.native();
+}
+
+constexpr std::size_t most_places = 1024;  // IOV_MAX of Linux
+
+/// Lists the spans for preadv, without the first `done` bytes and without empty spans. Returns how many it listed.
+int list_places(std::span<const std::span<std::byte>> into, std::size_t done, std::span<iovec, most_places> places) {
+    int count = 0;
+    for (std::span<std::byte> place : into) {
+        place = place.subspan(std::exchange(done, 0));
+        if (place.empty()) continue;
+        places[static_cast<std::size_t>(count++)] = {place.data(), place.size()};
+        if (count == most_places) break;
+    }
+    return count;
 }
 
 }  // namespace
@@ -109,6 +124,26 @@ void File::read_at(std::uint64_t offset, std::span<std::byte> into) const {
         if (count == 0) throw resized(identity_of(status_of(handle)).size);
         into = into.subspan(static_cast<std::size_t>(count));
         offset += static_cast<std::uint64_t>(count);
+    }
+}
+
+void File::read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const {
+    std::uint64_t left = 0;
+    for (const std::span<std::byte> place : into) left += place.size();
+    require_inside({offset, left});
+    if (left == 0) return;
+    const Handle handle = descriptor();
+    std::array<iovec, most_places> places;
+    for (std::size_t done = 0; left > 0;) {  // `done` bytes of the first span are read
+        const int listed = list_places(into, done, places);
+        const ssize_t count = uninterrupted(
+            [&] { return calls.preadv(handle->number(), places.data(), listed, static_cast<off_t>(offset)); });
+        if (count < 0) throw system_error(errno, "read it").with_path(path_);
+        if (count == 0) throw resized(identity_of(status_of(handle)).size);
+        left -= static_cast<std::uint64_t>(count);
+        offset += static_cast<std::uint64_t>(count);
+        done += static_cast<std::size_t>(count);
+        for (; !into.empty() && done >= into.front().size(); into = into.subspan(1)) done -= into.front().size();
     }
 }
 

@@ -52,6 +52,8 @@ public:
     Handle descriptor() const;
     /// Reads as Source::read_at() does.
     void read_at(std::uint64_t offset, std::span<std::byte> into) const;
+    /// Reads as Source::read_scattered() does.
+    void read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const;
     /// Throws file_truncated if `extent` is not inside the file as it was when it was opened.
     void require_inside(Extent extent) const;
     /// Throws file_changed if the file has changed since it was opened.

@@ -35,6 +35,9 @@ public:
     std::uint64_t size() const noexcept override { return file_.size(); }
     bool is_file() const noexcept override { return true; }
     void read_at(std::uint64_t offset, std::span<std::byte> into) const override { file_.read_at(offset, into); }
+    void read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const override {
+        file_.read_scattered(offset, into);
+    }
     void require_unchanged() const override { file_.require_unchanged(); }
     std::string identity() const override { return lasting_text_of(file_.identity()); }
 

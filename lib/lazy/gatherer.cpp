@@ -1,11 +1,10 @@
 // Reads values from stored pieces. Data flow:
 // 1. A range of bytes or a box of a value becomes *jobs*: boxes whose stored elements have one place in memory.
 // 2. A job is cut into *parts*: rows of elements that are at equal distances in one source.
-// 3. A long contiguous part is read straight to its place.
-// 4. The other parts of all jobs are collected, sorted by source and offset, and read through a window, near ones
-//    together, whichever tensors they belong to.
-// 5. The window is scattered to the places of the jobs; parts that become columns of the output, several at a time.
-// 6. When all parts are read, the stored elements of each job are decoded and cast.
+// 3. The parts of all jobs are collected and sorted by source and offset. Near ones are read together, whichever
+//    tensors they belong to: long contiguous parts straight to their places, the others into a window.
+// 4. The window is scattered to the places of the jobs; parts that become columns of the output, several at a time.
+// 5. When all parts are read, the stored elements of each job are decoded and cast.
 // From top to bottom:
 //   - Part, and the functions that copy parts from a window: one at a time, columns together, rows together
 //   - each_box_of_range(), with_whole_rows(): a range of bytes as boxes
@@ -16,6 +15,7 @@
 #include "base/faults.hpp"
 #include "base/watch.hpp"
 #include "lazy/regions.hpp"
+#include "lazy/scattered_read.hpp"
 #include "lazy/stored_tensor.hpp"
 #include "tensor/convert.hpp"
 
@@ -40,9 +40,9 @@ constexpr std::size_t cast_size = 512U << 10;    // bytes of stored elements con
 constexpr std::size_t max_parts = 8192;          // collected before they are read
 constexpr std::size_t max_jobs = 2048;           // collected before they are read, decoded and cast
 constexpr std::uint64_t direct_size = Gatherer::long_part;
-// Gap in bytes between two parts that is cheaper to read than to skip: a warm pread costs about half a microsecond, the
-// time to copy 8 KiB.
-constexpr std::uint64_t worthwhile_gap = 8U << 10;
+// The same for a file, which reads many parts with one call: from 1 KiB on, a piece of preadv costs less than a copy.
+constexpr std::uint64_t file_direct_size = 1U << 10;
+constexpr std::uint64_t worthwhile_gap = ScatteredExtent::worthwhile_gap;
 constexpr std::size_t cache_line = 64;
 
 // Copies `count` units, `in_step` apart from byte `offset` of a source on, to places `out_step` apart from byte `out`
@@ -58,8 +58,10 @@ struct Part {
     std::uint64_t rows = 1;
     std::uint64_t row_in = 0;  // bytes
     std::int64_t row_out = 0;  // bytes
-    std::uint32_t window = 0;  // its position in the window
+    std::uint32_t window = 0;  // its position in the window, or `straight`
     std::uint32_t job = 0;     // the job that it belongs to
+
+    static constexpr std::uint32_t straight = UINT32_MAX;  // read to its place, not into the window
 
     std::uint64_t low() const noexcept { return in_step < 0 ? offset - row_span() : offset; }
     std::uint64_t high(unsigned unit) const noexcept { return low() + row_span() + (rows - 1) * row_in + unit; }
@@ -77,7 +79,9 @@ struct Job {
     Dtype dtype;                  // dtype of the value
     unsigned unit;                // bytes of a stored unit
 };
-static_assert(window_size + cast_size + max_parts * sizeof(Part) + max_jobs * sizeof(Job) <= Gatherer::most_memory);
+static_assert(window_size + cast_size + max_parts * sizeof(Part) + max_jobs * sizeof(Job) +
+                  ScatteredExtent::most_pieces * sizeof(std::span<std::byte>) <=
+              Gatherer::most_memory);
 
 template <class Unit>
 void copy_units(const std::byte* in, std::int64_t in_step, std::byte* out, std::int64_t out_step, std::uint64_t count) {
@@ -468,18 +472,24 @@ private:
         return part.rows == 1 && (part.count == 1 || (part.in_step == unit && part.out_step == unit));
     }
 
-    /// Reads from a source. Adds its name to errors: a source of the caller may not do that.
-    static void read(const Source& source, std::uint64_t offset, std::span<std::byte> into) {
-        about_file([&] { return source.name(); }, [&] { source.read_at(offset, into); });
+    Extent extent_of(const Part& part) const noexcept { return {part.low(), part.high(unit_of(part)) - part.low()}; }
+
+    /// Returns the memory that a part is read into.
+    std::span<std::byte> memory_of(const Part& part) {
+        const Extent extent = extent_of(part);
+        if (part.window == Part::straight) return jobs_[part.job].stored.subspan(part.out, extent.size);
+        return std::span(window_).subspan(part.window - (part.offset - extent.offset), extent.size);
     }
 
-    /// Reads the extent that holds all of `parts`. The error of a failure has the tensor that cannot be read.
-    void read(std::span<const Part> parts, std::uint64_t offset, std::span<std::byte> into) const {
+    /// Reads `parts`, which read_ was prepared for. The error of a failure has the tensor that cannot be read.
+    void read(std::span<const Part> parts) {
         if (watch_ != nullptr) watch_->check_stop();
+        const Source& source = *parts.front().source;
         try {
-            read(*parts.front().source, offset, into);
+            // A source of the caller may not add its name to errors.
+            about_file([&] { return source.name(); }, [&] { read_.read(source); });
         } catch (Error& error) {
-            if (error.code() != Errc::cancelled) find_unreadable(parts, offset, into);
+            if (error.code() != Errc::cancelled) find_unreadable(parts);
             error.with_tensor(tensor_of(parts.front()));
             throw;
         }
@@ -487,14 +497,14 @@ private:
 
     /// Throws the error of the first part that cannot be read by itself, if parts of several tensors were read
     /// together.
-    void find_unreadable(std::span<const Part> parts, std::uint64_t offset, std::span<std::byte> into) const {
+    void find_unreadable(std::span<const Part> parts) {
         const LazyTensor* const first = jobs_[parts.front().job].tensor;
         const auto of_first = [&](const Part& part) { return jobs_[part.job].tensor == first; };
         if (std::all_of(parts.begin(), parts.end(), of_first)) return;
         for (const Part& part : parts) {
-            const std::uint64_t low = part.low();
-            const auto own = into.subspan(low - offset, part.high(unit_of(part)) - low);
-            about_tensor(tensor_of(part), [&] { read(*part.source, low, own); });
+            const auto name = [&] { return part.source->name(); };
+            about_tensor(tensor_of(part),
+                         [&] { about_file(name, [&] { part.source->read_at(part.low(), memory_of(part)); }); });
         }
     }
 
@@ -513,12 +523,12 @@ private:
         at_once_ = window_size;
     }
 
-    // Adds a part, cut into parts that fit into the window. Elements that are far apart become one part each.
+    // Adds a part. Unless it is long, cuts it into parts that fit into the window. Elements that are far apart become
+    // one part each.
     void add(Part part) {
         part.job = last_job();
         const unsigned unit = unit_of(part);
-        if (contiguous(part) && part.count * unit >= direct_size)
-            return read({&part, 1}, part.offset, jobs_.back().stored.subspan(part.out, part.count * unit));
+        if (contiguous(part) && part.count * unit >= direct_size) return collect(part);
         const auto distance = static_cast<std::uint64_t>(std::abs(part.in_step));
         const std::uint64_t most = distance == 0               ? part.count
                                    : distance > worthwhile_gap ? 1
@@ -563,29 +573,21 @@ private:
         if (!std::is_sorted(parts_.begin(), parts_.end(), before)) std::sort(parts_.begin(), parts_.end(), before);
 
         std::span<Part> left = parts_;
-        std::span<Part> in_window = left.first(0);
+        std::span<Part> in_window;
         std::size_t filled = 0;
         while (!left.empty()) {
-            const auto [count, extent] = near_each_other(left);
-            const bool straight = count == 1 && contiguous(left.front());
-            if (straight || filled + extent.size > at_once_) {
+            const Run run = near_each_other(left);
+            if (filled + run.window > at_once_) {
                 scatter(in_window);
-                in_window = left.first(0);
+                in_window = {};
                 filled = 0;
             }
-            if (straight) {
-                const Part& part = left.front();
-                read({&part, 1}, extent.offset, jobs_[part.job].stored.subspan(part.out, extent.size));
-                in_window = left.subspan(1, 0);
-            } else {
-                window_.resize(window_size);
-                read(left.first(count), extent.offset, std::span(window_).subspan(filled, extent.size));
-                for (Part& part : left.first(count))
-                    part.window = static_cast<std::uint32_t>(filled + (part.offset - extent.offset));
-                in_window = std::span(in_window.data(), in_window.size() + count);
-                filled += extent.size;
-            }
-            left = left.subspan(count);
+            const std::span<Part> together = left.first(run.count);
+            prepare(together, run, filled);
+            read(together);
+            in_window = with_those_in_window(in_window, together);
+            filled += run.window;
+            left = left.subspan(run.count);
         }
         scatter(in_window);
         drop_parts();
@@ -593,22 +595,60 @@ private:
 
     struct Run {
         std::size_t count;
-        Extent extent;
+        std::uint64_t offset;
+        std::uint64_t window;  // bytes that go into the window
     };
 
-    // Returns how many of `parts`, from the first one on, are cheaper to read together, and their extent.
-    Run near_each_other(std::span<const Part> parts) const {
-        const std::uint64_t low = parts.front().low();
-        std::uint64_t high = parts.front().high(unit_of(parts.front()));
-        std::size_t count = 1;
-        for (; count < parts.size(); ++count) {
-            const Part& next = parts[count];
-            const std::uint64_t grown = std::max(high, next.high(unit_of(next)));
-            if (next.source != parts.front().source || grown - low > at_once_) break;
-            if (next.low() > high && next.low() - high > worthwhile_gap) break;
-            high = grown;
+    // Returns how many of `parts`, from the first one on, are cheaper to read together. Marks those that are read
+    // straight to their places. A long part that overlaps another is read by itself.
+    Run near_each_other(std::span<Part> parts) const {
+        const Source* const source = parts.front().source;
+        const bool file = source->is_file();
+        ScatteredExtent read(file, at_once_);
+        std::size_t count = 0;
+        for (bool alone = false; !alone && count < parts.size() && parts[count].source == source; ++count) {
+            const Extent extent = extent_of(parts[count]);
+            const bool candidate = extent.size >= file_direct_size && contiguous(parts[count]);
+            const bool overlaps = candidate && ((count > 0 && extent.offset < read.extent().end()) ||
+                                                overlaps_next(parts.subspan(count), extent.end()));
+            const bool straight = candidate && (extent.size >= direct_size || (file && !overlaps));
+            alone = straight && overlaps;
+            if ((alone && count > 0) || !read.add(extent, straight)) break;
+            parts[count].window = straight ? Part::straight : 0;
         }
-        return {count, {low, high - low}};
+        if (count > 1 || !contiguous(parts.front())) return {count, read.extent().offset, read.window()};
+        parts.front().window = Part::straight;
+        return {1, read.extent().offset, 0};
+    }
+
+    static bool overlaps_next(std::span<const Part> parts, std::uint64_t end) noexcept {
+        return parts.size() > 1 && parts[1].source == parts[0].source && parts[1].low() < end;
+    }
+
+    // Prepares read_ for `parts`. The window is filled from `filled` on.
+    void prepare(std::span<Part> parts, const Run& run, std::size_t filled) {
+        if (run.window > 0) window_.resize(window_size);
+        read_.begin(run.offset, std::span(window_).subspan(run.window > 0 ? filled : 0));
+        for (Part& part : parts) {
+            const Extent extent = extent_of(part);
+            if (part.window == Part::straight) read_.add_straight(extent.offset, memory_of(part));
+            else {
+                const std::size_t at = filled + read_.add_to_window(extent);
+                part.window = static_cast<std::uint32_t>(at + (part.offset - extent.offset));
+            }
+        }
+    }
+
+    // Returns `in_window` and behind it those of the next parts that are in the window.
+    static std::span<Part> with_those_in_window(std::span<Part> in_window, std::span<Part> next) {
+        if (in_window.empty()) in_window = next.first(0);
+        Part* end = in_window.data() + in_window.size();
+        for (const Part& part : next) {
+            if (part.window == Part::straight) continue;
+            if (end != &part) *end = part;
+            ++end;
+        }
+        return {in_window.data(), end};
     }
 
     void scatter(std::span<Part> parts) {
@@ -645,6 +685,7 @@ private:
     std::vector<Job> jobs_;
     std::vector<Part> parts_;
     std::size_t at_once_ = window_size;
+    ScatteredRead read_;
     std::vector<std::byte> window_;
     const Watch* watch_ = nullptr;
     std::span<std::byte> scratch_;  // for the stored elements of values that are cast

@@ -37,7 +37,7 @@ class Gatherer {
 public:
     /// Maximum of the memory that it uses, in bytes, whatever it reads. The scratch of a caller is not included.
     static constexpr std::uint64_t most_memory = 2304U << 10;
-    /// A contiguous part of this size is read straight into the output, without any other.
+    /// A contiguous part of this size is read straight into the output.
     static constexpr std::uint64_t long_part = 16U << 10;
 
     Gatherer();
@@ -49,9 +49,8 @@ public:
     void begin(const GatherRoom& room = {});
     /// Wants `out` to have the bytes [offset, offset + out.size()) of the row-major value of `tensor` as `dtype`: its
     /// own dtype, or one that it can be cast to. `out` is filled by the end of flush(). `tensor` and `out` must live
-    /// until then. Reads long parts at once, and what was added before if it is much. Adds the statistics of the cast
-    /// to `counts`, or to those of take_counts(), by the end of flush(). Throws what reading throws: errors have the
-    /// tensor and the file.
+    /// until then. Reads what was added before if it is much. Adds the statistics of the cast to `counts`, or to those
+    /// of take_counts(), by the end of flush(). Throws what reading throws: errors have the tensor and the file.
     void add(const LazyTensor& tensor, Dtype dtype, std::uint64_t offset, std::span<std::byte> out,
              CastCounts* counts = nullptr);
     /// Reads all that was added and is not read yet. Throws as add() does, and cancelled.

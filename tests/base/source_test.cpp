@@ -56,3 +56,37 @@ TEST_CASE("a callback source calls its function and cannot be mapped") {
     CHECK_FALSE(source->map({0, 1}));
     CHECK_FAULT(callback_source("nobody", 1, nullptr), Errc::invalid_argument);
 }
+
+TEST_CASE("spans are filled one after the other with consecutive bytes, by one read each") {
+    const auto reads = std::make_shared<std::vector<Extent>>();
+    const auto called = callback_source("c", 10, [reads](std::uint64_t offset, std::span<std::byte> into) {
+        reads->push_back({offset, into.size()});
+        for (std::size_t i = 0; i < into.size(); ++i) into[i] = static_cast<std::byte>(offset + i);
+    });
+    for (const auto& source : {memory_source("m", counting(10)), called}) {
+        std::vector<std::byte> out(10, std::byte{99});
+        const std::span all(out);
+        const std::span<std::byte> spans[] = {all.subspan(7, 3), all.first(0), all.subspan(0, 1), all.subspan(3, 2)};
+        source->read_scattered(2, spans);
+        const std::vector<int> expected = {5, 99, 99, 6, 7, 99, 99, 2, 3, 4};
+        for (std::size_t i = 0; i < 10; ++i) CHECK(out[i] == static_cast<std::byte>(expected[i]));
+    }
+    CHECK(*reads == std::vector<Extent>{{2, 3}, {5, 1}, {6, 2}});
+}
+
+TEST_CASE("spans that reach past the end of a source are refused") {
+    const auto called = callback_source("c", 10, [](auto, auto into) { into[0] = std::byte{1}; });
+    for (const auto& source : {memory_source("m", counting(10)), called}) {
+        std::vector<std::byte> out(3);
+        const std::span all(out);
+        const std::span<std::byte> spans[] = {all.first(2), all.first(0), all};
+        CHECK_OK(source->read_scattered(5, spans));
+        CHECK_FAULT(source->read_scattered(6, spans), Errc::file_truncated);
+        CHECK_FAULT(source->read_scattered(9, spans), Errc::file_truncated);
+        CHECK_FAULT(source->read_scattered(UINT64_MAX, spans), Errc::file_truncated);
+        CHECK_OK(source->read_scattered(10, std::span(spans).subspan(1, 1)));
+        CHECK_FAULT(source->read_scattered(11, std::span(spans).subspan(1, 1)), Errc::file_truncated);
+        CHECK_OK(source->read_scattered(10, {}));
+        CHECK_FAULT(source->read_scattered(11, {}), Errc::file_truncated);
+    }
+}

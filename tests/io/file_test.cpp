@@ -65,6 +65,29 @@ std::size_t mappings_of(const fs::path& file) {
     return count;
 }
 
+/// Cuts `into` into `count` spans of random sizes, which are in random order and empty in places.
+std::vector<std::span<std::byte>> random_spans(std::mt19937& random, std::span<std::byte> into, std::size_t count) {
+    std::vector<std::size_t> ends = {0, into.size()};
+    while (ends.size() <= count) ends.push_back(random() % (into.size() + 1));
+    std::sort(ends.begin(), ends.end());
+    std::vector<std::span<std::byte>> spans;
+    for (std::size_t i = 0; i + 1 < ends.size(); ++i) spans.push_back(into.subspan(ends[i], ends[i + 1] - ends[i]));
+    std::shuffle(spans.begin(), spans.end(), random);
+    return spans;
+}
+
+std::string joined(const std::vector<std::span<std::byte>>& spans) {
+    std::string text;
+    for (const auto span : spans) text.append(reinterpret_cast<const char*>(span.data()), span.size());
+    return text;
+}
+
+std::string mixed_bytes(std::size_t size) {
+    std::string content(size, '\0');
+    for (std::size_t i = 0; i < size; ++i) content[i] = static_cast<char>(i * 7 + i / 251);
+    return content;
+}
+
 }  // namespace
 
 TEST_CASE("a file can be read at any offset, but not beyond its end") {
@@ -452,6 +475,103 @@ TEST_CASE("interrupted and short reads are continued") {
     ScriptedCalls calls;
     calls.stutter(7);
     CHECK(text_of(*source, {1, 999}) == content.substr(1));
+}
+
+TEST_CASE("a file fills any number of spans with consecutive bytes, with few calls") {
+    const TempDir dir;
+    const std::string content = mixed_bytes(20'000);
+    const auto source = open_file(dir.write("a", content));
+    std::mt19937 random(1);
+    for (const std::size_t count : {1U, 2U, 100U, 1'024U, 1'025U, 5'000U}) {
+        CAPTURE(count);
+        std::vector<std::byte> out(15'000);
+        const auto spans = random_spans(random, out, count);
+        const auto empty = std::count_if(spans.begin(), spans.end(), [](const auto& span) { return span.empty(); });
+        ScriptedCalls calls;
+        source->read_scattered(3'000, spans);
+        CHECK(joined(spans) == content.substr(3'000, 15'000));
+        CHECK(calls.count() == (static_cast<int>(count) - static_cast<int>(empty) + 1'023) / 1'024);
+    }
+    const std::vector<std::span<std::byte>> nothing(3'000);
+    ScriptedCalls calls;
+    source->read_scattered(20'000, nothing);
+    source->read_scattered(20'000, {});
+    CHECK(calls.count() == 0);
+}
+
+TEST_CASE("spans that reach past the end of a file are refused before a read") {
+    const TempDir dir;
+    const auto source = open_file(dir.write("a", "0123456789"));
+    std::string out = "......";
+    const auto bytes = std::as_writable_bytes(std::span(out));
+    const std::span<std::byte> spans[] = {bytes.first(2), bytes.first(0), bytes.subspan(2, 4)};
+    source->read_scattered(4, spans);
+    CHECK(out == "456789");
+    out = "......";
+    CHECK_FAULT(source->read_scattered(5, spans), Errc::file_truncated);
+    CHECK_FAULT(source->read_scattered(UINT64_MAX, spans), Errc::file_truncated);
+    CHECK_FAULT(source->read_scattered(UINT64_MAX - 5, spans), Errc::file_truncated);
+    CHECK_FAULT(source->read_scattered(11, {}), Errc::file_truncated);
+    CHECK_FAULT(source->read_scattered(11, std::span(spans).subspan(1, 1)), Errc::file_truncated);
+    CHECK(out == "......");
+}
+
+TEST_CASE("interrupted and short reads of spans are continued") {
+    const TempDir dir;
+    const std::string content = mixed_bytes(9'000);
+    const auto source = open_file(dir.write("a", content));
+    std::mt19937 random(2);
+    for (const std::size_t most : {1U, 7U, 500U}) {
+        CAPTURE(most);
+        std::vector<std::byte> out(8'000);
+        const auto spans = random_spans(random, out, 2'000);
+        ScriptedCalls calls;
+        calls.stutter(most);
+        source->read_scattered(1'000, spans);
+        CHECK(joined(spans) == content.substr(1'000));
+    }
+}
+
+TEST_CASE("any failing read of spans is an error that names the file") {
+    const TempDir dir;
+    const auto path = dir.write("a", mixed_bytes(9'000));
+    const auto source = open_file(path);
+    std::mt19937 random(3);
+    std::vector<std::byte> out(9'000);
+    const auto spans = random_spans(random, out, 50);
+    int nth = 1;
+    for (bool survived = false; !survived; ++nth) {
+        CAPTURE(nth);
+        ScriptedCalls calls;
+        calls.stutter(1'000);
+        calls.fail_nth(nth, EIO);
+        const auto error = error_of([&] { source->read_scattered(0, spans); });
+        survived = !calls.failed();
+        CHECK(error.has_value() == !survived);
+        if (error) {
+            CHECK(error->code() == Errc::io_error);
+            CHECK(error->path() == path.native());
+        }
+    }
+    CHECK(nth > 10);
+}
+
+TEST_CASE("a file that shrinks is an error when its bytes are read into spans") {
+    const TempDir dir;
+    const auto path = dir.write("a", mixed_bytes(9'000));
+    const auto source = open_file(path);
+    fs::resize_file(path, 4'000);
+    std::mt19937 random(4);
+    std::vector<std::byte> out(4'000);
+    const auto spans = random_spans(random, out, 50);
+    CHECK_OK(source->read_scattered(0, spans));
+    for (const std::uint64_t offset : {1ULL, 4'000ULL, 5'000ULL}) {
+        const auto error = error_of([&] { source->read_scattered(offset, spans); });
+        REQUIRE(error);
+        CHECK(error->code() == Errc::file_changed);
+        CHECK(error->message() == "it has 4000 bytes, but had 9000 bytes when it was opened");
+        CHECK(error->path() == path.native());
+    }
 }
 
 TEST_CASE("error numbers become codes that a caller can act on") {

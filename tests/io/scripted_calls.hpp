@@ -3,6 +3,7 @@
 
 #include "io/calls.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -140,6 +141,17 @@ private:
             if (fails("pread") || interrupted()) return -1;
             return current_->system_.pread(descriptor, into, shortened(size), offset);
         };
+        calls.preadv = [](int descriptor, const iovec* into, int count, off_t offset) -> ssize_t {
+            if (fails("preadv") || interrupted()) return -1;
+            const std::size_t most = current_->most_;
+            if (most == 0) return current_->system_.preadv(descriptor, into, count, offset);
+            std::vector<iovec> places;
+            for (std::size_t left = most; left > 0 && count > 0; --count, ++into) {
+                places.push_back({into->iov_base, std::min(left, into->iov_len)});
+                left -= places.back().iov_len;
+            }
+            return current_->system_.preadv(descriptor, places.data(), static_cast<int>(places.size()), offset);
+        };
         calls.pwrite = [](int descriptor, const void* from, std::size_t size, off_t offset) -> ssize_t {
             if (fails("pwrite") || interrupted()) return -1;
             return current_->system_.pwrite(descriptor, from, shortened(size), offset);
@@ -257,8 +269,16 @@ public:
             if (count > 0) bytes_ += static_cast<std::size_t>(count);
             return count;
         };
+        safemap::io::calls.preadv = [](int descriptor, const iovec* into, int places, off_t offset) {
+            const auto count = ::preadv(descriptor, into, places, offset);
+            if (count > 0) bytes_ += static_cast<std::size_t>(count);
+            return count;
+        };
     }
-    ~CountedReads() { safemap::io::calls.pread = real_; }
+    ~CountedReads() {
+        safemap::io::calls.pread = real_;
+        safemap::io::calls.preadv = real_scattered_;
+    }
     CountedReads(const CountedReads&) = delete;
     CountedReads& operator=(const CountedReads&) = delete;
 
@@ -267,6 +287,7 @@ public:
 private:
     static inline std::size_t bytes_ = 0;
     decltype(safemap::io::calls.pread) real_ = safemap::io::calls.pread;
+    decltype(safemap::io::calls.preadv) real_scattered_ = safemap::io::calls.preadv;
 };
 
 /// A machine with so little memory that every file bypasses the page cache.
