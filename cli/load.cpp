@@ -78,8 +78,8 @@ LazyTensor slice_of(const LazyTensor& tensor, Rank rank) {
     return tensor.slice({{.start = as_index(rows.first), .stop = as_index(rows.last)}});
 }
 
-/// Cuts a list of tensors into bundles of neighbours: together they come faster than one by one. A tensor that is larger
-/// than a bundle should be has one of its own.
+/// Cuts a list of tensors into bundles of neighbours: together they come faster than one by one. A tensor that is
+/// larger than a bundle should be has one of its own.
 class Bundles {
 public:
     /// Three bundles fit into the budget: one that is used, and the next two, which are on their way. A budget of 0

@@ -10,11 +10,12 @@ import tempfile
 import unittest
 
 LAYERS = None
-SAID = re.compile(r"""(?P<tensors>\d+) tensors of (?P<bytes>\d+) bytes, a budget of (?P<budget>\d+)
-(?P<layers>\d+) layers twice: uploaded (?P<first>\d+) and (?P<second>\d+) bytes, with at most (?P<peak>\d+) on the device
-\d+ layers twice: uploaded (?P<once>\d+) and (?P<again>\d+) bytes, with at most \d+ on the device
-the results are equal, the last one is (?P<result>\d+)
-""")
+SAID = re.compile(
+    r'(?P<tensors>\d+) tensors of (?P<bytes>\d+) bytes, a budget of (?P<budget>\d+)\n'
+    r'(?P<layers>\d+) layers twice: uploaded (?P<first>\d+) and (?P<second>\d+) bytes, '
+    r'with at most (?P<peak>\d+) on the device\n'
+    r'\d+ layers twice: uploaded (?P<once>\d+) and (?P<again>\d+) bytes, with at most \d+ on the device\n'
+    r'the results are equal, the last one is (?P<result>\d+)\n')
 
 
 def fnv1a(data):

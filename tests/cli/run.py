@@ -1645,7 +1645,7 @@ class Load(Case):
             self.assertGreaterEqual(told['uploaded_bytes'], sum(sizes) + (passes - 1) * (sum(sizes) - budget))
 
     def test_tensors_larger_than_a_third_of_the_budget(self):
-        # Such a tensor is a bundle of its own, and two of them do not always fit.
+        # Each is a bundle of its own, and two of them do not always fit.
         sizes = [400_000, 100, 700_000, 500_001, 350_000, 100, 100, 999_999]
         tensors = [(f'w.{i}', 'U8', [size], Random(i).randbytes(size)) for i, size in enumerate(sizes)]
         (self.folder / 'large.safetensors').write_bytes(safetensors(tensors))
