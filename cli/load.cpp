@@ -87,8 +87,8 @@ void follow(Uploader& uploader, const UploadPlan& plan) {
     }
 }
 
-/// Cuts a list of tensors into bundles of neighbours: together they come faster than one by one. A tensor that is larger
-/// than a bundle should be has one of its own.
+/// Cuts a list of tensors into bundles of neighbours: together they come faster than one by one. A tensor that is
+/// larger than a bundle should be has one of its own.
 class Bundles {
 public:
     /// A budget of 0 stands for one that the uploader chooses.

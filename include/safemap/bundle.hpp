@@ -70,7 +70,7 @@ public:
     /// Makes a handle of no bundle, which can only be assigned to.
     Bundle() noexcept = default;
 
-    /// Returns the number of tensors, each requested name counted once.
+    /// Returns the number of tensors that a lease has.
     std::size_t size() const noexcept;
     /// Returns the bytes of device memory that a lease holds: all tensors, each at a multiple of 256 bytes, and all
     /// tensors of the bundles that own some of them.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <safemap/api.hpp>
+#include <safemap/bundle.hpp>
 #include <safemap/bytes.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>

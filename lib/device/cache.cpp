@@ -163,7 +163,22 @@ void Cache::release(const BundleData& bundle) noexcept {
         frees_slot = frees_slot || group->slot.load(std::memory_order_relaxed) != no_slot;
         group->word.release();
     }
-    if (frees_slot && bundle.cache->follows()) bundle.cache->go_on();
+    Cache& cache = *bundle.cache;
+    if (frees_slot && cache.follows()) cache.go_on();
+    if (cache.stopped_) cache.free_unleased(bundle);
+}
+
+/// Frees the groups of a lease that outlived the uploader.
+void Cache::free_unleased(const BundleData& bundle) noexcept {
+    Trash trash;
+    Lock lock(mutex_);
+    for (const auto& group : bundle.groups) {
+        if (!group->word.try_reserve()) continue;
+        group->word.change(State::reserved, State::absent);
+        let_go(*group, trash);
+        Holding* const empty = residency_.take_out(*group);
+        if (empty != nullptr) free(lock, residency_.remove(*empty));
+    }
 }
 
 void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it) {
@@ -449,6 +464,7 @@ void Cache::stop() noexcept {
     plan.swap(plan_);
     asleep.swap(asleep_);
     cancel_if(lock, trash, [](const Upload&) { return true; });
+    stopped_ = true;
     for (auto& [group, bundles] : kept_) trash.bundles.splice(trash.bundles.end(), bundles);
     kept_.clear();
     evict_all(lock, trash);

@@ -119,6 +119,7 @@ private:
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
     void free(Lock& lock, std::shared_ptr<DeviceMemory> memory) noexcept;
     void free_kept(Lock& lock) noexcept;
+    void free_unleased(const BundleData& bundle) noexcept;
     void evict_all(Lock& lock, Trash& trash) noexcept;
 
     // Uploads; called by Upload and Group.
@@ -143,6 +144,7 @@ private:
     std::atomic<std::uint64_t> time_ = 0;  // counts acquires of absent groups, and prefetches
     std::atomic<std::uint64_t> read_ = 0;     // bytes
     std::atomic<std::int64_t> stalled_ = 0;   // nanoseconds
+    std::atomic<bool> stopped_ = false;
     bool sleeping_ = false;
     bool stopping_ = false;
     UploadStats stats_;

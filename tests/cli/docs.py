@@ -4,7 +4,8 @@
 - docs/errors.md lists every error code of error.hpp, with the words of its comment.
 - docs/cli.md lists exactly the options that each --help lists.
 - docs/advanced.md lists every advanced header.
-- The C++ of all pages, of the README's table and of the header comments compiles.
+- The C++ of all pages, of the README's table and of the header comments compiles. A block that begins with #include is
+  a whole program.
 - The command lines of all pages name commands and options that exist.
 """
 import pathlib
@@ -116,7 +117,7 @@ def separate_blocks(root, page):
     """Returns the C++ of a page as one function body. Each block has a scope; a function in it becomes a member."""
     text = (root / page).read_text(encoding='utf-8')
     code = ''
-    for block in re.findall(r'```cpp\n(.*?)```', text, re.DOTALL):
+    for block in re.findall(r'```cpp\n(?!#include)(.*?)```', text, re.DOTALL):
         block = re.sub(r'^.*// does not compile.*\n', '', block, flags=re.MULTILINE)
         is_function = re.match(r'[\w:]+ \w+\(.*\) \{\n', block)
         code += f'{{ struct Example {{\n{block}}}; }}\n' if is_function else f'{{\n{block}}}\n'
@@ -151,17 +152,29 @@ def dozen(root, compiler):
     return faults + compiles(root, compiler, 'README.md', '', code)
 
 
+def whole_programs(root, compiler):
+    faults, programs_found = [], 0
+    for page in sorted((root / 'docs').glob('*.md')):
+        for program in re.findall(r'```cpp\n(#include.*?)```', page.read_text(encoding='utf-8'), re.DOTALL):
+            programs_found += 1
+            done = subprocess.run([*compiler, '-std=c++20', '-fsyntax-only', '-I', root / 'include', '-x', 'c++', '-'],
+                                  input=program.encode(), stderr=subprocess.PIPE)
+            faults += [] if done.returncode == 0 else [f'docs/{page.name}: ' + done.stderr.decode()]
+    return faults if programs_found else ['docs: no page has a whole program']
+
+
 def programs(root, compiler):
     tutorial = compiles(root, compiler, 'docs/tutorial.md', 'bool& stop', blocks(root, 'docs/tutorial.md'))
     advanced = compiles(root, compiler, 'docs/advanced.md', ADVANCED, blocks(root, 'docs/advanced.md'))
-    pages = ('deepspeed', 'errors', 'hf-shards', 'lifetimes', 'many-nodes', 'saving', 'untrusted')
+    pages = ('deepspeed', 'device', 'errors', 'hf-shards', 'lifetimes', 'many-nodes', 'saving', 'untrusted')
     short = compiles(root, compiler, f'one of docs/{", ".join(pages)}',
-                     'const safemap::Checkpoint& model',
+                     'const safemap::Checkpoint& model, safemap::Uploader& uploader',
                      ''.join(separate_blocks(root, f'docs/{name}.md')
                              for name in pages))
     headers = {f'`advanced/{path.name}`' for path in (root / 'include/safemap/advanced').glob('*.hpp')}
     page = (root / 'docs/advanced.md').read_text(encoding='utf-8')
-    return tutorial + advanced + short + [f'docs/advanced.md: {header} is not in its table'
+    whole = whole_programs(root, compiler)
+    return tutorial + advanced + short + whole + [f'docs/advanced.md: {header} is not in its table'
                                           for header in sorted(headers) if f'| {header} |' not in page]
 
 

@@ -1,0 +1,75 @@
+"""Tests the example that goes through a checkpoint layer by layer under half of its size: layers.py LAYERS."""
+import json
+import pathlib
+import random
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+LAYERS = None
+SAID = re.compile(
+    r'(?P<tensors>\d+) tensors of (?P<bytes>\d+) bytes, a budget of (?P<budget>\d+)\n'
+    r'(?P<layers>\d+) layers twice: uploaded (?P<first>\d+) and (?P<second>\d+) bytes, '
+    r'with at most (?P<peak>\d+) on the device\n'
+    r'\d+ layers twice: uploaded (?P<once>\d+) and (?P<again>\d+) bytes, with at most \d+ on the device\n'
+    r'the results are equal, the last one is (?P<result>\d+)\n')
+
+
+def fnv1a(data):
+    result = 14695981039346656037
+    for byte in data:
+        result = (result ^ byte) * 1099511628211 % 2**64
+    return result
+
+
+class Layers(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.model = pathlib.Path(folder.name, 'model.safetensors')
+
+    def write(self, tensors):
+        """Writes tensors of random bytes (name: size), and returns their bytes."""
+        header, place = {}, 0
+        for name, size in tensors.items():
+            header[name] = {'dtype': 'U8', 'shape': [size], 'data_offsets': [place, place + size]}
+            place += size
+        text = json.dumps(header).encode()
+        data = random.Random(19).randbytes(place)
+        self.model.write_bytes(struct.pack('<Q', len(text)) + text + data)
+        return data
+
+    def run_example(self):
+        return subprocess.run([LAYERS, self.model], capture_output=True, text=True, timeout=100)
+
+    def test_half_of_the_memory_gives_the_same_results(self):
+        sizes = {'wte': 50_000}
+        for i in range(12):
+            sizes |= {f'h.{i}.mlp': 40_000, f'h.{i}.attn': 20_001, f'h.{i}.norm': 300}
+        sizes |= {'norm': 300, 'head': 30_000}
+        data = self.write(sizes)
+        done = self.run_example()
+        self.assertEqual((done.returncode, done.stderr), (0, ''), done.stdout)
+        said = {key: int(value) for key, value in SAID.fullmatch(done.stdout).groupdict().items()}
+        self.assertEqual((said['tensors'], said['bytes'], said['layers']), (len(sizes), len(data), 15))
+        self.assertEqual(said['budget'], len(data) // 2)
+        self.assertLessEqual(said['peak'], said['budget'])
+        # The first pass may have begun to upload the first layer of the second one.
+        self.assertGreaterEqual(said['first'], len(data))
+        self.assertGreater(said['second'], 0)
+        self.assertEqual((said['once'], said['again']), (len(data), 0))
+        self.assertEqual(said['result'], fnv1a(data[-30_000:]))
+
+    def test_a_layer_that_is_larger_than_the_budget_is_refused(self):
+        self.write({'h.0.w': 60_000, 'h.1.w': 40_000})
+        done = self.run_example()
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, "tensor 'h.0.w': 60000 bytes needed at once, but the budget is 50000 bytes\n"))
+
+
+if __name__ == '__main__':
+    LAYERS = sys.argv.pop(1)
+    unittest.main()
