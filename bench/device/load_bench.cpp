@@ -1,77 +1,201 @@
-// Times Uploader::acquire(): the cost of a resident tensor, and of uploading one, compared with reading it.
-
-#include "device/upload_engine.hpp"
+// Times Uploader: leases of resident tensors by handle and by name, planning a bundle of many tensors, and bringing a
+// bundle into memory that another one had, beside memcpy. device_limits.cpp measures whole checkpoints.
+#include "device/made.hpp"
 
 #include <safemap/advanced/stored_tensor.hpp>
+#include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
 #include <safemap/lazy_tensor.hpp>
+#include <safemap/uploader.hpp>
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
+#include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace safemap;
-using device::Keep;
-using device::UploadEngine;
 
 namespace {
 
-std::vector<LazyTensor> tensors_of(std::size_t count, std::uint64_t size) {
-    std::vector<LazyTensor> tensors;
-    const auto source = memory_source("memory", std::vector<std::byte>(size));
-    for (std::size_t i = 0; i < count; ++i)
-        tensors.emplace_back("t" + std::to_string(i), stored_run(Dtype::u8, {size}, source, 0));
-    return tensors;
+std::atomic<std::uint64_t> allocations{0};
+
+/// Returns a checkpoint in memory of `count` tensors of 16 bytes.
+Checkpoint small_tensors(std::size_t count) {
+    const std::string header = made::header_of(made::small_items(count));
+    std::vector<std::byte> file(header.size() + 16 * count);
+    std::memcpy(file.data(), header.data(), header.size());
+    return Checkpoint::open(memory_source("model.safetensors", std::move(file)));
 }
 
-std::shared_ptr<UploadEngine> engine_of(std::uint64_t budget) {
-    return std::make_shared<UploadEngine>(Device::open("host"), UploadOptions{.device_budget = budget});
-}
+/// A bundle for each of `count` tensors of `size` bytes, and an uploader with room for some of them. The calling thread
+/// has one reader beside it.
+struct Bundles {
+    Bundles(std::size_t count, std::uint64_t size, std::uint64_t budget)
+        : uploader(Device::open("host"), small_tensors(1), {.device_budget = budget, .readers = 1}) {
+        // Until a process has had a second thread, shared_ptr counts without atomic steps.
+        std::thread([] {}).join();
+        const auto source = memory_source("memory", std::vector<std::byte>(size));
+        for (std::size_t i = 0; i < count; ++i) {
+            const LazyTensor tensor("t" + std::to_string(i), stored_run(Dtype::u8, {size}, source, 0));
+            all.push_back(uploader.bundle(std::span(&tensor, 1)));
+        }
+    }
+    Uploader uploader;
+    std::vector<Bundle> all = {};
+};
 
-void acquire_resident(benchmark::State& state) {
-    const auto tensors = tensors_of(1000, 64);
-    const auto engine = engine_of(1_MiB);
-    engine->acquire(tensors, Keep::yes);
+// ---- Resident tensors
+
+/// Repeats `access(i)`, and fails if it allocates.
+template <class Access> void repeat(benchmark::State& state, std::size_t count, Access&& access) {
+    const std::uint64_t before = allocations;
     std::size_t i = 0;
     for (auto _ : state) {
-        benchmark::DoNotOptimize(engine->acquire(std::span(&tensors[i], 1), Keep::yes));
-        i = (i + 1) % tensors.size();
+        access(i);
+        if (++i == count) i = 0;
     }
+    if (allocations != before) state.SkipWithError("it allocates");
     state.SetItemsProcessed(state.iterations());
 }
 
-/// Acquires one tensor after the other with a budget of four tensors, so that every acquire evicts.
+void acquire_resident(benchmark::State& state) {
+    Bundles bundles(1000, 64, 1_MiB);
+    for (const Bundle& bundle : bundles.all) bundles.uploader.acquire(bundle);
+    repeat(state, bundles.all.size(),
+           [&](std::size_t i) { benchmark::DoNotOptimize(bundles.uploader.acquire(bundles.all[i])); });
+}
+
+void try_acquire_resident(benchmark::State& state) {
+    Bundles bundles(1000, 64, 1_MiB);
+    for (const Bundle& bundle : bundles.all) bundles.uploader.acquire(bundle);
+    repeat(state, bundles.all.size(),
+           [&](std::size_t i) { benchmark::DoNotOptimize(bundles.uploader.try_acquire(bundles.all[i])); });
+}
+
+void acquire_name(benchmark::State& state) {
+    const auto checkpoint = small_tensors(static_cast<std::size_t>(state.range(0)));
+    Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 256_MiB, .readers = 1});
+    std::thread([] {}).join();  // as in Bundles
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < checkpoint.size(); ++i) names.push_back(checkpoint.tensor(i).name());
+    std::ranges::shuffle(names, std::minstd_rand(1));
+    for (const std::string& name : names) uploader.acquire(name);
+    repeat(state, names.size(), [&](std::size_t i) { benchmark::DoNotOptimize(uploader.acquire(names[i])); });
+}
+
+/// Threads lease bundles of one uploader, each its own. The processor time of a lease grows if they disturb each other.
+void acquire_in_threads(benchmark::State& state) {
+    static const std::unique_ptr<Bundles> bundles = [] {
+        auto made = std::make_unique<Bundles>(16, 64, 1_MiB);
+        for (const Bundle& bundle : made->all) made->uploader.acquire(bundle);
+        return made;
+    }();
+    const Bundle& own = bundles->all[static_cast<std::size_t>(state.thread_index())];
+    for (auto _ : state) benchmark::DoNotOptimize(bundles->uploader.acquire(own));
+    state.SetItemsProcessed(state.iterations());
+}
+
+/// The baseline: threads change counters of their own, as often as a lease does. Cores that share their units are
+/// slower together.
+void count_in_threads(benchmark::State& state) {
+    struct alignas(64) Line {
+        std::atomic<std::uint64_t> count = 0;
+    };
+    static Line lines[16];
+    auto& own = lines[state.thread_index()].count;
+    for (auto _ : state)
+        for (int i = 0; i < 4; ++i) own.fetch_add(1, std::memory_order_acq_rel);
+    state.SetItemsProcessed(state.iterations());
+}
+
+// ---- Planning and bringing
+
+void plan(benchmark::State& state) {
+    const auto count = static_cast<std::size_t>(state.range(0));
+    const auto checkpoint = small_tensors(count);
+    for (auto _ : state) {
+        state.PauseTiming();
+        {
+            Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 1_GiB});
+            state.ResumeTiming();
+            const Bundle bundle = uploader.bundle(Selection());
+            state.PauseTiming();
+            if (bundle.size() != count) state.SkipWithError("tensors are missing");
+        }
+        state.ResumeTiming();
+    }
+}
+
+/// Acquires eight bundles in turn with room for four, so that every acquire evicts one and gets its memory.
 void bring(benchmark::State& state) {
     const auto size = static_cast<std::uint64_t>(state.range(0));
-    const auto tensors = tensors_of(8, size);
-    const auto engine = engine_of(4 * size);
+    Bundles bundles(8, size, 4 * size);
+    for (const Bundle& bundle : bundles.all) bundles.uploader.acquire(bundle);
     std::size_t i = 0;
     for (auto _ : state) {
-        benchmark::DoNotOptimize(engine->acquire(std::span(&tensors[i], 1), Keep::yes));
-        i = (i + 1) % tensors.size();
+        benchmark::DoNotOptimize(bundles.uploader.acquire(bundles.all[i]));
+        i = (i + 1) % bundles.all.size();
     }
+    const UploadStats stats = bundles.uploader.stats();
+    if (stats.evictions + 4 != static_cast<std::uint64_t>(state.iterations()) + 8)
+        state.SkipWithError("an acquire did not evict");
     state.SetBytesProcessed(state.iterations() * state.range(0));
 }
 
-/// The baseline: allocates fresh memory and fills it by memcpy.
-void allocate_and_copy(benchmark::State& state) {
+/// The baseline: copies to the memory of four bundles in turn, all of it met before, with one thread.
+void copy(benchmark::State& state) {
     const auto size = static_cast<std::uint64_t>(state.range(0));
     const std::vector<std::byte> from(size);
-    const auto host = Device::open("host");
+    const auto memory = Device::open("host")->allocate(4 * size);
+    std::memset(memory->host_bytes().data(), 1, 4 * size);
+    std::size_t i = 0;
     for (auto _ : state) {
-        const auto memory = host->allocate(size);
-        std::memcpy(memory->host_bytes().data(), from.data(), size);
+        std::memcpy(memory->host_bytes().data() + i * size, from.data(), size);
         benchmark::ClobberMemory();
+        i = (i + 1) % 4;
     }
     state.SetBytesProcessed(state.iterations() * state.range(0));
 }
 
 }  // namespace
 
+// Not inlined: GCC would report a mismatched free.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    if (void* const memory = std::malloc(size)) return memory;
+    throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
 BENCHMARK(acquire_resident)->Name("acquire/resident");
-BENCHMARK(bring)->Name("acquire/bring")->ArgName("bytes")->Arg(64 << 10)->Arg(64 << 20)->UseRealTime();
-BENCHMARK(allocate_and_copy)->Name("memcpy/fresh")->ArgName("bytes")->Arg(64 << 10)->Arg(64 << 20)->UseRealTime();
+BENCHMARK(try_acquire_resident)->Name("try_acquire/resident");
+BENCHMARK(acquire_name)->Name("acquire/name")->ArgName("names")->Arg(723)->Arg(75'000);
+BENCHMARK(acquire_in_threads)->Name("acquire/resident")->ThreadRange(1, 4)->Threads(16)->UseRealTime();
+BENCHMARK(count_in_threads)->Name("counters/own")->ThreadRange(1, 4)->Threads(16)->UseRealTime();
+BENCHMARK(plan)->Name("bundle")->ArgName("tensors")->Arg(75'000)->Unit(benchmark::kMillisecond);
+BENCHMARK(bring)
+    ->Name("acquire/bring")
+    ->ArgName("bytes")
+    ->Arg(64 << 10)
+    ->Arg(64 << 20)
+    ->MeasureProcessCPUTime()
+    ->UseRealTime();
+BENCHMARK(copy)
+    ->Name("memcpy/met")
+    ->ArgName("bytes")
+    ->Arg(64 << 10)
+    ->Arg(64 << 20)
+    ->MeasureProcessCPUTime()
+    ->UseRealTime();
 
 BENCHMARK_MAIN();

@@ -50,6 +50,15 @@ void clear_padding(const Layout& layout, Extent range, std::size_t first, std::s
     clear_to(range.end());
 }
 
+/// Touches the huge pages of memory that is about to be read into. If a read() met them, the kernel would hold the lock
+/// of the whole address space while it clears each, and an allocation of another thread would wait for that.
+void touch(std::span<std::byte> memory) noexcept {
+    constexpr std::uint64_t huge_page = 2_MiB;
+    const std::uint64_t into_page = reinterpret_cast<std::uintptr_t>(memory.data()) % huge_page;
+    for (std::uint64_t at = 0; at < memory.size(); at += huge_page - (at == 0 ? into_page : 0))
+        *const_cast<volatile std::byte*>(&memory[at]) = std::byte{0};
+}
+
 /// Joins ranges of equal size and distance into rows.
 class RowJoiner {
 public:
@@ -145,9 +154,11 @@ void FillPlan::add_blocks(const Layout& layout, std::size_t tensor, std::uint64_
 
 std::uint64_t FillPlan::fill(const Layout& layout, std::size_t i, Worker& worker, std::span<std::byte> memory) const {
     const Job& job = jobs_[i];
-    if (!is_tile(job))
-        return gather(layout, job.range, job.tensor, worker.gatherer,
-                      memory.subspan(job.range.offset, job.range.size));
+    if (!is_tile(job)) {
+        const auto picture = memory.subspan(job.range.offset, job.range.size);
+        touch(picture);
+        return gather(layout, job.range, job.tensor, worker.gatherer, picture);
+    }
     const LazyTensor& tensor = layout.tensors[job.tensor];
     std::byte* const to = memory.data() + layout.places[job.tensor];
     const Blocks& tiles = blocks_[job.blocks];

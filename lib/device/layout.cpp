@@ -88,17 +88,21 @@ std::size_t Layout::first_after(std::uint64_t at) const noexcept {
 Layout lay_out(std::vector<LazyTensor> tensors, std::vector<std::uint32_t>& from) {
     from = in_file_order(tensors);
     Layout layout;
-    layout.tensors.reserve(tensors.size());
-    layout.places.reserve(tensors.size());
-    for (const std::uint32_t i : from) {
-        const auto place = next_place(layout.size, tensors[i].nbytes());
+    if (std::ranges::is_sorted(from)) {
+        layout.tensors = std::move(tensors);
+    } else {
+        layout.tensors.reserve(tensors.size());
+        for (const std::uint32_t i : from) layout.tensors.push_back(std::move(tensors[i]));
+    }
+    layout.places.reserve(layout.tensors.size());
+    for (const LazyTensor& tensor : layout.tensors) {
+        const auto place = next_place(layout.size, tensor.nbytes());
         if (!place)
             throw Error(Errc::budget_exceeded, "the tensors of the bundle need more than 2^64 bytes")
-                .with_tensor(tensors[i].name());
+                .with_tensor(tensor.name());
         layout.places.push_back(place->offset);
         if (place->size > 0) layout.size = place->end();
         layout.value_bytes += place->size;
-        layout.tensors.push_back(std::move(tensors[i]));
     }
     return layout;
 }

@@ -63,7 +63,8 @@ THIRD_PARTY = {
 
 # System headers: C++ and C, POSIX and Linux.
 SYSTEM = re.compile(r'[a-z_]+|sys/[a-z_]+\.h|linux/[a-z_]+\.h|'
-                    r'(dirent|dlfcn|errno|fcntl|fnmatch|glob|poll|pthread|sched|signal|stdlib|string|time|unistd)\.h')
+                    r'(dirent|dlfcn|errno|fcntl|fnmatch|glob|malloc|poll|pthread|sched|signal|stdlib|string|time|'
+                    r'unistd)\.h')
 STANDARD = re.compile(r'[a-z_]+')
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 FOLDERS = ['include', 'lib', 'cli', 'tests', 'bench', 'fuzz', 'examples']
