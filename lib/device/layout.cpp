@@ -15,7 +15,7 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-/// A byte of a source, which has the number that Sources gave it.
+/// A byte of a source, which has the number that Sources gave it. Number 0 is no source, and comes before all others.
 struct FilePlace {
     std::uint32_t source = 0;
     std::uint64_t offset = 0;
@@ -23,13 +23,14 @@ struct FilePlace {
     friend auto operator<=>(const FilePlace&, const FilePlace&) = default;
 };
 
-/// Numbers sources in the order in which they appear.
+/// Numbers sources in the order in which they appear, from 1 on.
 class Sources {
 public:
     std::uint32_t number(const Source& source) {
         if (&source != last_) {
+            const auto next = static_cast<std::uint32_t>(numbers_.size() + 1);
             last_ = &source;
-            last_number_ = numbers_.try_emplace(&source, static_cast<std::uint32_t>(numbers_.size())).first->second;
+            last_number_ = numbers_.try_emplace(&source, next).first->second;
         }
         return last_number_;
     }
@@ -40,7 +41,8 @@ private:
     std::uint32_t last_number_ = 0;
 };
 
-/// Returns the place of the first element. Tensors without elements come first.
+/// Returns the place of the first element. Tensors without elements come first: behind another tensor, their place
+/// would be outside the memory.
 FilePlace place_of(const LazyTensor& tensor, Sources& sources) {
     if (tensor.element_count() == 0) return {};
     const StoredTensor& stored = *tensor.stored();

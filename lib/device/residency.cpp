@@ -68,7 +68,10 @@ std::uint64_t Residency::next_block(std::uint64_t size, std::uint64_t shared_byt
 
 std::uint64_t Residency::claims_of(std::span<Group* const> groups, std::span<const std::uint32_t> slots) const {
     std::uint64_t claims = 0;
-    std::uint64_t left = open_ == nullptr ? 0 : open_->size - open_->given;
+    // Bytes left in the open block, and in the last one that is claimed here. As in Cache::settle(), a group that does
+    // not fit into the open block does not close it for the next ones.
+    std::uint64_t open = open_ == nullptr ? 0 : open_->size - open_->given;
+    std::uint64_t last = 0;
     std::uint64_t shared_bytes = shared_bytes_;
     const auto claim = [&](std::uint64_t size) {
         claims = checked_add(claims, size).value_or(std::numeric_limits<std::uint64_t>::max());
@@ -83,11 +86,12 @@ std::uint64_t Residency::claims_of(std::span<Group* const> groups, std::span<con
             claim(size);
             continue;
         }
-        if (size > left) {
-            left = next_block(size, shared_bytes);
-            shared_bytes += left;
-            claim(left);
+        if (size > open && size > last) {
+            last = next_block(size, shared_bytes);
+            shared_bytes += last;
+            claim(last);
         }
+        std::uint64_t& left = size <= open ? open : last;
         left -= std::min(left, padded(size));
     }
     return claims;

@@ -1,176 +1,510 @@
-// Tests the bookkeeping of resident tensors against a slow reference.
+// Tests the arithmetic of the budget against slow references. From top to bottom: groups without data, the reference,
+// random schedules, blocks of small groups, kept memory.
 #include "device/residency.hpp"
 
+#include "device/cache.hpp"
 #include "doctest_safemap.hpp"
+#include "soak.hpp"
+
+#include <safemap/advanced/stored_tensor.hpp>
 
 #include <algorithm>
+#include <memory>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
+using safemap::Device;
+using safemap::DeviceMemory;
+using safemap::Dtype;
+using safemap::LazyTensor;
+using safemap::Source;
+using safemap::UploadOptions;
+using safemap::device::Group;
+using safemap::device::Heap;
+using safemap::device::Holding;
 using safemap::device::Residency;
-using State = Residency::State;
+using State = safemap::device::Word::State;
 
 namespace {
 
-/// A slow reference: keeps every event, and adds everything up at each query.
+/// Makes groups of any size, whose tensor has no data. They need a cache, which does nothing.
+class Groups {
+public:
+    ~Groups() {
+        for (const auto& group : groups_) group->holding = nullptr;  // the cache does not know it
+        groups_.clear();
+        cache_->stop();
+    }
+    Group& make(std::uint64_t size) {
+        std::vector<LazyTensor> tensors;
+        tensors.emplace_back("t", safemap::stored_run(Dtype::u8, {size}, source_, 0));
+        std::vector<std::uint32_t> from;
+        groups_.push_back(
+            std::make_unique<Group>(*cache_, safemap::device::lay_out(std::move(tensors), from), INT64_MAX, 4'096));
+        return *groups_.back();
+    }
+    std::vector<Group*> make(std::initializer_list<std::uint64_t> sizes) {
+        std::vector<Group*> made;
+        for (const std::uint64_t size : sizes) made.push_back(&make(size));
+        return made;
+    }
+
+private:
+    std::shared_ptr<safemap::device::Readers> readers_ = safemap::device::Readers::of_process();
+    std::shared_ptr<safemap::device::Cache> cache_ = std::make_shared<safemap::device::Cache>(
+        Device::open("host"), UploadOptions{.device_budget = 4'096}, *readers_);
+    std::shared_ptr<const Source> source_ = safemap::callback_source("zeros", UINT64_MAX, [](auto, auto) {});
+    std::vector<std::unique_ptr<Group>> groups_;
+};
+
+struct Memory final : DeviceMemory {
+    explicit Memory(std::uint64_t bytes) : bytes_(bytes) {}
+    std::uint64_t size() const noexcept override { return bytes_; }
+    void* handle() const noexcept override { return nullptr; }
+    std::uint64_t bytes_;
+};
+
+std::uint64_t padded(std::uint64_t size) { return (size + 255) / 256 * 256; }
+
+/// The reference: a list of groups with the holding of each, from which everything is added up at each query.
 struct Model {
-    struct Tensor {
-        std::uint64_t bytes = 0;
-        int leases = 0;
-        State state = State::absent;
-        std::uint64_t used = 0;
+    struct Piece {
+        Holding* real;
+        std::uint64_t size;
+        bool shared;
+        std::uint64_t given = 0;
+        std::vector<Group*> groups = {};
     };
-    std::vector<Tensor> tensors;
-    std::uint64_t clock = 0;
+    explicit Model(std::uint64_t bytes) : budget(bytes) {}
 
-    template <class Which> std::uint64_t sum(Which which) const {
-        std::uint64_t total = 0;
-        for (const Tensor& tensor : tensors)
-            if (which(tensor)) total += tensor.bytes;
-        return total;
+    bool shares(std::uint64_t size) const {
+        return budget >= 1U << 20 && size > 0 && size <= std::min<std::uint64_t>(256U << 10, budget / 64);
     }
-    static bool evictable(const Tensor& tensor) { return tensor.state == State::resident && tensor.leases == 0; }
-    std::uint64_t occupied() const {
-        return sum([](const Tensor& t) { return t.state != State::absent; });
+    std::uint64_t claimed() const {
+        std::uint64_t sum = 0;
+        for (const Piece& piece : pieces) sum += piece.size;
+        return sum;
     }
-    std::uint64_t wanted() const {
-        return sum(
-            [](const Tensor& t) { return t.leases > 0 && (t.state == State::absent || t.state == State::leaving); });
+    /// Doubles the bytes of all blocks.
+    std::uint64_t next_block(std::uint64_t size) const {
+        std::uint64_t shared = 0;
+        for (const Piece& piece : pieces) shared += piece.shared ? piece.size : 0;
+        const std::uint64_t most = std::min<std::uint64_t>(16U << 20, budget / 16);
+        return std::min(most, std::max({std::uint64_t{4'096}, padded(size), padded(shared)}));
+    }
+    Piece& of(const Holding& holding) {
+        return *std::ranges::find_if(pieces, [&](const Piece& piece) { return piece.real == &holding; });
+    }
+    /// The holdings that can go, in the order in which they have to.
+    std::vector<const Piece*> candidates(std::uint64_t since) const {
+        std::vector<const Piece*> found;
+        for (const Piece& piece : pieces)
+            if (piece.size > 0 && piece.real != open && std::ranges::all_of(piece.groups, [&](const Group* group) {
+                    return group->word.state() == State::resident && !group->word.leased() && group->used <= since;
+                }))
+                found.push_back(&piece);
+        const auto last = [](const Piece& piece) {
+            std::uint64_t used = 0;
+            for (const Group* group : piece.groups) used = std::max<std::uint64_t>(used, group->used);
+            return used;
+        };
+        std::ranges::stable_sort(found, [&](const Piece* a, const Piece* b) {
+            return a->shared != b->shared ? b->shared : last(*a) < last(*b);
+        });
+        return found;
     }
 
-    /// Tries every number of least recently used tensors.
-    Residency::Room room_for(std::uint64_t bytes, std::uint64_t kept, std::uint64_t since, std::uint64_t budget) const {
-        if (occupied() + kept + bytes <= budget) return {true, {}};
-        const auto leaving = sum([](const Tensor& t) { return t.state == State::leaving; });
-        std::vector<Residency::Id> order;
-        for (Residency::Id id = 0; id < tensors.size(); ++id)
-            if (evictable(tensors[id]) && tensors[id].used <= since && tensors[id].bytes > 0) order.push_back(id);
-        std::sort(order.begin(), order.end(), [&](auto a, auto b) { return tensors[a].used < tensors[b].used; });
-        for (std::size_t n = 0; n <= order.size(); ++n) {
-            std::uint64_t freed = leaving;
-            for (std::size_t i = 0; i < n; ++i) freed += tensors[order[i]].bytes;
-            if (occupied() - freed + kept + bytes <= budget)
-                return {false, {order.begin(), order.begin() + static_cast<std::ptrdiff_t>(n)}};
+    std::uint64_t budget;
+    std::vector<Piece> pieces;
+    const Holding* open = nullptr;
+};
+
+/// A residency and its reference, with the steps that the cache takes.
+class Both {
+public:
+    explicit Both(std::uint64_t budget) : real(budget), model(budget) {}
+
+    /// Gives each group a holding as the cache does. Returns the bytes that this claimed.
+    std::uint64_t settle(std::span<Group* const> groups) {
+        const std::uint64_t before = real.claimed();
+        Holding* block = nullptr;
+        for (Group* const group : groups) {
+            const std::uint64_t size = group->layout.size;
+            Holding* in = nullptr;
+            if (model.shares(size)) {
+                in = real.open_block(size);
+                if (in == nullptr && block != nullptr && block->has_room(size)) in = block;
+                if (in == nullptr) in = block = &add(model.next_block(size), true);
+            } else {
+                in = &add(size, false);
+            }
+            Residency::put(*group, *in);
+            Model::Piece& piece = model.of(*in);
+            CHECK(group->offset == piece.given);
+            CHECK(group->offset + size <= in->size);
+            if (piece.shared) piece.given = std::min(piece.size, piece.given + padded(size));
+            piece.groups.push_back(group);
         }
-        return {};
+        if (block != nullptr) last_block = block;
+        return real.claimed() - before;
     }
+    Holding& add(std::uint64_t size, bool shared) {
+        if (shared) CHECK(real.next_block(1) == model.next_block(1));
+        Holding& holding = real.add(size, shared);
+        model.pieces.push_back({&holding, size, shared});
+        return holding;
+    }
+    void open(Holding* block) {
+        real.open(block);
+        model.open = block;
+    }
+    void take_out(Group& group) {
+        Holding& holding = *group.holding;
+        Model::Piece& piece = model.of(holding);
+        std::erase(piece.groups, &group);
+        Holding* const empty = real.take_out(group);
+        CHECK(group.holding == nullptr);
+        CHECK(empty == (piece.groups.empty() ? &holding : nullptr));
+        if (empty == nullptr) return;
+        if (model.open == empty) model.open = nullptr;
+        if (last_block == empty) last_block = nullptr;
+        std::erase_if(model.pieces, [&](const Model::Piece& one) { return one.real == empty; });
+        const auto memory = std::make_shared<Memory>(1);
+        empty->memory = memory;
+        CHECK(real.remove(*empty) == memory);
+    }
+
+    void check() const {
+        CHECK(real.claimed() == model.claimed());
+        CHECK(real.claimed() <= model.budget);
+        std::uint64_t leased = 0;
+        std::uint64_t resident = 0;
+        for (const Model::Piece& piece : model.pieces) {
+            CHECK(piece.real->size == piece.size);
+            CHECK(piece.real->given == piece.given);
+            bool held = false;
+            for (const Group* group : piece.groups) {
+                held = held || group->word.leased();
+                resident += group->word.state() == State::resident ? group->layout.size : 0;
+            }
+            leased += held ? piece.size : 0;
+        }
+        CHECK(real.leased() == leased);
+        CHECK(real.resident() == resident);
+        REQUIRE(real.holdings().size() == model.pieces.size());
+        for (std::size_t i = 0; i < real.holdings().size(); ++i) CHECK(real.holdings()[i]->at == i);
+    }
+
+    Residency real;
+    Model model;
+    Holding* last_block = nullptr;  // made by the last settle()
+};
+
+/// One random schedule.
+class Schedule {
+public:
+    Schedule(unsigned seed, std::uint64_t budget) : random_(seed), both_(budget), budget_(budget) {
+        const std::uint64_t large = budget / 3;
+        const std::uint64_t small = budget / 64;
+        for (int i = 0; i < 40; ++i) {
+            const std::uint64_t kind = below(8);
+            all_.push_back(&groups_.make(kind == 0 ? 0 : kind < 4 ? below(large) : 1 + below(kind < 6 ? small : 600)));
+        }
+    }
+    ~Schedule() {
+        for (Group* group : all_)
+            while (group->word.leased()) group->word.release();
+    }
+
+    void step() {
+        switch (below(7)) {
+            case 0:
+            case 1: return bring();
+            case 2: return reserve();
+            case 3: return evict_one();
+            case 4: return lease();
+            case 5: return release();
+            default: return resize();
+        }
+    }
+    void check() const { both_.check(); }
+
+private:
+    std::uint64_t below(std::uint64_t n) {
+        return n == 0 ? 0 : std::uniform_int_distribution<std::uint64_t>(0, n - 1)(random_);
+    }
+    Group& any() { return *all_[below(all_.size())]; }
+
+    void bring() {
+        std::vector<Group*> absent;
+        std::ranges::shuffle(all_, random_);
+        const std::uint64_t most = 1 + below(10);
+        for (Group* group : all_)
+            if (group->word.state() == State::absent && absent.size() < most) absent.push_back(group);
+        const std::uint64_t claims = both_.real.claims_of(absent);
+        if (claims > budget_ - both_.real.claimed()) return;
+        both_.last_block = nullptr;
+        CHECK(both_.settle(absent) == claims);
+        for (Group* group : absent) {
+            group->word.change(State::absent, State::arriving);
+            group->used = ++clock_;
+            if (below(5) != 0) group->word.change(State::arriving, State::resident);
+        }
+        if (both_.last_block != nullptr && below(4) != 0) both_.open(both_.last_block);
+    }
+
+    void reserve() {
+        const std::uint64_t since = clock_ - below(clock_ + 1) / 3;
+        const std::uint64_t bytes = below(budget_ + budget_ / 4);
+        const std::uint64_t free = budget_ - both_.real.claimed();
+        std::uint64_t missing = bytes - std::min(bytes, free);
+        std::vector<Holding*> expected;
+        for (const auto* piece : both_.model.candidates(since)) {
+            if (missing == 0) break;
+            expected.push_back(piece->real);
+            missing -= std::min(missing, piece->size);
+        }
+        std::vector<Holding*> victims;
+        CHECK(both_.real.reserve(bytes, since, victims) == missing);
+        CHECK(victims == expected);
+        for (const Holding* holding : victims)
+            for (const Group* group : holding->groups) CHECK(group->word.state() == State::reserved);
+        if (below(2) == 0) return Residency::restore(victims);
+        std::vector<Group*> going;
+        for (const Holding* holding : victims)
+            going.insert(going.end(), holding->groups.begin(), holding->groups.end());
+        for (Group* group : going) {
+            group->word.change(State::reserved, State::absent);
+            both_.take_out(*group);
+        }
+    }
+
+    void evict_one() {
+        Group& group = any();
+        if (group.word.state() == State::arriving) group.word.change(State::arriving, State::resident);
+        else if (group.word.try_reserve()) {
+            group.word.change(State::reserved, State::absent);
+            both_.take_out(group);
+        }
+    }
+    void lease() {
+        if (Group& group = any(); group.word.try_lease()) group.used = ++clock_;
+    }
+    void release() {
+        if (Group& group = any(); group.word.leased()) group.word.release();
+    }
+    void resize() {
+        if (both_.model.pieces.empty()) return;
+        Model::Piece& piece = both_.model.pieces[below(both_.model.pieces.size())];
+        const std::uint64_t size = piece.size + piece.size / 8;
+        const bool fits = size <= budget_ - (both_.model.claimed() - piece.size);
+        CHECK(both_.real.resize(*piece.real, size) == fits);
+        if (fits) piece.size = size;
+    }
+
+    std::mt19937 random_;
+    Groups groups_;
+    Both both_;
+    std::uint64_t budget_;
+    std::vector<Group*> all_;
+    std::uint64_t clock_ = 0;
 };
 
 }  // namespace
 
 TEST_CASE("random schedules keep the budget and agree with the slow reference") {
-    for (unsigned seed = 0; seed < 200; ++seed) {
+    const unsigned seed = soak::seed(20261203);
+    CAPTURE(seed);
+    constexpr std::uint64_t budgets[] = {10'000, 1U << 20, (5U << 20) + 77, 300U << 20};
+    for (unsigned round = 0; round < 60; ++round) {
+        CAPTURE(round);
+        Schedule schedule(seed + round, budgets[round % 4]);
+        for (int step = 0; step < 200; ++step) {
+            CAPTURE(step);
+            schedule.step();
+            schedule.check();
+        }
+    }
+}
+
+TEST_CASE("the claims of small groups are what settling them claims, in any order of sizes") {
+    const unsigned seed = soak::seed(20261204);
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    for (unsigned round = 0; round < 300; ++round) {
+        CAPTURE(round);
+        Groups groups;
+        Both both(64U << 20);
+        const auto some = [&](std::uint64_t most) {
+            std::vector<Group*> made;
+            for (std::size_t n = 1 + random() % 12; n > 0; --n) made.push_back(&groups.make(1 + random() % most));
+            return made;
+        };
+        both.settle(some(3'000));
+        if (round % 3 != 0) both.open(both.last_block);
+        const auto next = some(round % 2 == 0 ? 6'000 : 200'000);
+        const std::uint64_t claims = both.real.claims_of(next);
+        CHECK(both.settle(next) == claims);
+        both.check();
+    }
+}
+
+TEST_CASE("a group that does not fit into the open block does not close it for the next ones") {
+    Groups groups;
+    Both both(64U << 20);
+    both.settle(groups.make({3'500}));
+    both.open(both.last_block);
+    const auto next = groups.make({1'000, 300, 2'800});
+    CHECK(both.real.claims_of(next) == 4'096);
+    CHECK(both.settle(next) == 4'096);
+    CHECK(next[1]->offset == 3'584);
+    CHECK(next[2]->holding == next[0]->holding);
+    CHECK(next[2]->offset == 1'024);
+}
+
+TEST_CASE("blocks double from 4 KiB to 16 MiB, and have a sixteenth of a smaller budget") {
+    for (const std::uint64_t budget : {std::uint64_t{1} << 20, std::uint64_t{100} << 20, std::uint64_t{1} << 40}) {
+        CAPTURE(budget);
+        Residency residency(budget);
+        std::uint64_t sum = 0;
+        std::uint64_t largest = 0;
+        for (int i = 0; i < 15; ++i) {
+            const std::uint64_t size = residency.next_block(1);
+            CHECK(size == std::min({std::max<std::uint64_t>(sum, 4'096), budget / 16, std::uint64_t{16} << 20}));
+            if (size > budget - residency.claimed()) break;
+            residency.add(size, true);
+            sum += size;
+            largest = size;
+        }
+        CHECK(largest == std::min(budget / 16, std::uint64_t{16} << 20));
+    }
+    CHECK(Residency(1U << 20).next_block(5'000) == 5'120);
+}
+
+TEST_CASE("groups up to a quarter of a MiB share blocks, unless the budget is small") {
+    CHECK_FALSE(Residency(1U << 30).shares(0));
+    CHECK(Residency(1U << 30).shares(1));
+    CHECK(Residency(1U << 30).shares(256U << 10));
+    CHECK_FALSE(Residency(1U << 30).shares((256U << 10) + 1));
+    CHECK(Residency(1U << 20).shares(16U << 10));
+    CHECK_FALSE(Residency(1U << 20).shares((16U << 10) + 1));
+    CHECK_FALSE(Residency((1U << 20) - 1).shares(1));
+}
+
+TEST_CASE("claims of more than 2^64 bytes saturate") {
+    Groups groups;
+    std::vector<Group*> large;
+    for (int i = 0; i < 8; ++i) large.push_back(&groups.make((std::uint64_t{1} << 61) - 1));
+    const Residency residency(1'000);
+    CHECK(residency.claims_of(large) == UINT64_MAX - 7);
+    large.push_back(&groups.make(9));
+    CHECK(residency.claims_of(large) == UINT64_MAX);
+}
+
+TEST_CASE("the open block goes only if it is not open, and shared blocks go last") {
+    Groups groups;
+    Both both(1U << 20);
+    const auto small = groups.make({100, 200});
+    const auto large = groups.make({100'000, 100'001});
+    both.settle(small);
+    both.settle(large);
+    std::uint64_t time = 0;
+    for (Group* group : {small[0], small[1], large[1], large[0]}) {
+        group->word.change(State::absent, State::resident);
+        group->used = ++time;
+    }
+    Holding* const block = small[0]->holding;
+    CHECK(small[1]->holding == block);
+    const auto victims_of = [&](std::uint64_t bytes, std::uint64_t since) {
+        std::vector<Holding*> victims;
+        both.real.reserve(bytes, since, victims);
+        Residency::restore(victims);
+        return victims;
+    };
+    CHECK(victims_of(1U << 20, time) == std::vector{large[1]->holding, large[0]->holding, block});
+    CHECK(victims_of(1U << 20, time - 1) == std::vector{large[1]->holding, block});
+    CHECK(victims_of(1U << 20, 1).empty());
+    both.open(block);
+    CHECK(victims_of(1U << 20, time) == std::vector{large[1]->holding, large[0]->holding});
+    both.open(nullptr);
+    CHECK(small[1]->word.try_lease());
+    CHECK(victims_of(1U << 20, time) == std::vector{large[1]->holding, large[0]->holding});
+    CHECK(victims_of((1U << 20) - 200'001 - 4'096, time).empty());
+    CHECK(victims_of((1U << 20) - 200'001 - 4'095, time) == std::vector{large[1]->holding});
+    CHECK_FALSE(Residency::try_reserve(*block));
+    CHECK(small[0]->word.state() == State::resident);
+    small[1]->word.release();
+    CHECK(Residency::try_reserve(*block));
+}
+
+TEST_CASE("random uses of kept memory keep the budget and agree with the slow reference") {
+    for (unsigned seed = 0; seed < 100; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);
-        const std::uint64_t budget = 20 + random() % 100;
-        Residency residency(budget);
-        Model model;
-        const std::size_t count = 1 + random() % 12;
-        for (std::size_t i = 0; i < count; ++i) {
-            const std::uint64_t bytes = random() % 4 == 0 ? 0 : random() % 40;
-            REQUIRE(residency.add(bytes) == i);
-            model.tensors.push_back({bytes, 0, State::absent, 0});
-        }
-
+        const std::uint64_t budget = 100 + random() % 1'000;
+        Heap heap(budget);
+        std::vector<std::shared_ptr<DeviceMemory>> used;  // held by holdings, or being freed
+        std::vector<DeviceMemory*> kept;
+        std::uint64_t total = 0;
         std::uint64_t peak = 0;
-        for (int step = 0; step < 400; ++step) {
-            CAPTURE(step);
-            const auto id = static_cast<Residency::Id>(random() % count);
-            auto& tensor = model.tensors[id];
-            const bool was_evictable = Model::evictable(tensor);
-            const auto since = model.clock - std::min<std::uint64_t>(model.clock, random() % 6);
-
-            // Compares the room before something changes.
-            const auto room = residency.room_for(tensor.bytes);
-            const auto expected = model.room_for(tensor.bytes, 0, model.clock, budget);
-            CHECK(room.now == expected.now);
-            CHECK(room.victims == expected.victims);
-            const auto spare = residency.spare_room_for(tensor.bytes, since);
-            const auto expected_spare = model.room_for(tensor.bytes, model.wanted(), since, budget);
-            CHECK(spare.now == expected_spare.now);
-            CHECK(spare.victims == expected_spare.victims);
-
-            bool used = false;
-            switch (random() % 8) {
-                case 0:
-                    residency.lease(id);
-                    ++tensor.leases;
+        const auto smallest = [&](std::uint64_t least, std::uint64_t most) {
+            std::uint64_t best = UINT64_MAX;
+            for (const DeviceMemory* memory : kept)
+                if (memory->size() >= least && memory->size() <= most) best = std::min(best, memory->size());
+            return best;
+        };
+        const auto took = [&](std::shared_ptr<DeviceMemory> memory, std::uint64_t size) {
+            REQUIRE((memory != nullptr) == (size != UINT64_MAX));
+            if (!memory) return false;
+            CHECK(memory->size() == size);
+            REQUIRE(std::erase(kept, memory.get()) == 1);
+            used.push_back(std::move(memory));
+            return true;
+        };
+        for (int step = 0; step < 500; ++step) {
+            const std::uint64_t size = random() % (budget / 3);
+            switch (random() % 4) {
+                case 0: {
+                    CHECK(heap.fits(size) == (total + size <= budget));
+                    if (!heap.fits(size)) break;
+                    heap.coming(size);
+                    used.push_back(std::make_shared<Memory>(size));
+                    total += size;
                     break;
-                case 1:
-                    if (tensor.leases == 0) break;
-                    residency.release(id);
-                    --tensor.leases;
+                }
+                case 1: {
+                    if (used.empty()) break;
+                    std::swap(used[random() % used.size()], used.back());
+                    kept.push_back(used.back().get());
+                    heap.keep(std::move(used.back()));
+                    used.pop_back();
                     break;
-                case 2:
-                    residency.touch(id);
-                    used = was_evictable;
+                }
+                case 2: {
+                    const std::uint64_t most = size + size / 8;
+                    took(heap.take(size, most), smallest(size, most));
                     break;
-                case 3:
-                    if (tensor.state != State::absent || !room.now) break;
-                    residency.begin(id);
-                    tensor.state = State::arriving;
+                }
+                case 3: {
+                    const std::uint64_t missing = total + size <= budget ? 0 : total + size - budget;
+                    std::uint64_t expected = smallest(missing, UINT64_MAX);
+                    if (expected == UINT64_MAX)
+                        for (const DeviceMemory* memory : kept)
+                            expected = expected == UINT64_MAX ? memory->size() : std::max(expected, memory->size());
+                    if (!took(heap.take_to_free(size), expected)) break;
+                    CHECK(heap.total() == total);  // until it is gone
+                    total -= used.back()->size();
+                    heap.gone(used.back()->size());
+                    used.pop_back();
                     break;
-                case 4:
-                    if (tensor.state != State::arriving) break;
-                    residency.arrive(id);
-                    tensor.state = State::resident;
-                    break;
-                case 5:
-                    if (tensor.state != State::arriving) break;
-                    residency.give_up(id);
-                    tensor.state = State::absent;
-                    break;
-                case 6:
-                    if (!was_evictable) break;
-                    residency.leave(id);
-                    tensor.state = State::leaving;
-                    break;
-                case 7:
-                    if (tensor.state != State::leaving) break;
-                    residency.gone(id);
-                    tensor.state = State::absent;
-                    break;
+                }
             }
-            if (Model::evictable(tensor) && (used || !was_evictable)) tensor.used = ++model.clock;
-
-            peak = std::max(peak, model.occupied());
-            CHECK(residency.now() == model.clock);
-            CHECK(residency.state(id) == tensor.state);
-            CHECK(residency.leased(id) == (tensor.leases > 0));
-            CHECK(residency.occupied() == model.occupied());
-            CHECK(residency.peak() == peak);
-            CHECK(residency.occupied() <= budget);
-            CHECK(residency.leased_bytes() == model.sum([](const Model::Tensor& t) { return t.leases > 0; }));
-            CHECK(residency.resident() == model.sum([](const Model::Tensor& t) { return t.state == State::resident; }));
+            peak = std::max(peak, total);
+            CHECK(heap.total() == total);
+            CHECK(heap.peak() == peak);
+            CHECK(heap.total() <= budget);
         }
     }
-}
-
-TEST_CASE("numbers of removed tensors are reused") {
-    Residency residency(10);
-    const auto first = residency.add(3);
-    const auto second = residency.add(4);
-    residency.remove(first);
-    CHECK(residency.add(5) == first);
-    CHECK(residency.bytes(first) == 5);
-    CHECK(residency.bytes(second) == 4);
-    CHECK(residency.state(first) == State::absent);
-}
-
-TEST_CASE("the least recently used tensor is evicted first") {
-    Residency residency(3);
-    std::vector<Residency::Id> ids;
-    for (int i = 0; i < 4; ++i) ids.push_back(residency.add(1));
-    for (int i = 0; i < 3; ++i) {
-        residency.begin(ids[static_cast<std::size_t>(i)]);
-        residency.arrive(ids[static_cast<std::size_t>(i)]);
-    }
-    residency.lease(ids[0]);
-    residency.release(ids[0]);
-    CHECK(residency.room_for(1).victims == std::vector{ids[1]});
-    CHECK(residency.room_for(3).victims == std::vector{ids[1], ids[2], ids[0]});
-    residency.lease(ids[1]);
-    CHECK(residency.room_for(1).victims == std::vector{ids[2]});
-    CHECK(residency.room_for(3).victims.empty());
-    CHECK_FALSE(residency.room_for(3).now);
 }
