@@ -100,9 +100,11 @@ Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Reade
     : device_(std::move(device)),
       readers_(readers),
       staging_(device_, slab_bytes(options), choose_staging(options) / slab_bytes(options)),
-      sizes_{slab_bytes(options), std::min(tile_bytes, slab_bytes(options))},
       residency_(choose_budget(*device_, options)),
-      heap_(residency_.budget()) {
+      heap_(residency_.budget()),
+      sizes_{.job = slab_bytes(options),
+             .tile = std::min(tile_bytes, slab_bytes(options)),
+             .most = residency_.budget()} {
     readers_.expect(thread_count(options.readers, uploading_threads));
 }
 
@@ -191,7 +193,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     Lock lock(mutex_);
     const std::uint64_t time = ++time_;
     leases.take(time);
-    const Groups absent = join_arriving(lock, *bundle, uploads);
+    const Groups absent = join_arriving(lock, *bundle, uploads, trash);
     uploads.reserve(uploads.size() + absent.size());
     const Uploads begun = begin(absent, {}, true, trash);
     if (begun.size() < absent.size()) {
@@ -222,7 +224,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
 /// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. If an
 /// absent group needs a slot into which another one is on its way, waits until that has arrived. Throws the fault of a
 /// prefetch.
-Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads) {
+Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads, Trash& trash) {
     for (;;) {
         Groups absent;
         uploads.clear();
@@ -231,7 +233,10 @@ Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, Uploads
                 hurry(group->upload);
                 uploads.push_back(group->upload);
             } else if (group->word.state() == State::absent) {
-                if (const auto fault = std::exchange(group->fault, nullptr)) throw_copy(fault);
+                if (const auto fault = std::exchange(group->fault, nullptr)) {
+                    let_go(*group, trash);
+                    throw_copy(fault);
+                }
                 absent.push_back(group);
             }
         }
@@ -388,7 +393,8 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
         return;
     }
     // Threads that wait for the group see the upload's fault. If no thread waits, the next acquire throws it.
-    if (!group->word.leased()) group->fault = upload.fault;
+    if (group->word.leased()) let_go(*group, trash);
+    else group->fault = upload.fault;
     group->word.change(State::arriving, State::absent);
     if (Holding* const empty = residency_.take_out(*group))
         if (auto memory = residency_.remove(*empty)) heap_.keep(std::move(memory));

@@ -83,7 +83,7 @@ private:
     class Leases;
 
     // Acquiring.
-    Groups join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads);
+    Groups join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads, Trash& trash);
     void hurry(const std::shared_ptr<Upload>& upload);
     Uploads begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash);
     void wait_for(const Uploads& uploads, Worker& worker);
@@ -129,13 +129,13 @@ private:
     const std::shared_ptr<Device> device_;
     Readers& readers_;
     StagingRing staging_;
-    const JobSizes sizes_;
     Owners owners_;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;  // something arrived, failed or left
     Residency residency_;
     Heap heap_;
+    const FillSizes sizes_;
     std::list<Upload*> uploads_;  // on their way, in the order in which they began
     std::unordered_map<const Group*, Bundles> kept_;
     std::unique_ptr<Plan> plan_;           // null: none

@@ -17,18 +17,22 @@ bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool m
     std::vector<Holding*> turns;  // slots whose group makes way for another one
     std::vector<Holding*> victims;
     const std::vector<std::uint32_t> slots = take_slots(groups, turns);
+    const auto is_enough = [&](std::uint64_t missing) {
+        return missing == 0 || (may_cancel && missing <= cancellable());
+    };
     std::uint64_t missing = residency_.reserve(residency_.claims_of(groups, slots), reach, victims);
-    if (missing > 0) {
+    if (!is_enough(missing)) {
         // The block that small groups are put into can go, too.
         Residency::restore(victims);
         victims.clear();
-        residency_.open(nullptr);
+        Holding* const open = residency_.open(nullptr);
         missing = residency_.reserve(residency_.claims_of(groups, slots), reach, victims);
-    }
-    if (missing > 0 && (!may_cancel || missing > cancellable())) {
-        Residency::restore(victims);
-        Residency::restore(turns);
-        return false;
+        if (!is_enough(missing)) {
+            Residency::restore(victims);
+            Residency::restore(turns);
+            residency_.open(open);
+            return false;
+        }
     }
     if (missing > 0) {
         trash.groups.reserve(uploads_.size());

@@ -21,6 +21,7 @@ namespace safemap::SAFEMAP_ABI::device {
 /// - a tile of a transposed tensor, whose rows go to different places
 class FillPlan {
 public:
+    FillPlan() = default;
     /// Cuts `layout`. No job has more than `most_bytes`, which is at least 4 KiB, and no tile more than `tile_bytes`.
     FillPlan(const Layout& layout, std::uint64_t most_bytes, std::uint64_t tile_bytes);
 

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cassert>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -22,6 +23,13 @@ namespace safemap::SAFEMAP_ABI::device {
 class Cache;
 class Upload;
 struct Holding;
+
+/// The sizes in bytes with which groups are filled.
+struct FillSizes {
+    std::uint64_t job = 0;   // largest job
+    std::uint64_t tile = 0;  // largest tile of a transposed tensor
+    std::uint64_t most = 0;  // largest group that is ever filled
+};
 
 /// The number of no slot.
 inline constexpr std::uint32_t no_slot = UINT32_MAX;
@@ -76,8 +84,12 @@ private:
 /// used by any thread; the members below are guarded by the lock of the cache, but what a lease holds does not change.
 class Group : public std::enable_shared_from_this<Group> {
 public:
-    Group(Cache& owner, std::uint64_t order, Layout arranged, std::uint64_t most_bytes, std::uint64_t tile_bytes)
-        : cache(owner), number(order), layout(std::move(arranged)), plan(layout, most_bytes, tile_bytes) {}
+    Group(Cache& owner, std::uint64_t order, Layout arranged, std::vector<std::size_t> hashes, const FillSizes& sizes)
+        : cache(owner),
+          number(order),
+          layout(std::move(arranged)),
+          keys(std::move(hashes)),
+          plan(layout.size <= sizes.most ? FillPlan(layout, sizes.job, sizes.tile) : FillPlan()) {}
     /// Gives the memory back to the cache.
     ~Group();
     Group(const Group&) = delete;
@@ -86,7 +98,8 @@ public:
     Cache& cache;
     const std::uint64_t number;  // groups that are made later have higher ones
     const Layout layout;
-    const FillPlan plan;
+    const std::vector<std::size_t> keys;  // of the tensors, in the table of owners
+    const FillPlan plan;  // empty if the group is larger than the budget
 
     Word word = {};
     std::atomic<std::uint64_t> used = 0;  // the cache's time of the last use

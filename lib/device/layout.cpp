@@ -76,17 +76,6 @@ std::optional<Extent> next_place(std::uint64_t at, std::uint64_t size) {
 
 }  // namespace
 
-std::size_t Layout::first_after(std::uint64_t at) const noexcept {
-    std::size_t low = 0;
-    std::size_t high = tensors.size();
-    while (low < high) {
-        const std::size_t middle = low + (high - low) / 2;
-        if (extent(middle).end() <= at) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
 Layout lay_out(std::vector<LazyTensor> tensors, std::vector<std::uint32_t>& from) {
     from = in_file_order(tensors);
     Layout layout;

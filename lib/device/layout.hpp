@@ -22,8 +22,6 @@ struct Layout {
     std::uint64_t value_bytes = 0;           // size without padding
 
     Extent extent(std::size_t i) const noexcept { return {places[i], tensors[i].nbytes()}; }
-    /// Returns the number of the first tensor that ends after byte `at`, or the number of tensors.
-    std::size_t first_after(std::uint64_t at) const noexcept;
 };
 
 /// Places `tensors`, which must be distinct. Sorts them by source, in the order in which the sources appear first, and

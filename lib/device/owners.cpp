@@ -22,30 +22,34 @@ public:
 
     bool empty() const noexcept { return tensors_.empty(); }
     /// Returns the number of an equal tensor that was added before.
-    std::optional<std::uint32_t> find(const LazyTensor& tensor) const {
-        const auto [begin, end] = table_.equal_range(tensor.stored().get());
+    std::optional<std::uint32_t> find(const LazyTensor& tensor, std::size_t key) const {
+        const auto [begin, end] = table_.equal_range(key);
         for (auto entry = begin; entry != end; ++entry)
             if (entry->second.address == nullptr && SameTensor()(&tensors_[entry->second.tensor], &tensor))
                 return entry->second.tensor;
         return std::nullopt;
     }
-    std::uint32_t add(LazyTensor&& tensor, std::size_t expected) {
+    std::uint32_t add(LazyTensor&& tensor, std::size_t key, std::size_t expected) {
         const auto number = static_cast<std::uint32_t>(tensors_.size());
         if (tensors_.empty()) {
             tensors_.reserve(expected);
             entries_.reserve(expected);
             table_.reserve(table_.size() + expected);
         }
-        entries_.push_back(table_.insert({tensor.stored().get(), {{}, nullptr, number}}));
+        entries_.push_back(table_.insert({key, {{}, nullptr, number}}));
         tensors_.push_back(std::move(tensor));
         return number;
     }
 
     /// Makes the group. Sets `at[number]` to the number in its layout of the tensor that add() gave `number`.
-    std::shared_ptr<Group> make_group(Cache& cache, JobSizes sizes, std::vector<std::uint32_t>& at) {
+    std::shared_ptr<Group> make_group(Cache& cache, const FillSizes& sizes, std::vector<std::uint32_t>& at) {
         at.resize(tensors_.size());
         std::vector<std::uint32_t> from;
-        auto group = std::make_shared<Group>(cache, ++last_, lay_out(std::move(tensors_), from), sizes.job, sizes.tile);
+        Layout layout = lay_out(std::move(tensors_), from);
+        std::vector<std::size_t> keys;
+        keys.reserve(from.size());
+        for (const std::uint32_t i : from) keys.push_back(entries_[i]->first);
+        auto group = std::make_shared<Group>(cache, ++last_, std::move(layout), std::move(keys), sizes);
         for (std::uint32_t i = 0; i < from.size(); ++i) {
             at[from[i]] = i;
             entries_[from[i]]->second = {group, group.get(), i};
@@ -61,16 +65,17 @@ private:
     std::vector<Table::iterator> entries_;  // parallel to tensors_
 };
 
-std::vector<Owners::Place> Owners::own(Cache& cache, std::vector<LazyTensor>& tensors, JobSizes sizes) {
+std::vector<Owners::Place> Owners::own(Cache& cache, std::vector<LazyTensor>& tensors, const FillSizes& sizes) {
     std::vector<Place> places(tensors.size());  // outlives the lock: the last owner of a group may be in it
     const std::lock_guard lock(mutex_);
     Newcomers newcomers(table_, last_);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-        places[i] = find_known(tensors[i]);
+        const std::size_t key = TensorHash()(&tensors[i]);
+        places[i] = find_known(tensors[i], key);
         if (places[i].group) continue;
-        const auto before = newcomers.find(tensors[i]);
+        const auto before = newcomers.find(tensors[i], key);
         places[i].moved = !before;
-        places[i].tensor = before ? *before : newcomers.add(std::move(tensors[i]), tensors.size() - i);
+        places[i].tensor = before ? *before : newcomers.add(std::move(tensors[i]), key, tensors.size() - i);
     }
     if (newcomers.empty()) return places;
     std::vector<std::uint32_t> at;
@@ -81,12 +86,13 @@ std::vector<Owners::Place> Owners::own(Cache& cache, std::vector<LazyTensor>& te
 }
 
 std::shared_ptr<Group> Owners::find(const LazyTensor& tensor) const {
+    const std::size_t key = TensorHash()(&tensor);
     const std::lock_guard lock(mutex_);
-    return find_known(tensor).group;
+    return find_known(tensor, key).group;
 }
 
-Owners::Place Owners::find_known(const LazyTensor& tensor) const {
-    const auto [begin, end] = table_.equal_range(tensor.stored().get());
+Owners::Place Owners::find_known(const LazyTensor& tensor, std::size_t key) const {
+    const auto [begin, end] = table_.equal_range(key);
     for (auto entry = begin; entry != end; ++entry) {
         const Owned& owned = entry->second;
         // The group at this address lives, because its destructor begins with forget().
@@ -98,8 +104,8 @@ Owners::Place Owners::find_known(const LazyTensor& tensor) const {
 
 void Owners::forget(const Group& group) noexcept {
     const std::lock_guard lock(mutex_);
-    for (const LazyTensor& tensor : group.layout.tensors) {
-        const auto [begin, end] = table_.equal_range(tensor.stored().get());
+    for (const std::size_t key : group.keys) {
+        const auto [begin, end] = table_.equal_range(key);
         for (auto entry = begin; entry != end;)
             entry = entry->second.address == &group ? table_.erase(entry) : std::next(entry);
     }

@@ -5,6 +5,7 @@
 
 #include <safemap/lazy_tensor.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -12,12 +13,6 @@
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
-
-/// Sizes in bytes of the pieces in which groups are filled.
-struct JobSizes {
-    std::uint64_t job;
-    std::uint64_t tile;
-};
 
 /// A table of the tensors of all groups, by what the tensors hold: not by name. All members may be called from several
 /// threads at once.
@@ -34,7 +29,7 @@ public:
     /// Returns the owners of `tensors`, parallel to them. Tensors without an owner get a new group, which lists them in
     /// file order; they are moved from. Takes linear time if they are in file order. Throws budget_exceeded as
     /// lay_out() does.
-    std::vector<Place> own(Cache& cache, std::vector<LazyTensor>& tensors, JobSizes sizes);
+    std::vector<Place> own(Cache& cache, std::vector<LazyTensor>& tensors, const FillSizes& sizes);
     /// Returns the owner of a tensor, or null.
     std::shared_ptr<Group> find(const LazyTensor& tensor) const;
     /// Removes the tensors of a group, which has no owner any more.
@@ -47,10 +42,10 @@ private:
         const Group* address;
         std::uint32_t tensor;
     };
-    using Table = std::unordered_multimap<const StoredTensor*, Owned>;
+    using Table = std::unordered_multimap<std::size_t, Owned>;  // by TensorHash
     class Newcomers;
 
-    Place find_known(const LazyTensor& tensor) const;
+    Place find_known(const LazyTensor& tensor, std::size_t key) const;
 
     mutable std::mutex mutex_;
     Table table_;

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -81,8 +82,8 @@ public:
     Holding& add(std::uint64_t size, bool shared, std::uint32_t slot = no_slot);
     /// Counts `size` instead of the size of `holding`, if that fits. Returns false otherwise.
     bool resize(Holding& holding, std::uint64_t size) noexcept;
-    /// Makes a block the one that small groups are put into; null: none.
-    void open(Holding* block) noexcept { open_ = block; }
+    /// Makes a block the one that small groups are put into; null: none. Returns the one before.
+    Holding* open(Holding* block) noexcept { return std::exchange(open_, block); }
     /// Puts a group into a holding. For a block, `given` grows.
     static void put(Group& group, Holding& holding);
     /// Takes a group out of its holding. Returns the holding if it is empty now and no slot; otherwise null.

@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -139,7 +141,7 @@ TEST_CASE("the next layer is on its way while this one is used") {
         const std::size_t next = stream.upcoming();
         const std::uint64_t reads = step / 6 + (next == 0 ? 1U : 0U) + 1;
         // The lease of the layer before has ended, so its slot is free for the next one.
-        CHECK(soon([&] { return model.tensors[next].counted.reads() >= reads - (next == 0 ? 0U : 0U); }));
+        CHECK(soon([&] { return model.tensors[next].counted.reads() >= reads; }));
     }
     CHECK(model.uploader.stats().peak_device_bytes <= 2000);
 }
@@ -228,11 +230,11 @@ TEST_CASE("bundles outside a plan can be acquired while it is followed, and the 
     for (std::size_t step = 0; step < 60; ++step) {
         const std::size_t layer = stream.upcoming();
         CHECK(model.has(stream.next(), layer));
-        if (step % 7 == 3) CHECK(model.uploader.acquire(other).tensors()[0].nbytes() == 450);
+        if (step % 7 == 3) CHECK_OK(model.uploader.acquire(other));
     }
     CHECK(model.uploader.stats().peak_device_bytes <= 500);
     const std::uint64_t before = model.uploaded();
-    for (std::size_t step = 0; step < 10; ++step) CHECK(stream.next().tensors().size() == 1);
+    for (std::size_t step = 0; step < 10; ++step) CHECK_OK(stream.next());
     CHECK(model.uploaded() - before <= 1000);
 }
 

@@ -134,17 +134,3 @@ TEST_CASE("more than 2^64 bytes are refused, and a little less is not") {
     CHECK(error->tensor() == "t8");
 }
 
-TEST_CASE("first_after finds the first tensor that ends after a byte") {
-    Maker maker(5, 2, 100'000);
-    std::vector<Placed> placed;
-    for (int i = 0; i < 40; ++i)
-        placed.push_back(maker.make(maker.below(3) == 0 ? Kind::empty : Kind::run, 1 + maker.below(400)));
-    std::vector<std::uint32_t> from;
-    const Layout layout = lay_out(tensors_of(placed), from);
-    for (std::uint64_t at = 0; at < layout.size + 300; ++at) {
-        std::size_t slow = 0;
-        while (slow < layout.tensors.size() && layout.extent(slow).end() <= at) ++slow;
-        if (layout.first_after(at) != slow) FAIL("byte ", at);
-    }
-    CHECK(Layout().first_after(0) == 0);
-}

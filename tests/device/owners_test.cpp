@@ -175,7 +175,7 @@ TEST_CASE("own() says which group is new, and which tensors were moved") {
     const auto all = fixture.row(4);
     Owners owners;
     std::vector<LazyTensor> first = {all[1], all[0], all[1].renamed("tied")};
-    const auto made = owners.own(*fixture.cache, first, {4'096, 4'096});
+    const auto made = owners.own(*fixture.cache, first, {4'096, 4'096, UINT64_MAX});
     REQUIRE(made.size() == 3);
     for (const auto& place : made) {
         CHECK(place.group == made[0].group);
@@ -190,7 +190,7 @@ TEST_CASE("own() says which group is new, and which tensors were moved") {
     CHECK(first[2].name() == "tied");
 
     std::vector<LazyTensor> second = {all[0], all[2]};
-    const auto mixed = owners.own(*fixture.cache, second, {4'096, 4'096});
+    const auto mixed = owners.own(*fixture.cache, second, {4'096, 4'096, UINT64_MAX});
     CHECK(mixed[0].group == made[0].group);
     CHECK(mixed[0].tensor == 0);
     CHECK_FALSE(mixed[0].made);
@@ -199,7 +199,7 @@ TEST_CASE("own() says which group is new, and which tensors were moved") {
     CHECK(mixed[1].group != made[0].group);
     CHECK(mixed[1].made);
     std::vector<LazyTensor> nothing;
-    CHECK(owners.own(*fixture.cache, nothing, {4'096, 4'096}).empty());
+    CHECK(owners.own(*fixture.cache, nothing, {4'096, 4'096, UINT64_MAX}).empty());
     owners.forget(*made[0].group);
     CHECK(owners.find(all[0]) == nullptr);
     CHECK(owners.find(all[2]) == mixed[1].group);

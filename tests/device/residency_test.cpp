@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,7 +43,8 @@ public:
         tensors.emplace_back("t", safemap::stored_run(Dtype::u8, {size}, source_, 0));
         std::vector<std::uint32_t> from;
         groups_.push_back(
-            std::make_unique<Group>(*cache_, safemap::device::lay_out(std::move(tensors), from), INT64_MAX, 4'096));
+            std::make_unique<Group>(*cache_, ++made_, safemap::device::lay_out(std::move(tensors), from),
+                                    std::vector<std::size_t>(), safemap::device::FillSizes{}));
         return *groups_.back();
     }
     std::vector<Group*> make(std::initializer_list<std::uint64_t> sizes) {
@@ -57,7 +59,13 @@ private:
         Device::open("host"), UploadOptions{.device_budget = 4'096}, *readers_);
     std::shared_ptr<const Source> source_ = safemap::callback_source("zeros", UINT64_MAX, [](auto, auto) {});
     std::vector<std::unique_ptr<Group>> groups_;
+    std::uint64_t made_ = 0;
 };
+
+/// Returns the claims of groups that have no slot.
+std::uint64_t claims_of(const Residency& residency, std::span<Group* const> groups) {
+    return residency.claims_of(groups, std::vector<std::uint32_t>(groups.size(), safemap::device::no_slot));
+}
 
 struct Memory final : DeviceMemory {
     explicit Memory(std::uint64_t bytes) : bytes_(bytes) {}
@@ -105,13 +113,13 @@ struct Model {
                     return group->word.state() == State::resident && !group->word.leased() && group->used <= since;
                 }))
                 found.push_back(&piece);
-        const auto last = [](const Piece& piece) {
-            std::uint64_t used = 0;
-            for (const Group* group : piece.groups) used = std::max<std::uint64_t>(used, group->used);
-            return used;
+        const auto oldest = [](const Piece& piece) {
+            std::uint64_t number = UINT64_MAX;
+            for (const Group* group : piece.groups) number = std::min(number, group->number);
+            return number;
         };
         std::ranges::stable_sort(found, [&](const Piece* a, const Piece* b) {
-            return a->shared != b->shared ? b->shared : last(*a) < last(*b);
+            return a->shared != b->shared ? b->shared : oldest(*a) > oldest(*b);
         });
         return found;
     }
@@ -243,7 +251,7 @@ private:
         const std::uint64_t most = 1 + below(10);
         for (Group* group : all_)
             if (group->word.state() == State::absent && absent.size() < most) absent.push_back(group);
-        const std::uint64_t claims = both_.real.claims_of(absent);
+        const std::uint64_t claims = claims_of(both_.real, absent);
         if (claims > budget_ - both_.real.claimed()) return;
         both_.last_block = nullptr;
         CHECK(both_.settle(absent) == claims);
@@ -267,7 +275,7 @@ private:
             missing -= std::min(missing, piece->size);
         }
         std::vector<Holding*> victims;
-        CHECK(both_.real.reserve(bytes, since, victims) == missing);
+        CHECK(both_.real.reserve(bytes, {.since = since}, victims) == missing);
         CHECK(victims == expected);
         for (const Holding* holding : victims)
             for (const Group* group : holding->groups) CHECK(group->word.state() == State::reserved);
@@ -345,7 +353,7 @@ TEST_CASE("the claims of small groups are what settling them claims, in any orde
         both.settle(some(3'000));
         if (round % 3 != 0) both.open(both.last_block);
         const auto next = some(round % 2 == 0 ? 6'000 : 200'000);
-        const std::uint64_t claims = both.real.claims_of(next);
+        const std::uint64_t claims = claims_of(both.real, next);
         CHECK(both.settle(next) == claims);
         both.check();
     }
@@ -357,7 +365,7 @@ TEST_CASE("a group that does not fit into the open block does not close it for t
     both.settle(groups.make({3'500}));
     both.open(both.last_block);
     const auto next = groups.make({1'000, 300, 2'800});
-    CHECK(both.real.claims_of(next) == 4'096);
+    CHECK(claims_of(both.real, next) == 4'096);
     CHECK(both.settle(next) == 4'096);
     CHECK(next[1]->offset == 3'584);
     CHECK(next[2]->holding == next[0]->holding);
@@ -398,9 +406,9 @@ TEST_CASE("claims of more than 2^64 bytes saturate") {
     std::vector<Group*> large;
     for (int i = 0; i < 8; ++i) large.push_back(&groups.make((std::uint64_t{1} << 61) - 1));
     const Residency residency(1'000);
-    CHECK(residency.claims_of(large) == UINT64_MAX - 7);
+    CHECK(claims_of(residency, large) == UINT64_MAX - 7);
     large.push_back(&groups.make(9));
-    CHECK(residency.claims_of(large) == UINT64_MAX);
+    CHECK(claims_of(residency, large) == UINT64_MAX);
 }
 
 TEST_CASE("the open block goes only if it is not open, and shared blocks go last") {
@@ -419,7 +427,7 @@ TEST_CASE("the open block goes only if it is not open, and shared blocks go last
     CHECK(small[1]->holding == block);
     const auto victims_of = [&](std::uint64_t bytes, std::uint64_t since) {
         std::vector<Holding*> victims;
-        both.real.reserve(bytes, since, victims);
+        both.real.reserve(bytes, {.since = since}, victims);
         Residency::restore(victims);
         return victims;
     };
