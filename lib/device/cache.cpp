@@ -128,12 +128,11 @@ std::shared_ptr<const BundleData> Cache::bundle(std::vector<LazyTensor> tensors)
         if (made) data->own = group.get();
         if ((data->groups.empty() || data->groups.back() != group) && seen.insert(group.get()).second) {
             data->groups.push_back(group);
-            data->device_bytes = checked_add(data->device_bytes, group->layout.size)
-                                     .value_or(std::numeric_limits<std::uint64_t>::max());
+            data->device_bytes =
+                checked_add(data->device_bytes, group->layout.size).value_or(std::numeric_limits<std::uint64_t>::max());
         }
         const LazyTensor* tensor = &group->layout.tensors[number];
-        if (!moved && tensors[i].name() != tensor->name())
-            tensor = &data->renamed.emplace_back(std::move(tensors[i]));
+        if (!moved && tensors[i].name() != tensor->name()) tensor = &data->renamed.emplace_back(std::move(tensors[i]));
         data->tensors.push_back(DeviceTensor(*tensor, *group, group->layout.places[number]));
     }
     return data;

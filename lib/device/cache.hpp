@@ -115,9 +115,9 @@ private:
     Heap heap_;
     std::list<Upload*> uploads_;  // on their way, in the order in which they began
     std::unordered_map<const Group*, Bundles> kept_;
-    std::atomic<std::uint64_t> time_ = 0;  // counts acquires of absent groups, and prefetches
-    std::atomic<std::uint64_t> read_ = 0;     // bytes
-    std::atomic<std::int64_t> stalled_ = 0;   // nanoseconds
+    std::atomic<std::uint64_t> time_ = 0;    // counts acquires of absent groups, and prefetches
+    std::atomic<std::uint64_t> read_ = 0;    // bytes
+    std::atomic<std::int64_t> stalled_ = 0;  // nanoseconds
     bool stopping_ = false;
     UploadStats stats_;
 };

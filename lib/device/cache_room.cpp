@@ -112,7 +112,8 @@ void Cache::settle(std::span<Group* const> groups) {
             }
             Holding* in = residency_.open_block(size);
             if (in == nullptr) {
-                if (block == nullptr || !block->has_room(size)) block = &residency_.add(residency_.next_block(size), true);
+                if (block == nullptr || !block->has_room(size))
+                    block = &residency_.add(residency_.next_block(size), true);
                 in = block;
             }
             Residency::put(group, *in);

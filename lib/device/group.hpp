@@ -99,8 +99,8 @@ struct BundleData {
     std::shared_ptr<Cache> cache;
     std::vector<std::shared_ptr<Group>> groups;  // owners of the tensors, each once
     const Group* own = nullptr;                  // the group that was made for this bundle
-    std::deque<LazyTensor> renamed;                      // tensors with another name than in their group
-    std::vector<DeviceTensor> tensors;                   // in the order of the request
+    std::deque<LazyTensor> renamed;              // tensors with another name than in their group
+    std::vector<DeviceTensor> tensors;           // in the order of the request
     std::uint64_t device_bytes = 0;
 
     /// Returns the tensor with this name, or null. May be called from several threads at once.
