@@ -23,13 +23,14 @@ struct FilePlace {
     friend auto operator<=>(const FilePlace&, const FilePlace&) = default;
 };
 
-/// Numbers sources in the order in which they appear.
+/// Numbers sources from 1 on, in the order in which they appear.
 class Sources {
 public:
     std::uint32_t number(const Source& source) {
         if (&source != last_) {
             last_ = &source;
-            last_number_ = numbers_.try_emplace(&source, static_cast<std::uint32_t>(numbers_.size())).first->second;
+            const auto next = static_cast<std::uint32_t>(numbers_.size() + 1);
+            last_number_ = numbers_.try_emplace(&source, next).first->second;
         }
         return last_number_;
     }
@@ -40,7 +41,8 @@ private:
     std::uint32_t last_number_ = 0;
 };
 
-/// Returns the place of the first element. Tensors without elements come first.
+/// Returns the place of the first element. Tensors without elements come first: after others, their place could be
+/// outside the layout.
 FilePlace place_of(const LazyTensor& tensor, Sources& sources) {
     if (tensor.element_count() == 0) return {};
     const StoredTensor& stored = *tensor.stored();
