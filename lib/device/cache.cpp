@@ -100,9 +100,9 @@ Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Reade
     : device_(std::move(device)),
       readers_(readers),
       staging_(device_, slab_bytes(options), choose_staging(options) / slab_bytes(options)),
-      sizes_{slab_bytes(options), std::min(tile_bytes, slab_bytes(options))},
       residency_(choose_budget(*device_, options)),
-      heap_(residency_.budget()) {
+      heap_(residency_.budget()),
+      sizes_{slab_bytes(options), std::min(tile_bytes, slab_bytes(options)), residency_.budget()} {
     readers_.expect(thread_count(options.readers, uploading_threads));
 }
 

@@ -106,13 +106,13 @@ private:
     const std::shared_ptr<Device> device_;
     Readers& readers_;
     StagingRing staging_;
-    const JobSizes sizes_;
     Owners owners_;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;  // something arrived, failed or left
     Residency residency_;
     Heap heap_;
+    const JobSizes sizes_;
     std::list<Upload*> uploads_;  // on their way, in the order in which they began
     std::unordered_map<const Group*, Bundles> kept_;
     std::atomic<std::uint64_t> time_ = 0;    // counts acquires of absent groups, and prefetches

@@ -73,8 +73,14 @@ private:
 /// used by any thread; the members below are guarded by the lock of the cache, but what a lease holds does not change.
 class Group {
 public:
-    Group(Cache& owner, Layout arranged, std::uint64_t most_bytes, std::uint64_t tile_bytes)
-        : cache(owner), layout(std::move(arranged)), plan(layout, most_bytes, tile_bytes) {}
+    /// Plans no jobs for a layout that is larger than `most_group`: it is never filled, and a broadcast tensor can be
+    /// so large that its jobs do not fit into memory.
+    Group(Cache& owner, Layout arranged, std::uint64_t most_bytes, std::uint64_t tile_bytes,
+          std::uint64_t most_group = UINT64_MAX)
+        : cache(owner),
+          layout(std::move(arranged)),
+          plan(layout.size <= most_group ? FillPlan(layout, most_bytes, tile_bytes)
+                                         : FillPlan(Layout(), most_bytes, tile_bytes)) {}
     /// Gives the memory back to the cache.
     ~Group();
     Group(const Group&) = delete;

@@ -45,7 +45,8 @@ public:
     std::shared_ptr<Group> make_group(Cache& cache, JobSizes sizes, std::vector<std::uint32_t>& at) {
         at.resize(tensors_.size());
         std::vector<std::uint32_t> from;
-        auto group = std::make_shared<Group>(cache, lay_out(std::move(tensors_), from), sizes.job, sizes.tile);
+        auto group =
+            std::make_shared<Group>(cache, lay_out(std::move(tensors_), from), sizes.job, sizes.tile, sizes.group);
         for (std::uint32_t i = 0; i < from.size(); ++i) {
             at[from[i]] = i;
             entries_[from[i]]->second = {group, group.get(), i};

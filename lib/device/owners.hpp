@@ -13,10 +13,11 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Sizes in bytes of the pieces in which groups are filled.
+/// Sizes in bytes of the pieces in which groups are filled, and of the largest group that is filled at all.
 struct JobSizes {
     std::uint64_t job;
     std::uint64_t tile;
+    std::uint64_t group = UINT64_MAX;
 };
 
 /// A table of the tensors of all groups, by what the tensors hold: not by name. All members may be called from several
