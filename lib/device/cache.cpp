@@ -170,7 +170,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     Lock lock(mutex_);
     const std::uint64_t time = ++time_;
     leases.take(time);
-    const Groups absent = join_arriving(*bundle, uploads);
+    const Groups absent = join_arriving(*bundle, uploads, trash);
     uploads.reserve(uploads.size() + absent.size());
     const Uploads begun = begin(absent, time, true, trash);
     if (begun.size() < absent.size()) {
@@ -194,9 +194,9 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     leases.pass_on();
 }
 
-/// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. Throws
-/// the fault of a prefetch.
-Cache::Groups Cache::join_arriving(const BundleData& bundle, Uploads& uploads) {
+/// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority.
+/// Throws the fault of a prefetch.
+Cache::Groups Cache::join_arriving(const BundleData& bundle, Uploads& uploads, Trash& trash) {
     Groups absent;
     for (const auto& group : bundle.groups) {
         if (group->word.state() == State::arriving) {
@@ -205,7 +205,10 @@ Cache::Groups Cache::join_arriving(const BundleData& bundle, Uploads& uploads) {
             if (!std::exchange(upload->demanded, true) && upload->submitted)
                 readers_.submit(upload, Readers::Lane::demand);
         } else if (group->word.state() == State::absent) {
-            if (const auto fault = std::exchange(group->fault, nullptr)) throw_copy(fault);
+            if (const auto fault = std::exchange(group->fault, nullptr)) {
+                let_go(*group, trash);
+                throw_copy(fault);
+            }
             absent.push_back(group);
         }
     }
@@ -353,7 +356,8 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
         return;
     }
     // Threads that wait for the group see the upload's fault. If no thread waits, the next acquire throws it.
-    if (!group->word.leased()) group->fault = upload.fault;
+    if (group->word.leased()) let_go(*group, trash);
+    else group->fault = upload.fault;
     group->word.change(State::arriving, State::absent);
     if (Holding* const empty = residency_.take_out(*group))
         if (auto memory = residency_.remove(*empty)) heap_.keep(std::move(memory));

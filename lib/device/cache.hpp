@@ -73,7 +73,7 @@ private:
     class Leases;
 
     // Acquiring.
-    Groups join_arriving(const BundleData& bundle, Uploads& uploads);
+    Groups join_arriving(const BundleData& bundle, Uploads& uploads, Trash& trash);
     Uploads begin(const Groups& absent, std::uint64_t since, bool demanded, Trash& trash);
     void wait_for(const Uploads& uploads, Worker& worker);
     void keep(const std::shared_ptr<const BundleData>& bundle);
