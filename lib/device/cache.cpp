@@ -144,7 +144,8 @@ bool Cache::try_lease(const BundleData& bundle) noexcept {
     const auto end = bundle.groups.end();
     for (auto group = bundle.groups.begin(); group != end; ++group) {
         if ((*group)->word.try_lease()) {
-            const std::uint64_t time = (*group)->cache.time_.load(std::memory_order_relaxed);
+            // Later than the last acquire of absent groups: so is this lease.
+            const std::uint64_t time = (*group)->cache.time_.load(std::memory_order_relaxed) + 1;
             // Not stored without need: other leases of this group read it.
             if ((*group)->used.load(std::memory_order_relaxed) != time)
                 (*group)->used.store(time, std::memory_order_relaxed);
@@ -168,11 +169,12 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     Uploads uploads;  // that this acquire waits for
 
     Lock lock(mutex_);
-    const std::uint64_t time = ++time_;
+    const std::uint64_t time = time_ += 2;
     leases.take(time);
     const Groups absent = join_arriving(*bundle, uploads, trash);
     uploads.reserve(uploads.size() + absent.size());
-    const Uploads begun = begin(absent, time, true, trash);
+    // Leases of residents do not take the lock, so some may be later than this one. What they do not hold can go.
+    const Uploads begun = begin(absent, std::numeric_limits<std::uint64_t>::max(), true, trash);
     if (begun.size() < absent.size()) {
         leases.end();
         refuse(*bundle);
@@ -297,10 +299,11 @@ void Cache::begin_prefetches(std::span<const std::shared_ptr<const BundleData>> 
                              Uploads& begun) {
     Trash trash;
     const std::lock_guard lock(mutex_);
-    const std::uint64_t since = time_++;
+    const std::uint64_t time = time_ += 2;
+    const std::uint64_t since = time - 1;
     // Groups of this call are not evicted to make room for others of this call.
     for (const auto& bundle : bundles)
-        for (const auto& group : bundle->groups) group->used.store(since + 1, std::memory_order_relaxed);
+        for (const auto& group : bundle->groups) group->used.store(time, std::memory_order_relaxed);
     for (const auto& bundle : bundles) {
         Groups absent;
         for (const auto& group : bundle->groups)
