@@ -181,7 +181,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     }
     lock.unlock();
 
-    trash = {};
+    trash.clear();
     for (const auto& upload : begun) {
         prepare(upload);
         uploads.push_back(upload);
@@ -389,6 +389,7 @@ void Cache::stop() noexcept {
         Trash trash;
         trash.groups.reserve(1);
         trash.uploads.reserve(1);
+        trash.copying.reserve(1);
         Lock lock(mutex_);
         const auto going = std::ranges::find_if(uploads_, [](const Upload* upload) { return !upload->cancelled; });
         if (going == uploads_.end()) {
@@ -398,6 +399,14 @@ void Cache::stop() noexcept {
         cancel(**going, trash);
     }
     evict_all();
+}
+
+void Cache::Trash::clear() noexcept {
+    for (const auto& upload : copying) upload->finish();
+    copying.clear();
+    bundles.clear();
+    groups.clear();
+    uploads.clear();
 }
 
 Group::~Group() { cache.forget(*this); }

@@ -64,11 +64,19 @@ private:
     using Bundles = std::list<std::shared_ptr<const BundleData>>;
     using Groups = std::vector<std::shared_ptr<Group>>;
 
-    /// Owners that must be destroyed when the lock is released: their destructors may take it.
+    /// Work that must be done when the lock is released: owners to destroy, whose destructors may take it, and
+    /// cancelled uploads whose copies have to be waited for.
     struct Trash {
+        Trash() = default;
+        ~Trash() { clear(); }
+        Trash(const Trash&) = delete;
+        Trash& operator=(const Trash&) = delete;
+        void clear() noexcept;
+
         Bundles bundles = {};
         Groups groups = {};
         Uploads uploads = {};
+        Uploads copying = {};
     };
     class Leases;
 

@@ -14,6 +14,12 @@ namespace safemap::SAFEMAP_ABI::device {
 /// Claims memory for absent groups, which must be brought together. Evicts what was last used at `since` or before, and
 /// cancels prefetches that nobody waits for, if allowed. Returns false, and changes nothing, if that is not enough.
 bool Cache::admit(std::span<Group* const> groups, std::uint64_t since, bool may_cancel, Trash& trash) {
+    // First, because groups that are reserved must not stay so if there is no memory.
+    if (may_cancel) {
+        trash.groups.reserve(uploads_.size());
+        trash.uploads.reserve(uploads_.size());
+        trash.copying.reserve(uploads_.size());
+    }
     std::vector<Holding*> victims;
     std::uint64_t missing = residency_.reserve(residency_.claims_of(groups), since, victims);
     if (missing > 0) {
@@ -26,10 +32,6 @@ bool Cache::admit(std::span<Group* const> groups, std::uint64_t since, bool may_
     if (missing > 0 && (!may_cancel || missing > cancellable())) {
         Residency::restore(victims);
         return false;
-    }
-    if (missing > 0) {
-        trash.groups.reserve(uploads_.size());
-        trash.uploads.reserve(uploads_.size());
     }
     for (Holding* const victim : victims) evict(*victim, trash);
     cancel_latest(missing, trash);
@@ -69,6 +71,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     let_go(group, trash);
     if (Holding* const empty = residency_.take_out(group)) upload.leaving = residency_.remove(*empty);
     if (!upload.submitted || !readers_.cancel(upload)) return;  // who has it in hand calls arrive()
+    if (!upload.copies.empty()) return trash.copying.push_back(trash.uploads.back());
     uploads_.erase(upload.place);
     upload.finished = true;
     if (upload.leaving) heap_.keep(std::move(upload.leaving));
