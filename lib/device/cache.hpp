@@ -100,6 +100,7 @@ private:
 
     // Memory.
     void prepare(const std::shared_ptr<Upload>& upload) noexcept;
+    void give_up(Upload& upload, std::exception_ptr fault) noexcept;
     std::shared_ptr<DeviceMemory> provide(const Upload& upload);
     std::shared_ptr<DeviceMemory> settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <exception>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
@@ -147,7 +148,24 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload) noexcept {
     lock.unlock();
     if (upload->jobs() == 0) return upload->finish();
     // A single job is done by the thread that waits for it, sooner than another thread wakes up.
-    if (upload->jobs() > 1 || lane == Readers::Lane::bulk) readers_.submit(upload, lane);
+    if (upload->jobs() == 1 && lane == Readers::Lane::demand) return;
+    try {
+        readers_.submit(upload, lane);
+    } catch (...) {
+        // A thread that waits reads alone.
+        if (lane == Readers::Lane::bulk) give_up(*upload, std::current_exception());
+    }
+}
+
+/// Drops the jobs of an upload that have not begun, because no reader will do them.
+void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        if (upload.finished) return;
+        if (!upload.fault) upload.fault = std::move(fault);
+        if (!readers_.cancel(upload)) return;  // who has it in hand calls arrive()
+    }
+    upload.finish();
 }
 
 /// Returns the memory of the holding that an upload has. Returns null if the upload was cancelled.
