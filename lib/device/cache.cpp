@@ -183,7 +183,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
 
     trash.clear();
     for (const auto& upload : begun) {
-        prepare(upload);
+        prepare(upload, true);
         uploads.push_back(upload);
     }
     wait_for(uploads, *worker);
@@ -291,7 +291,7 @@ void Cache::prefetch(std::span<const std::shared_ptr<const BundleData>> bundles,
     } catch (...) {
         fault = std::current_exception();
     }
-    for (const auto& upload : begun) prepare(upload);
+    for (const auto& upload : begun) prepare(upload, false);
     if (fault) std::rethrow_exception(fault);
 }
 

@@ -99,7 +99,7 @@ private:
     void settle(std::span<Group* const> groups);
 
     // Memory.
-    void prepare(const std::shared_ptr<Upload>& upload) noexcept;
+    void prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
     std::shared_ptr<DeviceMemory> provide(const Upload& upload);
     std::shared_ptr<DeviceMemory> settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;

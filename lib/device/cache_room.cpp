@@ -129,8 +129,9 @@ void Cache::settle(std::span<Group* const> groups) {
     }
 }
 
-/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload.
-void Cache::prepare(const std::shared_ptr<Upload>& upload) noexcept {
+/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. `helps`: this thread
+/// does jobs, too, until the upload is finished.
+void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept {
     std::shared_ptr<DeviceMemory> memory;
     std::exception_ptr fault =
         fault_of(upload->group->layout.tensors.front().name(), [&] { memory = provide(*upload); });
@@ -147,13 +148,13 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload) noexcept {
     const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
     lock.unlock();
     if (upload->jobs() == 0) return upload->finish();
-    // A single job is done by the thread that waits for it, sooner than another thread wakes up.
-    if (upload->jobs() == 1 && lane == Readers::Lane::demand) return;
+    // A single job is done by the thread that waits for it, sooner than another thread wakes up. A thread that joined
+    // may wait no longer, so `demanded` is not enough.
+    if (upload->jobs() == 1 && helps) return;
     try {
         readers_.submit(upload, lane);
     } catch (...) {
-        // A thread that waits reads alone.
-        if (lane == Readers::Lane::bulk) give_up(*upload, std::current_exception());
+        if (!helps) give_up(*upload, std::current_exception());
     }
 }
 

@@ -157,6 +157,28 @@ TEST_CASE("an acquire that joins a prefetch protects it, and reads the rest of i
     blocker.counted.go_on();
 }
 
+TEST_CASE("a prefetch arrives, even if an acquire that joined it was refused before it had memory") {
+    const CacheFixture cache(Device::open("host"), 100, 1);
+    const Bytes leaving("leaving", 90);
+    const Bytes urgent("urgent", 20);
+    const Bytes ahead("ahead", 80);
+    const Bytes large("large", 100);
+    const BundlePtr prefetched = cache.bundle(ahead.tensor);
+    const BundlePtr refused = cache.bundle({ahead.tensor, large.tensor});
+    leaving.counted.hold();
+    cache.prefetch(leaving.tensor);
+    REQUIRE(soon([&] { return leaving.counted.reads() == 1; }));
+    auto acquires = std::async(std::launch::async, [&] { cache.acquire(urgent.tensor); });
+    CHECK_FALSE(is_ready(acquires));
+    auto prefetches = std::async(std::launch::async, [&] { cache.prefetch(prefetched); });
+    static_cast<void>(is_ready(prefetches));
+    CHECK_FAULT(cache.acquire(refused), Errc::budget_exceeded);
+    leaving.counted.go_on();
+    CHECK_OK(acquires.get());
+    CHECK_OK(prefetches.get());
+    CHECK(soon([&] { return ahead.counted.reads() == 1; }));
+}
+
 TEST_CASE("the memory of a cancelled prefetch is not freed while its copies are queued, even if no job is running") {
     const auto fake = std::make_shared<FakeDevice>();
     const CacheFixture cache(fake, 40_MiB, 1);
