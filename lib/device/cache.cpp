@@ -130,12 +130,11 @@ std::shared_ptr<const BundleData> Cache::bundle(std::vector<LazyTensor> tensors)
         if (made) data->own = group.get();
         if ((data->groups.empty() || data->groups.back() != group) && seen.insert(group.get()).second) {
             data->groups.push_back(group);
-            data->device_bytes = checked_add(data->device_bytes, group->layout.size)
-                                     .value_or(std::numeric_limits<std::uint64_t>::max());
+            data->device_bytes =
+                checked_add(data->device_bytes, group->layout.size).value_or(std::numeric_limits<std::uint64_t>::max());
         }
         const LazyTensor* tensor = &group->layout.tensors[number];
-        if (!moved && tensors[i].name() != tensor->name())
-            tensor = &data->renamed.emplace_back(std::move(tensors[i]));
+        if (!moved && tensors[i].name() != tensor->name()) tensor = &data->renamed.emplace_back(std::move(tensors[i]));
         data->tensors.push_back(DeviceTensor(*tensor, *group, group->layout.places[number]));
     }
     return data;
@@ -147,7 +146,8 @@ bool Cache::try_lease(const BundleData& bundle) noexcept {
     const auto end = bundle.groups.end();
     for (auto group = bundle.groups.begin(); group != end; ++group) {
         if ((*group)->word.try_lease()) {
-            const std::uint64_t time = (*group)->cache.time_.load(std::memory_order_relaxed);
+            // Later than the last acquire of absent groups: so is this lease.
+            const std::uint64_t time = (*group)->cache.time_.load(std::memory_order_relaxed) + 1;
             // Not stored without need: other leases of this group read it.
             if ((*group)->used.load(std::memory_order_relaxed) != time)
                 (*group)->used.store(time, std::memory_order_relaxed);
@@ -191,7 +191,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     Uploads uploads;  // that this acquire waits for
 
     Lock lock(mutex_);
-    const std::uint64_t time = ++time_;
+    const std::uint64_t time = time_ += 2;
     leases.take(time);
     const Groups absent = join_arriving(lock, *bundle, uploads, trash);
     uploads.reserve(uploads.size() + absent.size());
@@ -205,12 +205,12 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     advance(ahead, trash);
     lock.unlock();
 
-    trash = {};
+    trash.clear();
     for (const auto& upload : begun) {
-        prepare(upload);
+        prepare(upload, true);
         uploads.push_back(upload);
     }
-    for (const auto& upload : ahead) prepare(upload);
+    for (const auto& upload : ahead) prepare(upload, false);
     wait_for(uploads, *worker);
     readers_.give_back(std::move(worker));
 
@@ -326,7 +326,7 @@ void Cache::prefetch(std::span<const std::shared_ptr<const BundleData>> bundles,
     } catch (...) {
         fault = std::current_exception();
     }
-    for (const auto& upload : begun) prepare(upload);
+    for (const auto& upload : begun) prepare(upload, false);
     if (fault) std::rethrow_exception(fault);
 }
 
@@ -334,10 +334,11 @@ void Cache::begin_prefetches(std::span<const std::shared_ptr<const BundleData>> 
                              Uploads& begun) {
     Trash trash;
     const std::lock_guard lock(mutex_);
-    const std::uint64_t since = time_++;
+    const std::uint64_t time = time_ += 2;
+    const std::uint64_t since = time - 1;
     // Groups of this call are not evicted to make room for others of this call.
     for (const auto& bundle : bundles)
-        for (const auto& group : bundle->groups) group->used.store(since + 1, std::memory_order_relaxed);
+        for (const auto& group : bundle->groups) group->used.store(time, std::memory_order_relaxed);
     for (const auto& bundle : bundles) {
         Groups absent;
         for (const auto& group : bundle->groups)
@@ -418,10 +419,14 @@ void Cache::forget(Group& group) noexcept {
 template <class Which> void Cache::cancel_if(Lock& lock, Trash& trash, Which&& which) {
     trash.groups.reserve(trash.groups.size() + uploads_.size());
     trash.uploads.reserve(trash.uploads.size() + uploads_.size());
+    trash.copying.reserve(trash.copying.size() + uploads_.size());
     for (auto at = uploads_.begin(); at != uploads_.end();) {
         Upload& upload = **at++;  // cancel() may remove it
         if (!upload.cancelled && which(upload)) cancel(upload, trash);
     }
+    lock.unlock();
+    trash.clear();
+    lock.lock();
     const auto is_cancelled = [](const Upload* upload) { return upload->cancelled; };
     changed_.wait(lock, [&] { return std::ranges::none_of(uploads_, is_cancelled); });
 }
@@ -457,7 +462,7 @@ void Cache::wake() {
         }
         asleep_.clear();
     }
-    for (const auto& upload : begun) prepare(upload);
+    for (const auto& upload : begun) prepare(upload, false);
 }
 
 void Cache::stop() noexcept {
@@ -474,6 +479,14 @@ void Cache::stop() noexcept {
     for (auto& [group, bundles] : kept_) trash.bundles.splice(trash.bundles.end(), bundles);
     kept_.clear();
     evict_all(lock, trash);
+}
+
+void Cache::Trash::clear() noexcept {
+    for (const auto& upload : copying) upload->finish();
+    copying.clear();
+    bundles.clear();
+    groups.clear();
+    uploads.clear();
 }
 
 Group::~Group() { cache.forget(*this); }

@@ -74,11 +74,19 @@ private:
     using Bundles = std::list<std::shared_ptr<const BundleData>>;
     using Groups = std::vector<std::shared_ptr<Group>>;
 
-    /// Owners that must be destroyed when the lock is released: their destructors may take it.
+    /// Work that must be done when the lock is released: owners to destroy, whose destructors may take it, and
+    /// cancelled uploads whose copies have to be waited for.
     struct Trash {
+        Trash() = default;
+        ~Trash() { clear(); }
+        Trash(const Trash&) = delete;
+        Trash& operator=(const Trash&) = delete;
+        void clear() noexcept;
+
         Bundles bundles = {};
         Groups groups = {};
         Uploads uploads = {};
+        Uploads copying = {};
     };
     class Leases;
 
@@ -113,7 +121,8 @@ private:
     void go_on() noexcept;
 
     // Memory.
-    void prepare(const std::shared_ptr<Upload>& upload) noexcept;
+    void prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept;
+    void give_up(Upload& upload, std::exception_ptr fault) noexcept;
     std::shared_ptr<DeviceMemory> provide(const Upload& upload);
     std::shared_ptr<DeviceMemory> settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);

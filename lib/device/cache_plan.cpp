@@ -37,7 +37,7 @@ void Cache::follow(std::vector<std::shared_ptr<const BundleData>> order, bool cy
         follows_ = plan_ != nullptr;
         advance(begun, trash);
     }
-    for (const auto& upload : begun) prepare(upload);
+    for (const auto& upload : begun) prepare(upload, false);
 }
 
 /// Tells the groups of the plan what it decides.
@@ -69,7 +69,7 @@ void Cache::reached(const BundleData& bundle) {
         pass(bundle);
         advance(begun, trash);
     }
-    for (const auto& upload : begun) prepare(upload);
+    for (const auto& upload : begun) prepare(upload, false);
 }
 
 /// Moves the place in the plan to this bundle, which is leased.
@@ -138,7 +138,7 @@ void Cache::go_on() noexcept {
         const std::lock_guard lock(mutex_);
         advance(begun, trash);
     }
-    for (const auto& upload : begun) prepare(upload);
+    for (const auto& upload : begun) prepare(upload, false);
 }
 
 }  // namespace safemap::SAFEMAP_ABI::device

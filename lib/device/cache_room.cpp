@@ -7,15 +7,39 @@
 
 #include <algorithm>
 #include <cassert>
+#include <exception>
 #include <utility>
 
 namespace safemap::SAFEMAP_ABI::device {
+namespace {
+
+/// Holdings whose groups are reserved. Unless they are taken from it, they become resident again.
+struct Reserved {
+    std::vector<Holding*> turns = {};    // slots whose group makes way for another one
+    std::vector<Holding*> victims = {};  // holdings that go
+
+    Reserved() = default;
+    ~Reserved() {
+        Residency::restore(turns);
+        Residency::restore(victims);
+    }
+    Reserved(const Reserved&) = delete;
+    Reserved& operator=(const Reserved&) = delete;
+};
+
+}  // namespace
 
 /// Claims memory for absent groups, which must be brought together. Evicts what `reach` allows, and cancels prefetches
 /// that nobody waits for, if allowed. Returns false, and changes nothing, if that is not enough.
 bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool may_cancel, Trash& trash) {
-    std::vector<Holding*> turns;  // slots whose group makes way for another one
-    std::vector<Holding*> victims;
+    // First, because groups that are reserved must not stay so if there is no memory.
+    if (may_cancel) {
+        trash.groups.reserve(uploads_.size());
+        trash.uploads.reserve(uploads_.size());
+        trash.copying.reserve(uploads_.size());
+    }
+    Reserved reserved;
+    auto& [turns, victims] = reserved;
     const std::vector<std::uint32_t> slots = take_slots(groups, turns);
     const auto is_enough = [&](std::uint64_t missing) {
         return missing == 0 || (may_cancel && missing <= cancellable());
@@ -23,13 +47,10 @@ bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool m
     std::uint64_t missing = residency_.reserve(residency_.claims_of(groups, slots), reach, victims);
     if (!is_enough(missing)) {
         // The block that small groups are put into can go, too.
-        Residency::restore(victims);
-        victims.clear();
+        Residency::restore(std::exchange(victims, {}));
         Holding* const open = residency_.open(nullptr);
         missing = residency_.reserve(residency_.claims_of(groups, slots), reach, victims);
         if (!is_enough(missing)) {
-            Residency::restore(victims);
-            Residency::restore(turns);
             residency_.open(open);
             return false;
         }
@@ -39,7 +60,9 @@ bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool m
         trash.uploads.reserve(uploads_.size());
     }
     for (Holding* const turn : turns) vacate(*turn, trash);
+    turns.clear();
     for (Holding* const victim : victims) evict(*victim, trash);
+    victims.clear();
     cancel_latest(missing, trash);
     settle(groups, slots);
     return true;
@@ -97,6 +120,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     let_go(group, trash);
     if (Holding* const empty = residency_.take_out(group)) upload.leaving = residency_.remove(*empty);
     if (!upload.submitted || !readers_.cancel(upload)) return;  // who has it in hand calls arrive()
+    if (!upload.copies.empty()) return trash.copying.push_back(trash.uploads.back());
     uploads_.erase(upload.place);
     upload.finished = true;
     if (upload.leaving) heap_.keep(std::move(upload.leaving));
@@ -156,8 +180,9 @@ void Cache::settle(std::span<Group* const> groups, std::span<const std::uint32_t
     }
 }
 
-/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload.
-void Cache::prepare(const std::shared_ptr<Upload>& upload) noexcept {
+/// Gets the memory of an upload, and hands it to readers. A failure is the fault of the upload. `helps`: this thread
+/// does jobs, too, until the upload is finished.
+void Cache::prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept {
     std::shared_ptr<DeviceMemory> memory;
     std::exception_ptr fault =
         fault_of(upload->group->layout.tensors.front().name(), [&] { memory = provide(*upload); });
@@ -174,8 +199,25 @@ void Cache::prepare(const std::shared_ptr<Upload>& upload) noexcept {
     const auto lane = upload->demanded ? Readers::Lane::demand : Readers::Lane::bulk;
     lock.unlock();
     if (upload->jobs() == 0) return upload->finish();
-    // A single job is done by the thread that waits for it, sooner than another thread wakes up.
-    if (upload->jobs() > 1 || lane == Readers::Lane::bulk) readers_.submit(upload, lane);
+    // A single job is done by the thread that waits for it, sooner than another thread wakes up. A thread that joined
+    // may wait no longer, so `demanded` is not enough.
+    if (upload->jobs() == 1 && helps) return;
+    try {
+        readers_.submit(upload, lane);
+    } catch (...) {
+        if (!helps) give_up(*upload, std::current_exception());
+    }
+}
+
+/// Drops the jobs of an upload that have not begun, because no reader will do them.
+void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        if (upload.finished) return;
+        if (!upload.fault) upload.fault = std::move(fault);
+        if (!readers_.cancel(upload)) return;  // who has it in hand calls arrive()
+    }
+    upload.finish();
 }
 
 /// Returns the memory of the holding that an upload has. Returns null if the upload was cancelled.

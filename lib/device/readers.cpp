@@ -40,15 +40,13 @@ void Readers::expect(unsigned count) {
     expected_ = std::max(expected_, count);
 }
 
-void Readers::submit(const std::shared_ptr<Task>& task, Lane lane) noexcept {
-    try {
+void Readers::submit(const std::shared_ptr<Task>& task, Lane lane) {
+    {
         const std::lock_guard lock(mutex_);
         auto& queue = lane == Lane::demand ? demand_ : bulk_;
         while (!queue.empty() && queue.front()->exhausted()) queue.pop_front();
         queue.push_back(task);
         start_threads();
-    } catch (const std::bad_alloc&) {
-        return;
     }
     work_.notify_all();
 }

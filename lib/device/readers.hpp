@@ -58,9 +58,8 @@ public:
 
     /// Makes sure that there will be at least `count` threads. They start with the first task.
     void expect(unsigned count);
-    /// Queues a task. A task may be queued in both lanes, and is done once. Without memory for the queue, only help()
-    /// does its jobs.
-    void submit(const std::shared_ptr<Task>& task, Lane lane) noexcept;
+    /// Queues a task. A task may be queued in both lanes, and is done once.
+    void submit(const std::shared_ptr<Task>& task, Lane lane);
     /// Does one job of the task on the calling thread. Returns false if no job is left to begin.
     bool help(Task& task, Worker& worker);
     /// Returns true if a job of the task is left to begin.

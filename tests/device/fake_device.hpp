@@ -122,7 +122,7 @@ private:
     struct Contents {
         explicit Contents(std::uint64_t size) : bytes(size) {}
         std::vector<std::byte> bytes;
-        std::atomic<int> copies = 0;  // that are not done
+        std::atomic<int> copies = 0;  // not done yet
         mutable std::mutex mutex;
     };
     struct Memory final : safemap::DeviceMemory {
@@ -169,7 +169,7 @@ private:
         std::shared_ptr<Contents> to;
         std::shared_ptr<safemap::StagingBuffer> from;
         safemap::RowCopy rows;
-        std::vector<std::byte> expected;  // of all rows
+        std::vector<std::byte> expected;  // all rows, without gaps
         std::shared_ptr<Event> event;
     };
 

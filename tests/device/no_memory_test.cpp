@@ -1,44 +1,43 @@
 // Tests uploads on a thread whose allocations fail: this program replaces operator new.
-#include "device/upload_engine.hpp"
+#include "device/cache.hpp"
 
+#include "device/cache_fixture.hpp"
 #include "device/counted.hpp"
+#include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
 
 #include <safemap/device.hpp>
 
-#include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
-#include <span>
 #include <string>
-#include <thread>
 #include <utility>
+#include <vector>
 
 using namespace safemap;
+using device::Cache;
+using device::Keep;
 
 namespace {
 
-/// The number of allocations of this thread that will fail.
+/// The allocation of this thread that will fail, counted from 1 on; 0: none.
 thread_local int failing = 0;
 
 void* allocate_or_null(std::size_t size) noexcept {
-    if (failing > 0) {
-        --failing;
-        return nullptr;
-    }
+    if (failing > 0 && --failing == 0) return nullptr;
     return std::malloc(size == 0 ? 1 : size);
 }
 
-/// The host with full memory. After the error it throws, the next allocation of the thread fails.
+/// The host with full memory. After the second error that it throws, the next allocation of the thread fails.
 class FullDevice final : public Device {
 public:
     const std::string& name() const noexcept override { return host_->name(); }
     std::uint64_t free_memory() const override { return host_->free_memory(); }
-    std::size_t alignment() const noexcept override { return host_->alignment(); }
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t) override {
         Error error(Errc::out_of_memory, "the device is full");
-        failing = 1;
+        if (++calls_ == 2) failing = 1;
         throw std::move(error);
     }
     std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) override {
@@ -48,12 +47,57 @@ public:
                                                 const std::shared_ptr<StagingBuffer>& from, Extent part) override {
         return host_->copy_to_device(to, offset, from, part);
     }
+    std::shared_ptr<DeviceEvent> copy_rows_to_device(const std::shared_ptr<DeviceMemory>& to,
+                                                     const std::shared_ptr<StagingBuffer>& from,
+                                                     const RowCopy& rows) override {
+        return host_->copy_rows_to_device(to, from, rows);
+    }
     void copy_to_host(std::span<std::byte> to, const DeviceMemory& from, std::uint64_t offset) override {
         host_->copy_to_host(to, from, offset);
     }
 
 private:
     const std::shared_ptr<Device> host_ = Device::open("host");
+    int calls_ = 0;
+};
+
+/// Calls `act` again and again: the nth time, its nth allocation fails. Returns how often it threw before it succeeded.
+template <class Act, class Check> int fail_each_allocation(Act&& act, Check&& check) {
+    for (int nth = 1;; ++nth) {
+        CAPTURE(nth);
+        bool failed = false;
+        failing = nth;
+        try {
+            act();
+        } catch (const std::bad_alloc&) {
+            failed = true;
+        } catch (const Error& error) {
+            failed = error.code() == Errc::out_of_memory;
+        }
+        const bool used = std::exchange(failing, 0) == 0;
+        check();
+        if (!used) {
+            CHECK_FALSE(failed);
+            return nth - 1;
+        }
+    }
+}
+
+/// Three tensors that fill most of a budget together: `a` and `b`, or `c`.
+struct Three {
+    const Bytes a = Bytes("a name that is too long to stand within a string", 30'000);
+    const Bytes b = Bytes("another name that is too long for that", 20'000);
+    const Bytes c = Bytes("the third name that is too long for that", 45'000);
+    const std::shared_ptr<FakeDevice> fake = std::make_shared<FakeDevice>();
+    CacheFixture cache;
+
+    explicit Three(std::uint64_t budget)
+        : cache(fake, {.device_budget = budget, .staging_bytes = 8192, .readers = 1}) {}
+
+    void check(const Bytes& one) const {
+        const Held held = cache.acquire(one.tensor);
+        CHECK(read_back(*fake, held[0]) == value_of(one.tensor));
+    }
 };
 
 }  // namespace
@@ -67,14 +111,99 @@ void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return al
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
-TEST_CASE("a reader's fault reaches acquire, even if there is no memory for the tensor's name") {
-    const auto engine = std::make_shared<device::UploadEngine>(std::make_shared<FullDevice>(),
-                                                               UploadOptions{.device_budget = 100, .readers = 1});
+TEST_CASE("the fault of a prefetch reaches acquire, even if there is no memory for the tensor's name") {
+    const CacheFixture cache(std::make_shared<FullDevice>(), 100, 1);
     const Bytes bytes("a name that is too long to stand within a string", 100);
-    engine->prefetch(std::span(&bytes.tensor, 1));
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // lets the reader fail first
-    const auto error = error_of([&] { engine->acquire(std::span(&bytes.tensor, 1), device::Keep::yes); });
-    failing = 0;
+    cache.prefetch(bytes.tensor);
+    CHECK(failing == 0);
+    const auto error = error_of([&] { cache.acquire(bytes.tensor); });
     REQUIRE(error);
     CHECK(error->code() == Errc::out_of_memory);
+    CHECK(error->tensor().empty());
+}
+
+TEST_CASE("an acquire without memory throws, and leaves nothing leased or half uploaded") {
+    for (const std::uint64_t budget : {std::uint64_t{50'000}, 1_MiB}) {
+        CAPTURE(budget);
+        const Three three(budget);
+        const int failed = fail_each_allocation([&] { three.cache.acquire(three.a.tensor); },
+                                                [&] {
+                                                    three.check(three.a);
+                                                    three.cache.evict(three.a.tensor);
+                                                    CHECK(three.fake->allocated == 0);
+                                                    CHECK(three.cache.stats().resident_bytes == 0);
+                                                });
+        CHECK(failed > 10);
+        CHECK(three.fake->was_used_well());
+    }
+}
+
+TEST_CASE("an acquire without memory evicts and cancels completely or not at all") {
+    const Three three(50'000);
+    const Bytes held("held", 1);
+    const int failed = fail_each_allocation([&] { three.cache.acquire(three.c.tensor); },
+                                            [&] {
+                                                // `c` arrived or not; then `a` and `b` come back: one is resident, one
+                                                // on its way.
+                                                three.check(three.c);
+                                                three.check(three.a);
+                                                three.cache.prefetch(three.b.tensor);
+                                            });
+    CHECK(failed > 10);
+    three.check(three.b);
+    CHECK(three.fake->peak <= 50'000);
+    CHECK(three.fake->was_used_well());
+}
+
+TEST_CASE("a prefetch without memory throws or fails later, and the tensor can be acquired again") {
+    const Three three(50'000);
+    const int failed = fail_each_allocation(
+        [&] {
+            three.cache.prefetch({three.a.tensor, three.b.tensor});
+        },
+        [&] {
+            for (const Bytes* one : {&three.a, &three.b}) {
+                // The fault of the prefetch is thrown once.
+                try {
+                    three.cache.acquire(one->tensor);
+                } catch (const std::bad_alloc&) {
+                } catch (const Error& error) {
+                    CHECK(error.code() == Errc::out_of_memory);
+                }
+                three.check(*one);
+            }
+            three.check(three.c);
+        });
+    CHECK(failed > 10);
+    CHECK(three.fake->peak <= 50'000);
+    CHECK(three.fake->was_used_well());
+}
+
+TEST_CASE("a bundle that cannot be made for want of memory leaves no owner behind") {
+    const Three three(100'000);
+    const Held owner = three.cache.acquire(three.c.tensor);
+    const int failed = fail_each_allocation(
+        [&] {
+            three.cache.bundle({three.c.tensor.renamed("tied"), three.b.tensor, three.a.tensor});
+        },
+        [&] {
+            const BundlePtr alone = three.cache.bundle(three.a.tensor);
+            CHECK(alone->device_bytes == 30'000);
+            CHECK(alone->own == alone->groups.front().get());
+        });
+    CHECK(failed > 10);
+}
+
+TEST_CASE("an evict without memory throws, or evicts") {
+    const Three three(100'000);
+    const int failed = fail_each_allocation(
+        [&] {
+            three.cache.evict({three.a.tensor, three.b.tensor});
+        },
+        [&] {
+            three.check(three.a);
+            three.check(three.b);
+        });
+    CHECK(failed >= 1);
+    CHECK(three.fake->was_used_well());
 }

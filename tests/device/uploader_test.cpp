@@ -1,16 +1,24 @@
-// Tests the public Uploader: leases, selections, slices, prefetch, and lifetimes.
+// Tests the public Uploader: bundles, leases, selections, slices, prefetch, and lifetimes.
 #include "base/checksum.hpp"
+#include "device/fake_device.hpp"
 #include "doctest_safemap.hpp"
 #include "forge.hpp"
 #include "temp_dir.hpp"
 
+#include <safemap/advanced/stored_tensor.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/uploader.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -41,8 +49,27 @@ Checkpoint checkpoint_of(const std::vector<std::pair<std::string, std::string>>&
 Checkpoint three() { return checkpoint_of({{"layers.1.w", "one"}, {"layers.10.w", "ten!"}, {"layers.2.w", "second"}}); }
 
 std::string text_of(const DeviceTensor& tensor) {
-    const auto bytes = tensor.memory->host_bytes();
+    const auto bytes = tensor.host_bytes();
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// Returns a source of `bytes` that fails while `broken`.
+std::shared_ptr<const Source> fragile_source(std::string bytes, std::shared_ptr<std::atomic<bool>> broken) {
+    const std::uint64_t size = bytes.size();
+    return callback_source("fragile", size,
+                           [bytes = std::move(bytes), broken](std::uint64_t offset, std::span<std::byte> into) {
+                               if (*broken) throw Error(Errc::io_error, "the disk is gone");
+                               std::memcpy(into.data(), bytes.data() + offset, into.size());
+                           });
+}
+
+/// Waits until `condition` is true, for effects of other threads.
+template <class Condition> bool soon(Condition&& condition) {
+    for (int i = 0; i < 60'000; ++i) {
+        if (condition()) return true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
 }
 
 }  // namespace
@@ -50,7 +77,7 @@ std::string text_of(const DeviceTensor& tensor) {
 static_assert(!std::is_copy_constructible_v<Lease> && std::is_nothrow_move_constructible_v<Lease>);
 
 TEST_CASE("tensors are acquired by name, by selection and as slices") {
-    Uploader uploader(Device::open("host"), three(), {.device_budget = 20});
+    Uploader uploader(Device::open("host"), three(), {.device_budget = 17});
     const Lease one = uploader.acquire("layers.1.w");
     CHECK(one.tensors().size() == 1);
     CHECK(text_of(one["layers.1.w"]) == "one");
@@ -58,30 +85,125 @@ TEST_CASE("tensors are acquired by name, by selection and as slices") {
 
     const Lease layers = uploader.acquire(Selection::prefix("layers.1"));
     CHECK(layers.tensors().size() == 1);
+    const Lease two = uploader.acquire("layers.2.w");
+    const Lease ten = uploader.acquire("layers.10.w");
     const Lease all = uploader.acquire(Selection());
     REQUIRE(all.tensors().size() == 3);
-    CHECK(all.tensors()[1].name == "layers.10.w");
+    CHECK(all.tensors()[1].name() == "layers.10.w");
     CHECK(text_of(all["layers.2.w"]) == "second");
-    CHECK(one["layers.1.w"].memory == all["layers.1.w"].memory);
+    CHECK(one["layers.1.w"].memory() == all["layers.1.w"].memory());
     CHECK(uploader.stats().uploaded_bytes == 13);
 
     const Checkpoint again = three();
-    const Lease part = uploader.acquire(again["layers.2.w"].slice({{.start = 1, .stop = 4}}));
-    CHECK(text_of(part["layers.2.w"]) == "eco");
+    const LazyTensor part = again["layers.2.w"].slice({{.start = 1, .stop = 4}});
+    const Lease slice = uploader.acquire(uploader.bundle(std::span(&part, 1)));
+    CHECK(text_of(slice["layers.2.w"]) == "eco");
     CHECK_FAULT(uploader.acquire("layers.3.w"), Errc::tensor_not_found);
-    CHECK_FAULT(uploader.acquire(again["layers.2.w"].renamed("x")), Errc::budget_exceeded);
+    CHECK_FAULT(uploader.acquire(Selection::prefix("layers.3")), Errc::tensor_not_found);
+    const LazyTensor foreign = again["layers.2.w"].renamed("x");
+    CHECK_FAULT(uploader.acquire(uploader.bundle(std::span(&foreign, 1))), Errc::budget_exceeded);
 }
 
-TEST_CASE("a tensor of the checkpoint is kept, however it was acquired; other tensors are not") {
+TEST_CASE("a bundle of a selection has one layout, and its size is known before anything is read") {
+    Uploader uploader(Device::open("host"), three(), {.device_budget = 1000});
+    const Bundle all = uploader.bundle(Selection());
+    CHECK(all.size() == 3);
+    CHECK(all.device_bytes() == 2 * 256 + 6);
+    CHECK(uploader.stats().bytes_pread == 0);
+    const Lease lease = uploader.acquire(all);
+    for (const DeviceTensor& tensor : lease.tensors()) {
+        CHECK(tensor.memory() == lease.tensors()[0].memory());
+        CHECK(tensor.offset() % 256 == 0);
+        CHECK(reinterpret_cast<std::uintptr_t>(tensor.memory()->handle()) % 256 == 0);
+    }
+    CHECK(text_of(lease["layers.1.w"]) + text_of(lease["layers.10.w"]) + text_of(lease["layers.2.w"]) ==
+          "oneten!second");
+    CHECK(uploader.stats().resident_bytes == all.device_bytes());
+    CHECK_FAULT(uploader.bundle(Selection::prefix("none")), Errc::tensor_not_found);
+    CHECK(Bundle().size() == 0);
+    CHECK(Bundle().device_bytes() == 0);
+}
+
+TEST_CASE("tied names are one tensor, and a lease has it under the name that was asked for") {
+    const Checkpoint checkpoint = three();
+    Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 6});
+    const LazyTensor names[] = {checkpoint["layers.2.w"], checkpoint["layers.2.w"].renamed("tied")};
+    const Bundle both = uploader.bundle(names);
+    CHECK(both.size() == 2);
+    CHECK(both.device_bytes() == 6);
+    const Lease lease = uploader.acquire(both);
+    CHECK(text_of(lease["tied"]) == "second");
+    CHECK(text_of(lease["layers.2.w"]) == "second");
+    CHECK(lease["tied"].host_bytes().data() == lease["layers.2.w"].host_bytes().data());
+    const Bundle other = uploader.bundle(std::span(&names[1], 1));
+    const std::optional<Lease> also = uploader.try_acquire(other);
+    REQUIRE(also);
+    CHECK(also->tensors()[0].name() == "tied");
+    CHECK_FAULT((*also)["layers.2.w"], Errc::tensor_not_found);
+    CHECK(uploader.stats().uploaded_bytes == 6);
+}
+
+TEST_CASE("try_acquire leases what is on the device, and starts no upload") {
+    Uploader uploader(Device::open("host"), three(), {.device_budget = 20});
+    const Bundle bundle = uploader.bundle(Selection::prefix("layers.2"));
+    CHECK_FALSE(uploader.try_acquire(bundle));
+    CHECK(uploader.stats().bytes_pread == 0);
+    { const Lease lease = uploader.acquire(bundle); }
+    {
+        const std::optional<Lease> lease = uploader.try_acquire(bundle);
+        REQUIRE(lease);
+        CHECK(text_of((*lease)["layers.2.w"]) == "second");
+        uploader.evict(bundle);  // leased
+        CHECK(uploader.stats().resident_bytes == 6);
+    }
+    uploader.evict(bundle);
+    CHECK(uploader.stats().resident_bytes == 0);
+    CHECK_FALSE(uploader.try_acquire(bundle));
+    CHECK(uploader.stats().uploaded_bytes == 6);
+}
+
+TEST_CASE("a bundle of another uploader, or of none, is refused") {
     const Checkpoint checkpoint = three();
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 20});
-    uploader.acquire(checkpoint["layers.1.w"]);
+    Uploader other(Device::open("host"), checkpoint, {.device_budget = 20});
+    const Bundle bundles[] = {uploader.bundle(Selection()), other.bundle(Selection())};
+    CHECK_FAULT(uploader.acquire(bundles[1]), Errc::invalid_argument);
+    CHECK_FAULT(uploader.try_acquire(bundles[1]), Errc::invalid_argument);
+    CHECK_FAULT(uploader.prefetch(bundles), Errc::invalid_argument);
+    CHECK_FAULT(uploader.evict(bundles[1]), Errc::invalid_argument);
+    CHECK_FAULT(uploader.acquire(Bundle()), Errc::invalid_argument);
+    CHECK_FAULT(uploader.try_acquire(Bundle()), Errc::invalid_argument);
+    CHECK_FAULT(uploader.prefetch(Bundle()), Errc::invalid_argument);
+    CHECK_FAULT(uploader.evict(Bundle()), Errc::invalid_argument);
+    CHECK(uploader.stats().bytes_pread == 0);
+}
+
+TEST_CASE("named and selected tensors are kept; a bundle of other tensors is gone with its handles and leases") {
+    const Checkpoint checkpoint = three();
+    Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 20});
+    uploader.acquire("layers.1.w");
     CHECK(uploader.stats().resident_bytes == 3);
-    uploader.acquire(checkpoint["layers.2.w"].slice({{.start = 1, .stop = 4}}));
-    CHECK(uploader.stats().resident_bytes == 3);
+    uploader.acquire(Selection::prefix("layers.10"));
+    CHECK(uploader.stats().resident_bytes == 7);
+    {
+        const LazyTensor part = checkpoint["layers.2.w"].slice({{.start = 1, .stop = 4}});
+        Lease lease;
+        {
+            Bundle bundle = uploader.bundle(std::span(&part, 1));
+            uploader.acquire(bundle);
+            CHECK(uploader.stats().resident_bytes == 10);
+            const Bundle copy = bundle;
+            bundle = Bundle();
+            lease = uploader.acquire(copy);
+        }
+        CHECK(uploader.stats().resident_bytes == 10);
+        CHECK(text_of(lease["layers.2.w"]) == "eco");
+    }
+    CHECK(uploader.stats().resident_bytes == 7);
+    CHECK(uploader.stats().uploaded_bytes == 10);
     uploader.evict(Selection());
     CHECK(uploader.stats().resident_bytes == 0);
-    CHECK(uploader.stats().evictions == 1);
+    CHECK(uploader.stats().evictions == 2);
 }
 
 TEST_CASE("a lease ends by release, by assignment, and by its destructor") {
@@ -94,7 +216,9 @@ TEST_CASE("a lease ends by release, by assignment, and by its destructor") {
     lease.release();
     lease = uploader.acquire("layers.10.w");
     CHECK_FAULT(uploader.acquire("layers.2.w"), Errc::budget_exceeded);
-    lease = Lease();
+    Lease moved = std::move(lease);
+    CHECK_FAULT(uploader.acquire("layers.2.w"), Errc::budget_exceeded);
+    moved = Lease();
     { const Lease brief = uploader.acquire("layers.2.w"); }
     CHECK_OK(uploader.acquire("layers.1.w"));
 }
@@ -108,13 +232,33 @@ TEST_CASE("a prefetched tensor is resident or on its way when it is acquired, an
     CHECK(uploader.stats().bytes_pread == 13);
 }
 
+TEST_CASE("a list of bundles is prefetched as far as it fits") {
+    Uploader uploader(Device::open("host"), three(), {.device_budget = 9});
+    const Bundle bundles[] = {uploader.bundle(Selection::prefix("layers.1")),    // 3 bytes
+                              uploader.bundle(Selection::prefix("layers.2")),    // 6 bytes
+                              uploader.bundle(Selection::prefix("layers.10"))};  // 4 bytes
+    uploader.prefetch(bundles);
+    REQUIRE(soon([&] { return uploader.stats().resident_bytes == 9; }));
+    CHECK(uploader.try_acquire(bundles[0]));
+    CHECK(uploader.try_acquire(bundles[1]));
+    CHECK_FALSE(uploader.try_acquire(bundles[2]));
+    CHECK(uploader.stats().stalled.count() == 0);
+    CHECK(uploader.stats().uploaded_bytes == 9);
+    uploader.prefetch(bundles[2]);
+    REQUIRE(soon([&] { return uploader.stats().uploaded_bytes == 13; }));
+    const std::optional<Lease> lease = uploader.try_acquire(bundles[2]);
+    REQUIRE(lease);
+    CHECK(text_of((*lease)["layers.10.w"]) == "ten!");
+}
+
 TEST_CASE("prefetched slices are read once, and evicted like other tensors") {
     const Checkpoint checkpoint = three();
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 6});
     const LazyTensor part = checkpoint["layers.2.w"].slice({{.start = 0, .stop = 3}});
-    uploader.prefetch(std::span(&part, 1));
+    const Bundle bundle = uploader.bundle(std::span(&part, 1));
+    uploader.prefetch(bundle);
     {
-        const Lease lease = uploader.acquire(part);
+        const Lease lease = uploader.acquire(bundle);
         CHECK(text_of(lease.tensors()[0]) == "sec");
     }
     CHECK(uploader.stats().uploaded_bytes == 3);
@@ -123,23 +267,62 @@ TEST_CASE("prefetched slices are read once, and evicted like other tensors") {
     CHECK(uploader.stats().peak_device_bytes <= 6);
 }
 
+TEST_CASE("a fault of reading is thrown by acquire, also that of a prefetch, and leaves no lease") {
+    const auto broken = std::make_shared<std::atomic<bool>>(true);
+    const LazyTensor tensor("fragile", stored_run(Dtype::u8, {7}, fragile_source("resists", broken), 0));
+    Uploader uploader(Device::open("host"), three(), {.device_budget = 10});
+    const Bundle bundle = uploader.bundle(std::span(&tensor, 1));
+    CHECK_FAULT(uploader.acquire(bundle), Errc::io_error);
+    CHECK(uploader.stats().resident_bytes == 0);
+    CHECK_FALSE(uploader.try_acquire(bundle));
+    uploader.prefetch(bundle);
+    *broken = false;
+    static_cast<void>(error_of([&] { uploader.acquire(bundle); }));  // the prefetch may have read before or after
+    const Lease lease = uploader.acquire(bundle);
+    CHECK(text_of(lease["fragile"]) == "resists");
+}
+
 TEST_CASE("a lease and its tensors outlive the uploader, the checkpoint and the device") {
     Lease lease;
+    Lease second;
     {
         Uploader uploader(Device::open("host"), three(), {.device_budget = 20});
         uploader.prefetch(Selection());
         lease = uploader.acquire("layers.2.w");
+        second = uploader.acquire(uploader.bundle(Selection::prefix("layers.1")));
     }
     CHECK(text_of(lease["layers.2.w"]) == "second");
+    lease.release();
+    CHECK(text_of(second["layers.1.w"]) == "one");
+}
+
+TEST_CASE("an uploader frees all memory but that of leases, and a bundle may outlive it") {
+    const auto fake = std::make_shared<FakeDevice>();
+    Bundle bundle;
+    Lease lease;
+    {
+        Uploader uploader(fake, three(), {.device_budget = 20});
+        bundle = uploader.bundle(Selection::prefix("layers.10"));
+        uploader.acquire(bundle);
+        lease = uploader.acquire("layers.2.w");
+        uploader.acquire("layers.1.w");
+        CHECK(fake->allocated == 13);
+    }
+    CHECK(fake->allocated == 6);
+    CHECK(bundle.size() == 1);
+    lease.release();
+    CHECK(fake->allocated == 0);
+    CHECK(fake->was_used_well());
 }
 
 TEST_CASE("the digest of a device tensor is that of its bytes") {
     const auto host = Device::open("host");
-    Uploader uploader(host, three(), {.device_budget = 20});
-    const Lease lease = uploader.acquire("layers.2.w");
+    Uploader uploader(host, three(), {.device_budget = 1000});
+    const Lease lease = uploader.acquire(Selection());
     Xxh3 expected;
-    expected.update(lease["layers.2.w"].memory->host_bytes());
+    expected.update(lease["layers.2.w"].host_bytes());
     CHECK(digest(*host, lease["layers.2.w"]) == expected.hex());
+    CHECK(digest(*host, lease["layers.10.w"]) != expected.hex());
 }
 
 TEST_CASE("a tensor whose file was written to since open is not uploaded") {
@@ -154,6 +337,6 @@ TEST_CASE("a tensor whose file was written to since open is not uploaded") {
     CHECK(error->code() == Errc::file_changed);
     CHECK(error->path() == file.native());
     CHECK(error->tensor() == "b");
-    CHECK(before["a"].memory->host_bytes()[999] == std::byte{999 % 251});
+    CHECK(before["a"].host_bytes()[999] == std::byte{999 % 251});
     CHECK(uploader.stats().resident_bytes == 1'000);
 }

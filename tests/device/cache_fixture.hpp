@@ -1,0 +1,121 @@
+// A cache for tests, which leases bundles as an Uploader does.
+#pragma once
+
+#include "device/cache.hpp"
+#include "device/readers.hpp"
+
+#include <safemap/bundle.hpp>
+#include <safemap/device.hpp>
+#include <safemap/lazy_tensor.hpp>
+#include <safemap/uploader.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using BundlePtr = std::shared_ptr<const safemap::device::BundleData>;
+
+/// The lease of a bundle, and a handle of it.
+class Held {
+public:
+    explicit Held(BundlePtr leased) noexcept : bundle_(std::move(leased)) {}
+    Held(Held&& other) noexcept = default;
+    Held& operator=(Held&& other) noexcept {
+        reset();
+        bundle_ = std::move(other.bundle_);
+        return *this;
+    }
+    ~Held() { reset(); }
+
+    void reset() noexcept {
+        if (const auto bundle = std::move(bundle_)) safemap::device::Cache::release(*bundle);
+    }
+    std::span<const safemap::DeviceTensor> tensors() const noexcept { return bundle_->tensors; }
+    const safemap::DeviceTensor& operator[](std::size_t i) const noexcept { return bundle_->tensors[i]; }
+    const safemap::DeviceTensor* find(std::string_view name) const { return bundle_->find(name); }
+    const safemap::device::BundleData& bundle() const noexcept { return *bundle_; }
+
+private:
+    BundlePtr bundle_;
+};
+
+/// A cache, which stops at the end of the fixture.
+class CacheFixture {
+public:
+    CacheFixture(std::shared_ptr<safemap::Device> device, const safemap::UploadOptions& options)
+        : cache_(std::make_shared<safemap::device::Cache>(std::move(device), options, *readers_)) {}
+    CacheFixture(std::shared_ptr<safemap::Device> device, std::uint64_t budget, unsigned readers = 2)
+        : CacheFixture(std::move(device), {.device_budget = budget, .readers = readers}) {}
+    ~CacheFixture() { stop(); }
+    CacheFixture(const CacheFixture&) = delete;
+    CacheFixture& operator=(const CacheFixture&) = delete;
+
+    void stop() noexcept {
+        if (const auto cache = std::move(cache_)) cache->stop();
+    }
+    safemap::UploadStats stats() const { return cache_->stats(); }
+
+    BundlePtr bundle(std::vector<safemap::LazyTensor> tensors) const { return cache_->bundle(std::move(tensors)); }
+    BundlePtr bundle(const safemap::LazyTensor& tensor) const { return bundle(std::vector{tensor}); }
+
+    /// Leases a bundle of which the caller has a handle.
+    Held acquire(const BundlePtr& bundle, safemap::device::Keep keep = safemap::device::Keep::no) const {
+        if (!safemap::device::Cache::try_lease(*bundle)) cache_->lease(bundle, keep);
+        return Held(bundle);
+    }
+    /// Leases one tensor as its own bundle, which the cache keeps.
+    Held acquire(const safemap::LazyTensor& tensor) const {
+        return acquire(bundle(tensor), safemap::device::Keep::yes);
+    }
+
+    void prefetch(std::span<const BundlePtr> bundles) const { cache_->prefetch(bundles, safemap::device::Keep::no); }
+    void prefetch(const BundlePtr& bundle) const { prefetch(std::span(&bundle, 1)); }
+    /// Prefetches each tensor as its own bundle, which the cache keeps.
+    void prefetch(const std::vector<safemap::LazyTensor>& tensors) const {
+        std::vector<BundlePtr> bundles;
+        for (const safemap::LazyTensor& tensor : tensors) bundles.push_back(bundle(tensor));
+        cache_->prefetch(bundles, safemap::device::Keep::yes);
+    }
+    void prefetch(const safemap::LazyTensor& tensor) const { prefetch(std::vector{tensor}); }
+
+    void evict(const BundlePtr& bundle) const { cache_->evict(bundle->groups); }
+    /// Evicts the groups that own the tensors.
+    void evict(const std::vector<safemap::LazyTensor>& tensors) const {
+        std::vector<std::shared_ptr<safemap::device::Group>> groups;
+        for (const safemap::LazyTensor& tensor : tensors)
+            if (auto group = cache_->owner_of(tensor)) groups.push_back(std::move(group));
+        cache_->evict(groups);
+    }
+    void evict(const safemap::LazyTensor& tensor) const { evict(std::vector{tensor}); }
+
+private:
+    const std::shared_ptr<safemap::device::Readers> readers_ = safemap::device::Readers::of_process();
+    std::shared_ptr<safemap::device::Cache> cache_;
+};
+
+inline std::vector<std::byte> read_back(safemap::Device& device, const safemap::DeviceTensor& tensor) {
+    std::vector<std::byte> bytes(tensor.nbytes());
+    device.copy_to_host(bytes, *tensor.memory(), tensor.offset());
+    return bytes;
+}
+
+inline std::vector<std::byte> value_of(const safemap::LazyTensor& tensor) {
+    std::vector<std::byte> bytes(tensor.nbytes());
+    tensor.read(0, bytes);
+    return bytes;
+}
+
+/// Waits until `condition` is true, for effects of other threads.
+template <class Condition> bool soon(Condition&& condition) {
+    for (int i = 0; i < 60'000; ++i) {
+        if (condition()) return true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+}

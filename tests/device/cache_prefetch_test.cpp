@@ -1,0 +1,250 @@
+// Tests prefetches, the cancelling of prefetches, and evict.
+
+#include "device/cache_fixture.hpp"
+#include "device/counted.hpp"
+#include "device/fake_device.hpp"
+#include "doctest_safemap.hpp"
+
+#include <safemap/device.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace safemap;
+using device::Cache;
+
+namespace {
+
+bool is_ready(const std::future<void>& future) {
+    return future.wait_for(std::chrono::milliseconds(20)) == std::future_status::ready;
+}
+
+}  // namespace
+
+TEST_CASE("prefetch uploads what fits, while nobody waits for it") {
+    const CacheFixture cache(Device::open("host"), 100);
+    const Bytes a("a", 60);
+    const Bytes b("b", 50);
+    const Bytes c("c", 40);
+    const std::vector<LazyTensor> all = {a.tensor, b.tensor, c.tensor};
+    cache.prefetch(all);
+    CHECK(soon([&] { return cache.stats().resident_bytes == 100; }));
+    CHECK(b.counted.reads() == 0);
+    cache.acquire(a.tensor);
+    cache.acquire(c.tensor);
+    CHECK(a.counted.bytes() == 60);
+    CHECK(c.counted.bytes() == 40);
+    CHECK(cache.stats().stalled.count() == 0);
+    CHECK(cache.stats().evictions == 0);
+
+    // A repeated prefetch keeps what is resident.
+    cache.prefetch(all);
+    CHECK(cache.stats().evictions == 0);
+    // Another prefetch replaces it.
+    cache.prefetch(b.tensor);
+    CHECK(soon([&] { return b.counted.bytes() == 50; }));
+    CHECK(cache.stats().evictions > 0);
+    CHECK(cache.stats().peak_device_bytes <= 100);
+}
+
+TEST_CASE("prefetch does not evict leased tensors") {
+    const CacheFixture cache(Device::open("host"), 100);
+    const Bytes a("a", 60);
+    const Bytes b("b", 50);
+    const Held held = cache.acquire(a.tensor);
+    cache.prefetch(b.tensor);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(b.counted.reads() == 0);
+    CHECK(cache.stats().resident_bytes == 60);
+}
+
+TEST_CASE("a prefetched bundle without a handle is gone when it has arrived") {
+    const CacheFixture cache(Device::open("host"), 100);
+    const Bytes a("a", 60);
+    const Bytes b("b", 30);
+    const BundlePtr handle = cache.bundle(b.tensor);
+    cache.prefetch(cache.bundle(a.tensor));
+    cache.prefetch(handle);
+    CHECK(soon([&] { return cache.stats().uploaded_bytes == 90 && cache.stats().resident_bytes == 30; }));
+    CHECK(Cache::try_lease(*handle));
+    Cache::release(*handle);
+}
+
+TEST_CASE("a fault of a prefetch is thrown by the next acquire, once") {
+    const CacheFixture cache(Device::open("host"), 100);
+    const Bytes bad("bad", 10);
+    const Bytes good("good", 10);
+    bad.counted.fail_after(0);
+    const std::vector<LazyTensor> both = {bad.tensor, good.tensor};
+    cache.prefetch(both);
+    CHECK(soon([&] { return cache.stats().resident_bytes == 10 && bad.counted.reads() == 1; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    cache.prefetch(both);
+    CHECK_OK(cache.acquire(good.tensor));
+    const auto error = error_of([&] { cache.acquire(bad.tensor); });
+    REQUIRE(error);
+    CHECK(error->code() == Errc::io_error);
+    CHECK(error->tensor() == "bad");
+    CHECK(bad.counted.reads() == 1);
+    CHECK_OK(cache.acquire(bad.tensor));
+    CHECK(bad.counted.reads() == 2);
+}
+
+TEST_CASE("acquire has priority over prefetches, and cancels prefetches that need its memory") {
+    const CacheFixture cache(Device::open("host"), 1000, 1);
+    std::vector<Bytes> layers;
+    std::vector<LazyTensor> all;
+    for (int i = 0; i < 10; ++i) {
+        layers.emplace_back("layer" + std::to_string(i), 100);
+        all.push_back(layers.back().tensor);
+    }
+    const Bytes urgent("urgent", 900);
+    layers[0].counted.hold();
+    cache.prefetch(all);
+    REQUIRE(soon([&] { return layers[0].counted.reads() == 1; }));
+    // The reader waits in the first layer, so the thread that acquires reads, and the other layers make room.
+    cache.acquire(urgent.tensor);
+    layers[0].counted.go_on();
+    for (std::size_t i = 1; i < layers.size(); ++i) CHECK(layers[i].counted.reads() == 0);
+    CHECK(cache.stats().peak_device_bytes <= 1000);
+    // Cancelled prefetches can be repeated.
+    for (const Bytes& layer : layers) CHECK_OK(cache.acquire(layer.tensor));
+}
+
+TEST_CASE("a cancelled prefetch gives its memory back when its job is done, and acquire waits for just that") {
+    const auto fake = std::make_shared<FakeDevice>();
+    const CacheFixture cache(fake, 100, 2);
+    const Bytes ahead("ahead", 70);
+    const Bytes other("other", 30);
+    const Bytes urgent("urgent", 95);
+    const BundlePtr prefetched = cache.bundle(ahead.tensor);
+    ahead.counted.hold();
+    cache.prefetch(prefetched);
+    REQUIRE(soon([&] { return ahead.counted.reads() == 1; }));
+    auto arrives = std::async(std::launch::async, [&] {
+        const Held held = cache.acquire(urgent.tensor);
+        CHECK(read_back(*fake, held[0]) == value_of(urgent.tensor));
+    });
+    CHECK_FALSE(is_ready(arrives));
+    CHECK(fake->allocated == 70);
+    CHECK_FALSE(Cache::try_lease(*prefetched));
+    ahead.counted.go_on();
+    CHECK_OK(arrives.get());
+    CHECK(fake->peak <= 100);
+    CHECK(cache.stats().resident_bytes == 95);
+    // The cancelled bundle comes again, with the values that it should have.
+    const Held held = cache.acquire(prefetched);
+    CHECK(read_back(*fake, held[0]) == value_of(ahead.tensor));
+    CHECK(ahead.counted.reads() >= 2);
+    CHECK_OK(cache.acquire(other.tensor));
+}
+
+TEST_CASE("an acquire that joins a prefetch protects it, and reads the rest of it") {
+    const CacheFixture cache(Device::open("host"), 40_MiB, 1);
+    const Bytes blocker("blocker", 1_MiB);
+    const Bytes ahead("ahead", 20_MiB);
+    const Bytes urgent("urgent", 25_MiB);
+    blocker.counted.hold();
+    cache.prefetch({blocker.tensor, ahead.tensor});
+    REQUIRE(soon([&] { return blocker.counted.reads() == 1; }));
+    const Held held = cache.acquire(ahead.tensor);  // read by this thread: the reader is held
+    CHECK(ahead.counted.bytes() == 20_MiB);
+    CHECK_FAULT(cache.acquire(urgent.tensor), Errc::budget_exceeded);
+    blocker.counted.go_on();
+}
+
+TEST_CASE("a prefetch arrives, even if an acquire that joined it was refused before it had memory") {
+    const CacheFixture cache(Device::open("host"), 100, 1);
+    const Bytes leaving("leaving", 90);
+    const Bytes urgent("urgent", 20);
+    const Bytes ahead("ahead", 80);
+    const Bytes large("large", 100);
+    const BundlePtr prefetched = cache.bundle(ahead.tensor);
+    const BundlePtr refused = cache.bundle({ahead.tensor, large.tensor});
+    leaving.counted.hold();
+    cache.prefetch(leaving.tensor);
+    REQUIRE(soon([&] { return leaving.counted.reads() == 1; }));
+    auto acquires = std::async(std::launch::async, [&] { cache.acquire(urgent.tensor); });
+    CHECK_FALSE(is_ready(acquires));
+    auto prefetches = std::async(std::launch::async, [&] { cache.prefetch(prefetched); });
+    static_cast<void>(is_ready(prefetches));
+    CHECK_FAULT(cache.acquire(refused), Errc::budget_exceeded);
+    leaving.counted.go_on();
+    CHECK_OK(acquires.get());
+    CHECK_OK(prefetches.get());
+    CHECK(soon([&] { return ahead.counted.reads() == 1; }));
+}
+
+TEST_CASE("the memory of a cancelled prefetch is not freed while its copies are queued, even if no job is running") {
+    const auto fake = std::make_shared<FakeDevice>();
+    const CacheFixture cache(fake, 40_MiB, 1);
+    const Bytes ahead("ahead", 20_MiB);    // three jobs
+    const Bytes busy("busy", 10_MiB);      // two jobs
+    const Bytes urgent("urgent", 25_MiB);  // needs the memory of `ahead`
+    fake->pause(true);
+    ahead.counted.hold();
+    cache.prefetch(ahead.tensor);
+    REQUIRE(soon([&] { return ahead.counted.reads() == 1; }));
+    busy.counted.hold();
+    auto first = std::async(std::launch::async, [&] { cache.acquire(busy.tensor); });
+    REQUIRE(soon([&] { return busy.counted.reads() == 1; }));
+    // After its first job of `ahead`, the reader turns to `busy`.
+    ahead.counted.go_on();
+    REQUIRE(soon([&] { return busy.counted.reads() == 2; }));
+    REQUIRE(fake->copies == 1);
+
+    auto second = std::async(std::launch::async, [&] { cache.acquire(urgent.tensor); });
+    CHECK_FALSE(is_ready(second));
+    fake->pause(false);
+    busy.counted.go_on();
+    CHECK_OK(first.get());
+    CHECK_OK(second.get());
+    CHECK(fake->was_used_well());
+    CHECK(fake->peak <= 40_MiB);
+}
+
+TEST_CASE("evict drops resident tensors that are not leased, and gives their memory back") {
+    const auto fake = std::make_shared<FakeDevice>();
+    const CacheFixture cache(fake, 100);
+    const Bytes a("a", 10);
+    const Bytes b("b", 20);
+    const Bytes never("never", 20);
+    const Held held = cache.acquire(a.tensor);
+    cache.acquire(b.tensor);
+    cache.evict({a.tensor, b.tensor, b.tensor.renamed("tied"), never.tensor});
+    CHECK(cache.stats().resident_bytes == 10);
+    CHECK(cache.stats().evictions == 1);
+    CHECK(fake->allocated == 10);
+    cache.acquire(b.tensor);
+    CHECK(b.counted.bytes() == 40);
+}
+
+TEST_CASE("a bundle without a handle is gone when its last lease ends; its memory is kept until evict") {
+    const auto fake = std::make_shared<FakeDevice>();
+    const CacheFixture cache(fake, 100);
+    const Bytes whole("whole", 100);
+    const auto part = whole.tensor.slice({{.start = 10, .stop = 20}});
+    for (int pass = 0; pass < 3; ++pass) {
+        Held first = cache.acquire(cache.bundle(part));
+        const Held second = cache.acquire(cache.bundle(part.renamed("again")));
+        CHECK(first[0].memory() == second[0].memory());
+        first.reset();
+        CHECK(cache.stats().resident_bytes == 10);
+        CHECK(whole.counted.bytes() == 10 * static_cast<std::uint64_t>(pass + 1));
+    }
+    CHECK(cache.stats().resident_bytes == 0);
+    CHECK(cache.stats().evictions == 0);
+    CHECK(fake->allocations == 1);
+    CHECK(fake->allocated == 10);
+    cache.evict(part);
+    CHECK(fake->allocated == 0);
+    CHECK_OK(cache.acquire(whole.tensor));
+    CHECK(cache.stats().resident_bytes == 100);  // this one is kept
+    cache.evict(whole.tensor);
+    CHECK(cache.stats().evictions == 1);
+    CHECK(fake->allocated == 0);
+}
