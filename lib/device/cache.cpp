@@ -75,7 +75,9 @@ private:
 class Cache::Leases {
 public:
     explicit Leases(const BundleData& bundle) noexcept : bundle_(bundle) {}
-    ~Leases() { end(); }
+    ~Leases() {
+        if (held_) release(bundle_);
+    }
     Leases(const Leases&) = delete;
     Leases& operator=(const Leases&) = delete;
 
@@ -86,8 +88,10 @@ public:
         }
         held_ = true;
     }
-    void end() noexcept {
-        if (std::exchange(held_, false)) release(bundle_);
+    /// Ends them while the cache is locked: nothing else follows from it.
+    void end_under_lock() noexcept {
+        for (const auto& group : bundle_.groups) group->word.release();
+        held_ = false;
     }
     void pass_on() noexcept { held_ = false; }
 
@@ -197,7 +201,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     uploads.reserve(uploads.size() + absent.size());
     const Uploads begun = begin(absent, {}, true, trash);
     if (begun.size() < absent.size()) {
-        leases.end();
+        leases.end_under_lock();
         refuse(*bundle);
     }
     Uploads ahead;  // that the plan needs next

@@ -41,6 +41,7 @@ bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool m
     Reserved reserved;
     auto& [turns, victims] = reserved;
     const std::vector<std::uint32_t> slots = take_slots(groups, turns);
+    reach.slots = slots;
     const auto is_enough = [&](std::uint64_t missing) {
         return missing == 0 || (may_cancel && missing <= cancellable());
     };
@@ -96,8 +97,7 @@ std::uint64_t Cache::cancellable() const noexcept {
 
 bool Cache::is_idle(const Upload& upload) noexcept {
     if (upload.cancelled || upload.group->word.leased()) return false;
-    const Holding& holding = *upload.group->holding;
-    return !holding.shared && holding.slot == no_slot;
+    return !upload.group->holding->shared;
 }
 
 /// Cancels prefetches, the latest first, until they release `bytes`.
@@ -118,7 +118,9 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     group.word.change(State::arriving, State::absent);
     trash.uploads.push_back(std::move(group.upload));
     let_go(group, trash);
-    if (Holding* const empty = residency_.take_out(group)) upload.leaving = residency_.remove(*empty);
+    Holding& holding = *group.holding;
+    residency_.take_out(group);
+    if (holding.groups.empty()) upload.leaving = residency_.remove(holding);
     if (!upload.submitted || !readers_.cancel(upload)) return;  // who has it in hand calls arrive()
     if (!upload.copies.empty()) return trash.copying.push_back(trash.uploads.back());
     uploads_.erase(upload.place);

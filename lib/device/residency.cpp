@@ -30,7 +30,8 @@ bool evictable(const Group& group, Residency::Reach reach) noexcept {
 
 /// Returns true if all groups of a holding can go.
 bool can_go(const Holding& holding, Residency::Reach reach) noexcept {
-    if (holding.size == 0 || (holding.slot != no_slot && !reach.planned)) return false;
+    if (holding.size == 0) return false;
+    if (holding.slot != no_slot && (!reach.planned || std::ranges::count(reach.slots, holding.slot) > 0)) return false;
     return std::ranges::all_of(holding.groups, [&](const Group* group) { return evictable(*group, reach); });
 }
 

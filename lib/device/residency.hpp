@@ -56,6 +56,7 @@ public:
     struct Reach {
         std::uint64_t since = UINT64_MAX;  ///< nothing that was used later
         bool planned = true;               ///< slots, and groups that a plan keeps, too
+        std::span<const std::uint32_t> slots = {};  ///< but not these slots
     };
     /// Makes room for `bytes`: reserves all groups of as many holdings as have to go. Small groups that share a block go
     /// after others, and what a plan keeps goes last; among equals, the group that was made last goes first. Not the

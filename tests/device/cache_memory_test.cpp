@@ -22,7 +22,7 @@
 using namespace safemap;
 using device::Cache;
 
-TEST_CASE("a cyclic pass over equal bundles allocates nothing when the budget was full once") {
+TEST_CASE("a cyclic pass over equal bundles allocates nothing when the budget was full once, and the first ones stay") {
     const auto fake = std::make_shared<FakeDevice>();
     constexpr std::uint64_t size = 70'000;  // too large to share a block
     const CacheFixture cache(fake, {.device_budget = 20 * size, .staging_bytes = 100'000, .readers = 2});
@@ -39,8 +39,9 @@ TEST_CASE("a cyclic pass over equal bundles allocates nothing when the budget wa
         }
     CHECK(fake->allocations == 20);
     CHECK(fake->peak == 20 * size);
-    CHECK(cache.stats().evictions == 100);
-    CHECK(cache.stats().uploaded_bytes == 120 * size);
+    // 19 layers stay, and the others have the memory of one in turn: 40, 21 and 21 uploads.
+    CHECK(cache.stats().evictions == 62);
+    CHECK(cache.stats().uploaded_bytes == 82 * size);
     for (const BundlePtr& bundle : bundles) cache.evict(bundle);
     CHECK(fake->allocated == 0);
 }
