@@ -235,7 +235,7 @@ TEST_CASE("bundles outside a plan can be acquired while it is followed, and the 
     CHECK(model.uploader.stats().peak_device_bytes <= 500);
     const std::uint64_t before = model.uploaded();
     for (std::size_t step = 0; step < 10; ++step) CHECK_OK(stream.next());
-    CHECK(model.uploaded() - before <= 1000);
+    CHECK(model.uploaded() - before <= 1000 + 200);  // with what is ahead of the next pass
 }
 
 TEST_CASE("a read error fails the layer, not the stream") {
