@@ -99,7 +99,8 @@ TEST_CASE("tensors are acquired by name, by selection and as slices") {
     const Lease slice = uploader.acquire(uploader.bundle(std::span(&part, 1)));
     CHECK(text_of(slice["layers.2.w"]) == "eco");
     CHECK_FAULT(uploader.acquire("layers.3.w"), Errc::tensor_not_found);
-    CHECK(uploader.acquire(Selection::prefix("layers.3")).tensors().empty());
+    const Lease none = uploader.acquire(Selection::prefix("layers.3"));
+    CHECK(none.tensors().empty());
     const LazyTensor foreign = again["layers.2.w"].renamed("x");
     CHECK_FAULT(uploader.acquire(uploader.bundle(std::span(&foreign, 1))), Errc::budget_exceeded);
 }
