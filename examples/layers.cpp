@@ -53,23 +53,22 @@ std::uint64_t compute(const safemap::Lease& layer) {
     return result;
 }
 
-Results forward(safemap::Uploader& uploader, const std::vector<safemap::Bundle>& layers) {
+Results forward(safemap::LayerStream& layers) {
     Results results;
     for (std::size_t i = 0; i < layers.size(); ++i) {
-        const safemap::Lease layer = uploader.acquire(layers[i]);  // waits until the layer is there
-        uploader.prefetch(layers[(i + 1) % layers.size()]);        // comes while this one is used
+        const safemap::Lease layer = layers.next();  // waits until the layer is there; the next one is on its way
         results.push_back(compute(layer));
-    }  // the lease ends, and the layer may be evicted
+    }  // the lease ends, and another layer may have its memory
     return results;
 }
 
 /// Goes through the model twice under a budget, and says what that took.
 Results forward_twice(const safemap::Checkpoint& model, std::uint64_t budget) {
     safemap::Uploader uploader(safemap::Device::open("host"), model, {.device_budget = budget});
-    const std::vector<safemap::Bundle> layers = bundles_of(uploader, model);
-    Results results = forward(uploader, layers);
+    safemap::LayerStream layers(uploader, bundles_of(uploader, model));
+    Results results = forward(layers);
     const std::uint64_t first_pass = uploader.stats().uploaded_bytes;
-    std::ranges::copy(forward(uploader, layers), std::back_inserter(results));
+    std::ranges::copy(forward(layers), std::back_inserter(results));
     const safemap::UploadStats stats = uploader.stats();
     std::cout << layers.size() << " layers twice: uploaded " << first_pass << " and "
               << stats.uploaded_bytes - first_pass << " bytes, with at most " << stats.peak_device_bytes

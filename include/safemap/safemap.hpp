@@ -12,6 +12,7 @@
 #include <safemap/elements.hpp>
 #include <safemap/error.hpp>
 #include <safemap/float_types.hpp>
+#include <safemap/layer_stream.hpp>
 #include <safemap/lazy_tensor.hpp>
 #include <safemap/open_options.hpp>
 #include <safemap/plan.hpp>
@@ -24,5 +25,6 @@
 #include <safemap/state_tree.hpp>
 #include <safemap/tensor_view.hpp>
 #include <safemap/training_layout.hpp>
+#include <safemap/upload_plan.hpp>
 #include <safemap/uploader.hpp>
 #include <safemap/verify.hpp>

@@ -83,7 +83,8 @@ public:
     /// for a bundle of another uploader, or of none.
     Lease acquire(const Bundle& bundle);
     /// Leases the tensors of a bundle if all of them are on the device. Returns nothing otherwise, and starts no
-    /// upload. Never blocks. Throws invalid_argument as acquire() does.
+    /// upload. Also returns nothing at a moment at which another thread is just looking for memory to evict. Throws
+    /// invalid_argument as acquire() does.
     std::optional<Lease> try_acquire(const Bundle& bundle);
 
     /// Acquires one tensor, by its name or by a tied name; the lease has it under that name. Throws tensor_not_found,
@@ -95,8 +96,8 @@ public:
     Lease acquire(const Selection& selection);
 
     /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or in
-    /// this list, and returns at once. Errors are thrown when the bundle is acquired. Throws invalid_argument as
-    /// acquire() does.
+    /// this list. Reads nothing itself: it returns when they have memory. Errors are thrown when the bundle is acquired.
+    /// Throws invalid_argument as acquire() does.
     void prefetch(std::span<const Bundle> bundles);
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
     /// Does so for each selected tensor by itself.

@@ -197,9 +197,13 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     Lock lock(mutex_);
     const std::uint64_t time = time_ += 2;
     leases.take(time);
-    const Groups absent = join_arriving(lock, *bundle, uploads, trash);
-    uploads.reserve(uploads.size() + absent.size());
-    const Uploads begun = begin(absent, {}, true, trash);
+    Groups absent;
+    Uploads begun;
+    do {
+        absent = join_arriving(lock, *bundle, uploads, trash);
+        uploads.reserve(uploads.size() + absent.size());
+        begun = begin(absent, {}, true, trash);
+    } while (begun.size() < absent.size() && await_small(lock));
     if (begun.size() < absent.size()) {
         leases.end_under_lock();
         refuse(*bundle);
@@ -307,7 +311,8 @@ void Cache::wait_for(const Uploads& uploads, Worker& worker) {
 void Cache::keep(const std::shared_ptr<const BundleData>& bundle) {
     if (bundle->groups.empty() || stopping_) return;
     const Group* const group = bundle->own != nullptr ? bundle->own : bundle->groups.front().get();
-    kept_[group].push_back(bundle);
+    Bundles& kept = kept_[group];
+    if (std::ranges::find(kept, bundle) == kept.end()) kept.push_back(bundle);
 }
 
 void Cache::refuse(const BundleData& bundle) const {

@@ -104,6 +104,7 @@ private:
     std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
     static bool is_idle(const Upload& upload) noexcept;
     std::uint64_t cancellable() const noexcept;
+    bool await_small(Lock& lock);
     void cancel_latest(std::uint64_t bytes, Trash& trash);
     void cancel(Upload& upload, Trash& trash) noexcept;
     template <class Which> void cancel_if(Lock& lock, Trash& trash, Which&& which);

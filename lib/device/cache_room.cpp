@@ -100,6 +100,19 @@ bool Cache::is_idle(const Upload& upload) noexcept {
     return !upload.group->holding->shared;
 }
 
+/// Gives priority to a prefetch into a shared block, which cannot be cancelled, and waits until something has changed.
+/// Returns false if there is none.
+bool Cache::await_small(Lock& lock) {
+    const auto is_small = [](const Upload* upload) {
+        return !upload->cancelled && !upload->group->word.leased() && upload->group->holding->shared;
+    };
+    const auto found = std::ranges::find_if(uploads_, is_small);
+    if (found == uploads_.end()) return false;
+    hurry((*found)->group->upload);
+    changed_.wait(lock);
+    return true;
+}
+
 /// Cancels prefetches, the latest first, until they release `bytes`.
 void Cache::cancel_latest(std::uint64_t bytes, Trash& trash) {
     for (auto at = uploads_.end(); bytes > 0 && at != uploads_.begin();) {
@@ -229,10 +242,7 @@ std::shared_ptr<DeviceMemory> Cache::provide(const Upload& upload) {
     Holding& holding = *upload.group->holding;
     if (holding.memory) return holding.memory;
     const std::uint64_t size = holding.size;
-    if (auto kept = heap_.take(size, size + size / 8)) {
-        if (residency_.resize(holding, kept->size())) return settle_in(holding, std::move(kept));
-        heap_.keep(std::move(kept));
-    }
+    if (auto kept = heap_.take(size)) return settle_in(holding, std::move(kept));
     while (!heap_.fits(size)) {
         if (auto old = heap_.take_to_free(size)) free(lock, std::move(old));
         else changed_.wait(lock);

@@ -177,14 +177,6 @@ Holding& Residency::add(std::uint64_t size, bool shared, std::uint32_t slot) {
     return holding;
 }
 
-bool Residency::resize(Holding& holding, std::uint64_t size) noexcept {
-    if (size > budget_ - (claimed_ - holding.size)) return false;
-    claimed_ = claimed_ - holding.size + size;
-    if (holding.shared) shared_bytes_ = shared_bytes_ - holding.size + size;
-    holding.size = size;
-    return true;
-}
-
 void Residency::put(Group& group, Holding& holding) {
     holding.groups.push_back(&group);
     group.holding = &holding;
@@ -213,9 +205,9 @@ std::shared_ptr<DeviceMemory> Residency::remove(Holding& holding) noexcept {
     return memory;
 }
 
-std::shared_ptr<DeviceMemory> Heap::take(std::uint64_t size, std::uint64_t most) noexcept {
-    const auto found = kept_.lower_bound(size);
-    if (found == kept_.end() || found->first > most) return nullptr;
+std::shared_ptr<DeviceMemory> Heap::take(std::uint64_t size) noexcept {
+    const auto found = kept_.find(size);
+    if (found == kept_.end()) return nullptr;
     auto memory = std::move(found->second);
     kept_.erase(found);
     return memory;

@@ -81,8 +81,6 @@ public:
     // Holdings.
     /// Adds a holding of `size` bytes, which must fit.
     Holding& add(std::uint64_t size, bool shared, std::uint32_t slot = no_slot);
-    /// Counts `size` instead of the size of `holding`, if that fits. Returns false otherwise.
-    bool resize(Holding& holding, std::uint64_t size) noexcept;
     /// Makes a block the one that small groups are put into; null: none. Returns the one before.
     Holding* open(Holding* block) noexcept { return std::exchange(open_, block); }
     /// Puts a group into a holding. For a block, `given` grows.
@@ -118,8 +116,9 @@ public:
     std::uint64_t total() const noexcept { return total_; }
     std::uint64_t peak() const noexcept { return peak_; }
 
-    /// Takes kept memory of at least `size` and at most `most` bytes, the smallest. Returns null if there is none.
-    std::shared_ptr<DeviceMemory> take(std::uint64_t size, std::uint64_t most) noexcept;
+    /// Takes kept memory of exactly `size` bytes: anything larger could take the room of what else fits. Returns null if
+    /// there is none.
+    std::shared_ptr<DeviceMemory> take(std::uint64_t size) noexcept;
     /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
     void keep(std::shared_ptr<DeviceMemory> memory) noexcept;
     /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the largest.

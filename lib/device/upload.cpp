@@ -24,11 +24,10 @@ bool Upload::run(std::size_t job, Worker& worker) noexcept {
 /// Reads a job into a slab, and queues its copies. They may still be in progress when this returns.
 std::uint64_t Upload::read_staged(std::size_t job, Worker& worker) {
     StagingRing::Loan loan = cache_.staging_.take();
-    // A device copies in order, so the last event is enough for all copies of this job.
-    std::shared_ptr<DeviceEvent> last;
+    // A device copies in order, so the last event is enough to reuse the slab. Each may say that its copy failed.
     const auto queued = [&](std::shared_ptr<DeviceEvent> event) {
         loan.fence(event);
-        last = std::move(event);
+        remember(std::move(event));
     };
     const FillPlan::Copies put{
         [&](std::uint64_t to, Extent from) {
@@ -38,15 +37,7 @@ std::uint64_t Upload::read_staged(std::size_t job, Worker& worker) {
             rows.to += offset;
             queued(cache_.device_->copy_rows_to_device(memory, loan.buffer(), rows));
         }};
-    std::uint64_t read = 0;
-    try {
-        read = group->plan.fill(group->layout, job, worker, loan.buffer()->bytes(), put);
-    } catch (...) {
-        if (last) remember(std::move(last));
-        throw;
-    }
-    remember(std::move(last));
-    return read;
+    return group->plan.fill(group->layout, job, worker, loan.buffer()->bytes(), put);
 }
 
 /// Remembers a copy that finish() has to wait for.

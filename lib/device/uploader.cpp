@@ -96,7 +96,7 @@ void Uploader::wake() { impl_->cache->wake(); }
 
 Lease Uploader::acquire(std::string_view name) {
     if (auto known = impl_->known(name)) {
-        if (!Cache::try_lease(*known)) impl_->cache->lease(known, Keep::no);
+        if (!Cache::try_lease(*known)) impl_->cache->lease(known, Keep::yes);
         return Lease(std::move(known));
     }
     // A tied tensor is one tensor under several names. The lease has it under the name that was asked for.
