@@ -48,7 +48,7 @@ bool there_and_back(const std::filesystem::path& file) {
 
     Uploader uploader(Device::open("host"), checkpoint, {.device_budget = 4096});
     const Lease lease = uploader.acquire(Selection::glob("*"));
-    return lease["w"].nbytes == 16;
+    return lease["w"].nbytes() == 16;
 }
 
 /// Checks that exceptions keep their type across the boundary of the shared library.

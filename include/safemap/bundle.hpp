@@ -59,8 +59,9 @@ private:
 /// tensor. Their places in device memory and the reads that fill it are worked out once, by Uploader::bundle(). A
 /// Bundle is a handle: copies stand for the same tensors, are cheap, and may be used from several threads at once.
 ///
-/// The first bundle that names a tensor owns it, and its memory holds that tensor. If a later bundle names a tensor that
-/// another one owns, under any tied name, it leases all tensors of that other bundle with its own, and counts them.
+/// The first bundle that names a tensor owns it, and its memory holds that tensor. If a later bundle names a tensor
+/// that another one owns, under any tied name, it leases all tensors of that other bundle with its own, and counts
+/// them.
 ///
 /// Example:
 ///     safemap::Bundle layer = uploader.bundle(safemap::Selection::prefix("model.layers.1"));

@@ -73,8 +73,8 @@ public:
     /// Returns the number of bytes that could be allocated now.
     virtual std::uint64_t free_memory() const = 0;
 
-    /// Allocates `size` bytes on the device; the result has exactly this size(). The memory is aligned for every use: to
-    /// 256 bytes, if `size` is 256 or more. Throws out_of_memory.
+    /// Allocates `size` bytes on the device; the result has exactly this size(). The memory is aligned for every use:
+    /// to 256 bytes, if `size` is 256 or more. Throws out_of_memory.
     virtual std::shared_ptr<DeviceMemory> allocate(std::uint64_t size) = 0;
     /// Allocates a staging buffer of `size` bytes. Throws out_of_memory.
     virtual std::shared_ptr<StagingBuffer> allocate_staging(std::uint64_t size) = 0;

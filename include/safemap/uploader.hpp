@@ -43,8 +43,8 @@ struct UploadStats {
     std::uint64_t bytes_direct = 0;        ///< bytes read without the page cache; 0 at present
 };
 
-/// Uploads tensors of one checkpoint to one device, and evicts them to stay within a memory budget. Shares the device, the checkpoint, and the reader threads of the process. Members may be called from several
-/// threads at once.
+/// Uploads tensors of one checkpoint to one device, and evicts them to stay within a memory budget. Shares the device,
+/// the checkpoint, and the reader threads of the process. Members may be called from several threads at once.
 ///
 /// The unit is the bundle. A program that knows its layers or experts makes their bundles once, and leases those. The
 /// members that take names or selections make bundles too, and keep them while they are on the device.
@@ -96,8 +96,8 @@ public:
     Lease acquire(const Selection& selection);
 
     /// Starts to upload, in order, the bundles that fit without evicting tensors that are leased, being uploaded, or in
-    /// this list. Reads nothing itself: it returns when they have memory. Errors are thrown when the bundle is acquired.
-    /// Throws invalid_argument as acquire() does.
+    /// this list. Reads nothing itself: it returns when they have memory. Errors are thrown when the bundle is
+    /// acquired. Throws invalid_argument as acquire() does.
     void prefetch(std::span<const Bundle> bundles);
     void prefetch(const Bundle& bundle) { prefetch(std::span(&bundle, 1)); }
     /// Does so for each selected tensor by itself.
@@ -107,11 +107,12 @@ public:
     /// acquire() of a bundle of the plan, and each end of its lease, starts the uploads that come next as far as there
     /// is room, so no other prefetch is needed. Starts the first ones, and returns at once.
     ///
-    /// If a cyclic plan does not fit into the budget, some bundles stay on the device, spread evenly over the order. The
-    /// others share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease holds
-    /// the slot. A pass then uploads S - (B - W) bytes: S is the size of all bundles, B the budget, and W the size of
-    /// the slots, at most the two largest bundles. Bundles that share tensors with others have no slot: their groups stay
-    /// first, or come and go. In a plan that is not cyclic, what is not used again makes way for what is used next.
+    /// If a cyclic plan does not fit into the budget, some bundles stay on the device, spread evenly over the order.
+    /// The others share two slots of memory in turn: such a bundle has the same address whenever it comes, if no lease
+    /// holds the slot. A pass then uploads S - (B - W) bytes: S is the size of all bundles, B the budget, and W the
+    /// size of the slots, at most the two largest bundles. Bundles that share tensors with others have no slot: their
+    /// groups stay first, or come and go. In a plan that is not cyclic, what is not used again makes way for what is
+    /// used next.
     ///
     /// Other bundles can still be acquired. Memory that the plan uses goes last.
     ///

@@ -106,9 +106,8 @@ Cache::Cache(std::shared_ptr<Device> device, const UploadOptions& options, Reade
       staging_(device_, slab_bytes(options), choose_staging(options) / slab_bytes(options)),
       residency_(choose_budget(*device_, options)),
       heap_(residency_.budget()),
-      sizes_{.job = slab_bytes(options),
-             .tile = std::min(tile_bytes, slab_bytes(options)),
-             .most = residency_.budget()} {
+      sizes_{
+          .job = slab_bytes(options), .tile = std::min(tile_bytes, slab_bytes(options)), .most = residency_.budget()} {
     readers_.expect(thread_count(options.readers, uploading_threads));
 }
 

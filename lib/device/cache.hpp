@@ -148,12 +148,12 @@ private:
     const FillSizes sizes_;
     std::list<Upload*> uploads_;  // on their way, in the order in which they began
     std::unordered_map<const Group*, Bundles> kept_;
-    std::unique_ptr<Plan> plan_;           // null: none
-    std::atomic<bool> follows_ = false;    // there is a plan
-    Groups asleep_;                        // what wake() brings back
-    std::atomic<std::uint64_t> time_ = 0;  // counts acquires of absent groups, and prefetches
-    std::atomic<std::uint64_t> read_ = 0;     // bytes
-    std::atomic<std::int64_t> stalled_ = 0;   // nanoseconds
+    std::unique_ptr<Plan> plan_;             // null: none
+    std::atomic<bool> follows_ = false;      // there is a plan
+    Groups asleep_;                          // what wake() brings back
+    std::atomic<std::uint64_t> time_ = 0;    // counts acquires of absent groups, and prefetches
+    std::atomic<std::uint64_t> read_ = 0;    // bytes
+    std::atomic<std::int64_t> stalled_ = 0;  // nanoseconds
     std::atomic<bool> stopped_ = false;
     bool sleeping_ = false;
     bool stopping_ = false;

@@ -81,8 +81,8 @@ void Cache::pass(const BundleData& bundle) noexcept {
         if (plan_->next_use(*group) == Plan::never) group->used.store(0, std::memory_order_relaxed);
 }
 
-/// Begins the uploads that the plan needs next, in order, until one has no room. It goes on when a bundle is acquired or
-/// released.
+/// Begins the uploads that the plan needs next, in order, until one has no room. It goes on when a bundle is acquired
+/// or released.
 void Cache::advance(Uploads& begun, Trash& trash) noexcept {
     if (!plan_ || sleeping_ || stopping_) return;
     try {

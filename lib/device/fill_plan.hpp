@@ -41,8 +41,8 @@ public:
         std::function<void(std::uint64_t to, Extent from)> range;
         std::function<void(const RowCopy& rows)> rows;
     };
-    /// Reads job `i` into `slab`, which has at least `most_bytes`, and calls the functions of `copies` for what is to be
-    /// copied: once for a range, and once or a few times for a tile. Returns and throws as above; no function was
+    /// Reads job `i` into `slab`, which has at least `most_bytes`, and calls the functions of `copies` for what is to
+    /// be copied: once for a range, and once or a few times for a tile. Returns and throws as above; no function was
     /// called if reading throws.
     std::uint64_t fill(const Layout& layout, std::size_t i, Worker& worker, std::span<std::byte> slab,
                        const Copies& copies) const;

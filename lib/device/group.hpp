@@ -99,7 +99,7 @@ public:
     const std::uint64_t number;  // groups that are made later have higher ones
     const Layout layout;
     const std::vector<std::size_t> keys;  // of the tensors, in the table of owners
-    const FillPlan plan;  // empty if the group is larger than the budget
+    const FillPlan plan;                  // empty if the group is larger than the budget
 
     Word word = {};
     std::atomic<std::uint64_t> used = 0;  // the cache's time of the last use
@@ -111,17 +111,17 @@ public:
     std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire
 
     // What a plan says of it.
-    bool stays = false;                        // it stays on the device, once it is there
+    bool stays = false;                         // it stays on the device, once it is there
     std::atomic<std::uint32_t> slot = no_slot;  // the slot that it shares with others
 };
 
-/// What a Bundle is a handle of. Nothing of it changes, but the index of names is made on first use.
+/// The contents of a Bundle. They do not change, but the index of names is made on first use.
 struct BundleData {
     std::shared_ptr<Cache> cache;
     std::vector<std::shared_ptr<Group>> groups;  // owners of the tensors, each once
     const Group* own = nullptr;                  // the group that was made for this bundle
-    std::deque<LazyTensor> renamed;                      // tensors with another name than in their group
-    std::vector<DeviceTensor> tensors;                   // in the order of the request
+    std::deque<LazyTensor> renamed;              // tensors with another name than in their group
+    std::vector<DeviceTensor> tensors;           // in the order of the request
     std::uint64_t device_bytes = 0;
 
     /// Returns the tensor with this name, or null. May be called from several threads at once.

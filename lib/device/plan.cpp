@@ -121,7 +121,7 @@ Split split(std::vector<Fate> groups, std::uint64_t budget) {
     if (result.needed <= budget) {
         const std::uint64_t beside = result.needed + keep_companions(groups, budget - result.needed);
         std::uint64_t room = keep_evenly(groups, keep_largest(groups, beside));
-        // What stays may make the window of the others smaller.
+        // The window of the others may be smaller now.
         while (keep_more(groups, room)) room = budget - stays_of(groups) - window_of(groups);
     }
     std::uint32_t next = 0;

@@ -12,7 +12,7 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// What a plan decides about one group, in the order of first use.
+/// The decision of a plan about one group.
 struct Fate {
     std::uint64_t bytes = 0;
     bool alone = true;             // it is all that its bundle needs, so it may share a slot
@@ -29,7 +29,8 @@ struct Split {
 
 /// Decides for groups in the order of their first use in a cycle:
 /// - if all fit into `budget`, all stay
-/// - else as many stay as fit beside the two largest ones that do not, spread evenly over the order, so that each upload
+/// - else as many stay as fit beside the two largest ones that do not, spread evenly over the order, so that each
+/// upload
 ///   has about the same time; groups that are used together with others come first, because they cannot share a slot
 /// - the others share two slots, alternating, each as large as its largest group
 Split split(std::vector<Fate> groups, std::uint64_t budget);

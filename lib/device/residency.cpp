@@ -38,8 +38,8 @@ bool can_go(const Holding& holding, Residency::Reach reach) noexcept {
 /// A holding that can go. Without a plan, what was made last goes first: in a cycle of groups that do not all fit, the
 /// first ones stay, where the least recently used one would always be the one that is needed next.
 struct Candidate {
-    unsigned tier = 0;          // those of lower tiers go first
-    std::uint64_t number = 0;   // of its oldest group
+    unsigned tier = 0;         // lower tiers go first
+    std::uint64_t number = 0;  // number of its oldest group
     Holding* holding = nullptr;
 
     explicit Candidate(Holding& of) : number(UINT64_MAX), holding(&of) {

@@ -22,7 +22,7 @@ struct Holding {
     std::uint64_t size = 0;  // bytes, counted against the budget
     bool shared = false;
     std::uint32_t slot = no_slot;               // the number of the slot
-    std::uint64_t given = 0;                    // of a shared one: bytes that groups have, or had; they are not reused
+    std::uint64_t given = 0;                    // shared blocks: bytes that groups have, or had; they are not reused
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
     std::vector<Group*> groups = {};
     std::size_t at = 0;  // position in the list of holdings
@@ -54,12 +54,12 @@ public:
     // Room.
     /// How much may go to make room.
     struct Reach {
-        std::uint64_t since = UINT64_MAX;  ///< nothing that was used later
-        bool planned = true;               ///< slots, and groups that a plan keeps, too
+        std::uint64_t since = UINT64_MAX;           ///< nothing that was used later
+        bool planned = true;                        ///< slots, and groups that a plan keeps, too
         std::span<const std::uint32_t> slots = {};  ///< but not these slots
     };
-    /// Makes room for `bytes`: reserves all groups of as many holdings as have to go. Small groups that share a block go
-    /// after others, and what a plan keeps goes last; among equals, the group that was made last goes first. Not the
+    /// Makes room for `bytes`: reserves all groups of as many holdings as have to go. Small groups that share a block
+    /// go after others, and what a plan keeps goes last; among equals, the group that was made last goes first. Not the
     /// open block. Returns the bytes still missing, 0 if none.
     std::uint64_t reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims);
     /// Reserves all groups of a holding. Returns false, and changes nothing, if one is leased or not resident.
@@ -98,7 +98,7 @@ private:
     std::uint64_t small_;       // largest group that shares a block
     std::uint64_t most_block_;  // largest block
     std::uint64_t claimed_ = 0;
-    std::uint64_t shared_bytes_ = 0;  // of all blocks
+    std::uint64_t shared_bytes_ = 0;  // bytes of all blocks
     std::vector<std::unique_ptr<Holding>> holdings_;
     struct Slot {
         std::uint64_t bytes = 0;
@@ -116,13 +116,13 @@ public:
     std::uint64_t total() const noexcept { return total_; }
     std::uint64_t peak() const noexcept { return peak_; }
 
-    /// Takes kept memory of exactly `size` bytes: anything larger could take the room of what else fits. Returns null if
-    /// there is none.
+    /// Takes kept memory of exactly `size` bytes: anything larger could take the room of what else fits. Returns null
+    /// if there is none.
     std::shared_ptr<DeviceMemory> take(std::uint64_t size) noexcept;
     /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
     void keep(std::shared_ptr<DeviceMemory> memory) noexcept;
-    /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the largest.
-    /// Returns null if nothing is kept. It counts until gone() is called.
+    /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the
+    /// largest. Returns null if nothing is kept. It counts until gone() is called.
     std::shared_ptr<DeviceMemory> take_to_free(std::uint64_t size) noexcept;
 
     /// Returns true if `size` new bytes fit.

@@ -29,14 +29,13 @@ std::uint64_t Upload::read_staged(std::size_t job, Worker& worker) {
         loan.fence(event);
         remember(std::move(event));
     };
-    const FillPlan::Copies put{
-        [&](std::uint64_t to, Extent from) {
-            queued(cache_.device_->copy_to_device(memory, offset + to, loan.buffer(), from));
-        },
-        [&](RowCopy rows) {
-            rows.to += offset;
-            queued(cache_.device_->copy_rows_to_device(memory, loan.buffer(), rows));
-        }};
+    const FillPlan::Copies put{[&](std::uint64_t to, Extent from) {
+                                   queued(cache_.device_->copy_to_device(memory, offset + to, loan.buffer(), from));
+                               },
+                               [&](RowCopy rows) {
+                                   rows.to += offset;
+                                   queued(cache_.device_->copy_rows_to_device(memory, loan.buffer(), rows));
+                               }};
     return group->plan.fill(group->layout, job, worker, loan.buffer()->bytes(), put);
 }
 

@@ -58,7 +58,7 @@ public:
     bool cancelled = false;               // the group does not want it any more
     bool finished = false;
     std::exception_ptr fault = {};
-    /// Of a cancelled upload: memory that is free when no job uses it any more.
+    /// Memory of a cancelled upload, which is free when no job uses it any more.
     std::shared_ptr<DeviceMemory> leaving = {};
     std::vector<std::shared_ptr<DeviceEvent>> copies = {};
     std::list<Upload*>::iterator place = {};  // in the cache's list

@@ -106,7 +106,7 @@ TEST_CASE("a cycle of twice the budget uploads only what does not stay, and each
                 }
                 CHECK(model.uploader.stats().peak_device_bytes <= 160'000);
                 if (pass > 0 && order != LayerOrder::there_and_back)
-                    CHECK(model.uploaded() - before <= 180'000 + 20'000);  // what is ahead of the next pass included
+                    CHECK(model.uploaded() - before <= 180'000 + 20'000);  // with the uploads ahead of the next pass
                 before = model.uploaded();
             }
             // S - (B - W) = 320,000 - (160,000 - 20,000) a pass, and 140,000 that stay.
@@ -186,7 +186,7 @@ TEST_CASE("random sizes: right bytes, never above the budget, and close to the l
             const std::uint64_t window = sizes[38] + sizes[39];
             sizes = model.sizes;
             const std::uint64_t least = total - (budget - window);
-            // What is ahead of the next pass at its end was uploaded in this one.
+            // Uploads ahead of the next pass count in this one.
             if (pass > 0) CHECK(model.uploaded() - before <= least + least / 50 + window);
         }
         CHECK(model.uploader.stats().peak_device_bytes <= budget);
@@ -315,8 +315,7 @@ TEST_CASE("threads may stream, sleep, wake and follow other plans at the same ti
                     }
                     if (random() % 40 == 0) model.uploader.sleep();
                     if (random() % 20 == 0) model.uploader.wake();
-                    if (random() % 30 == 0)
-                        model.uploader.follow({.order = model.layers, .cyclic = random() % 2 == 0});
+                    if (random() % 30 == 0) model.uploader.follow({.order = model.layers, .cyclic = random() % 2 == 0});
                     if (random() % 60 == 0) model.uploader.follow({});
                 }
             });

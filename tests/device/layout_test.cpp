@@ -133,4 +133,3 @@ TEST_CASE("more than 2^64 bytes are refused, and a little less is not") {
     REQUIRE(error);
     CHECK(error->tensor() == "t8");
 }
-

@@ -201,8 +201,7 @@ TEST_CASE("a random walk through a plan agrees with a search from the place on")
                 }
                 return Plan::never;
             };
-            for (std::size_t i = 0; i < 6; ++i)
-                REQUIRE(plan.next_use(model.group(i)) == find(model.bundles[i].get()));
+            for (std::size_t i = 0; i < 6; ++i) REQUIRE(plan.next_use(model.group(i)) == find(model.bundles[i].get()));
             const auto& next = model.bundles[random() % 6];
             const std::size_t steps = find(next.get());
             plan.reach(*next);
