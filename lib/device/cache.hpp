@@ -91,7 +91,7 @@ private:
     class Leases;
 
     // Acquiring.
-    Groups join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads, Trash& trash);
+    Groups join_arriving(Lock& lock, const BundleData& bundle, Worker& worker, Uploads& uploads, Trash& trash);
     void hurry(const std::shared_ptr<Upload>& upload);
     Uploads begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash);
     void wait_for(const Uploads& uploads, Worker& worker);
@@ -106,6 +106,7 @@ private:
     std::uint64_t cancellable() const noexcept;
     void cancel_latest(std::uint64_t bytes, Trash& trash);
     void cancel(Upload& upload, Trash& trash) noexcept;
+    void leave(Upload& upload) noexcept;
     template <class Which> void cancel_if(Lock& lock, Trash& trash, Which&& which);
     void evict(Holding& holding, Trash& trash) noexcept;
     void vacate(Holding& holding, Trash& trash) noexcept;
@@ -119,11 +120,13 @@ private:
     bool may_take_slot(const Group& group, std::size_t steps) const noexcept;
     std::shared_ptr<Upload> in_the_way(const Groups& absent) const noexcept;
     void go_on() noexcept;
+    void end_slots(const Plan& plan) noexcept;
+    void begin_asleep(const Groups& asleep, Uploads& begun, Trash& trash);
 
     // Memory.
     void prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
-    std::shared_ptr<DeviceMemory> provide(const Upload& upload);
+    std::shared_ptr<DeviceMemory> provide(Upload& upload);
     std::shared_ptr<DeviceMemory> settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
     void free(Lock& lock, std::shared_ptr<DeviceMemory> memory) noexcept;
@@ -147,12 +150,12 @@ private:
     const FillSizes sizes_;
     std::list<Upload*> uploads_;  // on their way, in the order in which they began
     std::unordered_map<const Group*, Bundles> kept_;
-    std::unique_ptr<Plan> plan_;           // null: none
-    std::atomic<bool> follows_ = false;    // there is a plan
-    Groups asleep_;                        // what wake() brings back
-    std::atomic<std::uint64_t> time_ = 0;  // counts acquires of absent groups, and prefetches
-    std::atomic<std::uint64_t> read_ = 0;     // bytes
-    std::atomic<std::int64_t> stalled_ = 0;   // nanoseconds
+    std::unique_ptr<Plan> plan_;             // null: none
+    std::atomic<bool> follows_ = false;      // there is a plan
+    Groups asleep_;                          // what wake() brings back
+    std::atomic<std::uint64_t> time_ = 0;    // counts acquires of absent groups, and prefetches
+    std::atomic<std::uint64_t> read_ = 0;    // bytes
+    std::atomic<std::int64_t> stalled_ = 0;  // nanoseconds
     std::atomic<bool> stopped_ = false;
     bool sleeping_ = false;
     bool stopping_ = false;

@@ -28,16 +28,21 @@ void Cache::follow(std::vector<std::shared_ptr<const BundleData>> order, bool cy
     {
         const std::lock_guard lock(mutex_);
         plan.swap(plan_);  // the old one is destroyed after the lock
-        if (plan)
-            for (Group* const group : plan->groups()) {
-                group->stays = false;
-                group->slot = no_slot;
-            }
-        adopt(chosen, trash);
+        if (plan) end_slots(*plan);
         follows_ = plan_ != nullptr;
+        adopt(chosen, trash);
         advance(begun, trash);
     }
     for (const auto& upload : begun) prepare(upload, false);
+}
+
+/// Makes the slots of a plan that ends ordinary holdings.
+void Cache::end_slots(const Plan& plan) noexcept {
+    residency_.set_slots({});
+    for (Group* const group : plan.groups()) {
+        group->stays = false;
+        group->slot = no_slot;
+    }
 }
 
 /// Tells the groups of the plan what it decides.
@@ -81,8 +86,8 @@ void Cache::pass(const BundleData& bundle) noexcept {
         if (plan_->next_use(*group) == Plan::never) group->used.store(0, std::memory_order_relaxed);
 }
 
-/// Begins the uploads that the plan needs next, in order, until one has no room. It goes on when a bundle is acquired or
-/// released.
+/// Begins the uploads that the plan needs next, in order, until one has no room. It goes on when a bundle is acquired
+/// or released.
 void Cache::advance(Uploads& begun, Trash& trash) noexcept {
     if (!plan_ || sleeping_ || stopping_) return;
     try {

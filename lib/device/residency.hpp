@@ -25,7 +25,8 @@ struct Holding {
     std::uint64_t given = 0;                    // of a shared one: bytes that groups have, or had; they are not reused
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
     std::vector<Group*> groups = {};
-    std::size_t at = 0;  // position in the list of holdings
+    std::size_t writers = 0;  // of a shared one: cancelled uploads whose jobs may still write to it
+    std::size_t at = 0;       // position in the list of holdings
 
     /// Returns true if a block has room for a group of `bytes`.
     bool has_room(std::uint64_t bytes) const noexcept { return bytes <= size - given; }
@@ -54,12 +55,12 @@ public:
     // Room.
     /// How much may go to make room.
     struct Reach {
-        std::uint64_t since = UINT64_MAX;  ///< nothing that was used later
-        bool planned = true;               ///< slots, and groups that a plan keeps, too
+        std::uint64_t since = UINT64_MAX;           ///< nothing that was used later
+        bool planned = true;                        ///< slots, and groups that a plan keeps, too
         std::span<const std::uint32_t> slots = {};  ///< but not these slots
     };
-    /// Makes room for `bytes`: reserves all groups of as many holdings as have to go. Small groups that share a block go
-    /// after others, and what a plan keeps goes last; among equals, the group that was made last goes first. Not the
+    /// Makes room for `bytes`: reserves all groups of as many holdings as have to go. Small groups that share a block
+    /// go after others, and what a plan keeps goes last; among equals, the group that was made last goes first. Not the
     /// open block. Returns the bytes still missing, 0 if none.
     std::uint64_t reserve(std::uint64_t bytes, Reach reach, std::vector<Holding*>& victims);
     /// Reserves all groups of a holding. Returns false, and changes nothing, if one is leased or not resident.
@@ -122,8 +123,8 @@ public:
     std::shared_ptr<DeviceMemory> take(std::uint64_t size, std::uint64_t most) noexcept;
     /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
     void keep(std::shared_ptr<DeviceMemory> memory) noexcept;
-    /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the largest.
-    /// Returns null if nothing is kept. It counts until gone() is called.
+    /// Takes kept memory that should be freed so that `size` new bytes fit: the smallest that is enough, or the
+    /// largest. Returns null if nothing is kept. It counts until gone() is called.
     std::shared_ptr<DeviceMemory> take_to_free(std::uint64_t size) noexcept;
 
     /// Returns true if `size` new bytes fit.
