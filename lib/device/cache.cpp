@@ -199,7 +199,7 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
     Groups absent;
     Uploads begun;
     do {
-        absent = join_arriving(lock, *bundle, uploads, trash);
+        absent = join_arriving(lock, *bundle, *worker, uploads, trash);
         uploads.reserve(uploads.size() + absent.size());
         begun = begin(absent, {}, true, trash);
     } while (begun.size() < absent.size() && await_small(lock));
@@ -231,7 +231,8 @@ void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it)
 /// Returns the groups that are absent. Adds the uploads of arriving groups to `uploads`, and gives them priority. If an
 /// absent group needs a slot into which another one is on its way, waits until that has arrived. Throws the fault of a
 /// prefetch.
-Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads, Trash& trash) {
+Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, Worker& worker, Uploads& uploads,
+                                   Trash& trash) {
     for (;;) {
         Groups absent;
         uploads.clear();
@@ -250,7 +251,9 @@ Cache::Groups Cache::join_arriving(Lock& lock, const BundleData& bundle, Uploads
         const auto busy = in_the_way(absent);
         if (!busy) return absent;
         hurry(busy);
-        changed_.wait(lock);
+        lock.unlock();
+        wait_for({busy}, worker);  // helps: there may be no other reader
+        lock.lock();
     }
 }
 
@@ -389,11 +392,7 @@ void Cache::arrive(Upload& upload, std::exception_ptr failed) noexcept {
     if (!upload.fault) upload.fault = std::move(failed);
     upload.finished = true;
     changed_.notify_all();
-    if (upload.cancelled) {
-        if (upload.leaving) heap_.keep(std::move(upload.leaving));
-        upload.memory.reset();
-        return;
-    }
+    if (upload.cancelled) return leave(upload);
     const auto self = std::move(group->upload);  // the caller has it, too
     if (!upload.fault) {
         group->memory = std::move(upload.memory);
@@ -444,10 +443,15 @@ std::uint64_t Cache::sleep() {
     Lock lock(mutex_);
     sleeping_ = true;
     cancel_if(lock, trash, [](const Upload& upload) { return !upload.group->word.leased(); });
+    std::size_t count = asleep_.size();
+    for (const auto& holding : residency_.holdings()) count += holding->groups.size();
+    asleep_.reserve(count);
+    // Each owner that is taken here is kept: the last one must not be destroyed under the lock.
     for (const auto& holding : residency_.holdings())
-        for (Group* const group : holding->groups)
-            if (auto shared = group->weak_from_this().lock(); shared && !group->word.leased())
-                asleep_.push_back(std::move(shared));
+        for (Group* const group : holding->groups) {
+            if (group->word.leased()) continue;
+            if (auto shared = group->weak_from_this().lock()) asleep_.push_back(std::move(shared));
+        }
     std::ranges::sort(asleep_, {}, &Group::number);
     evict_all(lock, trash);
     return heap_.total();
@@ -455,22 +459,33 @@ std::uint64_t Cache::sleep() {
 
 void Cache::wake() {
     Uploads begun;
+    Groups asleep;
     Trash trash;
+    std::exception_ptr fault;
     {
         const std::lock_guard lock(mutex_);
         sleeping_ = false;
+        asleep.swap(asleep_);
         advance(begun, trash);
-        for (auto& group : asleep_) {
-            if (group->word.state() == State::absent && !group->fault && !group->word.leased()) {
-                begun.reserve(begun.size() + 1);
-                const Uploads one = begin({group}, {.since = 0, .planned = false}, false, trash);
-                begun.insert(begun.end(), one.begin(), one.end());
-            }
-            trash.groups.push_back(std::move(group));
+        try {
+            begin_asleep(asleep, begun, trash);
+        } catch (...) {
+            fault = std::current_exception();
         }
-        asleep_.clear();
     }
     for (const auto& upload : begun) prepare(upload, false);
+    if (fault) std::rethrow_exception(fault);
+}
+
+/// Begins to bring back what sleep() took. What shares a slot comes when the plan needs it.
+void Cache::begin_asleep(const Groups& asleep, Uploads& begun, Trash& trash) {
+    for (const auto& group : asleep) {
+        if (group->slot != no_slot || group->word.state() != State::absent) continue;
+        if (group->fault || group->word.leased()) continue;
+        begun.reserve(begun.size() + 1);
+        const Uploads one = begin({group}, {.since = 0, .planned = false}, false, trash);
+        begun.insert(begun.end(), one.begin(), one.end());
+    }
 }
 
 void Cache::stop() noexcept {
@@ -483,6 +498,7 @@ void Cache::stop() noexcept {
     plan.swap(plan_);
     asleep.swap(asleep_);
     cancel_if(lock, trash, [](const Upload&) { return true; });
+    if (plan) end_slots(*plan);  // so that their memory is freed, that of leases when these end
     stopped_ = true;
     for (auto& [group, bundles] : kept_) trash.bundles.splice(trash.bundles.end(), bundles);
     kept_.clear();

@@ -91,7 +91,7 @@ private:
     class Leases;
 
     // Acquiring.
-    Groups join_arriving(Lock& lock, const BundleData& bundle, Uploads& uploads, Trash& trash);
+    Groups join_arriving(Lock& lock, const BundleData& bundle, Worker& worker, Uploads& uploads, Trash& trash);
     void hurry(const std::shared_ptr<Upload>& upload);
     Uploads begin(const Groups& absent, Residency::Reach reach, bool demanded, Trash& trash);
     void wait_for(const Uploads& uploads, Worker& worker);
@@ -107,6 +107,7 @@ private:
     bool await_small(Lock& lock);
     void cancel_latest(std::uint64_t bytes, Trash& trash);
     void cancel(Upload& upload, Trash& trash) noexcept;
+    void leave(Upload& upload) noexcept;
     template <class Which> void cancel_if(Lock& lock, Trash& trash, Which&& which);
     void evict(Holding& holding, Trash& trash) noexcept;
     void vacate(Holding& holding, Trash& trash) noexcept;
@@ -120,11 +121,13 @@ private:
     bool may_take_slot(const Group& group, std::size_t steps) const noexcept;
     std::shared_ptr<Upload> in_the_way(const Groups& absent) const noexcept;
     void go_on() noexcept;
+    void end_slots(const Plan& plan) noexcept;
+    void begin_asleep(const Groups& asleep, Uploads& begun, Trash& trash);
 
     // Memory.
     void prepare(const std::shared_ptr<Upload>& upload, bool helps) noexcept;
     void give_up(Upload& upload, std::exception_ptr fault) noexcept;
-    std::shared_ptr<DeviceMemory> provide(const Upload& upload);
+    std::shared_ptr<DeviceMemory> provide(Upload& upload);
     std::shared_ptr<DeviceMemory> settle_in(Holding& holding, std::shared_ptr<DeviceMemory> memory) noexcept;
     std::shared_ptr<DeviceMemory> allocate(std::uint64_t size);
     void free(Lock& lock, std::shared_ptr<DeviceMemory> memory) noexcept;

@@ -28,16 +28,21 @@ void Cache::follow(std::vector<std::shared_ptr<const BundleData>> order, bool cy
     {
         const std::lock_guard lock(mutex_);
         plan.swap(plan_);  // the old one is destroyed after the lock
-        if (plan)
-            for (Group* const group : plan->groups()) {
-                group->stays = false;
-                group->slot = no_slot;
-            }
-        adopt(chosen, trash);
+        if (plan) end_slots(*plan);
         follows_ = plan_ != nullptr;
+        adopt(chosen, trash);
         advance(begun, trash);
     }
     for (const auto& upload : begun) prepare(upload, false);
+}
+
+/// Makes the slots of a plan that ends ordinary holdings.
+void Cache::end_slots(const Plan& plan) noexcept {
+    residency_.set_slots({});
+    for (Group* const group : plan.groups()) {
+        group->stays = false;
+        group->slot = no_slot;
+    }
 }
 
 /// Tells the groups of the plan what it decides.

@@ -133,14 +133,32 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     let_go(group, trash);
     Holding& holding = *group.holding;
     residency_.take_out(group);
-    if (holding.groups.empty()) upload.leaving = residency_.remove(holding);
+    if (holding.shared) {
+        // Jobs in progress still write to it, so it stays until they are done.
+        upload.block = &holding;
+        ++holding.writers;
+    } else {
+        upload.leaving = residency_.remove(holding);
+    }
+    // Nobody has the memory yet, and who began the upload may wait for other memory before it is prepared.
+    if (!upload.providing) leave(upload);
     if (!upload.submitted || !readers_.cancel(upload)) return;  // who has it in hand calls arrive()
     if (!upload.copies.empty()) return trash.copying.push_back(trash.uploads.back());
     uploads_.erase(upload.place);
     upload.finished = true;
-    if (upload.leaving) heap_.keep(std::move(upload.leaving));
-    upload.memory.reset();
+    leave(upload);
     trash.groups.push_back(std::move(upload.group));
+    changed_.notify_all();
+}
+
+/// Releases the memory of a cancelled upload, of which no job is in progress.
+void Cache::leave(Upload& upload) noexcept {
+    upload.memory.reset();
+    if (Holding* const block = std::exchange(upload.block, nullptr)) {
+        --block->writers;
+        if (block->groups.empty() && block->writers == 0) upload.leaving = residency_.remove(*block);
+    }
+    if (upload.leaving) heap_.keep(std::move(upload.leaving));
     changed_.notify_all();
 }
 
@@ -236,9 +254,10 @@ void Cache::give_up(Upload& upload, std::exception_ptr fault) noexcept {
 }
 
 /// Returns the memory of the holding that an upload has. Returns null if the upload was cancelled.
-std::shared_ptr<DeviceMemory> Cache::provide(const Upload& upload) {
+std::shared_ptr<DeviceMemory> Cache::provide(Upload& upload) {
     Lock lock(mutex_);
     if (upload.cancelled) return nullptr;
+    upload.providing = true;
     Holding& holding = *upload.group->holding;
     if (holding.memory) return holding.memory;
     const std::uint64_t size = holding.size;

@@ -30,7 +30,7 @@ bool evictable(const Group& group, Residency::Reach reach) noexcept {
 
 /// Returns true if all groups of a holding can go.
 bool can_go(const Holding& holding, Residency::Reach reach) noexcept {
-    if (holding.size == 0) return false;
+    if (holding.size == 0 || holding.writers > 0) return false;
     if (holding.slot != no_slot && (!reach.planned || std::ranges::count(reach.slots, holding.slot) > 0)) return false;
     return std::ranges::all_of(holding.groups, [&](const Group* group) { return evictable(*group, reach); });
 }
@@ -132,6 +132,7 @@ void Residency::set_slots(std::vector<std::uint64_t> bytes) {
 }
 
 bool Residency::try_reserve(Holding& holding) noexcept {
+    if (holding.writers > 0) return false;
     for (std::size_t i = 0; i < holding.groups.size(); ++i) {
         if (holding.groups[i]->word.try_reserve()) continue;
         while (i-- > 0) holding.groups[i]->word.change(Word::State::reserved, Word::State::resident);
@@ -188,7 +189,8 @@ Holding* Residency::take_out(Group& group) noexcept {
     Holding* const holding = std::exchange(group.holding, nullptr);
     group.memory.reset();
     std::erase(holding->groups, &group);
-    return holding->groups.empty() && holding->slot == no_slot ? holding : nullptr;
+    const bool is_empty = holding->groups.empty() && holding->writers == 0;
+    return is_empty && holding->slot == no_slot ? holding : nullptr;
 }
 
 std::shared_ptr<DeviceMemory> Residency::remove(Holding& holding) noexcept {

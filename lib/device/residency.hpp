@@ -25,7 +25,8 @@ struct Holding {
     std::uint64_t given = 0;                    // shared blocks: bytes that groups have, or had; they are not reused
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
     std::vector<Group*> groups = {};
-    std::size_t at = 0;  // position in the list of holdings
+    std::size_t writers = 0;  // of a shared one: cancelled uploads whose jobs may still write to it
+    std::size_t at = 0;       // position in the list of holdings
 
     /// Returns true if a block has room for a group of `bytes`.
     bool has_room(std::uint64_t bytes) const noexcept { return bytes <= size - given; }

@@ -57,9 +57,11 @@ public:
     bool demanded = false;                // somebody waits for it
     bool cancelled = false;               // the group does not want it any more
     bool finished = false;
+    bool providing = false;  // a thread is getting its memory, or has got it
     std::exception_ptr fault = {};
     /// Memory of a cancelled upload, which is free when no job uses it any more.
     std::shared_ptr<DeviceMemory> leaving = {};
+    Holding* block = nullptr;  // of a cancelled upload of a small group: the block that jobs may still write to
     std::vector<std::shared_ptr<DeviceEvent>> copies = {};
     std::list<Upload*>::iterator place = {};  // in the cache's list
 };

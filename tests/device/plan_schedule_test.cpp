@@ -1,0 +1,328 @@
+// Random schedules of several threads on one cache that follows plans, sleeps and wakes: values are always right, the
+// budget is never exceeded, and nothing hangs.
+
+#include "device/cache_fixture.hpp"
+#include "device/counted.hpp"
+#include "device/fake_device.hpp"
+#include "doctest_safemap.hpp"
+#include "soak.hpp"
+
+#include <safemap/device.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using namespace safemap;
+using device::Cache;
+using device::Keep;
+
+namespace {
+
+/// Which calls fail in a schedule.
+enum class Fails : std::uint8_t { nothing, reads, copies, allocations };
+
+struct Schedule {
+    std::uint64_t budget = 40'000;
+    bool staged = false;
+    Fails fails = Fails::nothing;
+};
+
+/// Findings of the threads, checked after they end.
+struct Findings {
+    std::atomic<int> wrong_values = 0;
+    std::atomic<int> over_budget = 0;
+    std::atomic<int> strange_errors = 0;
+    std::atomic<int> acquired = 0;
+    std::atomic<int> followed = 0;
+};
+
+/// Ends the process if it is not destroyed in time, because threads that hang cannot be joined.
+class Watchdog {
+public:
+    explicit Watchdog(unsigned seed)
+        : thread_([this, seed] {
+              std::unique_lock lock(mutex_);
+              if (ended_.wait_for(lock, std::chrono::seconds(120), [&] { return over_; })) return;
+              std::fprintf(stderr, "the schedule with seed %u hangs\n", seed);
+              std::abort();
+          }) {}
+    ~Watchdog() {
+        {
+            const std::lock_guard lock(mutex_);
+            over_ = true;
+        }
+        ended_.notify_all();
+        thread_.join();
+    }
+    Watchdog(const Watchdog&) = delete;
+    Watchdog& operator=(const Watchdog&) = delete;
+
+private:
+    std::mutex mutex_;
+    std::condition_variable ended_;
+    bool over_ = false;
+    std::thread thread_;
+};
+
+/// Tensors, and bundles of them that share tensors.
+struct World {
+    const Schedule schedule;
+    std::shared_ptr<Device> device;
+    std::shared_ptr<FakeDevice> fake;  // the same device, if it is a fake
+    std::unique_ptr<CacheFixture> cache;
+    std::vector<Bytes> stored;
+    std::vector<std::vector<std::byte>> values;     // parallel to stored
+    std::vector<std::vector<std::size_t>> numbers;  // the tensors of each bundle
+    std::vector<BundlePtr> bundles;
+
+    World(const Schedule& wanted, unsigned seed) : schedule(wanted), device(Device::open("host")) {
+        if (schedule.staged) {
+            device = fake = std::make_shared<FakeDevice>();
+            fake->copy_microseconds = static_cast<int>(seed % 3) * 30;
+        }
+        const UploadOptions options{.device_budget = schedule.budget, .staging_bytes = 12'288, .readers = 1 + seed % 3};
+        cache = std::make_unique<CacheFixture>(device, options);
+        const std::uint64_t part = schedule.budget / 16;
+        // The first of these share blocks if the budget is the larger one.
+        for (const std::uint64_t size : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{300}, std::uint64_t{2000},
+                                         part, part, part + 100, 2 * part, 2 * part, 3 * part, 4 * part, 5 * part})
+            add(size);
+        for (std::size_t i = 0; i < stored.size(); ++i) bundle({i});
+        // The first and the last layer of a model may have the same tensor.
+        for (const auto& several : std::vector<std::vector<std::size_t>>{{1, 2, 3}, {4, 9}, {2, 9, 10}, {3, 5}, {0, 7}})
+            bundle(several);
+    }
+
+    void add(std::uint64_t size) {
+        const std::string name = "t" + std::to_string(stored.size());
+        stored.emplace_back(name, size);
+        stored.back().counted.slow(size % 3 == 0 ? 100 : 0);
+        // Not read through the source, because its reads are counted.
+        values.emplace_back();
+        for (std::uint64_t i = 0; i < size; ++i) values.back().push_back(pattern(std::hash<std::string>()(name), i));
+    }
+    void bundle(const std::vector<std::size_t>& of) {
+        std::vector<LazyTensor> tensors;
+        for (const std::size_t i : of) tensors.push_back(stored[i].tensor);
+        bundles.push_back(cache->bundle(std::move(tensors)));
+        numbers.push_back(of);
+    }
+    Cache& of_cache() const { return *bundles.front()->cache; }
+    bool has_values(const Held& held, std::size_t number) const {
+        for (std::size_t i = 0; i < numbers[number].size(); ++i)
+            if (read_back(*device, held[i]) != values[numbers[number][i]]) return false;
+        return true;
+    }
+    void stop_failing() const {
+        for (const Bytes& bytes : stored) bytes.counted.fail_after(-1);
+        if (!fake) return;
+        fake->fail_copy = fake->fail_allocation = -1;
+        fake->full = false;
+    }
+};
+
+struct Leased {
+    std::size_t number;
+    Held held;
+};
+
+/// One thread of a schedule.
+class Actor {
+public:
+    Actor(World& world, unsigned seed, Findings& findings) : world_(world), findings_(findings), random_(seed) {}
+
+    void act(int steps) {
+        for (int step = 0; step < steps; ++step) {
+            fail_something();
+            act_once();
+            if (leases_.size() > 3) drop();
+            // A lease still has its values, whatever other threads did.
+            if (!leases_.empty()) check(leases_[random_() % leases_.size()]);
+            const auto stats = world_.cache->stats();
+            const std::uint64_t budget = world_.schedule.budget;
+            if (stats.peak_device_bytes > budget || stats.resident_bytes > budget) ++findings_.over_budget;
+            if (world_.fake && world_.fake->peak > budget) ++findings_.over_budget;
+        }
+    }
+
+private:
+    std::size_t any() { return random_() % world_.bundles.size(); }
+
+    void fail_something() {
+        if (random_() % 8 != 0) return;
+        const auto after = static_cast<std::int64_t>(random_() % 4);
+        switch (world_.schedule.fails) {
+            case Fails::nothing: break;
+            case Fails::reads: world_.stored[random_() % world_.stored.size()].counted.fail_after(after); break;
+            case Fails::copies: world_.fake->fail_copy = after; break;
+            case Fails::allocations:
+                if (after == 0) world_.fake->fail_allocation = 0;
+                else world_.fake->full = after == 1;
+                break;
+        }
+    }
+    void act_once() {
+        switch (random_() % 16) {
+            case 0: follow(); break;
+            case 1: world_.of_cache().sleep(); break;
+            case 2: world_.of_cache().wake(); break;
+            case 3: world_.cache->evict(world_.bundles[any()]); break;
+            case 4: {
+                const std::vector<BundlePtr> bundles = {world_.bundles[any()], world_.bundles[any()]};
+                world_.cache->prefetch(bundles);
+                break;
+            }
+            case 5: lease(any(), true); break;
+            case 6:
+            case 7: drop(); break;
+            case 8:
+            case 9: lease(any(), false); break;
+            // Most acquires are in the order of the plan.
+            default: lease(order_.empty() ? any() : order_[at_++ % order_.size()], random_() % 4 == 0);
+        }
+    }
+    void follow() {
+        order_.clear();
+        at_ = 0;
+        const std::size_t steps = random_() % 24;
+        const std::size_t among = 1 + random_() % world_.bundles.size();
+        for (std::size_t i = 0; i < steps; ++i) order_.push_back(random_() % among);
+        std::vector<BundlePtr> plan;
+        for (const std::size_t i : order_) plan.push_back(world_.bundles[i]);
+        try {
+            world_.of_cache().follow(std::move(plan), random_() % 4 != 0);
+            ++findings_.followed;
+        } catch (const Error& error) {
+            if (error.code() != Errc::budget_exceeded) ++findings_.strange_errors;
+        }
+    }
+    /// Acquires a bundle as Uploader does, or only if it is there.
+    void lease(std::size_t number, bool only_if_there) {
+        const BundlePtr& bundle = world_.bundles[number];
+        try {
+            if (Cache::try_lease(*bundle)) {
+                Held held(bundle);
+                if (bundle->cache->follows()) bundle->cache->reached(*bundle);
+                hold({number, std::move(held)});
+            } else if (!only_if_there) {
+                bundle->cache->lease(bundle, random_() % 2 == 0 ? Keep::no : Keep::yes);
+                hold({number, Held(bundle)});
+                ++findings_.acquired;
+            }
+        } catch (const Error& error) {
+            const Fails fails = world_.schedule.fails;
+            const bool reads = error.code() == Errc::io_error && (fails == Fails::reads || fails == Fails::copies);
+            const bool full = error.code() == Errc::out_of_memory && fails == Fails::allocations;
+            if (error.code() != Errc::budget_exceeded && !reads && !full) ++findings_.strange_errors;
+        }
+    }
+    void hold(Leased leased) {
+        check(leased);
+        if (random_() % 2 == 0) leases_.push_back(std::move(leased));
+    }
+    void drop() {
+        if (!leases_.empty()) leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(random_() % leases_.size()));
+    }
+    void check(const Leased& leased) {
+        if (!world_.has_values(leased.held, leased.number)) ++findings_.wrong_values;
+    }
+
+    World& world_;
+    Findings& findings_;
+    std::mt19937 random_;
+    std::vector<std::size_t> order_;  // the last plan of this thread
+    std::size_t at_ = 0;
+    std::vector<Leased> leases_;
+};
+
+/// Acquires each bundle alone. Nothing is leased, so that each one fits.
+void acquire_each(const World& world) {
+    for (std::size_t i = 0; i < world.bundles.size(); ++i) {
+        CAPTURE(i);
+        std::optional<Held> held;
+        // Faults of uploads that nobody waited for may still be pending. Each one is thrown once.
+        const std::size_t most = world.schedule.fails == Fails::nothing ? 0 : world.numbers[i].size();
+        for (std::size_t faults = 0; !held && faults <= most; ++faults) {
+            const auto fault = error_of([&] { held.emplace(world.cache->acquire(world.bundles[i])); });
+            if (fault) CHECK((fault->code() == Errc::io_error || fault->code() == Errc::out_of_memory));
+        }
+        REQUIRE(held.has_value());
+        CHECK(world.has_values(*held, i));
+    }
+}
+
+/// Stops a cache that follows a plan while a lease is held. Its memory is freed when it ends.
+void stop_while_leased(World& world) {
+    std::vector<BundlePtr> plan;
+    for (std::size_t i = 4; i < 12; ++i) plan.push_back(world.bundles[i]);
+    Cache& cache = world.of_cache();
+    cache.follow(plan, true);
+    std::optional<Held> held = world.cache->acquire(plan[1]);
+    world.cache->stop();
+    CHECK(world.has_values(*held, 5));
+    held.reset();
+    CHECK(cache.stats().resident_bytes == 0);
+    if (world.fake) CHECK(world.fake->allocated == 0);
+}
+
+void run_schedule(const Schedule& schedule, unsigned seed) {
+    CAPTURE(seed);
+    const Watchdog watchdog(seed);
+    World world(schedule, seed);
+    Findings findings;
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < 4; ++t) threads.emplace_back([&, t] { Actor(world, seed * 100 + t, findings).act(80); });
+    for (std::thread& thread : threads) thread.join();
+
+    CHECK(findings.wrong_values.load() == 0);
+    CHECK(findings.over_budget.load() == 0);
+    CHECK(findings.strange_errors.load() == 0);
+    CHECK(findings.acquired.load() > 0);
+    CHECK(findings.followed.load() > 0);
+
+    world.stop_failing();
+    world.of_cache().wake();
+    world.of_cache().follow({}, true);
+    acquire_each(world);
+    CHECK(world.cache->stats().peak_device_bytes <= schedule.budget);
+    stop_while_leased(world);
+    if (!world.fake) return;
+    CHECK(world.fake->peak <= schedule.budget);
+    CHECK(world.fake->was_used_well());
+}
+
+/// Runs schedules with a small budget, and with one in which small groups share blocks.
+void run_schedules(bool staged, Fails fails) {
+    const unsigned first = soak::seed(0) % 1'000'000;
+    for (const std::uint64_t budget : {std::uint64_t{40'000}, std::uint64_t{1'200'000}}) {
+        CAPTURE(budget);
+        for (unsigned i = 0; i < static_cast<unsigned>(soak::rounds(12)); ++i)
+            run_schedule({.budget = budget, .staged = staged, .fails = fails}, first + i);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("random plans on the host") { run_schedules(false, Fails::nothing); }
+
+TEST_CASE("random plans through staging buffers") { run_schedules(true, Fails::nothing); }
+
+TEST_CASE("random plans with reads that fail on the host") { run_schedules(false, Fails::reads); }
+
+TEST_CASE("random plans with reads that fail through staging buffers") { run_schedules(true, Fails::reads); }
+
+TEST_CASE("random plans with copies that fail") { run_schedules(true, Fails::copies); }
+
+TEST_CASE("random plans with allocations that fail") { run_schedules(true, Fails::allocations); }
