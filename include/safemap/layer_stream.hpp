@@ -50,7 +50,7 @@ private:
     Uploader* uploader_;
     std::size_t layers_;
     LayerOrder order_;
-    std::vector<Bundle> steps_;  // of one pass
+    std::vector<Bundle> steps_;  // the steps of one pass
     std::size_t at_ = 0;         // in steps_
 };
 

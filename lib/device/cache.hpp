@@ -25,7 +25,7 @@
 
 namespace safemap::SAFEMAP_ABI::device {
 
-/// Whether the cache holds a bundle while its tensors are on the device: if the caller has no handle of it.
+/// Says if the cache holds a bundle while its tensors are on the device: if the caller has no handle of it.
 enum class Keep : std::uint8_t { no, yes };
 
 /// One device under one budget. One mutex guards all bookkeeping. It is never held while memory is allocated or freed,
@@ -104,7 +104,7 @@ private:
     std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
     static bool is_idle(const Upload& upload) noexcept;
     std::uint64_t cancellable() const noexcept;
-    bool await_small(Lock& lock);
+    bool await_small(Lock& lock, Worker& worker);
     void cancel_latest(std::uint64_t bytes, Trash& trash);
     void cancel(Upload& upload, Trash& trash) noexcept;
     void leave(Upload& upload) noexcept;
@@ -153,7 +153,7 @@ private:
     std::unordered_map<const Group*, Bundles> kept_;
     std::unique_ptr<Plan> plan_;             // null: none
     std::atomic<bool> follows_ = false;      // there is a plan
-    Groups asleep_;                          // what wake() brings back
+    Groups asleep_;                          // groups that wake() brings back
     std::atomic<std::uint64_t> time_ = 0;    // counts acquires of absent groups, and prefetches
     std::atomic<std::uint64_t> read_ = 0;    // bytes
     std::atomic<std::int64_t> stalled_ = 0;  // nanoseconds

@@ -48,7 +48,7 @@ void Cache::end_slots(const Plan& plan) noexcept {
 /// Tells the groups of the plan what it decides.
 void Cache::adopt(const Split& chosen, Trash& trash) {
     residency_.set_slots(chosen.slot_bytes);
-    // What the plan does not have makes way for it.
+    // Groups outside the plan make way for it.
     for (const auto& holding : residency_.holdings())
         for (Group* const group : holding->groups) group->used.store(0, std::memory_order_relaxed);
     for (std::size_t i = 0; i < chosen.fates.size(); ++i) {
@@ -81,7 +81,7 @@ void Cache::reached(const BundleData& bundle) {
 void Cache::pass(const BundleData& bundle) noexcept {
     if (!plan_) return;
     plan_->reach(bundle);
-    // What is not used again makes way.
+    // Groups that are not used again make way.
     for (const auto& group : bundle.groups)
         if (plan_->next_use(*group) == Plan::never) group->used.store(0, std::memory_order_relaxed);
 }
@@ -122,7 +122,7 @@ bool Cache::may_take_slot(const Group& group, std::size_t steps) const noexcept 
     return other.word.state() == State::resident && !other.word.leased() && plan_->next_use(other) > steps;
 }
 
-/// Returns an upload that nobody waits for, into a slot that an absent group needs; null if there is none.
+/// Returns an upload that nobody waits for, into a slot that an absent group needs; otherwise null.
 std::shared_ptr<Upload> Cache::in_the_way(const Groups& absent) const noexcept {
     for (const auto& group : absent) {
         const std::uint32_t number = group->slot;

@@ -100,16 +100,19 @@ bool Cache::is_idle(const Upload& upload) noexcept {
     return !upload.group->holding->shared;
 }
 
-/// Gives priority to a prefetch into a shared block, which cannot be cancelled, and waits until something has changed.
-/// Returns false if there is none.
-bool Cache::await_small(Lock& lock) {
+/// Waits for a prefetch into a shared block, which cannot be cancelled, and helps with it. Returns false without such a
+/// prefetch. Releases the lock meanwhile.
+bool Cache::await_small(Lock& lock, Worker& worker) {
     const auto is_small = [](const Upload* upload) {
         return !upload->cancelled && !upload->group->word.leased() && upload->group->holding->shared;
     };
     const auto found = std::ranges::find_if(uploads_, is_small);
     if (found == uploads_.end()) return false;
-    hurry((*found)->group->upload);
-    changed_.wait(lock);
+    const auto upload = (*found)->group->upload;
+    hurry(upload);
+    lock.unlock();
+    wait_for({upload}, worker);
+    lock.lock();
     return true;
 }
 
@@ -151,7 +154,7 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     changed_.notify_all();
 }
 
-/// Releases the memory of a cancelled upload, of which no job is in progress.
+/// Releases the memory of a cancelled upload. No job of it is in progress.
 void Cache::leave(Upload& upload) noexcept {
     upload.memory.reset();
     if (Holding* const block = std::exchange(upload.block, nullptr)) {

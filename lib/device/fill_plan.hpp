@@ -61,7 +61,7 @@ private:
     bool is_tile(const Job& job) const noexcept { return job.blocks != none && !blocks_[job.blocks].ranges(); }
 
     std::vector<Job> jobs_;
-    std::vector<Blocks> blocks_;  // of tensors that are not simply stored
+    std::vector<Blocks> blocks_;  // for tensors that are not simply stored
 };
 
 }  // namespace safemap::SAFEMAP_ABI::device

@@ -98,19 +98,19 @@ public:
     Cache& cache;
     const std::uint64_t number;  // groups that are made later have higher ones
     const Layout layout;
-    const std::vector<std::size_t> keys;  // of the tensors, in the table of owners
+    const std::vector<std::size_t> keys;  // keys of the tensors in the table of owners
     const FillPlan plan;                  // empty if the group is larger than the budget
 
     Word word = {};
     std::atomic<std::uint64_t> used = 0;  // the cache's time of the last use
 
     std::shared_ptr<DeviceMemory> memory = {};  // set while resident
-    std::uint64_t offset = 0;                   // of the layout in that memory, bytes
+    std::uint64_t offset = 0;                   // place of the layout in that memory, bytes
     Holding* holding = nullptr;                 // the memory that counts for it; set while resident or arriving
     std::shared_ptr<Upload> upload = {};        // set while arriving
     std::exception_ptr fault = {};              // fault of a prefetch, until the next acquire
 
-    // What a plan says of it.
+    // Decisions of a plan.
     bool stays = false;                         // it stays on the device, once it is there
     std::atomic<std::uint32_t> slot = no_slot;  // the slot that it shares with others
 };

@@ -15,7 +15,8 @@
 namespace safemap::SAFEMAP_ABI::device {
 namespace {
 
-/// A byte of a source, which has the number that Sources gave it. Number 0 stands for none, and comes before all others.
+/// A byte of a source, which has the number that Sources gave it. Number 0 stands for none, and comes before all
+/// others.
 struct FilePlace {
     std::uint32_t source = 0;
     std::uint64_t offset = 0;

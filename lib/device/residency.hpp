@@ -25,7 +25,7 @@ struct Holding {
     std::uint64_t given = 0;                    // shared blocks: bytes that groups have, or had; they are not reused
     std::shared_ptr<DeviceMemory> memory = {};  // null while it is being allocated
     std::vector<Group*> groups = {};
-    std::size_t writers = 0;  // of a shared one: cancelled uploads whose jobs may still write to it
+    std::size_t writers = 0;  // shared blocks: cancelled uploads whose jobs may still write to it
     std::size_t at = 0;       // position in the list of holdings
 
     /// Returns true if a block has room for a group of `bytes`.
@@ -118,7 +118,7 @@ public:
     std::uint64_t peak() const noexcept { return peak_; }
 
     /// Takes kept memory of exactly `size` bytes: anything larger could take the room of what else fits. Returns null
-    /// if there is none.
+    /// without such memory.
     std::shared_ptr<DeviceMemory> take(std::uint64_t size) noexcept;
     /// Keeps memory for the next holdings. Frees nothing, except if there is no memory to remember it.
     void keep(std::shared_ptr<DeviceMemory> memory) noexcept;

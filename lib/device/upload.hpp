@@ -61,7 +61,7 @@ public:
     std::exception_ptr fault = {};
     /// Memory of a cancelled upload, which is free when no job uses it any more.
     std::shared_ptr<DeviceMemory> leaving = {};
-    Holding* block = nullptr;  // of a cancelled upload of a small group: the block that jobs may still write to
+    Holding* block = nullptr;  // cancelled upload of a small group: the block that its jobs may still write to
     std::vector<std::shared_ptr<DeviceEvent>> copies = {};
     std::list<Upload*>::iterator place = {};  // in the cache's list
 };

@@ -251,7 +251,8 @@ TEST_CASE("a read error fails the layer, not the stream") {
             CHECK(error->tensor() == "layer" + std::to_string(layer));
             for (const Bytes& tensor : model.tensors) tensor.counted.fail_after(-1);
             CHECK(stream.upcoming() == layer);
-            lease = stream.next();
+            // A prefetch of the same layer may have failed, too, before there were no more faults.
+            if (error_of([&] { lease = stream.next(); })) lease = stream.next();
         }
         CHECK(model.has(*lease, layer));
     }
@@ -277,7 +278,8 @@ TEST_CASE("sleep gives back all memory but that of leases, and wake brings it ba
         CHECK(model.has(model.uploader.acquire(model.layers[7]), 7));
         CHECK(model.uploader.sleep() == 1000);
         model.uploader.wake();
-        CHECK(soon([&] { return model.uploader.stats().resident_bytes >= 5000; }));
+        // With a plan: what stays, and is used before a layer whose slot is taken.
+        CHECK(soon([&] { return model.uploader.stats().resident_bytes >= (with_plan ? 3000U : 6000U); }));
         for (std::size_t i = 0; i < 10; ++i) CHECK(model.has(model.uploader.acquire(model.layers[i]), i));
         CHECK(model.uploader.stats().peak_device_bytes <= 6000);
         CHECK(model.fake->peak <= 6000);
