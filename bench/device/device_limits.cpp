@@ -14,6 +14,7 @@
 #include <safemap/advanced/file.hpp>
 #include <safemap/checkpoint.hpp>
 #include <safemap/device.hpp>
+#include <safemap/layer_stream.hpp>
 #include <safemap/source.hpp>
 #include <safemap/uploader.hpp>
 
@@ -22,6 +23,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -93,14 +95,14 @@ struct Model {
     Checkpoint checkpoint;
 };
 
-/// Reads the layers of a model by threads that claim blocks: to `memory` of `room` bytes, from whose end they go on at
-/// the beginning. With `staged`, each thread reads to a buffer of its own, and copies that.
-void read_blocks(const Model& model, char* memory, std::uint64_t room, bool staged) {
+/// Reads the first `bytes` of the layers of a model by threads that claim blocks: to `memory` of `room` bytes, from
+/// whose end they go on at the beginning. With `staged`, each thread reads to a buffer of its own, and copies that.
+void read_blocks(const Model& model, std::uint64_t bytes, char* memory, std::uint64_t room, bool staged) {
     std::atomic<std::uint64_t> next = 0;
     const auto work = [&] {
         const HugeMemory buffer(staged ? block : huge_page);
-        for (std::uint64_t at = next.fetch_add(block); at < model.bytes; at = next.fetch_add(block)) {
-            const std::uint64_t size = std::min(block, model.bytes - at);
+        for (std::uint64_t at = next.fetch_add(block); at < bytes; at = next.fetch_add(block)) {
+            const std::uint64_t size = std::min(block, bytes - at);
             char* const to = memory + at / block % (room / block) * block;
             pread_all(model.file, staged ? buffer.bytes() : to, size, model.file.data() + at);
             if (staged) std::memcpy(to, buffer.bytes(), size);
@@ -117,7 +119,7 @@ double seconds_to_fresh_memory(const Model& model) {
     std::unique_ptr<HugeMemory> memory;  // freed after the time is taken
     return measure::seconds([&] {
         memory = std::make_unique<HugeMemory>(room);
-        read_blocks(model, memory->bytes(), room, false);
+        read_blocks(model, model.bytes, memory->bytes(), room, false);
     });
 }
 
@@ -225,11 +227,57 @@ void later_passes(const Options& options, const Model& model, bool staged) {
     const auto layers = bundles_of_layers(uploader);
     const std::uint64_t room = std::max(budget / block, std::uint64_t{1}) * block;
     const HugeMemory memory(room);
+    // Layers that fit stay; the limit reads as many bytes as a pass uploads.
+    for (int i = 0; i < 2; ++i) pass(uploader, layers, 2);
+    const std::uint64_t before = uploader.stats().uploaded_bytes;
+    pass(uploader, layers, 2);
+    const std::uint64_t uploaded = uploader.stats().uploaded_bytes - before;
     Pairs(
         options.rounds, [&] { return measure::seconds([&] { pass(uploader, layers, 2); }); },
-        [&] { return measure::seconds([&] { read_blocks(model, memory.bytes(), room, staged); }); })
+        [&] { return measure::seconds([&] { read_blocks(model, uploaded, memory.bytes(), room, staged); }); })
         .print(staged ? "ring, half the budget, beside pread and memcpy" : "host, half the budget, beside pread",
-               model.bytes);
+               uploaded);
+}
+
+/// Uses a processor for so many seconds.
+void compute(double seconds) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (std::chrono::steady_clock::now() < end) {
+    }
+}
+
+/// Walks a model of twice the budget with a LayerStream. Each layer computes for 0.75 of the time in which one reader
+/// uploads it.
+void stream(const Options& options, const Model& model) {
+    const std::uint64_t budget = half_budget(model.checkpoint);
+    Sample slower, uploads;
+    for (int round = 0; round < options.rounds; ++round) {
+        Uploader uploader(Device::open("host"), model.checkpoint, {.device_budget = budget, .readers = 1});
+        const auto layers = bundles_of_layers(uploader);
+        LayerStream steps(uploader, layers);
+        for (std::size_t i = 0; i < 2 * layer_count; ++i) steps.next();
+        uploader.follow({});
+        uploader.evict(layers.front());
+        const double load = measure::seconds([&] {
+            uploader.prefetch(layers.front());
+            while (!uploader.try_acquire(layers.front())) std::this_thread::yield();
+        });
+        LayerStream again(uploader, layers);
+        const auto walk = [&] {
+            for (std::size_t i = 0; i < layer_count; ++i) {
+                const Lease layer = again.next();
+                compute(0.75 * load);
+            }
+        };
+        walk();
+        const std::uint64_t before = uploader.stats().uploaded_bytes;
+        slower.add(measure::seconds(walk) / (0.75 * load * layer_count));
+        const double window = 2.0 * static_cast<double>(budget) / (layer_count / 2);
+        const double least = static_cast<double>(model.bytes) - (static_cast<double>(budget) - window);
+        uploads.add(static_cast<double>(uploader.stats().uploaded_bytes - before) / least);
+    }
+    measure::print_at_most("layers of twice the budget, time of a pass in its compute", slower, 1.05);
+    measure::print_at_most("... uploaded bytes, in S - (B - W)", uploads, 1.02);
 }
 
 /// Counts the reads of a file.
@@ -242,6 +290,11 @@ public:
         ++reads;
         file_->read_at(offset, into);
     }
+    void read_scattered(std::uint64_t offset, std::span<const std::span<std::byte>> into) const override {
+        ++reads;
+        file_->read_scattered(offset, into);
+    }
+    bool is_file() const noexcept override { return true; }
     mutable std::atomic<std::uint64_t> reads = 0;
 
 private:
@@ -379,6 +432,7 @@ void run(const Options& options) {
     small_tensors(options);
     first_pass(options, model);
     for (const bool staged : {false, true}) later_passes(options, model, staged);
+    stream(options, model);
     for (const bool staged : {false, true}) demand(options, model, staged);
 }
 

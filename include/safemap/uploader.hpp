@@ -82,8 +82,8 @@ public:
     /// a lease holds: that is budget_exceeded, whose message has the bytes needed and leased. Throws invalid_argument
     /// for a bundle of another uploader, or of none.
     Lease acquire(const Bundle& bundle);
-    /// Leases the tensors of a bundle if all of them are on the device. Returns nothing otherwise, and starts no
-    /// upload. Also returns nothing at a moment at which another thread is just looking for memory to evict. Throws
+    /// Leases the tensors of a bundle if all of them are on the device. Returns nothing otherwise, and does not upload
+    /// the bundle. Also returns nothing at a moment at which another thread is just looking for memory to evict. Throws
     /// invalid_argument as acquire() does.
     std::optional<Lease> try_acquire(const Bundle& bundle);
 

@@ -372,8 +372,10 @@ void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
         group->word.change(State::reserved, State::absent);
         ++stats_.evictions;
         let_go(*group, trash);
-        Holding* const empty = residency_.take_out(*group);
-        if (empty != nullptr) freed.push_back(residency_.remove(*empty));
+        Holding& holding = *group->holding;
+        // A slot gives back its memory, too, and gets new memory when the plan needs it.
+        const bool is_slot = holding.slot != no_slot;
+        if (residency_.take_out(*group) != nullptr || is_slot) freed.push_back(residency_.remove(holding));
     }
     for (auto& memory : freed) free(lock, std::move(memory));
     free_kept(lock);

@@ -259,6 +259,24 @@ TEST_CASE("a read error fails the layer, not the stream") {
     CHECK(model.uploader.stats().peak_device_bytes <= 300);
 }
 
+TEST_CASE("evicting a bundle gives back the memory of its slot, and the plan goes on") {
+    Model model(std::vector<std::uint64_t>(6, 1000), 2000, true);  // nothing stays, two slots
+    LayerStream stream(model.uploader, model.layers);
+    for (std::size_t step = 0; step < 24; ++step) {
+        const std::size_t layer = stream.upcoming();
+        CHECK(model.has(stream.next(), layer));
+        if (step % 5 == 4) {
+            for (const Bundle& bundle : model.layers) model.uploader.evict(bundle);
+            CHECK(model.fake->peak <= 2000);
+        }
+    }
+    model.uploader.follow({});
+    CHECK(soon([&] {
+        for (const Bundle& bundle : model.layers) model.uploader.evict(bundle);
+        return model.fake->allocated == 0;
+    }));
+}
+
 TEST_CASE("sleep gives back all memory but that of leases, and wake brings it back in order") {
     for (const bool with_plan : {false, true}) {
         CAPTURE(with_plan);
