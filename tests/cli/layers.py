@@ -63,11 +63,11 @@ class Layers(unittest.TestCase):
         self.assertEqual((said['once'], said['again']), (len(data), 0))
         self.assertEqual(said['result'], fnv1a(data[-30_000:]))
 
-    def test_a_layer_that_is_larger_than_the_budget_is_refused(self):
+    def test_layers_that_do_not_fit_two_at_a_time_are_refused(self):
         self.write({'h.0.w': 60_000, 'h.1.w': 40_000})
         done = self.run_example()
         self.assertEqual((done.returncode, done.stderr),
-                         (1, "tensor 'h.0.w': 60000 bytes needed at once, but the budget is 50000 bytes\n"))
+                         (1, 'the plan needs at least 100000 bytes, but the budget is 50000 bytes\n'))
 
 
 if __name__ == '__main__':
