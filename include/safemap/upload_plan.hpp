@@ -12,8 +12,8 @@ namespace safemap::SAFEMAP_ABI {
 /// makes room.
 ///
 /// Example:
-///     safemap::UploadPlan plan{.order = layers, .cyclic = true};  // every token passes all layers, one after the
-///     other uploader.follow(plan);
+///     safemap::UploadPlan plan{.order = bundles, .cyclic = true};  // each token passes all layers in turn
+///     uploader.follow(plan);
 struct UploadPlan {
     std::vector<Bundle> order = {};
     bool cyclic = true;  ///< after the last one comes the first

@@ -198,7 +198,8 @@ void put(std::uint64_t, std::span<const std::byte>);
 [[maybe_unused]] void examples(
               const std::filesystem::path& path, const std::filesystem::path& folder, const Checkpoint& checkpoint,
               const Checkpoint& other, const LazyTensor& tensor, const std::vector<LazyTensor>& tensors,
-              const TensorView& view, Uploader& uploader, const std::shared_ptr<Device>& device,
+              const TensorView& view, Uploader& uploader, const std::vector<Bundle>& bundles,
+              const std::shared_ptr<Device>& device,
               const std::shared_ptr<const Source>& source, Sink& sink, const StateTree& tree, Team& team,
               std::vector<std::byte>& bytes, std::span<std::byte> buffer, std::uint64_t size, std::stop_token stop) {
 %s}
