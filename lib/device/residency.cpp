@@ -106,10 +106,20 @@ std::uint64_t Residency::reserve(std::uint64_t bytes, Reach reach, std::vector<H
     const std::uint64_t free = budget_ - claimed_;
     if (bytes <= free) return 0;
     std::uint64_t missing = bytes - free;
+    // A lease that moves from one group to another while they are looked at hides both. So a demand looks again.
+    for (int looks = reach.planned ? 16 : 1; missing > 0 && looks > 0; --looks)
+        missing = reserve_once(missing, reach, victims);
+    return missing;
+}
 
+std::uint64_t Residency::reserve_once(std::uint64_t missing, Reach reach, std::vector<Holding*>& victims) {
     std::vector<Candidate> candidates;
-    for (const auto& holding : holdings_)
-        if (holding.get() != open_ && can_go(*holding, reach)) candidates.emplace_back(*holding);
+    for (const auto& holding : holdings_) {
+        if (holding.get() == open_ || !can_go(*holding, reach)) continue;
+        // An empty slot has no group whose state says that it was found before.
+        if (holding->groups.empty() && std::ranges::count(victims, holding.get()) > 0) continue;
+        candidates.emplace_back(*holding);
+    }
     std::ranges::make_heap(candidates, Candidate::later);
     victims.reserve(victims.size() + candidates.size());
     while (missing > 0 && !candidates.empty()) {

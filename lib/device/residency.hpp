@@ -93,6 +93,7 @@ public:
     std::span<const std::unique_ptr<Holding>> holdings() const noexcept { return holdings_; }
 
 private:
+    std::uint64_t reserve_once(std::uint64_t missing, Reach reach, std::vector<Holding*>& victims);
     std::uint64_t next_block(std::uint64_t size, std::uint64_t shared_bytes) const noexcept;
 
     std::uint64_t budget_;

@@ -176,7 +176,7 @@ void check_direct(const Layout& layout, const FillPlan& plan, Maker& maker) {
 TEST_CASE("jobs of any size, in any order, fill random layouts with the values of their tensors") {
     const unsigned seed = soak::seed(20261202);
     CAPTURE(seed);
-    for (unsigned round = 0; round < static_cast<unsigned>(soak::rounds(120)); ++round) {
+    for (unsigned round = 0; round < static_cast<unsigned>(soak::rounds_of_one_thread(120)); ++round) {
         CAPTURE(round);
         Maker maker(seed + round, 3, 1U << 20);
         const Layout layout = random_layout(maker, round % 3 == 0 ? 130'000 : 9'000);
@@ -190,7 +190,7 @@ TEST_CASE("jobs of any size, in any order, fill random layouts with the values o
 }
 
 TEST_CASE("every byte of a tensor is written directly by exactly one job, and no other byte is") {
-    for (unsigned round = 0; round < static_cast<unsigned>(soak::rounds(60)); ++round) {
+    for (unsigned round = 0; round < static_cast<unsigned>(soak::rounds_of_one_thread(60)); ++round) {
         CAPTURE(round);
         Maker maker(round, 2, 1U << 18);
         const Layout layout = random_layout(maker, 6'000);
