@@ -177,13 +177,8 @@ void Cache::release(const BundleData& bundle) noexcept {
 void Cache::free_unleased(const BundleData& bundle) noexcept {
     Trash trash;
     Lock lock(mutex_);
-    for (const auto& group : bundle.groups) {
-        if (!group->word.try_reserve()) continue;
-        group->word.change(State::reserved, State::absent);
-        let_go(*group, trash);
-        Holding* const empty = residency_.take_out(*group);
-        if (empty != nullptr) free(lock, residency_.remove(*empty));
-    }
+    for (const auto& group : bundle.groups)
+        if (auto memory = evict(*group, trash)) free(lock, std::move(memory));
 }
 
 void Cache::lease(const std::shared_ptr<const BundleData>& bundle, Keep keep_it) {
@@ -363,21 +358,10 @@ void Cache::begin_prefetches(std::span<const std::shared_ptr<const BundleData>> 
 }
 
 void Cache::evict(std::span<const std::shared_ptr<Group>> groups) {
-    std::vector<std::shared_ptr<DeviceMemory>> freed;
-    freed.reserve(groups.size());
     Trash trash;
     Lock lock(mutex_);
-    for (const auto& group : groups) {
-        if (!group->word.try_reserve()) continue;
-        group->word.change(State::reserved, State::absent);
-        ++stats_.evictions;
-        let_go(*group, trash);
-        Holding& holding = *group->holding;
-        // A slot gives back its memory, too, and gets new memory when the plan needs it.
-        const bool is_slot = holding.slot != no_slot;
-        if (residency_.take_out(*group) != nullptr || is_slot) freed.push_back(residency_.remove(holding));
-    }
-    for (auto& memory : freed) free(lock, std::move(memory));
+    for (const auto& group : groups)
+        if (auto memory = evict(*group, trash)) free(lock, std::move(memory));
     free_kept(lock);
 }
 

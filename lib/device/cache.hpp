@@ -102,7 +102,7 @@ private:
     // Room.
     bool admit(std::span<Group* const> groups, Residency::Reach reach, bool may_cancel, Trash& trash);
     std::vector<std::uint32_t> take_slots(std::span<Group* const> groups, std::vector<Holding*>& turns);
-    static bool is_idle(const Upload& upload) noexcept;
+    static bool is_idle(const Upload& upload, bool shared) noexcept;
     std::uint64_t cancellable() const noexcept;
     bool await_small(Lock& lock, Worker& worker);
     void cancel_latest(std::uint64_t bytes, Trash& trash);
@@ -110,6 +110,7 @@ private:
     void leave(Upload& upload) noexcept;
     template <class Which> void cancel_if(Lock& lock, Trash& trash, Which&& which);
     void evict(Holding& holding, Trash& trash) noexcept;
+    std::shared_ptr<DeviceMemory> evict(Group& group, Trash& trash) noexcept;
     void vacate(Holding& holding, Trash& trash) noexcept;
     void let_go(const Group& group, Trash& trash) noexcept;
     void settle(std::span<Group* const> groups, std::span<const std::uint32_t> slots);

@@ -56,10 +56,6 @@ bool Cache::admit(std::span<Group* const> groups, Residency::Reach reach, bool m
             return false;
         }
     }
-    if (missing > 0) {
-        trash.groups.reserve(uploads_.size());
-        trash.uploads.reserve(uploads_.size());
-    }
     for (Holding* const turn : turns) vacate(*turn, trash);
     turns.clear();
     for (Holding* const victim : victims) evict(*victim, trash);
@@ -87,26 +83,24 @@ std::vector<std::uint32_t> Cache::take_slots(std::span<Group* const> groups, std
     return slots;
 }
 
-/// Returns the bytes of prefetches that nobody waits for.
+/// Returns true for a prefetch that nobody waits for, into a shared block or not.
+bool Cache::is_idle(const Upload& upload, bool shared) noexcept {
+    if (upload.cancelled || upload.group->word.leased()) return false;
+    return upload.group->holding->shared == shared;
+}
+
+/// Returns the bytes of prefetches that can be cancelled.
 std::uint64_t Cache::cancellable() const noexcept {
     std::uint64_t sum = 0;
     for (const Upload* upload : uploads_)
-        if (is_idle(*upload)) sum += upload->group->holding->size;
+        if (is_idle(*upload, false)) sum += upload->group->holding->size;
     return sum;
-}
-
-bool Cache::is_idle(const Upload& upload) noexcept {
-    if (upload.cancelled || upload.group->word.leased()) return false;
-    return !upload.group->holding->shared;
 }
 
 /// Waits for a prefetch into a shared block, which cannot be cancelled, and helps with it. Returns false without such a
 /// prefetch. Releases the lock meanwhile.
 bool Cache::await_small(Lock& lock, Worker& worker) {
-    const auto is_small = [](const Upload* upload) {
-        return !upload->cancelled && !upload->group->word.leased() && upload->group->holding->shared;
-    };
-    const auto found = std::ranges::find_if(uploads_, is_small);
+    const auto found = std::ranges::find_if(uploads_, [](const Upload* upload) { return is_idle(*upload, true); });
     if (found == uploads_.end()) return false;
     const auto upload = (*found)->group->upload;
     hurry(upload);
@@ -120,7 +114,7 @@ bool Cache::await_small(Lock& lock, Worker& worker) {
 void Cache::cancel_latest(std::uint64_t bytes, Trash& trash) {
     for (auto at = uploads_.end(); bytes > 0 && at != uploads_.begin();) {
         Upload& upload = **--at;
-        if (!is_idle(upload)) continue;
+        if (!is_idle(upload, false)) continue;
         bytes -= std::min(bytes, upload.group->holding->size);
         ++at;  // cancel() may remove it
         cancel(upload, trash);
@@ -151,7 +145,6 @@ void Cache::cancel(Upload& upload, Trash& trash) noexcept {
     upload.finished = true;
     leave(upload);
     trash.groups.push_back(std::move(upload.group));
-    changed_.notify_all();
 }
 
 /// Releases the memory of a cancelled upload. No job of it is in progress.
@@ -181,6 +174,19 @@ void Cache::vacate(Holding& holding, Trash& trash) noexcept {
         let_go(*group, trash);
     }
     holding.groups.clear();
+}
+
+/// Evicts one group, if it is resident and not leased, and takes the memory that nobody uses any more. Returns null if
+/// other groups share the memory, or nothing was evicted. A slot gives up its memory, too, and gets new memory when the
+/// plan needs it.
+std::shared_ptr<DeviceMemory> Cache::evict(Group& group, Trash& trash) noexcept {
+    if (!group.word.try_reserve()) return nullptr;
+    group.word.change(State::reserved, State::absent);
+    ++stats_.evictions;
+    let_go(group, trash);
+    Holding& holding = *group.holding;
+    const bool is_slot = holding.slot != no_slot;
+    return residency_.take_out(group) != nullptr || is_slot ? residency_.remove(holding) : nullptr;
 }
 
 /// Stops holding the bundles of a group of which nobody else has a handle.
